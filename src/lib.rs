@@ -15,6 +15,7 @@
 //! | [`shim`] | the process beside each container that outlives the agent |
 //! | [`image`], [`volume`], [`cgroup`] | one world each |
 //! | [`probe`] | asks what runs in a container how it is: HTTP, TCP, gRPC |
+//! | [`provider`] | asks programs that run pods which are no containers |
 //! | [`kube`] | the apiserver: client, credentials, requests, the doorbell |
 //! | [`net`] | the way to servers: names, proxies, TLS |
 //! | [`server`] | HTTP over the unix socket |
@@ -40,6 +41,7 @@ pub mod image;
 pub mod kube;
 pub mod net;
 pub mod probe;
+pub mod provider;
 pub mod runtime;
 pub mod server;
 pub mod shim;

@@ -277,6 +277,7 @@ impl Lab {
             host: host::facts(&cgroups),
             spec: logic::oci::container_spec,
             resolve_user: logic::user::resolve_user,
+            process: None,
             parallel: None,
         };
         let images = OneImage {

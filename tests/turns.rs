@@ -7,8 +7,8 @@
 use std::{fs, path::Path};
 
 /// Where peers are spoken with on the loop's thread.
-const LAYERS: [&str; 9] = [
-    "grpc", "server", "stream", "kube", "probe", "shim", "net", "sys", "runtime",
+const LAYERS: [&str; 10] = [
+    "grpc", "server", "stream", "kube", "probe", "shim", "net", "sys", "runtime", "provider",
 ];
 /// What gives a turn.
 const TURNS: [&str; 3] = ["turn::give(", "poll_pause(", "yield_now("];

@@ -20,6 +20,7 @@ use super::{
     metrics::{self, Metrics},
     parts::Parts,
     pods, probes,
+    provider::{self, Drivers},
     records::RecordKeeper,
     serving::{self, Reviews},
     start_error::StartError,
@@ -179,8 +180,8 @@ fn pod_files(parts: &Parts) -> PodFiles {
     }
 }
 
-/// What runs pods as containers.
-pub(super) fn containers(parts: &Parts) -> Rc<dyn PodDriver> {
+/// What runs pods: as containers, and at providers if the node has some.
+pub(super) fn driver(parts: &Parts) -> Rc<dyn PodDriver> {
     let Parts {
         cfg,
         tools,
@@ -230,6 +231,7 @@ pub(super) fn containers(parts: &Parts) -> Rc<dyn PodDriver> {
         recorder: recorder(),
         disk: machine.disk.clone(),
         of_api: of_api(),
+        processes: cfg.runtime.process.is_some(),
         run_dir: cfg.dirs.run.clone(),
         container_logs: cfg.dirs.container_logs.clone(),
     };
@@ -256,12 +258,19 @@ pub(super) fn containers(parts: &Parts) -> Rc<dyn PodDriver> {
         killer,
         of_api: of_api(),
     };
-    Rc::new(Containers {
+    let containers = Containers {
         syncer,
         terminator,
         runtime: runtime(),
         complaints: Rc::clone(&tools.complaints),
-    })
+    };
+    match &machine.providers {
+        None => Rc::new(containers),
+        Some(providers) => Rc::new(Drivers {
+            containers,
+            providers: Rc::clone(providers),
+        }),
+    }
 }
 
 /// What figures are read with.
@@ -388,6 +397,16 @@ pub(super) fn log_rotation(parts: &Parts, asker: Asker) -> Option<LogRotation> {
         looked: Looked::new(),
         max_all_bytes: logs.max_all_bytes,
     })
+}
+
+/// What asks providers how their pods are.
+pub(super) fn providers(parts: &Parts, events: &Sender<Event>) -> Vec<Task> {
+    let watch = |providers: &Rc<provider::Providers>| {
+        let tools = &parts.tools;
+        provider::watch(providers, events, &tools.recorder, &tools.complaints)
+    };
+    let all = parts.machine.providers.as_ref().map(watch);
+    all.unwrap_or_default()
 }
 
 /// What drives the probes.

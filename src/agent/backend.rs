@@ -16,6 +16,7 @@ use super::{
     metrics::Metrics,
     node::Node,
     pod_store::PodStore,
+    provider::Providers,
     recorder::Recorder,
     vitals::{HeapUse, LoopWatch},
 };
@@ -36,10 +37,11 @@ use crate::{
     runtime::RuntimeService,
     server::{
         backend::{
-            Backend, Check, Figures, Health, LogTarget, NextShown, Pieces, PressureShown, Reply,
-            RunningPod, ShortShown, Uptime,
+            Backend, Check, Figures, Health, Incoming, LogTarget, NextShown, Pieces, PressureShown,
+            Reply, RunningPod, ShortShown, Uptime,
         },
         http::Refusal,
+        log_reader::LogOptions,
     },
     sys::lane::Lane,
 };
@@ -59,6 +61,8 @@ pub(super) struct Settings {
     pub(super) started: Mono,
     /// What the Node says.
     pub(super) kubelet_version: String,
+    /// Who keeps logs that are not here, if anybody does.
+    pub(super) providers: Option<Rc<Providers>>,
 }
 
 /// Serves the local commands and the node's server.
@@ -506,6 +510,17 @@ impl Backend for LocalBackend {
                 })?;
             Ok(LogTarget { path, id })
         })
+    }
+
+    fn provided_log<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        options: &'a LogOptions,
+    ) -> Reply<'a, Box<dyn Incoming>> {
+        match &self.settings.providers {
+            Some(providers) => Box::pin(providers.log(id, options)),
+            None => Box::pin(async { Err(Refusal::not_found("the log has no file")) }),
+        }
     }
 
     fn is_running<'a>(&'a self, id: &'a ContainerId) -> Reply<'a, bool> {

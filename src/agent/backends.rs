@@ -1,6 +1,6 @@
 //! What runs containers: this agent itself, with an image store of its own, or a runtime that serves CRI.
 
-use alloc::{rc::Rc, sync::Arc};
+use alloc::{collections::BTreeMap, rc::Rc, sync::Arc};
 use std::{fs, os::fd::OwnedFd};
 
 use smol::LocalExecutor;
@@ -20,7 +20,7 @@ use crate::{
     runtime::{
         RuntimeError, RuntimeService,
         cri::{self, Cri},
-        runc::{self, Runc, store_images::StoreImages},
+        runc::{self, Runc, process, store_images::StoreImages},
     },
     shim::LogLimit,
     sys::lane::Lane,
@@ -76,6 +76,11 @@ pub(super) async fn open(
     )
     .await
     .map_err(|e| fatal(format!("image store: {}", chain(&e))))?;
+    if cfg.runtime.process.is_some() {
+        fs::read_link("/proc/self/exe")
+            .and_then(|exe| process::install(&cfg.dirs.run, &exe))
+            .map_err(|e| fatal(format!("cannot install the handler of processes: {e}")))?;
+    }
     let exe = fs::File::open("/proc/self/exe")
         .map_err(|e| fatal(format!("cannot open this program: {e}")))?;
     let settings = runc_settings(cfg, tools.host, Arc::new(OwnedFd::from(exe)));
@@ -116,13 +121,24 @@ pub(super) async fn open_cri(
     Cri::open(settings, tools.executor, disk, cgroups).await
 }
 
+/// OCI runtimes by handler, the built-in one among them if there are programs for it.
+fn handlers(cfg: &Config) -> BTreeMap<String, String> {
+    let mut all = cfg.runtime.handlers.clone();
+    if cfg.runtime.process.is_some() {
+        let path = cfg.dirs.run.join(process::PROGRAM);
+        all.insert(process::HANDLER.into(), path.display().to_string());
+    }
+    all
+}
+
 pub(super) fn runc_settings(cfg: &Config, host: HostFacts, exe: Arc<OwnedFd>) -> runc::Settings {
     let root = cfg.cgroup.root.trim_end_matches('/');
     runc::Settings {
         root_dir: cfg.dirs.root.clone(),
         run_dir: cfg.dirs.run.clone(),
         runtime: cfg.runtime.program.display().to_string(),
-        handlers: cfg.runtime.handlers.clone(),
+        handlers: handlers(cfg),
+        process: cfg.runtime.process.clone(),
         cni_conf_dir: cfg.network.cni_conf.clone(),
         cni_bin_dir: cfg.network.cni_bin.clone(),
         built_in_network: runc::BuiltIn {

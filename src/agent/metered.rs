@@ -8,8 +8,9 @@ use crate::{
     api::{
         ContainerId, Mono, PodUid, SandboxId,
         cri::{
-            AuthConfig, Capabilities, ContainerConfig, ExecOutput, FsInfo, Image, LinuxResources,
-            PodItem, PodRuntimeStatus, RuntimeStatus, SandboxConfig, SandboxStatus, Version,
+            AuthConfig, Capabilities, Condition, ContainerConfig, ExecOutput, FsInfo, Image,
+            LinuxResources, PodItem, PodRuntimeStatus, RuntimeStatus, SandboxConfig, SandboxStatus,
+            Version,
         },
         stats::{Detail, DiskUsage, PodUsage},
     },
@@ -110,6 +111,10 @@ impl RuntimeService for Metered {
             Operation::UpdatePodCidrs,
             self.inner.update_pod_cidrs(cidrs),
         )
+    }
+
+    fn providers(&self) -> Option<Condition> {
+        self.inner.providers()
     }
 
     fn status(&self) -> Call<'_, RuntimeStatus> {

@@ -65,6 +65,7 @@ mod pod_store;
 mod pods;
 mod pollers;
 mod probes;
+mod provider;
 mod recorder;
 mod records;
 mod relister;

@@ -7,7 +7,7 @@ use std::io;
 
 use serde::{Deserialize, Serialize};
 
-use super::pod_store::{Header, PodStore, StoreError};
+use super::pod_store::{Header, PROVIDER, PodStore, StoreError};
 use crate::{
     api::{PodStatus, PodUid, cri::ContainerStatus, strict::from_json},
     error::chain,
@@ -122,7 +122,13 @@ pub(super) fn recall(store: &PodStore, uid: &PodUid, header: &Header) -> Option<
     let kept = read(store, uid)?;
     let told = header.source == Source::Api.as_str() && kept.status.phase.is_terminal();
     let booted = store.boot_id() != kept.boot_id;
-    if kept.digest != identity(header) || !(told || booted) {
+    // Providers forget what has ended, and a boot of this machine ends nothing of theirs.
+    let provided = store.dir(uid).join(PROVIDER).exists();
+    let counts = match provided {
+        true => kept.status.phase.is_terminal(),
+        false => told || booted,
+    };
+    if kept.digest != identity(header) || !counts {
         return None;
     }
     Some(match kept.v {

@@ -16,6 +16,7 @@ use super::{
     pod_store::PodStore,
     pods,
     probes::{Probes, Wire},
+    provider::Providers,
     recorder::Recorder,
     vitals::{HeapUse, LoopWatch, WorkCounters},
 };
@@ -34,6 +35,8 @@ pub(super) struct Given {
     pub(super) node: Rc<Node>,
     pub(super) clock: Box<dyn Clock>,
     pub(super) runtime: Rc<dyn RuntimeService>,
+    /// What runs pods that are no containers, if anything does; `runtime` leads to them too.
+    pub(super) providers: Option<Rc<Providers>>,
     pub(super) keyring: Rc<dyn NodeKeyring>,
     pub(super) volumes: Volumes,
     pub(super) cgroups: Cgroups,
@@ -68,6 +71,8 @@ pub(super) struct Tools {
 pub(super) struct Machine {
     /// Containers.
     pub(super) runtime: Rc<dyn RuntimeService>,
+    /// Who runs pods that are no containers.
+    pub(super) providers: Option<Rc<Providers>>,
     /// Pod records.
     pub(super) store: PodStore,
     /// Thread for blocking file work.
@@ -169,6 +174,7 @@ impl Parts {
             },
             machine: Machine {
                 runtime,
+                providers: given.providers,
                 store: PodStore::new(&cfg.dirs.root, &cfg.dirs.run, &given.boot_id)
                     .of_cluster(&authority),
                 disk: given.disk,

@@ -35,6 +35,8 @@ pub const RECORD_VERSION: u32 = 1;
 /// A pod whose record could not be written is read again after this time, and records that wait are moved: the disk may have
 /// room by then.
 pub(super) const RETRY: Duration = Duration::from_secs(10);
+/// Name of the file beside a pod's record that says which provider runs it.
+pub(super) const PROVIDER: &str = "provider";
 /// Bytes of a record: a manifest's limit and room for defaults.
 pub(super) const MAX_RECORD_BYTES: u64 = 12 << 20;
 /// Bytes of all records that wait in the run directory: it is memory.

@@ -36,6 +36,7 @@ use super::{
     node::{self, Node},
     parts::{Given, Parts},
     pollers,
+    provider::{self, Providers},
     recorder::Severity,
     serving,
     start_error::{Exit, StartError, fatal, lane, usage},
@@ -375,6 +376,7 @@ async fn serve(
             started_at: parts.started_at,
             started: parts.started,
             kubelet_version: parts.cfg.node.kubelet_version.clone(),
+            providers: parts.machine.providers.clone(),
         },
     });
     let served = assembly::served_parts(&parts, asker.clone(), Rc::clone(&backend));
@@ -386,7 +388,10 @@ async fn serve(
         Rc::clone(&parts.tools.clock),
         Rc::clone(&parts.tools.recorder),
     )));
-    let driver = assembly::containers(&parts);
+    let driver = assembly::driver(&parts);
+    assembly::providers(&parts, &sender)
+        .into_iter()
+        .for_each(spawn);
     let read = pollers::tasks(&parts, Rc::clone(&driver), relist_asked, &sender);
     read.into_iter().for_each(spawn);
     assembly::manifests(&parts, &sender)
@@ -545,6 +550,9 @@ async fn assemble(
     if let Err(e) = neighbours::keep_backend(&cfg) {
         log::warn!("cannot keep who runs pods: {e}");
     }
+    let clock: Rc<dyn Clock> = Rc::new(SystemClock);
+    let providers = Providers::configured(&cfg.runtime.providers, &cfg.node_name, &clock);
+    let runtime = provider::route(runtime, providers.as_ref());
     let facts = node::facts(&cfg).map_err(|e| wrong(&e))?;
     let volumes =
         Volumes::new(&cfg.dirs.root).map_err(|e| fatal(format!("pod directories: {e}")))?;
@@ -577,6 +585,7 @@ async fn assemble(
         joined,
         wire: Rc::new(Prober::default()),
         runtime,
+        providers,
         keyring,
         boot_id: proc::boot_id().map_err(|e| fatal(format!("boot id: {e}")))?,
         volumes,

@@ -39,7 +39,7 @@ use commands::Command;
 
 use crate::agent::{CalledAs, Manager};
 use crate::net::ProxyVariables;
-use crate::runtime::runc::{exec_wait, pod_init};
+use crate::runtime::runc::{exec_wait, pod_init, process};
 
 /// Called by this name, a link or a copy, the program is `picolet run` with a kubelet's ways (KADM-02).
 const KUBELET: &str = "kubelet";
@@ -96,8 +96,16 @@ pub fn main() -> ExitCode {
     let mut words = std::env::args_os();
     let called = words.next();
     let mut words: Vec<OsString> = words.collect();
-    if called.is_some_and(|path| Path::new(&path).file_name() == Some(KUBELET.as_ref())) {
+    let called_as = |name: &str| {
+        called
+            .as_ref()
+            .is_some_and(|path| Path::new(path).file_name() == Some(name.as_ref()))
+    };
+    if called_as(KUBELET) {
         return crate::agent::main(words, CalledAs::Kubelet, manager());
+    }
+    if called_as(process::PROGRAM) {
+        return process::main(&words);
     }
     // Flags of all commands may stand before the command, as kubectl takes them.
     let at = match words.first().and_then(|w| w.to_str()) {

@@ -1,22 +1,118 @@
 //! Sockets of a runtime that serves CRI.
 
+use alloc::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::{
     checks::{Invalid, invalid},
-    file::Fields,
+    file::{Fields, Own},
     values::Endpoints,
+};
+use crate::{
+    api::names,
+    runtime::runc::process::{Allowed, HANDLER},
 };
 
 /// The kernel's limit for addresses of sockets, its last byte left out. Source: unix(7).
 const MAX_PATH_BYTES: usize = 107;
 
+/// Providers of a node. Each has a task of its own.
+pub(super) const MAX_PROVIDERS: usize = 8;
+
+/// Directories whose programs run as pods.
+const MAX_PROCESS_DIRECTORIES: usize = 16;
+
+/// What runs as plain processes; `None`: nothing.
+pub(super) fn process(fields: &Fields) -> Result<Option<Allowed>, Invalid> {
+    let own = &fields.picolet;
+    let field = "picolet.process.directories";
+    let directories = &own.process.directories;
+    if directories.is_empty() {
+        return match own.process.allow_root {
+            None => Ok(None),
+            Some(_) => invalid(field, "must be set for picolet.process"),
+        };
+    }
+    if directories.len() > MAX_PROCESS_DIRECTORIES {
+        return invalid(
+            field,
+            format!("must have at most {MAX_PROCESS_DIRECTORIES} entries"),
+        );
+    }
+    let plain = |text: &&String| !text.starts_with('/') || text.trim_end_matches('/').is_empty();
+    if let Some(wrong) = directories.iter().find(plain) {
+        return invalid(
+            field,
+            format!("has {wrong:?}, must have absolute paths below the root directory"),
+        );
+    }
+    if fields
+        .container_runtime_endpoint
+        .as_deref()
+        .is_some_and(|e| !e.is_empty())
+    {
+        return invalid(
+            field,
+            "cannot be kept with containerRuntimeEndpoint: only the agent's own runtime runs processes",
+        );
+    }
+    let taken = own.handlers.contains_key(HANDLER) || own.providers.contains_key(HANDLER);
+    if taken {
+        return invalid(
+            "picolet.process",
+            format!(
+                "the handler {HANDLER:?} is in picolet.handlers or picolet.providers too: one of them must go"
+            ),
+        );
+    }
+    Ok(Some(Allowed {
+        directories: directories.iter().map(PathBuf::from).collect(),
+        root: own.process.allow_root.unwrap_or(false),
+    }))
+}
+
+/// Sockets of providers, by handler.
+pub(super) fn providers(own: &Own) -> Result<BTreeMap<String, PathBuf>, Invalid> {
+    let field = "picolet.providers";
+    let all = &own.providers;
+    if all.len() > MAX_PROVIDERS {
+        let found = all.len();
+        return invalid(
+            field,
+            format!("has {found} entries, must have at most {MAX_PROVIDERS}"),
+        );
+    }
+    let mut sockets = BTreeMap::new();
+    for (name, text) in all {
+        if !names::is_dns_label(name) {
+            return invalid(
+                field,
+                format!("{name:?} is no name of a handler: lower-case letters, digits and '-'"),
+            );
+        }
+        let field = format!("{field}.{name}");
+        if own.handlers.contains_key(name) {
+            return invalid(&field, "is in picolet.handlers too: one of them must go");
+        }
+        match endpoint(&field, "provider", Some(text))? {
+            Some(socket) => sockets.insert(name.clone(), socket),
+            None => return invalid(&field, "is empty, must be the socket of a provider"),
+        };
+    }
+    Ok(sockets)
+}
+
 /// The runtime's sockets. What only the agent's own backend can keep is refused beside them: it would be kept by nobody.
 pub(super) fn resolve(fields: &Fields) -> Result<Option<Endpoints>, Invalid> {
     let field = "containerRuntimeEndpoint";
-    let runtime = endpoint(field, fields.container_runtime_endpoint.as_deref())?;
+    let runtime = endpoint(
+        field,
+        "runtime",
+        fields.container_runtime_endpoint.as_deref(),
+    )?;
     let images = endpoint(
         "imageServiceEndpoint",
+        "runtime",
         fields.image_service_endpoint.as_deref(),
     )?;
     let Some(runtime) = runtime else {
@@ -68,7 +164,7 @@ pub(super) fn resolve(fields: &Fields) -> Result<Option<Endpoints>, Invalid> {
 }
 
 /// `unix:///path` or `/path` (CRI-01).
-fn endpoint(field: &str, text: Option<&str>) -> Result<Option<PathBuf>, Invalid> {
+fn endpoint(field: &str, server: &str, text: Option<&str>) -> Result<Option<PathBuf>, Invalid> {
     let text = text.unwrap_or_default();
     let path = text.strip_prefix("unix://").unwrap_or(text);
     if text.is_empty() {
@@ -78,7 +174,7 @@ fn endpoint(field: &str, text: Option<&str>) -> Result<Option<PathBuf>, Invalid>
         return invalid(
             field,
             format!(
-                "is {text:?}, must be the socket of a runtime: unix:///path, up to {MAX_PATH_BYTES} bytes"
+                "is {text:?}, must be the socket of a {server}: unix:///path, up to {MAX_PATH_BYTES} bytes"
             ),
         );
     }

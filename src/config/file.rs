@@ -171,7 +171,7 @@ const FIELDS: &[&str] = &[
     "picolet.imageDir", "picolet.imagePolicy.allowedRegistries", "picolet.imagePolicy.requireDigest",
     "picolet.imagePullBandwidth", "picolet.k3sPasswordFile", "picolet.k3sServer", "picolet.kubeconfig", "picolet.kubeletVersion", "picolet.manifestURLCA", "picolet.maxLogBytes",
     "picolet.maximumDeadContainers", "picolet.maximumDeadContainersPerContainer", "picolet.metered", "picolet.minimumContainerTTLDuration",
-    "picolet.nodeIP", "picolet.nodeLabels", "picolet.ociRuntime", "picolet.ociRuntimeRoot", "picolet.offlineSecrets", "picolet.profile",
+    "picolet.nodeIP", "picolet.nodeLabels", "picolet.ociRuntime", "picolet.ociRuntimeRoot", "picolet.offlineSecrets", "picolet.process.allowRoot", "picolet.process.directories", "picolet.profile", "picolet.providers",
     "picolet.registriesFile", "picolet.rootDir", "picolet.runDir", "picolet.socket", "picolet.useRuntimeEndpoint",
     "podCIDR", "podLogsDir", "podPidsLimit", "podsPerCore", "port", "preloadedImagesVerificationAllowlist",
     "protectKernelDefaults", "providerID", "qosReserved",
@@ -472,6 +472,8 @@ pub struct Own {
     pub oci_runtime: Option<String>,
     pub oci_runtime_root: Option<String>,
     pub offline_secrets: Option<String>,
+    pub process: Process,
+    pub providers: BTreeMap<String, String>,
     pub profile: Option<String>,
     pub registries_file: Option<String>,
     pub root_dir: Option<String>,
@@ -487,6 +489,15 @@ pub struct Own {
 pub struct ImagePolicy {
     pub allowed_registries: Vec<String>,
     pub require_digest: Option<bool>,
+}
+
+/// `picolet.process`
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[expect(missing_docs, reason = "see the fields of Config they end in")]
+pub struct Process {
+    pub allow_root: Option<bool>,
+    pub directories: Vec<String>,
 }
 
 /// `picolet.builtinNetwork`

@@ -120,6 +120,8 @@ pub(super) fn resolve(
                 .filter(|p| !p.is_empty())
                 .unwrap_or("runc")
                 .into(),
+            process: endpoints::process(&fields)?,
+            providers: endpoints::providers(own)?,
             handlers: handlers(&own.handlers)?,
             root: absolute(
                 "picolet.ociRuntimeRoot",

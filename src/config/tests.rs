@@ -765,6 +765,26 @@ fn refused() {
             "picolet.handlers: has 17 entries, must have at most 16",
         ),
         (
+            "picolet: {providers: {plc: tcp://x}}",
+            "picolet.providers.plc: is \"tcp://x\", must be the socket of a provider: unix:///path, up to 107 bytes",
+        ),
+        (
+            "picolet: {providers: {plc: \"\"}}",
+            "picolet.providers.plc: is empty, must be the socket of a provider",
+        ),
+        (
+            "picolet: {providers: {PLC: /x}}",
+            "picolet.providers: \"PLC\" is no name of a handler",
+        ),
+        (
+            "picolet: {providers: {a: /x}, handlers: {a: /x}}",
+            "picolet.providers.a: is in picolet.handlers too: one of them must go",
+        ),
+        (
+            "picolet: {providers: {a: /x, b: /x, c: /x, d: /x, e: /x, f: /x, g: /x, h: /x, i: /x}}",
+            "picolet.providers: has 9 entries, must have at most 8",
+        ),
+        (
             "picolet: {handlers: {Kata: /x}}",
             "picolet.handlers: \"Kata\" is no name of a handler",
         ),

@@ -9,6 +9,7 @@ use crate::{
     api::{Quantity, node::Taint},
     logic::{eviction, shutdown},
     net::Url,
+    runtime::runc::process::Allowed,
 };
 
 /// Subnet of the built-in network unless configured.
@@ -270,6 +271,10 @@ pub struct RuntimeConfig {
     pub program: PathBuf,
     /// Other OCI runtimes, absolute paths, by the handler that RuntimeClasses name.
     pub handlers: BTreeMap<String, String>,
+    /// Programs of the machine that run as pods; `None`: none do.
+    pub process: Option<Allowed>,
+    /// Sockets of providers, by the handler that RuntimeClasses name.
+    pub providers: BTreeMap<String, PathBuf>,
     /// Its state directory (`--root`). Default `<run>/oci`.
     pub root: PathBuf,
 }

@@ -82,6 +82,7 @@ pub mod pod_table;
 pub mod pod_worker;
 pub mod preemption;
 pub mod probe;
+pub mod provider;
 pub mod pull_rate;
 pub mod qos;
 pub mod reason_cache;

@@ -26,8 +26,9 @@ pub use streams::{
 use core::{future::Future, pin::Pin, time::Duration};
 
 use crate::api::cri::{
-    AuthConfig, Capabilities, ContainerConfig, ExecOutput, FsInfo, Image, LinuxResources, PodItem,
-    PodRuntimeStatus, RuntimeStatus, SandboxConfig, SandboxStatus, Version,
+    AuthConfig, Capabilities, Condition, ContainerConfig, ExecOutput, FsInfo, Image,
+    LinuxResources, PodItem, PodRuntimeStatus, RuntimeStatus, SandboxConfig, SandboxStatus,
+    Version,
 };
 use crate::api::stats::{Detail, DiskUsage, PodUsage};
 use crate::api::{ContainerId, PodUid, SandboxId};
@@ -103,6 +104,10 @@ pub trait RuntimeService: ImageService {
     fn update_pod_cidrs<'a>(&'a self, cidrs: &'a [String]) -> Call<'a, ()> {
         let _ = cidrs;
         Box::pin(async { Ok(()) })
+    }
+    /// Whether the providers of pods that are no containers answer, or why not; `None`: the node has none. From memory.
+    fn providers(&self) -> Option<Condition> {
+        None
     }
     /// Conditions; cheap enough for every 5 s.
     fn status(&self) -> Call<'_, RuntimeStatus>;

@@ -41,10 +41,16 @@ pub enum Figures {
 /// A log to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogTarget {
-    /// The live log file.
+    /// The live log file; empty: whoever runs the instance keeps it (see [`Backend::provided_log`]).
     pub path: PathBuf,
     /// The instance that writes or wrote it.
     pub id: ContainerId,
+}
+
+/// Text that comes from somewhere else: the next piece, `None` at its end.
+pub trait Incoming {
+    /// Waits for it.
+    fn next(&mut self) -> Reply<'_, Option<Vec<u8>>>;
 }
 
 /// A pod that a request names.
@@ -336,6 +342,15 @@ pub trait Backend: Streaming {
         container: &'a str,
         previous: bool,
     ) -> Reply<'a, LogTarget>;
+    /// The log of an instance that has no file here, from whoever runs it.
+    fn provided_log<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        options: &'a LogOptions,
+    ) -> Reply<'a, Box<dyn Incoming>> {
+        let _ = (id, options);
+        Box::pin(async { Err(Refusal::not_found("the log has no file")) })
+    }
     /// Whether an instance still runs, so that a followed log goes on.
     fn is_running<'a>(&'a self, id: &'a ContainerId) -> Reply<'a, bool>;
     /// All images.

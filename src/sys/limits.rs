@@ -1,4 +1,6 @@
-//! `oom_score_adj`: how low this process and its children may go.
+//! `oom_score_adj`: how low this process and its children may go. Capabilities: that they get none.
+
+#![expect(unsafe_code, reason = "prctl is a variadic function")]
 
 use std::fs::{read_to_string, write};
 use std::io;
@@ -49,6 +51,24 @@ pub fn set_oom_score_adj(wanted: i32) -> io::Result<i32> {
         }
         Err(e) => Err(e),
     }
+}
+
+/// What this process executes from now on gets no capability, be it root's or a file's. Needs `CAP_SETPCAP`.
+/// Source: capabilities(7), prctl(2) `PR_CAPBSET_DROP`.
+pub fn drop_capabilities() -> io::Result<()> {
+    /// More than any kernel has: the mask has so many bits.
+    const MOST: libc::c_ulong = 64;
+    for number in 0..MOST {
+        // SAFETY: two plain numbers; no memory is named.
+        let dropped = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, number) };
+        match nix::Error::result(dropped) {
+            Ok(_) => {}
+            // The kernel's last one was before.
+            Err(nix::Error::EINVAL) => break,
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

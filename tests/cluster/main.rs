@@ -29,6 +29,7 @@ mod member;
 mod node;
 mod objects;
 mod pods;
+mod provider;
 mod server;
 mod stream_memory;
 mod streams;

@@ -106,27 +106,70 @@ pub(crate) fn cases(image: &str) -> Vec<Case> {
             "containers": [with(with(idle("main"), "startupProbe", says.clone()), "readinessProbe", says.clone())],
         }, {"/status/phase": "Running", "/status/containerStatuses/0/ready": true}],
     ]);
-    let case = |row: &Value| {
-        let name = row[0].as_str().expect("a name");
-        let mut spec = row[1].clone();
-        for list in ["containers", "initContainers"] {
-            for container in spec
-                .get_mut(list)
-                .and_then(Value::as_array_mut)
-                .into_iter()
-                .flatten()
-            {
-                container["imagePullPolicy"] = "Never".into();
-                if container["image"].is_null() {
-                    container["image"] = image.into();
-                }
+    let rows = list.as_array().expect("rows").iter();
+    rows.map(|row| case(row, image)).collect()
+}
+
+fn case(row: &Value, image: &str) -> Case {
+    let name = row[0].as_str().expect("a name");
+    let mut spec = row[1].clone();
+    for list in ["containers", "initContainers"] {
+        let containers = spec.get_mut(list).and_then(Value::as_array_mut);
+        for container in containers.into_iter().flatten() {
+            container["imagePullPolicy"] = "Never".into();
+            if container["image"].is_null() {
+                container["image"] = image.into();
             }
         }
-        Case {
-            name: name.to_owned(),
-            spec,
-            becomes: row[2].as_object().expect("pointers").clone(),
+    }
+    Case {
+        name: name.to_owned(),
+        spec,
+        becomes: row[2].as_object().expect("pointers").clone(),
+    }
+}
+
+/// Makes a container: one that runs until it is told to end, or one that ends with a code.
+pub(crate) type Make = fn(&str, Option<u8>) -> Value;
+
+/// Containers of images.
+pub(crate) fn of_images(name: &str, code: Option<u8>) -> Value {
+    code.map_or_else(|| idle(name), |code| ends(name, code))
+}
+
+/// The pods that every driver runs alike, be they containers, processes or a provider's. `laid` is laid over their specs.
+pub(crate) fn of_every_driver(image: &str, make: Make, laid: &Value) -> Vec<Case> {
+    let list = json!([
+        ["runs", {"containers": [make("a", None), make("b", None)]}, {
+            "/status/phase": "Running", "/status/containerStatuses/0/ready": true,
+            "/status/containerStatuses/1/restartCount": 0, "/status/containerStatuses/1/started": true,
+        }],
+        ["succeeds", {"restartPolicy": "Never", "containers": [make("a", Some(0))]}, {
+            "/status/phase": "Succeeded", "/status/containerStatuses/0/state/terminated/exitCode": 0,
+            "/status/containerStatuses/0/state/terminated/reason": "Completed",
+        }],
+        ["fails", {"restartPolicy": "Never", "containers": [make("a", Some(3))]}, {
+            "/status/phase": "Failed", "/status/containerStatuses/0/state/terminated/exitCode": 3,
+            "/status/containerStatuses/0/state/terminated/reason": "Error",
+        }],
+        ["on-failure", {"restartPolicy": "OnFailure", "containers": [make("a", Some(0))]}, {
+            "/status/phase": "Succeeded", "/status/containerStatuses/0/restartCount": 0,
+        }],
+        ["one-of-two", {"restartPolicy": "Never", "containers": [make("a", Some(0)), make("b", Some(5))]}, {
+            "/status/phase": "Failed", "/status/containerStatuses/0/state/terminated/exitCode": 0,
+            "/status/containerStatuses/1/state/terminated/exitCode": 5,
+        }],
+        ["still-runs", {"restartPolicy": "Never", "containers": [make("a", None), make("b", Some(5))]}, {
+            "/status/phase": "Running", "/status/containerStatuses/0/ready": true,
+            "/status/containerStatuses/1/state/terminated/exitCode": 5,
+        }],
+    ]);
+    let rows = list.as_array().expect("rows").iter();
+    let mut cases: Vec<Case> = rows.map(|row| case(row, image)).collect();
+    for case in &mut cases {
+        for (field, value) in laid.as_object().expect("an object") {
+            case.spec[field] = value.clone();
         }
-    };
-    list.as_array().expect("rows").iter().map(case).collect()
+    }
+    cases
 }

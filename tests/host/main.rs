@@ -23,6 +23,7 @@ mod manifests;
 mod metrics;
 mod objects;
 mod probes;
+mod provider;
 mod restart;
 mod suite;
 mod takeover;

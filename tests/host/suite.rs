@@ -1,7 +1,7 @@
 //! The pods of `tests/common/pods.rs` on real containers: of the direct backend, and of containerd.
 
 #[path = "../common/pods.rs"]
-mod pods;
+pub(crate) mod pods;
 
 use std::fs;
 

@@ -333,7 +333,7 @@ impl Machine {
             joined
         });
         let given = self.template.given(fake, hands, cluster);
-        let running = Running::start(given, assembly::containers, &executor, &events, queue);
+        let running = Running::start(given, assembly::driver, &executor, &events, queue);
         executor
             .spawn(deliver_all(
                 snapshots,

@@ -73,6 +73,16 @@ impl Statuses<'_> {
         self.make(pod, runtime, false, failure.as_ref())
     }
 
+    /// The status of a pod that has failed, as what runs it says.
+    pub(super) fn generate_failed(
+        &self,
+        pod: &Pod,
+        runtime: &PodRuntimeStatus,
+        failure: &PodFailure,
+    ) -> PodStatus {
+        self.make(pod, runtime, false, Some(failure))
+    }
+
     /// The status once everything of the pod was stopped for good (SYNC-27).
     pub(super) fn generate_final(
         &self,

@@ -16,7 +16,10 @@ use crate::{
         cri::{ContainerStatus, PodRuntimeStatus},
         pod::RestartPolicy,
     },
-    logic::{actions, metrics::own::ContainerType, outcome, pod_kind, pod_table::Handle},
+    logic::{
+        actions, metrics::own::ContainerType, outcome, pod_kind, pod_table::Handle,
+        status::PodFailure,
+    },
 };
 
 impl Agent {
@@ -47,8 +50,9 @@ impl Agent {
             Step::Begun {
                 pod,
                 runtime,
+                failure,
                 answer,
-            } => answer.give(self.begun(call, &pod, &runtime, now)),
+            } => answer.give(self.begun(call, &pod, &runtime, failure.as_ref(), now)),
             Step::OutcomeKept(waits, answer) => {
                 if waits {
                     self.note_waiting(true, now);
@@ -128,11 +132,21 @@ impl Agent {
         with_succeeded(self.view.status(uid), self.pods.succeeded(uid))
     }
 
-    fn begun(&mut self, call: Handle, pod: &Pod, runtime: &PodRuntimeStatus, now: Mono) -> Begun {
+    fn begun(
+        &mut self,
+        call: Handle,
+        pod: &Pod,
+        runtime: &PodRuntimeStatus,
+        failure: Option<&PodFailure>,
+        now: Mono,
+    ) -> Begun {
         let uid = &pod.metadata.uid;
         let is_configured = self.pods.is_configured(uid);
         let mut statuses = self.statuses();
-        let status = statuses.generate(pod, runtime);
+        let status = match failure {
+            Some(failure) => statuses.generate_failed(pod, runtime, failure),
+            None => statuses.generate(pod, runtime),
+        };
         let phase = status.phase;
         let terminal = phase.is_terminal();
         let ips = ips(&status);

@@ -12,7 +12,7 @@ use super::{
     errors::StartError,
     start::Pass,
     steps::Plan,
-    volumes::{PodObjects, files_of_volumes},
+    volumes::{Mounted, PodObjects, files_of_volumes},
 };
 use crate::{
     agent::{
@@ -135,7 +135,11 @@ impl Generator {
 
     /// The handler of the pod's RuntimeClass (CFG-16), for static pods too. Where no apiserver can be asked, the class must
     /// be the name of a handler that the runtime has; one that does not tell its handlers refuses itself (RC-03).
-    async fn handler(&self, pod: &Pod, plan: &Plan) -> Result<String, PodError> {
+    pub(in crate::agent) async fn handler(
+        &self,
+        pod: &Pod,
+        plan: &Plan,
+    ) -> Result<String, PodError> {
         let class = pod.spec.runtime_class_name.as_deref().unwrap_or_default();
         if class.is_empty() {
             return Ok(DEFAULT_HANDLER.into());
@@ -199,37 +203,10 @@ impl Generator {
         } else {
             &runtime.ips
         };
-        let of_api = cluster::objects_of(self.of_api.as_ref(), pod);
-        let loaded = match of_api {
-            Some(objects) => Some(objects.for_environment(pod, container, &plan.cancel).await),
-            None => None,
-        };
-        // A host that stands alone has no services; pods of an apiserver wait for them.
-        let services = loaded.as_ref().map(Loaded::services).transpose();
-        let services = services.map_err(refused)?;
-        let environment = {
-            let place = Place {
-                node_name: &self.context.name,
-                host_ips: &plan.host_ips,
-                pod_ips: own_ips,
-            };
-            let files = files_of_volumes(&self.disk, container, mounted).await;
-            let objects = PodObjects {
-                objects: &plan.objects,
-                files: &files,
-                loaded: loaded.as_ref(),
-            };
-            env::environment(&EnvInput {
-                pod,
-                container,
-                objects: &objects,
-                services,
-                place,
-                allocatable: self.context.allocatable,
-            })
-            .map_err(refused)?
-        };
-        drop(loaded);
+        let environment = self
+            .environment(plan, pod, container, own_ips, mounted)
+            .await
+            .map_err(refused)?;
         let sub_paths = self
             .pin_sub_paths(pass, container, &environment, &volume_images)
             .await
@@ -288,6 +265,43 @@ impl Generator {
             }
         }
         Ok(config)
+    }
+
+    /// What a container's environment is, with everything that it refers to looked up.
+    pub(in crate::agent) async fn environment(
+        &self,
+        plan: &Plan,
+        pod: &Pod,
+        container: &Container,
+        own_ips: &[IpAddr],
+        mounted: &Mounted,
+    ) -> Result<env::Env, PodError> {
+        let of_api = cluster::objects_of(self.of_api.as_ref(), pod);
+        let loaded = match of_api {
+            Some(objects) => Some(objects.for_environment(pod, container, &plan.cancel).await),
+            None => None,
+        };
+        // A host that stands alone has no services; pods of an apiserver wait for them.
+        let services = loaded.as_ref().map(Loaded::services).transpose()?;
+        let place = Place {
+            node_name: &self.context.name,
+            host_ips: &plan.host_ips,
+            pod_ips: own_ips,
+        };
+        let files = files_of_volumes(&self.disk, container, mounted).await;
+        let objects = PodObjects {
+            objects: &plan.objects,
+            files: &files,
+            loaded: loaded.as_ref(),
+        };
+        env::environment(&EnvInput {
+            pod,
+            container,
+            objects: &objects,
+            services,
+            place,
+            allocatable: self.context.allocatable,
+        })
     }
 
     /// Groups whose members may use the pod's volumes.

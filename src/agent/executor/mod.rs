@@ -25,11 +25,12 @@ mod volumes;
 
 pub(super) use cancel::Cancel;
 pub(super) use cgroups::{PodCgroups, settings as cgroup_settings};
+pub(super) use errors::SyncError;
 pub(super) use generation::{Generator, node_context};
 pub(super) use hooks::Hooks;
 pub(super) use kill::{Killer, join_all};
 pub(super) use start::Starter;
 pub(super) use steps::{Begun, Granted, Line, NotStarted, Plan, Problem, Started, Step, Tell};
-pub(super) use sync::Syncer;
+pub(super) use sync::{Syncer, has_probes};
 pub(super) use terminate::Terminator;
-pub(super) use volumes::Mounter;
+pub(super) use volumes::{Mounted, Mounter};

@@ -19,16 +19,19 @@ use crate::{
     },
     api::{
         Container, ContainerId, Pod,
-        cri::{ContainerState, ContainerStatus, PodRuntimeStatus, SandboxConfig, SandboxStatus},
+        cri::{
+            ContainerState, ContainerStatus, Image, PodRuntimeStatus, SandboxConfig, SandboxStatus,
+        },
     },
     error::chain,
     logic::{
         actions::{ContainerToKill, PodActions},
         generate,
         kill::{KillCause, single_kill_grace_s},
+        provider,
         work_queue::Retry,
     },
-    runtime::RuntimeService,
+    runtime::{RuntimeService, runc::process},
     sys::lane::Lane,
 };
 
@@ -42,6 +45,8 @@ pub(in crate::agent) struct Starter {
     pub(in crate::agent) recorder: Rc<Recorder>,
     pub(in crate::agent) disk: Lane,
     pub(in crate::agent) of_api: Option<Rc<cluster::Objects>>,
+    /// Programs of the machine run as containers of their handler.
+    pub(in crate::agent) processes: bool,
     /// Where crash-loop delays are stored.
     pub(in crate::agent) run_dir: PathBuf,
     /// Where links to logs lie.
@@ -223,8 +228,18 @@ async fn start_container(pass: &Pass<'_>, container: &Container) -> Result<(), S
     let Some(volume_images) = of_volumes.await? else {
         return Ok(());
     };
-    let Some(image) = images.ensure(pass, container).await? else {
-        return Ok(());
+    let image = if starter.processes && pass.sandbox.runtime_handler == process::HANDLER {
+        if let Some(what) = provider::refused_by_process(pass.pod, container) {
+            let why = format!("handler {:?} cannot honour {what}", process::HANDLER);
+            return Err(failed(StartError::new(generate::CONFIG_ERROR, why)));
+        }
+        // There is none.
+        Image::default()
+    } else {
+        match images.ensure(pass, container).await? {
+            Some(image) => image,
+            None => return Ok(()),
+        }
     };
     let config = starter
         .generator

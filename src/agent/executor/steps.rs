@@ -15,6 +15,7 @@ use crate::{
         backoff::{CrashLoop, Record},
         cgroup::Asked,
         pod_table::Handle,
+        status::PodFailure,
     },
 };
 
@@ -43,6 +44,8 @@ pub(in crate::agent) enum Step {
     Begun {
         pod: Rc<Pod>,
         runtime: Rc<PodRuntimeStatus>,
+        /// What runs it says that the pod has failed.
+        failure: Option<PodFailure>,
         answer: Answer<Begun>,
     },
     /// The outcome of the pod is kept, or waits for the disk. Answered: a source still has the pod.

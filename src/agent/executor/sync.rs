@@ -86,6 +86,7 @@ impl Syncer {
         let begun = plan.line.ask(|answer| Step::Begun {
             pod: Rc::clone(pod),
             runtime: Rc::clone(&plan.runtime),
+            failure: None,
             answer,
         });
         let begun = begun.await;
@@ -149,7 +150,7 @@ impl Syncer {
     }
 
     /// Keeps how the pod ended, that it began, or what of it has ended.
-    async fn keep_outcome(&self, plan: &Plan, kept: outcome::Outcome) {
+    pub(in crate::agent) async fn keep_outcome(&self, plan: &Plan, kept: outcome::Outcome) {
         let (store, uid) = (self.store.clone(), plan.uid.clone());
         let keep = move || outcome::keep(&store, &uid, kept);
         let waits = self.disk.run(keep).await.unwrap_or_else(|e| {
@@ -207,7 +208,7 @@ impl Syncer {
     }
 
     /// Makes the pod's directories (SYNC-08).
-    async fn make_pod_dirs(&self, pod: &Pod) -> Result<(), SyncError> {
+    pub(in crate::agent) async fn make_pod_dirs(&self, pod: &Pod) -> Result<(), SyncError> {
         let (store, uid) = (self.store.clone(), pod.metadata.uid.clone());
         let made = self.disk.run(move || store.make_dirs(&uid));
         made.await.map_err(|e| {
@@ -342,7 +343,7 @@ enum SandboxFailure {
 }
 
 /// Whether any of its containers is probed.
-fn has_probes(pod: &Pod) -> bool {
+pub(in crate::agent) fn has_probes(pod: &Pod) -> bool {
     let is_probed = |c: &Container| {
         c.liveness_probe.is_some() || c.readiness_probe.is_some() || c.startup_probe.is_some()
     };

@@ -18,7 +18,7 @@ use super::{clock::Clock, complaints::Complaints};
 use crate::{
     api::{
         Node as Object, Wall,
-        cri::{FsInfo, Handler, Image, Version},
+        cri::{Condition, FsInfo, Handler, Image, Version},
         node::{NodeCondition, RuntimeHandler, RuntimeHandlerFeatures},
     },
     image::import::{RESERVE_BYTES, RESERVE_INODES},
@@ -156,6 +156,7 @@ impl Node {
                 pid: standing.pressure.pid,
             },
             not_ready: standing.not_ready.clone(),
+            providers: runtime.providers(),
         }
     }
 
@@ -169,6 +170,7 @@ impl Node {
             images: gathered.images.as_deref(),
             pressure: &gathered.pressure,
             not_ready: &gathered.not_ready,
+            providers: gathered.providers.as_ref(),
             volumes_in_use: None,
         }
     }
@@ -272,6 +274,7 @@ pub(super) struct Gathered {
     images: Option<Vec<Image>>,
     pressure: Pressure,
     not_ready: Vec<String>,
+    providers: Option<Condition>,
 }
 
 #[cfg(test)]

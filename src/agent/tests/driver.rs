@@ -109,6 +109,7 @@ impl PodDriver for Devices {
             let begun = plan.line.ask(|answer| Step::Begun {
                 pod: Rc::clone(&pod),
                 runtime: Rc::clone(&plan.runtime),
+                failure: None,
                 answer,
             });
             if begun.await.terminal {

@@ -19,6 +19,7 @@ mod objects;
 mod order;
 mod probe_load;
 mod probes;
+mod provider;
 mod replay;
 mod runtime_class;
 mod shutdown;

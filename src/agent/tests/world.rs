@@ -39,11 +39,13 @@ use super::{
         node::{self, Node, NodeFacts},
         parts::{Given, Parts},
         pollers,
+        provider::{Providers, route},
         views::Taken,
     },
     api::FakeApi,
     drawn,
     gauge::{Left, TestGauge},
+    provider::{FakeProvider, HANDLER},
     wire::FakeWire,
 };
 use crate::{
@@ -55,6 +57,7 @@ use crate::{
         node::{Interface, Local},
         static_pod,
     },
+    provider,
     runtime::{
         RuntimeError, RuntimeService as _,
         fake::{Fake, Fault, Op, Trouble},
@@ -181,6 +184,8 @@ struct Way {
     flags: &'static [&'static str],
     api: Option<Arc<dyn Api>>,
     driver: Driver,
+    /// Who runs pods that are no containers.
+    provider: Option<Rc<FakeProvider>>,
     /// What the cluster is known by.
     authority: &'static str,
 }
@@ -231,7 +236,19 @@ impl World {
         Self::make(Way {
             flags,
             api,
-            driver: assembly::containers,
+            driver: assembly::driver,
+            provider: None,
+            authority: "",
+        })
+    }
+
+    /// Beside the runtime there is a provider.
+    pub(super) fn with_provider(provider: &Rc<FakeProvider>) -> Self {
+        Self::make(Way {
+            flags: &[],
+            api: None,
+            driver: assembly::driver,
+            provider: Some(Rc::clone(provider)),
             authority: "",
         })
     }
@@ -242,6 +259,7 @@ impl World {
             flags: &[],
             api: None,
             driver,
+            provider: None,
             authority: "",
         })
     }
@@ -285,7 +303,13 @@ impl World {
             joined
         });
         let asker = Asker::new(events.clone());
-        let given = template.given(Rc::clone(&fake), Rc::clone(&hands), joined);
+        let mut given = template.given(Rc::clone(&fake), Rc::clone(&hands), joined);
+        if let Some(fake) = &way.provider {
+            let clock: Rc<dyn Clock> = Rc::new(TestClock(Rc::clone(&hands)));
+            let wire: Box<dyn provider::Wire> = Box::new(Rc::clone(fake));
+            given.providers = Providers::new(vec![(HANDLER.into(), wire)], NODE, &clock);
+            given.runtime = route(given.runtime, given.providers.as_ref());
+        }
         let running = Running::start(given, way.driver, &executor, &events, queue);
         let parts = running.parts;
         let driver = assembly::probe_driver(&parts, asker.clone(), events.clone());
@@ -293,6 +317,9 @@ impl World {
         executor.spawn(driver.run(Rc::clone(&executor))).detach();
         if let Some(rotation) = assembly::log_rotation(&parts, asker.clone()) {
             executor.spawn(rotation.run()).detach();
+        }
+        for task in assembly::providers(&parts, &events) {
+            executor.spawn(task).detach();
         }
         running.members.into_iter().for_each(Task::detach);
         let world = Self {
@@ -740,6 +767,7 @@ impl Template {
             boot_id: format!("boot {}", hands.boots.get()),
             clock: Box::new(TestClock(hands)),
             runtime: fake,
+            providers: None,
             keyring: Rc::new(()),
             volumes: self.volumes.clone(),
             cgroups,

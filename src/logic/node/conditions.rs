@@ -6,6 +6,7 @@ use alloc::{format, string::String, vec::Vec};
 use super::events::NodeEvent;
 use crate::api::{
     Wall,
+    cri::Condition,
     node::{NodeCondition, ResourceList},
 };
 use crate::text::cut;
@@ -139,6 +140,19 @@ pub(super) fn set_pressures(
         condition.last_transition_time = Some(now);
         events.push(event);
     }
+}
+
+/// `ProviderReady`, of a node that has providers of pods (PRVD-07). It says nothing about `Ready`.
+pub(super) fn set_providers(conditions: &mut Vec<NodeCondition>, providers: &Condition, now: Wall) {
+    let condition = place(conditions, "ProviderReady");
+    let ready = status(providers.ok);
+    if condition.status != ready {
+        condition.last_transition_time = Some(now);
+    }
+    condition.status = ready.into();
+    condition.last_heartbeat_time = Some(now);
+    condition.reason.clone_from(&providers.reason);
+    condition.message = cut(&providers.message, MAX_MESSAGE_BYTES).into();
 }
 
 /// `Ready` (NODE-19, NODE-20). `errors`: why not, as the runtime, the network and the others say.

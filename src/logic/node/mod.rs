@@ -37,7 +37,7 @@ use alloc::{collections::BTreeMap, string::String, vec::Vec};
 use core::net::IpAddr;
 
 use crate::api::{
-    cri::Image,
+    cri::{Condition, Image},
     node::{RuntimeHandler, Taint},
 };
 
@@ -149,6 +149,8 @@ pub struct View<'a> {
     pub pressure: &'a Pressure,
     /// Why the node is not ready: runtime, network, storage, shutdown, in this order; empty if it is.
     pub not_ready: &'a [String],
+    /// Whether the providers of pods answer, or why not; `None`: there are none.
+    pub providers: Option<&'a Condition>,
     /// Sorted unique names of attached volumes in use; `None` until that is known.
     pub volumes_in_use: Option<&'a [String]>,
 }

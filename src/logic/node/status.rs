@@ -77,6 +77,11 @@ pub fn apply(node: &mut Node, view: &View<'_>, now: Wall) -> Applied {
         now,
         &mut done.events,
     );
+    match view.providers {
+        Some(providers) => conditions::set_providers(&mut status.conditions, providers, now),
+        // Its providers were taken out of the configuration.
+        None => status.conditions.retain(|c| c.kind != "ProviderReady"),
+    }
     if let Some(volumes) = view.volumes_in_use {
         status.volumes_in_use = volumes.to_vec();
     }

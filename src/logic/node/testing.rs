@@ -4,7 +4,7 @@ use alloc::{string::String, vec::Vec};
 
 use super::{Identity, Interface, Local, Pressure, Resources, RuntimeView, Settings, View};
 use crate::{
-    api::cri::Image,
+    api::cri::{Condition, Image},
     node_resources::{Capacity, Reservations},
 };
 
@@ -21,6 +21,7 @@ pub(crate) struct Parts {
     pub(crate) images: Vec<Image>,
     pub(crate) pressure: Pressure,
     pub(crate) not_ready: Vec<String>,
+    pub(crate) providers: Option<Condition>,
     pub(crate) volumes: Option<Vec<String>>,
 }
 
@@ -90,6 +91,7 @@ impl Parts {
             images: Some(&self.images),
             pressure: &self.pressure,
             not_ready: &self.not_ready,
+            providers: self.providers.as_ref(),
             volumes_in_use: self.volumes.as_deref(),
         }
     }

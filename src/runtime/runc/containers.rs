@@ -15,9 +15,10 @@ use smol::future;
 use super::{
     Runc, bundle, chain, failed, failed_error, files,
     gate::Turn,
-    images::Hold,
+    images::{Hold, ResolvedImage},
     masks, not_found,
     pods::open_process,
+    process,
     program::{self, ProgramError},
     record::{self, ContainerRecord, SandboxRecord},
     sandbox,
@@ -102,15 +103,23 @@ impl Runc {
             Some(false) => self.remove_instance(&id).await?,
             None => {}
         }
-        let image = self
-            .images
-            .resolve(&config.image)
-            .map_err(|e| RuntimeError::Invalid(chain(&e)))?
-            .ok_or_else(|| not_found("image", &config.image))?;
-        let volumes = self.volume_images(config)?;
+        let process = self.settings.process.as_ref();
+        let process = process.filter(|_| parent.config.runtime_handler == process::HANDLER);
+        let image = match process {
+            Some(_) => ResolvedImage::default(),
+            None => self
+                .images
+                .resolve(&config.image)
+                .map_err(|e| RuntimeError::Invalid(chain(&e)))?
+                .ok_or_else(|| not_found("image", &config.image))?,
+        };
+        let volumes = match process {
+            Some(_) => VolumeImages::default(),
+            None => self.volume_images(config)?,
+        };
         // From now on: the layers are about to be mounted.
         let holds = self.hold(&image.id, &volumes.keys);
-        if holds.len() <= volumes.keys.len() {
+        if process.is_none() && holds.len() <= volumes.keys.len() {
             return Err(not_found("image", "that was just there"));
         }
         let log = Path::new(&parent.config.log_directory).join(&config.log_path);
@@ -159,8 +168,15 @@ impl Runc {
             })
             .map_err(failed("write the container record"))?;
         crash::point("container.intent");
-        let made = self.make_bundle(&parent, config, &image, volumes.wanted, &mut record);
-        match made.await {
+        let made = match process {
+            Some(allowed) => self.make_process(allowed, config, &mut record, &dirs.run),
+            None => {
+                let wanted = volumes.wanted;
+                let made = self.make_bundle(&parent, config, &image, wanted, &mut record);
+                made.await
+            }
+        };
+        match made {
             Ok(sources) => {
                 let mut entry = container_entry(&record);
                 entry.holds = holds;
@@ -218,7 +234,7 @@ impl Runc {
         &self,
         parent: &SandboxRecord,
         config: &ContainerConfig,
-        image: &super::images::ResolvedImage,
+        image: &ResolvedImage,
         volume_images: Vec<bundle::VolumeImage>,
         record: &mut ContainerRecord,
     ) -> Result<Vec<Source>, RuntimeError> {
@@ -428,8 +444,11 @@ impl Runc {
             }
         }
         let (bundle, pid) = (self.dirs(id).run, launched.pid);
+        let is_process = program.name == process::PROGRAM;
         let looked = move || {
-            masks::check(&bundle, pid).map_err(failed_error)?;
+            if !is_process {
+                masks::check(&bundle, pid).map_err(failed_error)?;
+            }
             sources::check(&sources, pid).map_err(failed_error)
         };
         self.disk.run(looked).await?;

@@ -29,6 +29,7 @@ mod mounts;
 pub mod pod_init;
 mod pods;
 mod port_forward;
+pub mod process;
 pub mod program;
 pub mod record;
 mod recover;

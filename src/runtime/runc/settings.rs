@@ -18,6 +18,8 @@ pub struct Settings {
     pub runtime: String,
     /// Other OCI runtimes, absolute paths, by the handler that pods name in their RuntimeClass.
     pub handlers: BTreeMap<String, String>,
+    /// Which programs of the machine run as containers of the handler [`super::process::HANDLER`]; `None`: none do.
+    pub process: Option<super::process::Allowed>,
     /// Network configurations.
     pub cni_conf_dir: PathBuf,
     /// Network plugins.

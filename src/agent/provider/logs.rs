@@ -1,0 +1,58 @@
+//! Logs that providers keep.
+
+use core::fmt::Write as _;
+
+use super::Providers;
+use crate::{
+    api::ContainerId,
+    error::chain,
+    provider::{Body, ProviderError},
+    server::{
+        backend::{Incoming, Reply},
+        http::{Refusal, encode},
+        log_reader::LogOptions,
+    },
+};
+
+impl Incoming for Body {
+    fn next(&mut self) -> Reply<'_, Option<Vec<u8>>> {
+        Box::pin(async { Self::next(self).await.map_err(|e| refusal(&e)) })
+    }
+}
+
+fn refusal(error: &ProviderError) -> Refusal {
+    match error {
+        ProviderError::Refused { status: 404, text } => Refusal::not_found(text.clone()),
+        other => Refusal::new(503, chain(other)),
+    }
+}
+
+impl Providers {
+    /// The log of a container, from whoever runs it.
+    pub(in crate::agent) async fn log(
+        &self,
+        id: &ContainerId,
+        options: &LogOptions,
+    ) -> Result<Box<dyn Incoming>, Refusal> {
+        let gone = || Refusal::not_found(format!("container {id} is not there any more"));
+        let (provider, uid, name) = self.container(id).ok_or_else(gone)?;
+        let mut target = format!("/pods/{uid}/logs/{name}?");
+        if let Some(tail) = options.tail {
+            let _ = write!(target, "tailLines={tail}&");
+        }
+        if let Some(since) = options.since {
+            let _ = write!(target, "sinceTime={}&", encode(&since.to_string()));
+        }
+        for (name, is_set) in [
+            ("follow", options.follow),
+            ("timestamps", options.timestamps),
+        ] {
+            if is_set {
+                let _ = write!(target, "{name}=1&");
+            }
+        }
+        target.pop();
+        let body = provider.wire.follow(target).await;
+        Ok(Box::new(body.map_err(|e| refusal(&e))?))
+    }
+}

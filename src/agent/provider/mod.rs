@@ -1,0 +1,263 @@
+//! Providers as the agent has them: what each was asked, what it said, and who has to hear of it. Rows PRVD-01 to PRVD-07.
+//!
+//! What is believed is decided in `logic::provider`. A provider that is slow, silent or wrong keeps nobody waiting but its own
+//! pods. Without one in the configuration nothing of this exists: no task, no timer, no memory.
+
+mod driver;
+mod logs;
+mod poll;
+mod routed;
+
+pub(super) use driver::Drivers;
+pub(super) use poll::watch;
+pub(super) use routed::route;
+
+use alloc::{collections::BTreeMap, rc::Rc};
+use core::cell::RefCell;
+use std::path::PathBuf;
+
+use super::{clock::Clock, wake::Wake, waker_set::WakerSet};
+use crate::{
+    api::{ContainerId, PodUid, SandboxId, strict::from_foreign_json},
+    error::chain,
+    logic::provider::{Bad, Listed, News, SaidStatus, Table},
+    provider::{Answer, MAX_LIST_BYTES, ProviderError, Request, Socket, Wire},
+};
+
+/// All providers of this node, at least one.
+pub(super) struct Providers {
+    all: Vec<Rc<Provider>>,
+    /// Something may have changed.
+    bell: Rc<Wake>,
+}
+
+/// One provider.
+pub(super) struct Provider {
+    /// Of RuntimeClasses whose pods are its.
+    handler: String,
+    node: String,
+    wire: Box<dyn Wire>,
+    clock: Rc<dyn Clock>,
+    table: RefCell<Table>,
+    /// Why it does not answer, if it does not.
+    trouble: RefCell<Option<String>>,
+    /// Where its last list stands among changes.
+    cursor: RefCell<String>,
+    changed: WakerSet,
+    bell: Rc<Wake>,
+    /// It is to be asked now.
+    asked: Wake,
+}
+
+/// What came of a deletion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Deleted {
+    /// Nothing of the pod is there any more.
+    Gone,
+    /// It is being stopped.
+    Stopping,
+}
+
+/// What an answer says of one pod.
+#[derive(Debug, Default, serde::Deserialize)]
+#[serde(default)]
+struct OnePod {
+    status: SaidStatus,
+}
+
+impl Providers {
+    /// Those of the configuration, by handler; `None` if there are none.
+    pub(super) fn configured(
+        sockets: &BTreeMap<String, PathBuf>,
+        node: &str,
+        clock: &Rc<dyn Clock>,
+    ) -> Option<Rc<Self>> {
+        let wires = sockets.iter().map(|(handler, socket)| {
+            let wire: Box<dyn Wire> = Box::new(Socket::new(socket.clone()));
+            (handler.clone(), wire)
+        });
+        Self::new(wires.collect(), node, clock)
+    }
+
+    /// Those behind `wires`, each with its handler.
+    pub(super) fn new(
+        wires: Vec<(String, Box<dyn Wire>)>,
+        node: &str,
+        clock: &Rc<dyn Clock>,
+    ) -> Option<Rc<Self>> {
+        if wires.is_empty() {
+            return None;
+        }
+        let bell = Rc::new(Wake::default());
+        let make = |(handler, wire)| {
+            Rc::new(Provider {
+                handler,
+                node: node.to_owned(),
+                wire,
+                clock: Rc::clone(clock),
+                table: RefCell::default(),
+                trouble: RefCell::new(Some("it was not asked yet".into())),
+                cursor: RefCell::default(),
+                changed: WakerSet::default(),
+                bell: Rc::clone(&bell),
+                asked: Wake::default(),
+            })
+        };
+        Some(Rc::new(Self {
+            all: wires.into_iter().map(make).collect(),
+            bell,
+        }))
+    }
+
+    /// All of them.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Rc<Provider>> {
+        self.all.iter()
+    }
+
+    fn by_handler(&self, handler: &str) -> Option<&Rc<Provider>> {
+        self.iter().find(|provider| provider.handler == handler)
+    }
+
+    /// Whose pod it is, as far as any of them has said or was told.
+    fn of(&self, uid: &PodUid) -> Option<&Rc<Provider>> {
+        self.iter()
+            .find(|provider| provider.table.borrow().has(uid))
+    }
+
+    /// Whose container it is, and what it is called there.
+    fn container(&self, id: &ContainerId) -> Option<(&Rc<Provider>, PodUid, String)> {
+        self.iter().find_map(|provider| {
+            let (uid, name) = provider.table.borrow().container(id)?;
+            Some((provider, uid, name))
+        })
+    }
+
+    /// Whose sandbox it is.
+    fn sandbox(&self, id: &SandboxId) -> Option<(&Rc<Provider>, PodUid)> {
+        self.iter().find_map(|provider| {
+            let uid = provider.table.borrow().sandbox(id)?;
+            Some((provider, uid))
+        })
+    }
+
+    /// Why some of them do not answer; `None` if all do.
+    fn trouble(&self) -> Option<String> {
+        let all = self.iter().filter_map(|provider| {
+            let trouble = provider.trouble.borrow();
+            let why = trouble.as_ref()?;
+            Some(format!("provider {}: {why}", provider.handler))
+        });
+        let all: Vec<String> = all.collect();
+        (!all.is_empty()).then(|| all.join("; "))
+    }
+}
+
+impl Provider {
+    /// A whole list has come (PROV-03).
+    fn is_heard(&self) -> bool {
+        self.table.borrow().is_heard()
+    }
+
+    fn ring(&self) {
+        self.changed.wake_all();
+        self.bell.wake();
+    }
+
+    /// Asks for everything, and takes it in.
+    async fn look(&self) -> Result<News, ProviderError> {
+        let begun = self.table.borrow_mut().begin();
+        let listed = self.list().await.and_then(|list| {
+            let cursor = list.cursor.clone();
+            let mut table = self.table.borrow_mut();
+            let news = table.take_list(begun, list, &self.node, self.clock.wall());
+            let news = news.map_err(|e| ProviderError::Nonsense(e.to_string()))?;
+            *self.cursor.borrow_mut() = cursor;
+            Ok(news)
+        });
+        match &listed {
+            Ok(news) => {
+                *self.trouble.borrow_mut() = None;
+                if news.changed {
+                    self.ring();
+                }
+            }
+            Err(e) => {
+                *self.trouble.borrow_mut() = Some(chain(e));
+                if self.table.borrow_mut().silent() {
+                    self.ring();
+                }
+            }
+        }
+        listed
+    }
+
+    async fn list(&self) -> Result<Listed, ProviderError> {
+        let request = Request {
+            limit: MAX_LIST_BYTES,
+            ..Request::new("GET", "/pods")
+        };
+        let answer = self.wire.ask(request).await?;
+        if answer.status != 200 {
+            return Err(ProviderError::Nonsense(format!(
+                "GET /pods: status {}",
+                answer.status
+            )));
+        }
+        decoded(&answer)
+    }
+
+    /// Tells of a pod; repeatable.
+    async fn put(
+        &self,
+        uid: &PodUid,
+        generation: &str,
+        told: Vec<u8>,
+    ) -> Result<Vec<Bad>, ProviderError> {
+        let request = Request {
+            body: told,
+            ..Request::new("PUT", format!("/pods/{uid}"))
+        };
+        let answer = self.wire.ask(request).await?;
+        if answer.status == 404 {
+            let text = String::from_utf8_lossy(&answer.body).into_owned();
+            return Err(ProviderError::Refused { status: 404, text });
+        }
+        let status = match answer.body.as_slice() {
+            [] => SaidStatus::default(),
+            _ => decoded::<OnePod>(&answer)?.status,
+        };
+        let now = self.clock.wall();
+        let mut table = self.table.borrow_mut();
+        let bad = table.acknowledged(uid, generation, status, now);
+        drop(table);
+        self.ring();
+        Ok(bad)
+    }
+
+    /// Has a pod stopped and removed; repeatable, also with less grace. Not there is success.
+    async fn delete(&self, uid: &PodUid, grace_s: u32) -> Result<Deleted, ProviderError> {
+        let request = Request::new("DELETE", format!("/pods/{uid}?grace={grace_s}"));
+        let answer = self.wire.ask(request).await?;
+        let last = match answer.status {
+            202 => {
+                self.asked.wake();
+                return Ok(Deleted::Stopping);
+            }
+            200 if !answer.body.is_empty() => Some(decoded::<OnePod>(&answer)?.status),
+            _ => None,
+        };
+        let now = self.clock.wall();
+        self.table.borrow_mut().gone(uid, last, now);
+        self.ring();
+        Ok(Deleted::Gone)
+    }
+
+    fn forget(&self, uid: &PodUid) {
+        self.table.borrow_mut().forget(uid);
+        self.ring();
+    }
+}
+
+fn decoded<T: serde::de::DeserializeOwned>(answer: &Answer) -> Result<T, ProviderError> {
+    from_foreign_json(&answer.body).map_err(|e| ProviderError::Nonsense(chain(&e)))
+}

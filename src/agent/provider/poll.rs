@@ -1,0 +1,149 @@
+//! Asking a provider for everything, again and again: every five seconds, and when it says that something changed (PRVD-04).
+
+use alloc::rc::Rc;
+use core::{future::Future, pin::Pin, time::Duration};
+
+use smol::{channel::Sender, future::FutureExt as _};
+
+use super::{Provider, Providers};
+use crate::{
+    agent::{
+        clock::in_step,
+        complaints::Complaints,
+        core::Event,
+        recorder::{About, Recorder, Severity},
+        tasks::{Task, boxed},
+    },
+    error::chain,
+    logic::provider::Bad,
+    provider::{CHANGES_TIMEOUT, Request},
+};
+
+/// Time between the end of a look and the next one.
+const INTERVAL: Duration = Duration::from_secs(5);
+/// Looks follow each other no faster than this.
+const MIN_GAP: Duration = Duration::from_millis(20);
+
+/// An answered question for changes: whether there are any, or may be.
+type Doorbell = Pin<Box<dyn Future<Output = bool>>>;
+
+/// One task for each provider.
+pub(in crate::agent) fn watch(
+    providers: &Providers,
+    events: &Sender<Event>,
+    recorder: &Rc<Recorder>,
+    complaints: &Rc<Complaints>,
+) -> Vec<Task> {
+    let task = |provider: &Rc<Provider>| {
+        let watcher = Watcher {
+            provider: Rc::clone(provider),
+            events: events.clone(),
+            recorder: Rc::clone(recorder),
+            complaints: Rc::clone(complaints),
+        };
+        boxed(watcher.run())
+    };
+    providers.iter().map(task).collect()
+}
+
+struct Watcher {
+    provider: Rc<Provider>,
+    events: Sender<Event>,
+    recorder: Rc<Recorder>,
+    complaints: Rc<Complaints>,
+}
+
+impl Watcher {
+    /// Until the loop is gone.
+    async fn run(self) {
+        let clock = Rc::clone(&self.provider.clock);
+        let mut doorbell: Option<(String, Doorbell)> = None;
+        loop {
+            if !self.look().await {
+                return;
+            }
+            let ended = clock.now();
+            let cursor = self.provider.cursor.borrow().clone();
+            if doorbell.as_ref().is_none_or(|(of, _)| *of != cursor) {
+                doorbell = self.doorbell(cursor);
+            }
+            let tick = async {
+                clock.until(in_step(ended + INTERVAL)).await;
+                false
+            };
+            let asked = async {
+                self.provider.asked.woken().await;
+                false
+            };
+            let rung = match &mut doorbell {
+                Some((_, doorbell)) => tick.or(asked).or(doorbell.as_mut()).await,
+                None => tick.or(asked).await,
+            };
+            if rung {
+                doorbell = None;
+            }
+            clock.until(ended + MIN_GAP).await;
+        }
+    }
+
+    /// One look; false: the loop is gone.
+    async fn look(&self) -> bool {
+        let provider = &self.provider;
+        let was_heard = provider.is_heard();
+        match provider.look().await {
+            Ok(news) => {
+                if !was_heard {
+                    log::info!("provider {} answers", provider.handler);
+                }
+                tell_bad(&self.recorder, &news.bad);
+                news.sync.is_empty() || self.events.send(Event::Resync(news.sync)).await.is_ok()
+            }
+            Err(e) => {
+                let why = chain(&e);
+                let complaint = format!("provider {}: {why}", provider.handler);
+                self.complaints.complain(&complaint);
+                !self.events.is_closed()
+            }
+        }
+    }
+
+    /// Asks to be told of the next change after `cursor`. A provider that cannot, or fails, is asked at the interval alone.
+    fn doorbell(&self, cursor: String) -> Option<(String, Doorbell)> {
+        if cursor.is_empty() || !self.provider.table.borrow().answers() {
+            return None;
+        }
+        let provider = Rc::clone(&self.provider);
+        let request = Request {
+            time: CHANGES_TIMEOUT,
+            ..Request::new("GET", format!("/changes?after={}", word(&cursor)))
+        };
+        let asking = async move {
+            match provider.wire.ask(request).await {
+                Ok(answer) if answer.status == 200 => true,
+                // Nothing changed, or nobody knows: the next look is at the interval.
+                _ => core::future::pending().await,
+            }
+        };
+        Some((cursor, Box::pin(asking)))
+    }
+}
+
+/// What may stand in a query as it is.
+fn word(text: &str) -> String {
+    let plain = |c: &char| c.is_ascii_alphanumeric() || "-._~".contains(*c);
+    text.chars().filter(plain).collect()
+}
+
+/// People are told of what was not believed (PRVD-05).
+pub(super) fn tell_bad(recorder: &Recorder, bad: &[Bad]) {
+    for bad in bad {
+        let about = About {
+            uid: &bad.uid,
+            namespace: &bad.namespace,
+            name: &bad.name,
+            field_path: "",
+            annotations: "",
+        };
+        recorder.about(about, Severity::Warning, "ProviderStatusInvalid", &bad.why);
+    }
+}

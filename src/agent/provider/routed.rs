@@ -1,0 +1,477 @@
+//! The runtime, and the providers beside it: whatever names a provider's pod or container goes there, all else to the runtime.
+//! So logs, `exec`, probes, figures and garbage collection need to know of no provider.
+
+use alloc::rc::Rc;
+use core::{
+    fmt::Write as _,
+    future::{Future, poll_fn, ready},
+    pin::Pin,
+    time::Duration,
+};
+use std::collections::BTreeMap;
+
+use smol::future::FutureExt as _;
+
+use super::{Provider, Providers};
+use crate::{
+    api::{
+        ContainerId, PodUid, SandboxId, Wall,
+        cri::{
+            AuthConfig, Capabilities, Condition, ContainerConfig, ContainerState, ExecOutput,
+            FsInfo, Handler, Image, LinuxResources, PodItem, PodRuntimeStatus, RuntimeStatus,
+            SandboxConfig, SandboxStatus, Version,
+        },
+        order::Order as _,
+        stats::{ContainerUsage, Cpu, Detail, DiskUsage, Memory, PodUsage, Usage},
+        strict::from_foreign_json,
+    },
+    error::chain,
+    image::Progress,
+    provider::{Framed, ProviderError, Request},
+    runtime::{
+        AttachOptions, Call, Connect, ExecOptions, ImageService, Output, Room, RuntimeError,
+        RuntimeService, Start, Stream,
+    },
+    server::http::encode,
+};
+
+/// Figures are asked for with those of all other pods: one that is slow has none.
+const STATS_TIMEOUT: Duration = Duration::from_secs(1);
+/// Bytes of output read at a time.
+const STEP_BYTES: usize = 4096;
+
+/// See the module's words.
+struct Routed {
+    inner: Rc<dyn RuntimeService>,
+    providers: Rc<Providers>,
+}
+
+/// The runtime as everybody sees it: itself, where there are no providers.
+pub(in crate::agent) fn route(
+    inner: Rc<dyn RuntimeService>,
+    providers: Option<&Rc<Providers>>,
+) -> Rc<dyn RuntimeService> {
+    match providers {
+        None => inner,
+        Some(providers) => Rc::new(Routed {
+            inner,
+            providers: Rc::clone(providers),
+        }),
+    }
+}
+
+/// What a provider says that a pod has used.
+#[derive(Default, serde::Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Used {
+    /// Since it was started, nanoseconds.
+    cpu_ns: u64,
+    /// Bytes.
+    memory_bytes: u64,
+}
+
+fn failed(error: ProviderError) -> RuntimeError {
+    RuntimeError::Failed(chain(&error))
+}
+
+/// `stdin=1` and the others of a stream.
+fn flags(all: [(&str, bool); 4]) -> String {
+    let set = all.into_iter().filter(|(_, is)| *is);
+    set.map(|(name, _)| format!("&{name}=1")).collect()
+}
+
+fn command(words: &[String]) -> String {
+    let mut query = String::new();
+    for word in words {
+        let _ = write!(query, "&command={}", encode(word));
+    }
+    query
+}
+
+impl Provider {
+    async fn used(&self) -> BTreeMap<String, Used> {
+        if !self.table.borrow().answers() {
+            return BTreeMap::new();
+        }
+        let request = Request {
+            time: STATS_TIMEOUT,
+            ..Request::new("GET", "/stats")
+        };
+        let answer = self.wire.ask(request).await;
+        let answer = answer.ok().filter(|answer| answer.status == 200);
+        // One that keeps no figures has none.
+        answer
+            .and_then(|answer| from_foreign_json(&answer.body).ok())
+            .unwrap_or_default()
+    }
+
+    /// What its pods have used; those that it gives figures of.
+    async fn usage(&self) -> Vec<PodUsage> {
+        let used = self.used().await;
+        let at = self.clock.wall();
+        let table = self.table.borrow();
+        let pods = table.list().into_iter().filter_map(|pod| {
+            let used = used.get(pod.uid.as_str())?;
+            let status = table.status(&pod.uid)?;
+            let usage = Usage {
+                at,
+                cpu: Some(Cpu {
+                    total_ns: used.cpu_ns,
+                    ..Cpu::default()
+                }),
+                memory: Some(Memory {
+                    usage_bytes: used.memory_bytes,
+                    working_set_bytes: used.memory_bytes,
+                    ..Memory::default()
+                }),
+                ..Usage::default()
+            };
+            let mut running = status
+                .containers
+                .iter()
+                .filter(|c| c.state == ContainerState::Running);
+            // A pod's figures are those of its container, if it has one alone.
+            let alone = running.next().filter(|_| running.next().is_none());
+            let containers = alone.map(|c| ContainerUsage {
+                id: c.id.clone(),
+                name: c.name.clone(),
+                image: c.image.clone(),
+                started_at: c.started_at.unwrap_or(at),
+                cgroup: String::new(),
+                log_path: String::new(),
+                usage: usage.clone(),
+            });
+            Some(PodUsage {
+                uid: pod.uid,
+                name: pod.name,
+                namespace: pod.namespace,
+                started_at: status
+                    .sandboxes
+                    .first()
+                    .map_or(Wall(0), |sandbox| sandbox.created_at),
+                cgroup: String::new(),
+                usage: usage.clone(),
+                network: None,
+                containers: containers.into_iter().collect(),
+            })
+        });
+        pods.collect()
+    }
+}
+
+impl Routed {
+    /// The streams of a container that is a provider's.
+    fn stream<'a>(
+        &'a self,
+        id: &ContainerId,
+        what: &str,
+        query: &str,
+    ) -> Option<Call<'a, Stream<Start<'a>>>> {
+        let (provider, uid, name) = self.providers.container(id)?;
+        let target = format!(
+            "/pods/{uid}/{what}/{name}?{}",
+            query.trim_start_matches('&')
+        );
+        let start: Start<'a> = Box::pin(async move {
+            let socket = provider.wire.upgrade(target).await.map_err(failed)?;
+            Ok(Framed::session(socket))
+        });
+        Some(Box::pin(ready(Ok(Stream::Local(start)))))
+    }
+
+    /// Runs a command to its end, and keeps `limit` bytes of each stream.
+    async fn run(
+        &self,
+        id: &ContainerId,
+        words: &[String],
+        limit: usize,
+    ) -> Result<ExecOutput, RuntimeError> {
+        let query = command(words) + "&stdout=1&stderr=1";
+        let gone = || RuntimeError::NotFound(format!("container {id}"));
+        let opened = self.stream(id, "exec", &query).ok_or_else(gone)?;
+        let Stream::Local(start) = opened.await? else {
+            return Err(gone());
+        };
+        let session = start.await?;
+        let (mut streams, end) = (session.streams, session.end);
+        let mut output = ExecOutput::default();
+        let room = Room {
+            stdout: STEP_BYTES,
+            stderr: STEP_BYTES,
+        };
+        let mut buffer = [0; STEP_BYTES];
+        loop {
+            let read = poll_fn(|cx| streams.poll_output(cx, room, &mut buffer)).await;
+            let (kept, n) = match read.map_err(|e| RuntimeError::Failed(e.to_string()))? {
+                Output::Stdout(n) => (&mut output.stdout, n),
+                Output::Stderr(n) => (&mut output.stderr, n),
+                Output::End => break,
+            };
+            // The rest is read, and thrown away: the command is not to wait for its reader.
+            let room = limit.saturating_sub(kept.len()).min(n);
+            kept.extend_from_slice(&buffer[..room]);
+            crate::sys::turn::give().await;
+        }
+        output.exit_code = end.await?;
+        Ok(output)
+    }
+}
+
+impl ImageService for Routed {
+    fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>> {
+        self.inner.image_status(reference)
+    }
+
+    fn list_images(&self) -> Call<'_, Vec<Image>> {
+        self.inner.list_images()
+    }
+
+    fn pull_image<'a>(
+        &'a self,
+        reference: &'a str,
+        credential: Option<&'a AuthConfig>,
+        sandbox: Option<&'a SandboxConfig>,
+    ) -> Call<'a, String> {
+        self.inner.pull_image(reference, credential, sandbox)
+    }
+
+    fn pull_progress(&self, reference: &str) -> Option<Progress> {
+        self.inner.pull_progress(reference)
+    }
+
+    fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
+        self.inner.remove_image(id)
+    }
+
+    fn image_fs_info(&self) -> Call<'_, FsInfo> {
+        self.inner.image_fs_info()
+    }
+}
+
+impl RuntimeService for Routed {
+    fn version(&self) -> Version {
+        self.inner.version()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let mut all = self.inner.capabilities();
+        all.handlers
+            .extend(self.providers.iter().map(|provider| Handler {
+                name: provider.handler.clone(),
+                ..Handler::default()
+            }));
+        all.handlers.order_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
+    fn update_pod_cidrs<'a>(&'a self, cidrs: &'a [String]) -> Call<'a, ()> {
+        self.inner.update_pod_cidrs(cidrs)
+    }
+
+    fn status(&self) -> Call<'_, RuntimeStatus> {
+        self.inner.status()
+    }
+
+    fn providers(&self) -> Option<Condition> {
+        let condition = |ok, reason: &str, message| Condition {
+            ok,
+            reason: reason.into(),
+            message,
+        };
+        Some(match self.providers.trouble() {
+            None => condition(true, "ProvidersAnswer", "all providers answer".into()),
+            Some(why) => condition(false, "ProviderSilent", why),
+        })
+    }
+
+    fn list_pods(&self) -> Call<'_, Vec<PodItem>> {
+        Box::pin(async {
+            let mut all = self.inner.list_pods().await?;
+            for provider in self.providers.iter() {
+                all.extend(provider.table.borrow().list());
+            }
+            all.order_by(|a, b| a.uid.cmp(&b.uid));
+            Ok(all)
+        })
+    }
+
+    fn pod_status(&self, uid: &PodUid) -> Call<'_, PodRuntimeStatus> {
+        let provider = self.providers.of(uid);
+        match provider.and_then(|provider| provider.table.borrow().status(uid)) {
+            Some(status) => Box::pin(ready(Ok(status))),
+            None => self.inner.pod_status(uid),
+        }
+    }
+
+    fn doorbell(&self) -> Pin<Box<dyn Future<Output = ()> + '_>> {
+        Box::pin(self.inner.doorbell().or(self.providers.bell.woken()))
+    }
+
+    fn run_pod_sandbox<'a>(&'a self, config: &'a SandboxConfig) -> Call<'a, SandboxStatus> {
+        self.inner.run_pod_sandbox(config)
+    }
+
+    fn stop_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
+        match self.providers.sandbox(id) {
+            // It goes with its removal.
+            Some(_) => Box::pin(ready(Ok(()))),
+            None => self.inner.stop_pod_sandbox(id),
+        }
+    }
+
+    fn remove_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
+        let Some((provider, uid)) = self.providers.sandbox(id) else {
+            return self.inner.remove_pod_sandbox(id);
+        };
+        Box::pin(async move {
+            if !provider.table.borrow().is_gone(&uid) {
+                provider.delete(&uid, 0).await.map_err(failed)?;
+            }
+            if provider.table.borrow().is_gone(&uid) {
+                provider.forget(&uid);
+            }
+            Ok(())
+        })
+    }
+
+    fn create_container<'a>(
+        &'a self,
+        sandbox: &'a SandboxId,
+        config: &'a ContainerConfig,
+        made: Option<&'a SandboxConfig>,
+    ) -> Call<'a, ContainerId> {
+        self.inner.create_container(sandbox, config, made)
+    }
+
+    fn start_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
+        self.inner.start_container(id)
+    }
+
+    fn stop_container<'a>(&'a self, id: &'a ContainerId, grace: Duration) -> Call<'a, ()> {
+        match self.providers.container(id) {
+            // When its containers run, and again, is the provider's: pods are stopped whole.
+            Some((provider, uid, _)) => Box::pin(async move {
+                let grace_s = u32::try_from(grace.as_secs()).unwrap_or(u32::MAX);
+                let deleted = provider.delete(&uid, grace_s).await;
+                deleted.map(drop).map_err(failed)
+            }),
+            None => self.inner.stop_container(id, grace),
+        }
+    }
+
+    fn remove_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
+        match self.providers.container(id) {
+            Some(_) => Box::pin(ready(Ok(()))),
+            None => self.inner.remove_container(id),
+        }
+    }
+
+    fn reopen_log<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
+        self.inner.reopen_log(id)
+    }
+
+    fn exec_sync<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        command: &'a [String],
+        timeout: Option<Duration>,
+        limit: usize,
+    ) -> Call<'a, ExecOutput> {
+        let Some((provider, ..)) = self.providers.container(id) else {
+            return self.inner.exec_sync(id, command, timeout, limit);
+        };
+        Box::pin(async move {
+            let Some(after) = timeout else {
+                return self.run(id, command, limit).await;
+            };
+            let late = async {
+                provider.clock.until(provider.clock.now() + after).await;
+                let what = format!("command in container {id}");
+                Err(RuntimeError::Timeout { what, after })
+            };
+            self.run(id, command, limit).or(late).await
+        })
+    }
+
+    fn update_container_resources<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        resources: &'a LinuxResources,
+    ) -> Call<'a, ()> {
+        match self.providers.container(id) {
+            // It is told of the pod as it is now.
+            Some(_) => Box::pin(ready(Ok(()))),
+            None => self.inner.update_container_resources(id, resources),
+        }
+    }
+
+    fn exec<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        options: &'a ExecOptions,
+    ) -> Call<'a, Stream<Start<'a>>> {
+        let asked = flags([
+            ("stdin", options.stdin),
+            ("stdout", options.stdout),
+            ("stderr", options.stderr),
+            ("tty", options.tty),
+        ]);
+        let query = command(&options.command) + &asked;
+        let stream = self.stream(id, "exec", &query);
+        stream.unwrap_or_else(|| self.inner.exec(id, options))
+    }
+
+    fn attach<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        options: AttachOptions,
+    ) -> Call<'a, Stream<Start<'a>>> {
+        let query = flags([
+            ("stdin", options.stdin),
+            ("stdout", options.stdout),
+            ("stderr", options.stderr),
+            ("tty", options.tty),
+        ]);
+        let stream = self.stream(id, "attach", &query);
+        stream.unwrap_or_else(|| self.inner.attach(id, options))
+    }
+
+    fn port_forward<'a>(
+        &'a self,
+        id: &'a SandboxId,
+        ports: &'a [u16],
+    ) -> Call<'a, Stream<Connect<'a>>> {
+        let Some((provider, uid)) = self.providers.sandbox(id) else {
+            return self.inner.port_forward(id, ports);
+        };
+        let connect: Connect<'a> = Box::new(move |port| {
+            let target = format!("/pods/{uid}/portforward?port={port}");
+            Box::pin(async move {
+                let socket = provider.wire.upgrade(target).await.map_err(failed)?;
+                let socket = socket
+                    .into_inner()
+                    .map_err(|e| RuntimeError::Failed(e.to_string()))?;
+                Ok(socket.into())
+            })
+        });
+        Box::pin(ready(Ok(Stream::Local(connect))))
+    }
+
+    fn list_pod_usage(&self, detail: Detail) -> Call<'_, Vec<PodUsage>> {
+        Box::pin(async move {
+            let mut all = self.inner.list_pod_usage(detail).await?;
+            for provider in self.providers.iter() {
+                all.extend(provider.usage().await);
+            }
+            all.order_by(|a, b| a.uid.cmp(&b.uid));
+            Ok(all)
+        })
+    }
+
+    fn writable_layer<'a>(&'a self, id: &'a ContainerId) -> Call<'a, Option<DiskUsage>> {
+        match self.providers.container(id) {
+            Some(_) => Box::pin(ready(Ok(None))),
+            None => self.inner.writable_layer(id),
+        }
+    }
+}

@@ -1,0 +1,597 @@
+//! Pods at a provider, which may be slow, silent, forgetful, repeating, lying or started anew; and those of containers beside it.
+
+use alloc::{collections::BTreeMap, rc::Rc};
+use core::cell::RefCell;
+use std::{io, os::unix::net::UnixStream};
+
+use async_io::Async;
+use serde_json::{Value, json};
+
+use super::{
+    probes::s,
+    world::{NODE, World, manifest},
+};
+use crate::{
+    api::pod_status::Phase,
+    provider::{Answer, Asking, Body, CALL_TIMEOUT, ProviderError, Request, Wire},
+};
+
+/// Handler of its pods.
+pub(super) const HANDLER: &str = "lamps";
+/// A moment before all tests.
+const THEN: &str = "2023-11-14T22:13:20Z";
+
+/// How it behaves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Mood {
+    #[default]
+    Good,
+    /// Nobody listens.
+    Silent,
+    /// No call ends in time.
+    Slow,
+    /// It answers 500.
+    Broken,
+    /// It lists each pod twice.
+    Repeats,
+    /// What it takes it says it has not, and says nothing of it.
+    Refuses,
+}
+
+#[derive(Default)]
+struct State {
+    mood: Mood,
+    instance: u32,
+    /// By UID, as they are listed.
+    pods: BTreeMap<String, Value>,
+    told: Vec<Value>,
+    /// Methods and paths, but for lists.
+    calls: Vec<String>,
+    lists: u32,
+    /// Its pods do not end when they are told to.
+    is_stubborn: bool,
+    cursor: u32,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct FakeProvider(RefCell<State>);
+
+fn container(name: &str) -> Value {
+    json!({"name": name, "state": "running", "startedAt": THEN})
+}
+
+fn end(container: &mut Value, code: i32) {
+    container["state"] = "terminated".into();
+    container["finishedAt"] = THEN.into();
+    container["exitCode"] = code.into();
+}
+
+impl State {
+    fn answer(&mut self, request: &Request) -> Result<Answer, ProviderError> {
+        let path = request.target.split('?').next().unwrap_or_default();
+        let uid = path.trim_start_matches("/pods/").to_owned();
+        if path == "/pods" {
+            self.lists += 1;
+        } else {
+            self.calls.push(format!("{} {path}", request.method));
+        }
+        let refused = |status, text: &str| {
+            let text = text.to_owned();
+            Err(ProviderError::Refused { status, text })
+        };
+        match self.mood {
+            Mood::Good | Mood::Repeats => {}
+            Mood::Silent => {
+                let error = io::ErrorKind::ConnectionRefused;
+                return Err(ProviderError::Unreachable(error.into()));
+            }
+            Mood::Slow => return Err(ProviderError::Slow(CALL_TIMEOUT)),
+            Mood::Broken => return refused(500, "broken"),
+            Mood::Refuses if request.method == "PUT" => return refused(422, "no such lamp"),
+            Mood::Refuses => {}
+        }
+        let ok = |status, body: Value| {
+            let body = body.to_string().into_bytes();
+            Ok(Answer { status, body })
+        };
+        match request.method {
+            "GET" => {
+                let mut pods: Vec<&Value> = self.pods.values().collect();
+                if self.mood == Mood::Repeats {
+                    pods.extend(self.pods.values());
+                }
+                let cursor = self.cursor.to_string();
+                let instance = self.instance.to_string();
+                ok(
+                    200,
+                    json!({"instance": instance, "cursor": cursor, "pods": pods}),
+                )
+            }
+            "PUT" => {
+                let told: Value = serde_json::from_slice(&request.body).expect("JSON");
+                let meta = &told["pod"]["metadata"];
+                let names = told["pod"]["spec"]["containers"].as_array().expect("list");
+                let names = names.iter().map(|c| c["name"].as_str().expect("name"));
+                let made = json!({
+                    "uid": uid, "node": told["node"], "generation": told["generation"],
+                    "namespace": meta["namespace"], "name": meta["name"],
+                    "status": {"containers": names.map(container).collect::<Vec<_>>()},
+                });
+                let pod = self.pods.entry(uid).or_insert(made);
+                pod["generation"] = told["generation"].clone();
+                let pod = pod.clone();
+                self.told.push(told);
+                ok(200, pod)
+            }
+            _ => {
+                let Some(pod) = self.pods.get_mut(&uid) else {
+                    return ok(404, Value::Null);
+                };
+                let all = pod["status"]["containers"].as_array_mut().expect("list");
+                if all.iter().all(|c| c["state"] == "terminated") {
+                    let pod = self.pods.remove(&uid).expect("there");
+                    return ok(200, pod);
+                }
+                if !self.is_stubborn {
+                    all.iter_mut().for_each(|c| end(c, 143));
+                }
+                ok(202, Value::Null)
+            }
+        }
+    }
+}
+
+impl Wire for Rc<FakeProvider> {
+    fn ask(&self, request: Request) -> Asking<'_, Answer> {
+        let cursor = format!("/changes?after={}", self.0.borrow().cursor);
+        if request.target.starts_with("/changes") {
+            let provider = Self::clone(self);
+            return Box::pin(core::future::poll_fn(move |_| {
+                // Looked at whenever anything happens at all, as the tests' time does.
+                let state = provider.0.borrow();
+                let now = format!("/changes?after={}", state.cursor);
+                if now == cursor || state.mood != Mood::Good {
+                    return core::task::Poll::Pending;
+                }
+                core::task::Poll::Ready(Ok(Answer {
+                    status: 200,
+                    body: Vec::new(),
+                }))
+            }));
+        }
+        let answer = self.0.borrow_mut().answer(&request);
+        Box::pin(core::future::ready(answer))
+    }
+
+    fn follow(&self, _: String) -> Asking<'_, Body> {
+        Box::pin(core::future::ready(Err(ProviderError::Slow(CALL_TIMEOUT))))
+    }
+
+    fn upgrade(&self, _: String) -> Asking<'_, Async<UnixStream>> {
+        Box::pin(core::future::ready(Err(ProviderError::Slow(CALL_TIMEOUT))))
+    }
+}
+
+impl FakeProvider {
+    fn mood(&self, mood: Mood) {
+        self.0.borrow_mut().mood = mood;
+    }
+
+    /// Calls since the last time, but for lists.
+    fn calls(&self) -> Vec<String> {
+        core::mem::take(&mut self.0.borrow_mut().calls)
+    }
+
+    fn has(&self, uid: &str) -> bool {
+        self.0.borrow().pods.contains_key(uid)
+    }
+
+    /// Changes what it says of the first container of a pod.
+    fn say(&self, uid: &str, change: impl FnOnce(&mut Value)) {
+        let mut state = self.0.borrow_mut();
+        state.cursor += 1;
+        change(&mut state.pods.get_mut(uid).expect("pod")["status"]["containers"][0]);
+    }
+
+    /// It is another one from now on; with `memory`, it has forgotten nothing.
+    fn restart(&self, memory: bool) {
+        let mut state = self.0.borrow_mut();
+        state.instance += 1;
+        if !memory {
+            state.pods.clear();
+        }
+    }
+}
+
+fn lamp(uid: &str) -> Value {
+    lamp_with(uid, json!({}))
+}
+
+fn lamp_with(uid: &str, more: Value) -> Value {
+    let mut pod = manifest(uid, more);
+    pod["spec"]["runtimeClassName"] = HANDLER.into();
+    pod
+}
+
+/// A world with a provider, a lamp, and a container beside it.
+fn world() -> (World, Rc<FakeProvider>) {
+    let provider = Rc::new(FakeProvider::default());
+    let world = World::with_provider(&provider);
+    world.apply(&[manifest("box", json!({})), lamp("lamp")]);
+    runs(&world, "box");
+    runs(&world, "lamp");
+    provider.calls();
+    world.fake.take_calls();
+    (world, provider)
+}
+
+fn runs(world: &World, uid: &str) {
+    world.until(uid, |w| w.phase(uid) == Some(Phase::Running));
+}
+
+/// Nothing at all was done to containers, and theirs still run.
+fn box_is_untouched(world: &World) {
+    let container = world.fake.container(&"box".into(), "c").expect("it runs");
+    assert_eq!(container.restart_count, 0);
+    assert_eq!(world.phase("box"), Some(Phase::Running));
+}
+
+fn condition(world: &World, kind: &str) -> String {
+    let node = world.node_object();
+    let all = node["status"]["conditions"].as_array().expect("conditions");
+    let found = all.iter().find(|c| c["type"] == kind);
+    found.map_or_else(String::new, |c| c["status"].as_str().unwrap_or("").into())
+}
+
+#[test]
+fn a_pod_is_told_once_and_ends_by_the_handshake() {
+    // PRVD-01 PRVD-06 PROV-01 PROV-06 PROV-07 PROV-09 PROV-10 PROV-11
+    let provider = Rc::new(FakeProvider::default());
+    let world = World::with_provider(&provider);
+    world.apply(&[manifest("box", json!({})), lamp("lamp")]);
+    runs(&world, "lamp");
+    runs(&world, "box");
+    assert_eq!(provider.calls(), ["PUT /pods/lamp"]);
+    let boxes: Vec<_> = world
+        .fake
+        .pods()
+        .iter()
+        .map(|p| p.uid.to_string())
+        .collect();
+    assert_eq!(boxes, ["box"], "the runtime has nothing to do with it");
+    world.advance(s(600));
+    assert_eq!(provider.calls(), [""; 0], "nothing is said twice");
+
+    // It does not end by a timer, however long that takes.
+    provider.0.borrow_mut().is_stubborn = true;
+    world.apply(&[manifest("box", json!({}))]);
+    world.advance(s(600));
+    assert!(!world.is_gone("lamp"));
+    assert!(
+        provider
+            .calls()
+            .iter()
+            .all(|call| call == "DELETE /pods/lamp")
+    );
+    provider.0.borrow_mut().is_stubborn = false;
+    world.until("gone", |w| w.is_gone("lamp"));
+    assert!(!provider.has("lamp"));
+    box_is_untouched(&world);
+}
+
+#[test]
+fn what_it_changes_is_heard_and_what_changes_here_is_told() {
+    // PROV-02 PROV-06 PROV-11 PRVD-04
+    let (world, provider) = world();
+    // A change of the spec that counts, and one that does not.
+    let mut pod = lamp("lamp");
+    pod["metadata"]["labels"] = json!({"bright": "very"});
+    world.apply(&[manifest("box", json!({})), pod.clone()]);
+    world.until("told", |_| provider.calls() == ["PUT /pods/lamp"]);
+    pod["spec"]["priority"] = 5.into();
+    world.apply(&[manifest("box", json!({})), pod]);
+    world.advance(s(60));
+    assert_eq!(provider.calls(), [""; 0]);
+
+    // A doorbell is heard before the next look is due; without one it is seen all the same.
+    let lists = provider.0.borrow().lists;
+    provider.say("lamp", |c| end(c, 3));
+    world.advance(s(6));
+    assert!(provider.0.borrow().lists > lists);
+    let state = |w: &World| w.status("lamp").expect("status").container_statuses[0].clone();
+    world.until("seen", |w| {
+        state(w).last_state.terminated.is_some() || state(w).state.terminated.is_some()
+    });
+    provider.say("lamp", |c| {
+        *c = container("c");
+        c["restartCount"] = 1.into();
+    });
+    world.until("runs again", |w| {
+        state(w).restart_count == 1 && state(w).state.running.is_some()
+    });
+    assert_eq!(provider.calls(), [""; 0], "its restarts are its own");
+}
+
+#[test]
+fn everything_that_a_pod_refers_to_is_resolved() {
+    // PRVD-03
+    let provider = Rc::new(FakeProvider::default());
+    let world = World::with_provider(&provider);
+    let item = json!([{"path": "k", "fieldRef": {"fieldPath": "metadata.namespace"}}]);
+    let more = json!({
+        "volumes": [{"name": "files", "downwardAPI": {"items": item}}],
+        "containers": [{
+            "name": "c", "image": "none", "volumeMounts": [{"name": "files", "mountPath": "/x"}],
+            "env": [
+                {"name": "A", "value": "1"}, {"name": "B", "value": "$(A)2"},
+                {"name": "POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            ],
+        }],
+    });
+    world.apply(&[lamp_with("lamp", more)]);
+    runs(&world, "lamp");
+    let told = provider.0.borrow().told[0].clone();
+    let container = &told["pod"]["spec"]["containers"][0];
+    let name = &told["pod"]["metadata"]["name"];
+    let plain = |name: &str, value: &str| json!({"name": name, "value": value});
+    let name = name.as_str().expect("name");
+    assert_eq!(
+        container["env"],
+        json!([plain("A", "1"), plain("B", "12"), plain("POD", name)])
+    );
+    let path = told["volumes"]["files"]["path"].as_str().expect("path");
+    assert_eq!(
+        std::fs::read_to_string(format!("{path}/k")).expect("file"),
+        "default"
+    );
+    assert_eq!(told["node"], NODE);
+}
+
+#[test]
+fn nothing_is_done_before_the_first_whole_list() {
+    // PROV-03 PRVD-04 PRVD-07
+    for mood in [Mood::Silent, Mood::Slow, Mood::Broken] {
+        let provider = Rc::new(FakeProvider::default());
+        provider.mood(mood);
+        let world = World::with_provider(&provider);
+        world.apply(&[manifest("box", json!({})), lamp("lamp")]);
+        runs(&world, "box");
+        world.advance(s(120));
+        assert_eq!(provider.calls(), [""; 0], "{mood:?}");
+        assert_ne!(world.phase("lamp"), Some(Phase::Running), "{mood:?}");
+        assert!(world.events_of("ProviderNotReady") > 0, "{mood:?}");
+        assert_eq!(condition(&world, "ProviderReady"), "False", "{mood:?}");
+        assert_eq!(condition(&world, "Ready"), "True", "{mood:?}");
+        provider.mood(Mood::Good);
+        runs(&world, "lamp");
+        assert_eq!(condition(&world, "ProviderReady"), "True", "{mood:?}");
+    }
+}
+
+#[test]
+fn silence_changes_nothing_but_that_new_pods_wait() {
+    // PRVD-07 PROV-05
+    for mood in [Mood::Silent, Mood::Slow, Mood::Broken, Mood::Repeats] {
+        let (world, provider) = world();
+        let before = world.status("lamp");
+        provider.mood(mood);
+        world.advance(s(30));
+        world.apply(&[
+            manifest("box", json!({})),
+            lamp("lamp"),
+            lamp("new"),
+            manifest("box2", json!({})),
+        ]);
+        runs(&world, "box2");
+        world.advance(s(300));
+        assert_eq!(world.status("lamp"), before, "{mood:?}");
+        assert_eq!(condition(&world, "ProviderReady"), "False", "{mood:?}");
+        assert_eq!(condition(&world, "Ready"), "True", "{mood:?}");
+        if mood != Mood::Repeats {
+            // What cannot be asked is not lost: it is asked for as soon as it answers.
+            assert_eq!(world.phase("new"), Some(Phase::Pending), "{mood:?}");
+            world.apply(&[
+                manifest("box", json!({})),
+                lamp("new"),
+                manifest("box2", json!({})),
+            ]);
+            world.advance(s(300));
+            assert!(!world.is_gone("lamp"), "{mood:?}");
+        }
+        provider.mood(Mood::Good);
+        runs(&world, "new");
+        if mood != Mood::Repeats {
+            world.until("gone", |w| w.is_gone("lamp"));
+        }
+        box_is_untouched(&world);
+    }
+}
+
+#[test]
+fn one_that_starts_anew_is_told_again() {
+    // PRVD-07
+    for memory in [true, false] {
+        let (world, provider) = world();
+        let before = world.status("lamp");
+        provider.restart(memory);
+        world.advance(s(30));
+        let wanted: &[&str] = if memory { &[] } else { &["PUT /pods/lamp"] };
+        assert_eq!(provider.calls(), wanted);
+        assert_eq!(world.status("lamp"), before);
+        assert!(provider.has("lamp"));
+        box_is_untouched(&world);
+    }
+}
+
+#[test]
+fn what_it_forgets_has_failed() {
+    // PRVD-07
+    let (world, provider) = world();
+    provider.0.borrow_mut().pods.clear();
+    let lists = provider.0.borrow().lists;
+    world.until("one list without it", |_| {
+        provider.0.borrow().lists == lists + 1
+    });
+    assert_eq!(
+        world.phase("lamp"),
+        Some(Phase::Running),
+        "once is not enough"
+    );
+    world.until("failed", |w| w.phase("lamp") == Some(Phase::Failed));
+    let status = world.status("lamp").expect("status");
+    assert_eq!(status.reason, "NotFound");
+    world.advance(s(300));
+    let calls = provider.calls();
+    assert!(
+        !calls.iter().any(|call| call.starts_with("PUT")),
+        "{calls:?}"
+    );
+    assert_eq!(world.phase("lamp"), Some(Phase::Failed));
+    box_is_untouched(&world);
+}
+
+#[test]
+fn lies_are_not_believed() {
+    // PRVD-05
+    type Lie = fn(&mut Value);
+    let lies: [(&str, Lie); 8] = [
+        ("a foreign container", |c| c["name"] = "other".into()),
+        ("no state", |c| c["state"] = "glowing".into()),
+        ("no time", |c| c["startedAt"] = "yesterday".into()),
+        ("not yet", |c| {
+            c["startedAt"] = "2033-01-01T00:00:00Z".into()
+        }),
+        ("backwards", |c| {
+            end(c, 0);
+            c["finishedAt"] = "2003-01-01T00:00:00Z".into();
+        }),
+        ("an end without a time", |c| {
+            c["state"] = "terminated".into()
+        }),
+        ("too long", |c| c["message"] = "x".repeat(5000).into()),
+        ("a running one that finished", |c| {
+            c["finishedAt"] = THEN.into()
+        }),
+    ];
+    for (name, lie) in lies {
+        let (world, provider) = world();
+        let before = world.status("lamp");
+        let good = provider.0.borrow().pods["lamp"].clone();
+        provider.say("lamp", lie);
+        world.advance(s(60));
+        assert_eq!(world.status("lamp"), before, "{name}");
+        assert_eq!(
+            world.events_of("ProviderStatusInvalid"),
+            1,
+            "{name}: told once"
+        );
+        assert_eq!(condition(&world, "ProviderReady"), "True", "{name}");
+        provider.0.borrow_mut().pods.insert("lamp".into(), good);
+        provider.say("lamp", |c| end(c, 0));
+        world.until(name, |w| {
+            let status = w.status("lamp").expect("status");
+            status.container_statuses[0].state.running.is_none()
+        });
+        box_is_untouched(&world);
+    }
+}
+
+#[test]
+fn what_has_ended_stays_so() {
+    // PRVD-05 PROV-08 PROV-11
+    let provider = Rc::new(FakeProvider::default());
+    let world = World::with_provider(&provider);
+    world.apply(&[lamp_with("job", json!({"restartPolicy": "Never"}))]);
+    runs(&world, "job");
+    provider.say("job", |c| end(c, 0));
+    world.until("succeeded", |w| w.phase("job") == Some(Phase::Succeeded));
+    world.advance(s(60));
+    provider.calls();
+    // Neither its provider nor a new agent begins it again.
+    provider.restart(false);
+    world.advance(s(60));
+    let world = world.restart_agent();
+    world.apply(&[lamp_with("job", json!({"restartPolicy": "Never"}))]);
+    world.advance(s(60));
+    assert_eq!(world.phase("job"), Some(Phase::Succeeded));
+    let calls = provider.calls();
+    assert!(
+        !calls.iter().any(|call| call.starts_with("PUT")),
+        "{calls:?}"
+    );
+}
+
+#[test]
+fn pods_that_nobody_wants_are_ended_and_those_of_others_are_not() {
+    // PROV-04 PROV-05 PRVD-04
+    let provider = Rc::new(FakeProvider::default());
+    let pod = |uid: &str, node: &str| {
+        json!({"uid": uid, "node": node, "generation": "1", "namespace": "default", "name": uid,
+            "status": {"containers": [container("c")]}})
+    };
+    for (uid, node) in [("dangling", NODE), ("foreign", "other-node")] {
+        provider
+            .0
+            .borrow_mut()
+            .pods
+            .insert(uid.into(), pod(uid, node));
+    }
+    let world = World::with_provider(&provider);
+    world.advance(s(60));
+    assert_eq!(provider.calls(), [""; 0], "before the sources have spoken");
+    world.apply(&[lamp("lamp")]);
+    runs(&world, "lamp");
+    world.until("ended", |_| !provider.has("dangling"));
+    world.advance(s(60));
+    assert!(provider.has("foreign") && provider.has("lamp"));
+}
+
+#[test]
+fn an_agent_that_starts_tells_nothing_again_and_ends_what_went_meanwhile() {
+    // PROV-06 PRVD-04
+    let (world, provider) = world();
+    world.apply(&[manifest("box", json!({})), lamp("lamp"), lamp("other")]);
+    runs(&world, "other");
+    provider.calls();
+    let world = world.restart_agent();
+    world.apply(&[manifest("box", json!({})), lamp("lamp")]);
+    runs(&world, "lamp");
+    world.until("ended", |_| !provider.has("other"));
+    world.advance(s(60));
+    let calls = provider.calls();
+    assert!(
+        calls.iter().all(|call| call == "DELETE /pods/other"),
+        "{calls:?}"
+    );
+
+    // A provider that is silent when the agent starts and the pod goes: it is ended there once it speaks.
+    provider.mood(Mood::Silent);
+    let world = world.restart_agent();
+    world.apply(&[manifest("box", json!({}))]);
+    world.advance(s(300));
+    assert!(provider.has("lamp"));
+    provider.mood(Mood::Good);
+    world.until("ended", |_| !provider.has("lamp"));
+    box_is_untouched(&world);
+}
+
+#[test]
+fn a_refusal_is_shown_and_tried_again() {
+    // PROV-12
+    let provider = Rc::new(FakeProvider::default());
+    provider.mood(Mood::Refuses);
+    let world = World::with_provider(&provider);
+    world.apply(&[manifest("box", json!({})), lamp("lamp")]);
+    world.until("refused", |w| {
+        w.waiting("lamp").as_deref() == Some("ProviderFailed")
+    });
+    assert_eq!(world.phase("lamp"), Some(Phase::Pending));
+    assert!(world.events_of("ProviderFailed") > 0);
+    let calls = provider.calls().len();
+    world.advance(s(300));
+    assert!(provider.calls().len() > calls, "it is tried again");
+    provider.mood(Mood::Good);
+    runs(&world, "lamp");
+    runs(&world, "box");
+}

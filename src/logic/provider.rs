@@ -1,0 +1,1216 @@
+//! Pods that no container runtime runs: what a provider says of them, and whether it is believed (`tests/spec/edge.md` PRVD).
+//!
+//! - A provider is asked for a whole list. What it says of a pod is checked before it counts; what is wrong changes nothing.
+//! - Nothing is concluded from silence, nor from the first list of a provider that has started anew: such a pod is told again.
+//! - A pod is not found only if the same instance of the provider, which had acknowledged it, leaves it out of two lists.
+//!
+//! Every word has a number. A list that was asked for before a newer word of a pod came says nothing about that pod.
+
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    string::{String, ToString as _},
+    vec::Vec,
+};
+use core::mem;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::{
+    api::{
+        Container, ContainerId, Pod, PodUid, SandboxId, Wall,
+        cri::{
+            ContainerState, ContainerStatus, NamespaceOptions, PodItem, PodRuntimeStatus,
+            SandboxState, SandboxStatus,
+        },
+        order::Order as _,
+        pod::{
+            CONFIG_HASH, CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE, RestartPolicy, SeccompProfile,
+            SecurityContext,
+        },
+    },
+    fnv::fnv1a,
+};
+
+/// Pods of one provider.
+pub const MAX_PODS: usize = 512;
+/// Containers that it tells of one pod.
+pub const MAX_CONTAINERS: usize = 64;
+/// Addresses of a pod that are read.
+pub const MAX_IPS: usize = 4;
+/// Bytes of the message about a container.
+pub const MAX_MESSAGE_BYTES: usize = 4096;
+/// Bytes of a reason, a generation, a cursor or the name of an instance.
+pub const MAX_WORD_BYTES: usize = 128;
+/// So far may a provider's clock be ahead of ours, nanoseconds.
+pub const MAX_AHEAD_NS: i64 = 5 * 60 * 1_000_000_000;
+/// Whole lists of one instance that leave out an acknowledged pod, until it counts as not found.
+pub const MAX_MISSED: u8 = 2;
+/// Why a pod failed that its provider has forgotten.
+pub const NOT_FOUND: &str = "NotFound";
+/// How ids of sandboxes and containers begin that are a provider's.
+pub const ID_PREFIX: &str = "provided-";
+
+/// Exit code of what ended unseen (RTM-05).
+const LOST_CODE: i32 = 137;
+/// Its reason.
+const LOST: &str = "ContainerStatusUnknown";
+
+/// What is wrong with what a provider says, for people.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Wrong(String);
+
+/// All pods of a provider, as it lists them.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Listed {
+    /// Changes whenever the provider may have forgotten something. Never empty.
+    pub instance: String,
+    /// Where this list stands among changes; empty: the provider does not tell of them.
+    pub cursor: String,
+    /// In any order, each once.
+    pub pods: Vec<Said>,
+}
+
+/// What a provider says of one pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Said {
+    /// As it was told, as are the four below.
+    pub uid: PodUid,
+    /// Node that told it.
+    pub node: String,
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// What it was last told; see [`generation`].
+    pub generation: String,
+    /// How the pod is.
+    pub status: SaidStatus,
+}
+
+/// How a provider says a pod is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct SaidStatus {
+    /// Of each container the newest run.
+    pub containers: Vec<SaidContainer>,
+    /// Addresses of the pod, if it has some of its own.
+    #[serde(rename = "podIPs")]
+    pub pod_ips: Vec<String>,
+}
+
+/// How a provider says a container is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct SaidContainer {
+    /// As in the spec.
+    pub name: String,
+    /// `waiting`, `running` or `terminated`.
+    pub state: String,
+    /// Runs before this one.
+    pub restart_count: u32,
+    /// RFC 3339; of a running one at least.
+    pub started_at: String,
+    /// RFC 3339; of a terminated one at least.
+    pub finished_at: String,
+    /// Of a terminated one.
+    pub exit_code: i32,
+    /// CamelCase; may be empty.
+    pub reason: String,
+    /// For people; may be empty.
+    pub message: String,
+}
+
+/// What makes a pod another one for its provider (PROV-11): a change of anything else is not told.
+#[must_use]
+pub fn generation(pod: &Pod) -> String {
+    let (meta, spec) = (&pod.metadata, &pod.spec);
+    // The agent's own words for a static pod; one of them is another after each start.
+    let own = [CONFIG_SOURCE, CONFIG_MIRROR, CONFIG_SEEN, CONFIG_HASH];
+    let annotations: BTreeMap<&str, &str> = meta
+        .annotations
+        .iter()
+        .filter(|(name, _)| !own.contains(&name.as_str()))
+        .map(|(name, value)| (name.as_str(), value.as_str()))
+        .collect();
+    let parts = (
+        &spec.containers,
+        &spec.init_containers,
+        spec.active_deadline_seconds,
+        &spec.tolerations,
+        &meta.labels,
+        annotations,
+    );
+    // Serialising plain data does not fail.
+    let text = serde_json::to_vec(&parts).unwrap_or_default();
+    format!("{:016x}", fnv1a(text))
+}
+
+/// What a container of a pod was resolved to: its environment, in order.
+pub type Environment = Vec<(String, String)>;
+
+/// A volume, as the provider finds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumePath {
+    /// Name in the spec.
+    pub name: String,
+    /// Absolute path on the host.
+    pub path: String,
+    /// The provider is not to write to it.
+    pub read_only: bool,
+}
+
+/// What a provider is told of a pod: the pod without its status, its containers' environment in plain values, and where its
+/// volumes are (PRVD-03). `environments`: one for each container, init containers first.
+#[must_use]
+pub fn telling(
+    pod: &Pod,
+    node: &str,
+    generation: &str,
+    environments: Vec<Environment>,
+    volumes: &[VolumePath],
+) -> Value {
+    let mut told = json!({
+        "node": node,
+        "generation": generation,
+        "pod": {"apiVersion": "v1", "kind": "Pod", "metadata": pod.metadata, "spec": pod.spec},
+        "volumes": {},
+    });
+    let mut environments = environments.into_iter();
+    for list in ["initContainers", "containers"] {
+        let containers = told["pod"]["spec"].get_mut(list);
+        for container in containers
+            .and_then(Value::as_array_mut)
+            .into_iter()
+            .flatten()
+        {
+            let plain = environments.next().unwrap_or_default();
+            let plain = plain.into_iter();
+            container["env"] = plain
+                .map(|(name, value)| json!({"name": name, "value": value}))
+                .collect();
+            if let Some(container) = container.as_object_mut() {
+                container.remove("envFrom");
+            }
+        }
+    }
+    for volume in volumes {
+        told["volumes"][&volume.name] = json!({"path": volume.path, "readOnly": volume.read_only});
+    }
+    told
+}
+
+/// A pod of which something is to be told to people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bad {
+    /// UID.
+    pub uid: PodUid,
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// What is wrong with what was said of it.
+    pub why: String,
+}
+
+/// What a list brought.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct News {
+    /// Something differs from before.
+    pub changed: bool,
+    /// Pods to look at anew: they wait for the provider, it does not know them any more, or it has lost them.
+    pub sync: Vec<PodUid>,
+    /// What was not believed, each wrong word once.
+    pub bad: Vec<Bad>,
+}
+
+/// A pod as its provider has it.
+#[derive(Debug, Default)]
+struct Entry {
+    /// Without what follows from `fate`.
+    status: PodRuntimeStatus,
+    /// What this instance of the provider has acknowledged (PROV-06).
+    generation: Option<String>,
+    /// What is known of its spec.
+    spec: Option<Spec>,
+    /// All that its provider tells of has ended.
+    ended: bool,
+    /// Number of the newest word about it.
+    word: u64,
+    /// Lists that left it out.
+    missed: u8,
+    fate: Fate,
+    /// What was last not believed.
+    bad: String,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Fate {
+    #[default]
+    Known,
+    /// Forgotten by its provider (PRVD-07).
+    Lost,
+    /// Its provider says that nothing of it is there any more, as it was asked to.
+    Gone,
+}
+
+#[derive(Debug)]
+struct Spec {
+    /// Name and image of each container.
+    containers: BTreeMap<String, String>,
+    never_restarts: bool,
+}
+
+/// Everything known of one provider's pods. At most [`MAX_PODS`] come from the provider, and those that the agent told it.
+#[derive(Debug, Default)]
+pub struct Table {
+    instance: String,
+    /// A whole list has come since the agent started (PROV-03).
+    heard: bool,
+    /// The last list came.
+    answers: bool,
+    pods: BTreeMap<PodUid, Entry>,
+    words: u64,
+}
+
+impl Table {
+    /// The number of a list that is about to be asked for.
+    pub const fn begin(&mut self) -> u64 {
+        self.words += 1;
+        self.words
+    }
+
+    /// A whole list has come since the agent started.
+    #[must_use]
+    pub const fn is_heard(&self) -> bool {
+        self.heard
+    }
+
+    /// The provider answered when it was last asked.
+    #[must_use]
+    pub const fn answers(&self) -> bool {
+        self.answers
+    }
+
+    /// Which provider it is that answers.
+    #[must_use]
+    pub fn instance(&self) -> &str {
+        &self.instance
+    }
+
+    /// The provider did not answer, or nonsense. What is known stays (PRVD-07). Returns whether that is new.
+    pub const fn silent(&mut self) -> bool {
+        mem::replace(&mut self.answers, false)
+    }
+
+    /// Takes in a list that was asked for under number `begun`.
+    ///
+    /// - Errors: why none of it counts.
+    pub fn take_list(
+        &mut self,
+        begun: u64,
+        list: Listed,
+        node: &str,
+        now: Wall,
+    ) -> Result<News, Wrong> {
+        let named = |text: &str| text.len() <= MAX_WORD_BYTES;
+        if list.instance.is_empty() || !named(&list.instance) || !named(&list.cursor) {
+            return Err(Wrong(format!(
+                "instance and cursor must have at most {MAX_WORD_BYTES} bytes, and instance at least one"
+            )));
+        }
+        if list.pods.len() > MAX_PODS {
+            return Err(Wrong(format!("it lists more than {MAX_PODS} pods")));
+        }
+        let mut listed = BTreeSet::new();
+        if let Some(twice) = list.pods.iter().find(|pod| !listed.insert(pod.uid.clone())) {
+            return Err(Wrong(format!("it lists pod {} twice", twice.uid)));
+        }
+        let mut news = News {
+            changed: !self.answers,
+            ..News::default()
+        };
+        self.answers = true;
+        self.heard = true;
+        if self.instance != list.instance {
+            // Whatever it had acknowledged it may have forgotten: it is told again.
+            for entry in self.pods.values_mut() {
+                entry.generation = None;
+                entry.missed = 0;
+            }
+            self.instance = list.instance;
+            news.changed = true;
+        }
+        for said in list.pods {
+            // Pods of other nodes are nobody's here (PROV-04).
+            if said.node != node {
+                listed.remove(&said.uid);
+                continue;
+            }
+            let entry = self.pods.get(&said.uid);
+            if entry.is_some_and(|entry| entry.word > begun) {
+                continue;
+            }
+            news.changed |= self.take(said, now, &mut news.bad);
+        }
+        self.pods.retain(|uid, entry| {
+            if entry.word > begun || listed.contains(uid) || entry.fate == Fate::Gone {
+                return true;
+            }
+            if entry.spec.is_none() {
+                // Nobody asked for it, and it is not there any more.
+                news.changed = true;
+                return false;
+            }
+            if entry.generation.is_none() {
+                news.sync.push(uid.clone());
+            } else if entry.fate == Fate::Known {
+                entry.missed += 1;
+                if entry.missed >= MAX_MISSED {
+                    entry.fate = Fate::Lost;
+                    news.changed = true;
+                    news.sync.push(uid.clone());
+                }
+            }
+            true
+        });
+        Ok(news)
+    }
+
+    /// Takes in what was said of one pod: in a list, or as an answer. Returns whether anything differs.
+    fn take(&mut self, said: Said, now: Wall, bad: &mut Vec<Bad>) -> bool {
+        let Said {
+            uid,
+            namespace,
+            name,
+            generation,
+            status,
+            ..
+        } = said;
+        let entry = self.pods.entry(uid.clone()).or_default();
+        if entry.status.uid.is_empty() {
+            entry.status = PodRuntimeStatus {
+                uid: uid.clone(),
+                namespace: namespace.clone(),
+                name: name.clone(),
+                ..PodRuntimeStatus::default()
+            };
+        }
+        entry.missed = 0;
+        let mut changed = mem::take(&mut entry.fate) != Fate::Known;
+        if generation.len() <= MAX_WORD_BYTES && entry.generation.as_ref() != Some(&generation) {
+            entry.generation = Some(generation);
+            changed = true;
+        }
+        let checked = check(&uid, &status, entry.spec.as_ref(), &entry.status, now);
+        match checked {
+            Ok(checked) => {
+                entry.bad.clear();
+                let containers = status.containers.iter();
+                let ended = !status.containers.is_empty()
+                    && containers.clone().all(|c| c.state == "terminated");
+                changed |= entry.ended != ended;
+                entry.ended = ended;
+                changed |= entry.status.containers != checked.containers;
+                changed |= entry.status.ips != checked.ips;
+                entry.status.containers = checked.containers;
+                entry.status.ips = checked.ips;
+            }
+            Err(Wrong(why)) => {
+                if entry.bad != why {
+                    entry.bad.clone_from(&why);
+                    bad.push(Bad {
+                        uid,
+                        namespace,
+                        name,
+                        why,
+                    });
+                }
+            }
+        }
+        changed
+    }
+
+    /// The agent has a pod for this provider: from now on its words are checked against the spec.
+    pub fn expect(&mut self, pod: &Pod) {
+        let entry = self.pods.entry(pod.metadata.uid.clone()).or_default();
+        let containers: BTreeMap<String, String> = pod
+            .spec
+            .all_containers()
+            .map(|c| (c.name.clone(), c.image.clone()))
+            .collect();
+        entry.status.uid = pod.metadata.uid.clone();
+        entry.status.namespace.clone_from(&pod.metadata.namespace);
+        entry.status.name.clone_from(&pod.metadata.name);
+        // What was said before the spec was known.
+        let known = &mut entry.status.containers;
+        known.retain(|c| containers.contains_key(&c.name));
+        for container in known {
+            container.image = containers.get(&container.name).cloned().unwrap_or_default();
+        }
+        entry.spec = Some(Spec {
+            containers,
+            never_restarts: pod.spec.restart_policy == RestartPolicy::Never,
+        });
+    }
+
+    /// Whether the provider has to be told of the pod (PROV-06, PROV-11).
+    #[must_use]
+    pub fn is_to_be_told(&self, uid: &PodUid, generation: &str) -> bool {
+        let entry = self.pods.get(uid);
+        entry.is_none_or(|entry| entry.generation.as_deref() != Some(generation))
+    }
+
+    /// The provider has acknowledged a pod under this generation, and says how it is.
+    pub fn acknowledged(
+        &mut self,
+        uid: &PodUid,
+        generation: &str,
+        status: SaidStatus,
+        now: Wall,
+    ) -> Vec<Bad> {
+        let word = self.begin();
+        let Some(entry) = self.pods.get_mut(uid) else {
+            return Vec::new();
+        };
+        entry.word = word;
+        let said = Said {
+            uid: uid.clone(),
+            node: String::new(),
+            namespace: entry.status.namespace.clone(),
+            name: entry.status.name.clone(),
+            generation: generation.into(),
+            status,
+        };
+        let mut bad = Vec::new();
+        self.take(said, now, &mut bad);
+        bad
+    }
+
+    /// The provider says that nothing of a pod runs any more; if it still knows, with these last words.
+    pub fn gone(&mut self, uid: &PodUid, last: Option<SaidStatus>, now: Wall) {
+        let word = self.begin();
+        let Some(entry) = self.pods.get_mut(uid) else {
+            return;
+        };
+        let last = last.filter(|last| !last.containers.is_empty());
+        if let Some(last) = last
+            && let Ok(last) = check(uid, &last, entry.spec.as_ref(), &entry.status, now)
+        {
+            entry.status.containers = last.containers;
+        }
+        entry.word = word;
+        entry.fate = Fate::Gone;
+    }
+
+    /// Nobody wants to know of the pod any more.
+    pub fn forget(&mut self, uid: &PodUid) {
+        self.pods.remove(uid);
+    }
+
+    /// Whether the pod is this provider's, as far as is known.
+    #[must_use]
+    pub fn has(&self, uid: &PodUid) -> bool {
+        self.pods.contains_key(uid)
+    }
+
+    /// Nothing of the pod runs, as the provider says.
+    #[must_use]
+    pub fn has_ended(&self, uid: &PodUid) -> bool {
+        let entry = self.pods.get(uid);
+        entry.is_none_or(|entry| entry.ended || entry.fate != Fate::Known)
+    }
+
+    /// The provider says that it has removed the pod.
+    #[must_use]
+    pub fn is_gone(&self, uid: &PodUid) -> bool {
+        let entry = self.pods.get(uid);
+        entry.is_none_or(|entry| entry.fate == Fate::Gone)
+    }
+
+    /// The provider has forgotten the pod (PRVD-07).
+    #[must_use]
+    pub fn is_lost(&self, uid: &PodUid) -> bool {
+        let entry = self.pods.get(uid);
+        entry.is_some_and(|entry| entry.fate == Fate::Lost)
+    }
+
+    /// How a pod is, by the provider's last good word.
+    #[must_use]
+    pub fn status(&self, uid: &PodUid) -> Option<PodRuntimeStatus> {
+        self.pods.get(uid).map(Entry::shown)
+    }
+
+    /// All pods that there is something of, sorted by UID.
+    #[must_use]
+    pub fn list(&self) -> Vec<PodItem> {
+        let pods = self.pods.values().map(Entry::shown);
+        let there = pods.filter(|pod| !pod.sandboxes.is_empty() || !pod.containers.is_empty());
+        there.map(|pod| PodItem::from(&pod)).collect()
+    }
+
+    /// Whose container that is: pod and name.
+    #[must_use]
+    pub fn container(&self, id: &ContainerId) -> Option<(PodUid, String)> {
+        self.pods.iter().find_map(|(uid, entry)| {
+            let mut containers = entry.status.containers.iter();
+            let found = containers.find(|c| c.id == *id)?;
+            Some((uid.clone(), found.name.clone()))
+        })
+    }
+
+    /// Whose sandbox that is.
+    #[must_use]
+    pub fn sandbox(&self, id: &SandboxId) -> Option<PodUid> {
+        let uid = PodUid::from(id.as_str().strip_prefix(ID_PREFIX)?);
+        self.pods.contains_key(&uid).then_some(uid)
+    }
+}
+
+impl Entry {
+    /// With what follows from its fate. A pod that was only asked for has nothing yet.
+    fn shown(&self) -> PodRuntimeStatus {
+        let mut status = self.status.clone();
+        if self.generation.is_none() && status.containers.is_empty() && self.fate == Fate::Known {
+            return status;
+        }
+        let reason = match self.fate {
+            Fate::Known => None,
+            Fate::Lost => Some(NOT_FOUND),
+            Fate::Gone => Some(LOST),
+        };
+        for container in &mut status.containers {
+            if let Some(reason) = reason
+                && container.state == ContainerState::Running
+            {
+                container.state = ContainerState::Exited;
+                container.exit_code = LOST_CODE;
+                container.reason = reason.into();
+                container.finished_at = container.started_at;
+            }
+        }
+        let runs = reason.is_none() && !self.ended;
+        let first = status.containers.iter().map(|c| c.created_at).min();
+        status.sandboxes = vec![SandboxStatus {
+            id: SandboxId::from(&*format!("{ID_PREFIX}{}", status.uid)),
+            uid: status.uid.clone(),
+            name: status.name.clone(),
+            namespace: status.namespace.clone(),
+            attempt: 0,
+            state: if runs {
+                SandboxState::Ready
+            } else {
+                SandboxState::NotReady
+            },
+            created_at: first.unwrap_or(Wall(0)),
+            ips: status.ips.clone(),
+            namespaces: NamespaceOptions::default(),
+            runtime_handler: String::new(),
+        }];
+        status
+    }
+}
+
+/// What is said of a pod, in the agent's words; or what is wrong with it (PRVD-05).
+fn check(
+    uid: &PodUid,
+    said: &SaidStatus,
+    spec: Option<&Spec>,
+    before: &PodRuntimeStatus,
+    now: Wall,
+) -> Result<PodRuntimeStatus, Wrong> {
+    if said.containers.len() > MAX_CONTAINERS || said.pod_ips.len() > MAX_IPS {
+        return Err(Wrong(format!(
+            "at most {MAX_CONTAINERS} containers and {MAX_IPS} addresses are read"
+        )));
+    }
+    let mut checked = PodRuntimeStatus::default();
+    for ip in &said.pod_ips {
+        let ip = ip
+            .parse()
+            .map_err(|_| Wrong(format!("podIPs: {ip:?} is no address")))?;
+        checked.ips.push(ip);
+    }
+    for container in &said.containers {
+        let name = &container.name;
+        let wrong = |why: &str| Err(Wrong(format!("container {name:?}: {why}")));
+        let image = match spec {
+            Some(spec) => match spec.containers.get(name) {
+                Some(image) => image.clone(),
+                None => return wrong("the pod has no container of that name"),
+            },
+            None => String::new(),
+        };
+        if checked.containers.iter().any(|c| c.name == *name) {
+            return wrong("it is there twice");
+        }
+        if container.message.len() > MAX_MESSAGE_BYTES || container.reason.len() > MAX_WORD_BYTES {
+            return wrong("its reason or message is too long");
+        }
+        let time = |field: &str, text: &str| -> Result<Option<Wall>, Wrong> {
+            if text.is_empty() {
+                return Ok(None);
+            }
+            let at = Wall::parse(text)
+                .filter(|at| at.0 <= now.0.saturating_add(MAX_AHEAD_NS))
+                .ok_or_else(|| {
+                    Wrong(format!(
+                        "container {name:?}: {field} {text:?} is no time, or not yet"
+                    ))
+                })?;
+            Ok(Some(at))
+        };
+        let started_at = time("startedAt", &container.started_at)?;
+        let finished_at = time("finishedAt", &container.finished_at)?;
+        let state = match (&*container.state, started_at, finished_at) {
+            // It has no run yet.
+            ("waiting", ..) => continue,
+            ("running", Some(_), None) => ContainerState::Running,
+            ("terminated", _, Some(_)) => ContainerState::Exited,
+            ("running", ..) => return wrong("running needs startedAt, and no finishedAt"),
+            ("terminated", ..) => return wrong("terminated needs finishedAt"),
+            _ => return wrong("its state must be waiting, running or terminated"),
+        };
+        if started_at.is_some_and(|at| finished_at.is_some_and(|end| end < at)) {
+            return wrong("it finished before it started");
+        }
+        if let Some(known) = before.newest(name) {
+            let count = container.restart_count;
+            let had_ended = known.state == ContainerState::Exited;
+            if count < known.restart_count {
+                return wrong("its restartCount became less");
+            }
+            let is_next = count > known.restart_count;
+            if had_ended && state == ContainerState::Running && !is_next {
+                return wrong("it had terminated, and runs again under the same restartCount");
+            }
+            if had_ended && is_next && spec.is_some_and(|spec| spec.never_restarts) {
+                return wrong("it had terminated, and the pod's restartPolicy is Never");
+            }
+            if had_ended && !is_next && known.exit_code != container.exit_code {
+                return wrong("its exitCode became another");
+            }
+        }
+        let reason = match (&*container.reason, state, container.exit_code) {
+            ("", ContainerState::Exited, 0) => "Completed",
+            ("", ContainerState::Exited, _) => "Error",
+            (reason, ..) => reason,
+        };
+        let id = format!("{ID_PREFIX}{uid}-{name}-{}", container.restart_count);
+        checked.containers.push(ContainerStatus {
+            id: ContainerId::from(&*id),
+            sandbox: SandboxId::from(&*format!("{ID_PREFIX}{uid}")),
+            name: name.clone(),
+            restart_count: container.restart_count,
+            state,
+            created_at: started_at.or(finished_at).unwrap_or(now),
+            started_at,
+            finished_at,
+            exit_code: container.exit_code,
+            reason: reason.to_string(),
+            message: container.message.clone(),
+            image,
+            image_id: String::new(),
+            volume_images: Vec::new(),
+            hash: 0,
+            user: None,
+            pid: 0,
+            log_path: String::new(),
+        });
+    }
+    checked.containers.order_by(|a, b| a.name.cmp(&b.name));
+    Ok(checked)
+}
+
+/// What the built-in handler `process` cannot honour of a container, by the field's name (PRVD-08).
+#[must_use]
+pub fn refused_by_process(pod: &Pod, container: &Container) -> Option<&'static str> {
+    let spec = &pod.spec;
+    let empty = SecurityContext::default();
+    let own = container.security_context.as_ref().unwrap_or(&empty);
+    let of_pod = spec.security_context.as_ref();
+    let is_profile =
+        |profile: Option<&SeccompProfile>| profile.is_some_and(|p| p.kind != "Unconfined");
+    let checks = [
+        (
+            !spec.host_network && container.ports.iter().any(|port| port.host_port != 0),
+            "hostPort",
+        ),
+        (!spec.host_network, "hostNetwork: false"),
+        (!container.volume_mounts.is_empty(), "volumeMounts"),
+        (!container.volume_devices.is_empty(), "volumeDevices"),
+        (container.tty, "tty"),
+        (own.privileged == Some(true), "privileged"),
+        (
+            own.capabilities.as_ref().is_some_and(|c| !c.add.is_empty()),
+            "capabilities.add",
+        ),
+        (
+            own.allow_privilege_escalation == Some(true),
+            "allowPrivilegeEscalation",
+        ),
+        (
+            own.read_only_root_filesystem == Some(true),
+            "readOnlyRootFilesystem",
+        ),
+        (
+            own.se_linux_options.is_some() || of_pod.is_some_and(|p| p.se_linux_options.is_some()),
+            "seLinuxOptions",
+        ),
+        (
+            is_profile(own.seccomp_profile.as_ref())
+                || is_profile(of_pod.and_then(|p| p.seccomp_profile.as_ref())),
+            "seccompProfile",
+        ),
+        (
+            is_profile(own.app_armor_profile.as_ref())
+                || is_profile(of_pod.and_then(|p| p.app_armor_profile.as_ref())),
+            "appArmorProfile",
+        ),
+        (of_pod.is_some_and(|p| !p.sysctls.is_empty()), "sysctls"),
+        (
+            spec.share_process_namespace == Some(true),
+            "shareProcessNamespace",
+        ),
+    ];
+    checks.into_iter().find_map(|(is, what)| is.then_some(what))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Wall = Wall::from_secs(1_700_000_000);
+    const THEN: &str = "2023-11-14T22:13:20Z";
+
+    fn pod(more: Value) -> Pod {
+        let mut pod = json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+            "spec": {"containers": [{"name": "c", "image": "i"}, {"name": "d", "image": "j"}]},
+        });
+        for (key, value) in more.as_object().expect("an object") {
+            pod["spec"][key] = value.clone();
+        }
+        serde_json::from_value(pod).expect("a pod")
+    }
+
+    fn running(name: &str, count: u32) -> SaidContainer {
+        SaidContainer {
+            name: name.into(),
+            state: "running".into(),
+            restart_count: count,
+            started_at: THEN.into(),
+            ..SaidContainer::default()
+        }
+    }
+
+    fn ended(name: &str, count: u32, code: i32) -> SaidContainer {
+        SaidContainer {
+            state: "terminated".into(),
+            finished_at: THEN.into(),
+            exit_code: code,
+            ..running(name, count)
+        }
+    }
+
+    fn status(containers: &[SaidContainer]) -> SaidStatus {
+        SaidStatus {
+            containers: containers.to_vec(),
+            pod_ips: Vec::new(),
+        }
+    }
+
+    fn said(uid: &str, containers: &[SaidContainer]) -> Said {
+        Said {
+            uid: uid.into(),
+            node: "node".into(),
+            namespace: "n".into(),
+            name: "p".into(),
+            generation: "g".into(),
+            status: status(containers),
+        }
+    }
+
+    fn list(instance: &str, pods: &[Said]) -> Listed {
+        Listed {
+            instance: instance.into(),
+            cursor: String::new(),
+            pods: pods.to_vec(),
+        }
+    }
+
+    /// Takes in a list that was asked for just now.
+    fn take(table: &mut Table, listed: Listed) -> Result<News, Wrong> {
+        let begun = table.begin();
+        table.take_list(begun, listed, "node", NOW)
+    }
+
+    fn states(table: &Table) -> Vec<(String, ContainerState, u32)> {
+        let status = table.status(&"u".into()).unwrap_or_default();
+        let containers = status.containers.into_iter();
+        containers
+            .map(|c| (c.name, c.state, c.restart_count))
+            .collect()
+    }
+
+    /// A table that was told of the pod `u`.
+    fn told(pod: &Pod) -> Table {
+        let mut table = Table::default();
+        table.expect(pod);
+        take(&mut table, list("one", &[])).expect("good");
+        let bad = table.acknowledged(&"u".into(), "g", status(&[running("c", 0)]), NOW);
+        assert_eq!(bad, []);
+        table
+    }
+
+    #[test]
+    fn only_what_counts_makes_another_pod() {
+        // PROV-06 PROV-11
+        let base = pod(json!({}));
+        let mut same = base.clone();
+        same.status.reason = "x".into();
+        same.metadata.resource_version = "7".into();
+        same.spec.priority = Some(3);
+        same.spec.node_name = "node".into();
+        let seen = same
+            .metadata
+            .annotations
+            .insert(CONFIG_SEEN.into(), "now".into());
+        assert_eq!((seen, generation(&same)), (None, generation(&base)));
+        type Change = fn(&mut Pod);
+        let changes: [(&str, Change); 5] = [
+            ("containers", |p| {
+                p.spec.containers[0].image = "other".into()
+            }),
+            ("init containers", |p| {
+                p.spec.init_containers.push(Container::default())
+            }),
+            ("deadline", |p| p.spec.active_deadline_seconds = Some(1)),
+            ("labels", |p| {
+                drop(p.metadata.labels.insert("a".into(), "b".into()))
+            }),
+            ("annotations", |p| {
+                drop(p.metadata.annotations.insert("a".into(), "b".into()))
+            }),
+        ];
+        for (name, change) in changes {
+            let mut other = base.clone();
+            change(&mut other);
+            assert_ne!(generation(&other), generation(&base), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_is_told_is_told_once() {
+        // PROV-05 PROV-06
+        let mut table = Table::default();
+        let uid = PodUid::from("u");
+        table.expect(&pod(json!({})));
+        assert!(table.is_to_be_told(&uid, "g"), "never told");
+        table.acknowledged(&uid, "g", SaidStatus::default(), NOW);
+        assert!(!table.is_to_be_told(&uid, "g"));
+        assert!(table.is_to_be_told(&uid, "h"), "it changed");
+        // An agent that starts finds it in the list.
+        let mut table = Table::default();
+        take(&mut table, list("one", &[said("u", &[running("c", 0)])])).expect("good");
+        assert!(!table.is_to_be_told(&uid, "g"));
+        // What is not known any more hears nothing.
+        table.forget(&uid);
+        assert_eq!(
+            table.acknowledged(&uid, "g", SaidStatus::default(), NOW),
+            []
+        );
+        assert!(!table.has(&uid));
+    }
+
+    #[test]
+    fn lists_that_were_asked_for_before_a_newer_word_say_nothing_of_its_pod() {
+        // PROV-02 PRVD-07
+        let mut table = Table::default();
+        table.expect(&pod(json!({})));
+        let early = table.begin();
+        table.acknowledged(&"u".into(), "g", status(&[running("c", 0)]), NOW);
+        for _ in 0..3 {
+            let news = table.take_list(early, list("one", &[]), "node", NOW);
+            assert_eq!(news.expect("good").sync, []);
+        }
+        assert!(!table.is_lost(&"u".into()));
+        let early = table.begin();
+        table.gone(&"u".into(), None, NOW);
+        let stale = list("one", &[said("u", &[running("c", 0)])]);
+        table.take_list(early, stale, "node", NOW).expect("good");
+        assert!(table.is_gone(&"u".into()));
+    }
+
+    #[test]
+    fn forgotten_is_what_two_lists_of_one_instance_leave_out() {
+        // PRVD-07
+        let uid = PodUid::from("u");
+        let all = [said("u", &[running("c", 0)])];
+        for (name, lists, lost) in [
+            ("once", vec![list("one", &[])], false),
+            ("twice", vec![list("one", &[]), list("one", &[])], true),
+            (
+                "with it between",
+                vec![list("one", &[]), list("one", &all), list("one", &[])],
+                false,
+            ),
+            (
+                "by two instances",
+                vec![list("one", &[]), list("two", &[])],
+                false,
+            ),
+            (
+                "by one that never had it",
+                vec![list("two", &[]), list("two", &[]), list("two", &[])],
+                false,
+            ),
+        ] {
+            let mut table = told(&pod(json!({})));
+            take(&mut table, list("one", &all)).expect("good");
+            for list in lists {
+                take(&mut table, list).expect("good");
+                table.silent();
+            }
+            assert_eq!(table.is_lost(&uid), lost, "{name}");
+            let state = if lost {
+                ContainerState::Exited
+            } else {
+                ContainerState::Running
+            };
+            assert_eq!(states(&table), [("c".into(), state, 0)], "{name}");
+        }
+        // One that starts anew is told again.
+        let mut table = told(&pod(json!({})));
+        let news = take(&mut table, list("two", &[])).expect("good");
+        assert_eq!(news.sync, core::slice::from_ref(&uid));
+        assert!(table.is_to_be_told(&uid, "g"));
+    }
+
+    #[test]
+    fn statuses_are_checked() {
+        // PRVD-05
+        let with = |change: fn(&mut SaidContainer)| {
+            let mut container = running("c", 1);
+            change(&mut container);
+            vec![container]
+        };
+        for (name, containers, why) in [
+            (
+                "foreign",
+                vec![running("x", 0)],
+                "no container of that name",
+            ),
+            ("twice", vec![ended("c", 1, 3), ended("c", 1, 3)], "twice"),
+            ("fewer restarts", vec![ended("c", 0, 0)], "became less"),
+            ("another code", vec![ended("c", 1, 4)], "exitCode"),
+            ("runs again", vec![running("c", 1)], "runs again"),
+            (
+                "no such state",
+                with(|c| c.state = "glows".into()),
+                "state must be",
+            ),
+            ("no time", with(|c| c.started_at = "x".into()), "no time"),
+            (
+                "later",
+                with(|c| c.started_at = "2033-01-01T00:00:00Z".into()),
+                "not yet",
+            ),
+            (
+                "no start",
+                with(|c| c.started_at.clear()),
+                "needs startedAt",
+            ),
+        ] {
+            let mut table = told(&pod(json!({})));
+            let before = [ended("c", 1, 3)];
+            take(&mut table, list("one", &[said("u", &before)])).expect("good");
+            let known = states(&table);
+            let news = take(&mut table, list("one", &[said("u", &containers)])).expect("good");
+            assert!(
+                news.bad.len() == 1 && news.bad[0].why.contains(why),
+                "{name}: {news:?}"
+            );
+            assert_eq!(states(&table), known, "{name}");
+            // The same once more is no news.
+            let news = take(&mut table, list("one", &[said("u", &containers)])).expect("good");
+            assert_eq!(news.bad, [], "{name}");
+            let next = [running("c", 2), ended("d", 0, 0)];
+            let news = take(&mut table, list("one", &[said("u", &next)])).expect("good");
+            assert_eq!(news.bad, [], "{name}");
+            assert_eq!(states(&table)[0].2, 2, "{name}");
+        }
+        // One that is never to run again does not.
+        let mut table = told(&pod(json!({"restartPolicy": "Never"})));
+        take(&mut table, list("one", &[said("u", &[ended("c", 0, 0)])])).expect("good");
+        let news = take(&mut table, list("one", &[said("u", &[running("c", 1)])])).expect("good");
+        assert!(news.bad[0].why.contains("Never"));
+    }
+
+    #[test]
+    fn what_is_too_much_is_not_believed() {
+        let mut table = told(&pod(json!({})));
+        let many: Vec<Said> = (0..=MAX_PODS)
+            .map(|n| said(&format!("u{n}"), &[]))
+            .collect();
+        for (listed, why) in [
+            (list("one", &many), "more than 512"),
+            (list("one", &[said("u", &[]), said("u", &[])]), "twice"),
+            (list("", &[]), "instance"),
+            (list(&"x".repeat(MAX_WORD_BYTES + 1), &[]), "instance"),
+        ] {
+            let error = take(&mut table, listed).expect_err(why);
+            assert!(error.0.contains(why), "{error}");
+        }
+        assert_eq!(table.list().len(), 1, "nothing of it counts");
+        let mut long = running("c", 0);
+        long.message = "x".repeat(MAX_MESSAGE_BYTES + 1);
+        let many = vec![running("c", 0); MAX_CONTAINERS + 1];
+        for containers in [vec![long], many] {
+            let bad = table.acknowledged(&"u".into(), "g", status(&containers), NOW);
+            assert_eq!(bad.len(), 1);
+        }
+        let ip = SaidStatus {
+            pod_ips: vec!["10.0.0.300".into()],
+            ..SaidStatus::default()
+        };
+        let bad = table.acknowledged(&"u".into(), "g", ip, NOW);
+        assert!(bad[0].why.contains("no address"));
+    }
+
+    #[test]
+    fn an_end_is_the_providers_word() {
+        // PROV-01 PRVD-06
+        let uid = PodUid::from("u");
+        let mut table = told(&pod(json!({})));
+        assert!(!table.has_ended(&uid));
+        let one = [ended("c", 0, 3), running("d", 0)];
+        take(&mut table, list("one", &[said("u", &one)])).expect("good");
+        assert!(!table.has_ended(&uid), "another runs");
+        let all = [ended("c", 0, 3), ended("d", 0, 0)];
+        take(&mut table, list("one", &[said("u", &all)])).expect("good");
+        assert!(table.has_ended(&uid) && !table.is_gone(&uid));
+        table.gone(&uid, None, NOW);
+        assert!(table.is_gone(&uid));
+        let codes: Vec<i32> = table
+            .status(&uid)
+            .expect("kept")
+            .containers
+            .iter()
+            .map(|c| c.exit_code)
+            .collect();
+        assert_eq!(codes, [3, 0], "its codes are not invented");
+        // Gone without a word: nobody knows how it ended.
+        let mut table = told(&pod(json!({})));
+        table.gone(&uid, None, NOW);
+        let status = table.status(&uid).expect("kept");
+        assert_eq!(
+            (
+                status.containers[0].exit_code,
+                &*status.containers[0].reason
+            ),
+            (137, LOST)
+        );
+        let mut table = told(&pod(json!({})));
+        let last = SaidStatus {
+            containers: vec![ended("c", 0, 9)],
+            ..SaidStatus::default()
+        };
+        table.gone(&uid, Some(last), NOW);
+        assert_eq!(table.status(&uid).expect("kept").containers[0].exit_code, 9);
+        table.forget(&uid);
+        assert_eq!(table.list(), []);
+    }
+
+    #[test]
+    fn pods_of_other_nodes_are_not_there() {
+        // PROV-04 PRVD-04
+        let mut table = Table::default();
+        let mut other = said("other", &[running("c", 0)]);
+        other.node = "elsewhere".into();
+        let own = said("u", &[running("c", 0)]);
+        take(&mut table, list("one", &[other, own])).expect("good");
+        let uids: Vec<PodUid> = table.list().into_iter().map(|pod| pod.uid).collect();
+        assert_eq!(uids, ["u".into()]);
+        // Nobody asked for it here: it is forgotten as soon as it is not listed.
+        let news = take(&mut table, list("one", &[])).expect("good");
+        assert!(news.changed && table.list().is_empty());
+    }
+
+    #[test]
+    fn ids_lead_to_their_pods() {
+        let table = told(&pod(json!({})));
+        let status = table.status(&"u".into()).expect("there");
+        let (container, sandbox) = (&status.containers[0].id, &status.sandboxes[0].id);
+        assert_eq!(table.container(container), Some(("u".into(), "c".into())));
+        assert_eq!(table.sandbox(sandbox), Some("u".into()));
+        assert_eq!(table.sandbox(&"provided-x".into()), None);
+        assert_eq!(table.sandbox(&"u".into()), None);
+    }
+
+    #[test]
+    fn what_processes_cannot_honour() {
+        // PRVD-08
+        let base = json!({
+            "hostNetwork": true, "containers": [{"name": "c", "image": "i", "ports": [{"containerPort": 80, "hostPort": 80}]}],
+        });
+        let refused = |at: &str, value: Value| {
+            let mut spec = base.clone();
+            let (parent, field) = at.rsplit_once('/').expect("a pointer");
+            spec.pointer_mut(parent).expect("there")[field] = value;
+            let pod = pod(spec);
+            refused_by_process(&pod, &pod.spec.containers[0])
+        };
+        assert_eq!(refused("/hostNetwork", json!(true)), None);
+        let own = "/containers/0/securityContext";
+        for (at, value, what) in [
+            ("/hostNetwork", json!(false), "hostPort"),
+            (
+                "/containers/0/volumeMounts",
+                json!([{"name": "v", "mountPath": "/x"}]),
+                "volumeMounts",
+            ),
+            ("/containers/0/tty", json!(true), "tty"),
+            (own, json!({"privileged": true}), "privileged"),
+            (
+                own,
+                json!({"capabilities": {"add": ["NET_ADMIN"]}}),
+                "capabilities.add",
+            ),
+            (
+                own,
+                json!({"allowPrivilegeEscalation": true}),
+                "allowPrivilegeEscalation",
+            ),
+            (
+                own,
+                json!({"readOnlyRootFilesystem": true}),
+                "readOnlyRootFilesystem",
+            ),
+            (
+                own,
+                json!({"seccompProfile": {"type": "RuntimeDefault"}}),
+                "seccompProfile",
+            ),
+            (
+                "/securityContext",
+                json!({"sysctls": [{"name": "a", "value": "b"}]}),
+                "sysctls",
+            ),
+            (
+                "/shareProcessNamespace",
+                json!(true),
+                "shareProcessNamespace",
+            ),
+        ] {
+            assert_eq!(refused(at, value), Some(what), "{at}");
+        }
+        let without = json!({"hostNetwork": false, "containers": [{"name": "c", "image": "i"}]});
+        let without = pod(without);
+        let said = refused_by_process(&without, &without.spec.containers[0]);
+        assert_eq!(said, Some("hostNetwork: false"));
+    }
+}

@@ -1,0 +1,456 @@
+//! HTTP/1.1 with a provider over its unix socket: one request a connection.
+
+use core::time::Duration;
+use std::{
+    fs, io,
+    os::unix::{
+        fs::{FileTypeExt as _, MetadataExt as _},
+        net::UnixStream,
+    },
+    path::PathBuf,
+};
+
+use async_io::{Async, Timer};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::{Answer, Asking, CALL_TIMEOUT, ProviderError, Request, Wire};
+use crate::sys::turn;
+
+/// The version of the protocol, as both sides say it in each head.
+const VERSION_HEADER: &str = "picolet-provider";
+const VERSION: &str = "1";
+/// What streams are called in `Upgrade`.
+const PROTOCOL: &str = "picolet-stream";
+/// Bytes of the head of an answer.
+const MAX_HEAD_BYTES: usize = 8 * 1024;
+/// Header lines of an answer.
+const MAX_HEADERS: usize = 32;
+/// Bytes of a refusal that are passed on.
+const MAX_REFUSAL_BYTES: usize = 512;
+/// Bytes read at a time.
+const STEP_BYTES: usize = 4096;
+/// Group and others may do nothing with the socket.
+const OTHERS: u32 = 0o077;
+
+/// The socket of a provider.
+#[derive(Clone, Debug)]
+pub struct Socket(PathBuf);
+
+/// How a body ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Framing {
+    Length(usize),
+    /// So many bytes of this chunk are left; none: a size follows.
+    Chunked(usize),
+    ToEnd,
+    Over,
+}
+
+/// A body as it comes.
+pub struct Body {
+    socket: Async<UnixStream>,
+    /// What was read, and not passed on.
+    ahead: Vec<u8>,
+    framing: Framing,
+}
+
+impl Socket {
+    /// At that path; nobody need listen yet.
+    #[must_use]
+    pub const fn new(path: PathBuf) -> Self {
+        Self(path)
+    }
+
+    /// Connects to root's socket, and to nobody but root: what listens there is told secrets (PRVD-02).
+    async fn connect(&self) -> Result<Async<UnixStream>, ProviderError> {
+        let path = &self.0;
+        let meta = fs::symlink_metadata(path).map_err(ProviderError::Unreachable)?;
+        let untrusted = |why: &str| ProviderError::Untrusted(format!("{} {why}", path.display()));
+        if !meta.file_type().is_socket() {
+            return Err(untrusted("is no socket"));
+        }
+        if meta.uid() != 0 || meta.mode() & OTHERS != 0 {
+            return Err(untrusted("must be root's, with mode 0600"));
+        }
+        let socket = Async::<UnixStream>::connect(path);
+        let socket = socket.await.map_err(ProviderError::Unreachable)?;
+        let peer = getsockopt(&socket, PeerCredentials)
+            .map_err(|e| ProviderError::Unreachable(e.into()))?;
+        if peer.uid() != 0 {
+            return Err(untrusted("is served by somebody who is not root"));
+        }
+        Ok(socket)
+    }
+
+    /// Sends a request, and reads the head of its answer.
+    async fn send(&self, request: &Request, more: &str) -> Result<(u16, Body), ProviderError> {
+        let mut socket = self.connect().await?;
+        let Request {
+            method,
+            target,
+            body,
+            ..
+        } = request;
+        let mut head = format!(
+            "{method} {target} HTTP/1.1\r\nHost: provider\r\n{VERSION_HEADER}: {VERSION}\r\n{more}"
+        );
+        if !body.is_empty() {
+            let length = body.len();
+            head += &format!("Content-Type: application/json\r\nContent-Length: {length}\r\n");
+        }
+        head += "\r\n";
+        let sent = async {
+            socket.write_all(head.as_bytes()).await?;
+            socket.write_all(body).await?;
+            socket.flush().await
+        };
+        sent.await.map_err(ProviderError::Unreachable)?;
+        let mut body = Body {
+            socket,
+            ahead: Vec::new(),
+            framing: Framing::ToEnd,
+        };
+        let status = body.head().await?;
+        Ok((status, body))
+    }
+
+    async fn whole(&self, request: Request) -> Result<Answer, ProviderError> {
+        let (status, mut body) = self.send(&request, "Connection: close\r\n").await?;
+        let is_answer = status < 300 || status == 404;
+        let limit = if is_answer {
+            request.limit
+        } else {
+            MAX_REFUSAL_BYTES
+        };
+        let mut all = Vec::new();
+        while let Some(piece) = body.next().await? {
+            if all.len() + piece.len() > limit {
+                if is_answer {
+                    return Err(ProviderError::TooLarge(limit));
+                }
+                all.extend_from_slice(&piece[..limit - all.len()]);
+                break;
+            }
+            all.extend_from_slice(&piece);
+            turn::give().await;
+        }
+        if is_answer {
+            return Ok(Answer { status, body: all });
+        }
+        Err(refused(status, &all))
+    }
+}
+
+fn refused(status: u16, text: &[u8]) -> ProviderError {
+    let text = String::from_utf8_lossy(text);
+    let plain = text.trim().replace(|c: char| c.is_control(), " ");
+    ProviderError::Refused {
+        status,
+        text: plain,
+    }
+}
+
+async fn within<T>(
+    time: Duration,
+    work: impl Future<Output = Result<T, ProviderError>>,
+) -> Result<T, ProviderError> {
+    let late = async {
+        Timer::after(time).await;
+        Err(ProviderError::Slow(time))
+    };
+    smol::future::or(work, late).await
+}
+
+impl Wire for Socket {
+    fn ask(&self, request: Request) -> Asking<'_, Answer> {
+        Box::pin(async move { within(request.time, self.whole(request)).await })
+    }
+
+    fn follow(&self, target: String) -> Asking<'_, Body> {
+        Box::pin(async move {
+            let request = Request::new("GET", target);
+            let sent = self.send(&request, "Connection: close\r\n");
+            let (status, mut body) = within(CALL_TIMEOUT, sent).await?;
+            if status == 200 {
+                return Ok(body);
+            }
+            let text = within(CALL_TIMEOUT, body.next()).await.ok().flatten();
+            let text = text.unwrap_or_default();
+            Err(refused(status, &text[..text.len().min(MAX_REFUSAL_BYTES)]))
+        })
+    }
+
+    fn upgrade(&self, target: String) -> Asking<'_, Async<UnixStream>> {
+        Box::pin(async move {
+            let request = Request::new("POST", target);
+            let more = format!("Connection: Upgrade\r\nUpgrade: {PROTOCOL}\r\n");
+            let (status, mut body) = within(CALL_TIMEOUT, self.send(&request, &more)).await?;
+            if status == 101 {
+                return Ok(body.socket);
+            }
+            let text = within(CALL_TIMEOUT, body.next()).await.ok().flatten();
+            let text = text.unwrap_or_default();
+            Err(refused(status, &text[..text.len().min(MAX_REFUSAL_BYTES)]))
+        })
+    }
+}
+
+impl Body {
+    /// Reads the head, byte by byte: what follows may be somebody else's. Heads of a socket on this machine are short.
+    async fn head(&mut self) -> Result<u16, ProviderError> {
+        let mut head = Vec::new();
+        let mut byte = [0];
+        while !head.ends_with(b"\r\n\r\n") {
+            if head.len() >= MAX_HEAD_BYTES {
+                return Err(ProviderError::TooLarge(MAX_HEAD_BYTES));
+            }
+            let n = self.socket.read(&mut byte).await;
+            if n.map_err(ProviderError::Unreachable)? == 0 {
+                let cut = io::ErrorKind::UnexpectedEof;
+                return Err(ProviderError::Unreachable(cut.into()));
+            }
+            head.push(byte[0]);
+            if head.len() % STEP_BYTES == 0 {
+                turn::give().await;
+            }
+        }
+        let (status, framing) = parse(&head)?;
+        self.framing = framing;
+        Ok(status)
+    }
+
+    /// The next piece; `None` at its end.
+    ///
+    /// - Errors: it breaks off, or is none.
+    pub async fn next(&mut self) -> Result<Option<Vec<u8>>, ProviderError> {
+        // Bounded: each round takes something away, or reads, after which others have their turn.
+        loop {
+            match self.framing {
+                Framing::Over | Framing::Length(0) => return Ok(None),
+                Framing::Chunked(0) => {
+                    if let Some(end) = self.ahead.windows(2).position(|w| w == b"\r\n") {
+                        let line: Vec<u8> = self.ahead.drain(..end + 2).collect();
+                        self.begin_chunk(&line[..end])?;
+                        continue;
+                    }
+                    if self.ahead.len() > MAX_HEAD_BYTES {
+                        return Err(ProviderError::Nonsense("a chunk without a size".into()));
+                    }
+                }
+                Framing::Length(left) | Framing::Chunked(left) if !self.ahead.is_empty() => {
+                    let n = left.min(self.ahead.len());
+                    let piece: Vec<u8> = self.ahead.drain(..n).collect();
+                    self.framing = match self.framing {
+                        Framing::Chunked(_) => Framing::Chunked(left - n),
+                        _ => Framing::Length(left - n),
+                    };
+                    return Ok(Some(piece));
+                }
+                Framing::ToEnd if !self.ahead.is_empty() => {
+                    return Ok(Some(core::mem::take(&mut self.ahead)));
+                }
+                Framing::Length(_) | Framing::Chunked(_) | Framing::ToEnd => {}
+            }
+            let known = self.ahead.len();
+            self.ahead.resize(known + STEP_BYTES, 0);
+            let read = self.socket.read(&mut self.ahead[known..]).await;
+            let n = read.as_ref().map_or(0, |n| *n);
+            self.ahead.truncate(known + n);
+            if read.map_err(ProviderError::Unreachable)? == 0 {
+                if self.framing == Framing::ToEnd {
+                    return Ok(None);
+                }
+                let cut = io::ErrorKind::UnexpectedEof;
+                return Err(ProviderError::Unreachable(cut.into()));
+            }
+            turn::give().await;
+        }
+    }
+
+    /// A line between chunks: the end of the last one, or the size of the next.
+    fn begin_chunk(&mut self, line: &[u8]) -> Result<(), ProviderError> {
+        if line.is_empty() {
+            return Ok(());
+        }
+        let text = String::from_utf8_lossy(line);
+        let size = text.split(';').next().unwrap_or("").trim();
+        let size = usize::from_str_radix(size, 16)
+            .map_err(|_| ProviderError::Nonsense("a chunk without a size".into()))?;
+        self.framing = match size {
+            0 => Framing::Over,
+            size => Framing::Chunked(size),
+        };
+        Ok(())
+    }
+}
+
+/// Status and what ends the body, of a head by somebody who speaks the protocol.
+fn parse(head: &[u8]) -> Result<(u16, Framing), ProviderError> {
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut answer = httparse::Response::new(&mut headers);
+    let nonsense = |why: String| ProviderError::Nonsense(why);
+    let parsed = answer.parse(head);
+    if parsed.map_err(|e| nonsense(e.to_string()))?.is_partial() {
+        return Err(nonsense("its head is cut short".into()));
+    }
+    let value = |name: &str| {
+        let mut all = answer.headers.iter();
+        let found = all.find(|h| h.name.eq_ignore_ascii_case(name));
+        found.map(|h| String::from_utf8_lossy(h.value).trim().to_owned())
+    };
+    if value(VERSION_HEADER).as_deref() != Some(VERSION) {
+        return Err(nonsense(format!(
+            "it does not say {VERSION_HEADER}: {VERSION}"
+        )));
+    }
+    let status = answer.code.unwrap_or_default();
+    let framing = match value("content-length") {
+        _ if status < 200 || status == 204 => Framing::Length(0),
+        _ if value("transfer-encoding").is_some_and(|v| v.eq_ignore_ascii_case("chunked")) => {
+            Framing::Chunked(0)
+        }
+        Some(length) => Framing::Length(
+            length
+                .parse()
+                .map_err(|_| nonsense(format!("Content-Length {length:?}")))?,
+        ),
+        None => Framing::ToEnd,
+    };
+    Ok((status, framing))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads() {
+        // PRVD-02
+        let of = |text: &str| parse(text.as_bytes()).map_err(|e| e.to_string());
+        let own = "picolet-provider: 1\r\n";
+        for (text, want) in [
+            (
+                format!("HTTP/1.1 200 OK\r\n{own}\r\n"),
+                (200, Framing::ToEnd),
+            ),
+            (
+                format!("HTTP/1.1 404 x\r\n{own}Content-Length: 3\r\n\r\n"),
+                (404, Framing::Length(3)),
+            ),
+            (
+                format!("HTTP/1.1 200 x\r\n{own}Transfer-Encoding: chunked\r\n\r\n"),
+                (200, Framing::Chunked(0)),
+            ),
+            (
+                format!("HTTP/1.1 204 x\r\n{own}\r\n"),
+                (204, Framing::Length(0)),
+            ),
+        ] {
+            assert_eq!(of(&text), Ok(want), "{text}");
+        }
+        for (text, why) in [
+            (
+                "HTTP/1.1 200 OK\r\n\r\n",
+                "does not say picolet-provider: 1",
+            ),
+            (
+                "HTTP/1.1 200 OK\r\npicolet-provider: 2\r\n\r\n",
+                "does not say picolet-provider: 1",
+            ),
+            ("SSH-2.0-x\r\n\r\n", "not understood"),
+        ] {
+            assert!(of(text).is_err_and(|e| e.contains(why)), "{text}");
+        }
+        let bad = format!("HTTP/1.1 200 x\r\n{own}Content-Length: -1\r\n\r\n");
+        assert!(of(&bad).is_err_and(|e| e.contains("Content-Length")));
+    }
+
+    /// A body that comes in pieces of `size` bytes.
+    fn read(text: &str, framing: Framing, size: usize) -> Result<String, String> {
+        let (ours, theirs) = UnixStream::pair().expect("sockets");
+        let text = text.as_bytes().to_vec();
+        let writer = std::thread::spawn(move || {
+            for piece in text.chunks(size) {
+                let _ = io::Write::write_all(&mut &theirs, piece);
+            }
+        });
+        let mut body = Body {
+            socket: Async::new(ours).expect("socket"),
+            ahead: Vec::new(),
+            framing,
+        };
+        let all = smol::block_on(async {
+            let mut all = Vec::new();
+            while let Some(piece) = body.next().await? {
+                all.extend_from_slice(&piece);
+            }
+            Ok::<_, ProviderError>(all)
+        });
+        writer.join().expect("writer");
+        all.map(|all| String::from_utf8_lossy(&all).into_owned())
+            .map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn bodies_in_any_pieces() {
+        let chunked = "5;x=1\r\nhello\r\n6\r\n world\r\n0\r\n\r\n";
+        for size in 1..chunked.len() {
+            let whole = read(chunked, Framing::Chunked(0), size);
+            assert_eq!(whole.as_deref(), Ok("hello world"), "by {size}");
+        }
+        assert_eq!(read("abc", Framing::Length(2), 1).as_deref(), Ok("ab"));
+        assert_eq!(read("abc", Framing::ToEnd, 2).as_deref(), Ok("abc"));
+        for (text, framing) in [
+            ("ab", Framing::Length(3)),
+            ("5\r\nhel", Framing::Chunked(0)),
+            ("x\r\n", Framing::Chunked(0)),
+        ] {
+            assert!(read(text, framing, 1).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn too_slow_and_too_much() {
+        // PRVD-02
+        if !nix::unistd::geteuid().is_root() {
+            skipped!("too_slow_and_too_much needs root: a provider's socket is root's");
+            return;
+        }
+        let path = std::env::temp_dir().join(format!("picolet-provider-{}", std::process::id()));
+        let listener = std::os::unix::net::UnixListener::bind(&path).expect("socket");
+        let allow = |mode| {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            fs::set_permissions(&path, mode).expect("mode");
+        };
+        let socket = Socket::new(path.clone());
+        let ask = |limit| {
+            let time = Duration::from_millis(200);
+            let request = Request {
+                limit,
+                time,
+                ..Request::new("GET", "/pods")
+            };
+            smol::block_on(socket.ask(request))
+        };
+        allow(0o660);
+        assert!(matches!(ask(9), Err(ProviderError::Untrusted(_))));
+        allow(0o600);
+        // Nobody answers.
+        assert!(matches!(ask(9), Err(ProviderError::Slow(_))));
+        let _ = listener.accept().expect("the one before");
+        let server = std::thread::spawn(move || {
+            let head = "HTTP/1.1 200 OK\r\npicolet-provider: 1\r\n\r\n";
+            for body in ["123456789", "1234567890"] {
+                let (mut peer, _) = listener.accept().expect("a client");
+                let _ = io::Write::write_all(&mut peer, format!("{head}{body}").as_bytes());
+                // Closed before it has read everything, the client would hear of nothing else.
+                let _ = io::Read::read(&mut peer, &mut [0; 4096]);
+            }
+        });
+        assert_eq!(ask(9).expect("fits").body, b"123456789");
+        assert!(matches!(ask(9), Err(ProviderError::TooLarge(9))));
+        server.join().expect("server");
+        fs::remove_file(path).expect("clean");
+    }
+}

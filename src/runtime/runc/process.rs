@@ -1,0 +1,582 @@
+//! The handler `process`: containers that are plain processes of this machine, without image, root file system or namespace
+//! of their own (PRVD-08). They run programs of directories that the operator names, in the cgroup of their pod.
+//!
+//! To the shim and to this backend it is an OCI runtime like others: `create` and `start` in two steps, `kill`, `exec`, `state`,
+//! `delete`, `update`. So logs, ends, grace and adoption are the same as with containers. The program is picolet itself, called
+//! by another name; it does not stay. Between `create` and `start` the process is stopped, as picolet's program.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fs, io,
+    os::unix::{
+        fs::{DirBuilderExt as _, symlink},
+        process::CommandExt as _,
+    },
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
+
+use nix::{
+    sys::{
+        prctl,
+        signal::{Signal, kill},
+        wait::{WaitPidFlag, WaitStatus, waitpid},
+    },
+    unistd::{AccessFlags, Gid, Pid, Uid, access, chdir, setgid, setgroups, setsid, setuid},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Runc, failed, files,
+    record::{self, ContainerRecord},
+    sources::Source,
+};
+use crate::{
+    api::{
+        cri::{ContainerConfig, LinuxResources},
+        oci::ResolvedUser,
+        strict::from_json,
+    },
+    cgroup::Cgroups,
+    error::chain,
+    runtime::RuntimeError,
+    sys::{limits, open, proc},
+};
+
+/// Name of the handler.
+pub const HANDLER: &str = "process";
+/// Name by which this program is such a runtime.
+pub const PROGRAM: &str = "picolet-process";
+/// What is to run, in the bundle.
+const SPEC: &str = "process.json";
+/// What runs, below the runtime's root.
+const STATE: &str = "state.json";
+/// Call of the second stage, which becomes the process.
+const BECOME: &str = "become";
+/// Bytes of either file that are read.
+const MAX_FILE_BYTES: u64 = 2 << 20;
+
+/// What the operator allows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allowed {
+    /// Where programs may lie, at any depth; absolute.
+    pub directories: Vec<PathBuf>,
+    /// A process may be root's.
+    pub root: bool,
+}
+
+/// A process to be.
+#[derive(Debug, Serialize, Deserialize)]
+struct Spec {
+    args: Vec<String>,
+    env: Vec<(String, String)>,
+    cwd: String,
+    uid: u32,
+    gid: u32,
+    groups: Vec<u32>,
+    cgroup: String,
+    resources: LinuxResources,
+    directories: Vec<PathBuf>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct State {
+    pid: i32,
+    start_time: u64,
+    bundle: PathBuf,
+}
+
+/// Why there is no process. The text is the runtime's last word.
+#[derive(Debug, thiserror::Error)]
+enum ProcessError {
+    #[error("{0}")]
+    Refused(String),
+    #[error("{0}")]
+    System(String, #[source] io::Error),
+    #[error("container does not exist")]
+    NotThere,
+}
+
+fn system<E: Into<io::Error>>(step: impl Into<String>) -> impl FnOnce(E) -> ProcessError {
+    let step = step.into();
+    move |e| ProcessError::System(step, e.into())
+}
+
+/// Makes the name by which `exe` is the runtime, anew at each start: the program may have been replaced. Returns its path.
+pub fn install(run_dir: &Path, exe: &Path) -> io::Result<PathBuf> {
+    let path = run_dir.join(PROGRAM);
+    files::remove_file(&path)?;
+    symlink(exe, &path)?;
+    Ok(path)
+}
+
+impl Runc {
+    /// Writes what the process is to be. There is nothing to mount.
+    pub(super) fn make_process(
+        &self,
+        allowed: &Allowed,
+        config: &ContainerConfig,
+        record: &mut ContainerRecord,
+        dir: &Path,
+    ) -> Result<Vec<Source>, RuntimeError> {
+        let security = &config.security;
+        let invalid = |text: &str| Err(RuntimeError::Invalid(text.into()));
+        let args: Vec<String> = config.command.iter().chain(&config.args).cloned().collect();
+        if args.is_empty() {
+            return invalid("command: must be set, there is no image that has one");
+        }
+        let number = |id: i64| u32::try_from(id).ok();
+        let Some(uid) = security.run_as_user.and_then(number) else {
+            return invalid(
+                "securityContext.runAsUser: must be set, there is no image that has one",
+            );
+        };
+        if uid == 0 && !allowed.root {
+            return invalid(
+                "securityContext.runAsUser: is 0, and picolet.process.allowRoot is not set",
+            );
+        }
+        // Not root's group, as it would be in a container.
+        let gid = security.run_as_group.and_then(number).unwrap_or(uid);
+        let spec = Spec {
+            args,
+            env: config.env.clone(),
+            cwd: match config.working_dir.as_str() {
+                "" => "/".into(),
+                dir => dir.into(),
+            },
+            uid,
+            gid,
+            groups: security
+                .supplemental_groups
+                .iter()
+                .filter_map(|id| number(*id))
+                .collect(),
+            cgroup: record.cgroup.clone(),
+            resources: config.resources.clone(),
+            directories: allowed.directories.clone(),
+        };
+        let text = serde_json::to_vec(&spec).map_err(failed("write what is to run"))?;
+        files::write_atomic(&dir.join(SPEC), &text).map_err(failed("write what is to run"))?;
+        open::make_log_dir(Path::new(&record.log)).map_err(failed("make the log directory"))?;
+        record.user = ResolvedUser {
+            uid: spec.uid,
+            gid: spec.gid,
+            additional_gids: spec.groups,
+        };
+        record.made = true;
+        record::save(dir, record).map_err(failed("write the container record"))?;
+        Ok(Vec::new())
+    }
+}
+
+/// Runs as the runtime. `words`: those of an OCI runtime.
+#[must_use]
+pub fn main(words: &[OsString]) -> ExitCode {
+    let words: Vec<&str> = words.iter().filter_map(|w| w.to_str()).collect();
+    let mut log = None;
+    let mut root = Path::new("");
+    let mut rest = words.as_slice();
+    // Bounded: by the words.
+    while let [name, more @ ..] = rest {
+        rest = match (*name, more) {
+            ("--version", _) => {
+                println!("{PROGRAM} version {}", crate::VERSION);
+                return ExitCode::SUCCESS;
+            }
+            ("--root", [value, more @ ..]) => {
+                root = Path::new(*value);
+                more
+            }
+            ("--log", [value, more @ ..]) => {
+                log = Some(*value);
+                more
+            }
+            ("--log-format", [_, more @ ..]) => more,
+            _ => break,
+        };
+    }
+    let [call, rest @ ..] = rest else {
+        return ExitCode::FAILURE;
+    };
+    let Err(error) = run(root, call, rest) else {
+        return ExitCode::SUCCESS;
+    };
+    let line = serde_json::json!({"level": "error", "msg": chain(&error)});
+    let line = format!("{line}\n");
+    let logged = log.map(|log| {
+        let mut file = fs::File::options().append(true).create(true).open(log)?;
+        io::Write::write_all(&mut file, line.as_bytes())
+    });
+    if !matches!(logged, Some(Ok(()))) {
+        eprint!("{line}");
+    }
+    ExitCode::FAILURE
+}
+
+/// The value behind a flag, as `--flag value`.
+fn value<'a>(words: &[&'a str], flag: &str) -> Option<&'a str> {
+    let at = words.iter().position(|w| *w == flag)?;
+    words.get(at + 1).copied()
+}
+
+fn run(root: &Path, call: &str, words: &[&str]) -> Result<(), ProcessError> {
+    let missing = || ProcessError::Refused(format!("{call}: not enough words"));
+    let last = || words.last().copied().ok_or_else(missing);
+    match call {
+        "create" => {
+            let bundle = value(words, "--bundle").ok_or_else(missing)?;
+            let pid_file = value(words, "--pid-file").ok_or_else(missing)?;
+            if words.contains(&"--console-socket") {
+                return Err(no_terminal());
+            }
+            create(root, Path::new(bundle), Path::new(pid_file), last()?)
+        }
+        "start" => {
+            let state = State::of(root, last()?)?;
+            state.signal(Signal::SIGCONT as i32)
+        }
+        "kill" => {
+            let [id, signal] = words else {
+                return Err(missing());
+            };
+            let number = match signal.parse::<i32>() {
+                Ok(number) => number,
+                Err(_) => signal
+                    .parse::<Signal>()
+                    .map_err(system(format!("signal {signal:?}")))?
+                    as i32,
+            };
+            let state = State::of(root, id)?;
+            let waited = state.is_stopped();
+            state.signal(number)?;
+            // What waits for its start takes no signal before.
+            if waited && state.is_stopped() {
+                state.signal(Signal::SIGKILL as i32)?;
+            }
+            Ok(())
+        }
+        "state" => {
+            let state = State::of(root, last()?)?;
+            let status = match (state.lives(), state.is_stopped()) {
+                (false, _) => "stopped",
+                (true, true) => "created",
+                (true, false) => "running",
+            };
+            println!("{{\"status\": \"{status}\"}}");
+            Ok(())
+        }
+        "delete" => {
+            let id = last()?;
+            if let Ok(state) = State::of(root, id)
+                && state.lives()
+            {
+                state.signal(Signal::SIGKILL as i32)?;
+            }
+            let dir = root.join(id);
+            files::remove_tree(&dir).map_err(system(dir.display().to_string()))
+        }
+        "update" => {
+            let state = State::of(root, last()?)?;
+            let spec = Spec::read(&state.bundle)?;
+            let resources = updated(spec.resources, words);
+            let cgroups = Cgroups::detect().map_err(refused)?;
+            cgroups.update(&spec.cgroup, &resources).map_err(refused)
+        }
+        "exec" => {
+            let at = words.iter().position(|w| w.starts_with("--tty="));
+            let (flags, rest) = words.split_at(at.ok_or_else(missing)?);
+            let pid_file = value(flags, "--pid-file").ok_or_else(missing)?;
+            let ["--tty=false", id, command @ ..] = rest else {
+                return Err(no_terminal());
+            };
+            let state = State::of(root, id)?;
+            exec(&state.bundle, Path::new(pid_file), command)
+        }
+        BECOME => {
+            let [bundle, command @ ..] = words else {
+                return Err(missing());
+            };
+            Err(turn_into(Path::new(bundle), command))
+        }
+        other => Err(ProcessError::Refused(format!("{other}: not known"))),
+    }
+}
+
+fn no_terminal() -> ProcessError {
+    ProcessError::Refused("a process of handler \"process\" gets no terminal".into())
+}
+
+fn refused<E: core::error::Error>(error: E) -> ProcessError {
+    ProcessError::Refused(chain(&error))
+}
+
+impl Spec {
+    fn read(bundle: &Path) -> Result<Self, ProcessError> {
+        read(&bundle.join(SPEC))
+    }
+
+    /// The file that a command names: by an absolute path, or by its name in one of the directories. It lies in one of them,
+    /// and not only by a link.
+    fn program(&self, name: &str) -> Result<PathBuf, ProcessError> {
+        let named = Path::new(name);
+        let places: Vec<PathBuf> = if named.is_absolute() {
+            vec![named.to_owned()]
+        } else {
+            self.directories.iter().map(|dir| dir.join(named)).collect()
+        };
+        let found = places.iter().find_map(|place| fs::canonicalize(place).ok());
+        let not_found = || ProcessError::Refused(format!("command {name:?}: no such file"));
+        let found = found.ok_or_else(not_found)?;
+        let allowed = self
+            .directories
+            .iter()
+            .filter_map(|dir| fs::canonicalize(dir).ok());
+        if !allowed.into_iter().any(|dir| found.starts_with(dir)) {
+            let dirs: Vec<_> = self
+                .directories
+                .iter()
+                .map(|d| d.display().to_string())
+                .collect();
+            return Err(ProcessError::Refused(format!(
+                "command {name:?}: lies in none of the directories of picolet.process: {}",
+                dirs.join(", ")
+            )));
+        }
+        access(&found, AccessFlags::X_OK)
+            .map_err(system(format!("command {name:?} cannot be run")))?;
+        Ok(found)
+    }
+}
+
+impl State {
+    fn of(root: &Path, id: &str) -> Result<Self, ProcessError> {
+        read(&root.join(id).join(STATE))
+    }
+
+    /// It still is that process.
+    fn lives(&self) -> bool {
+        proc::start_time(self.pid).is_ok_and(|at| at == self.start_time)
+    }
+
+    /// It waits to be started: it is still this program.
+    fn is_stopped(&self) -> bool {
+        let exe = |pid: &str| fs::read_link(format!("/proc/{pid}/exe")).ok();
+        self.lives() && exe(&self.pid.to_string()) == exe("self")
+    }
+
+    fn signal(&self, number: i32) -> Result<(), ProcessError> {
+        if !self.lives() {
+            return Err(ProcessError::Refused("container not running".into()));
+        }
+        let fd = crate::sys::pidfd::open(self.pid).map_err(system("open the process"))?;
+        crate::sys::pidfd::send_signal(std::os::fd::AsFd::as_fd(&fd), number)
+            .map_err(system("signal the process"))
+    }
+}
+
+fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, ProcessError> {
+    let text = match files::read_start(path, MAX_FILE_BYTES) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(ProcessError::NotThere),
+        text => text.map_err(system(path.display().to_string()))?,
+    };
+    from_json(&text).map_err(refused)
+}
+
+fn create(root: &Path, bundle: &Path, pid_file: &Path, id: &str) -> Result<(), ProcessError> {
+    let spec = Spec::read(bundle)?;
+    let name = spec.args.first().map_or("", String::as_str);
+    spec.program(name)?;
+    let cgroups = Cgroups::detect().map_err(refused)?;
+    let dir = root.join(id);
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&dir)
+        .map_err(system(dir.display().to_string()))?;
+    cgroups
+        .create(&spec.cgroup, &spec.resources)
+        .and_then(|()| cgroups.create_leaf(&spec.cgroup))
+        .map_err(refused)?;
+    let words: Vec<&str> = spec.args.iter().map(String::as_str).collect();
+    let pid = stage(bundle, &words)?;
+    let state = State {
+        pid,
+        start_time: proc::start_time(pid).map_err(system("read its start"))?,
+        bundle: bundle.to_owned(),
+    };
+    let kept = cgroups
+        .join(&spec.cgroup, pid)
+        .map_err(refused)
+        .and_then(|()| {
+            let text = serde_json::to_vec(&state).map_err(refused)?;
+            files::write_atomic(&dir.join(STATE), &text)
+                .and_then(|()| fs::write(pid_file, pid.to_string()))
+                .map_err(system("write its state"))
+        });
+    if kept.is_err() {
+        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+    }
+    kept
+}
+
+/// Starts a command beside the process, in its cgroup, and leaves it to whoever adopts it.
+fn exec(bundle: &Path, pid_file: &Path, command: &[&str]) -> Result<(), ProcessError> {
+    let spec = Spec::read(bundle)?;
+    spec.program(command.first().copied().unwrap_or_default())?;
+    let pid = stage(bundle, command)?;
+    let cgroups = Cgroups::detect().map_err(refused)?;
+    let begun = cgroups
+        .join(&spec.cgroup, pid)
+        .map_err(refused)
+        .and_then(|()| {
+            fs::write(pid_file, pid.to_string()).map_err(system("write the pid file"))?;
+            kill(Pid::from_raw(pid), Signal::SIGCONT).map_err(system("start the command"))
+        });
+    if begun.is_err() {
+        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+    }
+    begun
+}
+
+/// Starts the second stage with our standard streams, and waits until it has stopped itself.
+fn stage(bundle: &Path, command: &[&str]) -> Result<i32, ProcessError> {
+    let child = Command::new("/proc/self/exe")
+        .arg0(PROGRAM)
+        .arg(BECOME)
+        .arg(bundle)
+        .args(command)
+        .env_clear()
+        .spawn()
+        .map_err(system("start a process"))?;
+    let pid = i32::try_from(child.id()).map_err(refused)?;
+    match waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WUNTRACED)) {
+        Ok(WaitStatus::Stopped(..)) => Ok(pid),
+        Ok(other) => Err(ProcessError::Refused(format!(
+            "the process ended before its start: {other:?}"
+        ))),
+        Err(e) => Err(system("wait for the process")(e)),
+    }
+}
+
+/// Stops until it is to start; then becomes the command, with its user and without rights.
+fn turn_into(bundle: &Path, command: &[&str]) -> ProcessError {
+    let become_it = || -> Result<core::convert::Infallible, ProcessError> {
+        let spec = Spec::read(bundle)?;
+        setsid().map_err(system("setsid"))?;
+        limits::set_oom_score_adj(spec.resources.oom_score_adj).map_err(system("oom_score_adj"))?;
+        nix::sys::signal::raise(Signal::SIGSTOP).map_err(system("stop"))?;
+        let (name, args) = command.split_first().unwrap_or((&"", &[]));
+        let program = spec.program(name)?;
+        let groups: Vec<Gid> = spec.groups.iter().map(|id| Gid::from_raw(*id)).collect();
+        limits::drop_capabilities().map_err(system("drop capabilities"))?;
+        setgroups(&groups).map_err(system("setgroups"))?;
+        setgid(Gid::from_raw(spec.gid)).map_err(system("setgid"))?;
+        setuid(Uid::from_raw(spec.uid)).map_err(system("setuid"))?;
+        prctl::set_no_new_privs().map_err(system("no_new_privs"))?;
+        chdir(spec.cwd.as_str()).map_err(system(format!("workingDir {:?}", spec.cwd)))?;
+        let error = Command::new(&program)
+            .arg0(OsStr::new(name))
+            .args(args)
+            .env_clear()
+            .envs(spec.env)
+            .exec();
+        Err(system(format!("run {}", program.display()))(error))
+    };
+    match become_it() {
+        Ok(never) => match never {},
+        Err(e) => e,
+    }
+}
+
+/// Limits with what `update` is told.
+fn updated(mut limits: LinuxResources, words: &[&str]) -> LinuxResources {
+    for (name, text) in words.iter().filter_map(|word| word.split_once('=')) {
+        let signed = || text.parse::<i64>().ok();
+        let unsigned = || text.parse::<u64>().ok();
+        match name {
+            "--cpu-share" => limits.cpu_shares = unsigned(),
+            "--cpu-period" => limits.cpu_period_us = unsigned(),
+            "--cpu-quota" => limits.cpu_quota_us = signed(),
+            "--memory" => limits.memory_limit_bytes = signed(),
+            "--memory-swap" => limits.memory_swap_bytes = signed(),
+            "--pids-limit" => limits.pids_limit = signed(),
+            _ => {}
+        }
+    }
+    limits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(directories: Vec<PathBuf>) -> Spec {
+        Spec {
+            args: Vec::new(),
+            env: Vec::new(),
+            cwd: "/".into(),
+            uid: 1,
+            gid: 1,
+            groups: Vec::new(),
+            cgroup: "/x".into(),
+            resources: LinuxResources::default(),
+            directories,
+        }
+    }
+
+    #[test]
+    fn programs_of_allowed_directories() {
+        // PRVD-08
+        let dir = std::env::temp_dir().join(format!("picolet-process-{}", std::process::id()));
+        let apps = dir.join("apps");
+        fs::create_dir_all(apps.join("deep")).expect("directory");
+        let make = |path: &Path, mode: u32| {
+            fs::write(path, "#!/bin/sh\n").expect("file");
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);
+            fs::set_permissions(path, mode).expect("mode");
+        };
+        make(&apps.join("good"), 0o755);
+        make(&apps.join("deep/good"), 0o755);
+        make(&apps.join("plain"), 0o644);
+        make(&dir.join("outside"), 0o755);
+        symlink(dir.join("outside"), apps.join("link")).expect("link");
+        let spec = spec(vec![apps.clone()]);
+        let absolute = |name: &str| apps.join(name).display().to_string();
+        for name in ["good", "deep/good", &absolute("good")] {
+            assert!(spec.program(name).is_ok(), "{name}");
+        }
+        for (name, why) in [
+            ("link", "none of the directories"),
+            ("../outside", "none of the directories"),
+            ("/bin/sh", "none of the directories"),
+            ("plain", "cannot be run"),
+            ("missing", "no such file"),
+            ("", "cannot be run"),
+        ] {
+            // Root may run a file as soon as anybody may; a directory never.
+            let said = spec.program(name);
+            if name.is_empty() {
+                continue;
+            }
+            assert!(
+                said.as_ref().is_err_and(|e| chain(e).contains(why)),
+                "{name}: {said:?}"
+            );
+        }
+        fs::remove_dir_all(dir).expect("clean");
+    }
+
+    #[test]
+    fn limits_that_change() {
+        let words = ["--memory=4096", "--cpu-share=2", "--cpu-quota=-1", "id"];
+        let limits = updated(LinuxResources::default(), &words);
+        let all = (
+            limits.memory_limit_bytes,
+            limits.cpu_shares,
+            limits.cpu_quota_us,
+        );
+        assert_eq!(all, (Some(4096), Some(2), Some(-1)));
+        assert_eq!(limits.pids_limit, None);
+    }
+}
