@@ -16,6 +16,7 @@
 //! | [`image`], [`volume`], [`cgroup`] | one world each |
 //! | [`probe`] | asks what runs in a container how it is: HTTP, TCP, gRPC |
 //! | [`kube`] | the apiserver: client, credentials, requests, the doorbell |
+//! | [`bus`] | systemd and logind, by D-Bus |
 //! | [`net`] | the way to servers: names, proxies, TLS |
 //! | [`server`] | HTTP over the unix socket |
 //! | [`stream`] | protocols of exec, attach, port-forward, pure: SPDY, WebSocket |
@@ -30,6 +31,7 @@ extern crate alloc;
 mod skipped;
 
 pub mod agent;
+pub mod bus;
 pub mod cgroup;
 pub mod cli;
 pub mod config;

@@ -29,7 +29,7 @@ use super::{
 use crate::{
     api::Mono,
     cgroup::MemoryBell,
-    logic::{cgroup::kubepods_path, eviction::Starved, static_pod},
+    logic::{eviction::Starved, static_pod},
     net::ProxyVariables,
     runtime::log_rotation::Looked,
     server::backend::Backend,
@@ -151,8 +151,8 @@ pub(super) fn memory_bell(parts: &Parts, events: &Sender<Event>) -> Option<Task>
         && thresholds
             .iter()
             .any(|t| t.signal.starved() == Starved::Memory);
-    let bell = is_wanted
-        .then(|| MemoryBell::lay(&parts.machine.cgroups, &kubepods_path(&cfg.cgroup.root)));
+    let bell =
+        is_wanted.then(|| MemoryBell::lay(&parts.machine.cgroups, &cfg.cgroup.tree.kubepods()));
     match bell? {
         Ok(bell) => Some(boxed(eviction::listen(
             bell,
@@ -282,7 +282,7 @@ pub(super) fn metrics(parts: &Parts, agent: Asker) -> Metrics {
         objects: parts.owners.cluster.as_ref().map(|c| Rc::clone(&c.objects)),
         settings: metrics::Settings {
             root_dir: parts.cfg.dirs.root.clone(),
-            cgroup_root: parts.cfg.cgroup.root.clone(),
+            tree: parts.cfg.cgroup.tree.clone(),
             volume_stats: parts.cfg.times.volume_stats,
             slots: pods::slots(&parts.cfg).slots(),
             started_at: parts.started_at,

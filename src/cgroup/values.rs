@@ -103,7 +103,7 @@ fn write_v2(hierarchy: &Hierarchy, path: &str, values: &LinuxResources) -> Resul
 }
 
 /// Shares (2..=262144) as a weight (1..=10000), the conversion a kubelet applies to pod and tier groups (RES-14).
-fn weight(shares: u64) -> u64 {
+pub(super) fn weight(shares: u64) -> u64 {
     1 + shares.clamp(2, 262_144).saturating_sub(2) * 9999 / 262_142
 }
 
