@@ -1,6 +1,7 @@
 //! Everything put together, once: whoever works for the agent is given here what it works with.
 
 use alloc::{rc::Rc, sync::Arc};
+use core::time::Duration;
 use std::sync::Mutex;
 
 use smol::{LocalExecutor, channel::Sender};
@@ -8,13 +9,14 @@ use smol::{LocalExecutor, channel::Sender};
 use super::{
     asker::Asker,
     cluster_views::OwnNode,
-    core::Event,
+    core::{Event, TELLING},
     driver::{Containers, PodDriver},
     event_loop::{Caller, Hands},
     eviction::{self, Evictor, Limits, PodFiles},
     executor::{Generator, Hooks, Killer, Mounter, Starter, Syncer, Terminator},
     gc::{self, Garbage},
     housekeeping::Housekeeper,
+    inhibitor,
     log_rotation::LogRotation,
     manifests::{Manifests, RULES, UrlManifests},
     metrics::{self, Metrics},
@@ -28,8 +30,9 @@ use super::{
 };
 use crate::{
     api::Mono,
+    bus::logind::Places,
     cgroup::MemoryBell,
-    logic::{eviction::Starved, static_pod},
+    logic::{eviction::Starved, shutdown, static_pod},
     net::ProxyVariables,
     runtime::log_rotation::Looked,
     server::backend::Backend,
@@ -141,6 +144,23 @@ pub(super) fn evictor(parts: &Parts, garbage: Rc<Garbage>) -> Evictor {
         unused_images: machine.unused_images.clone(),
         limits: Limits::default(),
     }
+}
+
+/// What hears that the machine goes down, if pods are to end in groups then.
+pub(super) fn shutdown_watch(parts: &Parts, events: &Sender<Event>) -> Option<Task> {
+    let groups = &parts.cfg.shutdown;
+    if groups.is_empty() {
+        return None;
+    }
+    let cluster = parts.owners.cluster.as_ref();
+    let telling = cluster.map_or(Duration::ZERO, |_| TELLING);
+    let watch = inhibitor::Watch {
+        places: Places::default(),
+        needed: shutdown::whole(groups) + telling,
+        clock: Rc::clone(&parts.tools.clock),
+        events: events.clone(),
+    };
+    Some(boxed(watch.run()))
 }
 
 /// What waits for the doorbell of memory, if a threshold of memory is set and doorbells are wanted.

@@ -401,6 +401,9 @@ async fn serve(
     assembly::memory_bell(&parts, &sender)
         .into_iter()
         .for_each(spawn);
+    assembly::shutdown_watch(&parts, &sender)
+        .into_iter()
+        .for_each(spawn);
     if let Some(rotation) = assembly::log_rotation(&parts, asker.clone()) {
         spawn(boxed(rotation.run()));
     }

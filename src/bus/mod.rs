@@ -13,6 +13,8 @@
 
 pub mod logind;
 #[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
 mod tests;
 pub mod wire;
 
