@@ -130,13 +130,13 @@ fn its_images_have_bare_ids() {
 fn cgroups_bear_the_names_of_their_runtimes() {
     // CRI-86 SVC-31
     use crate::api::cri::CgroupDriver::{Cgroupfs, Systemd};
-    let slice = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu.slice";
+    const SLICES: &str = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu.slice";
     let root = std::env::temp_dir().join(format!("picolet-groups-{}", std::process::id()));
     for (n, (driver, pod, container)) in [
         (Cgroupfs, "kubepods/burstable/podu", ID.to_owned()),
         (Cgroupfs, "kubepods/burstable/podu", format!("crio-{ID}")),
-        (Systemd, slice, format!("cri-containerd-{ID}.scope")),
-        (Systemd, slice, format!("crio-{ID}.scope")),
+        (Systemd, SLICES, format!("cri-containerd-{ID}.scope")),
+        (Systemd, SLICES, format!("crio-{ID}.scope")),
     ]
     .into_iter()
     .enumerate()
@@ -152,10 +152,17 @@ fn cgroups_bear_the_names_of_their_runtimes() {
             let cgroups = Cgroups::with(crate::cgroup::Hierarchy::parse(&line).expect("a tree"));
             let settings = Settings {
                 cgroup_driver: driver,
+                // As the agent has it: `logic::cgroup` says where.
                 pod_groups: Some(|driver, root, uid| {
-                    let root = root.to_owned();
-                    crate::logic::cgroup::CgroupTree { root, driver }.pod_in_any_tier(uid)
+                    let tier = match driver {
+                        Cgroupfs => "kubepods/burstable/pod".to_owned(),
+                        Systemd => SLICES.trim_end_matches("u.slice").to_owned(),
+                    };
+                    let end = if driver == Systemd { ".slice" } else { "" };
+                    assert_eq!(root, "/");
+                    ["/none".into(), format!("/{tier}{uid}{end}"), "/none".into()]
                 }),
+                cgroup_root: "/".into(),
                 ..double.settings()
             };
             let opened = Cri::open(settings, &executor, Lane::inline(), cgroups);
