@@ -245,11 +245,12 @@ const BAD: &[(&str, Change, Level, &str, &str)] = &[
         "picolet image prune; find what has many files: du --inodes -xd2 /var/lib/picolet | sort -n | tail"),
     ("read-only", |f| f.dirs.root.read_only = true, Level::Error, "/var/lib/picolet is read-only (ext4)",
         "mount -o remount,rw $(findmnt -no TARGET -T /var/lib/picolet); after an I/O error: dmesg, fsck, a new card"),
+    // SVC-21
     ("root-dir", |f| f.dirs.root.kind = "overlay".into(), Level::Error, "on an overlay",
         "raspi-config nonint disable_overlayfs && reboot, or picolet run --root-dir on another disk"),
     ("root-dir", |f| f.dirs.root.kind = "vfat".into(), Level::Error, "on vfat",
         "picolet run --root-dir on ext4, f2fs, xfs or btrfs"),
-    ("root-dir", |f| f.dirs.root.kind = "tmpfs".into(), Level::Warning, "gone after a reboot",
+    ("root-dir", |f| f.dirs.root.kind = "tmpfs".into(), Level::Warning, "the identity of the node are gone after a reboot",
         "picolet run --root-dir on a disk"),
     ("records", |f| f.dirs.foreign_record = Some(("/var/lib/picolet/pods/u/pod.json".into(), 2)), Level::Error, "pods/u/pod.json is of version 2",
         "install that one again; or end the pods with it and remove what it made: picolet reset --stop"),
