@@ -22,6 +22,7 @@ mod metrics;
 mod objects;
 mod probes;
 mod restart;
+mod service;
 mod suite;
 mod takeover;
 mod upgrade;
