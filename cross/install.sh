@@ -401,6 +401,9 @@ uninstall() {
         if [ -z "$root" ] && [ -x "$target" ]; then run "$target" reset --stop --yes; fi
         if [ -d "$root/etc/picolet" ]; then run rm -r "$root/etc/picolet"; fi
         if [ -n "$root" ] && [ -d "$root/var/lib/picolet" ]; then run rm -r "$root/var/lib/picolet"; fi
+        # A kubelet writes it under the same name.
+        delay=$root/etc/systemd/logind.conf.d/99-kubelet.conf
+        if grep -qs '^# Written by picolet' "$delay"; then delete "$delay"; fi
     fi
     # Not stopped, which would end the pods: without its file it goes with the machine.
     delete "$units/picolet-pods.service" "$scripts/picolet-pods" "$root/etc/runlevels/default/picolet-pods"

@@ -17,6 +17,7 @@
 //! | [`probe`] | asks what runs in a container how it is: HTTP, TCP, gRPC |
 //! | [`provider`] | asks programs that run pods which are no containers |
 //! | [`kube`] | the apiserver: client, credentials, requests, the doorbell |
+//! | [`bus`] | systemd and logind, by D-Bus |
 //! | [`net`] | the way to servers: names, proxies, TLS |
 //! | [`server`] | HTTP over the unix socket |
 //! | [`stream`] | protocols of exec, attach, port-forward, pure: SPDY, WebSocket |
@@ -31,6 +32,7 @@ extern crate alloc;
 mod skipped;
 
 pub mod agent;
+pub mod bus;
 pub mod cgroup;
 pub mod cli;
 pub mod config;

@@ -15,14 +15,14 @@ use picolet::{
     api::{
         ContainerId, PodUid,
         cri::{
-            ANNOTATION_TERMINATION_PATH, ContainerConfig, ContainerState, LABEL_CONTAINER_NAME,
-            LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID, LinuxResources, Mount,
-            NamespaceMode, NamespaceOptions, SandboxConfig, SandboxState,
+            ANNOTATION_TERMINATION_PATH, CgroupDriver, ContainerConfig, ContainerState,
+            LABEL_CONTAINER_NAME, LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID,
+            LinuxResources, Mount, NamespaceMode, NamespaceOptions, SandboxConfig, SandboxState,
         },
         stats::Detail,
     },
     cgroup::Cgroups,
-    logic::oci,
+    logic::{cgroup::CgroupTree, oci},
     runtime::{
         ImageService as _, RuntimeError, RuntimeService, contract,
         cri::{Cri, Settings},
@@ -53,16 +53,25 @@ fn lab(name: &str, test: impl AsyncFnOnce(&mut Lab)) {
     };
     let executor = Rc::clone(&lab.executor);
     smol::block_on(executor.run(async { test(&mut lab).await }));
-    let groups = lab.kubepods();
+    let groups = lab.cgroup_root();
     drop(lab);
     if let Ok(cgroups) = Cgroups::detect() {
         smol::block_on(cgroups.destroy(&groups)).expect("cgroups");
     }
 }
 
+fn pod_groups(driver: CgroupDriver, root: &str, uid: &PodUid) -> [String; 3] {
+    let root = root.to_owned();
+    CgroupTree { root, driver }.pod_in_any_tier(uid)
+}
+
 impl Lab {
-    fn kubepods(&self) -> String {
+    fn cgroup_root(&self) -> String {
         format!("/{}-pods", self.containerd.bridge())
+    }
+
+    fn kubepods(&self) -> String {
+        format!("{}/kubepods", self.cgroup_root())
     }
 
     fn settings(&self) -> Settings {
@@ -72,7 +81,9 @@ impl Lab {
             request_timeout: PATIENCE,
             container_log_links: self.containerd.dir.join("links"),
             root_dir: self.containerd.dir.clone(),
-            kubepods: self.kubepods(),
+            cgroup_root: self.cgroup_root(),
+            cgroup_driver: CgroupDriver::Cgroupfs,
+            pod_groups: Some(pod_groups),
             masked_paths: oci::MASKED_PATHS.map(str::to_owned).to_vec(),
             readonly_paths: oci::READONLY_PATHS.map(str::to_owned).to_vec(),
         }

@@ -197,6 +197,14 @@ fn a_second_run_changes_nothing() {
         board.does(&["--uninstall"]);
         assert!(!program.exists() && !kept.exists() && !wanted.is_symlink());
         assert!(board.path("var/lib/picolet/import").exists(), "data stays");
+        // As the agent writes it; and as a kubelet does.
+        let delays = board.path("etc/systemd/logind.conf.d");
+        let delay = delays.join("99-kubelet.conf");
+        fs::create_dir_all(&delays).expect("directory");
+        fs::write(&delay, "# Kubelet logind override\n").expect("written");
+        board.does(&["--uninstall", "--purge"]);
+        assert!(delay.exists(), "not ours");
+        fs::write(&delay, "# Written by picolet, as a kubelet does\n").expect("written");
         board.does(&["--uninstall", "--purge"]);
         let left = board.files();
         let is_left = |path: &PathBuf| left.iter().any(|(other, ..)| other == path);

@@ -1,6 +1,7 @@
 //! Everything put together, once: whoever works for the agent is given here what it works with.
 
 use alloc::{rc::Rc, sync::Arc};
+use core::time::Duration;
 use std::sync::Mutex;
 
 use smol::{LocalExecutor, channel::Sender};
@@ -8,13 +9,14 @@ use smol::{LocalExecutor, channel::Sender};
 use super::{
     asker::Asker,
     cluster_views::OwnNode,
-    core::Event,
+    core::{Event, TELLING},
     driver::{Containers, PodDriver},
     event_loop::{Caller, Hands},
     eviction::{self, Evictor, Limits, PodFiles},
     executor::{Generator, Hooks, Killer, Mounter, Starter, Syncer, Terminator},
     gc::{self, Garbage},
     housekeeping::Housekeeper,
+    inhibitor,
     log_rotation::LogRotation,
     manifests::{Manifests, RULES, UrlManifests},
     metrics::{self, Metrics},
@@ -29,8 +31,9 @@ use super::{
 };
 use crate::{
     api::Mono,
+    bus::logind::Places,
     cgroup::MemoryBell,
-    logic::{cgroup::kubepods_path, eviction::Starved, static_pod},
+    logic::{eviction::Starved, shutdown, static_pod},
     net::ProxyVariables,
     runtime::log_rotation::Looked,
     server::backend::Backend,
@@ -144,6 +147,23 @@ pub(super) fn evictor(parts: &Parts, garbage: Rc<Garbage>) -> Evictor {
     }
 }
 
+/// What hears that the machine goes down, if pods are to end in groups then.
+pub(super) fn shutdown_watch(parts: &Parts, events: &Sender<Event>) -> Option<Task> {
+    let groups = &parts.cfg.shutdown;
+    if groups.is_empty() {
+        return None;
+    }
+    let cluster = parts.owners.cluster.as_ref();
+    let telling = cluster.map_or(Duration::ZERO, |_| TELLING);
+    let watch = inhibitor::Watch {
+        places: Places::default(),
+        needed: shutdown::whole(groups) + telling,
+        clock: Rc::clone(&parts.tools.clock),
+        events: events.clone(),
+    };
+    Some(boxed(watch.run()))
+}
+
 /// What waits for the doorbell of memory, if a threshold of memory is set and doorbells are wanted.
 pub(super) fn memory_bell(parts: &Parts, events: &Sender<Event>) -> Option<Task> {
     let cfg = &parts.cfg;
@@ -152,8 +172,8 @@ pub(super) fn memory_bell(parts: &Parts, events: &Sender<Event>) -> Option<Task>
         && thresholds
             .iter()
             .any(|t| t.signal.starved() == Starved::Memory);
-    let bell = is_wanted
-        .then(|| MemoryBell::lay(&parts.machine.cgroups, &kubepods_path(&cfg.cgroup.root)));
+    let bell =
+        is_wanted.then(|| MemoryBell::lay(&parts.machine.cgroups, &cfg.cgroup.tree.kubepods()));
     match bell? {
         Ok(bell) => Some(boxed(eviction::listen(
             bell,
@@ -291,7 +311,7 @@ pub(super) fn metrics(parts: &Parts, agent: Asker) -> Metrics {
         objects: parts.owners.cluster.as_ref().map(|c| Rc::clone(&c.objects)),
         settings: metrics::Settings {
             root_dir: parts.cfg.dirs.root.clone(),
-            cgroup_root: parts.cfg.cgroup.root.clone(),
+            tree: parts.cfg.cgroup.tree.clone(),
             volume_stats: parts.cfg.times.volume_stats,
             slots: pods::slots(&parts.cfg).slots(),
             started_at: parts.started_at,

@@ -11,12 +11,12 @@ use super::{
     start_error::{StartError, fatal, lane},
 };
 use crate::{
-    api::oci::HostFacts,
+    api::{PodUid, cri::CgroupDriver, oci::HostFacts},
     cgroup::Cgroups,
     config::{Config, Endpoints},
     error::chain,
     image::pull::{NodeKeys, Settings},
-    logic::oci,
+    logic::{cgroup::CgroupTree, oci},
     runtime::{
         RuntimeError, RuntimeService,
         cri::{self, Cri},
@@ -41,6 +41,8 @@ pub(super) struct Opened {
     pub(super) keyring: Rc<dyn NodeKeyring>,
     /// Who keeps images.
     pub(super) stock: Stock,
+    /// Who makes cgroups.
+    pub(super) driver: CgroupDriver,
 }
 
 /// The backend that is configured. `pulls` say how images are pulled, as far as this agent does it.
@@ -63,6 +65,7 @@ pub(super) async fn open(
             );
         }
         return Ok(Opened {
+            driver: runtime.cgroup_driver(),
             runtime: Rc::new(runtime),
             keyring: Rc::new(RuntimeKeyring(Arc::new(NodeKeys::new(pulls)))),
             stock: Stock::Runtime,
@@ -92,6 +95,7 @@ pub(super) async fn open(
         runtime: Rc::new(runtime),
         keyring: Rc::new(store.clone()),
         stock: Stock::Own(store),
+        driver: CgroupDriver::Cgroupfs,
     })
 }
 
@@ -108,7 +112,9 @@ pub(super) async fn open_cri(
         request_timeout: cfg.times.runtime_request,
         container_log_links: cfg.dirs.container_logs.clone(),
         root_dir: cfg.dirs.root.clone(),
-        kubepods: format!("{}/kubepods", cfg.cgroup.root.trim_end_matches('/')),
+        cgroup_root: cfg.cgroup.tree.root.clone(),
+        cgroup_driver: cfg.cgroup.tree.driver,
+        pod_groups: Some(pod_groups),
         masked_paths: fixed
             .chain(tools.host.thermal_throttle.iter().cloned())
             .collect(),
@@ -131,8 +137,14 @@ fn handlers(cfg: &Config) -> BTreeMap<String, String> {
     all
 }
 
+/// Where the cgroup of a pod may be.
+fn pod_groups(driver: CgroupDriver, root: &str, uid: &PodUid) -> [String; 3] {
+    let root = root.to_owned();
+    CgroupTree { root, driver }.pod_in_any_tier(uid)
+}
+
 pub(super) fn runc_settings(cfg: &Config, host: HostFacts, exe: Arc<OwnedFd>) -> runc::Settings {
-    let root = cfg.cgroup.root.trim_end_matches('/');
+    let root = cfg.cgroup.tree.root.trim_end_matches('/');
     runc::Settings {
         root_dir: cfg.dirs.root.clone(),
         run_dir: cfg.dirs.run.clone(),

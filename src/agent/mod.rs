@@ -52,6 +52,7 @@ mod executor;
 mod gc;
 mod housekeeping;
 mod images;
+mod inhibitor;
 mod log_rotation;
 mod manifests;
 mod metered;

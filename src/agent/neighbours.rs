@@ -9,9 +9,10 @@ use std::{
 };
 
 use crate::{
+    api::cri::CgroupDriver,
     cgroup::Cgroups,
     config::{Config, decode},
-    logic::{cgroup::kubepods_path, digest::Fnv},
+    logic::{cgroup::CgroupTree, digest::Fnv},
     sys::{file, lock},
 };
 
@@ -88,7 +89,7 @@ fn wanted(cfg: &Config) -> Vec<(&'static str, &'static str, String)> {
         (
             "cgroup root",
             "--cgroup-root",
-            cgroup_root(&cfg.cgroup.root),
+            cgroup_root(&cfg.cgroup.tree.root),
         ),
         (
             "log directory",
@@ -157,7 +158,7 @@ fn kubelet_beside(cfg: &Config) -> Option<u32> {
         let kubelet = Kubelet::of(&read(&dir.join("cmdline")), &dir.join("cwd"));
         let endpoints = cfg.runtime.endpoints.as_ref();
         if logs
-            || kubelet.root == cgroup_root(&cfg.cgroup.root)
+            || kubelet.root == cgroup_root(&cfg.cgroup.tree.root)
             || endpoints.is_some_and(|own| real(&own.runtime) == kubelet.runtime)
         {
             return Some(pid);
@@ -206,7 +207,15 @@ fn real(path: &Path) -> PathBuf {
 ///
 /// - Errors: some run that the backend of this configuration does not see.
 pub(super) fn check_backend(cfg: &Config, cgroups: &Cgroups) -> Result<(), NeighbourError> {
-    let runs = || !cgroups.pids(&kubepods_path(&cfg.cgroup.root)).is_empty();
+    // Whoever ran them may have made groups in the other way.
+    let runs = || {
+        let trees = [CgroupDriver::Cgroupfs, CgroupDriver::Systemd].map(|driver| CgroupTree {
+            root: cfg.cgroup.tree.root.clone(),
+            driver,
+        });
+        let runs = |tree: &CgroupTree| !cgroups.pids(&tree.kubepods()).is_empty();
+        trees.iter().any(runs)
+    };
     match last_backend(&cfg.dirs.run) {
         Some(last) if last != backend(cfg) && runs() => {
             let next = backend(cfg);

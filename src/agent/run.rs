@@ -45,10 +45,11 @@ use super::{
     vitals::LoopWatch,
 };
 use crate::{
-    cgroup::{Cgroups, Version},
+    api::cri::CgroupDriver,
+    cgroup::{Cgroups, SYSTEMD_SOCKET, Slices, Version},
     config::{self, Config},
     error::chain,
-    logic::{cgroup::kubepods_path, node_resources},
+    logic::node_resources,
     net::ProxyVariables,
     probe::Prober,
     runtime::runc,
@@ -426,6 +427,9 @@ async fn serve(
     assembly::memory_bell(&parts, &sender)
         .into_iter()
         .for_each(spawn);
+    assembly::shutdown_watch(&parts, &sender)
+        .into_iter()
+        .for_each(spawn);
     if let Some(rotation) = assembly::log_rotation(&parts, asker.clone()) {
         spawn(boxed(rotation.run()));
     }
@@ -505,12 +509,12 @@ async fn watchdog(
 
 /// Makes what the agent is put together from.
 async fn assemble(
-    cfg: Config,
+    mut cfg: Config,
     proxies: ProxyVariables,
     executor: &Rc<LocalExecutor<'static>>,
     unused_images: UnusedImages,
 ) -> Result<(Parts, Stock), StartError> {
-    let cgroups = Cgroups::detect().map_err(|e| fatal(chain(&e)))?;
+    let mut cgroups = Cgroups::detect().map_err(|e| fatal(chain(&e)))?;
     if cfg.cgroup.fail_cgroup_v1 && cgroups.version() != Version::V2 {
         return Err(fatal(
             "this machine uses cgroup v1 and failCgroupV1 is true: boot with cgroup v2, or set it to false",
@@ -546,12 +550,17 @@ async fn assemble(
         runtime,
         keyring,
         stock,
+        driver,
     } = backends::open(&cfg, pulls, tools).await?;
+    cfg.use_cgroup_driver(driver);
+    if driver == CgroupDriver::Systemd {
+        cgroups = by_systemd(cgroups)?;
+    }
     if let Err(e) = neighbours::keep_backend(&cfg) {
         log::warn!("cannot keep who runs pods: {e}");
     }
-    let clock: Rc<dyn Clock> = Rc::new(SystemClock);
-    let providers = Providers::configured(&cfg.runtime.providers, &cfg.node_name, &clock);
+    let shared: Rc<dyn Clock> = Rc::new(clock.clone());
+    let providers = Providers::configured(&cfg.runtime.providers, &cfg.node_name, &shared);
     let runtime = provider::route(runtime, providers.as_ref());
     let facts = node::facts(&cfg).map_err(|e| wrong(&e))?;
     let volumes =
@@ -563,7 +572,7 @@ async fn assemble(
     );
     let admission = admission::facts(&cfg, &facts, kernel, apparmor, &runtime.capabilities());
     let admission = admission.map_err(|e| wrong(&e))?;
-    let kubepods = kubepods_path(&cfg.cgroup.root);
+    let kubepods = cfg.cgroup.tree.kubepods();
     let places = Places::new(
         &cfg.dirs.root,
         cfg.dirs.images(),
@@ -574,7 +583,7 @@ async fn assemble(
     let gauge = MachineGauge {
         cgroups: cgroups.clone(),
         disk: disk.clone(),
-        clock: Rc::new(clock.clone()),
+        clock: shared,
         places: Arc::new(places),
     };
     let parts = Parts::new(Given {
@@ -594,6 +603,24 @@ async fn assemble(
         cfg,
     });
     Ok((parts, stock))
+}
+
+/// Groups of pods are slices from now on.
+fn by_systemd(cgroups: Cgroups) -> Result<Cgroups, StartError> {
+    const HINT: &str = "set SystemdCgroup = false (containerd), or cgroup_manager = \"cgroupfs\" and \
+                        conmon_cgroup = \"pod\" (CRI-O), and cgroupDriver: cgroupfs";
+    let slices = Slices::at(SYSTEMD_SOCKET, lane("systemd")?);
+    if cgroups.version() != Version::V2 {
+        return Err(fatal(format!(
+            "cgroup driver systemd: this machine uses cgroup v1: boot with cgroup v2, or {HINT}"
+        )));
+    }
+    if !slices.are_there() {
+        return Err(fatal(format!(
+            "cgroup driver systemd: no systemd listens at {SYSTEMD_SOCKET}: {HINT}"
+        )));
+    }
+    Ok(cgroups.by_systemd(slices))
 }
 
 async fn forward_commands(

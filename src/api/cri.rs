@@ -141,7 +141,7 @@ pub struct SandboxConfig {
     pub labels: BTreeMap<String, String>,
     /// Pod annotations.
     pub annotations: BTreeMap<String, String>,
-    /// Cgroup of the pod, absolute within the hierarchy (`/kubepods/burstable/pod<uid>`).
+    /// Cgroup of the pod, absolute within the hierarchy (`/kubepods/burstable/pod<uid>`; with systemd the whole path of its slice).
     pub cgroup_parent: String,
     /// Sysctls in dotted form.
     pub sysctls: BTreeMap<String, String>,
@@ -160,6 +160,27 @@ pub struct SandboxConfig {
     /// What the runtime may use beside it (`spec.overhead`). Not recorded.
     #[serde(skip)]
     pub overhead: LinuxResources,
+}
+
+/// Who makes control groups, those of pods and those of containers below them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CgroupDriver {
+    /// Whoever needs one makes a directory.
+    #[default]
+    Cgroupfs,
+    /// systemd, of which each is a unit.
+    Systemd,
+}
+
+impl CgroupDriver {
+    /// As `cgroupDriver` has it.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Cgroupfs => "cgroupfs",
+            Self::Systemd => "systemd",
+        }
+    }
 }
 
 /// Whether a sandbox can be used.

@@ -3,11 +3,15 @@
 //! Two layouts exist on boards: version 1 (each controller its own mount, perhaps with a bare version 2 tree beside it) and
 //! version 2 (one tree). [`Cgroups`] hides which. Containers' own groups are made by the OCI runtime below the pod's.
 //!
+//! Where the cgroup driver is `systemd`, a path that ends in `.slice` is a unit of it: [`Slices`] makes it and stops it, and
+//! its files are written as those of any other group.
+//!
 //! Paths are absolute within the hierarchy (`/kubepods/burstable/pod<uid>`), never file names.
 
 mod doorbell;
 mod hierarchy;
 mod kill;
+mod slices;
 mod usage;
 mod values;
 
@@ -16,13 +20,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::api::cri::LinuxResources;
 use crate::api::order::Order;
 use crate::api::stats::{Detail, Usage};
-use crate::api::{PodUid, cri::LinuxResources};
-use crate::sys::crash;
+use crate::bus::BusError;
+use crate::sys::{crash, lane::Lane};
 
 pub use doorbell::MemoryBell;
 pub use hierarchy::{Hierarchy, Version};
+pub use slices::{SOCKET as SYSTEMD_SOCKET, Slices};
 
 /// Longest control file that is read, in bytes; `cgroup.procs` of a fork bomb is cut, and read again next round.
 const FILE_LIMIT: u64 = 1 << 20;
@@ -49,6 +55,14 @@ pub enum CgroupError {
         /// The cause.
         source: io::Error,
     },
+    /// systemd does not make or stop a slice.
+    #[error("systemd: {unit}")]
+    Unit {
+        /// Its name.
+        unit: String,
+        /// The cause.
+        source: BusError,
+    },
     /// Processes outlived every round of killing.
     #[error("{path}: {left} processes outlived SIGKILL")]
     Busy {
@@ -69,9 +83,11 @@ impl CgroupError {
 }
 
 /// The machine's control groups.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Cgroups {
     hierarchy: Hierarchy,
+    /// Only where systemd makes groups.
+    slices: Option<Slices>,
 }
 
 impl Cgroups {
@@ -84,13 +100,37 @@ impl Cgroups {
         let text = fs::read_to_string(path).map_err(|e| CgroupError::io(path, e))?;
         Ok(Self {
             hierarchy: Hierarchy::parse(&text).ok_or(CgroupError::NotMounted)?,
+            slices: None,
         })
     }
 
     /// Uses a hierarchy found elsewhere (tests).
     #[must_use]
     pub const fn with(hierarchy: Hierarchy) -> Self {
-        Self { hierarchy }
+        Self {
+            hierarchy,
+            slices: None,
+        }
+    }
+
+    /// Slices are made by systemd from now on.
+    #[must_use]
+    pub fn by_systemd(self, slices: Slices) -> Self {
+        Self {
+            slices: Some(slices),
+            ..self
+        }
+    }
+
+    /// Where to call what makes groups, if that may wait for systemd.
+    #[must_use]
+    pub fn lane(&self) -> Option<&Lane> {
+        self.slices.as_ref().map(Slices::lane)
+    }
+
+    /// The slice that systemd has at this path.
+    fn slice<'a>(&self, path: &'a str) -> Option<(&Slices, &'a str)> {
+        self.slices.as_ref().zip(slices::unit(path))
     }
 
     /// Which layout the machine has.
@@ -125,6 +165,8 @@ impl Cgroups {
     /// # Errors
     /// See [`CgroupError`]; a half-made group is left and made whole by the next call.
     pub fn create(&self, path: &str, values: &LinuxResources) -> Result<(), CgroupError> {
+        plain(path)?;
+        self.make_slice(path, values)?;
         self.make(path)?;
         crash::point("cgroup.made");
         values::write(&self.hierarchy, path, values)
@@ -145,6 +187,7 @@ impl Cgroups {
     /// See [`CgroupError`].
     pub fn create_leaf(&self, path: &str) -> Result<(), CgroupError> {
         plain(path)?;
+        self.make_slice(path, &LinuxResources::default())?;
         for dir in self.hierarchy.process_dirs(path) {
             fs::create_dir_all(&dir).map_err(|e| CgroupError::io(&dir, e))?;
         }
@@ -219,6 +262,16 @@ impl Cgroups {
     /// [`CgroupError::Busy`] after five rounds; the caller tries again later.
     pub async fn destroy(&self, path: &str) -> Result<(), CgroupError> {
         plain(path)?;
+        if let Some((slices, unit)) = self.slice(path) {
+            // What is left in it is killed first: systemd would give it a grace of its own.
+            kill::drain(&self.hierarchy, path).await?;
+            let (slices, unit) = (slices.clone(), unit.to_owned());
+            let lane = slices.lane().clone();
+            let stopped = lane.run(move || slices.stop(&unit).map_err(|source| (unit, source)));
+            stopped
+                .await
+                .map_err(|(unit, source)| CgroupError::Unit { unit, source })?;
+        }
         kill::destroy(&self.hierarchy, path).await
     }
 
@@ -249,25 +302,14 @@ impl Cgroups {
         }
     }
 
-    /// Pod groups below `kubepods`, those of every tier, sorted by UID, with their paths.
+    /// Names of the groups in this one, sorted, each once.
     #[must_use]
-    pub fn list_pods(&self, kubepods: &str) -> Vec<(PodUid, String)> {
+    pub fn names_in(&self, path: &str) -> Vec<String> {
         let mut found = Vec::new();
-        for tier in ["", "/burstable", "/besteffort"] {
-            let parent = format!("{kubepods}{tier}");
-            for dir in self.hierarchy.dirs(&parent) {
-                let Ok(entries) = fs::read_dir(dir) else {
-                    continue;
-                };
-                for entry in entries.flatten() {
-                    let name = entry.file_name();
-                    if let Some(uid) = name.to_str().and_then(|n| n.strip_prefix("pod"))
-                        && entry.file_type().is_ok_and(|t| t.is_dir())
-                    {
-                        found.push((PodUid::new(uid), format!("{parent}/pod{uid}")));
-                    }
-                }
-            }
+        for dir in self.hierarchy.dirs(path) {
+            let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+            let groups = entries.filter(|entry| entry.file_type().is_ok_and(|t| t.is_dir()));
+            found.extend(groups.filter_map(|entry| entry.file_name().into_string().ok()));
         }
         found.order();
         found.dedup();
@@ -286,8 +328,19 @@ impl Cgroups {
         Ok(())
     }
 
+    fn make_slice(&self, path: &str, limits: &LinuxResources) -> Result<(), CgroupError> {
+        let Some((slices, unit)) = self.slice(path) else {
+            return Ok(());
+        };
+        slices
+            .make(unit, limits)
+            .map_err(|source| CgroupError::Unit {
+                unit: unit.into(),
+                source,
+            })
+    }
+
     fn make(&self, path: &str) -> Result<(), CgroupError> {
-        plain(path)?;
         match self.version() {
             Version::V1 => {
                 for dir in self.hierarchy.limit_dirs(path) {

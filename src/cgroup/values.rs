@@ -69,7 +69,10 @@ fn write_v2(hierarchy: &Hierarchy, path: &str, values: &LinuxResources) -> Resul
         &dir.join(file),
         &value,
     ) {
-        Err(CgroupError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+        // Unless the group has gone altogether.
+        Err(CgroupError::Io { source, .. })
+            if source.kind() == io::ErrorKind::NotFound && dir.is_dir() =>
+        {
             Err(CgroupError::NoController(controller))
         }
         other => other,
@@ -103,7 +106,7 @@ fn write_v2(hierarchy: &Hierarchy, path: &str, values: &LinuxResources) -> Resul
 }
 
 /// Shares (2..=262144) as a weight (1..=10000), the conversion a kubelet applies to pod and tier groups (RES-14).
-fn weight(shares: u64) -> u64 {
+pub(super) fn weight(shares: u64) -> u64 {
     1 + shares.clamp(2, 262_144).saturating_sub(2) * 9999 / 262_142
 }
 
@@ -186,6 +189,58 @@ mod tests {
         ] {
             assert_eq!(weight(shares), want, "{shares}");
         }
+    }
+
+    #[test]
+    fn a_group_that_has_gone_lacks_no_controller() {
+        let root = std::env::temp_dir().join(format!("picolet-gone-{}", std::process::id()));
+        fs::create_dir_all(root.join("there")).expect("directory");
+        let line = format!("1 1 0:1 / {} rw - cgroup2 none rw", root.display());
+        let hierarchy = Hierarchy::parse(&line).expect("a tree");
+        let limits = LinuxResources {
+            cpu_shares: Some(2),
+            ..LinuxResources::default()
+        };
+        let there = write(&hierarchy, "/there", &limits);
+        assert!(matches!(there, Err(CgroupError::NoController("cpu"))));
+        let gone = write(&hierarchy, "/gone", &limits);
+        assert!(matches!(gone, Err(CgroupError::Io { .. })), "{gone:?}");
+        fs::remove_dir_all(&root).expect("clean up");
+    }
+
+    /// systemd takes controllers away that nobody below uses.
+    #[test]
+    fn controllers_are_handed_down_each_time() {
+        // SVC-34
+        let root = std::env::temp_dir().join(format!("picolet-handed-{}", std::process::id()));
+        let tree = |path: &str| root.join(path.trim_start_matches('/'));
+        let groups = ["/", "/kubepods", "/kubepods/podu"];
+        for group in groups {
+            let dir = tree(group);
+            fs::create_dir_all(&dir).expect("directory");
+            fs::write(dir.join("cgroup.controllers"), "cpuset cpu io memory pids").expect("file");
+        }
+        let line = format!("1 1 0:1 / {} rw - cgroup2 none rw", root.display());
+        let hierarchy = Hierarchy::parse(&line).expect("a tree");
+        // What is there is asked of the tree alone.
+        assert!(hierarchy.has("memory") && !hierarchy.has("hugetlb"));
+        for enabled in ["memory pids", "cpuset cpu io memory pids"] {
+            for group in groups {
+                fs::write(tree(group).join("cgroup.subtree_control"), enabled).expect("file");
+            }
+            make_v2(&hierarchy, "/kubepods/podu").expect("made");
+            for group in groups {
+                let asked = fs::read_to_string(tree(group).join("cgroup.subtree_control"));
+                // The file is one that keeps what was written last, from its beginning on: cpu, cpuset, then io.
+                let wanted = match enabled {
+                    "memory pids" => "+iouset",
+                    all => all,
+                };
+                let asked = asked.expect("file");
+                assert!(asked.starts_with(wanted), "{group}: {asked}");
+            }
+        }
+        fs::remove_dir_all(&root).expect("clean up");
     }
 
     #[test]

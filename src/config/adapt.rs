@@ -14,14 +14,6 @@ pub(super) fn adapt(document: &mut Value, as_kubelet: bool, warnings: &mut Vec<S
     if document.is_null() {
         *document = json!({});
     }
-    if document["cgroupDriver"] == "systemd" {
-        document["cgroupDriver"] = "cgroupfs".into();
-        // SVC-30: kubeadm writes it for all nodes of a cluster.
-        warnings.push(
-            "cgroupDriver: systemd is not used: pods have a cgroup tree of their own, as with cgroupfs"
-                .into(),
-        );
-    }
     if as_kubelet && document["picolet"].is_null() {
         document["picolet"] = json!({});
     }
@@ -43,6 +35,15 @@ pub(super) fn adapt(document: &mut Value, as_kubelet: bool, warnings: &mut Vec<S
         && let Some(fields) = document.as_object_mut()
     {
         drop_endpoints(fields, warnings);
+    }
+    let endpoint = document["containerRuntimeEndpoint"].as_str();
+    if document["cgroupDriver"] == "systemd" && endpoint.is_none_or(str::is_empty) {
+        document["cgroupDriver"] = "cgroupfs".into();
+        // SVC-30: kubeadm writes it for all nodes of a cluster.
+        warnings.push(
+            "cgroupDriver: systemd is not used: pods have a cgroup tree of their own, as with cgroupfs"
+                .into(),
+        );
     }
 }
 
@@ -89,12 +90,13 @@ mod tests {
             })
         );
         assert_eq!(warnings.len(), 2, "{warnings:?}");
-        assert!(warnings[0].starts_with("cgroupDriver: systemd is not used"));
-        assert!(warnings[1].contains("containerd.sock is not used"));
+        assert!(warnings[0].contains("containerd.sock is not used"));
+        assert!(warnings[1].starts_with("cgroupDriver: systemd is not used"));
 
         // By its own name the agent asks the runtime that it is told.
         let (document, warnings) = adapted(kubeadm(), false);
-        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert_eq!(warnings, [""; 0]);
+        assert_eq!(document["cgroupDriver"], "systemd");
         let endpoint = &document["containerRuntimeEndpoint"];
         assert_eq!(endpoint, "unix:///var/run/containerd/containerd.sock");
 
@@ -103,7 +105,7 @@ mod tests {
         let (document, warnings) = adapted(said, true);
         assert_eq!(document["picolet"]["certDir"], "/c");
         assert!(document["containerRuntimeEndpoint"].is_string());
-        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert_eq!(warnings, [""; 0]);
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value};
 
+use crate::api::cri::CgroupDriver;
+
 /// Fields whose values are nobody's business but the operator's.
 const SECRET: [&str; 1] = ["staticPodURLHeader"];
 
@@ -17,6 +19,13 @@ pub(super) fn shown(document: &Value, member: bool) -> String {
         }
     }
     Value::Object(all).to_string()
+}
+
+/// The document with another cgroup driver.
+pub(super) fn with_cgroup_driver(document: &str, driver: CgroupDriver) -> String {
+    let mut all: Value = serde_json::from_str(document).unwrap_or_default();
+    all["cgroupDriver"] = driver.word().into();
+    all.to_string()
 }
 
 fn lay_over(base: &mut Map<String, Value>, over: &Map<String, Value>) {

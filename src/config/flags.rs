@@ -151,7 +151,7 @@ const FLAGS: &[Flag] = &[
     flag("cluster-dns", Kind::List, "clusterDNS", "name servers of pods with ClusterFirst"),
     flag("cluster-domain", Kind::Text, "clusterDomain", "domain of the cluster"),
     flag("cgroup-root", Kind::Text, "cgroupRoot", "cgroup in which kubepods is made"),
-    flag("cgroup-driver", Kind::Text, "cgroupDriver", "only cgroupfs in this version"),
+    flag("cgroup-driver", Kind::Text, "cgroupDriver", "who makes cgroups, if a container runtime does not say: cgroupfs or systemd"),
     flag("cgroups-per-qos", Kind::Switch, "cgroupsPerQOS", "one cgroup per pod and quality of service"),
     flag("cpu-cfs-quota", Kind::Switch, "cpuCFSQuota", "enforce cpu limits"),
     flag("cpu-cfs-quota-period", Kind::Time, "cpuCFSQuotaPeriod", "period of cpu limits"),

@@ -39,6 +39,8 @@ mod server;
 mod values;
 mod without_effect;
 
+use crate::api::cri::CgroupDriver;
+
 pub use cluster::K3S_PASSWORD_FILE;
 pub use values::{
     CgroupConfig, ClusterConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, Endpoints,
@@ -160,6 +162,18 @@ fn load_from(flags: flags::Flags, host: &Host, default_file: &Path) -> Result<Lo
         file,
         warnings: document.warnings,
     })
+}
+
+impl Config {
+    /// Cgroups are made by who the runtime says, whatever was configured (CONF-18).
+    pub fn use_cgroup_driver(&mut self, driver: CgroupDriver) {
+        if driver == self.cgroup.tree.driver {
+            return;
+        }
+        log::info!("cgroup driver {}, as the runtime says", driver.word());
+        self.cgroup.tree.driver = driver;
+        self.document = configz::with_cgroup_driver(&self.document, driver);
+    }
 }
 
 /// What holds where neither file nor flag says otherwise.

@@ -17,8 +17,9 @@ use super::values::{
     SwapBehavior, TimeConfig,
 };
 use super::{cluster, configz, endpoints, eviction, manifest_url, node, server};
+use crate::api::cri::CgroupDriver;
 use crate::api::{Quantity, names};
-use crate::logic::shutdown;
+use crate::logic::{cgroup::CgroupTree, shutdown};
 
 /// Whole numbers that have a range, also those this version has no use for: a kubelet would refuse the file too.
 const RANGES: &[(&str, RangeInclusive<i64>)] = &[
@@ -201,15 +202,6 @@ fn ranges(document: &Value) -> Result<(), Invalid> {
 
 /// What a kubelet can and this version cannot: refused, for doing something else in silence would be worse.
 fn refuse(fields: &Fields) -> Result<(), Invalid> {
-    match fields.cgroup_driver.as_deref() {
-        None | Some("" | "cgroupfs") => {}
-        Some(other) => {
-            return invalid(
-                "cgroupDriver",
-                format!("is {other:?}, must be \"cgroupfs\" or \"systemd\""),
-            );
-        }
-    }
     if fields.run_once == Some(true) {
         return invalid("runOnce", "must be false");
     }
@@ -284,6 +276,18 @@ fn shutdown(fields: &Fields) -> Result<Vec<shutdown::Group>, Invalid> {
     Ok(groups)
 }
 
+/// `adapt` has left `systemd` to those who have a runtime that may have it.
+fn driver(fields: &Fields) -> Result<CgroupDriver, Invalid> {
+    match fields.cgroup_driver.as_deref() {
+        None | Some("" | "cgroupfs") => Ok(CgroupDriver::Cgroupfs),
+        Some("systemd") => Ok(CgroupDriver::Systemd),
+        Some(other) => invalid(
+            "cgroupDriver",
+            format!("is {other:?}, must be \"cgroupfs\" or \"systemd\""),
+        ),
+    }
+}
+
 fn cgroup(fields: &Fields) -> Result<CgroupConfig, Invalid> {
     let root = match fields.cgroup_root.as_deref() {
         None | Some("") => "/",
@@ -309,7 +313,10 @@ fn cgroup(fields: &Fields) -> Result<CgroupConfig, Invalid> {
     let per_qos = fields.cgroups_per_qos.unwrap_or(true);
     let (enforce_pods, reserved_groups) = enforce(fields, per_qos)?;
     Ok(CgroupConfig {
-        root: root.into(),
+        tree: CgroupTree {
+            root: root.into(),
+            driver: driver(fields)?,
+        },
         per_qos,
         enforce_pods,
         reserved_groups,

@@ -3,6 +3,7 @@ use std::ffi::OsString;
 use std::fs;
 
 use super::*;
+use crate::api::cri::CgroupDriver;
 use crate::logic::eviction::{Signal, Threshold};
 
 /// A directory of its own that goes with the test.
@@ -202,7 +203,10 @@ fn defaults() {
     assert_eq!(
         config.cgroup,
         CgroupConfig {
-            root: "/".into(),
+            tree: crate::logic::cgroup::CgroupTree {
+                root: "/".into(),
+                ..Default::default()
+            },
             per_qos: true,
             enforce_pods: true,
             reserved_groups: Vec::new(),
@@ -289,7 +293,7 @@ fn several_agents_on_one_machine() {
             socket: "/b/s".into(),
         }
     );
-    assert_eq!(config.cgroup.root, "/e/f");
+    assert_eq!(config.cgroup.tree.root, "/e/f");
     assert_eq!(config.runtime.root, Path::new("/b/oci"));
     assert_eq!(config.network.builtin_subnet.to_string(), "10.7.3.0/24");
     assert!(config.network.subnet_is_given);
@@ -512,8 +516,8 @@ volumeStatsAggPeriod: 0s"#;
     let loaded = load_as_kubelet("kubeadm-unit", &text, &line).expect("as kubeadm has it");
     let warnings = &loaded.warnings;
     assert_eq!(warnings.len(), 2, "{warnings:?}");
-    assert!(warnings[0].starts_with("cgroupDriver: systemd is not used"));
-    assert!(warnings[1].starts_with("containerRuntimeEndpoint unix:///"));
+    assert!(warnings[0].starts_with("containerRuntimeEndpoint unix:///"));
+    assert!(warnings[1].starts_with("cgroupDriver: systemd is not used"));
     let config = loaded.config;
     assert_eq!(config.runtime.endpoints, None);
     assert_eq!(
@@ -528,6 +532,21 @@ volumeStatsAggPeriod: 0s"#;
     );
     let chosen = load_as_kubelet("kubeadm-endpoint", &text, &more).expect("chosen");
     assert!(chosen.config.runtime.endpoints.is_some());
+    // CONF-18
+    let mut config_of_runtime = chosen.config;
+    assert_eq!(config_of_runtime.cgroup.tree.driver, CgroupDriver::Systemd);
+    assert!(
+        config_of_runtime
+            .document
+            .contains(r#""cgroupDriver":"systemd""#)
+    );
+    config_of_runtime.use_cgroup_driver(CgroupDriver::Cgroupfs);
+    assert_eq!(config_of_runtime.cgroup.tree.driver, CgroupDriver::Cgroupfs);
+    assert!(
+        config_of_runtime
+            .document
+            .contains(r#""cgroupDriver":"cgroupfs""#)
+    );
     let ignored = "--pod-infra-container-image is without effect here";
     assert!(
         chosen.warnings.iter().any(|w| w == ignored),

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use crate::{
     api::{Quantity, node::Taint},
-    logic::{eviction, shutdown},
+    logic::{cgroup::CgroupTree, eviction, shutdown},
     net::Url,
     runtime::runc::process::Allowed,
 };
@@ -279,11 +279,12 @@ pub struct RuntimeConfig {
     pub root: PathBuf,
 }
 
-/// Cgroups and what is limited by them. The driver is always `cgroupfs`.
+/// Cgroups and what is limited by them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupConfig {
-    /// Absolute cgroup path below which `kubepods` is made. Default `/`.
-    pub root: String,
+    /// Absolute cgroup path below which `kubepods` is made, default `/`; who makes it. A runtime that says who makes its
+    /// groups is heeded when it is opened (CONF-18).
+    pub tree: CgroupTree,
     /// One cgroup per pod and quality of service.
     pub per_qos: bool,
     /// Whether the `kubepods` cgroup is limited to what is allocatable.

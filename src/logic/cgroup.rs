@@ -7,7 +7,7 @@ use alloc::{
     vec::Vec,
 };
 
-use crate::api::cri::LinuxResources;
+use crate::api::cri::{CgroupDriver, LinuxResources};
 use crate::api::oci::PodCgroup;
 use crate::api::order::Gather;
 use crate::api::pod_status::QosClass;
@@ -35,8 +35,8 @@ const KUBEPODS: &str = "kubepods";
 /// What the machine and the configuration contribute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupSettings {
-    /// `cgroupRoot`; empty or `/` for none.
-    pub cgroup_root: String,
+    /// Where groups of pods are.
+    pub tree: CgroupTree,
     /// `cpuCFSQuota`.
     pub cfs_quota: bool,
     /// `cpuCFSQuotaPeriod`, microseconds.
@@ -64,7 +64,7 @@ pub struct CgroupSettings {
 impl Default for CgroupSettings {
     fn default() -> Self {
         Self {
-            cgroup_root: String::new(),
+            tree: CgroupTree::default(),
             cfs_quota: true,
             cfs_period_us: DEFAULT_PERIOD_US,
             pod_pids_limit: -1,
@@ -121,30 +121,107 @@ pub fn quota(cpu_milli: i64, period_us: u64) -> i64 {
     i64::try_from(us).unwrap_or(i64::MAX).max(MIN_QUOTA_US)
 }
 
-/// Absolute path of the group above all pods: `/kubepods` below `cgroupRoot`.
-#[must_use]
-pub fn kubepods_path(cgroup_root: &str) -> String {
-    match cgroup_root.trim_matches('/') {
-        "" => format!("/{KUBEPODS}"),
-        root => format!("/{root}/{KUBEPODS}"),
+/// Where the groups of pods are, and who makes them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CgroupTree {
+    /// `cgroupRoot`; empty or `/` for none.
+    pub root: String,
+    /// `cgroupDriver`.
+    pub driver: CgroupDriver,
+}
+
+/// Name of a group of systemd ends so.
+const SLICE: &str = ".slice";
+/// What stands before the UID in the name of a pod's group.
+const POD: &str = "pod";
+
+impl CgroupTree {
+    /// Absolute path of the group above all pods: `/kubepods` below `cgroupRoot`.
+    #[must_use]
+    pub fn kubepods(&self) -> String {
+        self.path(&[])
+    }
+
+    /// Absolute path of a tier; Guaranteed pods have none and stand directly below `kubepods`.
+    #[must_use]
+    pub fn tier(&self, qos: QosClass) -> String {
+        self.path(tier_name(qos))
+    }
+
+    /// Absolute path of a pod's group (RES-10, SVC-31). A UID that [`CgroupTree::names`] not has none of its own.
+    #[must_use]
+    pub fn pod(&self, qos: QosClass, uid: &str) -> String {
+        let name = format!("{POD}{uid}");
+        self.path(&[tier_name(qos), &[&name]].concat())
+    }
+
+    /// Whether a group's name tells this UID from all others: in a slice's name `_` stands for `-`.
+    #[must_use]
+    pub fn names(&self, uid: &str) -> bool {
+        self.driver == CgroupDriver::Cgroupfs || !uid.contains('_')
+    }
+
+    /// Where the group of a pod may be, whatever its tier.
+    #[must_use]
+    pub fn pod_in_any_tier(&self, uid: &str) -> [String; 3] {
+        TIERS.map(|qos| self.pod(qos, uid))
+    }
+
+    /// The pod whose group in this tier is called `name`.
+    #[must_use]
+    pub fn pod_of(&self, qos: QosClass, name: &str) -> Option<String> {
+        if self.driver == CgroupDriver::Cgroupfs {
+            return name.strip_prefix(POD).map(Into::into);
+        }
+        let tier = self.tier(qos);
+        let tier = tier.rsplit('/').next()?.strip_suffix(SLICE)?;
+        let own = name.strip_prefix(tier)?.strip_prefix('-')?;
+        let uid = own.strip_prefix(POD)?.strip_suffix(SLICE)?;
+        (!uid.contains('-')).then(|| uid.replace('_', "-"))
+    }
+
+    fn path(&self, below: &[&str]) -> String {
+        let root = self.root.split('/').filter(|part| !part.is_empty());
+        let parts = root.chain([KUBEPODS]).chain(below.iter().copied());
+        let mut path = String::new();
+        match self.driver {
+            CgroupDriver::Cgroupfs => {
+                for part in parts {
+                    path.push('/');
+                    path.push_str(part);
+                }
+            }
+            CgroupDriver::Systemd => {
+                let mut slice = String::new();
+                for part in parts {
+                    if !slice.is_empty() {
+                        slice.push('-');
+                    }
+                    // A `-` would be a level.
+                    slice.push_str(&part.replace('-', "_"));
+                    path.push('/');
+                    path.push_str(&slice);
+                    path.push_str(SLICE);
+                }
+            }
+        }
+        path
     }
 }
 
-/// Absolute path of a tier; Guaranteed pods have none and stand directly below `kubepods`.
-#[must_use]
-pub fn tier_path(cgroup_root: &str, qos: QosClass) -> String {
-    let root = kubepods_path(cgroup_root);
+/// The tiers, and first what is above them.
+pub const TIERS: [QosClass; 3] = [
+    QosClass::Guaranteed,
+    QosClass::Burstable,
+    QosClass::BestEffort,
+];
+
+const fn tier_name(qos: QosClass) -> &'static [&'static str] {
     match qos {
-        QosClass::Guaranteed => root,
-        QosClass::Burstable => root + "/burstable",
-        QosClass::BestEffort => root + "/besteffort",
+        QosClass::Guaranteed => &[],
+        QosClass::Burstable => &["burstable"],
+        QosClass::BestEffort => &["besteffort"],
     }
-}
-
-/// Absolute path of a pod's group (RES-10, cgroupfs driver).
-#[must_use]
-pub fn pod_path(cgroup_root: &str, qos: QosClass, uid: &str) -> String {
-    format!("{}/pod{uid}", tier_path(cgroup_root, qos))
 }
 
 /// Path and values of a pod's group (RES-11).
@@ -177,7 +254,7 @@ pub fn pod_cgroup(pod: &Pod, qos: QosClass, settings: &CgroupSettings) -> PodCgr
     let asked = pod_sum(pod, Amount::Requests, "memory").unwrap_or(0);
     protect(&mut values, qos, asked, settings);
     PodCgroup {
-        path: pod_path(&settings.cgroup_root, qos, &pod.metadata.uid),
+        path: settings.tree.pod(qos, &pod.metadata.uid),
         values,
     }
 }
@@ -556,11 +633,65 @@ mod tests {
     fn paths() {
         // RES-10 CG-02
         for (root, qos, want) in [
-            ("", Guaranteed, "/kubepods/podu"),
-            ("/", Burstable, "/kubepods/burstable/podu"),
-            ("/a/b/", BestEffort, "/a/b/kubepods/besteffort/podu"),
+            ("", Guaranteed, "/kubepods/podu-1"),
+            ("/", Burstable, "/kubepods/burstable/podu-1"),
+            ("/a/b/", BestEffort, "/a/b/kubepods/besteffort/podu-1"),
         ] {
-            assert_eq!(pod_path(root, qos, "u"), want);
+            let tree = CgroupTree {
+                root: root.into(),
+                driver: CgroupDriver::Cgroupfs,
+            };
+            let path = tree.pod(qos, "u-1");
+            assert_eq!(path, want);
+            let name = path.rsplit('/').next().expect("a name");
+            assert_eq!(tree.pod_of(qos, name).as_deref(), Some("u-1"));
+            assert_eq!(tree.pod_of(qos, "burstable"), None);
+        }
+    }
+
+    #[test]
+    fn slices() {
+        // SVC-31 CRI-19
+        for (root, qos, want) in [
+            ("", Guaranteed, "/kubepods.slice/kubepods-podu_1.slice"),
+            (
+                "/",
+                Burstable,
+                "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu_1.slice",
+            ),
+            (
+                "/a-b/c/",
+                BestEffort,
+                "/a_b.slice/a_b-c.slice/a_b-c-kubepods.slice/a_b-c-kubepods-besteffort.slice/\
+                 a_b-c-kubepods-besteffort-podu_1.slice",
+            ),
+        ] {
+            let tree = CgroupTree {
+                root: root.into(),
+                driver: CgroupDriver::Systemd,
+            };
+            let path = tree.pod(qos, "u-1");
+            assert_eq!(path, want);
+            assert!(tree.pod_in_any_tier("u-1").contains(&path));
+            let name = path.rsplit('/').next().expect("a name");
+            for tier in TIERS {
+                let wanted = (tier == qos).then_some("u-1");
+                assert_eq!(
+                    tree.pod_of(tier, name).as_deref(),
+                    wanted,
+                    "{name} {tier:?}"
+                );
+            }
+            assert!(tree.names("u-1") && !tree.names("u_1"));
+            for other in [
+                &tree.tier(qos),
+                "kubepods-podx.scope",
+                "podu_1.slice",
+                "x-podu_1.slice",
+            ] {
+                let name = other.rsplit('/').next().expect("a name");
+                assert_eq!(tree.pod_of(qos, name), None, "{other}");
+            }
         }
     }
 

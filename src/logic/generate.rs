@@ -22,7 +22,7 @@ use crate::api::order::Gather;
 use crate::api::pod::VolumeMount;
 use crate::api::pod_status::QosClass;
 use crate::api::{Container, ContainerId, Pod, PodError};
-use crate::cgroup::{CgroupSettings, container_resources, pod_path, sandbox_resources};
+use crate::cgroup::{CgroupSettings, container_resources, sandbox_resources};
 use crate::dns::{DnsSettings, pod_dns};
 use crate::downward::Allocatable;
 use crate::env::Env;
@@ -135,7 +135,7 @@ pub fn sandbox_config(
         port_mappings: port_mappings(pod),
         labels,
         annotations: meta.annotations.clone(),
-        cgroup_parent: pod_path(&node.cgroups.cgroup_root, qos, &meta.uid),
+        cgroup_parent: node.cgroups.tree.pod(qos, &meta.uid),
         sysctls: sysctls
             .iter()
             .map(|sysctl| (sysctl::dotted(&sysctl.name), sysctl.value.clone()))

@@ -51,6 +51,12 @@ pub fn groups(grace_s: u32, critical_s: u32) -> Vec<Group> {
     ]
 }
 
+/// What all groups may take, one after the other.
+#[must_use]
+pub fn whole(groups: &[Group]) -> Duration {
+    Duration::from_secs(groups.iter().map(|group| u64::from(group.seconds)).sum())
+}
+
 /// A pod that is to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ending {
@@ -85,7 +91,7 @@ enum State {
     Over,
 }
 
-/// One shutdown. It is never taken back: the machine goes down, or the agent is started anew.
+/// One shutdown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shutdown {
     /// Ascending.
@@ -114,7 +120,7 @@ impl Shutdown {
         !self.groups.is_empty()
     }
 
-    /// Whether the node goes down. It stays so.
+    /// Whether the node goes down. It stays so until it is called off.
     #[must_use]
     pub fn is_under_way(&self) -> bool {
         self.state != State::Off
@@ -138,6 +144,14 @@ impl Shutdown {
         self.pods = pods.into_iter().map(|pod| (place(&pod), pod)).collect();
         self.telling = telling;
         self.state = State::Group { at: 0, until: None };
+    }
+
+    /// The machine does not go down after all. What was told to end does so. Returns whether it was going down.
+    pub fn cancel(&mut self) -> bool {
+        let was = self.is_under_way();
+        self.pods.clear();
+        self.state = State::Off;
+        was
     }
 
     /// Time has passed, or something has happened to pods: who is to be killed now. `is_gone`: the pod has stopped and
@@ -326,5 +340,28 @@ mod tests {
         shutdown.step(|_| true, at(3));
         assert!(shutdown.is_over() && shutdown.is_under_way());
         assert_eq!(shutdown.next_timeout(), None);
+    }
+
+    #[test]
+    fn it_can_be_called_off() {
+        // SHUT-06
+        let mut shutdown = Shutdown::new(groups(10, 0));
+        assert!(!shutdown.cancel());
+        shutdown.begin(vec![pod("a", 0, None)], Duration::ZERO);
+        assert_eq!(shutdown.step(|_| false, at(1)).len(), 1);
+        assert!(shutdown.cancel());
+        assert!(!shutdown.is_under_way() && shutdown.is_on());
+        assert_eq!(shutdown.next_timeout(), None);
+        assert_eq!(shutdown.step(|_| false, at(2)), []);
+        shutdown.begin(vec![pod("b", 0, None)], Duration::ZERO);
+        let kills = shutdown.step(|_| false, at(3));
+        assert_eq!((kills.len(), kills[0].uid.as_str()), (1, "b"));
+    }
+
+    #[test]
+    fn how_long_it_takes() {
+        // SHUT-02
+        assert_eq!(whole(&groups(30, 10)), Duration::from_secs(30));
+        assert_eq!(whole(&[group(0, u32::MAX), group(1, 1)]).as_secs(), 1 << 32);
     }
 }

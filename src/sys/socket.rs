@@ -37,22 +37,28 @@ pub fn forget_unsent(socket: RawFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Receives one descriptor that the peer sends along with some bytes (`SCM_RIGHTS`). Close-on-exec.
+/// Receives one descriptor that the peer sends along with some bytes (`SCM_RIGHTS`), which are dropped. Close-on-exec.
 /// Source: unix(7).
 pub fn receive_fd(socket: impl AsFd) -> io::Result<OwnedFd> {
-    let mut data = [0; 4096];
-    let mut parts = [IoSliceMut::new(&mut data)];
+    let (_, fd) = receive(socket, &mut [0; 4096])?;
+    fd.ok_or_else(|| io::Error::other("no descriptor came"))
+}
+
+/// Receives bytes, and the descriptor that came along with them. There is room for one: the kernel closes others.
+pub fn receive(socket: impl AsFd, data: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+    let mut parts = [IoSliceMut::new(data)];
     let mut space = nix::cmsg_space!([RawFd; 1]);
     let flags = MsgFlags::MSG_CMSG_CLOEXEC;
     let fd = socket.as_fd().as_raw_fd();
     let message = recvmsg::<()>(fd, &mut parts, Some(&mut space), flags)?;
+    let mut came = None;
     for control in message.cmsgs()? {
         if let ControlMessageOwned::ScmRights(fds) = control
             && let [fd, ..] = fds[..]
         {
             // SAFETY: the kernel has just made this descriptor for us. There is room for one only.
-            return Ok(unsafe { OwnedFd::from_raw_fd(fd) });
+            came = Some(unsafe { OwnedFd::from_raw_fd(fd) });
         }
     }
-    Err(io::Error::other("no descriptor came"))
+    Ok((message.bytes, came))
 }

@@ -72,6 +72,8 @@ pub(crate) struct Host {
     pub(crate) namespace: Option<String>,
     /// The agent is called as `kubelet`; not in a namespace of its own.
     pub(crate) is_kubelet: bool,
+    /// What its environment has beside that of the test.
+    pub(crate) variables: Vec<(&'static str, String)>,
 }
 
 impl Host {
@@ -146,6 +148,7 @@ impl Host {
             agent: None,
             namespace: None,
             is_kubelet: false,
+            variables: Vec::new(),
         }
     }
 
@@ -179,6 +182,7 @@ impl Host {
             .args(&self.flags)
             // Nothing of this may ever be seen in a container.
             .env("AGENT_SECRET", "agent-secret")
+            .envs(self.variables.iter().cloned())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)

@@ -25,6 +25,7 @@ mod objects;
 mod probes;
 mod provider;
 mod restart;
+mod service;
 mod suite;
 mod takeover;
 mod upgrade;

@@ -55,12 +55,11 @@ fn words(all: &[(&str, &str)]) -> BTreeMap<String, String> {
 }
 
 /// A client of containerd beside the agent's own.
-fn client(containerd: &Containerd, kubepods: &str, executor: &Rc<LocalExecutor<'static>>) -> Cri {
+fn client(containerd: &Containerd, executor: &Rc<LocalExecutor<'static>>) -> Cri {
     let settings = Settings {
         endpoint: containerd.socket(),
         image_endpoint: containerd.socket(),
         request_timeout: Duration::from_secs(60),
-        kubepods: kubepods.into(),
         masked_paths: oci::MASKED_PATHS.map(str::to_owned).to_vec(),
         readonly_paths: oci::READONLY_PATHS.map(str::to_owned).to_vec(),
         ..Settings::default()
@@ -226,7 +225,7 @@ fn pods_of_a_kubelet_go_on_and_could_go_back() {
     let cgroup_root = cgroup_root(&host);
     let kubepods = format!("{cgroup_root}/kubepods");
     let executor = Rc::new(LocalExecutor::new());
-    let cri = client(&containerd, &kubepods, &executor);
+    let cri = client(&containerd, &executor);
     let names: Vec<String> = (0..PODS).map(|n| format!("left{n}")).collect();
     let kubelet = |root: &str, kubepods: &str| Kubelet {
         cri: &cri,

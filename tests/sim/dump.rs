@@ -140,7 +140,8 @@ impl Reader {
             | Heard::Unread { .. }
             | Heard::RecordsWait(_)
             | Heard::Shown { .. }
-            | Heard::Reconcile(_) => return None,
+            | Heard::Reconcile(_)
+            | Heard::ShutdownCancelled => return None,
         })
     }
 

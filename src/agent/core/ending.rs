@@ -18,7 +18,7 @@ use crate::{
 /// How long clients wait for the end of all pods while nothing can be done to them; the runtime may be starting.
 const STOP_PATIENCE: Duration = Duration::from_secs(30);
 /// How long the apiserver may take to hear of the last pods, once the machine goes down and they have ended.
-const TELLING: Duration = Duration::from_secs(3);
+pub(in crate::agent) const TELLING: Duration = Duration::from_secs(3);
 
 /// Whether the agent is to end with its pods.
 pub(super) struct Stopping {
@@ -74,6 +74,22 @@ impl Agent {
             }
         }
         self.turn_shutdown(now);
+    }
+
+    /// The machine does not go down after all: the node is ready again, and takes pods (SHUT-06).
+    pub(super) fn on_shutdown_cancelled(&mut self) {
+        if !self.stop.shutdown.cancel() {
+            return;
+        }
+        log::warn!("the node does not shut down after all");
+        let message = "Shutdown manager detected shutdown cancelled";
+        self.tools
+            .recorder
+            .node(Severity::Normal, "Shutdown", message);
+        self.stop.shutdown_waiters.clear();
+        if let Some(cluster) = &self.owners.cluster {
+            cluster.member.doubt();
+        }
     }
 
     /// Ends the pods whose turn it is.

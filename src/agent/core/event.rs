@@ -37,6 +37,8 @@ pub(in crate::agent) enum Command {
     Stop { all: bool, done: Sender<String> },
     /// The machine goes down: end the pods in their order, if there is one. Answered as [`Command::Stop`] is.
     Shutdown { done: Sender<String> },
+    /// The machine does not go down after all.
+    ShutdownCancelled,
     /// Images were imported.
     ImagesArrived,
 }

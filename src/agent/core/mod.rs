@@ -40,6 +40,7 @@ use smol::channel::Sender;
 use calls::Calls;
 pub(super) use chores::{Chores, Found};
 use ending::Stopping;
+pub(super) use ending::TELLING;
 pub(super) use event::{Command, Effect, Event, Purpose, Question};
 use eviction::Eviction;
 pub(super) use eviction::EvictionWork;
@@ -203,6 +204,7 @@ impl Agent {
             Event::Collected => self.pods.sweep_delays(now),
             Event::Command(Command::Stop { all, done }) => self.on_stop(all, done, now),
             Event::Command(Command::Shutdown { done }) => self.on_shutdown(done, now),
+            Event::Command(Command::ShutdownCancelled) => self.on_shutdown_cancelled(),
             Event::Command(Command::ImagesArrived) => self.on_images(),
             Event::MemoryBell => self.on_memory_bell(now),
             Event::Eviction(input) => self.on_eviction(*input, now),

@@ -25,6 +25,7 @@ impl Agent {
             Event::ImagesArrived | Event::Command(Command::ImagesArrived) => Heard::Images,
             Event::Done(handle, outcome) => Heard::done(&self.uid_of(*handle), *outcome),
             Event::Command(Command::Shutdown { .. }) => Heard::Shutdown,
+            Event::Command(Command::ShutdownCancelled) => Heard::ShutdownCancelled,
             Event::Command(Command::Stop { all, .. }) => Heard::Stop { all: *all },
             Event::Terminate => Heard::Terminate,
             Event::Shown(uid, object) => Heard::shown(uid, object),

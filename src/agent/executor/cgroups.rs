@@ -12,7 +12,7 @@ use crate::{
         node::NodeFacts,
         recorder::{Recorder, Severity},
     },
-    api::{Pod, PodUid, cri::LinuxResources, pod_status::QosClass},
+    api::{Pod, PodUid, cri::LinuxResources, order::Order as _, pod_status::QosClass},
     cgroup::{CgroupError, Cgroups, Version},
     config::{Config, SwapBehavior},
     error::chain,
@@ -33,7 +33,7 @@ pub(in crate::agent) fn settings(
     let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
     let cgroup = &cfg.cgroup;
     values::CgroupSettings {
-        cgroup_root: cgroup.root.clone(),
+        tree: cgroup.tree.clone(),
         cfs_quota: cgroup.cpu_cfs_quota,
         cfs_period_us: u64::try_from(cgroup.cpu_cfs_quota_period.as_micros())
             .unwrap_or(values::DEFAULT_PERIOD_US),
@@ -47,7 +47,7 @@ pub(in crate::agent) fn settings(
         }),
         limited_swap: cgroup.swap == SwapBehavior::LimitedSwap,
         v2: cgroups.version() == Version::V2,
-        swap_controller: accounts_swap(cgroups, &cgroup.root),
+        swap_controller: accounts_swap(cgroups, &cgroup.tree.kubepods()),
         node_memory_bytes: signed(node.memory_bytes),
         node_swap_bytes: signed(node.swap_bytes),
         hugepage_sizes: node.hugepages.iter().map(|(size, _)| *size).collect(),
@@ -61,11 +61,10 @@ fn page_bytes() -> u64 {
 }
 
 /// Whether the kernel accounts swap. Version 2 has the file in every group but the root, so `kubepods` is made first.
-fn accounts_swap(cgroups: &Cgroups, root: &str) -> bool {
-    let kubepods = values::kubepods_path(root);
+fn accounts_swap(cgroups: &Cgroups, kubepods: &str) -> bool {
     // Failing to make it is told when the tiers are made.
-    let _ = cgroups.create_leaf(&kubepods);
-    let dir = cgroups.memory_dir(&kubepods);
+    let _ = cgroups.create_leaf(kubepods);
+    let dir = cgroups.memory_dir(kubepods);
     dir.is_some_and(|dir| {
         ["memory.swap.max", "memory.memsw.limit_in_bytes"]
             .iter()
@@ -76,23 +75,17 @@ fn accounts_swap(cgroups: &Cgroups, root: &str) -> bool {
 /// Between two tries to give `kubepods` its limits.
 const ENFORCE_RETRY: Duration = Duration::from_secs(60);
 
-const TIERS: [QosClass; 3] = [
-    QosClass::Guaranteed,
-    QosClass::Burstable,
-    QosClass::BestEffort,
-];
-
-/// Cgroups of pods and tiers. Files are read and written on the disk lane, one job after the other.
+/// Cgroups of pods and tiers. They are read and made on one lane, one job after the other: that of the disk, or where
+/// systemd may be waited for.
 #[derive(Clone)]
 pub(in crate::agent) struct PodCgroups {
     tree: Arc<Tree>,
-    disk: Lane,
+    lane: Lane,
 }
 
 /// What jobs on the lane work with.
 struct Tree {
     cgroups: Arc<Cgroups>,
-    root: String,
     per_qos: bool,
     settings: values::CgroupSettings,
     kubepods: LinuxResources,
@@ -121,9 +114,9 @@ impl PodCgroups {
         disk: Lane,
     ) -> Self {
         let enforce = cfg.cgroup.enforce_pods;
+        let lane = cgroups.lane().cloned().unwrap_or(disk);
         let tree = Tree {
             cgroups,
-            root: cfg.cgroup.root.clone(),
             per_qos: cfg.cgroup.per_qos,
             settings,
             kubepods: node_resources::kubepods(node.capacity(), node.kept, enforce),
@@ -131,7 +124,7 @@ impl PodCgroups {
         };
         Self {
             tree: Arc::new(tree),
-            disk,
+            lane,
         }
     }
 
@@ -159,7 +152,7 @@ impl PodCgroups {
                     "FailedNodeAllocatableEnforcement",
                     &format!(
                         "Failed to update Node Allocatable Limits {:?}: {}",
-                        values::kubepods_path(&self.tree.root),
+                        self.tree.settings.tree.kubepods(),
                         chain(&e)
                     ),
                 ),
@@ -194,6 +187,9 @@ impl PodCgroups {
             return Ok(Ensured::There);
         }
         let qos = qos_class(pod);
+        if !self.tree.settings.tree.names(&pod.metadata.uid) {
+            return Err(CgroupError::BadPath(pod.metadata.uid.to_string()));
+        }
         let wanted = pod_cgroup(pod, qos, &self.tree.settings);
         self.run(move |tree| {
             let is_there = tree.cgroups.exists(&wanted.path);
@@ -204,7 +200,7 @@ impl PodCgroups {
             if is_there && limited {
                 return Ok(Ensured::There);
             }
-            let tier = values::tier_path(&tree.root, qos);
+            let tier = tree.settings.tree.tier(qos);
             if !tree.cgroups.exists(&tier) {
                 tree.make_tiers()?;
             }
@@ -217,8 +213,7 @@ impl PodCgroups {
 
     /// Kills what is left in the pod's cgroup, whatever its tier, and removes it. None there is success (SYNC-32).
     pub(in crate::agent) async fn remove(&self, uid: &PodUid) -> Result<(), CgroupError> {
-        let path = |qos| values::pod_path(&self.tree.root, qos, uid);
-        let paths = TIERS.map(path);
+        let paths = self.tree.settings.tree.pod_in_any_tier(uid);
         let there =
             self.run(move |tree| paths.map(|path| tree.cgroups.exists(&path).then_some(path)));
         for path in there.await.into_iter().flatten() {
@@ -227,23 +222,36 @@ impl PodCgroups {
         Ok(())
     }
 
-    /// Pods that have a cgroup, with its path. Blocking.
+    /// Pods that have a cgroup, sorted, with its path.
     pub(in crate::agent) async fn list(&self) -> Vec<(PodUid, String)> {
-        let list = |tree: &Tree| tree.cgroups.list_pods(&values::kubepods_path(&tree.root));
-        self.run(list).await
+        self.run(Tree::list).await
     }
 
     async fn run<T: Send + 'static>(&self, job: impl FnOnce(&Tree) -> T + Send + 'static) -> T {
         let tree = Arc::clone(&self.tree);
-        self.disk.run(move || job(&tree)).await
+        self.lane.run(move || job(&tree)).await
     }
 }
 
 impl Tree {
+    fn list(&self) -> Vec<(PodUid, String)> {
+        let mut found = Vec::new();
+        for qos in values::TIERS {
+            let tier = self.settings.tree.tier(qos);
+            for name in self.cgroups.names_in(&tier) {
+                if let Some(uid) = self.settings.tree.pod_of(qos, &name) {
+                    found.push((PodUid::new(uid), format!("{tier}/{name}")));
+                }
+            }
+        }
+        found.order();
+        found
+    }
+
     /// Makes `kubepods` and the tiers, at start and again if they have gone.
     fn make_tiers(&self) -> Result<(), CgroupError> {
-        for qos in TIERS {
-            let path = values::tier_path(&self.root, qos);
+        for qos in values::TIERS {
+            let path = self.settings.tree.tier(qos);
             let limits = if qos == QosClass::Guaranteed {
                 self.kubepods.clone()
             } else {
@@ -275,11 +283,10 @@ impl Tree {
             return Ok(());
         }
         if let Some(kept) = values::kubepods_protection(asked, &self.settings) {
-            self.cgroups
-                .update(&values::kubepods_path(&self.root), &kept)?;
+            self.cgroups.update(&self.settings.tree.kubepods(), &kept)?;
         }
         let qos = QosClass::Burstable;
-        let path = values::tier_path(&self.root, qos);
+        let path = self.settings.tree.tier(qos);
         let limits = values::tier_values(qos, asked, &self.settings);
         self.cgroups.create(&path, &limits)?;
         self.set_given(Some(asked));

@@ -30,7 +30,7 @@ use crate::{
     cgroup::Cgroups,
     error::chain,
     logic::{
-        cgroup,
+        cgroup::CgroupTree,
         housekeeping::{Gauges, Totals},
         metrics::{
             cadvisor,
@@ -107,7 +107,7 @@ pub(super) struct Settings {
     /// Whose disk is looked at.
     pub(super) root_dir: PathBuf,
     /// Below which pods have their groups.
-    pub(super) cgroup_root: String,
+    pub(super) tree: CgroupTree,
     /// So long what files take is not counted anew.
     pub(super) volume_stats: Duration,
     /// Places of the pod table.
@@ -227,7 +227,7 @@ impl Metrics {
         };
         let cgroups = Cgroups::clone(&self.tools.cgroups);
         let since = settings.started_at;
-        let groups = system_groups(&settings.cgroup_root);
+        let groups = system_groups(&settings.tree);
         let own = self.tools.disk.run(move || {
             let groups = groups.into_iter().filter_map(|(name, path)| {
                 let cgroup = path.or_else(own_group)?;
@@ -278,13 +278,13 @@ impl Metrics {
 }
 
 /// Names of the system's groups in statistics (MET-14), and where they are; `None`: where this agent is.
-fn system_groups(cgroup_root: &str) -> [(&'static str, Option<String>); 3] {
-    let root = cgroup_root.trim_end_matches('/');
+fn system_groups(tree: &CgroupTree) -> [(&'static str, Option<String>); 3] {
+    let root = tree.root.trim_end_matches('/');
     [
         ("kubelet", None),
         // What stays with a container, and does its logs.
         ("runtime", Some(format!("{root}/picolet-shims"))),
-        ("pods", Some(cgroup::kubepods_path(cgroup_root))),
+        ("pods", Some(tree.kubepods())),
     ]
 }
 

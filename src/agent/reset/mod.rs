@@ -24,12 +24,15 @@ use super::{
     backends, executor::join_all, neighbours, pod_store::PodStore, run, start_error::StartError,
 };
 use crate::{
-    api::{Pod, cri::PodRuntimeStatus},
-    cgroup::Cgroups,
+    api::{
+        Pod,
+        cri::{CgroupDriver, PodRuntimeStatus},
+    },
+    cgroup::{CgroupError, Cgroups, SYSTEMD_SOCKET, Slices},
     config::{Config, Endpoints},
     error::chain,
     image::pull::Settings,
-    logic::{kill, static_pod},
+    logic::{cgroup::CgroupTree, kill, static_pod},
     runtime::{
         RuntimeError, RuntimeService,
         runc::{self, Runc, apparmor, cni, store_images::StoreImages},
@@ -168,14 +171,14 @@ impl Reset {
     async fn remove_all(&self) -> Result<(), Vec<String>> {
         let cfg = &self.cfg;
         let mut left = Left::default();
-        match Cgroups::detect() {
+        match self.cgroups() {
             Ok(cgroups) => {
                 left.note("containers", self.remove_runtime(cgroups.clone()).await);
                 // What the runtime knew nothing of; this also ends its processes.
                 for path in groups(cfg) {
                     left.note(&path, cgroups.destroy(&path).await);
                 }
-                let parent = cfg.cgroup.root.trim_end_matches('/');
+                let parent = cfg.cgroup.tree.root.trim_end_matches('/');
                 if !parent.is_empty() {
                     // Made by the agent, or by the operator for it alone.
                     cgroups.remove_empty(parent);
@@ -198,6 +201,23 @@ impl Reset {
         } else {
             Err(left.0)
         }
+    }
+
+    /// Those of the machine. Slices are systemd's, where it is there.
+    fn cgroups(&self) -> Result<Cgroups, CgroupError> {
+        let cgroups = Cgroups::detect()?;
+        if self.cfg.runtime.endpoints.is_none() {
+            return Ok(cgroups);
+        }
+        let lane = Lane::start("systemd").map_err(|source| CgroupError::Io {
+            path: SYSTEMD_SOCKET.into(),
+            source,
+        })?;
+        let slices = Slices::at(SYSTEMD_SOCKET, lane);
+        Ok(match slices.are_there() {
+            true => cgroups.by_systemd(slices),
+            false => cgroups,
+        })
     }
 
     /// Ends and removes what the records of the run directory tell of: containers, networks, namespaces, the bridge.
@@ -317,10 +337,19 @@ impl Reset {
     }
 }
 
-/// The groups of pods and of shims.
-fn groups(cfg: &Config) -> [String; 2] {
-    let parent = cfg.cgroup.root.trim_end_matches('/');
-    ["kubepods", "picolet-shims"].map(|group| format!("{parent}/{group}"))
+/// The groups of pods and of shims. Those of a runtime may have been made in either way.
+fn groups(cfg: &Config) -> Vec<String> {
+    let root = &cfg.cgroup.tree.root;
+    let tree = |driver| {
+        let root = root.clone();
+        CgroupTree { root, driver }.kubepods()
+    };
+    let shims = format!("{}/picolet-shims", root.trim_end_matches('/'));
+    let mut groups = vec![tree(CgroupDriver::Cgroupfs), shims];
+    if cfg.runtime.endpoints.is_some() {
+        groups.push(tree(CgroupDriver::Systemd));
+    }
+    groups
 }
 
 /// What could not be removed, one line each.

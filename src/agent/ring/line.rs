@@ -110,8 +110,10 @@ pub(in crate::agent) enum Heard {
     },
     /// A local command: end the agent, with `all` every pod first.
     Stop { all: bool },
-    /// A local command: the machine goes down.
+    /// A local command, or logind: the machine goes down.
     Shutdown,
+    /// It does not after all.
+    ShutdownCancelled,
     /// A signal.
     Terminate,
 }

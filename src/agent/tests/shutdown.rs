@@ -190,3 +190,32 @@ fn without_periods_all_end_at_once_and_nothing_is_told() {
     );
     assert_eq!(world.events_of("Shutdown"), 0);
 }
+
+#[test]
+fn a_shutdown_that_is_called_off() {
+    // SHUT-06
+    let (world, api) = world("shutdownGracePeriod: 30s");
+    let first = api.create("first", json!({"terminationGracePeriodSeconds": 600}));
+    world.until("it runs", |w| runs(w, &first));
+    let ready = |wanted: &str| {
+        let mut node = Value::Null;
+        api.edit_node(|object| node = object.clone());
+        condition(&node, "Ready")["status"] == wanted
+    };
+    // Nothing goes down: there is nothing to call off.
+    world.call_off();
+    let answer = world.shut_down();
+    world.until("the node is not ready", |_| ready("False"));
+    world.call_off();
+    world.until("the node is ready again", |_| ready("True"));
+    assert!(answer.is_closed());
+    assert_eq!(world.events_of("Shutdown"), 2);
+    // What was told to end does so; what comes now is taken.
+    world.until("it has ended", |_| api.phase("first") == "Failed");
+    let second = api.create("second", json!({}));
+    world.until("another runs", |w| runs(w, &second));
+    // The next one is heeded again.
+    let answer = world.shut_down();
+    world.until("the machine may go down", |_| answer.is_closed());
+    assert!(!runs(&world, &second));
+}

@@ -558,6 +558,12 @@ impl World {
         answer
     }
 
+    /// Tells it that the machine does not go down after all.
+    pub(super) fn call_off(&self) {
+        let cancelled = Event::Command(Command::ShutdownCancelled);
+        self.events.try_send(cancelled).expect("room");
+    }
+
     pub(super) fn has_ended(&self) -> bool {
         self.task.is_finished()
     }

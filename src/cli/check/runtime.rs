@@ -1,15 +1,16 @@
 //! Looks at what runs containers.
 
 use alloc::rc::Rc;
+use std::path::Path;
 
 use smol::LocalExecutor;
 
 use super::gather::{ASK_TIMEOUT, no_cgroups};
 use crate::{
-    api::cri::{Condition, DEFAULT_HANDLER, Handler},
-    cgroup::Cgroups,
+    api::cri::{CgroupDriver, Condition, DEFAULT_HANDLER, Handler},
+    cgroup::{Cgroups, SYSTEMD_SOCKET},
     config::{Config, Endpoints},
-    logic::check,
+    logic::{cgroup::CgroupTree, check},
     runtime::{
         RuntimeError, RuntimeService as _,
         cri::{self, Cri},
@@ -20,6 +21,18 @@ use crate::{
 
 /// Who runs containers.
 pub(super) fn look(cfg: &Config) -> check::Runtime {
+    let mut found = look_for(cfg);
+    let root = cfg.cgroup.tree.root.clone();
+    let driver = CgroupDriver::Systemd;
+    let slice = CgroupTree { root, driver }.kubepods();
+    let drivers = &mut found.drivers;
+    drivers.wanted = cfg.cgroup.tree.driver;
+    drivers.systemd = Path::new(SYSTEMD_SOCKET).exists();
+    drivers.slice = Cgroups::detect().is_ok_and(|cgroups| cgroups.exists(&slice));
+    found
+}
+
+fn look_for(cfg: &Config) -> check::Runtime {
     if let Some(endpoints) = &cfg.runtime.endpoints {
         return cri(cfg, endpoints);
     }
@@ -78,13 +91,23 @@ fn cri(cfg: &Config, endpoints: &Endpoints) -> check::Runtime {
         let runtime = Cri::open(settings, &executor, disk, cgroups).await?;
         let status = runtime.status().await?;
         let handlers = runtime.capabilities().handlers;
-        Ok((runtime.version(), handlers, status))
+        let told = runtime.told_cgroup_driver();
+        let drivers = check::Drivers {
+            told,
+            shown: match told {
+                Some(_) => None,
+                None => runtime.shown_cgroup_driver().await?,
+            },
+            ..check::Drivers::default()
+        };
+        Ok((runtime.version(), handlers, status, drivers))
     };
     let asked: Result<_, RuntimeError> = smol::block_on(executor.run(asked));
     let told = |c: &Condition| (!c.ok).then(|| format!("{} {}", c.reason, c.message));
     let mut found = check::Runtime::default();
     match asked {
-        Ok((version, handlers, status)) => {
+        Ok((version, handlers, status, drivers)) => {
+            found.drivers = drivers;
             let named = handlers
                 .into_iter()
                 .filter(|handler| handler.name != DEFAULT_HANDLER);

@@ -2,7 +2,7 @@
 
 use alloc::{string::String, vec::Vec};
 
-use crate::api::Wall;
+use crate::api::{Wall, cri::CgroupDriver};
 
 /// A machine, its configuration and its agent, as far as they could be looked at. Absent facts are empty, zero or `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -123,10 +123,27 @@ pub struct Runtime {
     pub program: String,
     /// Why there is none.
     pub error: Option<String>,
+    /// Who makes cgroups.
+    pub drivers: Drivers,
     /// Known holes of this version, the distribution's revision considered.
     pub holes: Vec<String>,
     /// What runs pods of RuntimeClasses.
     pub handlers: Vec<Handler>,
+}
+
+/// Who makes cgroups, and who would.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Drivers {
+    /// `cgroupDriver`.
+    pub wanted: CgroupDriver,
+    /// What the runtime says when it is asked for that; it is heeded.
+    pub told: Option<CgroupDriver>,
+    /// What the configuration says that it shows, if it is too old to be asked.
+    pub shown: Option<CgroupDriver>,
+    /// There is a systemd to ask.
+    pub systemd: bool,
+    /// systemd has a slice of the name that a kubelet gives the one of all pods.
+    pub slice: bool,
 }
 
 /// What runs pods whose RuntimeClass names this handler.

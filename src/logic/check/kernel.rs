@@ -3,6 +3,7 @@
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
 
 use super::{Facts, Finding, some_of};
+use crate::api::cri::CgroupDriver;
 
 /// Oldest kernel with everything that is used (`openat2`, `pidfd`), major and minor.
 const OLDEST_KERNEL: (u32, u32) = (5, 6);
@@ -249,6 +250,50 @@ pub(super) fn runtime(facts: &Facts) -> Finding {
         (None, _) => Finding::ok(facts.runtime.program.clone()),
         (Some(why), None) => Finding::error(why.clone(), "apt-get install runc"),
     }
+}
+
+/// Both sides have to agree on who makes cgroups (CRI-12, SVC-32).
+pub(super) fn cgroup_driver(facts: &Facts) -> Finding {
+    let drivers = &facts.runtime.drivers;
+    let has_runtime = facts.runtime.socket.is_some();
+    let wanted = if has_runtime {
+        drivers.wanted
+    } else {
+        CgroupDriver::Cgroupfs
+    };
+    let driver = drivers.told.unwrap_or(wanted);
+    if let (None, Some(shown)) = (drivers.told, drivers.shown)
+        && shown != wanted
+    {
+        return Finding::error(
+            format!(
+                "the runtime's is {}, cgroupDriver is {}: containers do not start, or not in their pod's cgroup",
+                shown.word(),
+                wanted.word()
+            ),
+            format!("write cgroupDriver: {}", shown.word()),
+        );
+    }
+    if driver == CgroupDriver::Systemd {
+        let lacks = if !drivers.systemd {
+            "systemd, which is not here"
+        } else if !facts.cgroups.v2 {
+            "systemd, which needs cgroup version 2 here"
+        } else {
+            return Finding::ok("systemd makes the cgroups of pods");
+        };
+        return Finding::error(
+            lacks,
+            "set SystemdCgroup = false (containerd) or cgroup_manager = \"cgroupfs\" and conmon_cgroup = \"pod\" (CRI-O)",
+        );
+    }
+    if drivers.slice {
+        return Finding::warning(
+            "kubepods.slice is loaded, and nobody uses it: a kubelet has left it",
+            "systemctl stop kubepods.slice",
+        );
+    }
+    Finding::ok("cgroupfs")
 }
 
 /// Each handler by its name (RC-01).

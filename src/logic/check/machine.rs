@@ -206,7 +206,9 @@ pub(super) fn root_dir(facts: &Facts) -> Finding {
     let Dir { path, kind, .. } = &facts.dirs.root;
     match kind.as_str() {
         "tmpfs" | "ramfs" => Finding::warning(
-            format!("{path} is in memory ({kind}): images and pods are gone after a reboot"),
+            format!(
+                "{path} is in memory ({kind}): images, pods and the identity of the node are gone after a reboot"
+            ),
             "picolet run --root-dir on a disk",
         ),
         "overlay" => Finding::error(

@@ -15,8 +15,8 @@ use alloc::{string::String, vec::Vec};
 
 pub use agent::trouble;
 pub use facts::{
-    Agent, AgentFacts, Answer, Apiserver, Bootstrap, Cgroups, Clock, Dir, Dirs, Disk, Facts,
-    Handler, Kernel, Manifests, Network, Rights, Runtime, Wanted,
+    Agent, AgentFacts, Answer, Apiserver, Bootstrap, Cgroups, Clock, Dir, Dirs, Disk, Drivers,
+    Facts, Handler, Kernel, Manifests, Network, Rights, Runtime, Wanted,
 };
 
 /// How bad something is.
@@ -83,7 +83,7 @@ impl Finding {
 pub type Check = (&'static str, fn(&Facts) -> Finding);
 
 /// All checks, in the order in which they are shown.
-pub const CHECKS: [Check; 49] = [
+pub const CHECKS: [Check; 50] = [
     ("config", agent::config),
     ("root", machine::root),
     ("capabilities", machine::capabilities),
@@ -114,6 +114,7 @@ pub const CHECKS: [Check; 49] = [
     ("log-dir", machine::log_dir),
     ("mounts", machine::mounts),
     ("runtime", kernel::runtime),
+    ("cgroup-driver", kernel::cgroup_driver),
     ("runtime-version", kernel::runtime_version),
     ("runtime-handlers", kernel::runtime_handlers),
     ("cni-config", network::config),

@@ -1,7 +1,7 @@
 use alloc::{borrow::ToOwned, vec::Vec};
 
 use super::*;
-use crate::api::Wall;
+use crate::api::{Wall, cri::CgroupDriver};
 
 /// A board on which everything is as it should be, agent included.
 fn sound() -> Facts {
@@ -204,6 +204,15 @@ const BAD: &[(&str, Change, Level, &str, &str)] = &[
         "sed -i '1s/$/ cgroup_enable=memory cgroup_memory=1/' /boot/firmware/cmdline.txt && reboot"),
     ("cgroup-memory", |f| { f.cgroups.missing = vec!["memory".into()]; f.kernel.cmdline_file = None; }, Level::Error, "the memory controller is off",
         "add cgroup_enable=memory cgroup_memory=1 to GRUB_CMDLINE_LINUX in /etc/default/grub, then: update-grub && reboot"),
+    // CRI-12 SVC-32
+    ("cgroup-driver", |f| { f.runtime.socket = Some("/run/c.sock".into()); f.runtime.drivers.shown = Some(CgroupDriver::Systemd); }, Level::Error, "the runtime's is systemd, cgroupDriver is cgroupfs",
+        "write cgroupDriver: systemd"),
+    ("cgroup-driver", |f| { f.runtime.socket = Some("/run/c.sock".into()); f.runtime.drivers.told = Some(CgroupDriver::Systemd); }, Level::Error, "not here",
+        "set SystemdCgroup = false (containerd) or cgroup_manager = \"cgroupfs\" and conmon_cgroup = \"pod\" (CRI-O)"),
+    ("cgroup-driver", |f| { f.runtime.socket = Some("/run/c.sock".into()); f.runtime.drivers.told = Some(CgroupDriver::Systemd); f.runtime.drivers.systemd = true; f.cgroups.v2 = false; }, Level::Error, "version 2",
+        "set SystemdCgroup = false (containerd) or cgroup_manager = \"cgroupfs\" and conmon_cgroup = \"pod\" (CRI-O)"),
+    ("cgroup-driver", |f| f.runtime.drivers.slice = true, Level::Warning, "kubepods.slice is loaded",
+        "systemctl stop kubepods.slice"),
     ("cgroup-limits", |f| f.cgroups.missing = vec!["cpu".into(), "pids".into()], Level::Error, "cpu and pids",
         "boot a kernel with CONFIG_CFS_BANDWIDTH=y, CONFIG_CGROUP_SCHED=y and CONFIG_CGROUP_PIDS=y"),
     ("overlayfs", |f| f.kernel.overlayfs = false, Level::Error, "no overlayfs",
@@ -252,11 +261,12 @@ const BAD: &[(&str, Change, Level, &str, &str)] = &[
         "picolet image prune; find what has many files: du --inodes -xd2 /var/lib/picolet | sort -n | tail"),
     ("read-only", |f| f.dirs.root.read_only = true, Level::Error, "/var/lib/picolet is read-only (ext4)",
         "mount -o remount,rw $(findmnt -no TARGET -T /var/lib/picolet); after an I/O error: dmesg, fsck, a new card"),
+    // SVC-21
     ("root-dir", |f| f.dirs.root.kind = "overlay".into(), Level::Error, "on an overlay",
         "raspi-config nonint disable_overlayfs && reboot, or picolet run --root-dir on another disk"),
     ("root-dir", |f| f.dirs.root.kind = "vfat".into(), Level::Error, "on vfat",
         "picolet run --root-dir on ext4, f2fs, xfs or btrfs"),
-    ("root-dir", |f| f.dirs.root.kind = "tmpfs".into(), Level::Warning, "gone after a reboot",
+    ("root-dir", |f| f.dirs.root.kind = "tmpfs".into(), Level::Warning, "the identity of the node are gone after a reboot",
         "picolet run --root-dir on a disk"),
     ("records", |f| f.dirs.foreign_record = Some(("/var/lib/picolet/pods/u/pod.json".into(), 2)), Level::Error, "pods/u/pod.json is of version 2",
         "install that one again; or end the pods with it and remove what it made: picolet reset --stop"),
@@ -363,6 +373,9 @@ const ODD: &[(&str, Change, &str)] = &[
     ("config", |f| f.wanted.file = None, "defaults"),
     ("cgroup", |f| f.cgroups.v2 = false, "version 1"),
     ("cgroup-limits", |f| f.cgroups.missing = vec!["memory".into()], "cpu and pids are limited"),
+    ("cgroup-driver", |f| f.runtime.drivers.wanted = CgroupDriver::Systemd, "cgroupfs"),
+    ("cgroup-driver", |f| { f.runtime.socket = Some("/run/c.sock".into()); f.runtime.drivers.told = Some(CgroupDriver::Systemd); f.runtime.drivers.systemd = true; }, "systemd makes"),
+    ("cgroup-driver", |f| { f.runtime.socket = Some("/run/c.sock".into()); f.runtime.drivers.wanted = CgroupDriver::Systemd; f.runtime.drivers.told = Some(CgroupDriver::Cgroupfs); }, "cgroupfs"),
     ("apparmor", |f| { f.kernel.apparmor = false; f.kernel.apparmor_profile = None; }, "not in this kernel"),
     // SWP-03
     ("swap", |f| f.kernel.swaps = vec!["/dev/zram0".into()], "/dev/zram0"),

@@ -1,7 +1,9 @@
 //! What a runtime says of itself: who it is, what it can do.
 
+use serde_json::Value;
+
 use crate::{
-    api::cri::{Capabilities, Condition, Handler, RuntimeStatus, Version},
+    api::cri::{Capabilities, CgroupDriver, Condition, Handler, RuntimeStatus, Version},
     api::order::Order as _,
     grpc::{
         client::{Client, Options},
@@ -106,6 +108,19 @@ fn checked(answer: wire::VersionResponse) -> Result<Version, Status> {
         name: answer.runtime_name,
         version: answer.runtime_version,
     })
+}
+
+/// The cgroup driver of containerd's configuration, which is that of its default runtime; `None`: it does not show it.
+pub(super) fn driver_of(config: &str) -> Option<CgroupDriver> {
+    let config: Value = serde_json::from_str(config).ok()?;
+    let containerd = &config["containerd"];
+    let runtime = containerd["defaultRuntimeName"].as_str()?;
+    let options = &containerd["runtimes"][runtime]["options"];
+    // Below one that is not shown it is off.
+    match options["SystemdCgroup"].as_bool() {
+        Some(true) => Some(CgroupDriver::Systemd),
+        Some(false) | None => Some(CgroupDriver::Cgroupfs),
+    }
 }
 
 /// One condition; one that is missing does not hold.

@@ -28,7 +28,7 @@ use alloc::rc::Rc;
 use core::{future::Future, pin::Pin, time::Duration};
 use std::path::PathBuf;
 
-use smol::LocalExecutor;
+use smol::{LocalExecutor, Timer};
 
 use self::{
     events::Bell,
@@ -42,8 +42,9 @@ use crate::{
     api::{
         ContainerId, PodUid, SandboxId,
         cri::{
-            AuthConfig, Capabilities, ContainerConfig, ExecOutput, FsInfo, Image, LinuxResources,
-            PodItem, PodRuntimeStatus, RuntimeStatus, SandboxConfig, SandboxStatus, Version,
+            AuthConfig, Capabilities, CgroupDriver, ContainerConfig, ExecOutput, FsInfo, Image,
+            LinuxResources, PodItem, PodRuntimeStatus, RuntimeStatus, SandboxConfig, SandboxStatus,
+            Version,
         },
         stats::{Detail, DiskUsage, PodUsage},
     },
@@ -69,13 +70,20 @@ pub struct Settings {
     pub container_log_links: PathBuf,
     /// Root directory of the agent: `pods` in it has what containers mount.
     pub root_dir: PathBuf,
-    /// Cgroup below which pods live, where usage is read.
-    pub kubepods: String,
+    /// Below which cgroup pods live, and where usage is read.
+    pub cgroup_root: String,
+    /// Who makes cgroups, if the runtime does not say.
+    pub cgroup_driver: CgroupDriver,
+    /// Where the cgroup of a pod may be; `None`: usage is not asked.
+    pub pod_groups: Option<PodGroups>,
     /// Paths that containers do not see, unless they ask for it.
     pub masked_paths: Vec<String>,
     /// Paths that they cannot write to.
     pub readonly_paths: Vec<String>,
 }
+
+/// By who makes cgroups, `cgroupRoot` and the pod's UID.
+pub type PodGroups = fn(CgroupDriver, &str, &PodUid) -> [String; 3];
 
 /// A client of a runtime. See the module.
 pub struct Cri {
@@ -85,13 +93,15 @@ pub struct Cri {
     bell: Bell,
     disk: Lane,
     cgroups: Cgroups,
+    /// What the runtime says of it.
+    driver: Option<CgroupDriver>,
 }
 
 impl Cri {
     /// Connects; `executor` carries what comes and goes.
     ///
     /// # Errors
-    /// The runtime does not answer, does not say who it is, or makes cgroups in another way than this agent.
+    /// The runtime does not answer, does not say who it is, or makes cgroups in a way that is not known here.
     pub async fn open(
         settings: Settings,
         executor: &Rc<LocalExecutor<'static>>,
@@ -112,49 +122,79 @@ impl Cri {
             // Nobody waits for news of it.
             false => link(&settings.image_endpoint, &smol::channel::bounded(1).0),
         };
-        let cri = Self {
+        let mut cri = Self {
             settings,
             runtime,
             images,
             bell,
             disk,
             cgroups,
+            driver: None,
         };
-        cri.check_cgroup_driver().await?;
         cri.fs_info().await?;
+        cri.driver = cri.ask_cgroup_driver().await?;
         cri.bell.follow(Rc::clone(&cri.runtime), executor);
         Ok(cri)
     }
 
-    /// An answer that says otherwise is heeded; a runtime that is too old to say it is believed to agree (CRI-12).
-    async fn check_cgroup_driver(&self) -> Result<(), RuntimeError> {
-        let mut answer = wire::RuntimeConfigResponse::default();
-        let request = &mut wire::Empty::default();
-        let asked = self.runtime.ask(
-            Kind::Call,
-            "RuntimeConfig",
-            request,
-            &mut answer,
-            Some(STATUS_TIMEOUT),
-        );
-        match asked.await {
-            Err(status) if status.code == Code::UNIMPLEMENTED => return Ok(()),
-            asked => asked.map_err(|status| failure("RuntimeConfig", None, status))?,
-        }
-        match answer.linux.map(|linux| linux.cgroup_driver) {
-            None | Some(CGROUPFS) => Ok(()),
-            Some(driver) => {
-                let name = if driver == SYSTEMD {
-                    "systemd"
-                } else {
-                    "unknown"
-                };
-                Err(RuntimeError::Invalid(format!(
-                    "the runtime's cgroup driver is {name}, this agent's is cgroupfs: set SystemdCgroup = false \
-                     (containerd), or cgroup_manager = \"cgroupfs\" and conmon_cgroup = \"pod\" (CRI-O)"
-                )))
+    /// Who makes cgroups: the runtime, if it says so, else who it was opened with.
+    #[must_use]
+    pub fn cgroup_driver(&self) -> CgroupDriver {
+        self.driver.unwrap_or(self.settings.cgroup_driver)
+    }
+
+    /// The same as far as the runtime says it.
+    #[must_use]
+    pub const fn told_cgroup_driver(&self) -> Option<CgroupDriver> {
+        self.driver
+    }
+
+    /// A runtime that is too old to say it is believed to agree (CONF-18, CRI-12).
+    async fn ask_cgroup_driver(&self) -> Result<Option<CgroupDriver>, RuntimeError> {
+        let mut tries = 1;
+        let answer = loop {
+            let mut answer = wire::RuntimeConfigResponse::default();
+            let request = &mut wire::Empty::default();
+            let asked = self.runtime.ask(
+                Kind::Call,
+                "RuntimeConfig",
+                request,
+                &mut answer,
+                Some(STATUS_TIMEOUT),
+            );
+            match asked.await {
+                Ok(()) => break answer,
+                Err(status) if status.code == Code::UNIMPLEMENTED => return Ok(None),
+                Err(status) if tries == DRIVER_TRIES => {
+                    return Err(failure("RuntimeConfig", None, status));
+                }
+                Err(_) => {
+                    tries += 1;
+                    Timer::after(DRIVER_RETRY).await;
+                }
             }
+        };
+        match answer.linux.map(|linux| linux.cgroup_driver) {
+            None => Ok(None),
+            Some(SYSTEMD) => Ok(Some(CgroupDriver::Systemd)),
+            Some(CGROUPFS) => Ok(Some(CgroupDriver::Cgroupfs)),
+            Some(other) => Err(RuntimeError::Invalid(format!(
+                "the runtime's cgroup driver is number {other}, which is neither systemd nor cgroupfs"
+            ))),
         }
+    }
+
+    /// Who makes cgroups, by the configuration that containerd shows to who asks for everything: also an old one says it so.
+    /// `None`: it shows none.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub async fn shown_cgroup_driver(&self) -> Result<Option<CgroupDriver>, RuntimeError> {
+        let mut request = wire::StatusRequest { verbose: true };
+        let mut answer = wire::StatusInfo::default();
+        self.ask("Status", &mut request, &mut answer).await?;
+        let config = answer.info.get("config").map_or("", String::as_str);
+        Ok(facts::driver_of(config))
     }
 
     /// Asks the runtime, within the time that most calls have.
@@ -227,6 +267,11 @@ impl Cri {
         .await
     }
 }
+
+/// How often it is asked who makes cgroups, and the pause in between.
+const DRIVER_TRIES: u32 = 3;
+/// See [`DRIVER_TRIES`].
+const DRIVER_RETRY: Duration = Duration::from_secs(2);
 
 /// `CgroupDriver`.
 const SYSTEMD: i32 = 0;

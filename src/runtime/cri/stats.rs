@@ -3,7 +3,6 @@
 use super::{Cri, wire};
 use crate::{
     api::{
-        PodUid,
         cri::{ContainerState, SandboxState},
         order::Order as _,
         stats::{ContainerUsage, Detail, DiskUsage, PodUsage},
@@ -13,9 +12,6 @@ use crate::{
     runtime::RuntimeError,
     sys::lane::on_fresh_thread,
 };
-
-/// Tiers below which a pod's group may be.
-const TIERS: [&str; 3] = ["", "/burstable", "/besteffort"];
 
 impl Cri {
     /// Pods with a usable sandbox and their running containers, sorted by UID.
@@ -58,11 +54,14 @@ impl Cri {
                 },
             ));
         }
-        let (cgroups, kubepods) = (self.cgroups.clone(), self.settings.kubepods.clone());
+        let (cgroups, driver) = (self.cgroups.clone(), self.cgroup_driver());
+        let (root, groups) = (self.settings.cgroup_root.clone(), self.settings.pod_groups);
         on_fresh_thread("stats", move || {
             let read = |(sandbox, pod)| {
                 let sandbox: crate::api::SandboxId = sandbox;
-                read(&cgroups, &kubepods, &sandbox, pod, detail)
+                let pod: PodUsage = pod;
+                let groups = groups.map(|of| of(driver, &root, &pod.uid));
+                read(&cgroups, groups, &sandbox, pod, detail)
             };
             pods.into_iter().map(read).collect()
         })
@@ -86,32 +85,33 @@ impl Cri {
     }
 }
 
-/// Where the group of a pod is.
-fn group_of(cgroups: &Cgroups, kubepods: &str, uid: &PodUid) -> Option<String> {
-    let mut paths = TIERS
-        .iter()
-        .map(|tier| format!("{kubepods}{tier}/pod{uid}"));
-    paths.find(|path| cgroups.exists(path))
-}
-
 /// Fills in the figures of one pod. What has ended meanwhile has none, and its containers are left out.
 fn read(
     cgroups: &Cgroups,
-    kubepods: &str,
+    groups: Option<[String; 3]>,
     sandbox: &str,
     mut pod: PodUsage,
     detail: Detail,
 ) -> PodUsage {
-    let Some(group) = group_of(cgroups, kubepods, &pod.uid) else {
+    let Some(group) = groups
+        .into_iter()
+        .flatten()
+        .find(|path| cgroups.exists(path))
+    else {
         pod.containers.clear();
         return pod;
     };
     pod.usage = cgroups.usage(&group, detail).unwrap_or_default();
     pod.cgroup.clone_from(&group);
-    // containerd's name, and CRI-O's.
+    // containerd's name, and CRI-O's; where systemd makes groups, theirs of a scope.
     let below = |id: &str| {
-        let names = [format!("{group}/{id}"), format!("{group}/crio-{id}")];
-        names.into_iter().find(|path| cgroups.exists(path))
+        let names = ["", "crio-"].map(|runtime| format!("{group}/{runtime}{id}"));
+        let scopes = ["cri-containerd-", "crio-"];
+        let scopes = scopes.map(|runtime| format!("{group}/{runtime}{id}.scope"));
+        names
+            .into_iter()
+            .chain(scopes)
+            .find(|path| cgroups.exists(path))
     };
     pod.containers.retain_mut(|container| {
         let Some(path) = below(&container.id) else {

@@ -201,10 +201,18 @@ impl Double {
     }
 
     async fn open(&self) -> Result<Cri, RuntimeError> {
+        self.open_as(CgroupDriver::Cgroupfs).await
+    }
+
+    async fn open_as(&self, cgroup_driver: CgroupDriver) -> Result<Cri, RuntimeError> {
         let line = "1 1 0:1 / /nowhere rw - cgroup2 none rw";
         let hierarchy = crate::cgroup::Hierarchy::parse(line).expect("a tree");
         let cgroups = Cgroups::with(hierarchy);
-        Cri::open(self.settings(), &self.executor, Lane::inline(), cgroups).await
+        let settings = Settings {
+            cgroup_driver,
+            ..self.settings()
+        };
+        Cri::open(settings, &self.executor, Lane::inline(), cgroups).await
     }
 
     /// A client that has listed what there is.
@@ -388,11 +396,9 @@ fn whoever_does_not_say_who_it_is_is_no_runtime() {
         assert!(double.open().await.is_ok());
         double.on("RuntimeConfig", say(&mut wire::Empty::default()));
         assert!(double.open().await.is_ok(), "it says nothing of Linux");
-        for wrong in [SYSTEMD, 7] {
-            double.on("RuntimeConfig", driver(wrong));
-            let refused = double.open().await.err().expect("another driver");
-            assert!(refused.to_string().contains("SystemdCgroup"), "{refused}");
-        }
+        double.on("RuntimeConfig", driver(7));
+        let refused = double.open().await.err().expect("another driver");
+        assert!(refused.to_string().contains("number 7"), "{refused}");
         double.on("RuntimeConfig", driver(CGROUPFS));
         double.on("ImageFsInfo", say(&mut wire::Empty::default()));
         assert!(double.open().await.is_err(), "no file system of images");
@@ -409,6 +415,77 @@ fn whoever_does_not_say_who_it_is_is_no_runtime() {
             assert!(double.open().await.is_err(), "{version:?} {name:?}");
         }
     });
+}
+
+#[test]
+fn the_runtime_says_who_makes_cgroups() {
+    // CONF-18 CRI-12
+    test(async |double| {
+        let says = |driver| {
+            say(&mut wire::RuntimeConfigResponse {
+                linux: Some(wire::LinuxRuntimeConfiguration {
+                    cgroup_driver: driver,
+                }),
+            })
+        };
+        let nothing = || say(&mut wire::Empty::default());
+        use CgroupDriver::{Cgroupfs, Systemd};
+        for configured in [Cgroupfs, Systemd] {
+            for (answer, told) in [
+                (says(SYSTEMD), Some(Systemd)),
+                (says(CGROUPFS), Some(Cgroupfs)),
+                (nothing(), None),
+                (Reply::Fail(Code::UNIMPLEMENTED.0, "old"), None),
+            ] {
+                double.on("RuntimeConfig", answer);
+                let cri = double.open_as(configured).await.expect("a runtime");
+                assert_eq!(cri.told_cgroup_driver(), told);
+                assert_eq!(cri.cgroup_driver(), told.unwrap_or(configured));
+            }
+        }
+        // One that fails is asked three times, and then not believed.
+        let before = double.calls("RuntimeConfig");
+        double.on("RuntimeConfig", Reply::Fail(Code::INTERNAL.0, "no"));
+        assert!(double.open().await.is_err());
+        assert_eq!(double.calls("RuntimeConfig") - before, 3);
+    });
+}
+
+#[test]
+fn an_old_containerd_shows_who_makes_cgroups() {
+    // CRI-12
+    let config = |options: &str| {
+        let text = r#"{"containerd":{"defaultRuntimeName":"r","runtimes":{"q":{"options":{"SystemdCgroup":true}},"r":{OPTIONS}}}}"#;
+        text.replace("OPTIONS", options)
+    };
+    for (config, want) in [
+        (
+            config(r#""options":{"SystemdCgroup":true}"#),
+            Some(CgroupDriver::Systemd),
+        ),
+        (
+            config(r#""options":{"SystemdCgroup":false}"#),
+            Some(CgroupDriver::Cgroupfs),
+        ),
+        (config(r#""options":null"#), Some(CgroupDriver::Cgroupfs)),
+        ("{}".into(), None),
+        ("no JSON".into(), None),
+    ] {
+        test(async |double| {
+            let cri = double.open().await.expect("a runtime");
+            let shown = cri.shown_cgroup_driver().await.expect("a status");
+            assert_eq!(shown, None, "it shows nothing");
+            let kept = config.clone();
+            double.script("Status", move |request| {
+                assert!(read::<wire::StatusRequest>(request).verbose);
+                say(&mut wire::StatusInfo {
+                    info: [("config".to_owned(), kept.clone())].into(),
+                })
+            });
+            let shown = cri.shown_cgroup_driver().await.expect("a status");
+            assert_eq!(shown, want, "{config}");
+        });
+    }
 }
 
 #[test]

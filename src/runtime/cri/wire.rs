@@ -75,6 +75,17 @@ message! {
     }
 }
 message! {
+    pub(super) struct StatusRequest {
+        1 verbose: bool,
+    }
+}
+message! {
+    /// What a status has for those who ask for everything.
+    pub(super) struct StatusInfo {
+        2 info: Words,
+    }
+}
+message! {
     pub(super) struct LinuxRuntimeConfiguration {
         1 cgroup_driver: i32,
     }

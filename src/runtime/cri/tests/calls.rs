@@ -101,6 +101,7 @@ fn calls_are_of_one_version_and_begin_at_once() {
     smol::block_on(executor.run(async {
         let settings = Settings {
             endpoint: path.clone(),
+            image_endpoint: path.clone(),
             ..double.settings()
         };
         let line = "1 1 0:1 / /nowhere rw - cgroup2 none rw";

@@ -127,36 +127,60 @@ fn its_images_have_bare_ids() {
 }
 
 #[test]
-fn its_cgroups_bear_its_name() {
-    // CRI-86
-    let tree = std::env::temp_dir().join(format!("picolet-crio-{}", std::process::id()));
-    let group = tree.join(format!("kubepods/burstable/podu/crio-{ID}"));
-    fs::create_dir_all(&group).expect("directory");
-    fs::write(group.join("cpu.stat"), "usage_usec 7\n").expect("file");
-    let executor = Rc::new(LocalExecutor::new());
-    let double = Double::new(&executor);
-    smol::block_on(executor.run(async {
-        let line = format!("1 1 0:1 / {} rw - cgroup2 none rw", tree.display());
-        let cgroups = Cgroups::with(crate::cgroup::Hierarchy::parse(&line).expect("a tree"));
-        let settings = Settings {
-            kubepods: "/kubepods".into(),
-            ..double.settings()
-        };
-        let opened = Cri::open(settings, &executor, Lane::inline(), cgroups);
-        let cri = opened.await.expect("a runtime");
-        double.on(
-            "ListPodSandbox",
-            say(&mut wire::ListPodSandboxResponse {
-                items: vec![listed_sandbox("s", 0)],
-            }),
-        );
-        double.on("ListContainers", lists(wire::CONTAINER_RUNNING));
-        let running = container_status(ID, wire::CONTAINER_RUNNING);
-        double.on("ContainerStatus", of_container(running));
-        let usage = cri.list_pod_usage(Detail::Basic).await.expect("usage");
-        let main = &usage[0].containers[0];
-        assert_eq!(main.cgroup, format!("/kubepods/burstable/podu/crio-{ID}"));
-        assert!(main.usage.cpu.is_some());
-    }));
-    fs::remove_dir_all(&tree).expect("clean up");
+fn cgroups_bear_the_names_of_their_runtimes() {
+    // CRI-86 SVC-31
+    use crate::api::cri::CgroupDriver::{Cgroupfs, Systemd};
+    const SLICES: &str = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu.slice";
+    let root = std::env::temp_dir().join(format!("picolet-groups-{}", std::process::id()));
+    for (n, (driver, pod, container)) in [
+        (Cgroupfs, "kubepods/burstable/podu", ID.to_owned()),
+        (Cgroupfs, "kubepods/burstable/podu", format!("crio-{ID}")),
+        (Systemd, SLICES, format!("cri-containerd-{ID}.scope")),
+        (Systemd, SLICES, format!("crio-{ID}.scope")),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let tree = root.join(n.to_string());
+        let group = tree.join(pod).join(&container);
+        fs::create_dir_all(&group).expect("directory");
+        fs::write(group.join("cpu.stat"), "usage_usec 7\n").expect("file");
+        let executor = Rc::new(LocalExecutor::new());
+        let double = Double::new(&executor);
+        smol::block_on(executor.run(async {
+            let line = format!("1 1 0:1 / {} rw - cgroup2 none rw", tree.display());
+            let cgroups = Cgroups::with(crate::cgroup::Hierarchy::parse(&line).expect("a tree"));
+            let settings = Settings {
+                cgroup_driver: driver,
+                // As the agent has it: `logic::cgroup` says where.
+                pod_groups: Some(|driver, root, uid| {
+                    let tier = match driver {
+                        Cgroupfs => "kubepods/burstable/pod".to_owned(),
+                        Systemd => SLICES.trim_end_matches("u.slice").to_owned(),
+                    };
+                    let end = if driver == Systemd { ".slice" } else { "" };
+                    assert_eq!(root, "/");
+                    ["/none".into(), format!("/{tier}{uid}{end}"), "/none".into()]
+                }),
+                cgroup_root: "/".into(),
+                ..double.settings()
+            };
+            let opened = Cri::open(settings, &executor, Lane::inline(), cgroups);
+            let cri = opened.await.expect("a runtime");
+            double.on(
+                "ListPodSandbox",
+                say(&mut wire::ListPodSandboxResponse {
+                    items: vec![listed_sandbox("s", 0)],
+                }),
+            );
+            double.on("ListContainers", lists(wire::CONTAINER_RUNNING));
+            let running = container_status(ID, wire::CONTAINER_RUNNING);
+            double.on("ContainerStatus", of_container(running));
+            let usage = cri.list_pod_usage(Detail::Basic).await.expect("usage");
+            let main = &usage[0].containers[0];
+            assert_eq!(main.cgroup, format!("/{pod}/{container}"));
+            assert!(main.usage.cpu.is_some());
+        }));
+    }
+    fs::remove_dir_all(root).expect("clean up");
 }

@@ -1,0 +1,194 @@
+//! logind: the word that the machine goes down, and the lock that makes it wait for that.
+//!
+//! Source: org.freedesktop.login1(5), "Inhibitor Locks"; kubelet `nodeshutdown/systemd/inhibit_linux.go`.
+
+use core::time::Duration;
+use std::{
+    fs,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::DirBuilderExt as _,
+    },
+    path::{Path, PathBuf},
+};
+
+use super::{
+    Bus, BusError,
+    wire::{Body, Target},
+};
+use crate::sys::file;
+
+/// Until logind has to have answered; also until what it began to tell is told.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often it is asked whether it has read its configuration anew, and the pause in between.
+const LOOKS: u32 = 20;
+/// See [`LOOKS`].
+const LOOK_PAUSE: Duration = Duration::from_millis(100);
+/// A kubelet's own: whichever of the two was here last is heeded.
+const DROP_IN: &str = "99-kubelet.conf";
+/// The signal.
+const WORD: &str = "PrepareForShutdown";
+/// It reads its configuration anew then.
+const SIGHUP: i32 = 1;
+
+const DAEMON: Target = Target {
+    destination: "org.freedesktop.DBus",
+    path: "/org/freedesktop/DBus",
+    interface: "org.freedesktop.DBus",
+};
+const LOGIND: Target = Target {
+    destination: "org.freedesktop.login1",
+    path: "/org/freedesktop/login1",
+    interface: "org.freedesktop.login1.Manager",
+};
+const PROPERTIES: Target = Target {
+    interface: "org.freedesktop.DBus.Properties",
+    ..LOGIND
+};
+const SYSTEMD: Target = Target {
+    destination: "org.freedesktop.systemd1",
+    path: "/org/freedesktop/systemd1",
+    interface: "org.freedesktop.systemd1.Manager",
+};
+
+/// Where logind is found and configured.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// Socket of the system's bus.
+    pub bus: PathBuf,
+    /// Directory of drop-ins of its configuration.
+    pub drop_ins: PathBuf,
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        Self {
+            bus: "/run/dbus/system_bus_socket".into(),
+            drop_ins: "/etc/systemd/logind.conf.d".into(),
+        }
+    }
+}
+
+/// A lock that delays the end of the machine, and the connection on which its word comes. Whoever drops it lets go.
+#[derive(Debug)]
+pub struct Inhibitor {
+    bus: Bus,
+    lock: Option<OwnedFd>,
+    /// What logind waits at most.
+    delay: Duration,
+}
+
+impl Inhibitor {
+    /// Takes the lock. logind is told to wait `needed`, if it would wait less; whether it does so [`Self::delay`] tells. Blocks.
+    ///
+    /// # Errors
+    /// See [`BusError`]: there is no bus, no logind, or it does not let us.
+    pub fn take(places: &Places, needed: Duration) -> Result<Self, BusError> {
+        let mut bus = Bus::open(&places.bus, WORD, PATIENCE)?;
+        bus.call(DAEMON, "Hello", Body::default())?;
+        let rule = "type='signal',sender='org.freedesktop.login1',\
+                    interface='org.freedesktop.login1.Manager',member='PrepareForShutdown'";
+        bus.call(DAEMON, "AddMatch", Body::default().text(rule))?;
+        let mut delay = read_delay(&mut bus)?;
+        if delay < needed {
+            delay = lengthen(&mut bus, &places.drop_ins, needed)?;
+        }
+        let mut inhibitor = Self {
+            bus,
+            lock: None,
+            delay,
+        };
+        inhibitor.take_lock()?;
+        Ok(inhibitor)
+    }
+
+    /// What logind waits at most.
+    #[must_use]
+    pub const fn delay(&self) -> Duration {
+        self.delay
+    }
+
+    /// Takes the lock again: the end of the machine was called off. Blocks.
+    ///
+    /// # Errors
+    /// See [`BusError`].
+    pub fn take_lock(&mut self) -> Result<(), BusError> {
+        self.bus.within(Some(PATIENCE));
+        let body = Body::default().text("shutdown").text("kubelet");
+        let body = body
+            .text("Kubelet needs time to handle node shutdown")
+            .text("delay");
+        self.bus.call(LOGIND, "Inhibit", body)?;
+        self.lock = self.bus.take_fd();
+        match self.lock {
+            Some(_) => Ok(()),
+            None => Err(BusError::Nonsense("no lock")),
+        }
+    }
+
+    /// The machine may go down.
+    pub fn let_go(&mut self) {
+        self.lock = None;
+    }
+
+    /// What can be read when there is something to hear.
+    #[must_use]
+    pub fn ear(&self) -> BorrowedFd<'_> {
+        self.bus.as_fd()
+    }
+
+    /// What logind has told: the machine goes down, or (`false`) it does not after all. `None`: nothing of that. Blocks for what
+    /// has begun to come.
+    ///
+    /// # Errors
+    /// See [`BusError`]: nothing will be heard on this connection any more.
+    pub fn hear(&mut self) -> Result<Option<bool>, BusError> {
+        self.bus.within(Some(LOOK_PAUSE));
+        match self.bus.signal(WORD) {
+            Ok(signal) => Ok(Some(signal.arguments("b")?.number()? != 0)),
+            Err(BusError::Late { .. }) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+fn read_delay(bus: &mut Bus) -> Result<Duration, BusError> {
+    let body = Body::default()
+        .text(LOGIND.interface)
+        .text("InhibitDelayMaxUSec");
+    let answer = bus.call(PROPERTIES, "Get", body)?;
+    let mut value = answer.arguments("v")?;
+    match value.signature()? {
+        "t" => Ok(Duration::from_micros(value.long()?)),
+        _ => Err(BusError::Nonsense("an answer of another type")),
+    }
+}
+
+/// Has logind wait longer (SHUT-02). Returns what it then waits.
+fn lengthen(bus: &mut Bus, drop_ins: &Path, needed: Duration) -> Result<Duration, BusError> {
+    let path = drop_ins.join(DROP_IN);
+    let seconds = needed.as_millis().div_ceil(1000);
+    let text = format!(
+        "# Written by picolet, as a kubelet does: pods get this time when the machine goes down.\n\
+         [Login]\nInhibitDelayMaxSec={seconds}\n"
+    );
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(drop_ins)
+        .and_then(|()| file::write_atomic(&path, text.as_bytes(), 0o644, true))
+        .map_err(|source| BusError::Io { path, source })?;
+    let body = Body::default().text("systemd-logind.service").text("all");
+    bus.call(SYSTEMD, "KillUnit", body.signed(SIGHUP))?;
+    let mut delay = read_delay(bus)?;
+    let mut looks = 0;
+    while delay < needed && looks < LOOKS {
+        bus.within(Some(LOOK_PAUSE));
+        // Nothing comes; what does is kept for later.
+        bus.wait("logind's configuration");
+        bus.within(Some(PATIENCE));
+        delay = read_delay(bus)?;
+        looks += 1;
+    }
+    Ok(delay)
+}

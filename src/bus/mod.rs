@@ -1,0 +1,292 @@
+//! A small client of D-Bus that blocks, for the few calls that a kubelet makes of systemd (`crate::cgroup`) and logind.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `wire` | messages: a body that is put together, a reader that trusts nothing |
+//! | `logind` | the word that the machine goes down, and the lock that delays it |
+//!
+//! Nothing is kept open but the connection that waits for logind's word: systemd tells who is connected to it of every unit,
+//! and ends the connection of who does not read that. It is called on threads where one may wait. Each call has a deadline.
+//!
+//! Why it is our own: `rustbus`, the smallest crate that is kept up, is 102 kB of program and brings second versions of
+//! three crates.
+
+pub mod logind;
+#[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;
+pub mod wire;
+
+use alloc::collections::VecDeque;
+use core::time::Duration;
+use std::{
+    io::{self, Write as _},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    path::{Path, PathBuf},
+};
+
+use self::wire::{Body, Message, Target};
+use crate::{
+    api::Mono,
+    sys::{clock, socket},
+};
+
+/// Signals that came while an answer was waited for, and that were asked for; the oldest go first.
+const MAX_KEPT: usize = 256;
+/// Longest line of the greeting, bytes.
+const MAX_LINE: usize = 512;
+/// Pieces in which input is read, bytes.
+const PIECE: usize = 4096;
+/// Longest text of an error that is passed on, bytes.
+const MAX_TEXT: usize = 1024;
+
+/// Why a call came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum BusError {
+    /// Nobody is there, or the connection broke.
+    #[error("{}", path.display())]
+    Io {
+        /// The socket.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// Whoever is there does not let us in.
+    #[error("the bus refuses this program: {0}")]
+    Refused(String),
+    /// No answer came in time.
+    #[error("no answer to {what} within {} s", after.as_secs())]
+    Late {
+        /// The method, or what was waited for after it.
+        what: &'static str,
+        /// How long it was waited for.
+        after: Duration,
+    },
+    /// The answer is an error.
+    #[error("{what}: {text}")]
+    Said {
+        /// The method.
+        what: &'static str,
+        /// Its name (`org.freedesktop.systemd1.NoSuchUnit`).
+        name: String,
+        /// What it says.
+        text: String,
+    },
+    /// A job of systemd did not end well.
+    #[error("systemd says {result:?} of {unit}")]
+    Job {
+        /// Of which unit.
+        unit: String,
+        /// `failed`, `timeout`, `canceled`, …
+        result: String,
+    },
+    /// What came is no message, or not the one that was expected.
+    #[error("the bus sent {0}")]
+    Nonsense(&'static str),
+}
+
+impl BusError {
+    /// Whether the answer is the error of this name.
+    #[must_use]
+    pub fn is(&self, wanted: &str) -> bool {
+        matches!(self, Self::Said { name, .. } if name == wanted)
+    }
+}
+
+/// A connection. See the module.
+#[derive(Debug)]
+pub struct Bus {
+    stream: UnixStream,
+    path: PathBuf,
+    serial: u32,
+    /// What came and was not taken yet.
+    input: Vec<u8>,
+    /// Descriptor that came last.
+    fd: Option<OwnedFd>,
+    /// Signals of this name are kept.
+    wanted: &'static str,
+    signals: VecDeque<Message>,
+    /// When waiting ends, and how long it then was; `None`: never.
+    until: Option<(Mono, Duration)>,
+}
+
+impl Bus {
+    /// Connects to the socket at `path` and greets who is there. What follows has to end within `patience`. Signals named
+    /// `wanted` are kept until they are asked for.
+    ///
+    /// Source: D-Bus specification, "Authentication Protocol".
+    pub fn open(path: &Path, wanted: &'static str, patience: Duration) -> Result<Self, BusError> {
+        let mut bus = Self {
+            stream: UnixStream::connect(path).map_err(|source| BusError::Io {
+                path: path.into(),
+                source,
+            })?,
+            path: path.into(),
+            serial: 0,
+            input: Vec::new(),
+            fd: None,
+            wanted,
+            signals: VecDeque::new(),
+            until: None,
+        };
+        bus.within(Some(patience));
+        let uid = nix::unistd::geteuid().to_string();
+        let digits: String = uid.bytes().map(|b| format!("{b:02x}")).collect();
+        bus.send(format!("\0AUTH EXTERNAL {digits}\r\nNEGOTIATE_UNIX_FD\r\nBEGIN\r\n").as_bytes())?;
+        let line = bus.line()?;
+        if !line.starts_with("OK ") {
+            return Err(BusError::Refused(line));
+        }
+        // Where descriptors are not passed on, whoever needs one finds that it did not come.
+        bus.line()?;
+        Ok(bus)
+    }
+
+    /// From now on, waiting ends after `patience`; `None`: never.
+    pub fn within(&mut self, patience: Option<Duration>) {
+        self.until = patience.map(|patience| (clock::mono() + patience, patience));
+    }
+
+    /// Calls a method and waits for its answer.
+    pub fn call(
+        &mut self,
+        to: Target,
+        member: &'static str,
+        body: Body,
+    ) -> Result<Message, BusError> {
+        self.serial += 1;
+        self.send(&body.into_call(self.serial, to, member))?;
+        loop {
+            let message = self.read(member)?;
+            if message.kind == wire::SIGNAL {
+                self.keep(message);
+            } else if message.answers != self.serial {
+            } else if message.kind == wire::RETURN {
+                return Ok(message);
+            } else if message.kind == wire::ERROR {
+                let text = message.arguments("s").and_then(|mut body| body.text());
+                let text = text.unwrap_or_default();
+                return Err(BusError::Said {
+                    what: member,
+                    text: text[..text.floor_char_boundary(MAX_TEXT)].into(),
+                    name: message.error,
+                });
+            }
+        }
+    }
+
+    /// The next signal that was asked for, one that came meanwhile first. `what`: what is waited for.
+    pub fn signal(&mut self, what: &'static str) -> Result<Message, BusError> {
+        loop {
+            if let Some(signal) = self.signals.pop_front() {
+                return Ok(signal);
+            }
+            let message = self.read(what)?;
+            self.keep(message);
+        }
+    }
+
+    /// Waits until time is up, and keeps what comes meanwhile.
+    pub fn wait(&mut self, what: &'static str) {
+        while let Ok(message) = self.read(what) {
+            self.keep(message);
+        }
+    }
+
+    /// The descriptor that came last.
+    pub const fn take_fd(&mut self) -> Option<OwnedFd> {
+        self.fd.take()
+    }
+
+    fn keep(&mut self, message: Message) {
+        if message.kind == wire::SIGNAL && message.member == self.wanted {
+            if self.signals.len() == MAX_KEPT {
+                self.signals.pop_front();
+            }
+            self.signals.push_back(message);
+        }
+    }
+
+    fn read(&mut self, what: &'static str) -> Result<Message, BusError> {
+        self.fill(wire::FIXED, what)?;
+        let fixed = core::array::from_fn(|n| self.input[n]);
+        let (header, whole) = wire::lengths(&fixed)?;
+        self.fill(whole, what)?;
+        let message = Message::read(&self.input[..whole], header);
+        self.input.drain(..whole);
+        self.input.shrink_to(PIECE);
+        message
+    }
+
+    /// A line of the greeting, without its end.
+    fn line(&mut self) -> Result<String, BusError> {
+        loop {
+            if let Some(at) = self.input.windows(2).position(|pair| pair == b"\r\n") {
+                let line: Vec<u8> = self.input.drain(..at + 2).take(at).collect();
+                return Ok(String::from_utf8_lossy(&line).into_owned());
+            }
+            if self.input.len() > MAX_LINE {
+                return Err(BusError::Nonsense("a greeting that does not end"));
+            }
+            self.fill(self.input.len() + 1, "the greeting")?;
+        }
+    }
+
+    /// Waits until so many bytes of input are there.
+    fn fill(&mut self, count: usize, what: &'static str) -> Result<(), BusError> {
+        let mut piece = [0; PIECE];
+        while self.input.len() < count {
+            let left = match self.until {
+                None => None,
+                Some((until, after)) => match until - clock::mono() {
+                    Duration::ZERO => return Err(BusError::Late { what, after }),
+                    left => Some(left),
+                },
+            };
+            let came = self
+                .stream
+                .set_read_timeout(left)
+                .and_then(|()| socket::receive(&self.stream, &mut piece));
+            match came {
+                Ok((0, _)) => return Err(self.broken(io::ErrorKind::UnexpectedEof.into())),
+                Ok((count, fd)) => {
+                    self.input.extend(&piece[..count]);
+                    if fd.is_some() {
+                        self.fd = fd;
+                    }
+                }
+                // The time is looked at above.
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(self.broken(e)),
+            }
+        }
+        Ok(())
+    }
+
+    /// What is sent is short: it waits only for a peer that has stopped reading.
+    fn send(&mut self, bytes: &[u8]) -> Result<(), BusError> {
+        let patience = self.until.map(|(_, after)| after);
+        self.stream
+            .set_write_timeout(patience)
+            .and_then(|()| self.stream.write_all(bytes))
+            .map_err(|e| self.broken(e))
+    }
+
+    fn broken(&self, source: io::Error) -> BusError {
+        BusError::Io {
+            path: self.path.clone(),
+            source,
+        }
+    }
+}
+
+impl AsFd for Bus {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}

@@ -1,0 +1,350 @@
+//! Messages of D-Bus, as far as this client sends and reads them. Little-endian: a bus and its clients are of one machine.
+//!
+//! Source: D-Bus specification, "Marshaling" and "Message Protocol".
+
+use super::BusError;
+
+/// Longest header, and longest body, of a message that is taken in, bytes each. Answers are far shorter. What systemd tells of
+/// its units may be longer than them; no message that it was ever seen to send is near this.
+pub(super) const MAX_PART: usize = 1 << 20;
+/// The part of a header that every message has: four bytes, length of the body, serial, length of the fields.
+pub(super) const FIXED: usize = 16;
+
+const CALL: u8 = 1;
+pub(super) const RETURN: u8 = 2;
+pub(super) const ERROR: u8 = 3;
+pub(super) const SIGNAL: u8 = 4;
+
+/// Header fields.
+const PATH: u8 = 1;
+const INTERFACE: u8 = 2;
+const MEMBER: u8 = 3;
+const ERROR_NAME: u8 = 4;
+const REPLY_SERIAL: u8 = 5;
+const DESTINATION: u8 = 6;
+const SIGNATURE: u8 = 8;
+
+/// Where a method is.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Who has it; empty where nobody is between us and the peer.
+    pub destination: &'static str,
+    /// Of which object.
+    pub path: &'static str,
+    /// In which interface.
+    pub interface: &'static str,
+}
+
+/// A value of a property.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    /// `b`
+    Bool(bool),
+    /// `t`
+    Number(u64),
+    /// `s`
+    Text(String),
+    /// `as`
+    Texts(Vec<String>),
+}
+
+/// A property and its value, as `a(sv)` has them.
+pub type Property = (&'static str, Value);
+
+/// Arguments of a call.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Body {
+    signature: String,
+    bytes: Vec<u8>,
+}
+
+impl Body {
+    /// `s`
+    #[must_use]
+    pub fn text(mut self, text: &str) -> Self {
+        self.signature.push('s');
+        put_text(&mut self.bytes, text);
+        self
+    }
+
+    /// `b`
+    #[must_use]
+    pub fn flag(mut self, flag: bool) -> Self {
+        self.signature.push('b');
+        put_number(&mut self.bytes, u32::from(flag));
+        self
+    }
+
+    /// `i`
+    #[must_use]
+    pub fn signed(mut self, number: i32) -> Self {
+        self.signature.push('i');
+        put_number(&mut self.bytes, number.cast_unsigned());
+        self
+    }
+
+    /// `a(sv)`
+    #[must_use]
+    pub fn properties(mut self, properties: &[Property]) -> Self {
+        self.signature.push_str("a(sv)");
+        put_array(&mut self.bytes, 8, |bytes| {
+            for (name, value) in properties {
+                align(bytes, 8);
+                put_text(bytes, name);
+                put_variant(bytes, value);
+            }
+        });
+        self
+    }
+
+    /// `a(sa(sv))`, empty.
+    #[must_use]
+    pub fn no_auxiliaries(mut self) -> Self {
+        self.signature.push_str("a(sa(sv))");
+        put_array(&mut self.bytes, 8, |_| {});
+        self
+    }
+
+    /// The whole call. `serial` is not 0.
+    pub(super) fn into_call(self, serial: u32, to: Target, member: &str) -> Vec<u8> {
+        let words = [
+            (PATH, 'o', to.path),
+            (INTERFACE, 's', to.interface),
+            (MEMBER, 's', member),
+            (DESTINATION, 's', to.destination),
+        ];
+        let mut fields = Fields::default();
+        for (code, kind, text) in words {
+            if !text.is_empty() {
+                fields.text(code, kind, text);
+            }
+        }
+        fields.message(CALL, serial, self)
+    }
+}
+
+/// Header fields that are being written.
+#[derive(Default)]
+struct Fields(Vec<u8>);
+
+impl Fields {
+    fn begin(&mut self, code: u8, kind: char) {
+        align(&mut self.0, 8);
+        self.0.push(code);
+        put_signature(&mut self.0, kind.encode_utf8(&mut [0; 4]));
+    }
+
+    fn text(&mut self, code: u8, kind: char, text: &str) {
+        self.begin(code, kind);
+        put_text(&mut self.0, text);
+    }
+
+    /// The fields begin at a multiple of 8, so what is aligned in them is aligned in the message.
+    fn message(mut self, kind: u8, serial: u32, body: Body) -> Vec<u8> {
+        if !body.signature.is_empty() {
+            self.begin(SIGNATURE, 'g');
+            put_signature(&mut self.0, &body.signature);
+        }
+        let mut message = vec![b'l', kind, 0, 1];
+        put_number(&mut message, length(&body.bytes));
+        put_number(&mut message, serial);
+        put_number(&mut message, length(&self.0));
+        message.append(&mut self.0);
+        align(&mut message, 8);
+        message.extend(body.bytes);
+        message
+    }
+}
+
+/// What is written is short.
+fn length(bytes: &[u8]) -> u32 {
+    u32::try_from(bytes.len()).unwrap_or(u32::MAX)
+}
+
+fn align(bytes: &mut Vec<u8>, to: usize) {
+    bytes.resize(bytes.len().next_multiple_of(to), 0);
+}
+
+fn put_number(bytes: &mut Vec<u8>, number: u32) {
+    align(bytes, 4);
+    bytes.extend(number.to_le_bytes());
+}
+
+fn put_text(bytes: &mut Vec<u8>, text: &str) {
+    put_number(bytes, length(text.as_bytes()));
+    bytes.extend(text.as_bytes());
+    bytes.push(0);
+}
+
+fn put_signature(bytes: &mut Vec<u8>, signature: &str) {
+    bytes.push(u8::try_from(signature.len()).unwrap_or(u8::MAX));
+    bytes.extend(signature.as_bytes());
+    bytes.push(0);
+}
+
+fn put_variant(bytes: &mut Vec<u8>, value: &Value) {
+    match value {
+        Value::Bool(flag) => {
+            put_signature(bytes, "b");
+            put_number(bytes, u32::from(*flag));
+        }
+        Value::Number(number) => {
+            put_signature(bytes, "t");
+            align(bytes, 8);
+            bytes.extend(number.to_le_bytes());
+        }
+        Value::Text(text) => {
+            put_signature(bytes, "s");
+            put_text(bytes, text);
+        }
+        Value::Texts(texts) => {
+            put_signature(bytes, "as");
+            put_array(bytes, 4, |bytes| {
+                for text in texts {
+                    put_text(bytes, text);
+                }
+            });
+        }
+    }
+}
+
+/// An array whose elements are aligned to `to`. Its length does not count what stands before the first one.
+fn put_array(bytes: &mut Vec<u8>, to: usize, put: impl FnOnce(&mut Vec<u8>)) {
+    put_number(bytes, 0);
+    let at = bytes.len() - 4;
+    align(bytes, to);
+    let start = bytes.len();
+    put(bytes);
+    let len = length(&bytes[start..]);
+    bytes[at..at + 4].copy_from_slice(&len.to_le_bytes());
+}
+
+/// How long a message is of which `fixed` is the first part: with its header, and altogether.
+pub(super) fn lengths(fixed: &[u8; FIXED]) -> Result<(usize, usize), BusError> {
+    let number = |at: usize| {
+        let bytes: [u8; 4] = core::array::from_fn(|n| fixed[at + n]);
+        usize::try_from(u32::from_le_bytes(bytes)).unwrap_or(usize::MAX)
+    };
+    if fixed[0] != b'l' || fixed[3] != 1 {
+        return Err(BusError::Nonsense(
+            "a message of another byte order or protocol",
+        ));
+    }
+    let (body, fields) = (number(4), number(12));
+    if body > MAX_PART || fields > MAX_PART {
+        return Err(BusError::Nonsense("a message of more than 1 MiB"));
+    }
+    let header = (FIXED + fields).next_multiple_of(8);
+    Ok((header, header + body))
+}
+
+/// A message that came.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Message {
+    pub(super) kind: u8,
+    /// Serial of the call that it answers.
+    pub(super) answers: u32,
+    /// Name of the signal.
+    pub(super) member: String,
+    pub(super) error: String,
+    signature: String,
+    body: Vec<u8>,
+}
+
+impl Message {
+    /// Reads one, of which `header` is the length with header, from all its bytes.
+    pub(super) fn read(bytes: &[u8], header: usize) -> Result<Self, BusError> {
+        let mut message = Self {
+            kind: bytes[1],
+            body: bytes[header..].into(),
+            ..Self::default()
+        };
+        let mut fields = Reader {
+            bytes: &bytes[..header],
+            at: 12,
+        };
+        let end = FIXED + usize::try_from(fields.number()?).unwrap_or(usize::MAX);
+        while fields.at < end {
+            fields.align(8)?;
+            let code = fields.byte()?;
+            match (code, fields.signature()?) {
+                (MEMBER, "s") => message.member = fields.text()?.into(),
+                (ERROR_NAME, "s") => message.error = fields.text()?.into(),
+                (SIGNATURE, "g") => message.signature = fields.signature()?.into(),
+                (REPLY_SERIAL, "u") => message.answers = fields.number()?,
+                (_, "s" | "o") => drop(fields.text()?),
+                (_, "u") => drop(fields.number()?),
+                (_, "g") => drop(fields.signature()?),
+                _ => return Err(BusError::Nonsense("an unknown kind of header field")),
+            }
+        }
+        Ok(message)
+    }
+
+    /// Its arguments, which are to be these.
+    pub fn arguments(&self, signature: &str) -> Result<Reader<'_>, BusError> {
+        if self.signature != signature {
+            return Err(BusError::Nonsense("an answer of another type"));
+        }
+        Ok(Reader {
+            bytes: &self.body,
+            at: 0,
+        })
+    }
+}
+
+/// Where a reader stands in a message. Whatever leads beyond its end is an error.
+pub struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, count: usize) -> Result<&'a [u8], BusError> {
+        let taken = self.bytes.get(self.at..).and_then(|left| left.get(..count));
+        self.at = self.at.saturating_add(count);
+        taken.ok_or(BusError::Nonsense("a message that ends too soon"))
+    }
+
+    fn align(&mut self, to: usize) -> Result<(), BusError> {
+        let padding = self.at.next_multiple_of(to) - self.at;
+        self.take(padding).map(drop)
+    }
+
+    fn byte(&mut self) -> Result<u8, BusError> {
+        Ok(self.take(1)?[0])
+    }
+
+    /// `u`, `b`, and the place of a descriptor, `h`
+    pub fn number(&mut self) -> Result<u32, BusError> {
+        self.align(4)?;
+        let bytes = self.take(4)?;
+        Ok(u32::from_le_bytes(core::array::from_fn(|n| bytes[n])))
+    }
+
+    /// `t`
+    pub fn long(&mut self) -> Result<u64, BusError> {
+        self.align(8)?;
+        let bytes = self.take(8)?;
+        Ok(u64::from_le_bytes(core::array::from_fn(|n| bytes[n])))
+    }
+
+    /// `s`, `o`
+    pub fn text(&mut self) -> Result<&'a str, BusError> {
+        let count = usize::try_from(self.number()?).unwrap_or(usize::MAX);
+        self.ended(count)
+    }
+
+    /// `g`
+    pub fn signature(&mut self) -> Result<&'a str, BusError> {
+        let count = self.byte()?.into();
+        self.ended(count)
+    }
+
+    /// Text and the zero behind it.
+    fn ended(&mut self, count: usize) -> Result<&'a str, BusError> {
+        let text = self.take(count)?;
+        self.take(1)?;
+        core::str::from_utf8(text).map_err(|_| BusError::Nonsense("a text that is not UTF-8"))
+    }
+}

@@ -1,0 +1,258 @@
+//! Units of systemd: the slices that pods and their classes are in, where the cgroup driver is `systemd`.
+//!
+//! They are transient units. systemd makes their control groups, and keeps their limits over a reload. Each call has a
+//! connection of its own, straight to systemd: no bus daemon is needed, and nothing is to be subscribed to.
+//!
+//! Source: org.freedesktop.systemd1(5), systemd.resource-control(5).
+
+use core::time::Duration;
+use std::path::PathBuf;
+
+use super::values::weight;
+use crate::{
+    api::cri::LinuxResources,
+    bus::{
+        Bus, BusError,
+        wire::{Body, Property, Target, Value},
+    },
+    sys::lane::Lane,
+};
+
+/// Where systemd listens for root.
+pub const SOCKET: &str = "/run/systemd/private";
+/// Until a job of systemd has to have ended.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Connections that are tried for one call. systemd closes all when it executes itself anew.
+const TRIES: u32 = 3;
+
+const MANAGER: Target = Target {
+    destination: "",
+    path: "/org/freedesktop/systemd1",
+    interface: "org.freedesktop.systemd1.Manager",
+};
+const UNIT_EXISTS: &str = "org.freedesktop.systemd1.UnitExists";
+const NO_SUCH_UNIT: &str = "org.freedesktop.systemd1.NoSuchUnit";
+
+/// See the module.
+#[derive(Clone)]
+pub struct Slices {
+    socket: PathBuf,
+    /// Where one may wait for systemd.
+    lane: Lane,
+}
+
+impl Slices {
+    /// Of the systemd that listens at `socket`.
+    #[must_use]
+    pub fn at(socket: impl Into<PathBuf>, lane: Lane) -> Self {
+        Self {
+            socket: socket.into(),
+            lane,
+        }
+    }
+
+    /// Where to call what waits.
+    #[must_use]
+    pub const fn lane(&self) -> &Lane {
+        &self.lane
+    }
+
+    /// Whether there is a systemd to ask.
+    #[must_use]
+    pub fn are_there(&self) -> bool {
+        self.socket.exists()
+    }
+
+    /// Makes the slice with its limits, and waits until it is there. One that is there gets the limits written again.
+    ///
+    /// # Errors
+    /// See [`BusError`]; it may be called again.
+    pub fn make(&self, unit: &str, limits: &LinuxResources) -> Result<(), BusError> {
+        let limits = properties(limits);
+        self.ask(|bus| {
+            let mut all = vec![
+                (
+                    "Description",
+                    Value::Text(format!("Pods of picolet: {unit}")),
+                ),
+                // A slice above it is there as long as it is.
+                ("Wants", Value::Texts(vec![parent(unit).into()])),
+                // Each hands its controller down.
+                ("CPUAccounting", Value::Bool(true)),
+                ("IOAccounting", Value::Bool(true)),
+                ("MemoryAccounting", Value::Bool(true)),
+                ("TasksAccounting", Value::Bool(true)),
+                // Pods end with the machine in their own way, not in that of a unit.
+                ("DefaultDependencies", Value::Bool(false)),
+            ];
+            all.extend(limits.iter().cloned());
+            let body = Body::default().text(unit).text("replace");
+            let body = body.properties(&all).no_auxiliaries();
+            match job(bus, "StartTransientUnit", unit, body) {
+                Err(e) if e.is(UNIT_EXISTS) => {
+                    // Until the machine goes down, as everything of a transient unit.
+                    let runtime = true;
+                    let body = Body::default().text(unit).flag(runtime).properties(&limits);
+                    bus.call(MANAGER, "SetUnitProperties", body).map(drop)
+                }
+                made => made,
+            }
+        })
+    }
+
+    /// Stops the slice and everything in it, and waits for that. One that is unknown is stopped.
+    ///
+    /// # Errors
+    /// See [`BusError`]; it may be called again.
+    pub fn stop(&self, unit: &str) -> Result<(), BusError> {
+        self.ask(|bus| {
+            let body = Body::default().text(unit).text("replace");
+            match job(bus, "StopUnit", unit, body) {
+                Err(e) if e.is(NO_SUCH_UNIT) => Ok(()),
+                stopped => stopped,
+            }
+        })
+    }
+
+    /// One that breaks off is made again: whatever is asked may be asked twice.
+    fn ask(&self, call: impl Fn(&mut Bus) -> Result<(), BusError>) -> Result<(), BusError> {
+        let mut tries = 1;
+        loop {
+            let asked =
+                Bus::open(&self.socket, "JobRemoved", PATIENCE).and_then(|mut bus| call(&mut bus));
+            match asked {
+                Err(BusError::Io { .. }) if tries < TRIES => tries += 1,
+                asked => return asked,
+            }
+        }
+    }
+}
+
+/// The slice that is at this path.
+pub(super) fn unit(path: &str) -> Option<&str> {
+    let name = path.rsplit('/').next();
+    name.filter(|name| name.ends_with(".slice"))
+}
+
+/// Calls a method that begins a job, and waits for the end of that.
+fn job(bus: &mut Bus, method: &'static str, unit: &str, body: Body) -> Result<(), BusError> {
+    let answer = bus.call(MANAGER, method, body)?;
+    let begun = answer.arguments("o")?.text()?;
+    loop {
+        let signal = bus.signal("a job of systemd")?;
+        let mut told = signal.arguments("uoss")?;
+        told.number()?;
+        let (ended, _, result) = (told.text()?, told.text()?, told.text()?);
+        if ended == begun {
+            return match result {
+                "done" => Ok(()),
+                result => Err(BusError::Job {
+                    unit: unit.into(),
+                    result: result.into(),
+                }),
+            };
+        }
+    }
+}
+
+/// The slice that one is in, by its name.
+fn parent(unit: &str) -> String {
+    match unit.rsplit_once('-') {
+        Some((above, _)) => format!("{above}.slice"),
+        None => "-.slice".into(),
+    }
+}
+
+/// Limits as systemd names them. Those that it does not know (huge pages) are written to files alone.
+fn properties(limits: &LinuxResources) -> Vec<Property> {
+    /// "infinity"
+    const NONE: u64 = u64::MAX;
+    /// What systemd rounds to, microseconds of a second: a hundredth of a processor. Rounded up, so that what is below is
+    /// not held shorter than it asks.
+    const STEP: u64 = 10_000;
+    /// The kernel's own period, microseconds.
+    const DEFAULT_PERIOD_US: u64 = 100_000;
+    let limit = |value: i64| u64::try_from(value).ok().filter(|&v| v > 0).unwrap_or(NONE);
+    let mut all = Vec::new();
+    let mut put = |name, value: Option<u64>| {
+        if let Some(value) = value {
+            all.push((name, Value::Number(value)));
+        }
+    };
+    put("CPUWeight", limits.cpu_shares.map(weight));
+    put("CPUQuotaPeriodUSec", limits.cpu_period_us);
+    let quota = limits.cpu_quota_us.map(limit);
+    put(
+        "CPUQuotaPerSecUSec",
+        quota.map(|quota| match quota {
+            NONE => NONE,
+            quota => {
+                let period = limits.cpu_period_us.unwrap_or(DEFAULT_PERIOD_US).max(1);
+                (quota.saturating_mul(1_000_000) / period).next_multiple_of(STEP)
+            }
+        }),
+    );
+    put("MemoryMax", limits.memory_limit_bytes.map(limit));
+    put("TasksMax", limits.pids_limit.map(limit));
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_in_systemds_words() {
+        // CG-10
+        let number = |name, value| (name, Value::Number(value));
+        let limits = LinuxResources {
+            cpu_shares: Some(1024),
+            cpu_quota_us: Some(1234),
+            cpu_period_us: Some(100_000),
+            memory_limit_bytes: Some(1 << 20),
+            pids_limit: Some(7),
+            ..LinuxResources::default()
+        };
+        assert_eq!(
+            properties(&limits),
+            [
+                number("CPUWeight", 39),
+                number("CPUQuotaPeriodUSec", 100_000),
+                // 12,340 µs of each second, rounded up.
+                number("CPUQuotaPerSecUSec", 20_000),
+                number("MemoryMax", 1 << 20),
+                number("TasksMax", 7),
+            ]
+        );
+        assert_eq!(properties(&LinuxResources::default()), []);
+        let without = LinuxResources {
+            cpu_quota_us: Some(-1),
+            memory_limit_bytes: Some(0),
+            pids_limit: Some(-1),
+            ..LinuxResources::default()
+        };
+        assert_eq!(
+            properties(&without),
+            [
+                number("CPUQuotaPerSecUSec", u64::MAX),
+                number("MemoryMax", u64::MAX),
+                number("TasksMax", u64::MAX),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_slice_is_in_the_one_that_its_name_says() {
+        // SVC-31
+        for (unit, above) in [
+            ("kubepods.slice", "-.slice"),
+            ("kubepods-burstable.slice", "kubepods.slice"),
+            (
+                "kubepods-burstable-podu_1.slice",
+                "kubepods-burstable.slice",
+            ),
+        ] {
+            assert_eq!(parent(unit), above);
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! What is installed as a service: units of systemd, scripts of OpenRC. Asserted on the files that are shipped, and on a process
+//! that is started as a unit would start it.
+
+#[macro_use]
+#[path = "common/skipped.rs"]
+mod skipped;
+
+use std::{collections::BTreeMap, fs, path::Path, process::Command};
+
+const AGENTS: [&str; 2] = ["picolet.service", "kubelet.service"];
+
+/// Values by directive, of all lines of a unit.
+fn unit(name: &str) -> BTreeMap<String, Vec<String>> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("systemd")
+        .join(name);
+    let text = fs::read_to_string(path).expect(name);
+    let mut all: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        if let Some((directive, value)) = line.split_once('=') {
+            all.entry(directive.into()).or_default().push(value.into());
+        }
+    }
+    all
+}
+
+fn words(unit: &BTreeMap<String, Vec<String>>, directive: &str) -> Vec<String> {
+    let values = unit.get(directive).into_iter().flatten();
+    values
+        .flat_map(|value| value.split_whitespace().map(str::to_owned))
+        .collect()
+}
+
+#[test]
+fn no_unit_shuts_the_agent_or_its_containers_in() {
+    // SVC-01
+    const NAMESPACE: [&str; 14] = [
+        "PrivateDevices",
+        "PrivateTmp",
+        "ProtectSystem",
+        "ProtectHome",
+        "ProtectKernelModules",
+        "ProtectKernelTunables",
+        "ProtectControlGroups",
+        "LogNamespace",
+        "ReadWritePaths",
+        "ReadOnlyPaths",
+        "InaccessiblePaths",
+        "TemporaryFileSystem",
+        "BindPaths",
+        "RootDirectory",
+    ];
+    // Containers inherit these: see `containers_inherit_nothing_of_the_unit` in tests/host.
+    const INHERITED: [&str; 11] = [
+        "RestrictAddressFamilies",
+        "SystemCallFilter",
+        "SystemCallArchitectures",
+        "RestrictSUIDSGID",
+        "LockPersonality",
+        "RestrictRealtime",
+        "MemoryDenyWriteExecute",
+        "ProtectClock",
+        "ProtectHostname",
+        "NoNewPrivileges",
+        "CapabilityBoundingSet",
+    ];
+    for name in AGENTS {
+        let unit = unit(name);
+        for directive in NAMESPACE.iter().chain(&INHERITED) {
+            assert!(!unit.contains_key(*directive), "{name}: {directive}");
+        }
+        assert_eq!(words(&unit, "PrivateMounts"), ["no"], "{name}");
+        // Only with Preserve=yes: a stop would remove what pods have there.
+        let keeps = words(&unit, "RuntimeDirectoryPreserve") == ["yes"];
+        assert!(keeps || !unit.contains_key("RuntimeDirectory"), "{name}");
+    }
+}
+
+#[test]
+fn a_mount_namespace_of_its_own_stops_the_agent() {
+    // SVC-01
+    if !nix::unistd::geteuid().is_root() {
+        skipped!("a_mount_namespace_of_its_own_stops_the_agent: not root");
+        return;
+    }
+    // It compares itself with PID 1, which here is a shell. Should it go on, it has no place to do so.
+    let script = format!(
+        "unshare --mount {} run --run-dir /proc/none --root-dir /proc/none; exit $?",
+        env!("CARGO_BIN_EXE_picolet")
+    );
+    let output = Command::new("unshare")
+        .args(["--pid", "--fork", "--mount-proc", "sh", "-c", &script])
+        .output()
+        .expect("unshare");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success());
+    assert!(
+        said.contains("runs in a mount namespace of its own"),
+        "{said}"
+    );
+}
+
+#[test]
+fn units_start_after_disks_and_never_after_time_sync() {
+    // SVC-04
+    for name in AGENTS {
+        let unit = unit(name);
+        let after = words(&unit, "After");
+        for target in [
+            "local-fs.target",
+            "remote-fs.target",
+            "time-set.target",
+            "network-online.target",
+        ] {
+            assert!(after.iter().any(|word| word == target), "{name}: {target}");
+        }
+        assert!(
+            words(&unit, "Wants").contains(&"network-online.target".to_owned()),
+            "{name}"
+        );
+        for directive in ["After", "Wants", "Requires", "BindsTo"] {
+            let named = words(&unit, directive);
+            assert!(
+                !named.iter().any(|word| word == "time-sync.target"),
+                "{name}"
+            );
+        }
+        // What is wanted only may fail.
+        assert!(
+            !unit.contains_key("Requires") && !unit.contains_key("BindsTo"),
+            "{name}"
+        );
+        assert_eq!(words(&unit, "Type"), ["notify"], "{name}");
+    }
+}
+
+#[test]
+fn a_unit_of_its_own_ends_the_pods() {
+    // SVC-06
+    let pods = unit("picolet-pods.service");
+    for agent in AGENTS {
+        assert!(words(&pods, "After").contains(&agent.to_owned()), "{agent}");
+        let unit = unit(agent);
+        assert!(
+            words(&unit, "Wants").contains(&"picolet-pods.service".to_owned()),
+            "{agent}"
+        );
+        // A stop or restart of the agent ends nothing but it.
+        assert_eq!(words(&unit, "KillMode"), ["process"], "{agent}");
+        assert!(
+            !unit.contains_key("ExecStop") && !unit.contains_key("ExecStopPost"),
+            "{agent}"
+        );
+    }
+    for directive in [
+        "Requires",
+        "Requisite",
+        "BindsTo",
+        "PartOf",
+        "PropagatesStopTo",
+    ] {
+        assert!(!pods.contains_key(directive), "{directive}");
+    }
+    assert_eq!(pods["ExecStop"], ["/usr/local/bin/picolet stop --shutdown"]);
+    assert_eq!(words(&pods, "RemainAfterExit"), ["yes"]);
+    // systemd's default conflict with shutdown.target stops it.
+    assert!(!pods.contains_key("DefaultDependencies"));
+}
+
+/// What OpenRC reads of a script, by a shell that runs it as far as that.
+fn openrc(name: &str) -> (String, String) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("systemd/openrc")
+        .join(name);
+    let script = format!(
+        "need() {{ echo need $*; }}; want() {{ echo want $*; }}; after() {{ echo after $*; }}; use() {{ echo use $*; }}
+         ebegin() {{ :; }}; eend() {{ return $1; }}; . {0}; depend >&2
+         echo $supervisor $respawn_delay $respawn_max $rc_cgroup_cleanup $command; type stop 2>/dev/null | grep /usr",
+        path.display()
+    );
+    let output = Command::new("sh")
+        .args(["-c", &script])
+        .output()
+        .expect("sh");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn scripts_of_openrc_keep_the_agent_running_and_end_pods_first() {
+    for name in ["picolet", "kubelet"] {
+        let (set, depends) = openrc(name);
+        let wanted = "supervise-daemon 5 0 no /usr/local/lib/picolet/guard";
+        assert_eq!(set.lines().next(), Some(wanted), "{name}");
+        assert!(
+            depends.contains("want cgroups\n") && depends.contains("after net "),
+            "{depends}"
+        );
+    }
+    let (_, depends) = openrc("picolet-pods");
+    assert!(depends.starts_with("after picolet kubelet "), "{depends}");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("systemd/openrc/picolet-pods");
+    let text = fs::read_to_string(path).expect("script");
+    let stop = text.split("stop() {").nth(1).expect("stop");
+    assert!(stop.contains("picolet stop --shutdown"));
+}
