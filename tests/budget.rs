@@ -341,6 +341,8 @@ fn a_crowd_with_files() {
         *used = ran_ns(agent) - before;
         assert_eq!(node.shims().len(), pods, "nobody goes");
         node.crowd_goes(pods);
+        // Pods whose files are still being removed have their places.
+        pass(3 * SETTLE);
     }
     let per_mille = used.map(|ns| ns / 1_000_000 / COUNTED.as_secs());
     eprintln!(
