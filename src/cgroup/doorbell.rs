@@ -14,6 +14,7 @@ use async_io::Async;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
 use super::Cgroups;
+use crate::sys::readiness;
 
 /// What rings: tasks have stalled for 100 ms within a second. Microseconds. Without CAP_SYS_RESOURCE the kernel takes no window
 /// but of two seconds, or twice that.
@@ -80,7 +81,7 @@ impl MemoryBell {
     ///
     /// - Errors: it will never ring again.
     pub async fn rung(&mut self) -> io::Result<()> {
-        self.ready.readable().await?;
+        readiness::first(&self.ready).await?;
         // What was waited for may have been taken by the wait itself: that it ended is enough.
         if let Some(events) = &self.events {
             // Until the file is read it says the same again. It cannot be once the group has gone.

@@ -18,6 +18,7 @@ pub mod open;
 pub mod pages;
 pub mod pidfd;
 pub mod proc;
+pub mod readiness;
 pub mod socket;
 mod spawn;
 pub mod start;

@@ -1,12 +1,6 @@
 //! One timer of the kernel that goes by the clock of deadlines. Man page: timerfd_create(2).
 
-use core::{
-    future::{Future as _, poll_fn},
-    mem,
-    pin::pin,
-    task::Poll,
-    time::Duration,
-};
+use core::time::Duration;
 use std::io;
 
 use async_io::Async;
@@ -15,6 +9,7 @@ use nix::sys::{
     timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags},
 };
 
+use super::readiness;
 use crate::api::Mono;
 
 /// Expires at a time of [`mono`](super::clock::mono). If the machine is suspended beyond that time, it expires as the machine
@@ -47,16 +42,7 @@ impl Timer {
 
     /// Waits until it has expired, or a little less: the caller looks at the clock. It stays expired until it is set anew.
     pub async fn expired(&self) -> io::Result<()> {
-        // The reactor's word for it comes in two wake-ups if its thread waited already when we began to. The first will do.
-        let mut readable = pin!(self.0.readable());
-        let mut has_begun = false;
-        poll_fn(|cx| {
-            if mem::replace(&mut has_begun, true) {
-                return Poll::Ready(Ok(()));
-            }
-            readable.as_mut().poll(cx)
-        })
-        .await
+        readiness::first(&self.0).await
     }
 }
 
