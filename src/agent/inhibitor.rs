@@ -158,13 +158,15 @@ mod tests {
         // SHUT-02 SHUT-03 SHUT-06
         let double = Double::new(logind(60_000_000));
         let (sender, events) = channel::bounded(8);
+        let clock = SystemClock::new().expect("timer");
+        let executor = LocalExecutor::new();
+        executor.spawn(clock.clone().drive()).detach();
         let watch = Watch {
             places: places(&double),
             needed: Duration::from_secs(30),
-            clock: Rc::new(SystemClock::new().expect("timer")),
+            clock: Rc::new(clock),
             events: sender,
         };
-        let executor = LocalExecutor::new();
         let watching = executor.spawn(watch.run());
         let told = async {
             // Taken on a thread of its own.
