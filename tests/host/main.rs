@@ -21,6 +21,7 @@ mod inside;
 mod logs;
 mod manifests;
 mod metrics;
+mod mischief;
 mod objects;
 mod probes;
 mod provider;

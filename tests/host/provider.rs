@@ -9,6 +9,7 @@ use std::{
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
     os::unix::fs::PermissionsExt as _,
+    path::PathBuf,
     process::Stdio,
 };
 
@@ -18,6 +19,7 @@ use serde_json::{Value, json};
 
 use crate::{
     host::{self, Host, IDLE, IMAGE, full, sh, text},
+    mischief::{Mischief, Mood},
     suite::pods,
 };
 
@@ -61,6 +63,11 @@ fn with(mut spec: Value, field: &str, value: Value) -> Value {
 
 /// An agent with the provider, processes and an image.
 fn start() -> Option<(Lamps, Host)> {
+    start_with(Lamps::socket)
+}
+
+/// The same with the provider at the socket that is named.
+fn start_with(socket: impl FnOnce(&Lamps) -> PathBuf) -> Option<(Lamps, Host)> {
     if !host::able() {
         return None;
     }
@@ -77,7 +84,7 @@ fn start() -> Option<(Lamps, Host)> {
         "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
         "imageGCHighThresholdPercent": 100, "evictionHard": lamps::NO_THRESHOLDS.map(|name| (name, "0%")).into_iter().collect::<BTreeMap<_, _>>(),
         "picolet": {
-            "providers": {"lamps": lamps.socket()},
+            "providers": {"lamps": socket(&lamps)},
             "process": {"directories": [apps]},
         },
     });
@@ -278,6 +285,104 @@ fn kills_of_the_agent_and_of_the_provider_lose_and_double_nothing() {
     host.wait_ready("lamp");
     host.remove("lamp.yaml");
     host.wait_gone("lamp");
+    finish(host, lamps);
+}
+
+#[test]
+fn mischief_of_a_provider_is_its_own_pods_affair() {
+    // PRVD-05 PRVD-06 PRVD-07 PRVD-09
+    let mut between = None;
+    let started = start_with(|lamps| {
+        let real = lamps.socket();
+        let dir = real.parent().expect("a directory").to_owned();
+        let mischief = between.insert(Mischief::start(&dir, real));
+        mischief.socket().to_owned()
+    });
+    let Some((mut lamps, host)) = started else {
+        return;
+    };
+    let between = between.expect("made");
+    let of_lamp = || with(lamp_spec(), "containers", json!([lamp("c", None)]));
+    host.pod("box", json!({"containers": [sh("c", IDLE)]}));
+    host.pod("lamp", of_lamp());
+    let all = ["box", "lamp"];
+    let before = all.map(|name| host.wait_ready(name));
+    let untouched = |host: &Host, when: &str, names: &[&str]| {
+        for (name, before) in all.iter().zip(&before) {
+            if names.contains(name) {
+                let now = host.get(name);
+                assert_eq!(container(&now, 0), container(before, 0), "{when}: {name}");
+            }
+        }
+    };
+    let condition = |host: &Host, wanted: &str| {
+        host.until(&format!("ProviderReady is {wanted}"), |host| {
+            let node: Value =
+                serde_json::from_str(&host.ok(&["get", "node", "-o", "json"])).expect("node");
+            let conditions = node["status"]["conditions"].as_array().expect("conditions");
+            let found = conditions.iter().find(|c| c["type"] == "ProviderReady");
+            (
+                found.is_some_and(|c| c["status"] == wanted),
+                node["status"]["conditions"].to_string(),
+            )
+        });
+    };
+    for mood in [Mood::Slow, Mood::Repeats, Mood::Silent, Mood::Broken] {
+        let when = format!("{mood:?}");
+        between.set(mood);
+        let is_deaf = matches!(mood, Mood::Silent | Mood::Broken);
+        if is_deaf {
+            condition(&host, "False");
+        }
+        host.pod("new", of_lamp());
+        host.pod("other", json!({"containers": [sh("c", IDLE)]}));
+        host.wait_ready("other");
+        if is_deaf {
+            assert_eq!(lamps.pods().len(), 1, "{when}: it was told");
+            untouched(&host, &when, &all);
+            between.set(Mood::Honest);
+        }
+        host.wait_ready("new");
+        untouched(&host, &when, &all);
+        host.remove("new.yaml");
+        host.remove("other.yaml");
+        host.wait_gone("new");
+        host.wait_gone("other");
+        between.set(Mood::Honest);
+        condition(&host, "True");
+    }
+    // It dies while it is told of a pod, and while one ends.
+    host.pod("new", of_lamp());
+    lamps.kill();
+    lamps.begin();
+    host.wait_ready("new");
+    host.remove("new.yaml");
+    lamps.kill();
+    lamps.begin();
+    host.wait_gone("new");
+    untouched(&host, "restarted", &all);
+
+    between.set(Mood::Lies);
+    host.until("the lie is told", |host| {
+        let events = host.ok(&["get", "events"]);
+        (events.contains("ProviderStatusInvalid"), events)
+    });
+    untouched(&host, "lies", &all);
+    between.set(Mood::Forgets);
+    let failed = host.wait_phase("lamp", "Failed");
+    assert_eq!(failed["status"]["reason"], "NotFound");
+    untouched(&host, "forgets", &["box"]);
+    // What comes to light again is wanted by nobody.
+    between.set(Mood::Honest);
+    host.remove("lamp.yaml");
+    host.wait_gone("lamp");
+    host.until("the provider has nothing", |_| {
+        let left = lamps.pods();
+        (left.is_empty(), format!("{left:?}"))
+    });
+    untouched(&host, "at the end", &["box"]);
+    host.remove("box.yaml");
+    host.wait_gone("box");
     finish(host, lamps);
 }
 
