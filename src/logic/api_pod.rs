@@ -48,7 +48,7 @@ fn invalid<T>(field: &str, value: &str) -> Result<T, WrongValue> {
 }
 
 /// A DNS subdomain as far as paths are concerned.
-fn is_plain_name(name: &str) -> bool {
+pub(super) fn is_plain_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
     (1..=253).contains(&name.len()) && name.chars().all(plain) && !name.starts_with('.')
 }

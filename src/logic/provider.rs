@@ -16,6 +16,7 @@ use core::mem;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::{api_pod::is_plain_name, static_pod::is_plain_uid};
 use crate::{
     api::{
         Container, ContainerId, Pod, PodUid, SandboxId, Wall,
@@ -238,6 +239,10 @@ struct Entry {
     spec: Option<Spec>,
     /// All that its provider tells of has ended.
     ended: bool,
+    /// And none of it runs again.
+    is_over: bool,
+    /// Told to an instance that had forgotten it: its counts begin anew.
+    anew: bool,
     /// Number of the newest word about it.
     word: u64,
     /// Lists that left it out.
@@ -261,7 +266,22 @@ enum Fate {
 struct Spec {
     /// Name and image of each container.
     containers: BTreeMap<String, String>,
-    never_restarts: bool,
+    restart_policy: RestartPolicy,
+}
+
+impl Spec {
+    const fn never_restarts(&self) -> bool {
+        matches!(self.restart_policy, RestartPolicy::Never)
+    }
+
+    /// Whether a pod runs no more, all containers of which have ended like that.
+    fn is_over(&self, said: &[SaidContainer]) -> bool {
+        match self.restart_policy {
+            RestartPolicy::Never => true,
+            RestartPolicy::OnFailure => said.iter().all(|container| container.exit_code == 0),
+            RestartPolicy::Always => false,
+        }
+    }
 }
 
 /// Everything known of one provider's pods. At most [`MAX_PODS`] come from the provider, and those that the agent told it.
@@ -326,6 +346,16 @@ impl Table {
             return Err(Wrong(format!("it lists more than {MAX_PODS} pods")));
         }
         let mut listed = BTreeSet::new();
+        let is_ours = |pod: &&Said| pod.node == node;
+        let is_named = |pod: &Said| {
+            is_plain_uid(&pod.uid) && is_plain_name(&pod.namespace) && is_plain_name(&pod.name)
+        };
+        if let Some(bad) = list.pods.iter().filter(is_ours).find(|pod| !is_named(pod)) {
+            let uid: String = bad.uid.chars().take(MAX_WORD_BYTES).collect();
+            return Err(Wrong(format!(
+                "it lists a pod with a uid, namespace or name that cannot be: {uid:?}"
+            )));
+        }
         if let Some(twice) = list.pods.iter().find(|pod| !listed.insert(pod.uid.clone())) {
             return Err(Wrong(format!("it lists pod {} twice", twice.uid)));
         }
@@ -335,7 +365,8 @@ impl Table {
         };
         self.answers = true;
         self.heard = true;
-        if self.instance != list.instance {
+        let is_another = self.instance != list.instance;
+        if is_another {
             // Whatever it had acknowledged it may have forgotten: it is told again.
             for entry in self.pods.values_mut() {
                 entry.generation = None;
@@ -366,6 +397,7 @@ impl Table {
                 return false;
             }
             if entry.generation.is_none() {
+                entry.anew |= is_another;
                 news.sync.push(uid.clone());
             } else if entry.fate == Fate::Known {
                 entry.missed += 1;
@@ -405,13 +437,21 @@ impl Table {
             entry.generation = Some(generation);
             changed = true;
         }
-        let checked = check(&uid, &status, entry.spec.as_ref(), &entry.status, now);
-        match checked {
+        let spec = entry.spec.as_ref();
+        let nothing = PodRuntimeStatus::default();
+        // What has ended for good stays so, whatever its provider remembers.
+        let before = if entry.anew && !spec.is_some_and(Spec::never_restarts) {
+            &nothing
+        } else {
+            &entry.status
+        };
+        match check(&uid, &status, spec, before, now) {
             Ok(checked) => {
                 entry.bad.clear();
-                let containers = status.containers.iter();
-                let ended = !status.containers.is_empty()
-                    && containers.clone().all(|c| c.state == "terminated");
+                let said = &status.containers;
+                let ended = !said.is_empty() && said.iter().all(|c| c.state == "terminated");
+                entry.is_over = ended && spec.is_none_or(|spec| spec.is_over(said));
+                entry.anew &= checked.containers.is_empty();
                 changed |= entry.ended != ended;
                 entry.ended = ended;
                 changed |= entry.status.containers != checked.containers;
@@ -453,7 +493,7 @@ impl Table {
         }
         entry.spec = Some(Spec {
             containers,
-            never_restarts: pod.spec.restart_policy == RestartPolicy::Never,
+            restart_policy: pod.spec.restart_policy,
         });
     }
 
@@ -515,6 +555,29 @@ impl Table {
     #[must_use]
     pub fn has(&self, uid: &PodUid) -> bool {
         self.pods.contains_key(uid)
+    }
+
+    /// The provider was told to stop a pod, and has begun to: what it said of an end before does not count.
+    pub fn stopping(&mut self, uid: &PodUid) {
+        let word = self.begin();
+        if let Some(entry) = self.pods.get_mut(uid) {
+            entry.word = word;
+            entry.ended = false;
+            entry.is_over = false;
+        }
+    }
+
+    /// Nothing of the pod runs or will run, as the provider says, though it was not told to stop it.
+    #[must_use]
+    pub fn is_over(&self, uid: &PodUid) -> bool {
+        let entry = self.pods.get(uid);
+        entry.is_none_or(|entry| entry.is_over || entry.fate != Fate::Known)
+    }
+
+    /// Whether the agent has the pod for this provider.
+    #[must_use]
+    pub fn expects(&self, uid: &PodUid) -> bool {
+        self.pods.get(uid).is_some_and(|entry| entry.spec.is_some())
     }
 
     /// Nothing of the pod runs, as the provider says.
@@ -687,7 +750,7 @@ fn check(
             if had_ended && state == ContainerState::Running && !is_next {
                 return wrong("it had terminated, and runs again under the same restartCount");
             }
-            if had_ended && is_next && spec.is_some_and(|spec| spec.never_restarts) {
+            if had_ended && is_next && spec.is_some_and(Spec::never_restarts) {
                 return wrong("it had terminated, and the pod's restartPolicy is Never");
             }
             if had_ended && !is_next && known.exit_code != container.exit_code {

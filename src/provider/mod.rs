@@ -22,6 +22,8 @@ pub const CHANGES_TIMEOUT: Duration = Duration::from_secs(60);
 pub const MAX_POD_BYTES: usize = 256 * 1024;
 /// Bytes of a list of pods.
 pub const MAX_LIST_BYTES: usize = 3 * 1024 * 1024;
+/// Bytes of what a provider says of one pod: all containers with the longest message.
+pub const MAX_WORDS_BYTES: usize = 512 * 1024;
 /// Bytes of any other answer.
 pub const MAX_ANSWER_BYTES: usize = 64 * 1024;
 

@@ -24,12 +24,13 @@ use crate::{
 };
 
 /// Programs that pods may run as processes.
-const APPS: [(&str, &str); 4] = [
+const APPS: [(&str, &str); 5] = [
     (
         "idle",
         "trap 'exit 0' TERM; echo begun $GREETING; while :; do sleep 1000 & wait $!; done",
     ),
     ("ends", "exit $1"),
+    ("leaves", "sleep 1000 & echo $!; exit 1"),
     ("stubborn", "trap '' TERM; while :; do sleep 1000; done"),
     (
         "id",
@@ -452,8 +453,18 @@ fn processes_have_what_their_pod_says_and_nothing_more() {
     host.wait_gone("stubborn");
     host.wait_process_gone(pid);
 
+    // What one has started ends with it.
+    let leaves = json!({"name": "c", "image": "none", "command": ["leaves"]});
+    let spec = with(process_spec(), "restartPolicy", json!("Never"));
+    host.pod("leaves", with(spec, "containers", json!([leaves])));
+    host.wait_phase("leaves", "Failed");
+    let left = host.ok(&["logs", &full("leaves")]);
+    host.wait_process_gone(left.trim().parse().expect("a process id"));
+    host.remove("leaves.yaml");
+    host.wait_gone("leaves");
+
     // What it cannot honour it refuses by name.
-    let refusals: [(&str, &str, Value, &str); 6] = [
+    let refusals: [(&str, &str, Value, &str); 8] = [
         ("network", "/hostNetwork", json!(false), "hostNetwork"),
         (
             "privileged",
@@ -475,6 +486,18 @@ fn processes_have_what_their_pod_says_and_nothing_more() {
             "allowRoot",
         ),
         ("nobody", "/securityContext", json!({}), "runAsUser"),
+        (
+            "group",
+            "/securityContext",
+            json!({"runAsUser": 4242, "runAsGroup": 0}),
+            "group 0",
+        ),
+        (
+            "preload",
+            "/containers/0/env",
+            json!([{"name": "LD_PRELOAD", "value": "/tmp/a.so"}]),
+            "LD_PRELOAD",
+        ),
     ];
     for (name, at, value, why) in refusals {
         let mut spec = with(process_spec(), "containers", json!([process("c", None)]));

@@ -5,7 +5,11 @@
 
 use alloc::rc::Rc;
 use core::time::Duration;
-use std::{fs, io, path::PathBuf};
+use std::{
+    fs::{self, File},
+    io::{self, Read as _},
+    path::PathBuf,
+};
 
 use smol::future::FutureExt as _;
 
@@ -33,7 +37,7 @@ use crate::{
 };
 
 /// Bytes that are read of the file that says whose a pod is.
-const MAX_RECORD_BYTES: usize = 64;
+const MAX_RECORD_BYTES: u64 = 64;
 /// A provider that stops a pod is told so again after this: it may have forgotten.
 const TELL_AGAIN: Duration = Duration::from_secs(10);
 /// Grace of a pod whose spec nobody knows, seconds: the API's default.
@@ -62,6 +66,7 @@ impl PodDriver for Drivers {
                 return syncer.run(plan).await;
             };
             if pod.spec.runtime_class_name.is_none() {
+                self.drop_record(&plan.uid).await;
                 return syncer.run(plan).await;
             }
             let handler = match syncer.starter.generator.handler(&pod, plan).await {
@@ -76,7 +81,10 @@ impl PodDriver for Drivers {
                 },
             };
             match self.providers.by_handler(&handler) {
-                None => syncer.run(plan).await,
+                None => {
+                    self.drop_record(&plan.uid).await;
+                    syncer.run(plan).await
+                }
                 Some(provider) => {
                     let synced = self.sync_at(provider, plan, &pod).await;
                     self.ended(plan, synced)
@@ -105,8 +113,11 @@ impl PodDriver for Drivers {
 
     fn clean_up<'a>(&'a self, plan: &'a Plan) -> Work<'a, Outcome> {
         Box::pin(async move {
-            if let Whose::Provider(provider) = self.whose(&plan.uid).await {
-                self.forget_at(provider, &plan.uid).await;
+            if let Whose::Provider(provider) = self.whose(&plan.uid).await
+                && self.forget_at(provider, &plan.uid).await == Deleted::Stopping
+            {
+                let why = format!("provider {} still stops it", provider.handler);
+                return self.ended(plan, Err(SyncError::new(why)));
             }
             self.containers.clean_up(plan).await
         })
@@ -115,7 +126,9 @@ impl PodDriver for Drivers {
     fn remove<'a>(&'a self, uid: &'a PodUid) -> Work<'a, ()> {
         Box::pin(async move {
             match self.whose(uid).await {
-                Whose::Provider(provider) => self.forget_at(provider, uid).await,
+                Whose::Provider(provider) => {
+                    self.forget_at(provider, uid).await;
+                }
                 Whose::Containers | Whose::Nobody(_) => self.containers.remove(uid).await,
             }
         })
@@ -156,12 +169,18 @@ impl Drivers {
             return Whose::Provider(provider);
         }
         let path = self.record(uid);
-        let read = self.containers.syncer.disk.run(move || fs::read(path));
-        let Ok(mut name) = read.await else {
-            return Whose::Containers;
+        let read = move || {
+            let mut name = String::new();
+            let file = File::open(path)?;
+            file.take(MAX_RECORD_BYTES).read_to_string(&mut name)?;
+            io::Result::Ok(name)
         };
-        name.truncate(MAX_RECORD_BYTES);
-        let name = String::from_utf8_lossy(&name).into_owned();
+        let name = match self.containers.syncer.disk.run(read).await {
+            Ok(name) => name,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Whose::Containers,
+            // It is tried again. Who takes it for a pod of containers leaves it running.
+            Err(e) => return Whose::Nobody(format!("? (cannot read which: {e})")),
+        };
         match self.providers.by_handler(&name) {
             Some(provider) => Whose::Provider(provider),
             None => Whose::Nobody(name),
@@ -307,6 +326,26 @@ impl Drivers {
         self.containers.syncer.disk.run(keep).await
     }
 
+    /// A static pod of a provider that became one of containers, under the uid that it was given.
+    async fn drop_record(&self, uid: &PodUid) {
+        if let Some(provider) = self.providers.of(uid) {
+            provider.forget(uid);
+            let path = self.record(uid);
+            let dropped = self
+                .containers
+                .syncer
+                .disk
+                .run(move || fs::remove_file(path));
+            if let Err(e) = dropped.await
+                && e.kind() != io::ErrorKind::NotFound
+            {
+                self.containers
+                    .complaints
+                    .complain(&format!("uid={uid} note of its provider: {e}"));
+            }
+        }
+    }
+
     /// Has the pod stopped, and waits until nothing of it runs. No timer ends that (PRVD-06).
     async fn terminate_at(
         &self,
@@ -357,15 +396,28 @@ impl Drivers {
     ) -> Result<(), SyncError> {
         let uid = &plan.uid;
         let failed = |e: ProviderError| SyncError::new(format!("error killing pod: {}", chain(&e)));
-        // What has ended keeps its last words until they are written down: it is removed when it is cleaned up.
-        while !provider.table.borrow().has_ended(uid) || !provider.is_heard() {
+        // What has ended keeps its last words until they are written down: it is removed when it is cleaned up. Between two runs
+        // it has not ended.
+        let mut told = false;
+        let ended = |told: bool| {
+            let table = provider.table.borrow();
+            let ended = if told {
+                table.has_ended(uid)
+            } else {
+                table.is_over(uid)
+            };
+            ended && table.is_heard()
+        };
+        while !ended(told) {
+            told = true;
             if provider.delete(uid, grace_s).await.map_err(failed)? == Deleted::Gone {
                 return Ok(());
             }
             let instance = provider.table.borrow().instance().to_owned();
+            let answered = provider.table.borrow().answers();
             let over = provider.changed.until(|| {
                 let table = provider.table.borrow();
-                let is_other = table.instance() != instance || !table.answers();
+                let is_other = table.instance() != instance || answered && !table.answers();
                 (table.has_ended(uid) || is_other).then_some(())
             });
             let again = provider.clock.now() + TELL_AGAIN;
@@ -379,13 +431,20 @@ impl Drivers {
     }
 
     /// Nobody asks for the pod any more: the provider may forget it. What it cannot be told now it is told when it is found.
-    async fn forget_at(&self, provider: &Provider, uid: &PodUid) {
-        if !provider.table.borrow().is_gone(uid)
-            && let Err(e) = provider.delete(uid, 0).await
-        {
-            let complaint = format!("uid={uid} provider {}: {}", provider.handler, chain(&e));
-            self.containers.complaints.complain(&complaint);
+    /// One that it still stops is not forgotten here.
+    async fn forget_at(&self, provider: &Provider, uid: &PodUid) -> Deleted {
+        if !provider.table.borrow().is_gone(uid) {
+            match provider.delete(uid, 0).await {
+                Ok(Deleted::Stopping) => return Deleted::Stopping,
+                Ok(Deleted::Gone) => {}
+                Err(e) => {
+                    let complaint =
+                        format!("uid={uid} provider {}: {}", provider.handler, chain(&e));
+                    self.containers.complaints.complain(&complaint);
+                }
+            }
         }
         provider.forget(uid);
+        Deleted::Gone
     }
 }

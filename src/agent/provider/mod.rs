@@ -12,7 +12,10 @@ pub(super) use driver::Drivers;
 pub(super) use poll::watch;
 pub(super) use routed::route;
 
-use alloc::{collections::BTreeMap, rc::Rc};
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+};
 use core::cell::RefCell;
 use std::path::PathBuf;
 
@@ -21,7 +24,7 @@ use crate::{
     api::{ContainerId, PodUid, SandboxId, strict::from_foreign_json},
     error::chain,
     logic::provider::{Bad, Listed, News, SaidStatus, Table},
-    provider::{Answer, MAX_LIST_BYTES, ProviderError, Request, Socket, Wire},
+    provider::{Answer, MAX_LIST_BYTES, MAX_WORDS_BYTES, ProviderError, Request, Socket, Wire},
 };
 
 /// All providers of this node, at least one.
@@ -29,6 +32,8 @@ pub(super) struct Providers {
     all: Vec<Rc<Provider>>,
     /// Something may have changed.
     bell: Rc<Wake>,
+    /// Pods that the runtime has: no provider's word makes them its own.
+    of_runtime: RefCell<BTreeSet<PodUid>>,
 }
 
 /// One provider.
@@ -106,6 +111,7 @@ impl Providers {
         Some(Rc::new(Self {
             all: wires.into_iter().map(make).collect(),
             bell,
+            of_runtime: RefCell::default(),
         }))
     }
 
@@ -120,8 +126,13 @@ impl Providers {
 
     /// Whose pod it is, as far as any of them has said or was told.
     fn of(&self, uid: &PodUid) -> Option<&Rc<Provider>> {
-        self.iter()
-            .find(|provider| provider.table.borrow().has(uid))
+        let of_agent = |provider: &&Rc<Provider>| provider.table.borrow().expects(uid);
+        if let Some(provider) = self.iter().find(of_agent) {
+            return Some(provider);
+        }
+        let is_free = !self.of_runtime.borrow().contains(uid);
+        let said = |provider: &&Rc<Provider>| is_free && provider.table.borrow().has(uid);
+        self.iter().find(said)
     }
 
     /// Whose container it is, and what it is called there.
@@ -215,12 +226,17 @@ impl Provider {
     ) -> Result<Vec<Bad>, ProviderError> {
         let request = Request {
             body: told,
+            limit: MAX_WORDS_BYTES,
             ..Request::new("PUT", format!("/pods/{uid}"))
         };
         let answer = self.wire.ask(request).await?;
-        if answer.status == 404 {
-            let text = String::from_utf8_lossy(&answer.body).into_owned();
-            return Err(ProviderError::Refused { status: 404, text });
+        match answer.status {
+            200 => {}
+            404 => {
+                let text = String::from_utf8_lossy(&answer.body).into_owned();
+                return Err(ProviderError::Refused { status: 404, text });
+            }
+            other => return Err(ProviderError::Nonsense(format!("PUT: status {other}"))),
         }
         let status = match answer.body.as_slice() {
             [] => SaidStatus::default(),
@@ -236,15 +252,20 @@ impl Provider {
 
     /// Has a pod stopped and removed; repeatable, also with less grace. Not there is success.
     async fn delete(&self, uid: &PodUid, grace_s: u32) -> Result<Deleted, ProviderError> {
-        let request = Request::new("DELETE", format!("/pods/{uid}?grace={grace_s}"));
+        let request = Request {
+            limit: MAX_WORDS_BYTES,
+            ..Request::new("DELETE", format!("/pods/{uid}?grace={grace_s}"))
+        };
         let answer = self.wire.ask(request).await?;
         let last = match answer.status {
             202 => {
+                self.table.borrow_mut().stopping(uid);
                 self.asked.wake();
                 return Ok(Deleted::Stopping);
             }
             200 if !answer.body.is_empty() => Some(decoded::<OnePod>(&answer)?.status),
-            _ => None,
+            200 | 404 => None,
+            other => return Err(ProviderError::Nonsense(format!("DELETE: status {other}"))),
         };
         let now = self.clock.wall();
         self.table.borrow_mut().gone(uid, last, now);

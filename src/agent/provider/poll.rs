@@ -16,6 +16,7 @@ use crate::{
     },
     error::chain,
     logic::provider::Bad,
+    net::url::encode,
     provider::{CHANGES_TIMEOUT, Request},
 };
 
@@ -58,28 +59,34 @@ impl Watcher {
     async fn run(self) {
         let clock = Rc::clone(&self.provider.clock);
         let mut doorbell: Option<(String, Doorbell)> = None;
+        // It rang, and nothing had changed: it is not listened to until the next look at the interval.
+        let mut rang_for = None;
         loop {
             if !self.look().await {
                 return;
             }
             let ended = clock.now();
             let cursor = self.provider.cursor.borrow().clone();
-            if doorbell.as_ref().is_none_or(|(of, _)| *of != cursor) {
+            if rang_for.take().is_some_and(|of| of == cursor) {
+                doorbell = None;
+            } else if doorbell.as_ref().is_none_or(|(of, _)| *of != cursor) {
                 doorbell = self.doorbell(cursor);
             }
-            let tick = async {
-                clock.until(in_step(ended + INTERVAL)).await;
-                false
+            let mut is_over = false;
+            let tick = clock.until(in_step(ended + INTERVAL));
+            let ring = async {
+                if let Some((of, asking)) = &mut doorbell {
+                    let has_changed = asking.as_mut().await;
+                    is_over = true;
+                    if has_changed {
+                        rang_for = Some(of.clone());
+                        return;
+                    }
+                }
+                core::future::pending().await
             };
-            let asked = async {
-                self.provider.asked.woken().await;
-                false
-            };
-            let rung = match &mut doorbell {
-                Some((_, doorbell)) => tick.or(asked).or(doorbell.as_mut()).await,
-                None => tick.or(asked).await,
-            };
-            if rung {
+            tick.or(self.provider.asked.woken()).or(ring).await;
+            if is_over {
                 doorbell = None;
             }
             clock.until(ended + MIN_GAP).await;
@@ -115,23 +122,14 @@ impl Watcher {
         let provider = Rc::clone(&self.provider);
         let request = Request {
             time: CHANGES_TIMEOUT,
-            ..Request::new("GET", format!("/changes?after={}", word(&cursor)))
+            ..Request::new("GET", format!("/changes?after={}", encode(&cursor)))
         };
         let asking = async move {
-            match provider.wire.ask(request).await {
-                Ok(answer) if answer.status == 200 => true,
-                // Nothing changed, or nobody knows: the next look is at the interval.
-                _ => core::future::pending().await,
-            }
+            // Else nothing changed, or nobody knows: the next look is at the interval.
+            matches!(provider.wire.ask(request).await, Ok(answer) if answer.status == 200)
         };
         Some((cursor, Box::pin(asking)))
     }
-}
-
-/// What may stand in a query as it is.
-fn word(text: &str) -> String {
-    let plain = |c: &char| c.is_ascii_alphanumeric() || "-._~".contains(*c);
-    text.chars().filter(plain).collect()
 }
 
 /// People are told of what was not believed (PRVD-05).

@@ -8,7 +8,7 @@ use core::{
     pin::Pin,
     time::Duration,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use smol::future::FutureExt as _;
 
@@ -287,9 +287,13 @@ impl RuntimeService for Routed {
     fn list_pods(&self) -> Call<'_, Vec<PodItem>> {
         Box::pin(async {
             let mut all = self.inner.list_pods().await?;
+            let own: BTreeSet<PodUid> = all.iter().map(|pod| pod.uid.clone()).collect();
             for provider in self.providers.iter() {
-                all.extend(provider.table.borrow().list());
+                let table = provider.table.borrow();
+                let listed = table.list().into_iter();
+                all.extend(listed.filter(|pod| table.expects(&pod.uid) || !own.contains(&pod.uid)));
             }
+            *self.providers.of_runtime.borrow_mut() = own;
             all.order_by(|a, b| a.uid.cmp(&b.uid));
             Ok(all)
         })

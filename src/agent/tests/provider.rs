@@ -34,6 +34,8 @@ enum Mood {
     Broken,
     /// It lists each pod twice.
     Repeats,
+    /// It answers 500 to whoever asks for a list, and does what it is told.
+    NoLists,
     /// What it takes it says it has not, and says nothing of it.
     Refuses,
 }
@@ -81,7 +83,8 @@ impl State {
             Err(ProviderError::Refused { status, text })
         };
         match self.mood {
-            Mood::Good | Mood::Repeats => {}
+            Mood::NoLists if request.method == "GET" => return refused(500, "no lists"),
+            Mood::Good | Mood::Repeats | Mood::NoLists => {}
             Mood::Silent => {
                 let error = io::ErrorKind::ConnectionRefused;
                 return Err(ProviderError::Unreachable(error.into()));
@@ -101,7 +104,7 @@ impl State {
                 if self.mood == Mood::Repeats {
                     pods.extend(self.pods.values());
                 }
-                let cursor = self.cursor.to_string();
+                let cursor = format!("t:{}", self.cursor);
                 let instance = self.instance.to_string();
                 ok(
                     200,
@@ -144,14 +147,13 @@ impl State {
 
 impl Wire for Rc<FakeProvider> {
     fn ask(&self, request: Request) -> Asking<'_, Answer> {
-        let cursor = format!("/changes?after={}", self.0.borrow().cursor);
         if request.target.starts_with("/changes") {
             let provider = Self::clone(self);
             return Box::pin(core::future::poll_fn(move |_| {
                 // Looked at whenever anything happens at all, as the tests' time does.
                 let state = provider.0.borrow();
-                let now = format!("/changes?after={}", state.cursor);
-                if now == cursor || state.mood != Mood::Good {
+                let now = format!("/changes?after=t%3A{}", state.cursor);
+                if now == request.target || state.mood != Mood::Good {
                     return core::task::Poll::Pending;
                 }
                 core::task::Poll::Ready(Ok(Answer {
@@ -295,10 +297,18 @@ fn what_it_changes_is_heard_and_what_changes_here_is_told() {
     assert_eq!(provider.calls(), [""; 0]);
 
     // A doorbell is heard before the next look is due; without one it is seen all the same.
+    world.advance(s(600));
+    let lists = provider.0.borrow().lists;
+    world.until("a look at the interval", |_| {
+        provider.0.borrow().lists > lists
+    });
     let lists = provider.0.borrow().lists;
     provider.say("lamp", |c| end(c, 3));
-    world.advance(s(6));
-    assert!(provider.0.borrow().lists > lists);
+    world.advance(s(1));
+    assert!(
+        provider.0.borrow().lists > lists,
+        "the doorbell was not heard"
+    );
     let state = |w: &World| w.status("lamp").expect("status").container_statuses[0].clone();
     world.until("seen", |w| {
         state(w).last_state.terminated.is_some() || state(w).state.terminated.is_some()
@@ -422,6 +432,98 @@ fn one_that_starts_anew_is_told_again() {
         assert!(provider.has("lamp"));
         box_is_untouched(&world);
     }
+}
+
+#[test]
+fn one_that_has_forgotten_how_often_containers_ran_counts_anew() {
+    // PRVD-05 PRVD-07
+    let (world, provider) = world();
+    let count = |w: &World| w.status("lamp").expect("status").container_statuses[0].restart_count;
+    provider.say("lamp", |c| c["restartCount"] = 3.into());
+    world.until("three restarts", |w| count(w) == 3);
+    provider.restart(false);
+    world.until("told again", |_| provider.has("lamp"));
+    // Restarts are counted on in what the cluster sees. What it says is believed.
+    provider.say("lamp", |c| end(c, 7));
+    world.until("its end", |w| {
+        let status = w.status("lamp").expect("status").container_statuses[0].clone();
+        let ends = [status.state.terminated, status.last_state.terminated];
+        ends.iter().flatten().any(|end| end.exit_code == 7)
+    });
+    assert!(count(&world) >= 3);
+    assert_eq!(world.events_of("ProviderStatusInvalid"), 0);
+    box_is_untouched(&world);
+}
+
+#[test]
+fn a_pod_between_two_runs_is_told_to_stop_and_waited_for() {
+    // PRVD-06
+    let (world, provider) = world();
+    provider.say("lamp", |c| end(c, 1));
+    world.until("seen", |w| {
+        let status = w.status("lamp").expect("status");
+        status.container_statuses[0].state.running.is_none()
+    });
+    // It runs once more by the time that it is told, and does not end.
+    let mut state = provider.0.borrow_mut();
+    let pod = state.pods.get_mut("lamp").expect("pod");
+    pod["status"]["containers"][0] = container("c");
+    pod["status"]["containers"][0]["restartCount"] = 1.into();
+    state.is_stubborn = true;
+    drop(state);
+    world.apply(&[manifest("box", json!({}))]);
+    world.advance(s(300));
+    assert!(!world.is_gone("lamp"), "it still runs");
+    assert!(provider.calls().contains(&"DELETE /pods/lamp".to_owned()));
+    provider.0.borrow_mut().is_stubborn = false;
+    world.until("gone", |w| w.is_gone("lamp"));
+    assert!(!provider.has("lamp"));
+    box_is_untouched(&world);
+}
+
+#[test]
+fn one_without_lists_is_not_told_of_an_end_all_the_time() {
+    // PRVD-06 PRVD-07
+    let (world, provider) = world();
+    provider.mood(Mood::NoLists);
+    provider.0.borrow_mut().is_stubborn = true;
+    world.apply(&[manifest("box", json!({}))]);
+    world.advance(s(100));
+    let told = provider.calls().len();
+    assert!((2..=20).contains(&told), "told {told} times in 100 s");
+    provider.0.borrow_mut().is_stubborn = false;
+    provider.mood(Mood::Good);
+    world.until("gone", |w| w.is_gone("lamp"));
+    box_is_untouched(&world);
+}
+
+#[test]
+fn a_provider_takes_no_pod_of_others() {
+    // PRVD-05 PROV-04
+    let (world, provider) = world();
+    let claim = |uid: &str| {
+        let mut pod = provider.0.borrow().pods["lamp"].clone();
+        pod["uid"] = uid.into();
+        let mut state = provider.0.borrow_mut();
+        state.cursor += 1;
+        state.pods.insert(uid.into(), pod);
+    };
+    claim("box");
+    world.advance(s(60));
+    box_is_untouched(&world);
+    world.apply(&[lamp("lamp")]);
+    world.until("ended where it runs", |w| w.is_gone("box"));
+    let left = world.fake.pods();
+    assert!(
+        !left.iter().any(|pod| pod.uid.as_str() == "box"),
+        "its container runs on"
+    );
+    // What cannot be a UID makes the list one that does not count.
+    claim("../lamp");
+    world.until("it is not believed", |w| {
+        condition(w, "ProviderReady") == "False"
+    });
+    assert_eq!(world.phase("lamp"), Some(Phase::Running));
 }
 
 #[test]
