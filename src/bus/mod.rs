@@ -37,6 +37,8 @@ use crate::{
 
 /// Signals that came while an answer was waited for, and that were asked for; the oldest go first.
 const MAX_KEPT: usize = 256;
+/// Longest body of a signal that is kept, bytes. Those that are asked for have some hundred; anybody may send us others.
+const MAX_SIGNAL: usize = 4096;
 /// Longest line of the greeting, bytes.
 const MAX_LINE: usize = 512;
 /// Pieces in which input is read, bytes.
@@ -203,7 +205,10 @@ impl Bus {
     }
 
     fn keep(&mut self, message: Message) {
-        if message.kind == wire::SIGNAL && message.member == self.wanted {
+        if message.kind == wire::SIGNAL
+            && message.member == self.wanted
+            && message.body.len() <= MAX_SIGNAL
+        {
             if self.signals.len() == MAX_KEPT {
                 self.signals.pop_front();
             }
