@@ -68,7 +68,7 @@ impl Watcher {
                 doorbell = self.doorbell(cursor);
             }
             let tick = async {
-                clock.until(in_step(ended + INTERVAL)).await;
+                clock.until(in_step(ended + INTERVAL, ended)).await;
                 false
             };
             let asked = async {
