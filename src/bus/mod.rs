@@ -23,11 +23,13 @@ use core::time::Duration;
 use std::{
     io::{self, Write as _},
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
     path::{Path, PathBuf},
 };
+
+use nix::sys::socket::{self as nix_socket, AddressFamily, SockFlag, SockType, UnixAddr};
 
 use self::wire::{Body, Message, Target};
 use crate::{
@@ -122,11 +124,18 @@ impl Bus {
     ///
     /// Source: D-Bus specification, "Authentication Protocol".
     pub fn open(path: &Path, wanted: &'static str, patience: Duration) -> Result<Self, BusError> {
-        let mut bus = Self {
-            stream: UnixStream::connect(path).map_err(|source| BusError::Io {
+        let stream = connect(path, patience).map_err(|source| match source.kind() {
+            io::ErrorKind::WouldBlock => BusError::Late {
+                what: "the connection",
+                after: patience,
+            },
+            _ => BusError::Io {
                 path: path.into(),
                 source,
-            })?,
+            },
+        })?;
+        let mut bus = Self {
+            stream,
             path: path.into(),
             serial: 0,
             input: Vec::new(),
@@ -288,6 +297,16 @@ impl Bus {
             source,
         }
     }
+}
+
+/// Connects to a peer that has this time to make room for one more. `WouldBlock`: it has not. Source: socket(7), `SO_SNDTIMEO`.
+fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let socket = nix_socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    let stream = UnixStream::from(socket);
+    stream.set_write_timeout(Some(patience))?;
+    nix_socket::connect(stream.as_raw_fd(), &UnixAddr::new(path)?)?;
+    Ok(stream)
 }
 
 impl AsFd for Bus {

@@ -164,6 +164,27 @@ fn one_that_says_nothing_is_not_waited_for() {
 }
 
 #[test]
+fn one_that_takes_nobody_in_is_not_waited_for() {
+    let path = std::env::temp_dir().join(format!("picolet-full-{}", std::process::id()));
+    let listener = std::os::unix::net::UnixListener::bind(&path).expect("bind");
+    let one = nix_socket::Backlog::new(1).expect("a length");
+    nix_socket::listen(&listener, one).expect("listen");
+    let patience = Duration::from_millis(50);
+    let mut waiting = Vec::new();
+    let full = loop {
+        match connect(&path, patience) {
+            Ok(stream) if waiting.len() < 8 => waiting.push(stream),
+            other => break other,
+        }
+    };
+    let full = full.expect_err("it is full");
+    assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+    let e = Bus::open(&path, "x", patience);
+    std::fs::remove_file(&path).expect("clean up");
+    assert!(matches!(e, Err(BusError::Late { .. })), "{e:?}");
+}
+
+#[test]
 fn the_end_of_the_machine_is_delayed() {
     // SHUT-02 SHUT-06
     let double = Double::new(logind(5_000_000));
