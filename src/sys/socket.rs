@@ -71,7 +71,10 @@ pub fn receive(socket: impl AsFd, data: &mut [u8]) -> io::Result<(usize, Option<
 mod tests {
     use std::io::{Read as _, Write as _};
 
-    use nix::sys::socket::{AddressFamily, ControlMessage, SockType, sendmsg, socketpair};
+    use nix::{
+        poll::{PollFd, PollFlags, poll},
+        sys::socket::{AddressFamily, ControlMessage, SockType, sendmsg, socketpair},
+    };
 
     use super::*;
 
@@ -92,7 +95,9 @@ mod tests {
             drop((kept, closed));
             let (bytes, came) = receive(&ours, &mut [0; 8]).expect("a message");
             assert_eq!(bytes, 1);
-            // It ends once nobody can write any more.
+            // It ends once nobody can write any more. The time only bounds a failure.
+            let mut look = [PollFd::new(second.as_fd(), PollFlags::POLLIN)];
+            assert_eq!(poll(&mut look, 30_000_u16), Ok(1), "{count}: one is open");
             assert_eq!(second.read(&mut [0]).expect("the end"), 0, "{count}");
             let mut came = std::fs::File::from(came.expect("a descriptor"));
             came.write_all(b"y").expect("it is open");

@@ -301,10 +301,15 @@ impl Tree {
 
 #[cfg(test)]
 mod tests {
+    use core::sync::atomic::{AtomicU32, Ordering};
     use std::fs;
 
     use super::*;
-    use crate::cgroup::Hierarchy;
+    use crate::{
+        api::cri::CgroupDriver,
+        bus::testing::{Double, Reply},
+        cgroup::Hierarchy,
+    };
 
     /// No controller has to be handed down.
     const LISTS: [&str; 2] = ["cgroup.controllers", "cgroup.subtree_control"];
@@ -313,7 +318,11 @@ mod tests {
     fn what_a_policy_reserved_goes_with_it() {
         // CG-16
         let root = std::env::temp_dir().join(format!("picolet-tiers-{}", std::process::id()));
-        let tiers = values::TIERS.map(|qos| values::CgroupTree::default().tier(qos));
+        let names = values::CgroupTree {
+            root: String::new(),
+            driver: CgroupDriver::Systemd,
+        };
+        let tiers = values::TIERS.map(|qos| names.tier(qos));
         let dirs = tiers.map(|tier| root.join(tier.trim_start_matches('/')));
         fs::create_dir_all(&root).expect("directory");
         for file in LISTS {
@@ -330,10 +339,17 @@ mod tests {
         }
         let line = format!("1 1 0:1 / {} rw - cgroup2 none rw", root.display());
         let hierarchy = Hierarchy::parse(&line).expect("a tree");
+        let told = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&told);
+        let systemd = Double::new(move |call| {
+            counted.fetch_add(call.has("MemoryMin").into(), Ordering::Relaxed);
+            Reply::Job("done")
+        });
         let tree = |reserves| Tree {
-            cgroups: Arc::new(Cgroups::with(hierarchy.clone())),
+            cgroups: Arc::new(Cgroups::with(hierarchy.clone()).by_systemd(systemd.slices())),
             per_qos: true,
             settings: values::CgroupSettings {
+                tree: names.clone(),
                 v2: true,
                 memory_qos: Some(values::MemoryQos {
                     throttling_permille: 900,
@@ -361,6 +377,8 @@ mod tests {
         reserving.make_tiers().expect("made");
         reserving.refresh_tiers(asked).expect("given");
         assert_eq!(kept(), [["9", "7"], ["", "7"], ["", ""]]);
+        let times_told = || told.load(Ordering::Relaxed);
+        assert_eq!(times_told(), 1, "of kubepods");
         // Another agent of the same policy leaves it.
         tree(true).make_tiers().expect("made");
         assert_eq!(kept(), [["9", "7"], ["", "7"], ["", ""]]);
@@ -368,6 +386,7 @@ mod tests {
         other.make_tiers().expect("made");
         other.refresh_tiers(asked).expect("given");
         assert_eq!(kept(), [["0", "0"], ["0", "0"], ["", ""]]);
+        assert_eq!(times_told(), 3, "of kubepods and a tier");
         fs::remove_dir_all(&root).expect("clean up");
     }
 }
