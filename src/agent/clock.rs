@@ -5,6 +5,7 @@ use core::{
     future::Future,
     pin::Pin,
     task::{Context, Poll, Waker},
+    time::Duration,
 };
 use std::{io, rc::Rc};
 
@@ -174,16 +175,17 @@ impl Drop for Wait {
 }
 
 /// The whole second nearest to `due`: what happens at intervals happens together, so that an agent at rest wakes up once a
-/// second and not once for each.
-pub(super) fn in_step(due: Mono) -> Mono {
+/// second and not once for each. What is due within less than a second stays: rounded, it could be due at once, again and again.
+pub(super) fn in_step(due: Mono, now: Mono) -> Mono {
     const STEP_MS: u64 = 1000;
+    if due - now < Duration::from_millis(STEP_MS) {
+        return due;
+    }
     Mono(due.0.saturating_add(STEP_MS / 2) / STEP_MS * STEP_MS)
 }
 
 #[cfg(test)]
 mod tests {
-    use core::time::Duration;
-
     use smol::{
         LocalExecutor,
         future::{FutureExt as _, block_on, poll_once},
@@ -218,8 +220,18 @@ mod tests {
 
     #[test]
     fn ticks_fall_together() {
-        for (due, want) in [(0, 0), (1499, 1000), (1500, 2000), (61_001, 61_000)] {
-            assert_eq!(in_step(Mono(due)), Mono(want), "{due}");
+        for (now, due, want) in [
+            (0, 0, 0),
+            (0, 1499, 1000),
+            (0, 1500, 2000),
+            (0, 61_001, 61_000),
+            (1499, 2499, 2000),
+            // What is shorter than a step is not rounded to what is over.
+            (1001, 1401, 1401),
+            (1001, 2000, 2000),
+            (2000, 1400, 1400),
+        ] {
+            assert_eq!(in_step(Mono(due), Mono(now)), Mono(want), "{due} at {now}");
         }
     }
 }

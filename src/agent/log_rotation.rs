@@ -54,7 +54,8 @@ impl LogRotation {
     /// For as long as the agent runs.
     pub(super) async fn run(mut self) {
         loop {
-            let next = in_step(self.clock.now() + self.interval);
+            let now = self.clock.now();
+            let next = in_step(now + self.interval, now);
             self.clock.until(next).await;
             self.pass().await;
         }

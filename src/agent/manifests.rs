@@ -113,7 +113,8 @@ impl UrlManifests {
                 }
                 Reading::Snapshot(snapshot) => self.deliver(snapshot).await?,
             };
-            self.clock.until(in_step(self.clock.now() + pause)).await;
+            let now = self.clock.now();
+            self.clock.until(in_step(now + pause, now)).await;
         }
     }
 

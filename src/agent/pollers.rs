@@ -59,7 +59,8 @@ pub(super) fn tasks(
 /// Tells the loop at an interval that housekeeping is due.
 async fn housekeeping(clock: Rc<dyn Clock>, events: Sender<Event>) {
     loop {
-        let next = in_step(clock.now() + HOUSEKEEPING_INTERVAL);
+        let now = clock.now();
+        let next = in_step(now + HOUSEKEEPING_INTERVAL, now);
         clock.until(next).await;
         if events.send(Event::Housekeeping).await.is_err() {
             return;
@@ -71,7 +72,8 @@ async fn housekeeping(clock: Rc<dyn Clock>, events: Sender<Event>) {
 async fn container_gc(garbage: Garbage, events: Sender<Event>) {
     let clock = Rc::clone(&garbage.clock);
     loop {
-        let next = in_step(clock.now() + CONTAINER_GC_INTERVAL);
+        let now = clock.now();
+        let next = in_step(now + CONTAINER_GC_INTERVAL, now);
         clock.until(next).await;
         garbage.pass().await;
         if events.send(Event::Collected).await.is_err() {

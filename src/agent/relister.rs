@@ -44,7 +44,8 @@ impl Relister {
         while self.relist(&mut last).await.is_some() {
             let ended = self.clock.now();
             let tick = async {
-                self.clock.until(in_step(ended + RELIST_INTERVAL)).await;
+                let due = in_step(ended + RELIST_INTERVAL, ended);
+                self.clock.until(due).await;
                 Mono(0)
             };
             let ring = async {
@@ -136,7 +137,8 @@ impl Conditions {
                     self.complaints.complain(&complaint);
                 }
             }
-            let next = in_step(self.clock.now() + CONDITIONS_INTERVAL);
+            let now = self.clock.now();
+            let next = in_step(now + CONDITIONS_INTERVAL, now);
             self.clock.until(next).await;
         }
     }

@@ -14,9 +14,9 @@ use std::{
 
 use super::{
     Bus, BusError,
-    wire::{Body, Target},
+    wire::{Body, Message, Target},
 };
-use crate::sys::file;
+use crate::{error::chain, sys::file};
 
 /// Until logind has to have answered; also until what it began to tell is told.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -28,6 +28,8 @@ const LOOK_PAUSE: Duration = Duration::from_millis(100);
 const DROP_IN: &str = "99-kubelet.conf";
 /// The signal.
 const WORD: &str = "PrepareForShutdown";
+/// Nobody has the name.
+const NO_OWNER: &str = "org.freedesktop.DBus.Error.NameHasNoOwner";
 /// It reads its configuration anew then.
 const SIGHUP: i32 = 1;
 
@@ -91,7 +93,11 @@ impl Inhibitor {
         bus.call(DAEMON, "AddMatch", Body::default().text(rule))?;
         let mut delay = read_delay(&mut bus)?;
         if delay < needed {
-            delay = lengthen(&mut bus, &places.drop_ins, needed)?;
+            match lengthen(&mut bus, &places.drop_ins, needed) {
+                Ok(lengthened) => delay = lengthened,
+                // What logind waits is better than nothing. Where the bus is gone, the lock fails, too.
+                Err(e) => log::warn!("logind is not told to wait longer: {}", chain(&e)),
+            }
         }
         let mut inhibitor = Self {
             bus,
@@ -143,10 +149,27 @@ impl Inhibitor {
     /// # Errors
     /// See [`BusError`]: nothing will be heard on this connection any more.
     pub fn hear(&mut self) -> Result<Option<bool>, BusError> {
-        self.bus.within(Some(LOOK_PAUSE));
-        match self.bus.signal(WORD) {
-            Ok(signal) => Ok(Some(signal.arguments("b")?.number()? != 0)),
-            Err(BusError::Late { .. }) => Ok(None),
+        // Bounded: by what comes.
+        loop {
+            self.bus.within(Some(LOOK_PAUSE));
+            let signal = match self.bus.signal(WORD) {
+                Ok(signal) => signal,
+                Err(BusError::Late { .. }) => return Ok(None),
+                Err(e) => return Err(e),
+            };
+            if self.is_from_logind(&signal)? {
+                return Ok(Some(signal.arguments("b")?.number()? != 0));
+            }
+        }
+    }
+
+    /// Whoever is on the bus may send us a signal of this name. The bus writes who did.
+    fn is_from_logind(&mut self, signal: &Message) -> Result<bool, BusError> {
+        self.bus.within(Some(PATIENCE));
+        let name = Body::default().text(LOGIND.destination);
+        match self.bus.call(DAEMON, "GetNameOwner", name) {
+            Ok(owner) => Ok(owner.arguments("s")?.text()? == signal.sender),
+            Err(e) if e.is(NO_OWNER) => Ok(false),
             Err(e) => Err(e),
         }
     }

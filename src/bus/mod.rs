@@ -23,11 +23,13 @@ use core::time::Duration;
 use std::{
     io::{self, Write as _},
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
     path::{Path, PathBuf},
 };
+
+use nix::sys::socket::{self as nix_socket, AddressFamily, SockFlag, SockType, UnixAddr};
 
 use self::wire::{Body, Message, Target};
 use crate::{
@@ -37,6 +39,8 @@ use crate::{
 
 /// Signals that came while an answer was waited for, and that were asked for; the oldest go first.
 const MAX_KEPT: usize = 256;
+/// Longest body of a signal that is kept, bytes. Those that are asked for have some hundred; anybody may send us others.
+const MAX_SIGNAL: usize = 4096;
 /// Longest line of the greeting, bytes.
 const MAX_LINE: usize = 512;
 /// Pieces in which input is read, bytes.
@@ -120,11 +124,18 @@ impl Bus {
     ///
     /// Source: D-Bus specification, "Authentication Protocol".
     pub fn open(path: &Path, wanted: &'static str, patience: Duration) -> Result<Self, BusError> {
-        let mut bus = Self {
-            stream: UnixStream::connect(path).map_err(|source| BusError::Io {
+        let stream = connect(path, patience).map_err(|source| match source.kind() {
+            io::ErrorKind::WouldBlock => BusError::Late {
+                what: "the connection",
+                after: patience,
+            },
+            _ => BusError::Io {
                 path: path.into(),
                 source,
-            })?,
+            },
+        })?;
+        let mut bus = Self {
+            stream,
             path: path.into(),
             serial: 0,
             input: Vec::new(),
@@ -203,7 +214,10 @@ impl Bus {
     }
 
     fn keep(&mut self, message: Message) {
-        if message.kind == wire::SIGNAL && message.member == self.wanted {
+        if message.kind == wire::SIGNAL
+            && message.member == self.wanted
+            && message.body.len() <= MAX_SIGNAL
+        {
             if self.signals.len() == MAX_KEPT {
                 self.signals.pop_front();
             }
@@ -283,6 +297,16 @@ impl Bus {
             source,
         }
     }
+}
+
+/// Connects to a peer that has this time to make room for one more. `WouldBlock`: it has not. Source: socket(7), `SO_SNDTIMEO`.
+fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let socket = nix_socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    let stream = UnixStream::from(socket);
+    stream.set_write_timeout(Some(patience))?;
+    nix_socket::connect(stream.as_raw_fd(), &UnixAddr::new(path)?)?;
+    Ok(stream)
 }
 
 impl AsFd for Bus {

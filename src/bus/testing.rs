@@ -103,12 +103,16 @@ pub(crate) fn message(
     message
 }
 
-pub(crate) fn signal(member: &str, signature: &str, body: &[u8]) -> Vec<u8> {
-    let fields = [
+/// `sender`: empty without a bus.
+pub(crate) fn signal(sender: &str, member: &str, signature: &str, body: &[u8]) -> Vec<u8> {
+    let mut fields = vec![
         (1, "o", text("/org/freedesktop/systemd1")),
         (2, "s", text("org.freedesktop.systemd1.Manager")),
         (3, "s", text(member)),
     ];
+    if !sender.is_empty() {
+        fields.push((7, "s", text(sender)));
+    }
     message(wire::SIGNAL, &fields, signature, body)
 }
 
@@ -119,11 +123,15 @@ fn job_removed(job: &str, result: &str) -> Vec<u8> {
         pad(&mut body, 4);
         body.extend(text(part));
     }
-    signal("JobRemoved", "uoss", &body)
+    signal("", "JobRemoved", "uoss", &body)
 }
 
+/// logind's name on the bus that is its own.
+const OWNER: &str = ":1.3";
+
 pub(crate) fn shutdown(begins: bool) -> Vec<u8> {
-    signal("PrepareForShutdown", "b", &u32::from(begins).to_le_bytes())
+    let body = u32::from(begins).to_le_bytes();
+    signal(OWNER, "PrepareForShutdown", "b", &body)
 }
 
 /// Reads a call, and how the client may be answered.
@@ -172,6 +180,7 @@ fn serve(
                 let mut all = job_removed("/job/8", "failed");
                 all.extend(message(wire::RETURN, &[to], "o", &text("/job/9")));
                 all.extend(signal(
+                    "",
                     "UnitNew",
                     "so",
                     &[text("a.scope"), vec![0; 2], text("/u")].concat(),
@@ -281,6 +290,7 @@ pub(crate) fn logind(delay_us: u64) -> impl FnMut(&Call) -> Reply + Send + 'stat
             delay = 60_000_000;
             Reply::Return("", Vec::new())
         }
+        "GetNameOwner" if call.has("org.freedesktop.login1") => Reply::Return("s", text(OWNER)),
         "Inhibit" => Reply::Lock,
         _ => Reply::Fail("org.freedesktop.DBus.Error.UnknownMethod", "unknown"),
     }

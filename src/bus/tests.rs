@@ -164,6 +164,27 @@ fn one_that_says_nothing_is_not_waited_for() {
 }
 
 #[test]
+fn one_that_takes_nobody_in_is_not_waited_for() {
+    let path = std::env::temp_dir().join(format!("picolet-full-{}", std::process::id()));
+    let listener = std::os::unix::net::UnixListener::bind(&path).expect("bind");
+    let one = nix_socket::Backlog::new(1).expect("a length");
+    nix_socket::listen(&listener, one).expect("listen");
+    let patience = Duration::from_millis(50);
+    let mut waiting = Vec::new();
+    let full = loop {
+        match connect(&path, patience) {
+            Ok(stream) if waiting.len() < 8 => waiting.push(stream),
+            other => break other,
+        }
+    };
+    let full = full.expect_err("it is full");
+    assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+    let e = Bus::open(&path, "x", patience);
+    std::fs::remove_file(&path).expect("clean up");
+    assert!(matches!(e, Err(BusError::Late { .. })), "{e:?}");
+}
+
+#[test]
 fn the_end_of_the_machine_is_delayed() {
     // SHUT-02 SHUT-06
     let double = Double::new(logind(5_000_000));
@@ -188,7 +209,26 @@ fn the_end_of_the_machine_is_delayed() {
     let mut held = double.locks.recv().expect("a lock");
 
     assert_eq!(inhibitor.hear().expect("nothing"), None);
-    double.tell(&signal("NameAcquired", "s", &text(":1.7")));
+    double.tell(&signal(
+        "org.freedesktop.DBus",
+        "NameAcquired",
+        "s",
+        &text(":1.7"),
+    ));
+    // Of others.
+    let yes = 1_u32.to_le_bytes();
+    for (sender, signature, body) in [
+        (":1.66", "b", &yes[..]),
+        (":1.66", "s", &text("now")),
+        ("", "b", &yes),
+        (":1.66", "b", &[1; MAX_SIGNAL + 1]),
+    ] {
+        double.tell(&signal(sender, "PrepareForShutdown", signature, body));
+    }
+    assert_eq!(inhibitor.hear().expect("nothing"), None);
+    let asked = double.members();
+    let asked = asked.iter().filter(|member| *member == "GetNameOwner");
+    assert_eq!(asked.count(), 3, "what is too long is not looked at");
     double.tell(&shutdown(true));
     assert_eq!(inhibitor.hear().expect("a word"), Some(true));
     inhibitor.let_go();
@@ -219,6 +259,19 @@ fn a_delay_that_is_long_enough_stays() {
     let inhibitor = Inhibitor::take(&places, Duration::from_secs(30)).expect("a lock");
     assert_eq!(inhibitor.delay(), Duration::from_secs(30));
     assert!(!places.drop_ins.exists());
+    assert_eq!(double.members(), ["Hello", "AddMatch", "Get", "Inhibit"]);
+}
+
+#[test]
+fn a_lock_is_taken_although_the_delay_cannot_be_set() {
+    // SHUT-02
+    let double = Double::new(logind(5_000_000));
+    let places = places(&double);
+    // No directory can be made there, whoever tries.
+    std::fs::write(&places.drop_ins, "").expect("a file");
+    let taken = Inhibitor::take(&places, Duration::from_secs(30));
+    std::fs::remove_file(&places.drop_ins).expect("clean up");
+    assert_eq!(taken.expect("a lock").delay(), Duration::from_secs(5));
     assert_eq!(double.members(), ["Hello", "AddMatch", "Get", "Inhibit"]);
 }
 
@@ -288,6 +341,7 @@ fn the_real_daemon_understands_us() {
         .expect("a name")
         .to_owned();
     let told = bus.signal("its name").expect("a signal");
+    assert_eq!(told.sender, to.destination);
     let told = told
         .arguments("s")
         .expect("a text")

@@ -22,6 +22,7 @@ const MEMBER: u8 = 3;
 const ERROR_NAME: u8 = 4;
 const REPLY_SERIAL: u8 = 5;
 const DESTINATION: u8 = 6;
+const SENDER: u8 = 7;
 const SIGNATURE: u8 = 8;
 
 /// Where a method is.
@@ -247,8 +248,10 @@ pub struct Message {
     /// Name of the signal.
     pub(super) member: String,
     pub(super) error: String,
+    /// Who sent it, as the bus says; empty where nobody is between us and the peer.
+    pub(super) sender: String,
     signature: String,
-    body: Vec<u8>,
+    pub(super) body: Vec<u8>,
 }
 
 impl Message {
@@ -269,6 +272,7 @@ impl Message {
             let code = fields.byte()?;
             match (code, fields.signature()?) {
                 (MEMBER, "s") => message.member = fields.text()?.into(),
+                (SENDER, "s") => message.sender = fields.text()?.into(),
                 (ERROR_NAME, "s") => message.error = fields.text()?.into(),
                 (SIGNATURE, "g") => message.signature = fields.signature()?.into(),
                 (REPLY_SERIAL, "u") => message.answers = fields.number()?,

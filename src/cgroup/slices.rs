@@ -194,6 +194,10 @@ fn properties(limits: &LinuxResources) -> Vec<Property> {
     );
     put("MemoryMax", limits.memory_limit_bytes.map(limit));
     put("TasksMax", limits.pids_limit.map(limit));
+    for (file, name) in [("memory.min", "MemoryMin"), ("memory.low", "MemoryLow")] {
+        let kept = limits.unified.get(file);
+        put(name, kept.and_then(|bytes| bytes.parse().ok()));
+    }
     all
 }
 
@@ -203,7 +207,7 @@ mod tests {
 
     #[test]
     fn limits_in_systemds_words() {
-        // CG-10
+        // CG-10 CG-16
         let number = |name, value| (name, Value::Number(value));
         let limits = LinuxResources {
             cpu_shares: Some(1024),
@@ -211,6 +215,9 @@ mod tests {
             cpu_period_us: Some(100_000),
             memory_limit_bytes: Some(1 << 20),
             pids_limit: Some(7),
+            unified: [("memory.low", "0"), ("memory.min", "9")]
+                .map(|(file, value)| (file.into(), value.into()))
+                .into(),
             ..LinuxResources::default()
         };
         assert_eq!(
@@ -222,6 +229,8 @@ mod tests {
                 number("CPUQuotaPerSecUSec", 20_000),
                 number("MemoryMax", 1 << 20),
                 number("TasksMax", 7),
+                number("MemoryMin", 9),
+                number("MemoryLow", 0),
             ]
         );
         assert_eq!(properties(&LinuxResources::default()), []);

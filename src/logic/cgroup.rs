@@ -274,8 +274,21 @@ fn protect(values: &mut LinuxResources, qos: QosClass, bytes: i64, settings: &Cg
         QosClass::Burstable => "memory.low",
         QosClass::BestEffort => return,
     };
-    if settings.v2 && settings.memory_qos.is_some_and(|memory| memory.reserves) {
+    if reserves(settings) {
         values.unified.insert(file.into(), bytes.to_string());
+    }
+}
+
+fn reserves(settings: &CgroupSettings) -> bool {
+    settings.v2 && settings.memory_qos.is_some_and(|memory| memory.reserves)
+}
+
+/// Takes back what another policy before this one may have kept for a tier, which has the files for it.
+pub fn unprotect(values: &mut LinuxResources, qos: QosClass, settings: &CgroupSettings) {
+    if qos != QosClass::BestEffort && !reserves(settings) {
+        for file in ["memory.min", "memory.low"] {
+            values.unified.insert(file.into(), "0".into());
+        }
     }
 }
 

@@ -44,21 +44,64 @@ pub fn receive_fd(socket: impl AsFd) -> io::Result<OwnedFd> {
     fd.ok_or_else(|| io::Error::other("no descriptor came"))
 }
 
-/// Receives bytes, and the descriptor that came along with them. There is room for one: the kernel closes others.
+/// The most descriptors that the kernel passes on with one message (`SCM_MAX_FD`). Source: unix(7).
+const MAX_FDS: usize = 253;
+
+/// Receives bytes, and the first descriptor that came along with them; others are closed. Source: unix(7).
 pub fn receive(socket: impl AsFd, data: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut parts = [IoSliceMut::new(data)];
-    let mut space = nix::cmsg_space!([RawFd; 1]);
+    let mut space = nix::cmsg_space!([RawFd; MAX_FDS]);
     let flags = MsgFlags::MSG_CMSG_CLOEXEC;
     let fd = socket.as_fd().as_raw_fd();
     let message = recvmsg::<()>(fd, &mut parts, Some(&mut space), flags)?;
     let mut came = None;
     for control in message.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(fds) = control
-            && let [fd, ..] = fds[..]
-        {
-            // SAFETY: the kernel has just made this descriptor for us. There is room for one only.
-            came = Some(unsafe { OwnedFd::from_raw_fd(fd) });
+        if let ControlMessageOwned::ScmRights(fds) = control {
+            for fd in fds {
+                // SAFETY: the kernel has just made this descriptor for us, and nobody else knows its number.
+                let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+                came.get_or_insert(fd);
+            }
         }
     }
     Ok((message.bytes, came))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+
+    use nix::{
+        poll::{PollFd, PollFlags, poll},
+        sys::socket::{AddressFamily, ControlMessage, SockType, sendmsg, socketpair},
+    };
+
+    use super::*;
+
+    #[test]
+    fn one_descriptor_is_kept_and_the_others_are_closed() {
+        for count in [1, 2, 3, MAX_FDS] {
+            let flags = SockFlag::SOCK_CLOEXEC;
+            let pair = socketpair(AddressFamily::Unix, SockType::Stream, None, flags);
+            let (ours, theirs) = pair.expect("sockets");
+            let (mut first, kept) = io::pipe().expect("a pipe");
+            let (mut second, closed) = io::pipe().expect("a pipe");
+            let mut fds = vec![closed.as_raw_fd(); count];
+            fds[0] = kept.as_raw_fd();
+            let parts = [io::IoSlice::new(b"x")];
+            let rights = [ControlMessage::ScmRights(&fds)];
+            let sent = sendmsg::<()>(theirs.as_raw_fd(), &parts, &rights, MsgFlags::empty(), None);
+            assert_eq!(sent, Ok(1));
+            drop((kept, closed));
+            let (bytes, came) = receive(&ours, &mut [0; 8]).expect("a message");
+            assert_eq!(bytes, 1);
+            // It ends once nobody can write any more. The time only bounds a failure.
+            let mut look = [PollFd::new(second.as_fd(), PollFlags::POLLIN)];
+            assert_eq!(poll(&mut look, 30_000_u16), Ok(1), "{count}: one is open");
+            assert_eq!(second.read(&mut [0]).expect("the end"), 0, "{count}");
+            let mut came = std::fs::File::from(came.expect("a descriptor"));
+            came.write_all(b"y").expect("it is open");
+            assert_eq!(first.read(&mut [0]).expect("a byte"), 1, "{count}");
+        }
+    }
 }

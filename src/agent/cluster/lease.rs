@@ -100,7 +100,7 @@ fn wake(due: Mono, now: Mono) -> Mono {
     if due - now < Duration::from_secs(2) {
         due
     } else {
-        in_step(due)
+        in_step(due, now)
     }
 }
 

@@ -79,7 +79,8 @@ impl NodeKeeper {
                 self.member.doubt_quietly();
             }
             self.round(&mut pace).await;
-            let next = in_step(pace.next_round(self.now(), self.spread()));
+            let now = self.now();
+            let next = in_step(pace.next_round(now, self.spread()), now);
             if is_fast {
                 is_fast = self.look_often(started, next).await;
             } else {

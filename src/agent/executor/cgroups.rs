@@ -252,7 +252,7 @@ impl Tree {
     fn make_tiers(&self) -> Result<(), CgroupError> {
         for qos in values::TIERS {
             let path = self.settings.tree.tier(qos);
-            let limits = if qos == QosClass::Guaranteed {
+            let mut limits = if qos == QosClass::Guaranteed {
                 self.kubepods.clone()
             } else {
                 let mut limits = values::tier_values(qos, Asked::default(), &self.settings);
@@ -263,6 +263,10 @@ impl Tree {
                 }
                 limits
             };
+            let dir = self.cgroups.memory_dir(&path);
+            if dir.is_some_and(|dir| dir.join("memory.min").exists()) {
+                values::unprotect(&mut limits, qos, &self.settings);
+            }
             self.cgroups.create(&path, &limits)?;
         }
         self.set_given(None);
@@ -283,7 +287,8 @@ impl Tree {
             return Ok(());
         }
         if let Some(kept) = values::kubepods_protection(asked, &self.settings) {
-            self.cgroups.update(&self.settings.tree.kubepods(), &kept)?;
+            // systemd has to know it, too.
+            self.cgroups.create(&self.settings.tree.kubepods(), &kept)?;
         }
         let qos = QosClass::Burstable;
         let path = self.settings.tree.tier(qos);
@@ -291,5 +296,97 @@ impl Tree {
         self.cgroups.create(&path, &limits)?;
         self.set_given(Some(asked));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::sync::atomic::{AtomicU32, Ordering};
+    use std::fs;
+
+    use super::*;
+    use crate::{
+        api::cri::CgroupDriver,
+        bus::testing::{Double, Reply},
+        cgroup::Hierarchy,
+    };
+
+    /// No controller has to be handed down.
+    const LISTS: [&str; 2] = ["cgroup.controllers", "cgroup.subtree_control"];
+
+    #[test]
+    fn what_a_policy_reserved_goes_with_it() {
+        // CG-16
+        let root = std::env::temp_dir().join(format!("picolet-tiers-{}", std::process::id()));
+        let names = values::CgroupTree {
+            root: String::new(),
+            driver: CgroupDriver::Systemd,
+        };
+        let tiers = values::TIERS.map(|qos| names.tier(qos));
+        let dirs = tiers.map(|tier| root.join(tier.trim_start_matches('/')));
+        fs::create_dir_all(&root).expect("directory");
+        for file in LISTS {
+            fs::write(root.join(file), "").expect("file");
+        }
+        for dir in &dirs {
+            fs::create_dir_all(dir).expect("directory");
+            for file in ["cpu.weight", "memory.min", "memory.low"]
+                .iter()
+                .chain(&LISTS)
+            {
+                fs::write(dir.join(file), "").expect("file");
+            }
+        }
+        let line = format!("1 1 0:1 / {} rw - cgroup2 none rw", root.display());
+        let hierarchy = Hierarchy::parse(&line).expect("a tree");
+        let told = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&told);
+        let systemd = Double::new(move |call| {
+            counted.fetch_add(call.has("MemoryMin").into(), Ordering::Relaxed);
+            Reply::Job("done")
+        });
+        let tree = |reserves| Tree {
+            cgroups: Arc::new(Cgroups::with(hierarchy.clone()).by_systemd(systemd.slices())),
+            per_qos: true,
+            settings: values::CgroupSettings {
+                tree: names.clone(),
+                v2: true,
+                memory_qos: Some(values::MemoryQos {
+                    throttling_permille: 900,
+                    reserves,
+                    allocatable_bytes: 0,
+                    page_bytes: 4096,
+                }),
+                ..values::CgroupSettings::default()
+            },
+            kubepods: LinuxResources::default(),
+            given: Mutex::default(),
+        };
+        let asked = Asked {
+            burstable_milli: 0,
+            burstable_bytes: 7,
+            guaranteed_bytes: 9,
+        };
+        let kept = || {
+            dirs.each_ref().map(|dir| {
+                ["memory.min", "memory.low"]
+                    .map(|file| fs::read_to_string(dir.join(file)).expect("file"))
+            })
+        };
+        let reserving = tree(true);
+        reserving.make_tiers().expect("made");
+        reserving.refresh_tiers(asked).expect("given");
+        assert_eq!(kept(), [["9", "7"], ["", "7"], ["", ""]]);
+        let times_told = || told.load(Ordering::Relaxed);
+        assert_eq!(times_told(), 1, "of kubepods");
+        // Another agent of the same policy leaves it.
+        tree(true).make_tiers().expect("made");
+        assert_eq!(kept(), [["9", "7"], ["", "7"], ["", ""]]);
+        let other = tree(false);
+        other.make_tiers().expect("made");
+        other.refresh_tiers(asked).expect("given");
+        assert_eq!(kept(), [["0", "0"], ["0", "0"], ["", ""]]);
+        assert_eq!(times_told(), 3, "of kubepods and a tier");
+        fs::remove_dir_all(&root).expect("clean up");
     }
 }

@@ -73,7 +73,7 @@ impl Watcher {
                 doorbell = self.doorbell(cursor);
             }
             let mut is_over = false;
-            let tick = clock.until(in_step(ended + INTERVAL));
+            let tick = clock.until(in_step(ended + INTERVAL, ended));
             let ring = async {
                 if let Some((of, asking)) = &mut doorbell {
                     let has_changed = asking.as_mut().await;

@@ -42,8 +42,8 @@ use crate::{
 
 /// What waits for a killed process: longer, and it hangs in the kernel.
 const KILL_WAIT: Duration = Duration::from_secs(30);
-/// A pod that has so little time has to go for the node's sake, and a node that is short of memory has none for an OCI
-/// runtime: its init is signalled without one. Seen on 256 MiB: `runc kill` took a minute, and the pod took all memory.
+/// Whoever has no more than the least grace is signalled without an OCI runtime: among them pods that have to go for the
+/// node's sake, which has no memory for one then. Seen on 256 MiB: `runc kill` took a minute, and the pod took all memory.
 const DIRECT_GRACE: Duration = Duration::from_secs(2);
 /// Longest time that an OCI runtime has to pass a signal on, the wait for its turn included.
 const SIGNAL_WAIT: Duration = Duration::from_secs(10);
