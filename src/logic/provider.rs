@@ -239,8 +239,6 @@ struct Entry {
     spec: Option<Spec>,
     /// All that its provider tells of has ended.
     ended: bool,
-    /// And none of it runs again.
-    is_over: bool,
     /// Told to an instance that had forgotten it: its counts begin anew.
     anew: bool,
     /// Number of the newest word about it.
@@ -275,10 +273,10 @@ impl Spec {
     }
 
     /// Whether a pod runs no more, all containers of which have ended like that.
-    fn is_over(&self, said: &[SaidContainer]) -> bool {
+    fn is_over(&self, ended: &[ContainerStatus]) -> bool {
         match self.restart_policy {
             RestartPolicy::Never => true,
-            RestartPolicy::OnFailure => said.iter().all(|container| container.exit_code == 0),
+            RestartPolicy::OnFailure => ended.iter().all(|container| container.exit_code == 0),
             RestartPolicy::Always => false,
         }
     }
@@ -450,7 +448,6 @@ impl Table {
                 entry.bad.clear();
                 let said = &status.containers;
                 let ended = !said.is_empty() && said.iter().all(|c| c.state == "terminated");
-                entry.is_over = ended && spec.is_none_or(|spec| spec.is_over(said));
                 entry.anew &= checked.containers.is_empty();
                 changed |= entry.ended != ended;
                 entry.ended = ended;
@@ -563,7 +560,6 @@ impl Table {
         if let Some(entry) = self.pods.get_mut(uid) {
             entry.word = word;
             entry.ended = false;
-            entry.is_over = false;
         }
     }
 
@@ -571,7 +567,13 @@ impl Table {
     #[must_use]
     pub fn is_over(&self, uid: &PodUid) -> bool {
         let entry = self.pods.get(uid);
-        entry.is_none_or(|entry| entry.is_over || entry.fate != Fate::Known)
+        entry.is_none_or(|entry| {
+            let runs_again = entry
+                .spec
+                .as_ref()
+                .is_some_and(|spec| !spec.is_over(&entry.status.containers));
+            entry.fate != Fate::Known || entry.ended && !runs_again
+        })
     }
 
     /// Whether the agent has the pod for this provider.
@@ -834,6 +836,8 @@ pub fn refused_by_process(pod: &Pod, container: &Container) -> Option<&'static s
             "appArmorProfile",
         ),
         (of_pod.is_some_and(|p| !p.sysctls.is_empty()), "sysctls"),
+        (spec.dns_config.is_some(), "dnsConfig"),
+        (!spec.host_aliases.is_empty(), "hostAliases"),
         (
             spec.share_process_namespace == Some(true),
             "shareProcessNamespace",
@@ -1262,6 +1266,12 @@ mod tests {
                 "/securityContext",
                 json!({"sysctls": [{"name": "a", "value": "b"}]}),
                 "sysctls",
+            ),
+            ("/dnsConfig", json!({"searches": ["a"]}), "dnsConfig"),
+            (
+                "/hostAliases",
+                json!([{"ip": "10.0.0.1", "hostnames": ["a"]}]),
+                "hostAliases",
             ),
             (
                 "/shareProcessNamespace",

@@ -229,7 +229,7 @@ fn seconds(s: i64) -> Duration {
     Duration::from_secs(u64::try_from(s).unwrap_or(0))
 }
 
-/// Polls all futures to their end, in one task. At most the containers of one pod. When one ends, the others are polled
+/// Polls all futures to their end, in one task: few, such as the containers of one pod. When one ends, the others are polled
 /// again at once: what they wait for may be just that.
 pub(in crate::agent) async fn join_all<F: Future>(
     futures: impl Iterator<Item = F>,

@@ -53,7 +53,7 @@ pub(in crate::agent) struct Drivers {
 enum Whose<'a> {
     Containers,
     Provider(&'a Rc<Provider>),
-    /// Of this handler, which is not configured any more.
+    /// Nobody can be asked, and why.
     Nobody(String),
 }
 
@@ -101,12 +101,7 @@ impl PodDriver for Drivers {
                     let ended = self.terminate_at(provider, plan, stop).await;
                     self.ended(plan, ended)
                 }
-                Whose::Nobody(handler) => {
-                    let why = format!(
-                        "it runs at provider {handler:?}, which is not configured any more: nobody can end it there"
-                    );
-                    self.ended(plan, Err(SyncError::new(why)))
-                }
+                Whose::Nobody(why) => self.ended(plan, Err(SyncError::new(why))),
             }
         })
     }
@@ -179,11 +174,13 @@ impl Drivers {
             Ok(name) => name,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Whose::Containers,
             // It is tried again. Who takes it for a pod of containers leaves it running.
-            Err(e) => return Whose::Nobody(format!("? (cannot read which: {e})")),
+            Err(e) => return Whose::Nobody(format!("cannot read whose it is: {e}")),
         };
         match self.providers.by_handler(&name) {
             Some(provider) => Whose::Provider(provider),
-            None => Whose::Nobody(name),
+            None => Whose::Nobody(format!(
+                "it runs at provider {name:?}, which is not configured any more: nobody can end it there"
+            )),
         }
     }
 

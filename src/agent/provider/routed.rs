@@ -14,6 +14,7 @@ use smol::future::FutureExt as _;
 
 use super::{Provider, Providers};
 use crate::{
+    agent::executor::join_all,
     api::{
         ContainerId, PodUid, SandboxId, Wall,
         cri::{
@@ -464,9 +465,9 @@ impl RuntimeService for Routed {
     fn list_pod_usage(&self, detail: Detail) -> Call<'_, Vec<PodUsage>> {
         Box::pin(async move {
             let mut all = self.inner.list_pod_usage(detail).await?;
-            for provider in self.providers.iter() {
-                all.extend(provider.usage().await);
-            }
+            // One that is silent keeps the others' figures for no longer than itself.
+            let said = join_all(self.providers.iter().map(|provider| provider.usage())).await;
+            all.extend(said.into_iter().flatten());
             all.order_by(|a, b| a.uid.cmp(&b.uid));
             Ok(all)
         })
