@@ -1531,7 +1531,8 @@ fn a_handler_has_an_oci_runtime_of_its_own() {
             let calls = fs::read_to_string(&calls).unwrap_or_default();
             calls.lines().any(|line| line == word)
         };
-        let idle = "trap 'exit 0' TERM; while :; do sleep 0.1; done";
+        // It says when it can be told to end.
+        let idle = "trap 'exit 0' TERM; echo up; while :; do sleep 0.1; done";
         let mut pod = Vec::new();
         for handler in ["", "other"] {
             let mut config = lab.sandbox(if handler.is_empty() { "plain" } else { "own" });
@@ -1561,6 +1562,9 @@ fn a_handler_has_an_oci_runtime_of_its_own() {
         let sandbox = &lab.pod(own).await.sandboxes[0];
         let quick = lab.container(own, "quick", idle);
         let quick = lab.start(sandbox, &quick).await;
+        for name in ["c", "quick"] {
+            until("it is up", || lab.log(own, name).contains("up")).await;
+        }
         let grace = Duration::from_secs(1);
         let stopped = runtime.stop_container(&quick, grace).await;
         stopped.expect("stopped");

@@ -48,7 +48,7 @@ impl Lamps {
         let child = Command::new("python3")
             .arg(self.dir.join("lamps.py"))
             .arg(self.socket())
-            .arg(self.dir.join("state"))
+            .arg(self.file())
             .stdin(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
@@ -70,16 +70,21 @@ impl Lamps {
         self.dir.join("lamps.sock")
     }
 
+    /// Where it writes what it remembers.
+    pub(crate) fn file(&self) -> PathBuf {
+        self.dir.join("state")
+    }
+
     /// What it has been told and remembers.
     pub(crate) fn state(&self) -> Value {
-        let text = fs::read(self.dir.join("state")).unwrap_or_default();
+        let text = fs::read(self.file()).unwrap_or_default();
         serde_json::from_slice(&text).unwrap_or(Value::Null)
     }
 
     /// Writes what it remembers, while it does not run.
     pub(crate) fn remember(&self, state: &Value) {
         assert!(self.child.is_none(), "it runs");
-        fs::write(self.dir.join("state"), state.to_string()).expect("state");
+        fs::write(self.file(), state.to_string()).expect("state");
     }
 
     /// UIDs and names of its pods.

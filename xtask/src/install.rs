@@ -29,7 +29,7 @@ pub(crate) struct Need {
 }
 
 /// The pod host itself.
-pub(crate) const HOST: [Need; 5] = [
+pub(crate) const HOST: [Need; 6] = [
     Need {
         package: "runc",
         purpose: "runs the containers",
@@ -58,6 +58,11 @@ pub(crate) const HOST: [Need; 5] = [
         package: "busybox-static",
         purpose: "content of the images",
         present: || static_busybox().is_some(),
+    },
+    Need {
+        package: "python3",
+        purpose: "runs the example of a provider",
+        present: || find("python3").is_some(),
     },
 ];
 

@@ -14,6 +14,9 @@ mod evicted;
 mod fuzz;
 mod image;
 mod install;
+#[path = "../../tests/common/lamps.rs"]
+#[expect(dead_code, reason = "tests use more of it")]
+mod lamps;
 mod layout;
 mod mutants;
 mod process;

@@ -78,6 +78,8 @@ struct Audit<'a> {
     world: &'a World,
     /// UIDs of all pods that are shown, and whether they have ended.
     pods: BTreeMap<String, bool>,
+    /// Those of them that are no containers.
+    lamps: BTreeSet<String>,
     /// Ids of running containers.
     running: BTreeSet<String>,
     /// Sandboxes that are ready: id, and whether they have a network of their own.
@@ -91,6 +93,7 @@ impl<'a> Audit<'a> {
         let mut audit = Audit {
             world,
             pods: BTreeMap::new(),
+            lamps: BTreeSet::new(),
             running: BTreeSet::new(),
             ready: BTreeMap::new(),
             cgroups: world.stage.cgroups(),
@@ -101,6 +104,10 @@ impl<'a> Audit<'a> {
             let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
             let ended = matches!(phase, "Succeeded" | "Failed");
             audit.pods.insert(uid.to_owned(), ended);
+            if pod["spec"]["runtimeClassName"].is_string() {
+                audit.lamps.insert(uid.to_owned());
+                continue;
+            }
             for list in ["initContainerStatuses", "containerStatuses"] {
                 for status in pod["status"][list].as_array().into_iter().flatten() {
                     if status["state"]["running"].is_object()
@@ -112,6 +119,7 @@ impl<'a> Audit<'a> {
                 }
             }
         }
+        audit.lamps();
         audit.sandboxes();
         audit.containers();
         audit.mounts();
@@ -136,6 +144,16 @@ impl<'a> Audit<'a> {
 
     fn root(&self) -> PathBuf {
         self.world.stage.base.join("root")
+    }
+
+    /// The provider has the pods that are shown, and no others.
+    fn lamps(&mut self) {
+        let lit: BTreeSet<String> = self.world.lamps.pods().into_iter().map(|p| p.0).collect();
+        for uid in lit.symmetric_difference(&self.lamps.clone()) {
+            self.say(format!(
+                "the provider and the agent do not agree on pod {uid}"
+            ));
+        }
     }
 
     /// Each pod that has not ended has one sandbox; what is left of others is stopped.
@@ -164,7 +182,7 @@ impl<'a> Audit<'a> {
         }
         for (uid, ended) in self.pods.clone() {
             let found = count.get(&uid).copied().unwrap_or(0);
-            if found != usize::from(!ended) {
+            if found != usize::from(!ended && !self.lamps.contains(&uid)) {
                 self.say(format!("pod {uid} has {found} sandboxes"));
             }
         }

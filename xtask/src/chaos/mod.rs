@@ -140,7 +140,9 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     let kept = done.is_err().then(|| keep_evidence(&mut world));
     trouble::heal(&mut world);
     let starts = world.ledger.starts();
+    let lamps = world.lamps.file();
     drop(world);
+    let _ = lamps.parent().map(fs::remove_dir_all);
     if let (Err(why), Some(kept)) = (&done, kept) {
         let kept = kept.map_or_else(
             |e| format!("(not kept: {e})"),

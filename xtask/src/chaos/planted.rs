@@ -43,7 +43,7 @@ type Planted = Box<dyn std::any::Any>;
 /// Leaves something, given the id of a sandbox that is ready; with words that the audit must say.
 type Plant = fn(&World, &str) -> Result<(Planted, String), Failure>;
 
-const PLANTS: [(&str, Plant); 15] = [
+const PLANTS: [(&str, Plant); 16] = [
     ("a mount", mount),
     ("a namespace", namespace),
     ("a process", process),
@@ -55,6 +55,7 @@ const PLANTS: [(&str, Plant); 15] = [
     ("an attachment", left_attachment),
     ("a lost attachment", lost_attachment),
     ("a cgroup", cgroup),
+    ("a pod at the provider", lamp),
     ("a pod's directory", |world, _| {
         let dir = world.stage.base.join("root/pods/left");
         directory(dir, "directory of pod left")
@@ -251,6 +252,15 @@ fn cgroup(world: &World, _: &str) -> Result<(Planted, String), Failure> {
     fs::create_dir(&dir)?;
     let words = format!("cgroup {} of a pod that does not run", dir.display());
     Ok((undo(move || drop(fs::remove_dir(&dir))), words))
+}
+
+fn lamp(world: &World, _: &str) -> Result<(Planted, String), Failure> {
+    let (file, before) = (world.lamps.file(), world.lamps.state());
+    let mut more = before.clone();
+    more["pods"]["left"] = serde_json::json!({"told": {"name": "left"}});
+    fs::write(&file, more.to_string())?;
+    let planted = undo(move || drop(fs::write(&file, before.to_string())));
+    Ok((planted, "do not agree on pod left".into()))
 }
 
 fn directory(dir: PathBuf, words: &str) -> Result<(Planted, String), Failure> {

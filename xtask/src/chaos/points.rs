@@ -115,6 +115,7 @@ fn lead(world: &mut World, step: usize) -> Result<(), Failure> {
             world.remove_oldest(Kind::Plain)?;
             world.remove_oldest(Kind::Broken).map(drop)
         }
+        5 => world.add(Kind::Lamp),
         6 => world.add(Kind::Job),
         8 => world.kill_shim().map(drop),
         9 => {
@@ -122,6 +123,7 @@ fn lead(world: &mut World, step: usize) -> Result<(), Failure> {
             Ok(())
         }
         10 => world.remove_oldest(Kind::Job).map(drop),
+        11 => world.remove_oldest(Kind::Lamp).map(drop),
         _ => Ok(()),
     }
 }

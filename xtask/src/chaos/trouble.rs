@@ -70,14 +70,15 @@ fn take_over_runc(world: &mut World, trouble: &str) -> Result<(), Failure> {
     fs::write(&script, text)?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
     world.stage.kill_agent()?;
-    world.stage.flags = vec!["--oci-runtime".into(), script.display().to_string()];
+    let flag = format!("--oci-runtime={}", script.display());
+    world.stage.flags.push(flag);
     world.stage.start_agent()
 }
 
 fn give_runc_back(world: &mut World) -> Result<(), Failure> {
     let _ = fs::remove_file(control(world));
     world.stage.kill_agent()?;
-    world.stage.flags.clear();
+    world.stage.flags.pop();
     world.stage.start_agent()
 }
 

@@ -14,6 +14,7 @@ use sha2::{Digest as _, Sha256};
 use super::{ledger::Ledger, rng::Rng};
 use crate::{
     Failure, image,
+    lamps::{self, Lamps},
     process::{kill, with_word},
     stage::{IMAGE, NODE, Stage},
     wait::until,
@@ -27,6 +28,8 @@ const FIRST_PORT: u32 = 31_200;
 /// Memory limit of each container of a full pod, and of the pod, bytes.
 const CONTAINER_MEMORY: u64 = 64 << 20;
 pub(super) const POD_MEMORY: u64 = 2 * CONTAINER_MEMORY;
+/// Handler of the pods at the provider.
+const PROVIDER: &str = "lamps";
 /// Every container's name, and how often one may have been tried.
 const NAMES: [&str; 6] = ["idle", "idle-side", "crash", "once", "once-init", "retry"];
 const ATTEMPTS: u32 = 100;
@@ -48,10 +51,12 @@ pub(super) enum Kind {
     Broken,
     /// On the network of the machine.
     HostNetwork,
+    /// At a provider: no container.
+    Lamp,
 }
 
 /// All kinds, those that work hardest more often.
-const KINDS: [Kind; 9] = [
+const KINDS: [Kind; 10] = [
     Kind::Full,
     Kind::Full,
     Kind::Plain,
@@ -61,6 +66,7 @@ const KINDS: [Kind; 9] = [
     Kind::Retry,
     Kind::Broken,
     Kind::HostNetwork,
+    Kind::Lamp,
 ];
 /// Those that need no byte of the disk once they run.
 const FRUGAL: [Kind; 3] = [Kind::Full, Kind::Plain, Kind::HostNetwork];
@@ -69,6 +75,8 @@ const FRUGAL: [Kind; 3] = [Kind::Full, Kind::Plain, Kind::HostNetwork];
 pub(super) struct World {
     pub(super) stage: Stage,
     pub(super) ledger: Ledger,
+    /// The provider; it lives as long as the world does.
+    pub(super) lamps: Lamps,
     pub(super) rng: Rng,
     /// Wanted pods by the name in their manifest.
     pub(super) pods: BTreeMap<String, Kind>,
@@ -84,12 +92,23 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) fn new(stage: Stage, rng: Rng) -> Result<Self, Failure> {
+    pub(super) fn new(mut stage: Stage, rng: Rng) -> Result<Self, Failure> {
         let ledger = Ledger::new(stage.base.join("ledger"))?;
+        // Not by the stage's name: what is called by it is the agent's.
+        let dir = std::env::temp_dir().join(format!("picolet-lamps-{}", std::process::id()));
+        let lamps = Lamps::start(&dir);
+        let config = json!({
+            "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
+            "picolet": {"providers": {PROVIDER: lamps.socket()}},
+        });
+        let path = stage.base.join("config.json");
+        fs::write(&path, config.to_string())?;
+        stage.flags.push(format!("--config={}", path.display()));
         let busybox = crate::install::static_busybox().ok_or("no static busybox")?;
         Ok(Self {
             stage,
             ledger,
+            lamps,
             rng,
             pods: BTreeMap::new(),
             crowd: 9,
@@ -359,7 +378,7 @@ impl World {
     fn as_wanted(&self, pod: &Value, kind: Kind) -> Result<(), String> {
         let phase = pod["status"]["phase"].as_str().unwrap_or_default();
         let wanted = match kind {
-            Kind::Full | Kind::Plain | Kind::HostNetwork => "Running",
+            Kind::Full | Kind::Plain | Kind::HostNetwork | Kind::Lamp => "Running",
             Kind::Job | Kind::Retry => "Succeeded",
             Kind::Broken => "Failed",
         };
@@ -514,6 +533,10 @@ fn manifest(name: &str, kind: Kind, generation: u32, ledger: &Path) -> Value {
         Kind::HostNetwork => json!({
             "hostNetwork": true,
             "containers": [container("idle", IDLE, json!({}))],
+        }),
+        Kind::Lamp => json!({
+            "runtimeClassName": PROVIDER,
+            "containers": [lamps::lamp("lamp", None)],
         }),
     };
     spec["terminationGracePeriodSeconds"] = 2.into();
