@@ -116,17 +116,18 @@ pub(super) fn keep(store: &PodStore, uid: &PodUid, outcome: Outcome) -> io::Resu
 }
 
 /// What the pod with this record starts from: a terminal status if a boot ago it came to its end, or began and must not begin
-/// again; or the containers that it does without. Within one boot the runtime knows better, but for a pod of the apiserver
-/// that has ended: its end may have been told, and stays what it was. Blocking.
+/// again; or the containers that it does without. Within one boot the runtime knows better, but for what has ended: that stays
+/// as it was, see [`outcome::stays_ended`]. Blocking.
 pub(super) fn recall(store: &PodStore, uid: &PodUid, header: &Header) -> Option<Recalled> {
     let kept = read(store, uid)?;
-    let told = header.source == Source::Api.as_str() && kept.status.phase.is_terminal();
+    let of_the_api = header.source == Source::Api.as_str();
+    let ended = outcome::stays_ended(&kept.status, of_the_api);
     let booted = store.boot_id() != kept.boot_id;
     // Providers forget what has ended, and a boot of this machine ends nothing of theirs.
     let provided = store.dir(uid).join(PROVIDER).exists();
     let counts = match provided {
         true => kept.status.phase.is_terminal(),
-        false => told || booted,
+        false => ended || booted,
     };
     if kept.digest != identity(header) || !counts {
         return None;
@@ -238,6 +239,22 @@ mod tests {
         assert_eq!(recalled(&second, 8), Vec::<String>::new());
         forget(&first, &uid);
         assert_eq!(recalled(&second, 8), Vec::<String>::new());
+
+        // One that ended stays so in the same boot, though its containers are removed; one that was refused is tried again.
+        let ended = |state: serde_json::Value| {
+            let text =
+                json!({"phase": "Failed", "containerStatuses": [{"name": "c", "state": state}]});
+            Outcome::ended(serde_json::from_value(text).expect("status"))
+        };
+        let refused = ended(json!({"waiting": {"reason": "ContainerCreating"}}));
+        keep(&first, &uid, refused).expect("kept");
+        assert!(recall(&first, &uid, &header(8)).is_none());
+        forget(&first, &uid);
+        let ran = ended(json!({"terminated": {"exitCode": 3}}));
+        keep(&first, &uid, ran).expect("kept");
+        let recalled = recall(&first, &uid, &header(8));
+        assert!(matches!(recalled, Some(Recalled::Ended(_))), "{recalled:?}");
+        assert!(recall(&first, &uid, &header(9)).is_none(), "another pod");
         fs::remove_dir_all(&root).expect("clean up");
     }
 

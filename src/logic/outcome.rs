@@ -26,6 +26,13 @@ pub fn is_worth_keeping(pod: &Pod, status: &PodStatus) -> bool {
     }
 }
 
+/// Whether what is kept says how the pod ended, though the machine was not booted since. An end of a pod of the API may have been
+/// told. Of another one that ran, the runtime may have removed what is dead (SYNC-35); one that was only refused is tried again.
+#[must_use]
+pub fn stays_ended(kept: &PodStatus, of_the_api: bool) -> bool {
+    kept.phase.is_terminal() && (of_the_api || has_begun(kept))
+}
+
 fn has_begun(status: &PodStatus) -> bool {
     let begun = |s: &ContainerState| s.running.is_some() || s.terminated.is_some();
     all(status).any(|c| begun(&c.state) || begun(&c.last_state))

@@ -29,8 +29,8 @@ use crate::{
 /// Time after the end of all trouble within which everything is as wanted: two of the longest back-offs, the time
 /// between syncs, and some housekeeping.
 const SETTLE_LIMIT: Duration = Duration::from_secs(900);
-/// The latest an event is, and a relist.
-const ARRIVAL: Duration = Duration::from_secs(11);
+/// The latest an event is, and a relist, and a sync after one that failed: ten seconds, and half of that.
+const ARRIVAL: Duration = Duration::from_secs(16);
 /// The longest that calls go on which hang one after the other: three looks of a probe.
 const HANGING: Duration = Duration::from_secs(70);
 /// The same of a node of a cluster: what happened to ended pods is found by a list of all phases.

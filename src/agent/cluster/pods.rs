@@ -396,6 +396,7 @@ impl PodPoller {
             own.map(Delivered::Known).collect()
         });
         self.hand_over(Change::All(known)).await?;
+        self.writer.listed();
         self.writer.look_at_mirrors();
         Ok(())
     }

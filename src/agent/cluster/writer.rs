@@ -44,6 +44,8 @@ pub(in crate::agent) struct ApiWriter {
     mirrors_due: Wake,
     /// What an agent before this one has recorded is known to the loop.
     is_restored: Cell<bool>,
+    /// All of the API's pods were read once. What is on disk may be older than what was told: a power cut takes the newest.
+    is_listed: Cell<bool>,
     /// The agent ends with its pods: how they end is not the API's business.
     is_silent: Cell<bool>,
 }
@@ -65,6 +67,7 @@ impl ApiWriter {
             statuses_due: Wake::default(),
             mirrors_due: Wake::default(),
             is_restored: Cell::new(false),
+            is_listed: Cell::new(false),
             is_silent: Cell::new(false),
         }
     }
@@ -85,6 +88,13 @@ impl ApiWriter {
     pub(super) fn restored(&self) {
         self.is_restored.set(true);
         self.statuses_due.wake();
+    }
+
+    /// All of the API's pods were read.
+    pub(super) fn listed(&self) {
+        if !self.is_listed.replace(true) {
+            self.statuses_due.wake();
+        }
     }
 
     /// The API shows a pod so. Returns whether it is a mirror.
@@ -115,7 +125,7 @@ impl ApiWriter {
 
     /// Whether statuses may be written.
     pub(super) fn may_write(&self) -> bool {
-        self.is_restored.get() && !self.is_silent.get()
+        self.is_restored.get() && self.is_listed.get() && !self.is_silent.get()
     }
 
     /// What is to be written now, going by what is true of the agent's pods.
