@@ -1,13 +1,18 @@
-//! What is given back after a burst: free pages of the heap, and code. Man pages: `mallopt(3)`, `malloc_trim(3)`, `madvise(2)`.
+//! What is given back after a burst: free pages of the heap, of the stack, and code. Man pages: `mallopt(3)`, `malloc_trim(3)`,
+//! `madvise(2)`.
 //!
 //! Only glibc has knobs for the heap; with another C library it is left alone.
-#![cfg_attr(
-    any(target_env = "gnu", not(debug_assertions)),
-    expect(
-        unsafe_code,
-        reason = "mallopt and malloc_trim have no safe wrapper; bounds of the program are the linker's"
-    )
+#![expect(
+    unsafe_code,
+    reason = "mallopt, malloc_trim and madvise have no safe wrapper; bounds of the program are the linker's"
 )]
+
+use core::{ffi::c_void, ptr::NonNull};
+
+use nix::{
+    sys::mman::{MmapAdvise, madvise},
+    unistd::{SysconfVar, getpid, gettid, sysconf},
+};
 
 #[cfg(target_env = "gnu")]
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -69,17 +74,52 @@ pub fn use_one_arena() {
     }
 }
 
-/// Gives free pages of the heap back to the system, and lets go of the program's own code, so that what started the agent,
-/// pulled an image or saw a crowd of pods come does not count as its memory for ever after. Takes milliseconds on a full heap:
-/// call it when a burst is over. A heap that [`use_one_arena`] was not called for is left alone.
+/// Gives free pages of the heap and of the first thread's stack back to the system, and lets go of the program's own code, so that
+/// what started the agent, pulled an image or saw a crowd of pods come does not count as its memory for ever after. Takes
+/// milliseconds on a full heap: call it when a burst is over. A heap that [`use_one_arena`] was not called for is left alone.
 pub fn trim() {
     #[cfg(target_env = "gnu")]
     if IS_OWN.load(Relaxed) {
         // SAFETY: malloc_trim may be called at any time.
         unsafe { libc::malloc_trim(0) };
     }
+    if gettid() == getpid() {
+        clear_below(FREE_STACK_BYTES);
+    }
     #[cfg(not(debug_assertions))]
     let_go_of_code();
+}
+
+/// As deep as anything went on the first thread's stack: reading the configuration and a large manifest took 190 KiB. Below it there
+/// is nothing else for as far as the stack may grow.
+const FREE_STACK_BYTES: usize = 512 << 10;
+/// Below the caller: for what this calls, and for a signal meanwhile.
+const LIVE_STACK_BYTES: usize = 16 << 10;
+
+/// Gives back what lies up to `bytes` below this function on the stack, which nobody needs any more. The next deep call finds zeros.
+#[inline(never)]
+fn clear_below(bytes: usize) {
+    let here = 0_u8;
+    let Some(page) = page_bytes() else {
+        return;
+    };
+    let end = ((&raw const here).addr() - LIVE_STACK_BYTES) / page * page;
+    let start = (end - bytes) / page * page;
+    let Some(start) = NonNull::new(
+        (&raw const here)
+            .cast_mut()
+            .with_addr(start)
+            .cast::<c_void>(),
+    ) else {
+        return;
+    };
+    // SAFETY: the range is this thread's stack below all that is in use, and of what was never reached there is no mapping.
+    let _ = unsafe { madvise(start, bytes, MmapAdvise::MADV_DONTNEED) };
+    // An error means that the stack does not reach so far down: what there is was given back all the same.
+}
+
+fn page_bytes() -> Option<usize> {
+    usize::try_from(sysconf(SysconfVar::PAGE_SIZE).ok()??).ok()
 }
 
 /// Unmaps the pages of the program's constants and code; they stay in the page cache while there is room. What still runs is
@@ -88,21 +128,13 @@ pub fn trim() {
 /// Not where a debugger may have written breakpoints: its copies would go.
 #[cfg(not(debug_assertions))]
 fn let_go_of_code() {
-    use core::{ffi::c_void, ptr::NonNull};
-    use nix::sys::mman::{MmapAdvise, madvise};
-    use nix::unistd::{SysconfVar, sysconf};
-
     // SAFETY: every linker for Linux defines them, and only their addresses are taken.
     unsafe extern "C" {
         safe static __executable_start: u8;
         safe static etext: u8;
     }
     let start = &raw const __executable_start;
-    let Some(page) = sysconf(SysconfVar::PAGE_SIZE)
-        .ok()
-        .flatten()
-        .and_then(|bytes| usize::try_from(bytes).ok())
-    else {
+    let Some(page) = page_bytes() else {
         return;
     };
     // Down to a whole page: the one that the code ends in is left alone.
@@ -113,4 +145,60 @@ fn let_go_of_code() {
     // SAFETY: the range ends before anything that can be written, and what is never written reads the same from the file.
     let _ = unsafe { madvise(start, len, MmapAdvise::MADV_DONTNEED) };
     // An error means a gap between the program's parts: what is mapped was let go of all the same.
+}
+
+#[cfg(test)]
+mod tests {
+    use core::hint::black_box;
+
+    use super::*;
+
+    const DEEP_BYTES: usize = 256 << 10;
+
+    /// Kilobytes of the mapping that `address` is in, in memory.
+    fn resident_kib(address: usize) -> u64 {
+        let maps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
+        let mut inside = false;
+        for line in maps.lines() {
+            let range = line
+                .split(' ')
+                .next()
+                .and_then(|range| range.split_once('-'));
+            let number = |text| usize::from_str_radix(text, 16);
+            if let Some((from, to)) = range
+                && let (Ok(from), Ok(to)) = (number(from), number(to))
+            {
+                inside = (from..to).contains(&address);
+            }
+            if inside && let Some(kib) = line.strip_prefix("Rss:") {
+                return kib.trim().trim_end_matches(" kB").parse().expect("number");
+            }
+        }
+        panic!("no mapping");
+    }
+
+    #[inline(never)]
+    fn go_deep() -> u8 {
+        let deep = [1_u8; DEEP_BYTES];
+        black_box(&deep)[DEEP_BYTES / 2]
+    }
+
+    #[test]
+    fn what_was_deep_in_the_stack_is_given_back() {
+        let thread = std::thread::Builder::new().stack_size(2 << 20);
+        let run = move || {
+            let kept = black_box([7_u8; 1000]);
+            let here = (&raw const kept).addr();
+            assert_eq!(go_deep(), 1);
+            let before = resident_kib(here);
+            clear_below(FREE_STACK_BYTES);
+            let after = resident_kib(here);
+            assert_eq!(kept, [7; 1000], "what is in use stays");
+            (before, after)
+        };
+        let (before, after) = thread.spawn(run).expect("thread").join().expect("ran");
+        let given = before.saturating_sub(after);
+        assert!(given >= 200, "{before} KiB before, {after} after");
+        assert_eq!(go_deep(), 1);
+    }
 }

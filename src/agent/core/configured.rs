@@ -80,12 +80,7 @@ impl Agent {
         if self.stop.when_idle {
             return;
         }
-        // A static pod that comes with its end is of another boot: nothing of it runs, whatever was not yet looked at.
-        let of_another_boot = || {
-            let is_static = self.pods.config(&pod.metadata.uid).map(|c| c.is_static);
-            is_static == Some(true) && pod.status.phase.is_terminal()
-        };
-        let idle = self.view.is_idle(&pod.metadata.uid) || of_another_boot();
+        let idle = self.view.is_idle(&pod.metadata.uid);
         let update = Update::of(UpdateKind::Create, PodFacts::of(pod)).with_runtime_idle(idle);
         if idle {
             self.pods.note_created(&pod.metadata.uid, now);
