@@ -5,7 +5,7 @@ use alloc::{collections::BTreeMap, sync::Arc};
 use serde_json::Value;
 
 use crate::{
-    api::{ConfigMap, Secret, strict},
+    api::{ConfigMap, Secret, order::Gather as _, strict},
     source::ObjectKey,
 };
 
@@ -73,7 +73,7 @@ impl Objects {
                 let sizes = secret.data.iter().map(|(key, v)| (key.clone(), v.0.len()));
                 if let Some(fields) = shown.as_object_mut() {
                     fields.remove("data");
-                    let sizes = sizes.map(|(key, len)| (key, len.into())).collect();
+                    let sizes = sizes.map(|(key, len)| (key, len.into())).gather();
                     fields.insert("dataBytes".into(), Value::Object(sizes));
                 }
                 shown

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use super::decode::DecodeError;
 use super::file::{self, Document};
 use super::{ConfigError, eviction::DEFAULT_HARD, read_bounded};
+use crate::api::order::Order as _;
 
 /// How the name of a drop-in ends; other files are left alone.
 const SUFFIX: &str = "conf";
@@ -74,7 +75,7 @@ fn collect(dir: &Path, dirs_left: usize, paths: &mut Vec<PathBuf>) -> Result<(),
     }
     let entries = fs::read_dir(dir).map_err(of_dir)?;
     let mut entries = entries.collect::<Result<Vec<_>, _>>().map_err(of_dir)?;
-    entries.sort_by_key(fs::DirEntry::file_name);
+    entries.order_by_key(fs::DirEntry::file_name);
     for entry in entries {
         let path = entry.path();
         // A symbolic link is taken for the file that it names, never for a directory.

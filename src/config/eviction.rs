@@ -7,6 +7,7 @@ use super::{
     file::Fields,
     values::EvictionConfig,
 };
+use crate::api::order::Gather as _;
 use crate::logic::eviction::{self, Written};
 use core::time::Duration;
 
@@ -56,7 +57,7 @@ pub(super) fn resolve(
     let written = Written {
         hard: &hard,
         soft: &fields.eviction_soft,
-        grace: &grace.map(|(name, time)| (name.clone(), time.0)).collect(),
+        grace: &grace.map(|(name, time)| (name.clone(), time.0)).gather(),
         min_reclaim: &fields.eviction_minimum_reclaim,
         enforce_pods,
     };

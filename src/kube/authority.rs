@@ -4,7 +4,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::bootstrap;
 use super::kubeconfig::{Kubeconfig, Trust};
-use crate::api::hex;
+use crate::api::{hex, order::Order as _};
 use crate::net::tls;
 
 /// Certificates that count: a bundle of an old and a new authority has two.
@@ -26,7 +26,7 @@ pub fn ids(config: &Kubeconfig) -> String {
         .take(MAX_AUTHORITIES)
         .map(|der| id(der))
         .collect();
-    ids.sort_unstable();
+    ids.order();
     ids.join(",")
 }
 

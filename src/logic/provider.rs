@@ -24,7 +24,7 @@ use crate::{
             ContainerState, ContainerStatus, NamespaceOptions, PodItem, PodRuntimeStatus,
             SandboxState, SandboxStatus,
         },
-        order::Order as _,
+        order::{Gather as _, Order as _},
         pod::{
             CONFIG_HASH, CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE, RestartPolicy, SeccompProfile,
             SecurityContext,
@@ -136,7 +136,7 @@ pub fn generation(pod: &Pod) -> String {
         .iter()
         .filter(|(name, _)| !own.contains(&name.as_str()))
         .map(|(name, value)| (name.as_str(), value.as_str()))
-        .collect();
+        .gather();
     let parts = (
         &spec.containers,
         &spec.init_containers,
@@ -478,7 +478,7 @@ impl Table {
             .spec
             .all_containers()
             .map(|c| (c.name.clone(), c.image.clone()))
-            .collect();
+            .gather();
         entry.status.uid = pod.metadata.uid.clone();
         entry.status.namespace.clone_from(&pod.metadata.namespace);
         entry.status.name.clone_from(&pod.metadata.name);

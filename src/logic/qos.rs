@@ -42,7 +42,7 @@ pub fn compute_qos_class(pod: &Pod) -> QosClass {
     let positive = |list: Amounts| {
         list.into_iter()
             .filter(|(name, n)| *n > 0 && (name == CPU || name == MEMORY))
-            .collect::<Amounts>()
+            .gather::<Amounts>()
     };
     let mut take = |resources: &Resources| {
         let own_limits = positive(amounts(&resources.limits));

@@ -21,6 +21,7 @@ use ureq::unversioned::transport::NextTimeout;
 
 use super::dns::{self, Kind, Reply};
 use crate::api::Mono;
+use crate::api::order::Order as _;
 use crate::sys::clock;
 
 /// Bytes read of either file.
@@ -134,7 +135,7 @@ impl Names {
         }
         found.truncate(MAX_ADDRESSES);
         // Stable: those with a way there first, of these IPv6 first.
-        found.sort_by_key(|ip| (!has_route(*ip), ip.is_ipv4()));
+        found.order_by_key(|ip| (!has_route(*ip), ip.is_ipv4()));
         Ok(found)
     }
 }

@@ -348,7 +348,7 @@ impl Agent {
         let annotations: Map<String, Value> = annotations
             .into_iter()
             .map(|(name, value)| (name.into(), value.into()))
-            .collect();
+            .gather();
         let annotations = match annotations.is_empty() {
             true => String::new(),
             false => Value::Object(annotations).to_string(),

@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::{collections::BTreeSet, io};
 
 use crate::{
-    api::cri::Image,
+    api::{cri::Image, order::Gather as _},
     image::{ImageError, pull::RESUME_TIME},
     runtime::{RuntimeError, RuntimeService, runc::store_images::StoreImages},
     server::http::Refusal,
@@ -89,7 +89,7 @@ impl Stock {
                 let used: BTreeSet<&str> = containers
                     .flat_map(|c| c.volume_images.iter().chain([&c.image_id, &c.image]))
                     .map(String::as_str)
-                    .collect();
+                    .gather();
                 let in_use = images.iter().filter(|image| is_used(image, &used));
                 let in_use = in_use.map(|image| image.id.clone()).collect();
                 let kept = images.iter().map(|image| Kept {

@@ -7,7 +7,7 @@ use alloc::rc::Rc;
 use super::{Metrics, Tools};
 use crate::{
     agent::core::Agent,
-    api::{PodUid, stats::ClaimUsage},
+    api::{PodUid, order::Order as _, stats::ClaimUsage},
     logic::{pod_kind, static_pod},
 };
 
@@ -70,6 +70,6 @@ async fn read(tools: &Tools) -> Vec<ClaimUsage> {
         let text = format!("only {MAX_CLAIMS} volumes of claims have figures");
         tools.complaints.complain(&text);
     }
-    all.sort_by(|a, b| (&a.namespace, &a.claim).cmp(&(&b.namespace, &b.claim)));
+    all.order_by(|a, b| (&a.namespace, &a.claim).cmp(&(&b.namespace, &b.claim)));
     all
 }

@@ -22,7 +22,7 @@ use crate::{
             FsInfo, Handler, Image, LinuxResources, PodItem, PodRuntimeStatus, RuntimeStatus,
             SandboxConfig, SandboxStatus, Version,
         },
-        order::Order as _,
+        order::{Gather as _, Order as _},
         stats::{ContainerUsage, Cpu, Detail, DiskUsage, Memory, PodUsage, Usage},
         strict::from_foreign_json,
     },
@@ -288,7 +288,7 @@ impl RuntimeService for Routed {
     fn list_pods(&self) -> Call<'_, Vec<PodItem>> {
         Box::pin(async {
             let mut all = self.inner.list_pods().await?;
-            let own: BTreeSet<PodUid> = all.iter().map(|pod| pod.uid.clone()).collect();
+            let own: BTreeSet<PodUid> = all.iter().map(|pod| pod.uid.clone()).gather();
             for provider in self.providers.iter() {
                 let table = provider.table.borrow();
                 let listed = table.list().into_iter();

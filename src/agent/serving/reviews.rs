@@ -5,6 +5,7 @@ use alloc::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use crate::{
+    api::order::Gather as _,
     kube::{Api, KubeError, KubeLanes, api::Reply},
     server::{
         http::Identity,
@@ -113,7 +114,7 @@ fn identity(review: &Value) -> Option<Identity> {
         .flatten()
         .take(MAX_WORDS)
         .map(|(key, values)| (key.clone(), words(values)))
-        .collect();
+        .gather();
     Some(Identity {
         name: text(&user["username"]),
         uid: text(&user["uid"]),

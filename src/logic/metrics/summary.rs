@@ -16,6 +16,7 @@ use super::sample::{PodSample, Sample, SystemGroup};
 use crate::api::{
     Wall,
     cri::FsInfo,
+    order::Gather as _,
     stats::{ContainerUsage, Detail, DiskUsage, Interface, Pressure, Stall, Usage, VolumeUsage},
 };
 
@@ -38,7 +39,7 @@ pub fn pieces(sample: Rc<Sample>, detail: Detail) -> impl Iterator<Item = String
 /// An object of the fields that there are.
 fn object<const N: usize>(fields: [(&str, Option<Value>); N]) -> Value {
     let there = fields.into_iter().filter_map(|(k, v)| Some((k.into(), v?)));
-    Value::Object(there.collect::<Map<_, _>>())
+    Value::Object(there.gather::<Map<_, _>>())
 }
 
 fn time(at: Wall) -> Value {

@@ -1,6 +1,6 @@
 //! Sandboxes, and what is listed (CRI-40 to CRI-59).
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::BTreeSet;
 use std::{fs, io, path::Path};
 
 use super::{
@@ -17,7 +17,7 @@ use crate::{
             ContainerStatus, LABEL_POD_UID, PodItem, PodRuntimeStatus, SandboxConfig, SandboxState,
             SandboxStatus,
         },
-        order::Order as _,
+        order::{Gather as _, Order as _},
     },
     runtime::{RuntimeError, termination},
 };
@@ -27,7 +27,8 @@ const FALLBACK: &str = "FallbackToLogsOnError";
 
 /// A selector of what belongs to a pod.
 fn of_pod(uid: &PodUid) -> wire::Words {
-    BTreeMap::from([(LABEL_POD_UID.to_owned(), uid.to_string())])
+    let label = (LABEL_POD_UID.to_owned(), uid.to_string());
+    core::iter::once(label).gather()
 }
 
 impl Cri {

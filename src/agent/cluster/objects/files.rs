@@ -22,7 +22,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use crate::api::{PodUid, hex, strict};
+use crate::api::{PodUid, hex, order::Gather as _, strict};
 use crate::logic::pod_refs::{Key, Kind, TokenRef};
 use crate::sys::file;
 
@@ -157,8 +157,8 @@ impl ObjectFiles {
 
     /// Removes what no object of `keys` and no pod of `pods` owns.
     pub(super) fn sweep(&self, keys: &BTreeSet<Key>, pods: &BTreeSet<PodUid>) {
-        let names: BTreeSet<String> = keys.iter().map(file_name).collect();
-        let prefixes: BTreeSet<String> = pods.iter().map(token_prefix).collect();
+        let names: BTreeSet<String> = keys.iter().map(file_name).gather();
+        let prefixes: BTreeSet<String> = pods.iter().map(token_prefix).gather();
         for dir in [&self.open, &self.secret] {
             for (path, name) in list(dir) {
                 let of_token = name.get(..name.rfind('-').map_or(0, |at| at + 1));

@@ -6,7 +6,10 @@ use core::time::Duration;
 use smol::future::FutureExt as _;
 
 use super::store::Objects;
-use crate::{agent::views::AskPods, api::PodUid};
+use crate::{
+    agent::views::AskPods,
+    api::{PodUid, order::Gather as _},
+};
 
 /// Time for writes to gather before they are brought to disk for good: a rollout is one such group.
 const GROUP: Duration = Duration::from_secs(5);
@@ -55,7 +58,7 @@ impl ObjectKeeper {
     /// Forgets pods that nobody wants and removes files that none needs; returns in how long to look again.
     async fn tidy(&self) -> Duration {
         let mine = &*self.objects;
-        let known: Vec<PodUid> = mine.table.borrow().pods().cloned().collect();
+        let known: Vec<PodUid> = mine.table.borrow().pods().cloned().gather();
         let unwanted = self.pods.look(move |pods| {
             let unwanted = known.into_iter().filter(|uid| pods.is_unwanted(uid));
             unwanted.collect::<Vec<_>>()
@@ -64,7 +67,7 @@ impl ObjectKeeper {
             mine.forget(&uid).await;
         }
         // A pod that has not come to say what it needs may need any of them.
-        let known: BTreeSet<PodUid> = mine.table.borrow().pods().cloned().collect();
+        let known: BTreeSet<PodUid> = mine.table.borrow().pods().cloned().gather();
         let complete = self.pods.look(move |pods| {
             pods.sources_ready() && pods.every_api_pod(&|uid| known.contains(uid))
         });
@@ -75,8 +78,8 @@ impl ObjectKeeper {
         let (keys, pods): (BTreeSet<_>, BTreeSet<_>) = {
             let table = mine.table.borrow();
             (
-                table.keys().cloned().collect(),
-                table.pods().cloned().collect(),
+                table.keys().cloned().gather(),
+                table.pods().cloned().gather(),
             )
         };
         let files = mine.files.clone();
