@@ -218,7 +218,7 @@ mod tests {
         let destroy = || smol::future::block_on(groups.destroy(&path));
         let done = core::iter::repeat_with(destroy)
             .take(CALLS)
-            .find(|done| !matches!(done, Err(CgroupError::Busy { .. })));
+            .find(|done| !matches!(done, Err(crate::cgroup::CgroupError::Busy { .. })));
         done.expect("not busy for ever").expect("destroyed");
         for child in &mut children {
             use std::os::unix::process::ExitStatusExt as _;
