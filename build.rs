@@ -1,10 +1,17 @@
 //! Has an optimised program linked by a script. It leaves the tables for unwinding out: the program aborts on a panic, so
 //! nothing reads them. And it keeps together what an agent at rest runs, by `cross/rest.txt` and `cross/layout.txt`.
+//!
+//! Packs the page of the dashboard: a browser unpacks it, and the program has a third of the bytes.
 
-use std::{env, fs, path::Path};
+use std::{env, fs, io::Write as _, path::Path};
+
+use flate2::{Compression, write::GzEncoder};
 
 /// See the files. What both name goes by the first.
 const LAYOUTS: [&str; 2] = ["cross/rest.txt", "cross/layout.txt"];
+/// The page of the dashboard.
+const PAGE: [&str; 3] = ["page.html", "app.js", "style.css"];
+const PAGE_DIR: &str = "src/cli/dashboard";
 /// Crates that come with the compiler.
 const COMPILERS: [&str; 3] = ["alloc", "core", "std"];
 /// The project's crates that are in the program, and their sources.
@@ -26,17 +33,36 @@ fn main() {
     for layout in LAYOUTS {
         println!("cargo::rerun-if-changed={layout}");
     }
+    let out = env::var_os("OUT_DIR").expect("cargo names it");
+    let out = Path::new(&out);
+    for name in PAGE {
+        let path = Path::new(PAGE_DIR).join(name);
+        println!("cargo::rerun-if-changed={}", path.display());
+        let text = fs::read_to_string(&path).expect("a part of the page");
+        fs::write(out.join(format!("{name}.gz")), packed(&text)).expect("the directory is there");
+    }
     let script = script();
     let is = |name: &str, value: &str| env::var(name).is_ok_and(|v| v == value);
     // `release`, and every profile that inherits from it. What the profile does on a panic is not told to a build script.
     if is("PROFILE", "release") && is("CARGO_CFG_TARGET_OS", "linux") {
-        let file = Path::new(&env::var_os("OUT_DIR").expect("cargo names it")).join("sections.ld");
+        let file = out.join("sections.ld");
         fs::write(&file, script).expect("the directory is there");
         // A compiler hands the words on to the linker; a linker that is called by itself takes them as they are.
         let bare = env::var("RUSTC_LINKER").is_ok_and(|linker| linker.ends_with("lld"));
         let option = if bare { "-T" } else { "-Wl,-T," };
         println!("cargo::rustc-link-arg-bins={option}{}", file.display());
     }
+}
+
+/// A text by gzip, without what only people read: how far lines are indented, lines of comment.
+fn packed(text: &str) -> Vec<u8> {
+    let mut packed = GzEncoder::new(Vec::new(), Compression::best());
+    for line in text.lines().map(str::trim) {
+        if !line.is_empty() && !line.starts_with("// ") {
+            writeln!(packed, "{line}").expect("memory");
+        }
+    }
+    packed.finish().expect("memory")
 }
 
 /// The script that is added to the linker's own. One file: of several some linkers take the last.

@@ -157,10 +157,11 @@ fn papers() -> Vec<String> {
         .into();
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
     let files = fs::read_dir(docs).expect("docs");
-    papers.extend(files.map(|file| {
-        let name = file.expect("entry").file_name();
-        format!("docs/{}", name.to_string_lossy())
-    }));
+    let names = files.map(|file| file.expect("entry").file_name());
+    let names = names.map(|name| name.to_string_lossy().into_owned());
+    // Pictures lie beside them.
+    let pages = names.filter(|name| name.ends_with(".md"));
+    papers.extend(pages.map(|name| format!("docs/{name}")));
     papers
 }
 

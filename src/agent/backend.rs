@@ -32,7 +32,7 @@ use crate::{
     image::{Progress, Verification},
     logic::{
         eviction::{self, Measure, Short, Signal},
-        static_pod,
+        pod_kind, static_pod,
     },
     runtime::RuntimeService,
     server::{
@@ -111,6 +111,13 @@ impl LocalBackend {
         let (store, uid) = (self.store.clone(), uid.clone());
         let read = self.disk.run(move || store.read::<Value>(&uid)).await;
         read.ok().map(|(_, raw)| raw)
+    }
+
+    /// Namespace and name of a pod that has no worker.
+    async fn recorded_name(&self, uid: &PodUid) -> Option<(Box<str>, Box<str>)> {
+        let raw = self.record(uid).await?;
+        let text = |key: &str| raw["metadata"][key].as_str().unwrap_or("").into();
+        Some((text("namespace"), text("name")))
     }
 
     /// The pod as a Kubernetes object: what was received, defaults filled in, and the local status.
@@ -319,22 +326,36 @@ impl Backend for LocalBackend {
         &self.disk
     }
 
-    fn pods<'a>(&'a self, namespace: Option<&'a str>) -> Reply<'a, Vec<Value>> {
+    fn pods<'a>(&'a self, namespace: Option<&'a str>) -> Reply<'a, Vec<PodUid>> {
         Box::pin(async move {
-            // All of them stand in memory whole until the answer is written.
             self.heap.note();
-            let text = |pod: &Value, key: &str| {
-                let text = pod["metadata"][key].as_str();
-                text.unwrap_or("").to_owned()
-            };
-            let mut pods: Vec<Value> = Vec::new();
-            for uid in self.agent.ask(Agent::shown_pods).await {
-                let object = self.object(&uid).await;
-                pods.extend(object.filter(|p| namespace.is_none_or(|n| text(p, "namespace") == n)));
+            let named = self.agent.ask(|agent| {
+                let named = |uid: PodUid| (agent.name_of(&uid), uid);
+                agent
+                    .shown_pods()
+                    .into_iter()
+                    .map(named)
+                    .collect::<Vec<_>>()
+            });
+            let mut pods = Vec::new();
+            for (name, uid) in named.await {
+                // Of a pod without a worker its record tells.
+                let name = match name {
+                    Some(name) => Some(name),
+                    None => self.recorded_name(&uid).await,
+                };
+                let Some((space, name)) = name else { continue };
+                if namespace.is_none_or(|n| *space == *n) {
+                    pods.push((space, name, uid));
+                }
             }
-            pods.order_by_key(|p| (text(p, "namespace"), text(p, "name")));
-            Ok(pods)
+            pods.order();
+            Ok(pods.into_iter().map(|(_, _, uid)| uid).collect())
         })
+    }
+
+    fn pod<'a>(&'a self, uid: &'a PodUid) -> Reply<'a, Option<Value>> {
+        Box::pin(async { Ok(self.object(uid).await) })
     }
 
     fn uptime(&self) -> Uptime {
@@ -389,12 +410,9 @@ impl Backend for LocalBackend {
         ]
     }
 
-    fn events(&self, namespace: Option<&str>) -> Vec<Event> {
-        let events = self.recorder.events();
-        let mut events: Vec<Event> = events.map(|event| event.object(&self.node.name)).collect();
-        events.retain(|e| namespace.is_none_or(|n| e.metadata.namespace == n));
-        events.order_by_key(|e| e.last_timestamp);
-        events
+    fn events(&self, namespace: Option<&str>, limit: usize) -> Vec<Event> {
+        let newest = self.recorder.newest(namespace, limit).into_iter();
+        newest.map(|e| e.object(&self.node.name)).collect()
     }
 
     fn config_maps(&self, namespace: Option<&str>) -> Reply<'_, Vec<Value>> {
@@ -573,6 +591,22 @@ impl Backend for LocalBackend {
         steps: smol::channel::Sender<Progress>,
     ) -> Reply<'_, Verification> {
         Box::pin(self.images.verify(repair, steps))
+    }
+
+    fn restart_pod<'a>(&'a self, namespace: &'a str, pod: &'a str) -> Reply<'a, ()> {
+        Box::pin(async move {
+            let found = self.find(namespace, pod).await?;
+            if !pod_kind::is_static(&found) {
+                let text = format!(
+                    "pod \"{pod}\" is the apiserver's: kubectl delete it, and its owner makes another"
+                );
+                return Err(Refusal::new(409, text));
+            }
+            let uid = found.metadata.uid;
+            let gone = || Refusal::new(503, "the agent is ending");
+            let told = self.commands.send(Command::Restart(uid)).await;
+            told.map_err(|_| gone())
+        })
     }
 
     fn stop(&self, all: bool) -> Reply<'_, ()> {

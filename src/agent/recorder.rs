@@ -6,6 +6,7 @@ use core::cell::RefCell;
 
 use super::{clock::Clock, wake::Wake};
 use crate::api::event::{self, EventSource, ObjectReference};
+use crate::api::order::Order as _;
 use crate::api::{Container, ObjectMeta, Pod, PodUid, Wall};
 use crate::logic::events::{Occurrence, Subject};
 
@@ -139,10 +140,9 @@ impl Recorder {
         kept.given_up + kept.dropped
     }
 
-    /// All kept events, oldest first.
-    pub(super) fn events(&self) -> impl Iterator<Item = Recorded> {
-        let events: Vec<Recorded> = self.kept.borrow().events().collect();
-        events.into_iter()
+    /// The events that were seen last, at most `limit`, oldest first; of pods of one namespace, if one is named.
+    pub(super) fn newest(&self, namespace: Option<&str>, limit: usize) -> Vec<Recorded> {
+        self.kept.borrow().newest(namespace, limit)
     }
 }
 
@@ -302,6 +302,19 @@ impl Kept {
         })
     }
 
+    /// See [`Recorder::newest`]. Of the others nothing is kept while it looks.
+    fn newest(&self, namespace: Option<&str>, limit: usize) -> Vec<Recorded> {
+        let is_meant = |e: &Recorded| namespace.is_none_or(|n| e.namespace() == n);
+        let meant = self.events().filter(is_meant);
+        let mut times: Vec<Wall> = meant.map(|e| e.last).collect();
+        times.order();
+        let since = times.get(times.len().saturating_sub(limit)).copied();
+        let late = |e: &Recorded| since.is_some_and(|since| e.last >= since);
+        let mut events: Vec<Recorded> = self.events().filter(|e| is_meant(e) && late(e)).collect();
+        events.order_by_key(|e| e.last);
+        events.split_off(events.len().saturating_sub(limit))
+    }
+
     /// All kept events, oldest first.
     fn events(&self) -> impl Iterator<Item = Recorded> {
         let mut at = 0;
@@ -342,6 +355,13 @@ pub(super) struct Recorded {
 }
 
 impl Recorded {
+    /// Of the pod; empty for the node.
+    pub(super) fn namespace(&self) -> &str {
+        self.pod
+            .split_once('/')
+            .map_or("", |(namespace, _)| namespace)
+    }
+
     /// The Event object; `node` is its source's host.
     pub(super) fn object(self, node: &str) -> event::Event {
         let (namespace, name) = self.pod.split_once('/').unwrap_or(("", &self.pod));
@@ -399,6 +419,36 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn the_newest_are_shown() {
+        let mut recorder = Kept::default();
+        let uid = PodUid::from("u");
+        let mut record = |namespace, reason, second| {
+            let about = About {
+                uid: &uid,
+                namespace,
+                name: "p",
+                field_path: "",
+                annotations: "",
+            };
+            recorder.record(about, Severity::Normal, reason, "", Wall::from_secs(second));
+        };
+        record("a", "Old", 1);
+        record("a", "Late", 9);
+        record("b", "Other", 5);
+        record("a", "Same", 9);
+        let shown = |namespace, limit| {
+            let newest = recorder.newest(namespace, limit).into_iter();
+            newest.map(|e| e.reason).collect::<Vec<_>>()
+        };
+        assert_eq!(shown(None, 9), ["Old", "Other", "Late", "Same"]);
+        assert_eq!(shown(None, 3), ["Other", "Late", "Same"]);
+        assert_eq!(shown(None, 1), ["Same"]);
+        assert_eq!(shown(Some("a"), 2), ["Late", "Same"]);
+        assert_eq!(shown(Some("b"), 2), ["Other"]);
+        assert!(shown(None, 0).is_empty() && shown(Some("c"), 1).is_empty());
+    }
 
     #[test]
     fn repeats_are_folded_and_the_ring_is_bounded() {

@@ -1,5 +1,6 @@
 //! The client side of the local socket: blocking, one request a connection.
 
+use core::time::Duration;
 use std::{
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
     os::unix::net::UnixStream,
@@ -20,6 +21,8 @@ const MAX_BODY_BYTES: u64 = 64 << 20;
 #[derive(Clone, Debug)]
 pub(super) struct Client {
     socket: PathBuf,
+    /// So long the agent may say nothing; `None`: without end.
+    patience: Option<Duration>,
 }
 
 /// An answer: its status and the connection, placed at the body.
@@ -32,7 +35,14 @@ impl Client {
     pub(super) fn new(socket: &Path) -> Self {
         Self {
             socket: socket.into(),
+            patience: None,
         }
+    }
+
+    /// The same for somebody who cannot wait: an agent that says nothing for so long is an error.
+    pub(super) const fn with_patience(mut self, patience: Duration) -> Self {
+        self.patience = Some(patience);
+        self
     }
 
     pub(super) fn socket(&self) -> &Path {
@@ -62,6 +72,7 @@ impl Client {
         })?;
         let head = format!("{method} {target} HTTP/1.1\r\nHost: picolet\r\n{headers}\r\n");
         let lost = |e: io::Error| CliError::new(format!("connection to the agent failed: {e}"));
+        stream.set_read_timeout(self.patience).map_err(lost)?;
         stream.write_all(head.as_bytes()).map_err(lost)?;
         let mut answer = Answer {
             status: 0,

@@ -204,6 +204,10 @@ pub(super) const COMMANDS: &[Command] = &[
         switch("keep-images", None, "leave the images"),
         value("grace-period", None, "SECONDS", "longest time that a pod gets to end (default: what its manifest says)"),
     ], agent_flags: true, takes: Takes::Nothing },
+    Command { name: "dashboard", args: "", group: MACHINE, help: "Show the node in a browser, for as long as the command runs", flags: &[
+        value("listen", None, "ADDRESS:PORT", "where the browser finds it (default 127.0.0.1:8899)"),
+        switch("allow-actions", None, "the page can also restart and delete static pods, and pull images"),
+    ], agent_flags: true, takes: Takes::Nothing },
     Command { name: "health", args: "", group: MACHINE, help: "Say whether the agent does its work; exit code 1 if not", flags: &[
         value("wait", None, "SECONDS", "wait so long for it (default 0, at most 3600)"),
     ], agent_flags: false, takes: Takes::Nothing },

@@ -222,7 +222,7 @@ fn show_objects(
 }
 
 /// How far the images are that a pod waits for. Beside the table, which has kubectl's columns and is read by programs.
-fn pulls(pod: &Value) -> Vec<String> {
+pub(super) fn pulls(pod: &Value) -> Vec<String> {
     let mut lines = Vec::new();
     for list in ["initContainerStatuses", "containerStatuses"] {
         for container in pod["status"][list].as_array().into_iter().flatten() {

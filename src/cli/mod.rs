@@ -8,6 +8,7 @@ mod check;
 mod client;
 mod commands;
 mod completion;
+mod dashboard;
 mod describe;
 mod elastic;
 mod exec;
@@ -201,6 +202,9 @@ fn carry_out(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode
     let done = |()| ExitCode::SUCCESS;
     if command.name == "check" {
         return check::run(command, words);
+    }
+    if command.name == "dashboard" {
+        return dashboard::run(command, words).map(done);
     }
     if command.name == "reset" {
         return reset::run(command, words).map(done);

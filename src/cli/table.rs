@@ -175,12 +175,13 @@ pub(super) fn event_row(event: &Event, now: Wall, all_namespaces: bool) -> Vec<S
     row
 }
 
-struct Summary {
-    ready: usize,
-    total: usize,
-    restarts: u32,
-    last_restart: Option<Wall>,
-    reason: String,
+/// A pod in a few words.
+pub(super) struct Summary {
+    pub(super) ready: usize,
+    pub(super) total: usize,
+    pub(super) restarts: u32,
+    pub(super) last_restart: Option<Wall>,
+    pub(super) reason: String,
 }
 
 fn finished(state: &ContainerState) -> Option<Wall> {
@@ -197,7 +198,7 @@ fn exit_word(prefix: &str, state: &ContainerState) -> Option<String> {
 }
 
 /// The words of the STATUS column and the counts beside it.
-fn summarise(pod: &Pod) -> Summary {
+pub(super) fn summarise(pod: &Pod) -> Summary {
     let status = &pod.status;
     let spec = &pod.spec;
     let is_sidecar = |name: &str| {

@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 use crate::api::{ConfigMap, Quantity, Secret, Wall, oci, strict};
 use crate::config::{decode, duration};
-use crate::logic::{dns, expansion, static_pod, user, validation};
+use crate::logic::{dashboard, dns, expansion, static_pod, user, validation};
 use crate::{agent, config, image, kube, runtime, server, shim, stream};
 
 mod grpc;
@@ -249,5 +249,17 @@ fn texts(data: &[u8]) -> String {
     let duration = duration::parse(&source).is_some();
     let resolver = outcome(dns::parse_resolv_conf(&source));
     let profile = outcome(strict::from_json::<oci::Seccomp>(data));
-    format!("{duration} {resolver} {profile}")
+    let asked = dashboard::Asked {
+        host: Some(&source),
+        origin: None,
+        authorization: None,
+        local: core::net::IpAddr::from([127, 0, 0, 1]),
+    };
+    let host = dashboard::may_ask(&asked, dashboard::Wanted::Page, "token", false);
+    if let Err(denied) = &host {
+        assert!(denied.to_string().len() < 1024);
+    }
+    // Whatever else it says, it has no token.
+    assert!(dashboard::may_ask(&asked, dashboard::Wanted::Data, "token", true).is_err());
+    format!("{duration} {resolver} {profile} {}", host.is_ok())
 }

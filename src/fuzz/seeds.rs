@@ -183,6 +183,8 @@ pub(super) fn of(target: &str) -> Vec<Vec<u8>> {
         "texts" => texts(&[
             "1h30m5.5s",
             "20ms",
+            "127.0.0.1:8899",
+            "[::1]:8899",
             "2026-01-01T00:00:00.5+01:00",
             "nameserver 1.1.1.1\nsearch a b\noptions ndots:5\n# x\n",
             r#"{"defaultAction":"SCMP_ACT_ERRNO","architectures":["SCMP_ARCH_X86_64"],"syscalls":[{"names":["read"],"action":"SCMP_ACT_ALLOW","args":[{"index":0,"value":1,"op":"SCMP_CMP_EQ"}]}]}"#,

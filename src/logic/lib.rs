@@ -59,6 +59,7 @@ pub mod certificates;
 pub mod check;
 pub mod conditions;
 pub mod container_status;
+pub mod dashboard;
 pub mod dispatch;
 pub mod events;
 pub mod eviction;

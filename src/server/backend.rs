@@ -270,18 +270,6 @@ pub struct ListMeta {
     pub resource_version: String,
 }
 
-impl<T> List<T> {
-    /// The list of that kind.
-    pub(super) fn new(kind: &'static str, items: Vec<T>) -> Self {
-        Self {
-            api_version: "v1".into(),
-            kind: kind.into(),
-            metadata: ListMeta::default(),
-            items,
-        }
-    }
-}
-
 /// A line of an answer that takes long: how far it is; the last one, how it ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -305,9 +293,10 @@ pub enum Line {
 pub trait Backend: Streaming {
     /// The lane on which files are read.
     fn disk_lane(&self) -> &Lane;
-    /// Pods as Kubernetes objects, sorted by namespace and name; all of them, or those of one namespace.
-    /// JSON, for they keep what is not modelled.
-    fn pods<'a>(&'a self, namespace: Option<&'a str>) -> Reply<'a, Vec<serde_json::Value>>;
+    /// Pods to show, sorted by namespace and name; all of them, or those of one namespace.
+    fn pods<'a>(&'a self, namespace: Option<&'a str>) -> Reply<'a, Vec<PodUid>>;
+    /// One of them as a Kubernetes object; `None`: it has gone. JSON, for it keeps what is not modelled.
+    fn pod<'a>(&'a self, uid: &'a PodUid) -> Reply<'a, Option<serde_json::Value>>;
     /// Pods with containers that run, as the runtime has them; sorted by uid.
     fn running_pods(&self) -> Reply<'_, Vec<RunningPod>>;
     /// Names of the containers of a pod's spec, of all kinds.
@@ -320,8 +309,8 @@ pub trait Backend: Streaming {
     fn uptime(&self) -> Uptime;
     /// How the agent is.
     fn health(&self) -> Reply<'_, Health>;
-    /// Kept Event objects, oldest first; all of them, or those of pods of one namespace.
-    fn events(&self, namespace: Option<&str>) -> Vec<Event>;
+    /// Kept Event objects, oldest first; all of them, or those of pods of one namespace. At most the newest `limit`.
+    fn events(&self, namespace: Option<&str>, limit: usize) -> Vec<Event>;
     /// ConfigMap objects beside the manifests, sorted by namespace and name; all of them, or those of one namespace.
     fn config_maps(&self, namespace: Option<&str>) -> Reply<'_, Vec<serde_json::Value>>;
     /// Secret objects, like ConfigMaps. They carry the sizes of their values (`dataBytes`), never these.
@@ -378,6 +367,8 @@ pub trait Backend: Streaming {
         repair: bool,
         steps: smol::channel::Sender<Progress>,
     ) -> Reply<'_, Verification>;
+    /// Ends a pod of this machine's own manifests, and starts it anew after that.
+    fn restart_pod<'a>(&'a self, namespace: &'a str, pod: &'a str) -> Reply<'a, ()>;
     /// Ends the agent; with `all` every pod first.
     fn stop(&self, all: bool) -> Reply<'_, ()>;
     /// The machine goes down: ends the pods in their order, or all at once and then the agent, as it is configured.

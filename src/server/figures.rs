@@ -4,7 +4,8 @@ use core::time::Duration;
 use std::io;
 
 use super::{
-    backend::{Backend, Figures},
+    Outcome,
+    backend::{Backend, Figures, Pieces},
     http::{self, Connection, Refusal, Request},
 };
 use crate::api::stats::Detail;
@@ -44,7 +45,7 @@ pub(super) async fn serve(
     backend: &dyn Backend,
     connection: &mut Connection,
     figures: Figures,
-) -> io::Result<Result<(), Refusal>> {
+) -> Outcome {
     let pieces = match backend.figures(figures).await {
         Ok(pieces) => pieces,
         Err(refusal) => return Ok(Err(refusal)),
@@ -55,6 +56,11 @@ pub(super) async fn serve(
             EXPOSITION
         }
     };
+    send(connection, kind, pieces).await
+}
+
+/// Answers with these pieces, each of which the client takes in time.
+pub(super) async fn send(connection: &mut Connection, kind: &str, pieces: Pieces) -> Outcome {
     let mut stream = http::start_stream(connection, kind).await?;
     for piece in pieces {
         let late = async {

@@ -398,7 +398,7 @@ pub async fn respond(
 }
 
 /// The same with further header lines, each with its end.
-pub(super) async fn respond_with(
+pub async fn respond_with(
     connection: &mut Connection,
     status: u16,
     kind: &str,
@@ -456,6 +456,15 @@ pub async fn start_stream<'a>(
     connection: &'a mut Connection,
     kind: &str,
 ) -> io::Result<Stream<'a>> {
+    start_stream_with(connection, kind, "").await
+}
+
+/// The same with further header lines, each with its end.
+pub async fn start_stream_with<'a>(
+    connection: &'a mut Connection,
+    kind: &str,
+    lines: &str,
+) -> io::Result<Stream<'a>> {
     let answer = connection.answer;
     let (keep, coding) = match answer.chunked {
         true => (answer.keep, "Transfer-Encoding: chunked\r\n"),
@@ -463,7 +472,7 @@ pub async fn start_stream<'a>(
         false => (false, ""),
     };
     let head = format!(
-        "HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n{coding}{}\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n{lines}{coding}{}\r\n",
         closing(keep)
     );
     connection.answer.keep = false;
@@ -487,6 +496,12 @@ impl Stream<'_> {
             self.connection.write_all(bytes).await?;
         }
         self.connection.flush().await
+    }
+
+    /// See [`Connection::has_hung_up`].
+    #[must_use]
+    pub fn has_hung_up(&self) -> bool {
+        self.connection.has_hung_up()
     }
 
     /// Waits until the client leaves; see [`Connection::left`].

@@ -13,6 +13,7 @@ pub mod http;
 pub mod log_reader;
 mod logs;
 pub mod network;
+mod pods;
 pub mod routes;
 pub(crate) mod streaming;
 #[cfg(test)]

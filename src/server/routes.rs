@@ -3,12 +3,13 @@
 //! | route | answer |
 //! |---|---|
 //! | `GET /healthz`, `/version`, `/debug/dump` | text |
-//! | `GET /pods[?namespace=]`, `/configmaps[…]`, `/secrets[…]`, `/events[…]`, `/node`, `/pressure[?order=]`, `/images`, `/health` | JSON |
+//! | `GET /pods[?namespace=]`, `/configmaps[…]`, `/secrets[…]`, `/events[…][limit=]`, `/node`, `/pressure[?order=]`, `/images`, `/health` | JSON |
 //! | `GET /containerLogs/{namespace}/{pod}/{container}` | text, streamed; kubelet's parameters |
 //! | `/exec`, `/attach`, `/run`, `/portForward` | see [`super::streaming`] |
 //! | `POST /images/import`, `/images/prune`, `DELETE /images` | text; `import?progress=true`: JSON lines |
 //! | `POST /images/verify[?repair=true]` | JSON lines: [`Line`]s: `step`, then `verified` or `failed` |
 //! | `POST /images/pull?reference=` | JSON lines, as of an import |
+//! | `POST /pods/{namespace}/{pod}/restart` | text |
 //! | `POST /stop[?all=true][?shutdown=true]` | text |
 //! | `GET /metrics`, `/metrics/slis`, `/metrics/probes`, `/metrics/resource`, `/metrics/cadvisor` | Prometheus text, streamed |
 //! | `GET /stats/summary[?only_cpu_and_memory=true]` | JSON, streamed |
@@ -20,10 +21,10 @@ use std::{io, path::PathBuf};
 
 use super::{
     Outcome,
-    backend::{Backend, Line, List, log_options},
+    backend::{Backend, Line, log_options},
     figures,
     http::{self, Connection, Refusal, Request},
-    logs, streaming,
+    logs, pods, streaming,
 };
 use serde::Serialize;
 
@@ -67,10 +68,8 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
         ("GET", ["healthz"]) => text(connection, Ok("ok".into())).await,
         ("GET", ["version"]) => text(connection, Ok(format!("picolet {}\n", crate::VERSION))).await,
         ("GET", ["pods"]) => {
-            let pods = backend
-                .pods(request.param("namespace").filter(|n| !n.is_empty()))
-                .await;
-            list(connection, "PodList", pods).await
+            let namespace = request.param("namespace").filter(|n| !n.is_empty());
+            pods::serve(backend, connection, namespace, pods::LOCAL_META).await
         }
         ("GET", ["debug", "dump"]) => text(connection, backend.dump().await).await,
         ("GET", ["health"]) => {
@@ -78,7 +77,12 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
             json(connection, backend.health().await.map(shown)).await
         }
         ("GET", ["events"]) => {
-            let events = backend.events(request.param("namespace").filter(|n| !n.is_empty()));
+            let limit = match request.number("limit") {
+                Ok(limit) => limit.unwrap_or(usize::MAX),
+                Err(refusal) => return Ok(Err(refusal)),
+            };
+            let namespace = request.param("namespace").filter(|n| !n.is_empty());
+            let events = backend.events(namespace, limit);
             list(connection, "EventList", Ok(events)).await
         }
         ("GET", ["configmaps"]) => {
@@ -158,6 +162,10 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
             )
             .await
         }
+        ("POST", ["pods", namespace, pod, "restart"]) => {
+            let told = backend.restart_pod(namespace, pod).await;
+            text(connection, told.map(|()| format!("Restarting: {pod}\n"))).await
+        }
         ("POST", ["stop"]) => {
             let stopped = match request.flag("shutdown") {
                 true => backend.shut_down().await,
@@ -172,7 +180,7 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
                 | "node" | "pressure" | "images" | "stop",
             ],
         )
-        | (_, ["containerLogs", _, _, _])
+        | (_, ["containerLogs", _, _, _] | ["pods", _, _, "restart"])
         | (_, ["images", "import" | "prune" | "pull" | "verify"] | ["debug", "dump"]) => {
             Ok(Err(Refusal::new(
                 405,
@@ -283,13 +291,25 @@ async fn json(connection: &mut Connection, body: Result<serde_json::Value, Refus
     }
 }
 
-async fn list<T: Serialize>(
+async fn list<T: Serialize + 'static>(
     connection: &mut Connection,
     kind: &'static str,
     items: Result<Vec<T>, Refusal>,
 ) -> Outcome {
-    let body = items.map(|items| strict::to_value(&List::new(kind, items)).unwrap_or_default());
-    json(connection, body).await
+    let items = match items {
+        Ok(items) => items,
+        Err(refusal) => return Ok(Err(refusal)),
+    };
+    let meta = pods::LOCAL_META;
+    let head = format!(r#"{{"apiVersion":"v1","kind":"{kind}","metadata":{meta},"items":["#);
+    // One after the other: of many, all together would take a multiple of what they are.
+    let items = items.into_iter().enumerate().map(|(n, item)| {
+        let comma = if n == 0 { "" } else { "," };
+        format!("{comma}{}", strict::to_value(&item).unwrap_or_default())
+    });
+    let pieces = core::iter::once(head).chain(items);
+    let pieces = pieces.chain(core::iter::once("]}\n".into()));
+    figures::send(connection, "application/json", Box::new(pieces)).await
 }
 
 async fn logs(

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     api::{
-        ContainerId, Event, Node, SandboxId,
+        ContainerId, Event, Node, PodUid, SandboxId,
         cri::{ExecOutput, Image},
     },
     image::{Progress, Verification},
@@ -105,8 +105,13 @@ impl Backend for FakeBackend {
         &self.lane
     }
 
-    fn pods<'a>(&'a self, _: Option<&'a str>) -> Reply<'a, Vec<Value>> {
-        Box::pin(async { Ok(vec![json!({ "metadata": { "name": "p" } })]) })
+    fn pods<'a>(&'a self, _: Option<&'a str>) -> Reply<'a, Vec<PodUid>> {
+        Box::pin(async { Ok(["a", "gone", "b"].map(PodUid::from).into()) })
+    }
+
+    fn pod<'a>(&'a self, uid: &'a PodUid) -> Reply<'a, Option<Value>> {
+        let pod = (&**uid != "gone").then(|| json!({ "metadata": { "name": "p" } }));
+        Box::pin(async { Ok(pod) })
     }
 
     fn running_pods(&self) -> Reply<'_, Vec<RunningPod>> {
@@ -143,7 +148,7 @@ impl Backend for FakeBackend {
         unused()
     }
 
-    fn events(&self, _: Option<&str>) -> Vec<Event> {
+    fn events(&self, _: Option<&str>, _: usize) -> Vec<Event> {
         Vec::new()
     }
 
@@ -233,6 +238,10 @@ impl Backend for FakeBackend {
         _: bool,
         _: smol::channel::Sender<Progress>,
     ) -> Reply<'_, Verification> {
+        unused()
+    }
+
+    fn restart_pod<'a>(&'a self, _: &'a str, _: &'a str) -> Reply<'a, ()> {
         unused()
     }
 

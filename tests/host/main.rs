@@ -8,6 +8,8 @@
 mod skipped;
 #[path = "../common/evicted.rs"]
 mod evicted;
+#[path = "../common/lamps.rs"]
+mod lamps;
 
 mod host;
 mod image;
@@ -15,6 +17,7 @@ mod image;
 mod commands;
 mod containerd;
 mod crash;
+mod dashboard;
 mod eviction;
 mod image_volumes;
 mod inside;

@@ -1,8 +1,5 @@
 //! Pods at the provider of docs/provider.md, and as processes of the machine, beside containers.
 
-#[path = "../common/lamps.rs"]
-mod lamps;
-
 use std::{
     collections::BTreeMap,
     fs::{self, Permissions},
@@ -13,12 +10,12 @@ use std::{
     process::Stdio,
 };
 
-use lamps::{Lamps, lamp};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::{
     host::{self, Host, IDLE, IMAGE, full, sh, text},
+    lamps::{self, Lamps, lamp},
     mischief::{Mischief, Mood},
     suite::pods,
 };

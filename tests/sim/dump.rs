@@ -125,6 +125,8 @@ impl Reader {
             },
             // The end of an outage is part of it.
             Heard::Api(Answered::Answers(true))
+            // Nobody looks at a simulated node.
+            | Heard::Restart { .. }
             // Lists fail in an outage; a write is in conflict with what became of its pod, which sources tell.
             | Heard::Api(Answered::Lists(_) | Answered::Write { .. })
             // Pods of the simulation have no probes, and what they refer to never changes.

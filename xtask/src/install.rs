@@ -119,6 +119,20 @@ pub(crate) const TEST: [Need; 5] = [
     },
 ];
 
+/// What the dashboard is looked at with.
+pub(crate) const BROWSER: [Need; 2] = [
+    Need {
+        package: "chromium",
+        purpose: "shows the dashboard",
+        present: || find("chromium").is_some(),
+    },
+    Need {
+        package: "fonts-dejavu-core",
+        purpose: "what it shows is read",
+        present: || Path::new("/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf").exists(),
+    },
+];
+
 /// A Rust compiler beside the sources of its standard library, for boards whose library the toolchain at hand does not have.
 pub(crate) const STD: [Need; 3] = [
     Need {

@@ -1,6 +1,8 @@
 //! Tasks of the project. Each runs from a clean clone on Debian 12; `demo`, `test` and `bench` want root.
 
 mod bench;
+#[path = "../../tests/common/browser.rs"]
+mod browser;
 mod chaos;
 #[path = "../../tests/common/containerd.rs"]
 #[expect(dead_code, reason = "tests use more of it")]
@@ -19,6 +21,8 @@ mod install;
 mod lamps;
 mod layout;
 mod mutants;
+mod pictures;
+mod png;
 mod process;
 mod reach;
 mod release;
@@ -43,6 +47,7 @@ Tasks of picolet. Usage: cargo xtask TASK
   layout   Name the functions that agents at rest run, for cross/rest.txt: layout PID…
   reach    Name what the program as it ships cannot reach: rules that only their own tests call
   crates   Check licences, sources and versions of the crates that the project uses
+  pictures Take pictures of the dashboard for docs/dashboard.md, and record the demo as text in docs/demo.md (root)
   spec     Count the rows of tests/spec that a test names, and list the [core] rows without one
   bench    Measure memory, processor time and latency beside runc and CNI called bare (root); `bench pull`: a large image
            from a registry, beside skopeo and umoci; `bench --runtime containerd`: the agent alone, with pods on Debian's
@@ -90,6 +95,7 @@ fn main() -> ExitCode {
         "layout" => layout::run(&env::args().skip(2).collect::<Vec<_>>()),
         "reach" => reach::run(),
         "crates" => crates::run(),
+        "pictures" => pictures::run(),
         "spec" => spec::run(),
         "chaos" => chaos::run(&env::args().skip(2).collect::<Vec<_>>()),
         "bench" => bench::run(&env::args().skip(2).collect::<Vec<_>>()),

@@ -90,6 +90,11 @@ fn dead_code(
     copy(&root.join("src"), &src)?;
     fs::write(dir.join("Cargo.toml"), manifest(root)?)?;
     fs::copy(root.join("Cargo.lock"), dir.join("Cargo.lock"))?;
+    if root.join("build.rs").exists() {
+        // It makes files that the program has in it, and reads these.
+        fs::copy(root.join("build.rs"), dir.join("build.rs"))?;
+        copy(&root.join("cross"), &dir.join("cross"))?;
+    }
     for (path, words, _) in kept {
         keep(&dir.join(path), words, KEPT_MARK)?;
     }
@@ -157,9 +162,10 @@ fn manifest(root: &Path) -> Result<String, Failure> {
         .map(|line| format!("{line}\n"))
         .collect();
     Ok(format!(
-        "[package]\n{}\n[features]\n{}\n[workspace]\n\n[dependencies]\n{dependencies}",
+        "[package]\n{}\n[features]\n{}\n[workspace]\n\n[build-dependencies]\n{}\n[dependencies]\n{dependencies}",
         section("package"),
         section("features"),
+        section("build-dependencies"),
     ))
 }
 

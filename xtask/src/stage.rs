@@ -178,9 +178,20 @@ impl Stage {
             .create(true)
             .append(true)
             .open(self.base.join("agent.log"))?;
-        let mut command = Command::new(&self.program);
-        command
-            .arg("run")
+        let mut command = self.command("run");
+        command.stdout(log.try_clone()?).stderr(log);
+        let child = command
+            .spawn()
+            .map_err(|e| format!("{}: {e}", self.program.display()))?;
+        self.agent = Some(child);
+        Ok(())
+    }
+
+    /// A call of a command that takes the agent's flags.
+    pub(crate) fn command(&self, command: &str) -> Command {
+        let mut called = Command::new(&self.program);
+        called
+            .arg(command)
             .arg("--root-dir")
             .arg(self.base.join("root"))
             .arg("--run-dir")
@@ -203,17 +214,11 @@ impl Stage {
             .arg("--fail-swap-on=false")
             .args(&self.flags)
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log);
+            .stdin(Stdio::null());
         if !self.subnet.is_empty() {
-            command.args(["--pod-cidr", self.subnet]);
+            called.args(["--pod-cidr", self.subnet]);
         }
-        let child = command
-            .spawn()
-            .map_err(|e| format!("{}: {e}", self.program.display()))?;
-        self.agent = Some(child);
-        Ok(())
+        called
     }
 
     /// Kills the agent as a crash would.

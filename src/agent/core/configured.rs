@@ -166,6 +166,18 @@ impl Agent {
         }
     }
 
+    /// Ends a pod that a source still has, and starts it anew after that: as if its manifest had gone and come back.
+    pub(super) fn on_restart(&mut self, uid: &PodUid, now: Mono) {
+        let Some(config) = self.pods.config(uid).cloned() else {
+            return;
+        };
+        self.kill(uid, Some(config.clone()), None, now);
+        let again = Update::of(UpdateKind::Create, config.facts(uid));
+        if let Err(e) = self.pods.update(again, now) {
+            log::warn!("uid={uid} cannot be started anew: {e}");
+        }
+    }
+
     /// A probe's word is shown at once, and acted upon (LOOP-18).
     pub(super) fn on_probed(&mut self, probed: &Probed, now: Mono) {
         let uid = &probed.uid;

@@ -39,6 +39,8 @@ pub(in crate::agent) enum Command {
     Shutdown { done: Sender<String> },
     /// The machine does not go down after all.
     ShutdownCancelled,
+    /// End a pod and start it anew.
+    Restart(PodUid),
     /// Images were imported.
     ImagesArrived,
 }

@@ -205,6 +205,7 @@ impl Agent {
             Event::Command(Command::Stop { all, done }) => self.on_stop(all, done, now),
             Event::Command(Command::Shutdown { done }) => self.on_shutdown(done, now),
             Event::Command(Command::ShutdownCancelled) => self.on_shutdown_cancelled(),
+            Event::Command(Command::Restart(uid)) => self.on_restart(&uid, now),
             Event::Command(Command::ImagesArrived) => self.on_images(),
             Event::MemoryBell => self.on_memory_bell(now),
             Event::Eviction(input) => self.on_eviction(*input, now),

@@ -27,6 +27,7 @@ impl Agent {
             Event::Command(Command::Shutdown { .. }) => Heard::Shutdown,
             Event::Command(Command::ShutdownCancelled) => Heard::ShutdownCancelled,
             Event::Command(Command::Stop { all, .. }) => Heard::Stop { all: *all },
+            Event::Command(Command::Restart(uid)) => Heard::Restart { pod: ring::cut(uid) },
             Event::Terminate => Heard::Terminate,
             Event::Shown(uid, object) => Heard::shown(uid, object),
             Event::Loaded(uid, purpose, Err(_)) => Heard::unread(uid, purpose),

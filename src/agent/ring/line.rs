@@ -47,6 +47,8 @@ pub(in crate::agent) enum Heard {
     Reconcile(Seen),
     /// It is no longer in its source.
     Remove { pod: String },
+    /// Somebody wants it to end and start anew.
+    Restart { pod: String },
     /// ConfigMaps or Secrets changed.
     Objects,
     /// Images were imported.

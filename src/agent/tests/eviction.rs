@@ -92,7 +92,8 @@ fn the_pod_that_takes_more_than_it_asked_for_goes() {
         .parts
         .tools
         .recorder
-        .events()
+        .newest(None, usize::MAX)
+        .into_iter()
         .find(|e| e.reason == "Evicted");
     let annotations = object.expect("told").object("node").metadata.annotations;
     let annotations: Vec<_> = annotations.iter().map(|(k, v)| (&**k, &**v)).collect();

@@ -131,7 +131,10 @@ fn when_a_registry_is_asked() {
             assert_eq!(told, expected, "{what}: {event}");
         }
         let recorder = &world.parts.tools.recorder;
-        let pulled = recorder.events().find(|e| *e.reason == *"Pulled");
+        let pulled = recorder
+            .newest(None, usize::MAX)
+            .into_iter()
+            .find(|e| *e.reason == *"Pulled");
         assert!(
             pulled.is_none_or(|e| e
                 .message

@@ -50,7 +50,10 @@ pub(super) fn groups_above(world: &World) {
 /// Messages of the events of that reason.
 fn told(world: &World, reason: &str) -> Vec<String> {
     let recorder = &world.parts.tools.recorder;
-    let of = recorder.events().filter(|e| *e.reason == *reason);
+    let of = recorder
+        .newest(None, usize::MAX)
+        .into_iter()
+        .filter(|e| *e.reason == *reason);
     of.map(|e| e.message).collect()
 }
 
@@ -504,7 +507,13 @@ fn what_is_told_of_pods_and_containers() {
     world.fake.add_fault(fails(Op::StopPodSandbox, 1));
     world.apply(&[]);
     world.until("is gone", |w| w.is_gone("a"));
-    let all: Vec<_> = world.parts.tools.recorder.events().collect();
+    let all: Vec<_> = world
+        .parts
+        .tools
+        .recorder
+        .newest(None, usize::MAX)
+        .into_iter()
+        .collect();
     for (reason, severity, of, begins) in [
         (
             "NetworkNotReady",

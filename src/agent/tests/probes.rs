@@ -81,7 +81,10 @@ fn restarts(world: &World, uid: &str) -> u32 {
 /// Messages of events of that reason, as they were first told.
 pub(super) fn told(world: &World, reason: &str) -> Vec<String> {
     let recorder = &world.parts.tools.recorder;
-    let named = recorder.events().filter(|e| *e.reason == *reason);
+    let named = recorder
+        .newest(None, usize::MAX)
+        .into_iter()
+        .filter(|e| *e.reason == *reason);
     named.map(|e| e.message.to_string()).collect()
 }
 
@@ -371,7 +374,10 @@ fn a_sidecar_with_a_startup_probe() {
         ["Init container s failed liveness probe, will be restarted"]
     );
     let recorder = &world.parts.tools.recorder;
-    let unhealthy = recorder.events().find(|e| *e.reason == *"Unhealthy");
+    let unhealthy = recorder
+        .newest(None, usize::MAX)
+        .into_iter()
+        .find(|e| *e.reason == *"Unhealthy");
     assert_eq!(
         unhealthy.map(|e| e.field_path.to_string()).as_deref(),
         Some("spec.initContainers{s}")

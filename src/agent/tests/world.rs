@@ -461,7 +461,13 @@ impl World {
             self.advance(Duration::from_millis(100));
         }
         let seen = self.api.as_ref().map(|api| api.take_seen());
-        let events: Vec<_> = self.parts.tools.recorder.events().collect();
+        let events: Vec<_> = self
+            .parts
+            .tools
+            .recorder
+            .newest(None, usize::MAX)
+            .into_iter()
+            .collect();
         panic!("never happened: {what}\n{events:#?}\n{seen:#?}");
     }
 
@@ -575,7 +581,10 @@ impl World {
     /// How often an event was recorded.
     pub(super) fn events_of(&self, reason: &str) -> u32 {
         let recorder = &self.parts.tools.recorder;
-        let named = recorder.events().filter(|e| *e.reason == *reason);
+        let named = recorder
+            .newest(None, usize::MAX)
+            .into_iter()
+            .filter(|e| *e.reason == *reason);
         named.map(|e| e.count).sum()
     }
 

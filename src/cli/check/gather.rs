@@ -55,6 +55,12 @@ const PROGRAM_DIRS: [&str; 6] = [
     "/sbin",
     "/bin",
 ];
+/// What a manifest may say.
+const RULES: Rules = Rules {
+    pod: static_pod::prepare,
+    config_map: validation::config_map,
+    secret: validation::secret,
+};
 /// Processes that run pods.
 const KUBELETS: [&str; 6] = [
     "kubelet",
@@ -67,8 +73,8 @@ const KUBELETS: [&str; 6] = [
 /// Where firmware of boards keeps its files: newer Raspberry Pi OS first.
 const FIRMWARE_DIRS: [&str; 2] = ["/boot/firmware", "/boot"];
 
-/// Everything about this machine, as an agent with these flags would find it.
-pub(super) fn facts(flags: Vec<OsString>) -> Result<Facts, CliError> {
+/// What an agent with these flags is told, and where it listens.
+fn configured(flags: Vec<OsString>) -> Result<(Config, check::Wanted, PathBuf), CliError> {
     let cwd = std::env::current_dir()
         .map_err(|e| CliError::new(format!("cannot read the working directory: {e}")))?;
     let typed = flags
@@ -78,7 +84,7 @@ pub(super) fn facts(flags: Vec<OsString>) -> Result<Facts, CliError> {
     let host = Host {
         hostname: text("/proc/sys/kernel/hostname").trim().to_owned(),
     };
-    let (cfg, mut wanted) = match config::load(flags, &host) {
+    let (cfg, wanted) = match config::load(flags, &host) {
         Ok(loaded) => {
             let wanted = check::Wanted {
                 node_name: loaded.config.node_name.clone(),
@@ -101,6 +107,14 @@ pub(super) fn facts(flags: Vec<OsString>) -> Result<Facts, CliError> {
             (cfg, wanted)
         }
     };
+    let socket = named_socket().filter(|_| !typed);
+    let socket = socket.unwrap_or_else(|| cfg.dirs.socket.clone());
+    Ok((cfg, wanted, socket))
+}
+
+/// Everything about this machine, as an agent with these flags would find it.
+pub(super) fn facts(flags: Vec<OsString>) -> Result<Facts, CliError> {
+    let (cfg, mut wanted, socket) = configured(flags)?;
     wanted.fail_swap_on = cfg.cgroup.fail_swap_on;
     let kept = cfg.reserved.system.get("memory").map_or(0, Quantity::value);
     wanted.system_memory = u64::try_from(kept).unwrap_or(0);
@@ -113,8 +127,7 @@ pub(super) fn facts(flags: Vec<OsString>) -> Result<Facts, CliError> {
     let written = thresholds.filter(|t| t.signal != Signal::AllocatableMemory);
     wanted.kept_free = written.map(ToString::to_string).collect();
     wanted.evict_static_pods = cfg.eviction.static_pods;
-    let socket = named_socket().filter(|_| !typed);
-    let (agent, pid) = agent(socket.as_ref().unwrap_or(&cfg.dirs.socket));
+    let (agent, pid) = agent(&socket);
     let detected = Cgroups::detect();
     let cgroups = check::Cgroups {
         mounted: detected.is_ok(),
@@ -146,6 +159,46 @@ pub(super) fn facts(flags: Vec<OsString>) -> Result<Facts, CliError> {
         agent,
         wanted,
     })
+}
+
+/// Where an agent with these flags is found, and what is its own.
+pub(in crate::cli) struct Place {
+    /// Its socket.
+    pub(in crate::cli) socket: PathBuf,
+    /// Its root directory.
+    pub(in crate::cli) root: PathBuf,
+    manifests: Option<PathBuf>,
+    node_name: String,
+}
+
+impl Place {
+    /// Of an agent with these flags.
+    pub(in crate::cli) fn of(flags: Vec<OsString>) -> Result<Self, CliError> {
+        let (cfg, _, socket) = configured(flags)?;
+        Ok(Self {
+            socket,
+            root: cfg.dirs.root,
+            manifests: cfg.dirs.manifests,
+            node_name: cfg.node_name,
+        })
+    }
+
+    /// The file that a pod comes from; `None`: no manifest has it.
+    pub(in crate::cli) fn manifest_of(&self, namespace: &str, pod: &str) -> Option<PathBuf> {
+        let path = self.manifests.as_deref()?;
+        let read = ManifestDir::new(path.into(), self.node_name.clone(), RULES).read(Trigger::Poll);
+        let Reading::Snapshot(snapshot) = read else {
+            return None;
+        };
+        snapshot.pods.into_iter().find_map(|delivered| {
+            let Delivered::Read(received) = delivered else {
+                return None;
+            };
+            let meta = &received.pod.metadata;
+            let is_it = meta.namespace == namespace && meta.name == pod;
+            is_it.then(|| PathBuf::from(&*received.origin))
+        })
+    }
 }
 
 /// For facts that do not depend on control groups, on a machine without any.
@@ -549,18 +602,13 @@ fn manifests(cfg: &Config) -> Manifests {
             ..Manifests::default()
         };
     };
-    let rules = Rules {
-        pod: static_pod::prepare,
-        config_map: validation::config_map,
-        secret: validation::secret,
-    };
     let mut out = Manifests {
         path: Some(path.display().to_string()),
         url,
         open_secrets: open_secrets(path),
         ..Manifests::default()
     };
-    match ManifestDir::new(path.clone(), cfg.node_name.clone(), rules).read(Trigger::Poll) {
+    match ManifestDir::new(path.clone(), cfg.node_name.clone(), RULES).read(Trigger::Poll) {
         Reading::Unchanged => {}
         Reading::Failed(problem) => {
             let one_line = problem.message.replace('\n', "; ");

@@ -4,11 +4,11 @@ mod apiserver;
 mod gather;
 mod runtime;
 
-pub(super) use gather::ask;
+pub(super) use gather::{Place, ask};
 
 use std::{ffi::OsString, io::IsTerminal as _, process::ExitCode};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{CliError, args, commands::Command, print};
 use crate::logic::check::{self, Finding, Level};
@@ -32,7 +32,7 @@ pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<Exi
     }
     let findings = check::run(&gather::facts(agent)?);
     if json {
-        print(&as_json(&findings))?;
+        print(&format!("{:#}\n", report(&findings)))?;
     } else {
         print(&as_lines(&findings, quiet, std::io::stdout().is_terminal()))?;
     }
@@ -87,18 +87,22 @@ fn as_lines(findings: &Findings, quiet: bool, color: bool) -> String {
     out
 }
 
-fn as_json(findings: &Findings) -> String {
+/// What is found of an agent with these flags, as `check -o json` has it.
+pub(super) fn found(flags: Vec<OsString>) -> Result<Value, CliError> {
+    Ok(report(&check::run(&gather::facts(flags)?)))
+}
+
+fn report(findings: &Findings) -> Value {
     let checks: Vec<_> = findings
         .iter()
         .map(|(name, f)| json!({"name": name, "level": f.level.as_str(), "message": f.says, "fix": f.fix}))
         .collect();
-    let report = json!({
+    json!({
         "version": crate::VERSION,
         "errors": count(findings, Level::Error),
         "warnings": count(findings, Level::Warning),
         "checks": checks,
-    });
-    format!("{report:#}\n")
+    })
 }
 
 #[cfg(test)]
@@ -133,7 +137,7 @@ mod tests {
         let short = as_lines(&findings[..1], true, true);
         assert_eq!(short, "1 check: 0 errors, 0 warnings\n");
         assert!(as_lines(&findings, true, true).contains("\x1b[31mERROR\x1b[0m runtime"));
-        let report: serde_json::Value = serde_json::from_str(&as_json(&findings)).expect("json");
+        let report = report(&findings);
         assert_eq!(report["errors"], 1);
         assert_eq!(report["checks"][1]["level"], "error");
         assert_eq!(report["checks"][1]["fix"], "apt-get install runc");

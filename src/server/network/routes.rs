@@ -21,7 +21,7 @@ use crate::server::{
     backend::{Backend, Check, RunningPod, Uptime},
     figures,
     http::{self, Connection, Refusal, Request},
-    streaming,
+    pods, streaming,
 };
 
 /// First segments of what `enableDebuggingHandlers` switches off with an answer (SRV-04).
@@ -68,10 +68,7 @@ pub(super) async fn route(
     match (request.method.as_str(), path.as_slice()) {
         ("GET" | "HEAD", ["healthz"]) => health(connection, request, backend.checks()).await,
         ("GET" | "HEAD", ["healthz", name]) => one_check(connection, name, backend.checks()).await,
-        ("GET", ["pods"]) => {
-            let pods = backend.pods(None).await;
-            json_or(connection, pods.map(|items| list(&items))).await
-        }
+        ("GET", ["pods"]) => pods::serve(backend, connection, None, "{}").await,
         ("GET", ["runningpods"]) => {
             let shown = |pods: Vec<_>| list(&pods.iter().map(running_pod).collect::<Vec<_>>());
             let pods = backend.running_pods().await;

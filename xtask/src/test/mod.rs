@@ -116,7 +116,12 @@ fn parse(words: &[String]) -> Result<Args, Failure> {
 pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     let args = parse(words)?;
     let mut run = Run::new(List::read(Path::new(LIST))?);
-    for missing in install::ensure(&[&install::BUILD, &install::HOST, &install::TEST])? {
+    for missing in install::ensure(&[
+        &install::BUILD,
+        &install::HOST,
+        &install::TEST,
+        &install::BROWSER,
+    ])? {
         run.skip(&format!("{missing} is not installed"));
     }
     let is_whole = args.only.is_empty();

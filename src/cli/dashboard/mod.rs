@@ -1,0 +1,145 @@
+//! `picolet dashboard`: one page that shows the node, served to a browser of this machine while the command runs. It asks the
+//! agent's socket, and only while a page asks it: the agent keeps nothing for it.
+//!
+//! [`serve`] answers requests, [`watch`] asks the agent, [`view`] says what of its answers is shown.
+
+mod serve;
+mod view;
+mod watch;
+
+use alloc::sync::Arc;
+use core::{net::SocketAddr, time::Duration};
+use std::{
+    ffi::OsString,
+    io::Write as _,
+    net::TcpListener,
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+};
+
+use ring::rand::{SecureRandom as _, SystemRandom};
+
+use super::{CliError, args, check::Place, client::Client, commands::Command, print};
+use crate::{api::hex::hex, sys::start};
+use serve::Dashboard;
+use watch::Watch;
+
+/// Where a browser finds it unless told otherwise.
+const DEFAULT_LISTEN: &str = "127.0.0.1:8899";
+/// Requests at once, a followed log being one; a further one is answered 503.
+const MAX_CONNECTIONS: usize = 16;
+/// Bytes of the token.
+const TOKEN_BYTES: usize = 16;
+/// Stack of a thread that answers, bytes.
+const STACK_BYTES: usize = 512 * 1024;
+/// So long the agent may say nothing.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// Further ones that are told so at once; of more the connection is closed.
+const MAX_REFUSED: usize = 16;
+/// Pause after a connection that cannot be accepted.
+const RETRY_PAUSE_MS: i32 = 1000;
+
+pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<(), CliError> {
+    let (own, agent) = args::split(command, words)?;
+    let (mut listen, mut allow_actions) = (DEFAULT_LISTEN.to_owned(), false);
+    for (flag, value) in own {
+        match flag {
+            "listen" => listen = value,
+            _ => allow_actions = value != "false",
+        }
+    }
+    let address: SocketAddr = listen.parse().map_err(|_| {
+        CliError::new(format!(
+            "invalid argument {listen:?} for \"--listen\": expected an IP address and a port, as in {DEFAULT_LISTEN}"
+        ))
+    })?;
+    let place = Place::of(agent.clone())?;
+    let listener = TcpListener::bind(address)
+        .and_then(|listener| Ok((listener.local_addr()?, listener)))
+        .map_err(|e| CliError::new(format!("cannot listen at {address}: {e}")));
+    let (bound, listener) = listener?;
+    let token = token()?;
+    print(&told(bound, &token))?;
+    let client = Client::new(&place.socket).with_patience(PATIENCE);
+    let watch = Watch::new(client.clone(), place.root.clone(), agent);
+    let dashboard = Arc::new(Dashboard {
+        token,
+        allow_actions,
+        client,
+        place,
+        watch,
+    });
+    accept(&listener, &dashboard)
+}
+
+fn token() -> Result<String, CliError> {
+    let mut bytes = [0; TOKEN_BYTES];
+    let filled = SystemRandom::new().fill(&mut bytes);
+    filled.map_err(|_| CliError::new("the system gives no random numbers"))?;
+    Ok(hex(&bytes))
+}
+
+/// What is printed: where the page is. Behind `#` a browser keeps the token to itself.
+fn told(bound: SocketAddr, token: &str) -> String {
+    let mut text = format!("Open http://{bound}/#{token}\n");
+    if bound.ip().is_unspecified() {
+        text = format!(
+            "Open http://ADDRESS-OF-THIS-MACHINE:{}/#{token}\n",
+            bound.port()
+        );
+    }
+    if !bound.ip().is_loopback() {
+        text += "Who listens on the network can read what the page shows, and the token. ssh -L is safer.\n";
+    }
+    text + "The page lives until this command ends (Ctrl-C).\n"
+}
+
+fn accept(listener: &TcpListener, dashboard: &Arc<Dashboard>) -> Result<(), CliError> {
+    let open = Arc::new(AtomicUsize::new(0));
+    loop {
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(e) => {
+                // Out of descriptors: what is being served must end first.
+                let _ = writeln!(std::io::stderr(), "error: cannot accept: {e}");
+                let _ = start::poll(&mut [], RETRY_PAUSE_MS);
+                continue;
+            }
+        };
+        let at_once = open.fetch_add(1, Ordering::Relaxed);
+        let (dashboard, counted) = (Arc::clone(dashboard), Arc::clone(&open));
+        let answer = move || {
+            // To be told that there are too many is as much as one gets then.
+            dashboard.answer(stream, at_once >= MAX_CONNECTIONS);
+            counted.fetch_sub(1, Ordering::Relaxed);
+        };
+        let is_too_much = at_once >= MAX_CONNECTIONS + MAX_REFUSED;
+        if is_too_much || spawn(STACK_BYTES, Box::new(answer)).is_err() {
+            open.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Starts a thread. Where there is room for none, what it was to do is dropped.
+fn spawn(stack_bytes: usize, work: Box<dyn FnOnce() + Send>) -> std::io::Result<()> {
+    let thread = thread::Builder::new().stack_size(stack_bytes);
+    thread.spawn(work).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_printed() {
+        let of = |address: &str| told(address.parse().expect("address"), "t0");
+        assert_eq!(
+            of("127.0.0.1:8899"),
+            "Open http://127.0.0.1:8899/#t0\nThe page lives until this command ends (Ctrl-C).\n"
+        );
+        assert!(of("[::1]:1").starts_with("Open http://[::1]:1/#t0\nThe page"));
+        assert!(of("0.0.0.0:1").starts_with("Open http://ADDRESS-OF-THIS-MACHINE:1/#t0\nWho"));
+        let (a, b) = (token().expect("random"), token().expect("random"));
+        assert!(a.len() == 2 * TOKEN_BYTES && a != b);
+    }
+}

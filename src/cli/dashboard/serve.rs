@@ -1,0 +1,337 @@
+//! What a browser asks, and the answers.
+//!
+//! | request | answer |
+//! |---|---|
+//! | `GET /`, `/app.js`, `/style.css` | the page; it tells nothing |
+//! | `GET /state?seen=&from=` | JSON: what changed; see [`super::watch`] |
+//! | `GET /log?namespace=&pod=&container=[&previous=true]` | text, followed |
+//! | `POST /restart?namespace=&pod=`, `/delete?…`, `/pull?reference=` | text; with `--allow-actions` |
+
+use core::{net::IpAddr, time::Duration};
+use std::{
+    io::{self, BufRead as _, Read as _},
+    net::TcpStream,
+    os::fd::AsRawFd as _,
+    path::Path,
+};
+
+use async_io::{Async, Timer};
+
+use super::{
+    super::{
+        CliError,
+        check::Place,
+        client::{Answer, Client},
+        logs::or_default,
+    },
+    MAX_CONNECTIONS,
+    watch::Watch,
+};
+use crate::{
+    api::strict::from_json,
+    logic::dashboard::{self, Asked, Wanted},
+    server::{
+        backend::Line,
+        http::{self, Connection, Refusal, Request, encode},
+    },
+};
+
+/// A request's head arrives within this time.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// So long a browser may take nothing of an answer.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// A log that says nothing: so often is looked whether somebody still reads it.
+const LOOK: Duration = Duration::from_secs(1);
+/// Lines of a log that are shown at first.
+const LOG_LINES: u32 = 200;
+/// Bytes of one line of a pull's answer.
+const MAX_LINE_BYTES: u64 = 1 << 20;
+
+/// With every answer: nothing of another place is loaded or run, and no other page shows this one.
+const HEADERS: &str = "Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+     base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'\r\n\
+     X-Content-Type-Options: nosniff\r\n\
+     X-Frame-Options: DENY\r\n\
+     Referrer-Policy: no-referrer\r\n\
+     Cross-Origin-Opener-Policy: same-origin\r\n\
+     Cross-Origin-Resource-Policy: same-origin\r\n\
+     Cache-Control: no-store\r\n";
+
+/// Packed by gzip, which every browser unpacks: see `build.rs`.
+const PAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/page.html.gz"));
+const SCRIPT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/app.js.gz"));
+const STYLE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/style.css.gz"));
+
+/// What all answers need.
+pub(super) struct Dashboard {
+    pub(super) token: String,
+    pub(super) allow_actions: bool,
+    pub(super) client: Client,
+    pub(super) place: Place,
+    pub(super) watch: Watch,
+}
+
+type Outcome = io::Result<Result<(), Refusal>>;
+
+impl Dashboard {
+    /// Answers one request. A browser that leaves is no error.
+    pub(super) fn answer(&self, stream: TcpStream, is_busy: bool) {
+        let _ = self.serve(stream, is_busy);
+    }
+
+    fn serve(&self, stream: TcpStream, is_busy: bool) -> io::Result<()> {
+        let local = stream.local_addr()?.ip().to_canonical();
+        let stream = Async::new(stream)?;
+        let socket = stream.as_raw_fd();
+        let mut connection = Connection::new(stream).of_socket(socket);
+        connection.set_patience(Some(WRITE_TIMEOUT));
+        smol::block_on(async {
+            let late = async {
+                Timer::after(HEAD_TIMEOUT).await;
+                Ok(Err(Refusal::bad("the request did not arrive in time")))
+            };
+            let served = if is_busy {
+                let text = format!("more than {MAX_CONNECTIONS} connections");
+                Err(Refusal::new(503, text))
+            } else {
+                let read = http::read_request(&mut connection);
+                match smol::future::or(read, late).await? {
+                    Ok(None) => return Ok(()),
+                    Ok(Some(request)) => self.route(&mut connection, &request, local).await?,
+                    Err(refusal) => Err(refusal),
+                }
+            };
+            match served {
+                Ok(()) => Ok(()),
+                Err(refusal) => http::refuse_with(&mut connection, &refusal, HEADERS).await,
+            }
+        })
+    }
+
+    async fn route(
+        &self,
+        connection: &mut Connection,
+        request: &Request,
+        local: IpAddr,
+    ) -> Outcome {
+        let path: Vec<&str> = request.path.iter().map(String::as_str).collect();
+        let page = match *path {
+            [] => Some(("text/html", PAGE)),
+            ["app.js"] => Some(("text/javascript", SCRIPT)),
+            ["style.css"] => Some(("text/css", STYLE)),
+            _ => None,
+        };
+        let (wanted, method) = match *path {
+            _ if page.is_some() => (Wanted::Page, "GET"),
+            ["state" | "log"] => (Wanted::Data, "GET"),
+            ["restart" | "delete" | "pull"] => (Wanted::Action, "POST"),
+            _ => return Ok(Err(Refusal::not_found("no such page"))),
+        };
+        if let Err(denied) = self.may_ask(request, wanted, local) {
+            return Ok(Err(denied));
+        }
+        if request.method != method {
+            let text = format!("method {} is not allowed here", request.method);
+            return Ok(Err(Refusal::new(405, text)));
+        }
+        if request.content_length > 0 || request.is_chunked {
+            return Ok(Err(Refusal::new(413, "a request has no body here")));
+        }
+        if let Some((kind, packed)) = page {
+            let lines = format!("{HEADERS}Content-Encoding: gzip\r\n");
+            let kind = format!("{kind}; charset=utf-8");
+            let sent = http::respond_with(connection, 200, &kind, &lines, packed).await;
+            return sent.map(Ok);
+        }
+        let param = |name: &str| request.param(name).unwrap_or_default();
+        let (namespace, pod) = (param("namespace"), param("pod"));
+        match *path {
+            ["state"] => {
+                let from = match request.number("from") {
+                    Ok(from) => from.unwrap_or(0),
+                    Err(refusal) => return Ok(Err(refusal)),
+                };
+                let text = self.watch.news(param("seen"), from, self.allow_actions);
+                whole(connection, "application/json", &text).await
+            }
+            ["log"] => self.log(connection, request, (namespace, pod)).await,
+            ["pull"] => self.pull(connection, param("reference")).await,
+            ["restart"] => {
+                let target = format!("/pods/{}/{}/restart", encode(namespace), encode(pod));
+                let told = self.client.send("POST", &target, "");
+                let told = told.and_then(|mut answer| answer.text());
+                self.said(connection, told).await
+            }
+            _ => {
+                let told = remove(&self.place, namespace, pod);
+                self.said(connection, told).await
+            }
+        }
+    }
+
+    fn may_ask(&self, request: &Request, wanted: Wanted, local: IpAddr) -> Result<(), Refusal> {
+        let mut hosts = request.headers_named("host");
+        let asked = Asked {
+            host: hosts.next().filter(|_| hosts.next().is_none()),
+            origin: request.header("origin"),
+            authorization: request.header("authorization"),
+            local,
+        };
+        dashboard::may_ask(&asked, wanted, &self.token, self.allow_actions)
+            .map_err(|denied| Refusal::new(denied.status(), denied.to_string()))
+    }
+
+    /// What was done, or why not. Either way the page may show something new.
+    async fn said(&self, connection: &mut Connection, told: Result<String, CliError>) -> Outcome {
+        self.watch.stale();
+        match told {
+            Ok(text) => whole(connection, TEXT, &text).await,
+            Err(e) => Ok(Err(refused(&e))),
+        }
+    }
+
+    /// A container's log, until it ends or the browser leaves.
+    async fn log(
+        &self,
+        connection: &mut Connection,
+        request: &Request,
+        (namespace, pod): (&str, &str),
+    ) -> Outcome {
+        let container = request.param("container").unwrap_or_default();
+        let previous = request.flag("previous");
+        let target = format!(
+            "/containerLogs/{}/{}/{}?follow={}&previous={previous}&tailLines={LOG_LINES}",
+            encode(namespace),
+            encode(pod),
+            encode(or_default(container)),
+            !previous,
+        );
+        let mut answer = match self.client.send("GET", &target, "") {
+            Ok(answer) => answer,
+            Err(e) => return Ok(Err(refused(&e))),
+        };
+        answer.body.get_ref().set_read_timeout(Some(LOOK))?;
+        let mut stream = http::start_stream_with(connection, TEXT, HEADERS).await?;
+        loop {
+            let piece = match answer.body.fill_buf() {
+                Ok(piece) => piece,
+                Err(e) if is_pause(&e) => {
+                    if stream.has_hung_up() {
+                        return Ok(Ok(()));
+                    }
+                    continue;
+                }
+                Err(e) => return Err(e),
+            };
+            if piece.is_empty() {
+                return stream.finish().await.map(Ok);
+            }
+            stream.write(piece).await?;
+            let taken = piece.len();
+            answer.body.consume(taken);
+        }
+    }
+
+    /// Pulls an image: a line for each step. A browser that leaves ends it, unless a pod waits for it too.
+    async fn pull(&self, connection: &mut Connection, reference: &str) -> Outcome {
+        let target = format!("/images/pull?reference={}", encode(reference));
+        let mut answer = match self.client.send("POST", &target, "") {
+            Ok(answer) => answer,
+            Err(e) => return Ok(Err(refused(&e))),
+        };
+        answer.body.get_ref().set_read_timeout(Some(LOOK))?;
+        let mut stream = http::start_stream_with(connection, TEXT, HEADERS).await?;
+        let mut line = Vec::new();
+        loop {
+            match read_line(&mut answer, &mut line) {
+                Ok(false) if stream.has_hung_up() => return Ok(Ok(())),
+                Ok(false) => continue,
+                Ok(true) => {}
+                Err(e) => return Err(e),
+            }
+            let text = match from_json(&line) {
+                Ok(Line::Step(step)) => format!("{step}\n"),
+                Ok(Line::Failed { error, .. }) => format!("failed: {error}\n"),
+                _ => "pulled\n".into(),
+            };
+            self.watch.stale();
+            stream.write(text.as_bytes()).await?;
+            if !text.starts_with("pulled") && !text.starts_with("failed") {
+                line.clear();
+                continue;
+            }
+            return stream.finish().await.map(Ok);
+        }
+    }
+}
+
+const TEXT: &str = "text/plain; charset=utf-8";
+
+/// Reads on in a line. Whether it is whole.
+fn read_line(answer: &mut Answer, line: &mut Vec<u8>) -> io::Result<bool> {
+    let room = MAX_LINE_BYTES - u64::try_from(line.len()).unwrap_or(MAX_LINE_BYTES);
+    match (&mut answer.body).take(room).read_until(b'\n', line) {
+        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Ok(_) => Ok(line.ends_with(b"\n")),
+        Err(e) if is_pause(&e) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+/// Nothing came in time.
+fn is_pause(e: &io::Error) -> bool {
+    matches!(
+        e.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
+    )
+}
+
+async fn whole(connection: &mut Connection, kind: &str, text: &str) -> Outcome {
+    let sent = http::respond_with(connection, 200, kind, HEADERS, text.as_bytes()).await;
+    sent.map(Ok)
+}
+
+/// What the agent refuses.
+fn refused(e: &CliError) -> Refusal {
+    Refusal::new(502, e.message.clone())
+}
+
+/// Takes a static pod's manifest away, which ends the pod. The file stays beside the others: a name with a dot is not read.
+fn remove(place: &Place, namespace: &str, pod: &str) -> Result<String, CliError> {
+    let file = place.manifest_of(namespace, pod).ok_or_else(|| {
+        CliError::new(format!(
+            "no manifest of this machine has the pod {namespace}/{pod}"
+        ))
+    })?;
+    let kept = set_aside(&file).ok_or_else(|| {
+        CliError::new(format!(
+            "{}: not a file of the manifest directory",
+            file.display()
+        ))
+    })?;
+    std::fs::rename(&file, &kept)
+        .map_err(|e| CliError::new(format!("cannot rename {}: {e}", file.display())))?;
+    Ok(format!(
+        "Deleting {pod}: its manifest is now {}\n",
+        kept.display()
+    ))
+}
+
+fn set_aside(file: &Path) -> Option<std::path::PathBuf> {
+    let name = file.file_name()?.to_str()?;
+    Some(file.with_file_name(format!(".{name}.deleted")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manifest_set_aside_is_not_read() {
+        let kept = set_aside(Path::new("/etc/picolet/manifests/web.yaml"));
+        assert_eq!(
+            kept.as_deref(),
+            Some(Path::new("/etc/picolet/manifests/.web.yaml.deleted"))
+        );
+    }
+}

@@ -1,0 +1,294 @@
+//! Asks the agent, when a page asks and what is known is old. Between pages nothing runs.
+
+use alloc::{collections::VecDeque, sync::Arc};
+use core::{fmt::Write as _, time::Duration};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use serde_json::Value;
+
+use super::{
+    super::{CliError, check, client::Client},
+    spawn, view,
+};
+use crate::{
+    api::{Mono, cri::Image, stats::DiskUsage},
+    logic::fnv::fnv1a,
+    net::traffic,
+    server::backend::List,
+    sys::{clock, disk_usage},
+};
+
+/// The agent is not asked again before that.
+const FRESH: Duration = Duration::from_millis(500);
+/// Between two points of a plot.
+const SAMPLE: Duration = Duration::from_secs(5);
+/// Points that are kept: an hour.
+const MAX_SAMPLES: usize = 720;
+/// Between two rounds of checks, which look at the whole machine.
+const CHECK: Duration = Duration::from_secs(120);
+/// Stack of the thread that looks at it, bytes.
+const CHECK_STACK_BYTES: usize = 2 << 20;
+/// Events that are shown.
+const MAX_EVENTS: usize = 100;
+
+/// What is known of the node. One request at a time asks the agent; the others wait for its answer.
+pub(super) struct Watch {
+    client: Client,
+    root: PathBuf,
+    flags: Vec<OsString>,
+    known: Mutex<Known>,
+    checked: Arc<Mutex<Checked>>,
+}
+
+#[derive(Default)]
+struct Known {
+    asked: Option<Mono>,
+    /// JSON of what the page shows, and its hash.
+    state: String,
+    hash: String,
+    samples: VecDeque<Sample>,
+    /// Number of the first sample that is kept.
+    first: u64,
+    sampled: Option<Mono>,
+    /// Bytes received and sent when that was.
+    traffic: Option<(u64, u64)>,
+    /// What pods use, by `namespace/name`: JSON.
+    usage: String,
+}
+
+/// A point of the plots: seconds since 1970, thousandths of processors, bytes of memory and of the disk, bytes a second
+/// received and sent. What is not known is null.
+type Sample = [Option<u64>; 6];
+
+#[derive(Default)]
+struct Checked {
+    at: Option<Mono>,
+    is_running: bool,
+    found: Value,
+}
+
+/// Told in place of what was asked.
+fn trouble(e: CliError) -> Value {
+    view::object(&mut [("trouble", e.message.into())])
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What a thread left behind that panicked is asked anew.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn is_due(at: Option<Mono>, after: Duration, now: Mono) -> bool {
+    at.is_none_or(|at| now - at >= after)
+}
+
+impl Watch {
+    pub(super) fn new(client: Client, root: PathBuf, flags: Vec<OsString>) -> Self {
+        Self {
+            client,
+            root,
+            flags,
+            known: Mutex::default(),
+            checked: Arc::default(),
+        }
+    }
+
+    /// Something was done: what is known may be old.
+    pub(super) fn stale(&self) {
+        lock(&self.known).asked = None;
+    }
+
+    /// What the page does not know yet: it has seen the state of that hash, and the samples before number `from`.
+    pub(super) fn news(&self, seen: &str, from: u64, allow_actions: bool) -> String {
+        let now = clock::mono();
+        self.check(now);
+        let mut known = lock(&self.known);
+        if is_due(known.asked, FRESH, now) {
+            if is_due(known.sampled, SAMPLE, now) {
+                self.sample(&mut known, now);
+            }
+            let state = match self.state(allow_actions) {
+                Ok(state) => state,
+                Err(e) => trouble(e),
+            };
+            known.state = state.to_string();
+            known.hash = format!("{:x}", fnv1a(known.state.bytes()));
+            known.asked = Some(clock::mono());
+        }
+        known.told(seen, from)
+    }
+
+    fn state(&self, allow_actions: bool) -> Result<Value, CliError> {
+        let ask = |target: &str| self.client.json("GET", target);
+        let pods = ask("/pods")?;
+        let events = ask(&format!("/events?limit={MAX_EVENTS}"))?;
+        let images: List<Image> = self.client.read("/images")?;
+        Ok(view::object(&mut [
+            ("actions", allow_actions.into()),
+            ("node", view::node(&ask("/node")?)),
+            ("pressure", ask("/pressure?order=true")?),
+            ("pods", view::pods(&pods)),
+            ("pulls", view::pulls(&pods)),
+            ("events", view::events(&events)),
+            ("images", view::images(&images.items)),
+            ("check", lock(&self.checked).found.clone()),
+        ]))
+    }
+
+    /// Looks at the machine, beside the answer that asks for it: it takes a while.
+    fn check(&self, now: Mono) {
+        let mut checked = lock(&self.checked);
+        if checked.is_running || !is_due(checked.at, CHECK, now) {
+            return;
+        }
+        checked.is_running = true;
+        let (flags, kept) = (self.flags.clone(), Arc::clone(&self.checked));
+        let look = move || {
+            let found = match check::found(flags) {
+                Ok(found) => found,
+                Err(e) => trouble(e),
+            };
+            let mut checked = lock(&kept);
+            checked.found = found;
+            checked.at = Some(clock::mono());
+            checked.is_running = false;
+        };
+        if spawn(CHECK_STACK_BYTES, Box::new(look)).is_err() {
+            checked.is_running = false;
+        }
+    }
+
+    /// Takes a point of the plots. The agent's own figures are those of processor and memory; disk and network are read here.
+    fn sample(&self, known: &mut Known, now: Mono) {
+        let target = "/stats/summary?only_cpu_and_memory=true";
+        let stats = self.client.json("GET", target).unwrap_or_default();
+        let number = |path: &str| stats.pointer(path).and_then(Value::as_u64);
+        let ms = known.sampled.map_or(0, |at| now.since_ms(at)).max(1);
+        let traffic = traffic();
+        let rate = |of: fn((u64, u64)) -> u64| {
+            let (before, after) = known.traffic.zip(traffic)?;
+            Some(of(after).checked_sub(of(before))? * 1000 / ms)
+        };
+        let sample = [
+            u64::try_from(clock::wall().secs()).ok(),
+            number("/node/cpu/usageNanoCores").map(|nano| nano / 1_000_000),
+            number("/node/memory/workingSetBytes"),
+            disk(&self.root),
+            rate(|(received, _)| received),
+            rate(|(_, sent)| sent),
+        ];
+        known.usage = view::usage(&stats).to_string();
+        known.traffic = traffic;
+        known.sampled = Some(now);
+        known.keep(sample);
+    }
+}
+
+impl Known {
+    fn keep(&mut self, sample: Sample) {
+        self.samples.push_back(sample);
+        if self.samples.len() > MAX_SAMPLES {
+            self.samples.pop_front();
+            self.first += 1;
+        }
+    }
+
+    fn told(&self, seen: &str, from: u64) -> String {
+        let state = match *seen == *self.hash {
+            true => "null",
+            false => &self.state,
+        };
+        let usage = match self.usage.is_empty() {
+            true => "{}",
+            false => &self.usage,
+        };
+        let now = clock::wall().0 / 1_000_000;
+        let mut text = format!(
+            r#"{{"now":{now},"seen":"{}","state":{state},"usage":{usage},"first":{},"samples":["#,
+            self.hash, self.first,
+        );
+        let skip = usize::try_from(from.saturating_sub(self.first)).unwrap_or(usize::MAX);
+        let mut comma = "";
+        for sample in self.samples.iter().skip(skip) {
+            for (n, figure) in sample.iter().enumerate() {
+                text += if n == 0 { comma } else { "," };
+                text += if n == 0 { "[" } else { "" };
+                let _ = match figure {
+                    Some(figure) => write!(text, "{figure}"),
+                    None => write!(text, "null"),
+                };
+            }
+            text.push(']');
+            comma = ",";
+        }
+        let next = self.first + u64::try_from(self.samples.len()).unwrap_or(0);
+        let _ = write!(text, r#"],"from":{next}}}"#);
+        text
+    }
+}
+
+/// Bytes that are used of the file system with the agent's data.
+fn disk(root: &Path) -> Option<u64> {
+    let fs = disk_usage::file_system(root).ok()?;
+    Some(DiskUsage::of_all(&fs).used_bytes)
+}
+
+/// Bytes received and sent by this machine. What goes over a bridge is counted where it leaves.
+fn traffic() -> Option<(u64, u64)> {
+    let mut all = traffic::of_this_thread().ok()?;
+    all.retain(|of| {
+        !Path::new("/sys/class/net")
+            .join(&of.name)
+            .join("bridge")
+            .exists()
+    });
+    let sum = |sum: (u64, u64), of: &crate::api::stats::Interface| {
+        (sum.0 + of.rx.bytes, sum.1 + of.tx.bytes)
+    };
+    Some(all.iter().fold((0, 0), sum))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_hour_is_kept() {
+        let mut known = Known::default();
+        for n in 0..1000 {
+            known.keep([Some(n); 6]);
+        }
+        assert_eq!((known.samples.len(), known.first), (MAX_SAMPLES, 280));
+        assert_eq!(known.samples[0], [Some(280); 6]);
+        assert_eq!(SAMPLE * 720, Duration::from_hours(1));
+    }
+
+    #[test]
+    fn only_news_are_told() {
+        let mut known = Known {
+            state: r#"{"a":1}"#.into(),
+            hash: "h".into(),
+            first: 10,
+            ..Known::default()
+        };
+        known.samples.extend([[Some(1); 6], [None; 6]]);
+        let told = |seen: &str, from: u64| -> Value {
+            serde_json::from_str(&known.told(seen, from)).expect("JSON")
+        };
+        let all = told("", 0);
+        assert_eq!((&all["state"]["a"], &all["from"]), (&json!(1), &json!(12)));
+        assert_eq!(all["samples"][0], json!([1, 1, 1, 1, 1, 1]));
+        assert_eq!(all["samples"][1][0], Value::Null);
+        let some = told("h", 11);
+        assert_eq!(some["state"], Value::Null);
+        assert_eq!(some["samples"].as_array().map(Vec::len), Some(1));
+        assert_eq!(told("h", 12)["samples"], json!([]));
+        // Of a dashboard before this one.
+        assert_eq!(told("h", 5000)["samples"], json!([]));
+    }
+}

@@ -1,0 +1,259 @@
+//! Who may ask a dashboard. It is reached by a browser, and so by every page that a browser shows: a request has to be for
+//! this machine (no other name was led here), of the dashboard's own page, and know the token.
+
+use alloc::string::String;
+use core::{hint::black_box, net::IpAddr};
+
+/// What a request is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// The page itself, which tells nothing.
+    Page,
+    /// What is known of the node.
+    Data,
+    /// That something is done.
+    Action,
+}
+
+/// What a request says of who asks.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked<'a> {
+    /// `Host`, if there is exactly one.
+    pub host: Option<&'a str>,
+    /// `Origin`.
+    pub origin: Option<&'a str>,
+    /// `Authorization`.
+    pub authorization: Option<&'a str>,
+    /// The address of this machine that was asked.
+    pub local: IpAddr,
+}
+
+/// Why nothing is told.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Denied {
+    /// Another name may be led here by a stranger's name server.
+    #[error(
+        "host {0:?} is not this machine's address; open the URL that picolet dashboard printed"
+    )]
+    Host(String),
+    /// Another page asks.
+    #[error("a page of {0:?} may not ask; open the URL that picolet dashboard printed")]
+    Origin(String),
+    /// Nobody knows which page asks for something to be done.
+    #[error("a request that changes something has to say its Origin")]
+    NoOrigin,
+    /// Without the token, or with a wrong one.
+    #[error("the token is missing or wrong; open the URL that picolet dashboard printed")]
+    Token,
+    /// It only shows.
+    #[error("this dashboard only shows; picolet dashboard --allow-actions lets it act")]
+    ReadOnly,
+}
+
+impl Denied {
+    /// The HTTP status that says it.
+    #[must_use]
+    pub const fn status(&self) -> u16 {
+        match self {
+            Self::Token => 401,
+            Self::Host(_) | Self::Origin(_) | Self::NoOrigin | Self::ReadOnly => 403,
+        }
+    }
+}
+
+/// Longest part of a request that an answer repeats.
+const MAX_REPEATED_CHARS: usize = 80;
+
+fn cut(text: &str) -> String {
+    text.chars().take(MAX_REPEATED_CHARS).collect()
+}
+
+/// Whether a request is answered.
+///
+/// - Errors: what is wrong with it, the most telling first.
+pub fn may_ask(
+    asked: &Asked<'_>,
+    wanted: Wanted,
+    token: &str,
+    allow_actions: bool,
+) -> Result<(), Denied> {
+    let host = asked.host.unwrap_or_default();
+    let is_ours = address(host)
+        .is_some_and(|ip| ip == asked.local || ip.is_loopback() && asked.local.is_loopback());
+    if !is_ours {
+        return Err(Denied::Host(cut(host)));
+    }
+    match asked.origin {
+        Some(origin) if origin.strip_prefix("http://") != Some(host) => {
+            return Err(Denied::Origin(cut(origin)));
+        }
+        None if wanted == Wanted::Action => return Err(Denied::NoOrigin),
+        _ => {}
+    }
+    if wanted == Wanted::Page {
+        return Ok(());
+    }
+    let shown = asked.authorization.and_then(|a| a.strip_prefix("Bearer "));
+    if !shown.is_some_and(|shown| same(shown, token)) {
+        return Err(Denied::Token);
+    }
+    if wanted == Wanted::Action && !allow_actions {
+        return Err(Denied::ReadOnly);
+    }
+    Ok(())
+}
+
+/// The address that a `Host` names, with or without a port. A name is none, but for `localhost`, which leads nowhere else.
+fn address(host: &str) -> Option<IpAddr> {
+    let (name, port) = match host.strip_prefix('[') {
+        Some(rest) => rest.split_once(']')?,
+        None => host.find(':').map_or((host, ""), |at| host.split_at(at)),
+    };
+    let is_port = |port: &str| port.parse::<u16>().is_ok();
+    if !port.is_empty() && !port.strip_prefix(':').is_some_and(is_port) {
+        return None;
+    }
+    if name.eq_ignore_ascii_case("localhost") {
+        return Some(IpAddr::from([127, 0, 0, 1]));
+    }
+    name.parse().ok().map(|ip: IpAddr| ip.to_canonical())
+}
+
+/// Compares all of both, so that the time it takes tells nothing of where they differ.
+fn same(a: &str, b: &str) -> bool {
+    let differ = a
+        .bytes()
+        .zip(b.bytes())
+        .fold(0, |differ, (a, b)| black_box(differ | (a ^ b)));
+    a.len() == b.len() && differ == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::string::ToString as _;
+
+    use super::*;
+
+    const TOKEN: &str = "0123456789abcdef0123456789abcdef";
+    const BEARER: &str = "Bearer 0123456789abcdef0123456789abcdef";
+
+    fn asked(host: &str, origin: Option<&str>, wanted: Wanted) -> Result<(), Denied> {
+        let asked = Asked {
+            host: Some(host),
+            origin,
+            authorization: Some(BEARER),
+            local: IpAddr::from([127, 0, 0, 1]),
+        };
+        may_ask(&asked, wanted, TOKEN, true)
+    }
+
+    #[test]
+    fn hosts() {
+        for host in [
+            "127.0.0.1:8899",
+            "127.0.0.1",
+            "localhost:9000",
+            "LocalHost",
+            "[::1]:8899",
+            "[::ffff:127.0.0.1]:1",
+        ] {
+            assert_eq!(asked(host, None, Wanted::Data), Ok(()), "{host}");
+        }
+        for host in [
+            "",
+            "evil.example:8899",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example:8899",
+            "192.0.2.1:8899",
+            "[::1",
+            "::1",
+            "[::1]8899",
+            "127.0.0.1:",
+            "127.0.0.1:x",
+            "127.0.0.1:99999",
+            "127.0.0.1:8899:1",
+            "evil.example@127.0.0.1",
+            "127.1",
+            "2130706433",
+        ] {
+            let denied = asked(host, None, Wanted::Page);
+            assert_eq!(denied, Err(Denied::Host(host.into())), "{host}");
+        }
+        // Of another address of this machine only that.
+        let mut by_network = Asked {
+            host: Some("192.0.2.1:8899"),
+            origin: None,
+            authorization: Some(BEARER),
+            local: IpAddr::from([192, 0, 2, 1]),
+        };
+        assert_eq!(may_ask(&by_network, Wanted::Data, TOKEN, false), Ok(()));
+        by_network.host = Some("localhost:8899");
+        assert!(may_ask(&by_network, Wanted::Data, TOKEN, false).is_err());
+        by_network.host = None;
+        assert!(may_ask(&by_network, Wanted::Page, TOKEN, false).is_err());
+    }
+
+    #[test]
+    fn origins() {
+        let of = |origin, wanted| asked("localhost:8899", Some(origin), wanted);
+        for wanted in [Wanted::Page, Wanted::Data, Wanted::Action] {
+            assert_eq!(of("http://localhost:8899", wanted), Ok(()));
+            for foreign in [
+                "http://evil.example",
+                "https://localhost:8899",
+                "http://localhost:8898",
+                "http://localhost:8899.evil.example",
+                "http://127.0.0.1:8899",
+                "null",
+                "",
+            ] {
+                let denied = of(foreign, wanted);
+                assert_eq!(denied, Err(Denied::Origin(foreign.into())), "{wanted:?}");
+            }
+        }
+        assert_eq!(asked("localhost:8899", None, Wanted::Data), Ok(()));
+        let silent = asked("localhost:8899", None, Wanted::Action);
+        assert_eq!(silent, Err(Denied::NoOrigin));
+    }
+
+    #[test]
+    fn tokens() {
+        let of = |authorization, wanted, allow_actions| {
+            let asked = Asked {
+                host: Some("localhost"),
+                origin: Some("http://localhost"),
+                authorization,
+                local: IpAddr::from([127, 0, 0, 1]),
+            };
+            may_ask(&asked, wanted, TOKEN, allow_actions)
+        };
+        let longer = alloc::format!("{BEARER}0");
+        for wrong in [
+            None,
+            Some(""),
+            Some("Bearer "),
+            Some(TOKEN),
+            Some("Basic 0123456789abcdef0123456789abcdef"),
+            Some("Bearer 0123456789abcdef0123456789abcdee"),
+            Some("Bearer 0123456789abcdef0123456789abcde"),
+            Some(&*longer),
+        ] {
+            assert_eq!(of(wrong, Wanted::Page, false), Ok(()), "{wrong:?}");
+            assert_eq!(of(wrong, Wanted::Data, false), Err(Denied::Token));
+            assert_eq!(of(wrong, Wanted::Action, true), Err(Denied::Token));
+        }
+        assert_eq!(of(Some(BEARER), Wanted::Data, false), Ok(()));
+        assert_eq!(of(Some(BEARER), Wanted::Action, true), Ok(()));
+        let only = of(Some(BEARER), Wanted::Action, false);
+        assert_eq!(only, Err(Denied::ReadOnly));
+    }
+
+    #[test]
+    fn why_is_one_line() {
+        let long = "x".repeat(70_000);
+        let denied = asked(&long, None, Wanted::Page).expect_err("not ours");
+        let text = denied.to_string();
+        assert!(text.len() < 200 && !text.contains('\n'), "{text}");
+        assert_eq!((denied.status(), Denied::Token.status()), (403, 401));
+    }
+}

@@ -1,0 +1,77 @@
+//! Pods as an answer: one after the other, so that a node of many pods needs the memory of one.
+
+use core::{fmt::Write as _, time::Duration};
+use std::io;
+
+use super::{
+    Outcome,
+    backend::Backend,
+    http::{self, Connection},
+};
+
+/// A client takes each pod within this time.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Metadata of a list on the local socket, as the CLI prints it.
+pub(super) const LOCAL_META: &str = r#"{"resourceVersion":""}"#;
+
+/// Answers with a `PodList` of that metadata.
+pub(super) async fn serve(
+    backend: &dyn Backend,
+    connection: &mut Connection,
+    namespace: Option<&str>,
+    metadata: &str,
+) -> Outcome {
+    let uids = match backend.pods(namespace).await {
+        Ok(uids) => uids,
+        Err(refusal) => return Ok(Err(refusal)),
+    };
+    let mut stream = http::start_stream(connection, "application/json").await?;
+    let mut text =
+        format!(r#"{{"kind":"PodList","apiVersion":"v1","metadata":{metadata},"items":["#);
+    let mut comma = "";
+    for uid in uids {
+        // One that went meanwhile is left out.
+        let Ok(Some(pod)) = backend.pod(&uid).await else {
+            continue;
+        };
+        let _ = write!(text, "{comma}{pod}");
+        comma = ",";
+        let late = async {
+            async_io::Timer::after(PATIENCE).await;
+            Err(io::ErrorKind::TimedOut.into())
+        };
+        smol::future::or(stream.write(text.as_bytes()), late).await?;
+        text.clear();
+    }
+    stream.write(text.as_bytes()).await?;
+    stream.write(b"]}\n").await?;
+    stream.finish().await.map(Ok)
+}
+
+#[cfg(test)]
+mod tests {
+    use smol::io::AsyncReadExt as _;
+
+    use super::{
+        super::{connection::testing, testing::FakeBackend},
+        *,
+    };
+
+    #[test]
+    fn a_pod_that_went_is_left_out() {
+        let backend = FakeBackend::default();
+        let (mut connection, mut client) = testing::pair();
+        let text = smol::block_on(async move {
+            let served = serve(&backend, &mut connection, None, "{}").await;
+            assert!(matches!(served, Ok(Ok(()))));
+            drop(connection);
+            let mut text = String::new();
+            client.read_to_string(&mut text).await.expect("answer");
+            text
+        });
+        let (_, body) = text.split_once("\r\n\r\n").expect("a body");
+        let list: serde_json::Value = serde_json::from_str(body).expect("JSON");
+        assert_eq!(list["items"].as_array().map(Vec::len), Some(2), "{list}");
+    }
+}
