@@ -18,6 +18,7 @@ mod crash;
 mod eviction;
 mod image_volumes;
 mod inside;
+mod live;
 mod logs;
 mod manifests;
 mod metrics;
