@@ -25,6 +25,7 @@ mod metrics;
 mod mischief;
 mod objects;
 mod probes;
+mod prometheus;
 mod provider;
 mod restart;
 mod service;
