@@ -451,11 +451,12 @@ fn watch(client: Client, get: Get) -> Result<(), CliError> {
     let kind = named(&get.kind)?;
     let (since, no_headers) = (clock::wall(), get.no_headers);
     let mut first = true;
-    live::watch(EVERY, no_headers, move || {
+    let look = move || {
         let seen = look(&client, &get, kind, since, first);
         first = false;
         seen
-    })
+    };
+    live::watch(EVERY, no_headers, Box::new(look))
 }
 
 /// What there is now. Ages count from `since` where lines are compared, so that time alone is no change. `first`: names that

@@ -5,11 +5,11 @@
 //! change is a line, as of `kubectl get -w`.
 
 use core::time::Duration;
-use std::collections::BTreeMap;
 use std::io::{self, IsTerminal as _, Read as _, Write as _};
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::net::UnixStream;
-use std::{sync::mpsc, thread};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 
 use nix::{
     errno::Errno,
@@ -60,13 +60,12 @@ pub(super) struct Seen {
     pub(super) notes: Vec<String>,
 }
 
+/// Looks once.
+pub(super) type Look = Box<dyn FnMut() -> Result<Seen, CliError> + Send>;
+
 /// Looks every so often, and shows what is seen until the reader leaves. The first look has to succeed. Later a terminal shows
 /// what went wrong, and goes on.
-pub(super) fn watch(
-    every: Duration,
-    no_headers: bool,
-    mut look: impl FnMut() -> Result<Seen, CliError> + Send + 'static,
-) -> Result<(), CliError> {
+pub(super) fn watch(every: Duration, no_headers: bool, mut look: Look) -> Result<(), CliError> {
     let first = look()?;
     let done = match io::stdout().is_terminal() {
         true => on_terminal(every, no_headers, first, look),
@@ -113,7 +112,7 @@ fn as_lines(
     every: Duration,
     no_headers: bool,
     mut seen: Seen,
-    mut look: impl FnMut() -> Result<Seen, CliError>,
+    mut look: Look,
 ) -> Result<(), Failed> {
     let mut lines = Lines {
         wants_header: !no_headers,
@@ -140,8 +139,7 @@ fn as_lines(
 struct Lines {
     wants_header: bool,
     widths: Vec<usize>,
-    /// Lines by what they are of.
-    last: BTreeMap<String, Row>,
+    last: Vec<Row>,
 }
 
 impl Lines {
@@ -150,15 +148,15 @@ impl Lines {
         let mut before = core::mem::take(&mut self.last);
         let mut told = Vec::new();
         for row in seen.rows {
-            if before
-                .remove(&row.id)
-                .is_none_or(|old| old.said != row.said)
-            {
+            // Nearly always it is the first one of those that are left.
+            let old = before.iter().position(|old| old.id == row.id);
+            let old = old.map(|at| before.remove(at));
+            if old.is_none_or(|old| old.said != row.said) {
                 told.push(row.cells.clone());
             }
-            self.last.insert(row.id.clone(), row);
+            self.last.push(row);
         }
-        told.extend(before.into_values().map(|row| row.cells));
+        told.extend(before.into_iter().map(|row| row.cells));
         if told.is_empty() {
             return String::new();
         }
@@ -201,7 +199,7 @@ fn on_terminal(
     every: Duration,
     no_headers: bool,
     mut seen: Seen,
-    mut look: impl FnMut() -> Result<Seen, CliError> + Send + 'static,
+    mut look: Look,
 ) -> Result<(), Failed> {
     let ends = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
     let all = ends.into_iter().chain([Signal::SIGTSTP, Signal::SIGWINCH]);
@@ -210,12 +208,15 @@ fn on_terminal(
     let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
     let signals = SignalFd::with_flags(&signals, flags)?;
     // An agent that hangs must not keep the terminal: who looks is another thread, which goes with the process.
-    let (ask, asked) = mpsc::sync_channel::<()>(1);
-    let (answer, answers) = mpsc::channel();
-    let (bell, ringer) = UnixStream::pair().map_err(|e| errno(&e))?;
+    let (bell, other) = UnixStream::pair().map_err(|e| errno(&e))?;
+    let looked = Arc::new(Mutex::new(None));
+    let slot = Arc::clone(&looked);
     thread::spawn(move || {
-        for () in asked {
-            if answer.send(look()).is_err() || (&ringer).write_all(&[0]).is_err() {
+        // Bounded: a look for each byte that asks for one.
+        while (&other).read(&mut [0]).is_ok_and(|n| n > 0) {
+            let seen = look();
+            *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(seen);
+            if (&other).write_all(&[0]).is_err() {
                 return;
             }
         }
@@ -250,16 +251,19 @@ fn on_terminal(
                 _ => return Ok(()),
             }
         }
-        if let Ok(looked) = answers.try_recv() {
-            let _ = (&bell).read(&mut [0]);
-            match looked {
+        let answer = fds[1].revents != 0;
+        let answer = answer
+            .then(|| (&bell).read(&mut [0]).is_ok())
+            .and_then(|_| looked.lock().unwrap_or_else(PoisonError::into_inner).take());
+        if let Some(answer) = answer {
+            match answer {
                 Ok(now) => (seen, trouble) = (now, None),
                 Err(e) => trouble = Some(e.to_string()),
             }
             next = Some(clock::mono() + every);
         } else if next.is_some_and(|next| clock::mono() >= next) {
             next = None;
-            let _ = ask.try_send(());
+            (&bell).write_all(&[0]).map_err(|e| errno(&e))?;
         }
     }
 }

@@ -1,18 +1,17 @@
 //! `picolet stop`: ends the agent, and if it is told to, its pods before that.
 
-use core::time::Duration;
-use std::{sync::mpsc, thread};
+use std::os::fd::AsRawFd as _;
 
 use serde_json::Value;
 
 use super::{
-    CliError, Client,
+    CliError,
     args::{Word, Words, unexpected},
+    client::{Answer, Client},
+    health::LOOK_MS,
     progress::{Progress, Shown},
 };
-
-/// Between two looks at how many pods are left.
-const LOOK: Duration = Duration::from_millis(500);
+use crate::sys::start;
 
 pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     let (mut all, mut shutdown, mut quiet) = (false, false, false);
@@ -38,22 +37,20 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
 }
 
 /// Asks, and tells how many pods have ended until the answer is there.
-fn with_progress(client: &Client, path: &'static str) -> Result<super::client::Answer, CliError> {
+fn with_progress(client: &Client, path: &str) -> Result<Answer, CliError> {
     let pods = running(client)?;
-    let (asker, (answer, answers)) = (client.clone(), mpsc::channel());
-    thread::spawn(move || {
-        // Whoever waits may have gone.
-        let _ = answer.send(asker.send("POST", path, ""));
-    });
+    let asked = client.ask("POST", path, "")?;
     let mut progress = Progress::new("stop", false);
     // Bounded: by the agent's answer, or its end.
     loop {
-        match answers.recv_timeout(LOOK) {
-            Ok(answer) => return answer,
-            Err(mpsc::RecvTimeoutError::Timeout) => {}
-            Err(mpsc::RecvTimeoutError::Disconnected) => {
-                return Err(CliError::new("the thread that asks the agent has ended"));
-            }
+        let mut answer = [libc::pollfd {
+            fd: asked.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        }];
+        if start::poll(&mut answer, LOOK_MS).map_or(true, |ready| ready > 0) {
+            drop(progress);
+            return Client::answer(asked);
         }
         // It may have gone already; then its answer is on its way.
         if let Ok(left) = running(client) {

@@ -113,7 +113,8 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
         }
     };
     if top.watch {
-        return live::watch(EVERY, top.no_headers, move || look(&client, &top));
+        let no_headers = top.no_headers;
+        return live::watch(EVERY, no_headers, Box::new(move || look(&client, &top)));
     }
     let seen = look(&client, &top)?;
     if let Some(nothing) = seen.notes.into_iter().next() {
