@@ -229,7 +229,7 @@ fn papers_name_what_exists() {
                 );
                 named += 1;
             }
-            let is_path = ["cross/", "src/", "tests/", "xtask/", "systemd/"]
+            let is_path = ["contrib/", "cross/", "src/", "tests/", "xtask/", "systemd/"]
                 .iter()
                 .any(|top| word.starts_with(top));
             if is_path && !word.contains(['*', '<', ' ']) {

@@ -13,7 +13,7 @@ use super::{
     pod_store::{Header, PodStore, RECORD_VERSION, StoreError},
 };
 use crate::{
-    api::{Pod, PodUid, received::ReceivedPod, strict},
+    api::{Pod, PodUid, Wall, pod::CONFIG_SEEN, received::ReceivedPod, strict},
     error::chain,
     logic::{
         digest,
@@ -122,9 +122,10 @@ impl RecordKeeper {
             .await;
         drop(turns);
         let mut written = Vec::with_capacity(kept.len());
-        for (pod, result) in kept.into_iter().zip(results) {
+        for (mut pod, result) in kept.into_iter().zip(results) {
             match result {
-                Ok(outcome) => {
+                Ok((outcome, start)) => {
+                    pod.status.start_time = pod.status.start_time.or(start);
                     let uid = || pod.metadata.uid.clone();
                     recorded.outcomes.extend(outcome.map(|o| (uid(), o)));
                     written.push(pod);
@@ -188,12 +189,17 @@ struct Job {
     returns: bool,
 }
 
-/// Writes a record. Returns the pod's outcome if it has one: if it has ended, that is the status it has from now on.
-fn write(store: &PodStore, job: &mut Job) -> Result<Option<Recalled>, StoreError> {
+/// Writes a record. Returns the pod's outcome if it has one: if it has ended, that is the status it has from now on. Beside
+/// it, the start of a static pod.
+fn write(store: &PodStore, job: &mut Job) -> Result<(Option<Recalled>, Option<Wall>), StoreError> {
     let Job {
         uid, header, raw, ..
     } = job;
     let outcome = outcome::recall(store, uid, header);
+    let start = match header.source == Source::Api.as_str() {
+        true => None,
+        false => keep_age(raw, before(store, uid, header).filter(|_| !job.returns)),
+    };
     if header.source != Source::Api.as_str()
         && let Some(Recalled::Ended(status)) = &outcome
         && let Ok(status) = strict::to_value(status)
@@ -205,7 +211,28 @@ fn write(store: &PodStore, job: &mut Job) -> Result<Option<Recalled>, StoreError
     } else {
         store.write(uid, header, raw)?;
     }
-    Ok(outcome)
+    Ok((outcome, start))
+}
+
+/// When an agent before this one first saw the static pod, as its record says.
+fn before(store: &PodStore, uid: &PodUid, header: &Header) -> Option<String> {
+    let (old, raw) = store.read::<Value>(uid).ok()?;
+    let seen = raw["metadata"]["annotations"][CONFIG_SEEN].as_str()?;
+    (old.source == header.source).then(|| seen.to_owned())
+}
+
+/// A static pod is as old as the first agent that saw it says (STAT-33): nobody else remembers. Returns its start.
+fn keep_age(raw: &mut Value, before: Option<String>) -> Option<Wall> {
+    let seen = &mut raw["metadata"]["annotations"][CONFIG_SEEN];
+    if let Some(before) = before.filter(|before| Wall::parse(before).is_some()) {
+        *seen = before.into();
+    }
+    let start = Wall::parse(seen.as_str()?)?.truncated();
+    if !raw["status"].is_object() {
+        raw["status"] = Value::Object(serde_json::Map::new());
+    }
+    raw["status"]["startTime"] = start.to_string().into();
+    Some(start)
 }
 
 /// Brings the status in the record of a pod of the apiserver up to date with what that shows after a write of ours: the
@@ -222,4 +249,29 @@ fn refresh(store: &PodStore, uid: &PodUid, shown: &Value) -> Result<(), StoreErr
     raw["metadata"]["resourceVersion"] = version.clone();
     raw["status"] = shown["status"].clone();
     store.write(uid, &header, &raw)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_static_pod_keeps_its_age() {
+        // STAT-33
+        let pod = |seen: &str| json!({"metadata": {"annotations": {CONFIG_SEEN: seen}}});
+        let (first, later) = ("2023-11-14T22:13:20.123456789Z", "2024-01-01T00:00:00Z");
+        for (before, seen, start) in [
+            (None, later, later),
+            (Some(first), first, "2023-11-14T22:13:20Z"),
+            (Some("rubbish"), later, later),
+        ] {
+            let mut raw = pod(later);
+            let kept = keep_age(&mut raw, before.map(str::to_owned));
+            assert_eq!(raw["metadata"]["annotations"][CONFIG_SEEN], seen);
+            assert_eq!(raw["status"]["startTime"], start);
+            assert_eq!(kept, Wall::parse(start));
+        }
+    }
 }

@@ -57,6 +57,16 @@ impl Client {
         target: &str,
         headers: &str,
     ) -> Result<Answer, CliError> {
+        Self::answer(self.ask(method, target, headers)?)
+    }
+
+    /// Sends a request without a body. Its connection can be read once the agent answers.
+    pub(super) fn ask(
+        &self,
+        method: &str,
+        target: &str,
+        headers: &str,
+    ) -> Result<UnixStream, CliError> {
         let mut stream = UnixStream::connect(&self.socket).map_err(|e| {
             let hint = match e.kind() {
                 io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
@@ -71,9 +81,15 @@ impl Client {
             ))
         })?;
         let head = format!("{method} {target} HTTP/1.1\r\nHost: picolet\r\n{headers}\r\n");
-        let lost = |e: io::Error| CliError::new(format!("connection to the agent failed: {e}"));
-        stream.set_read_timeout(self.patience).map_err(lost)?;
-        stream.write_all(head.as_bytes()).map_err(lost)?;
+        stream
+            .set_read_timeout(self.patience)
+            .map_err(|e| lost(&e))?;
+        stream.write_all(head.as_bytes()).map_err(|e| lost(&e))?;
+        Ok(stream)
+    }
+
+    /// Reads the head of the answer to what was asked.
+    pub(super) fn answer(stream: UnixStream) -> Result<Answer, CliError> {
         let mut answer = Answer {
             status: 0,
             body: BufReader::new(stream),
@@ -86,7 +102,7 @@ impl Client {
             let n = (&mut answer.body)
                 .take(limit)
                 .read_line(&mut line)
-                .map_err(lost)?;
+                .map_err(|e| lost(&e))?;
             left -= n;
             let text = line.trim_end();
             if n == 0 || left == 0 {
@@ -121,6 +137,10 @@ impl Client {
     }
 }
 
+fn lost(e: &io::Error) -> CliError {
+    CliError::new(format!("connection to the agent failed: {e}"))
+}
+
 impl Answer {
     fn read<T: DeserializeOwned>(&mut self) -> Result<T, CliError> {
         from_json(self.text()?.as_bytes())
@@ -133,17 +153,14 @@ impl Answer {
         (&mut self.body)
             .take(MAX_BODY_BYTES)
             .read_to_string(&mut text)
-            .map_err(|e| CliError::new(format!("connection to the agent failed: {e}")))?;
+            .map_err(|e| lost(&e))?;
         Ok(text)
     }
 
     /// Copies the body to `out` as it comes.
     pub(super) fn copy_to(&mut self, out: &mut impl io::Write) -> Result<(), CliError> {
         loop {
-            let chunk = self
-                .body
-                .fill_buf()
-                .map_err(|e| CliError::new(format!("connection to the agent failed: {e}")))?;
+            let chunk = self.body.fill_buf().map_err(|e| lost(&e))?;
             if chunk.is_empty() {
                 return Ok(());
             }

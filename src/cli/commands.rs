@@ -98,6 +98,12 @@ const NAMESPACE: Flag = value(
 );
 const ALL_NAMESPACES: Flag = switch("all-namespaces", Some('A'), "of all namespaces");
 const NO_HEADERS: Flag = switch("no-headers", None, "without the header line");
+const WATCH: Flag = switch(
+    "watch",
+    Some('w'),
+    "go on: live on a terminal, elsewhere a line for each change",
+);
+const QUIET: Flag = switch("quiet", Some('q'), "show no progress");
 const CONTAINER: Flag = value(
     "container",
     Some('c'),
@@ -118,12 +124,14 @@ pub(super) const COMMANDS: &[Command] = &[
     Command { name: "stop", args: "", group: AGENT, help: "Stop the agent; pods go on unless --all is given", flags: &[
         switch("all", None, "end all pods first; the next agent starts them again"),
         switch("shutdown", None, "the machine goes down: end the pods as shutdownGracePeriod says, or as --all does"),
+        QUIET,
     ], agent_flags: false, takes: Takes::Nothing },
 
     Command { name: "get", args: "KIND [NAME...]", group: PODS, help: "Show pods, images, node, events, configmaps or secrets", flags: &[
         NAMESPACE,
         ALL_NAMESPACES,
         value("output", Some('o'), "wide|json|yaml|name", "form of the answer (default: a table)"),
+        WATCH,
         NO_HEADERS,
     ], agent_flags: false, takes: Takes::Kinds },
     Command { name: "describe", args: "KIND [NAME]", group: PODS, help: "Show everything about a pod, configmap, secret or the node", flags: &[
@@ -134,6 +142,8 @@ pub(super) const COMMANDS: &[Command] = &[
         NAMESPACE,
         ALL_NAMESPACES,
         switch("containers", None, "each container of the pods"),
+        value("sort-by", None, "cpu|memory|name", "order of the lines (default: name, with --watch cpu)"),
+        WATCH,
         NO_HEADERS,
     ], agent_flags: false, takes: Takes::Nothing },
     Command { name: "logs", args: "POD", group: PODS, help: "Print a container's log", flags: &[
@@ -166,10 +176,10 @@ pub(super) const COMMANDS: &[Command] = &[
 
     Command { name: "image import", args: "FILE...", group: IMAGES, help: "Import docker and OCI archives", flags: &[
         value("name", None, "REFERENCE", "name of an image that has none in its archive"),
-        switch("quiet", Some('q'), "show no progress"),
+        QUIET,
     ], agent_flags: false, takes: Takes::Files },
     Command { name: "image pull", args: "REFERENCE...", group: IMAGES, help: "Pull images from their registries", flags: &[
-        switch("quiet", Some('q'), "show no progress"),
+        QUIET,
     ], agent_flags: false, takes: Takes::Images },
     Command { name: "image ls", args: "", group: IMAGES, help: "List images", flags: &[
         value("output", Some('o'), "wide", "whole identifiers"),
@@ -179,7 +189,7 @@ pub(super) const COMMANDS: &[Command] = &[
     Command { name: "image verify", args: "", group: IMAGES, help: "Check that images have not changed since they were unpacked", flags: &[
         switch("repair", None, "remove damaged images that no container uses; they are fetched again"),
         value("root-dir", None, "DIR", "look at the images of this root directory without an agent; none may be running with it"),
-        switch("quiet", Some('q'), "show no progress"),
+        QUIET,
     ], agent_flags: false, takes: Takes::Nothing },
     Command { name: "image prune", args: "", group: IMAGES, help: "Remove images that no container uses", flags: &[], agent_flags: false, takes: Takes::Nothing },
 
@@ -218,6 +228,7 @@ pub(super) const COMMANDS: &[Command] = &[
         value("restart", None, "COMMAND", "what restarts the agent (default: its service of systemd or OpenRC)"),
         value("wait", None, "SECONDS", "time that the new one has to become healthy (default 120)"),
         switch("watch", None, "go on with a trial that was cut off; picolet-upgrade.service does it"),
+        QUIET,
     ], agent_flags: false, takes: Takes::Files },
     Command { name: "debug dump", args: "", group: MACHINE, help: "Print what the agent's loop lately heard and did", flags: &[], agent_flags: false, takes: Takes::Nothing },
 

@@ -1,6 +1,7 @@
 //! `picolet get pods|images|node|events|configmaps|secrets`.
 
-use std::io::Write as _;
+use core::time::Duration;
+use std::io::{IsTerminal as _, Write as _};
 
 use serde_json::Value;
 
@@ -8,10 +9,11 @@ use super::{
     CliError, Client,
     args::{Word, Words, unexpected},
     commands::KINDS,
+    live::{self, Row, Seen},
     print, table,
 };
 use crate::{
-    api::{Event, Pod, Wall, cri::Image, strict},
+    api::{Event, Pod, Wall, cri::Image, order::Order as _, strict},
     server::{backend::List, http::encode},
     sys::clock,
 };
@@ -40,6 +42,7 @@ struct Get {
     all_namespaces: bool,
     output: Output,
     no_headers: bool,
+    watch: bool,
 }
 
 pub(super) fn run(mut words: Words) -> Result<(), CliError> {
@@ -50,6 +53,7 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
             Word::Flag("all-namespaces") => get.all_namespaces = words.switch()?,
             Word::Flag("output") => get.output = output(&words.value()?)?,
             Word::Flag("no-headers") => get.no_headers = words.switch()?,
+            Word::Flag("watch") => get.watch = words.switch()?,
             Word::Value(value) if get.kind.is_empty() => match value.split_once('/') {
                 Some((kind, name)) => {
                     get.kind = kind.to_owned();
@@ -62,21 +66,46 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
         }
     }
     let client = words.client();
-    match get.kind.as_str() {
-        "pod" | "pods" | "po" => objects(&client, &get, &PODS),
-        "image" | "images" => images(&client, &get),
-        "node" | "nodes" | "no" => node(&client, &get),
-        "event" | "events" | "ev" => events(&client, &get),
-        "configmap" | "configmaps" | "cm" => objects(&client, &get, &CONFIG_MAPS),
-        "secret" | "secrets" => objects(&client, &get, &SECRETS),
-        "" => Err(CliError::new(format!(
-            "you must say what to get: {}",
-            KINDS.join(", ")
-        ))),
-        other => Err(CliError::new(format!(
-            "the server doesn't have a resource type \"{other}\""
-        ))),
+    if get.watch {
+        return watch(client, get);
     }
+    match named(&get.kind)? {
+        Named::Objects(kind) => objects(&client, &get, kind),
+        Named::Images => images(&client, &get),
+        Named::Node => node(&client, &get),
+        Named::Events => events(&client, &get),
+    }
+}
+
+/// What was asked for.
+#[derive(Clone, Copy)]
+enum Named {
+    Objects(&'static Kind),
+    Images,
+    Node,
+    Events,
+}
+
+fn named(kind: &str) -> Result<Named, CliError> {
+    Ok(match kind {
+        "pod" | "pods" | "po" => Named::Objects(&PODS),
+        "image" | "images" => Named::Images,
+        "node" | "nodes" | "no" => Named::Node,
+        "event" | "events" | "ev" => Named::Events,
+        "configmap" | "configmaps" | "cm" => Named::Objects(&CONFIG_MAPS),
+        "secret" | "secrets" => Named::Objects(&SECRETS),
+        "" => {
+            return Err(CliError::new(format!(
+                "you must say what to get: {}",
+                KINDS.join(", ")
+            )));
+        }
+        other => {
+            return Err(CliError::new(format!(
+                "the server doesn't have a resource type \"{other}\""
+            )));
+        }
+    })
 }
 
 fn output(text: &str) -> Result<Output, CliError> {
@@ -115,13 +144,13 @@ struct Kind {
     route: &'static str,
     singular: &'static str,
     header: fn(all_namespaces: bool, wide: bool) -> Vec<&'static str>,
-    row: Row,
+    row: MakeRow,
 }
 
 /// Makes a row of an object: (object, now, of all namespaces, wide). Errors: the object is malformed.
-type Row = fn(&Value, Wall, bool, bool) -> Result<Vec<String>, CliError>;
+type MakeRow = fn(&Value, Wall, bool, bool) -> Result<Vec<String>, CliError>;
 
-const PODS: Kind = Kind {
+static PODS: Kind = Kind {
     route: "pods",
     singular: "pod",
     header: table::pod_header,
@@ -131,13 +160,13 @@ const PODS: Kind = Kind {
         Ok(table::pod_row(&pod, now, all_namespaces, wide))
     },
 };
-const CONFIG_MAPS: Kind = Kind {
+static CONFIG_MAPS: Kind = Kind {
     route: "configmaps",
     singular: "configmap",
     header: |all_namespaces, _| table::object_header(all_namespaces, false),
     row: |item, now, all_namespaces, _| Ok(table::object_row(item, now, all_namespaces, false)),
 };
-const SECRETS: Kind = Kind {
+static SECRETS: Kind = Kind {
     route: "secrets",
     singular: "secret",
     header: |all_namespaces, _| table::object_header(all_namespaces, true),
@@ -149,6 +178,15 @@ fn name_of(item: &Value) -> &str {
 }
 
 fn objects(client: &Client, get: &Get, kind: &Kind) -> Result<(), CliError> {
+    let (list, items, missing) = found(client, get, kind)?;
+    show_objects(items, list, get, kind, missing.is_some())?;
+    missing.map_or(Ok(()), Err)
+}
+
+/// The list without its items, those that were asked for, and what was asked for and is not there.
+type Found = (Value, Vec<Value>, Option<CliError>);
+
+fn found(client: &Client, get: &Get, kind: &Kind) -> Result<Found, CliError> {
     let namespace = get.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
     let route = kind.route;
     let target = if get.all_namespaces {
@@ -172,8 +210,7 @@ fn objects(client: &Client, get: &Get, kind: &Kind) -> Result<(), CliError> {
         }
         items.retain(|i| get.names.iter().any(|name| name == name_of(i)));
     }
-    show_objects(items, list, get, kind, missing.is_some())?;
-    missing.map_or(Ok(()), Err)
+    Ok((list, items, missing))
 }
 
 fn show_objects(
@@ -240,14 +277,18 @@ pub(super) fn pulls(pod: &Value) -> Vec<String> {
 }
 
 fn nothing_found(get: &Get) {
+    // A closed standard error leaves nobody to tell.
+    let _ = writeln!(std::io::stderr(), "{}", nothing(get));
+}
+
+fn nothing(get: &Get) -> String {
     let place = if get.all_namespaces {
         String::new()
     } else {
         let namespace = get.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
         format!(" in {namespace} namespace")
     };
-    // A closed standard error leaves nobody to tell.
-    let _ = writeln!(std::io::stderr(), "No resources found{place}.");
+    format!("No resources found{place}.")
 }
 
 fn with_items(list: &mut Value, items: Vec<Value>) -> Value {
@@ -268,13 +309,14 @@ fn show_table(header: &[&str], rows: &[Vec<String>], no_headers: bool) -> Result
 
 /// `get images` and `image ls`.
 pub(super) fn show_images(client: &Client, wide: bool, no_headers: bool) -> Result<(), CliError> {
-    let images: List<Image> = client.read("/images")?;
-    let rows: Vec<_> = images
-        .items
-        .iter()
-        .flat_map(|i| table::image_rows(i, wide))
-        .collect();
+    let rows = image_rows(client, wide)?;
     show_table(&table::IMAGE_HEADER, &rows, no_headers)
+}
+
+fn image_rows(client: &Client, wide: bool) -> Result<Vec<Vec<String>>, CliError> {
+    let images: List<Image> = client.read("/images")?;
+    let rows = images.items.iter();
+    Ok(rows.flat_map(|i| table::image_rows(i, wide)).collect())
 }
 
 fn images(client: &Client, get: &Get) -> Result<(), CliError> {
@@ -286,22 +328,13 @@ fn images(client: &Client, get: &Get) -> Result<(), CliError> {
 }
 
 fn events(client: &Client, get: &Get) -> Result<(), CliError> {
-    let namespace = get.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
-    let target = if get.all_namespaces {
-        "/events".into()
-    } else {
-        format!("/events?namespace={}", encode(namespace))
-    };
+    let target = events_target(get);
     if matches!(get.output, Output::Json | Output::Yaml) {
         let list = client.json("GET", &target)?;
         return print_object(&list, &get.output).unwrap_or(Ok(()));
     }
     let list: List<Event> = client.read(&target)?;
     let now = clock::wall();
-    let mut header = vec!["LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE"];
-    if get.all_namespaces {
-        header.insert(0, "NAMESPACE");
-    }
     let rows: Vec<Vec<String>> = list
         .items
         .iter()
@@ -311,49 +344,53 @@ fn events(client: &Client, get: &Get) -> Result<(), CliError> {
         nothing_found(get);
         return Ok(());
     }
-    show_table(&header, &rows, get.no_headers)
+    show_table(&event_header(get), &rows, get.no_headers)
+}
+
+fn events_target(get: &Get) -> String {
+    let namespace = get.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
+    match get.all_namespaces {
+        true => "/events".into(),
+        false => format!("/events?namespace={}", encode(namespace)),
+    }
+}
+
+fn event_header(get: &Get) -> Vec<&'static str> {
+    let mut header = vec!["LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE"];
+    if get.all_namespaces {
+        header.insert(0, "NAMESPACE");
+    }
+    header
 }
 
 fn node(client: &Client, get: &Get) -> Result<(), CliError> {
-    let node = client.json("GET", "/node")?;
-    let text = |path: &str| {
-        node.pointer(path)
-            .and_then(|v| v.as_str())
-            .unwrap_or("<unknown>")
-            .to_owned()
-    };
-    let name = text("/metadata/name");
-    if let Some(other) = get.names.iter().find(|n| **n != name) {
-        return Err(CliError {
-            message: format!("Error from server (NotFound): nodes \"{other}\" not found"),
-            code: 1,
-        });
-    }
+    let node = own_node(client, get)?;
     if let Some(done) = print_object(&node, &get.output) {
         return done;
     }
     if get.output == Output::Name {
-        return print(&format!("node/{name}\n"));
+        return print(&format!("node/{}\n", name_of(&node)));
     }
-    let ready = node["status"]["conditions"].as_array().is_some_and(|all| {
-        all.iter()
-            .any(|c| c["type"] == "Ready" && c["status"] == "True")
-    });
-    let created = Wall::parse(&text("/metadata/creationTimestamp"));
-    let age = created.map_or_else(
-        || "<unknown>".into(),
-        |at| table::human_duration(clock::wall().secs() - at.secs()),
-    );
+    let wide = get.output == Output::Wide;
+    let row = node_row(&node, clock::wall(), wide);
+    show_table(&node_header(wide), &[row], get.no_headers)
+}
+
+/// The node; an error if another was asked for.
+fn own_node(client: &Client, get: &Get) -> Result<Value, CliError> {
+    let node = client.json("GET", "/node")?;
+    match get.names.iter().find(|name| **name != name_of(&node)) {
+        None => Ok(node),
+        Some(other) => Err(CliError {
+            message: format!("Error from server (NotFound): nodes \"{other}\" not found"),
+            code: 1,
+        }),
+    }
+}
+
+fn node_header(wide: bool) -> Vec<&'static str> {
     let mut header = vec!["NAME", "STATUS", "ROLES", "AGE", "VERSION"];
-    let status = if ready { "Ready" } else { "NotReady" };
-    let mut row = vec![
-        name,
-        status.into(),
-        "<none>".into(),
-        age,
-        text("/status/nodeInfo/kubeletVersion"),
-    ];
-    if get.output == Output::Wide {
+    if wide {
         header.extend([
             "INTERNAL-IP",
             "EXTERNAL-IP",
@@ -361,6 +398,31 @@ fn node(client: &Client, get: &Get) -> Result<(), CliError> {
             "KERNEL-VERSION",
             "CONTAINER-RUNTIME",
         ]);
+    }
+    header
+}
+
+fn node_row(node: &Value, now: Wall, wide: bool) -> Vec<String> {
+    let text = |path: &str| {
+        node.pointer(path)
+            .and_then(|v| v.as_str())
+            .unwrap_or("<unknown>")
+            .to_owned()
+    };
+    let ready = node["status"]["conditions"].as_array().is_some_and(|all| {
+        all.iter()
+            .any(|c| c["type"] == "Ready" && c["status"] == "True")
+    });
+    let created = Wall::parse(&text("/metadata/creationTimestamp"));
+    let status = if ready { "Ready" } else { "NotReady" };
+    let mut row = vec![
+        text("/metadata/name"),
+        status.into(),
+        "<none>".into(),
+        table::age(created, now),
+        text("/status/nodeInfo/kubeletVersion"),
+    ];
+    if wide {
         let addresses = node["status"]["addresses"].as_array();
         let internal = addresses.and_then(|all| all.iter().find(|a| a["type"] == "InternalIP"));
         let internal = internal
@@ -374,7 +436,95 @@ fn node(client: &Client, get: &Get) -> Result<(), CliError> {
             text("/status/nodeInfo/containerRuntimeVersion"),
         ]);
     }
-    show_table(&header, &[row], get.no_headers)
+    row
+}
+
+/// Between two looks of `get -w`.
+const EVERY: Duration = Duration::from_secs(1);
+
+fn watch(client: Client, get: Get) -> Result<(), CliError> {
+    if !matches!(get.output, Output::Table | Output::Wide) {
+        return Err(CliError::new(
+            "--watch shows a table: leave --output out, or give it wide",
+        ));
+    }
+    let kind = named(&get.kind)?;
+    let (since, no_headers) = (clock::wall(), get.no_headers);
+    let mut first = true;
+    let look = move || {
+        let seen = look(&client, &get, kind, since, first);
+        first = false;
+        seen
+    };
+    live::watch(EVERY, no_headers, Box::new(look))
+}
+
+/// What there is now. Ages count from `since` where lines are compared, so that time alone is no change. `first`: names that
+/// are not there are an error; later they have ended.
+fn look(
+    client: &Client,
+    get: &Get,
+    kind: Named,
+    since: Wall,
+    first: bool,
+) -> Result<Seen, CliError> {
+    let (now, wide) = (clock::wall(), get.output == Output::Wide);
+    let mut seen = Seen::default();
+    match kind {
+        Named::Objects(kind) => {
+            let (_, items, missing) = found(client, get, kind)?;
+            if let Some(missing) = missing.filter(|_| first) {
+                return Err(missing);
+            }
+            seen.header = (kind.header)(get.all_namespaces, wide);
+            for item in &items {
+                let namespace = item["metadata"]["namespace"].as_str().unwrap_or("");
+                let row = |at: Wall| (kind.row)(item, at, get.all_namespaces, wide);
+                seen.rows.push(Row {
+                    id: format!("{namespace}/{}", name_of(item)),
+                    said: row(since)?,
+                    cells: row(now)?,
+                });
+            }
+            seen.rows.order_by(|a, b| a.id.cmp(&b.id));
+            seen.notes = items.iter().flat_map(pulls).collect();
+        }
+        Named::Images => {
+            seen.header = table::IMAGE_HEADER.to_vec();
+            let rows = image_rows(client, wide)?;
+            let rows = rows.into_iter();
+            // A name may move to another image, and an image may have none.
+            seen.rows = rows.map(|cells| Row::named(cells, 3)).collect();
+            seen.rows.order_by(|a, b| a.id.cmp(&b.id));
+        }
+        Named::Node => {
+            let node = own_node(client, get)?;
+            seen.header = node_header(wide);
+            seen.rows = vec![Row {
+                id: name_of(&node).to_owned(),
+                said: node_row(&node, since, wide),
+                cells: node_row(&node, now, wide),
+            }];
+        }
+        Named::Events => {
+            let list: List<Event> = client.read(&events_target(get))?;
+            seen.header = event_header(get);
+            let rows = list.items.iter().map(|event| Row {
+                id: format!("{}/{}", event.metadata.namespace, event.metadata.name),
+                said: vec![event.count.to_string(), event.message.clone()],
+                cells: table::event_row(event, now, get.all_namespaces),
+            });
+            seen.rows = rows.collect();
+            if std::io::stdout().is_terminal() {
+                // What happened last is at the top, where it is never cut off.
+                seen.rows.reverse();
+            }
+        }
+    }
+    if seen.rows.is_empty() {
+        seen.notes.push(nothing(get));
+    }
+    Ok(seen)
 }
 
 #[cfg(test)]

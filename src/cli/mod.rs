@@ -16,12 +16,14 @@ mod get;
 mod health;
 mod image;
 mod join;
+mod live;
 mod logs;
 mod man;
 mod port_forward;
 mod progress;
 mod remote;
 mod reset;
+mod stop;
 mod table;
 mod top;
 mod upgrade;
@@ -221,7 +223,7 @@ fn carry_out(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode
         "exec" => exec::run(words),
         "attach" => attach::run(words),
         "port-forward" => port_forward::run(words).map(done),
-        "stop" => stop(words).map(done),
+        "stop" => stop::run(words).map(done),
         "completion" => completion::run(words).map(done),
         "man" => nothing_else(words)
             .and_then(|()| print(&man::page()))
@@ -272,24 +274,6 @@ fn help(mut words: Words) -> Result<(), CliError> {
     };
     let (command, _) = find(first, rest.iter().map(OsString::from).collect())?;
     print(&command.help())
-}
-
-fn stop(mut words: Words) -> Result<(), CliError> {
-    let (mut all, mut shutdown) = (false, false);
-    while let Some(word) = words.next()? {
-        match word {
-            Word::Flag("all") => all = words.switch()?,
-            Word::Flag("shutdown") => shutdown = words.switch()?,
-            other => return Err(args::unexpected(other)),
-        }
-    }
-    let path = match (shutdown, all) {
-        (true, _) => "/stop?shutdown=true",
-        (false, true) => "/stop?all=true",
-        (false, false) => "/stop",
-    };
-    let mut answer = words.client().send("POST", path, "")?;
-    answer.copy_to(&mut std::io::stdout())
 }
 
 /// Writes to standard output; a reader that left is no error.

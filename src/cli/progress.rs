@@ -2,7 +2,7 @@
 //! what a command prints can be taken on.
 
 use std::io::{self, IsTerminal as _, Write as _};
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, BorrowedFd};
 
 use super::table::human_bytes;
 use crate::image::Progress as Step;
@@ -13,28 +13,74 @@ const BAR_CELLS: usize = 20;
 /// Columns of a terminal that does not tell.
 const DEFAULT_COLUMNS: usize = 80;
 
-/// How much is done, of so many cells: by bytes if it is known how many there will be.
-fn filled(step: &Step, cells: usize) -> usize {
-    let all = u64::try_from(cells).unwrap_or(0);
-    let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-    let by_parts = || (count(step.layers_done) * all).checked_div(count(step.layers));
-    let by_bytes = (step.bytes * all).checked_div(step.bytes_total);
-    let filled = by_bytes.or_else(by_parts).unwrap_or(all);
-    usize::try_from(filled).unwrap_or(cells).min(cells)
+/// Rows of a terminal that does not tell.
+const DEFAULT_ROWS: usize = 24;
+
+/// How far something is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Shown {
+    /// What is done, in a word or two.
+    pub(super) stage: &'static str,
+    /// So many parts of all are done.
+    pub(super) done: u64,
+    /// All parts; 0 if nobody knows yet.
+    pub(super) all: u64,
+    /// What the parts are.
+    pub(super) parts: &'static str,
+    /// Bytes so far and in the end (0: nobody knows); `None` where they do not count.
+    pub(super) bytes: Option<(u64, u64)>,
 }
 
-fn amount(step: &Step) -> String {
-    let bytes = human_bytes(step.bytes);
-    match step.bytes_total {
-        0 => bytes,
-        total => format!("{bytes} of {}", human_bytes(total)),
+impl From<Step> for Shown {
+    fn from(step: Step) -> Self {
+        let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+        Self {
+            stage: step.stage.word(),
+            done: count(step.layers_done),
+            all: count(step.layers),
+            parts: "layers",
+            bytes: Some((step.bytes, step.bytes_total)),
+        }
+    }
+}
+
+/// How much is done, of so many cells: by bytes if it is known how many there will be.
+fn filled(shown: &Shown, cells: usize) -> usize {
+    let all = u64::try_from(cells).unwrap_or(0);
+    let by_parts = || shown.done.saturating_mul(all).checked_div(shown.all);
+    let of_bytes = |(bytes, total): (u64, u64)| bytes.saturating_mul(all).checked_div(total);
+    let filled = shown.bytes.and_then(of_bytes).or_else(by_parts);
+    usize::try_from(filled.unwrap_or(all))
+        .unwrap_or(cells)
+        .min(cells)
+}
+
+/// Bytes in words, behind a gap.
+fn amount(shown: &Shown, gap: &str) -> String {
+    match shown.bytes {
+        None => String::new(),
+        Some((bytes, 0)) => format!("{gap}{}", human_bytes(bytes)),
+        Some((bytes, total)) => format!("{gap}{} of {}", human_bytes(bytes), human_bytes(total)),
     }
 }
 
 /// Whether a step is worth a line of its own behind `before`: another stage, a layer more, or a tenth.
-fn is_news(step: &Step, before: &Step) -> bool {
-    let of = |step: &Step| (step.stage, step.layers_done, filled(step, 10));
-    of(step) != of(before)
+fn is_news(shown: &Shown, before: &Shown) -> bool {
+    // Layers are few, and each is news. Other parts are many.
+    let parts = |shown: &Shown| shown.bytes.map(|_| shown.done);
+    let of = |shown: &Shown| (shown.stage, parts(shown), filled(shown, 10));
+    of(shown) != of(before)
+}
+
+/// Columns and rows of the terminal behind standard output.
+pub(super) fn size() -> (usize, usize) {
+    of_terminal(io::stdout().as_fd())
+}
+
+fn of_terminal(fd: BorrowedFd<'_>) -> (usize, usize) {
+    let (columns, rows) = tty::window_size(fd).unwrap_or_default();
+    let or = |n: u16, default: usize| Some(n.into()).filter(|n| *n > 0).unwrap_or(default);
+    (or(columns, DEFAULT_COLUMNS), or(rows, DEFAULT_ROWS))
 }
 
 /// Where progress is shown.
@@ -43,21 +89,13 @@ pub(super) struct Progress {
     /// Columns of the terminal; `None` where lines are written.
     columns: Option<usize>,
     quiet: bool,
-    shown: Option<Step>,
+    shown: Option<Shown>,
 }
 
 impl Progress {
     pub(super) fn new(label: &str, quiet: bool) -> Self {
         let stderr = io::stderr();
-        let columns = stderr.is_terminal().then(|| {
-            let size = tty::window_size(stderr.as_fd());
-            let columns = size.map_or(0, |(columns, _)| usize::from(columns));
-            if columns == 0 {
-                DEFAULT_COLUMNS
-            } else {
-                columns
-            }
-        });
+        let columns = stderr.is_terminal().then(|| of_terminal(stderr.as_fd()).0);
         Self {
             // Names come from the command line; what would move the cursor is left out.
             label: label.chars().filter(|c| !c.is_control()).collect(),
@@ -67,7 +105,11 @@ impl Progress {
         }
     }
 
-    pub(super) fn show(&mut self, step: Step) {
+    pub(super) fn show(&mut self, step: impl Into<Shown>) {
+        self.draw(step.into());
+    }
+
+    fn draw(&mut self, step: Shown) {
         if self.quiet {
             return;
         }
@@ -96,30 +138,38 @@ impl Drop for Progress {
     }
 }
 
-fn words(label: &str, step: &Step) -> String {
-    let stage = step.stage.word();
-    if step.layers == 0 {
-        return format!("{label}: {stage}");
+fn words(label: &str, shown: &Shown) -> String {
+    let Shown {
+        stage,
+        done,
+        all,
+        parts,
+        ..
+    } = shown;
+    match all {
+        0 => format!("{label}: {stage}"),
+        _ => format!(
+            "{label}: {stage}, {done} of {all} {parts}{}",
+            amount(shown, ", ")
+        ),
     }
-    format!(
-        "{label}: {stage}, {} of {} layers, {}",
-        step.layers_done,
-        step.layers,
-        amount(step)
-    )
 }
 
 /// One line, never wider than the terminal.
-fn bar(label: &str, step: &Step, columns: usize) -> String {
-    let filled = filled(step, BAR_CELLS);
+fn bar(label: &str, shown: &Shown, columns: usize) -> String {
+    let filled = filled(shown, BAR_CELLS);
+    let Shown {
+        stage,
+        done,
+        all,
+        parts,
+        ..
+    } = shown;
     let tail = format!(
-        " [{}{}] {} {}/{} layers {}",
+        " [{}{}] {stage} {done}/{all} {parts}{}",
         "#".repeat(filled),
         ".".repeat(BAR_CELLS - filled),
-        step.stage.word(),
-        step.layers_done,
-        step.layers,
-        amount(step)
+        amount(shown, " ")
     );
     // The last column stays free: some terminals go on to the next line there.
     let room = columns.saturating_sub(1);
@@ -136,14 +186,15 @@ mod tests {
     use super::*;
     use crate::image::progress::Stage;
 
-    fn step(stage: Stage, layers_done: usize, bytes: u64, bytes_total: u64) -> Step {
-        Step {
+    fn step(stage: Stage, layers_done: usize, bytes: u64, bytes_total: u64) -> Shown {
+        let step = Step {
             stage,
             layers_done,
             layers: 4,
             bytes,
             bytes_total,
-        }
+        };
+        step.into()
     }
 
     #[test]
@@ -169,21 +220,32 @@ mod tests {
                 assert!(line.chars().count() < columns.max(1), "{columns}: {line}");
             }
         }
-        let none = Step::default();
+        let none = Shown::from(Step::default());
         assert!(
             bar("x", &none, 80).contains(&"#".repeat(BAR_CELLS)),
             "nothing to do is all done"
         );
+        let resolving = Step {
+            stage: Stage::Resolving,
+            ..Step::default()
+        };
+        assert_eq!(words("a", &resolving.into()), "a: resolving");
+        let pods = ending(3);
+        assert_eq!(words("stop", &pods), "stop: ending, 3 of 40 pods");
         assert_eq!(
-            words(
-                "a",
-                &Step {
-                    stage: Stage::Resolving,
-                    ..none
-                }
-            ),
-            "a: resolving"
+            bar("stop", &pods, 80),
+            "stop [#...................] ending 3/40 pods"
         );
+    }
+
+    fn ending(done: u64) -> Shown {
+        Shown {
+            stage: "ending",
+            done,
+            all: 40,
+            parts: "pods",
+            bytes: None,
+        }
     }
 
     #[test]
@@ -197,5 +259,7 @@ mod tests {
         ] {
             assert_eq!(is_news(&after, &before), news, "{after:?}");
         }
+        assert!(!is_news(&ending(1), &ending(3)), "many parts");
+        assert!(is_news(&ending(4), &ending(3)), "a tenth of them");
     }
 }

@@ -10,27 +10,36 @@ use crate::api::{
 
 /// Writes rows as kubectl does: columns padded to the widest cell plus three spaces, no padding at the end.
 pub(super) fn render(header: &[&str], rows: &[Vec<String>]) -> String {
-    let mut widths: Vec<usize> = header.iter().map(|h| h.len()).collect();
-    for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
+    let header: Vec<String> = header.iter().map(|h| (*h).to_owned()).collect();
+    let mut widths = Vec::new();
+    for row in core::iter::once(&header).chain(rows) {
+        widen(&mut widths, row);
     }
     let mut out = String::new();
-    let header: Vec<String> = header.iter().map(|h| (*h).to_owned()).collect();
     for row in core::iter::once(&header).chain(rows) {
-        for (i, cell) in row.iter().enumerate() {
-            out.push_str(cell);
-            if i + 1 < row.len() {
-                out.extend(core::iter::repeat_n(
-                    ' ',
-                    widths[i] + 3 - cell.chars().count(),
-                ));
-            }
-        }
+        line(&mut out, &widths, row);
         out.push('\n');
     }
     out
+}
+
+/// Makes room for a row.
+pub(super) fn widen(widths: &mut Vec<usize>, row: &[String]) {
+    widths.resize(widths.len().max(row.len()), 0);
+    for (width, cell) in widths.iter_mut().zip(row) {
+        *width = (*width).max(cell.chars().count());
+    }
+}
+
+/// Writes one row, without the end of its line.
+pub(super) fn line(out: &mut String, widths: &[usize], row: &[String]) {
+    for (i, cell) in row.iter().enumerate() {
+        out.push_str(cell);
+        if i + 1 < row.len() {
+            let gap = widths[i] + 3 - cell.chars().count();
+            out.extend(core::iter::repeat_n(' ', gap));
+        }
+    }
 }
 
 /// `45s`, `3m10s`, `5h`, `2d3h`: kubectl's short form of a duration in seconds.

@@ -10,12 +10,16 @@ use super::{
     CliError, Client,
     args::{Word, Words, unexpected},
     get::DEFAULT_NAMESPACE,
+    live::{self, Row, Seen},
     print, table,
 };
-use crate::api::{Node, Quantity, order::Order as _};
+use crate::{
+    api::{Node, Quantity, order::Order as _},
+    sys::start,
+};
 
-/// Between two reads, if the agent was not asked lately: a rate needs two.
-const BETWEEN: Duration = Duration::from_millis(1200);
+/// Between two reads, if the agent was not asked lately: a rate needs two. Milliseconds.
+const BETWEEN_MS: i32 = 1200;
 
 /// What is shown of a kubelet's summary. Absent is not zero.
 #[derive(Default, Deserialize)]
@@ -68,7 +72,19 @@ struct Top {
     all_namespaces: bool,
     containers: bool,
     no_headers: bool,
+    watch: bool,
+    sort_by: Option<SortBy>,
 }
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SortBy {
+    Name,
+    Cpu,
+    Memory,
+}
+
+/// Between two looks of `top -w`.
+const EVERY: Duration = Duration::from_secs(2);
 
 pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     let mut top = Top::default();
@@ -78,18 +94,47 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
             Word::Flag("all-namespaces") => top.all_namespaces = words.switch()?,
             Word::Flag("containers") => top.containers = words.switch()?,
             Word::Flag("no-headers") => top.no_headers = words.switch()?,
+            Word::Flag("watch") => top.watch = words.switch()?,
+            Word::Flag("sort-by") => top.sort_by = Some(sort_by(&words.value()?)?),
             Word::Value(value) if top.kind.is_empty() => top.kind = value,
             Word::Value(value) if top.name.is_none() => top.name = Some(value),
             other => return Err(unexpected(other)),
         }
     }
     let client = words.client();
-    match top.kind.as_str() {
-        "pod" | "pods" | "po" => pods(&client, &top),
-        "node" | "nodes" | "no" => node(&client, &top),
-        "" => Err(CliError::new("you must say what to show: pods or node")),
+    let look = match top.kind.as_str() {
+        "pod" | "pods" | "po" => pods,
+        "node" | "nodes" | "no" => node,
+        "" => return Err(CliError::new("you must say what to show: pods or node")),
+        other => {
+            return Err(CliError::new(format!(
+                "there are no figures of {other:?}, only of pods and node"
+            )));
+        }
+    };
+    if top.watch {
+        let no_headers = top.no_headers;
+        return live::watch(EVERY, no_headers, Box::new(move || look(&client, &top)));
+    }
+    let seen = look(&client, &top)?;
+    if let Some(nothing) = seen.notes.into_iter().next() {
+        return Err(CliError::new(nothing));
+    }
+    let rows: Vec<_> = seen.rows.into_iter().map(|row| row.cells).collect();
+    let text = table::render(&seen.header, &rows);
+    print(match top.no_headers {
+        true => text.split_once('\n').map_or("", |(_, rows)| rows),
+        false => &text,
+    })
+}
+
+fn sort_by(text: &str) -> Result<SortBy, CliError> {
+    match text {
+        "name" => Ok(SortBy::Name),
+        "cpu" => Ok(SortBy::Cpu),
+        "memory" => Ok(SortBy::Memory),
         other => Err(CliError::new(format!(
-            "there are no figures of {other:?}, only of pods and node"
+            "--sort-by {other:?}: only cpu, memory and name are known"
         ))),
     }
 }
@@ -101,7 +146,8 @@ fn summary(client: &Client) -> Result<Summary, CliError> {
     if has_rates(&first) {
         return Ok(first);
     }
-    smol::block_on(async_io::Timer::after(BETWEEN));
+    // No thread waits here: signals are for the one that has the terminal. Cut short, a rate is of less time.
+    let _ = start::poll(&mut [], BETWEEN_MS);
     read()
 }
 
@@ -126,28 +172,20 @@ fn cells((milli, bytes): (u64, u64)) -> [String; 2] {
     [format!("{milli}m"), format!("{}Mi", bytes >> 20)]
 }
 
-fn show(top: &Top, header: &[&str], rows: &[Vec<String>]) -> Result<(), CliError> {
-    let text = table::render(header, rows);
-    let text = match top.no_headers {
-        true => text.split_once('\n').map_or("", |(_, rows)| rows),
-        false => &text,
-    };
-    print(text)
-}
-
-fn pods(client: &Client, top: &Top) -> Result<(), CliError> {
+fn pods(client: &Client, top: &Top) -> Result<Seen, CliError> {
     let (header, rows) = pod_rows(&summary(client)?, top);
-    if rows.is_empty() {
-        let name = top.name.as_deref();
-        return Err(CliError::new(name.map_or_else(
-            || "no figures of pods".into(),
-            |name| format!("no figures of pod \"{name}\": does it run?"),
-        )));
-    }
-    show(top, &header, &rows)
+    let nothing = || match &top.name {
+        None => "no figures of pods".into(),
+        Some(name) => format!("no figures of pod \"{name}\": does it run?"),
+    };
+    Ok(Seen {
+        notes: rows.is_empty().then(nothing).into_iter().collect(),
+        header,
+        rows,
+    })
 }
 
-fn pod_rows(summary: &Summary, top: &Top) -> (Vec<&'static str>, Vec<Vec<String>>) {
+fn pod_rows(summary: &Summary, top: &Top) -> (Vec<&'static str>, Vec<Row>) {
     let namespace = top.namespace.as_deref().unwrap_or(DEFAULT_NAMESPACE);
     let mut header = Vec::new();
     if top.all_namespaces {
@@ -157,6 +195,7 @@ fn pod_rows(summary: &Summary, top: &Top) -> (Vec<&'static str>, Vec<Vec<String>
         true => &["POD", "NAME"][..],
         false => &["NAME"],
     });
+    let names = header.len();
     header.extend(["CPU(cores)", "MEMORY(bytes)"]);
     let mut rows = Vec::new();
     for pod in &summary.pods {
@@ -187,20 +226,33 @@ fn pod_rows(summary: &Summary, top: &Top) -> (Vec<&'static str>, Vec<Vec<String>
                 row.push(part.name.clone());
             }
             row.extend(cells(figures));
-            rows.push(row);
+            rows.push((figures, Row::named(row, names)));
         }
     }
-    rows.order();
-    (header, rows)
+    let default = if top.watch { SortBy::Cpu } else { SortBy::Name };
+    // The greatest first; of what is the same the names decide.
+    let most = |(cpu, memory): (u64, u64)| match top.sort_by.unwrap_or(default) {
+        SortBy::Name => 0,
+        SortBy::Cpu => cpu,
+        SortBy::Memory => memory,
+    };
+    rows.order_by(|(a, left), (b, right)| {
+        let most = most(*b).cmp(&most(*a));
+        most.then_with(|| left.cells.cmp(&right.cells))
+    });
+    (header, rows.into_iter().map(|(_, row)| row).collect())
 }
 
-fn node(client: &Client, top: &Top) -> Result<(), CliError> {
+fn node(client: &Client, _: &Top) -> Result<Seen, CliError> {
     let summary = summary(client)?;
     let node = client.read("/node")?;
     let row =
         node_row(&summary.node, &node).ok_or_else(|| CliError::new("no figures of the node"))?;
-    let header = ["NAME", "CPU(cores)", "CPU(%)", "MEMORY(bytes)", "MEMORY(%)"];
-    show(top, &header, &[row])
+    Ok(Seen {
+        header: ["NAME", "CPU(cores)", "CPU(%)", "MEMORY(bytes)", "MEMORY(%)"].to_vec(),
+        rows: vec![Row::named(row, 1)],
+        notes: Vec::new(),
+    })
 }
 
 fn node_row(stats: &Usage, node: &Node) -> Option<Vec<String>> {
@@ -242,10 +294,13 @@ mod tests {
         let mut container = figures(1, 3);
         container["name"] = "app".into();
         pod["containers"] = json!([container, {"name": "new"}]);
-        let mut other = figures(0, 1);
+        let mut other = figures(0, 64);
         other["podRef"] = json!({"name": "dns", "namespace": "kube-system"});
         let summary: Summary = read(json!({"pods": [pod, other]}));
-        let rows = |top: &Top| pod_rows(&summary, top).1;
+        let rows = |top: &Top| -> Vec<Vec<String>> {
+            let (_, rows) = pod_rows(&summary, top);
+            rows.into_iter().map(|row| row.cells).collect()
+        };
         let mut top = Top::default();
         assert_eq!(rows(&top), [["web", "251m", "34Mi"]]);
         top.all_namespaces = true;
@@ -253,11 +308,20 @@ mod tests {
             rows(&top),
             [
                 ["default", "web", "251m", "34Mi"],
-                ["kube-system", "dns", "0m", "1Mi"]
+                ["kube-system", "dns", "0m", "64Mi"]
             ]
         );
         top.containers = true;
         assert_eq!(rows(&top), [["default", "web", "app", "1m", "3Mi"]]);
+        top.containers = false;
+        for (by, first) in [
+            (SortBy::Memory, "dns"),
+            (SortBy::Cpu, "web"),
+            (SortBy::Name, "web"),
+        ] {
+            top.sort_by = Some(by);
+            assert_eq!(rows(&top)[0][1], first, "{by:?}");
+        }
         top.name = Some("none".into());
         assert!(rows(&top).is_empty());
         let mut node = figures(1_500_000_000, 512);

@@ -5,6 +5,7 @@ pub mod clock;
 pub mod crash;
 pub mod dirents;
 pub mod disk_usage;
+pub mod disk_wear;
 pub mod file;
 pub mod lane;
 pub mod limits;

@@ -2,7 +2,9 @@
 
 use core::time::Duration;
 use std::fs;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use nix::sys::signal::Signal;
@@ -25,6 +27,18 @@ fn current(host: &Host) -> PathBuf {
 /// The pair in use.
 fn pair(host: &Host) -> String {
     fs::read_to_string(current(host)).expect("a pair")
+}
+
+/// What `/metrics` says under a name without labels.
+fn figure(host: &Host, name: &str) -> Option<String> {
+    let mut stream = UnixStream::connect(host.path("run/picolet.sock")).expect("socket");
+    let request = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
+    stream.write_all(request).expect("request");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("answer");
+    let mut lines = text.lines();
+    let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.map(str::to_owned)
 }
 
 #[test]
@@ -51,6 +65,11 @@ fn a_token_leads_to_a_certificate() {
         "{kubeconfig}"
     );
     assert!(!kubeconfig.contains("token"), "{kubeconfig}");
+    let left = figure(&host, "kubelet_certificate_manager_client_ttl_seconds");
+    let left = left.and_then(|left| left.parse::<i64>().ok());
+    assert!(left.is_some_and(|left| left > 60), "{left:?}");
+    let answered = figure(&host, "picolet_apiserver_answer_age_seconds");
+    assert!(answered.is_some(), "told once it has answered");
     // The next agent needs no token any more.
     host.end_agent(Signal::SIGTERM);
     fs::remove_file(host.path("bootstrap")).expect("removed");
@@ -88,6 +107,8 @@ fn somebody_has_to_approve() {
             node["status"].to_string(),
         )
     });
+    let left = figure(&host, "kubelet_certificate_manager_client_ttl_seconds");
+    assert_eq!(left.as_deref(), Some("+Inf"), "there is none");
     server.decide_request(&name, false).expect("denied");
     let second = server.wait_for("another request", PATIENCE, |view| {
         let all = view.list(CSRS, "");

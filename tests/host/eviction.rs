@@ -253,6 +253,8 @@ fn numbers_of_processes() {
 /// Pods that take too much memory, one after the other, and such of everything else.
 const ROUNDS: u32 = 20;
 const FEW: u32 = 5;
+/// Names another number of rounds, for each resource.
+const ROUNDS_VARIABLE: &str = "PICOLET_EVICTION_ROUNDS";
 /// Process numbers that one of them takes, and twice those that are left above the threshold. With more of them memory would be
 /// short first.
 const FORKS: u64 = 1200;
@@ -298,7 +300,10 @@ fn pods_that_take_too_much() {
         ("inodes", "", &files),
         ("pids", "", &forks),
     ] {
-        let rounds = if resource == "memory" { ROUNDS } else { FEW };
+        let default = if resource == "memory" { ROUNDS } else { FEW };
+        let asked = std::env::var_os(ROUNDS_VARIABLE);
+        let asked = asked.map(|n| n.to_str().and_then(|n| n.parse().ok()));
+        let rounds = asked.map_or(default, |n| n.expect(ROUNDS_VARIABLE));
         for n in 1..=rounds {
             let name = format!("greedy-{resource}-{n}");
             let mounts = json!({"volumeMounts": [{"name": "data", "mountPath": "/data"}]});

@@ -1,6 +1,6 @@
 //! Manifests at a URL: an agent that finds its pods there, and one that finds nobody.
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,6 +10,9 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::host::{self, Host, IDLE, manifest, sh, status_of};
+
+/// In place of a status: the document is the whole answer, or the part of it that ever comes.
+const RAW: u16 = 0;
 
 /// A server of one document. Ends with its value: then nobody listens.
 struct Site {
@@ -90,6 +93,14 @@ impl Inner {
                 .bytes()
                 .fold(7_u64, |sum, b| sum.wrapping_mul(31) ^ u64::from(b))
         );
+        if status == RAW {
+            let mut stream = stream;
+            stream.write_all(document.as_bytes())?;
+            self.asked.lock().unwrap_or_else(PoisonError::into_inner).0 += 1;
+            // It is for the agent to lose patience.
+            stream.set_read_timeout(Some(core::time::Duration::from_secs(120)))?;
+            return stream.read(&mut [0]).map(drop);
+        }
         let same = status == 200 && known == tag;
         {
             let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
@@ -172,11 +183,25 @@ fn pods_at_a_url_and_a_start_without_link() {
     for (status, document, says) in [
         (500, "", "answers with status 500"),
         (200, "kind: Pod", "apiVersion and kind are required"),
+        (
+            RAW,
+            "HTTP/1.1 302 x\r\nlocation: /pods\r\nconnection: close\r\ncontent-length: 0\r\n\r\n",
+            "redirects more than 5 times",
+        ),
+        (
+            RAW,
+            "HTTP/1.1 200 x\r\ncontent-length: 99999999\r\n\r\n",
+            "sends 10485760 bytes or more",
+        ),
+        (RAW, "HTTP/1.1 200 x\r\n", "cannot be read: "),
     ] {
         site.say(status, document);
         let (asked, _) = site.asked();
         host.until("it asks again", |_| {
             (site.asked().0 >= asked + 3, String::new())
+        });
+        host.until("it is told", |host| {
+            (lines(host, says) > 0, host.agent_log())
         });
         assert_eq!(lines(&host, says), 1, "{}", host.agent_log());
         assert_eq!(pids(&host), before);

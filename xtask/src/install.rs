@@ -286,6 +286,11 @@ pub(crate) fn containerd() -> Result<PathBuf, Failure> {
     unpacked("containerd", "containerd", "containerd")
 }
 
+/// Debian's Prometheus and its promtool, which check and run what `contrib` has for them.
+pub(crate) fn prometheus() -> Result<PathBuf, Failure> {
+    unpacked("prometheus", "prometheus", "promtool")
+}
+
 /// The directory of a Debian package's programs, one of which is `program`, below `dir` in the target directory. It is taken
 /// out of its package and not installed: a machine may have another, and would start what is a service.
 fn unpacked(package: &str, dir: &str, program: &str) -> Result<PathBuf, Failure> {

@@ -13,7 +13,10 @@
 //! whether a certificate has ended.
 
 use alloc::{rc::Rc, sync::Arc};
-use core::{cell::RefCell, time::Duration};
+use core::{
+    cell::{Cell, RefCell},
+    time::Duration,
+};
 use std::path::PathBuf;
 
 use smol::future::FutureExt as _;
@@ -41,6 +44,8 @@ use crate::{
 pub(in crate::agent) struct Certificates {
     trouble: RefCell<Option<String>>,
     ended: RefCell<Option<String>>,
+    /// When it ends; `None`: there is none.
+    pub(super) end: Cell<Option<Wall>>,
 }
 
 impl Certificates {
@@ -56,6 +61,7 @@ impl Certificates {
 
     /// The certificate holds, or what is wrong with it.
     fn found(&self, trouble: Option<String>, end: Option<Wall>) {
+        self.end.set(end);
         if *self.trouble.borrow() != trouble {
             match &trouble {
                 Some(what) => log::warn!("{what}"),

@@ -223,6 +223,11 @@ impl Cluster {
         self.link.answered()
     }
 
+    /// When this node's certificate ends, if it is the agent's to keep; the inner one: if it has one.
+    pub(super) fn certificate_end(&self) -> Option<Option<Wall>> {
+        self.certificates.as_ref().map(|c| c.end.get())
+    }
+
     /// Why the agent ends, if it does because of the apiserver.
     pub(super) fn ended(&self) -> Option<String> {
         self.certificates.as_ref()?.ended()

@@ -8,7 +8,11 @@ use super::Agent;
 use crate::{
     agent::{metrics::Counts, node::Standing, probes::ShownContainer},
     api::{ContainerId, Mono, PodStatus, PodUid, cri::PodRuntimeStatus, order::Order as _},
-    logic::{probe::NodeFigures, shutdown},
+    logic::{
+        metrics::containers::{self, ContainerFigures},
+        probe::NodeFigures,
+        shutdown,
+    },
     server::backend::{Health, ProbesHealth},
 };
 
@@ -127,7 +131,25 @@ impl Agent {
             running: self.view.counts(),
             slots_taken: self.pods.table().handles().count(),
             answered: self.owners.cluster.as_ref().and_then(|c| c.answered()),
+            certificate: self
+                .owners
+                .cluster
+                .as_ref()
+                .and_then(|c| c.certificate_end()),
         }
+    }
+
+    /// What statuses say of containers, in the order of their pods.
+    pub(in crate::agent) fn container_figures(&self) -> Vec<ContainerFigures> {
+        let mut all = Vec::new();
+        for uid in self.shown_pods() {
+            if let (Some((namespace, pod)), Some(status)) =
+                (self.name_of(&uid), self.pods.status(&uid))
+            {
+                all.extend(containers::of_pod((&namespace, &pod), status));
+            }
+        }
+        all
     }
 
     /// What is counted of probes.

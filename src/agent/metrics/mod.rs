@@ -33,7 +33,7 @@ use crate::{
         cgroup::CgroupTree,
         housekeeping::{Gauges, Totals},
         metrics::{
-            cadvisor,
+            cadvisor, claims as of_claims, containers,
             exposition::Pieces,
             probes,
             rate::Rates,
@@ -68,6 +68,8 @@ pub(super) struct Counts {
     pub(super) slots_taken: usize,
     /// When the apiserver last answered.
     pub(super) answered: Option<Mono>,
+    /// When this node's client certificate ends, if it is the agent's to keep; the inner one: if there is one.
+    pub(super) certificate: Option<Option<Wall>>,
 }
 
 /// What figures are read with.
@@ -170,7 +172,9 @@ impl Metrics {
             Figures::Own => {
                 let claims = claims::usage(self).await;
                 let own = core::iter::once(own::page(self).await);
-                Box::new(own.chain(crate::logic::metrics::claims::page(claims)))
+                let containers = self.tools.agent.ask(Agent::container_figures).await;
+                let of_pods = containers::page(containers).chain(of_claims::page(claims));
+                Box::new(own.chain(of_pods))
             }
             Figures::Slis => Box::new(core::iter::once(own::slis(&self.tools))),
             Figures::Probes => Box::new(probes::page(self.tools.agent.ask(Agent::probes).await)),

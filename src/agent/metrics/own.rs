@@ -4,12 +4,16 @@ use std::fs;
 
 use super::{Metrics, Tools};
 use crate::{
+    api::Wall,
     cgroup::Version,
-    logic::metrics::{
-        exposition::{Kind, Text, Value},
-        own::{self, Counters, Facts, Process},
+    logic::{
+        check::Disk,
+        metrics::{
+            exposition::{Kind, Text, Value},
+            own::{self, Counters, Facts, Machine, Process},
+        },
     },
-    sys::proc::read_small,
+    sys::{clock, disk_usage, disk_wear, proc::read_small},
 };
 
 /// Ticks a second of the times in `/proc`; the same on every architecture that Linux still has.
@@ -20,8 +24,28 @@ pub(super) async fn page(metrics: &Metrics) -> String {
     let tools = &metrics.tools;
     let now = tools.clock.now();
     let small = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-    let asked = tools.agent.ask(|agent| (agent.counts(), agent.probes()));
-    let (counts, probes) = asked.await;
+    let asked = tools
+        .agent
+        .ask(|agent| (agent.counts(), agent.probes(), agent.standing()));
+    let (counts, probes, standing) = asked.await;
+    let root = tools.settings.root_dir.clone();
+    let below = move || (disk_usage::file_system(&root).ok(), disk_wear::of(&root));
+    let (fs, disk) = tools.disk.run(below).await;
+    let wall = tools.clock.wall();
+    let left = |end: Wall| end.secs().saturating_sub(wall.secs());
+    let machine = Machine {
+        ready: standing.not_ready.is_empty(),
+        pressure: standing.pressure,
+        clock_synchronized: clock::synchronized(),
+        fs,
+        disk: disk.map(|disk| Disk {
+            name: disk.name,
+            written: disk.written,
+            used_life: disk.used_life,
+            at_its_end: disk.at_its_end,
+        }),
+        certificate_s: counts.certificate.map(|end| end.map(left)),
+    };
     let page = |counters: &Counters| {
         own::page(&Facts {
             node: &tools.facts.name,
@@ -39,6 +63,7 @@ pub(super) async fn page(metrics: &Metrics) -> String {
             probes_late: probes.late,
             readers: small(metrics.readers.get().saturating_sub(1)),
             apiserver_age: counts.answered.map(|at| now - at),
+            machine: machine.clone(),
             counters,
         })
     };

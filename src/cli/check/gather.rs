@@ -5,14 +5,11 @@ use std::{
     ffi::OsString,
     fs::{self, File},
     io::Read as _,
-    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
-use nix::sys::{
-    stat,
-    statvfs::{FsFlags, statvfs},
-};
+use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::super::{
     CliError, Client, health::facts as facts_of, named_socket, proxies as named_proxies,
@@ -36,7 +33,7 @@ use crate::{
     source::{ManifestDir, Reading, Rules, Trigger},
     sys::{
         child::{self, Command},
-        clock, mount, namespaces,
+        clock, disk_wear, mount, namespaces,
     },
 };
 
@@ -307,34 +304,14 @@ fn zram_bytes() -> u64 {
     taken.sum()
 }
 
-/// The disk that `path` is on. Sources: kernel documentation `block/stat.rst`, `driver-api/mmc/mmc-dev-attrs.rst`.
+/// The disk that `path` is on.
 fn disk(path: &Path) -> Option<Disk> {
-    /// Bytes of what `stat` calls a sector.
-    const SECTOR: u64 = 512;
-    /// Normal, of three stages.
-    const NORMAL: u8 = 1;
-    let there = path.ancestors().find(|p| p.exists())?;
-    let dev = fs::metadata(there).ok()?.dev();
-    let at = format!("/sys/dev/block/{}:{}", stat::major(dev), stat::minor(dev));
-    let mut at = fs::canonicalize(at).ok()?;
-    if at.join("partition").exists() {
-        at.pop();
-    }
-    let read = |name: &str| at.join(name).to_str().map(text).unwrap_or_default();
-    let hex = |word: &str| u8::from_str_radix(word.strip_prefix("0x")?, 16).ok();
-    // Of two kinds of cells, each in tenths; 0: it does not say.
-    let tenths = read("device/life_time");
-    let tenths = tenths.split_whitespace().filter_map(hex).max();
+    let disk = disk_wear::of(path)?;
     Some(Disk {
-        name: at.file_name()?.to_string_lossy().into(),
-        written: read("stat")
-            .split_whitespace()
-            .nth(6)?
-            .parse::<u64>()
-            .ok()?
-            .saturating_mul(SECTOR),
-        used_life: tenths.filter(|n| *n > 0).map(|n| n.min(10) * 10),
-        at_its_end: hex(read("device/pre_eol_info").trim()).is_some_and(|stage| stage > NORMAL),
+        name: disk.name,
+        written: disk.written,
+        used_life: disk.used_life,
+        at_its_end: disk.at_its_end,
     })
 }
 

@@ -32,6 +32,7 @@ struct Asked {
     dry_run: bool,
     force: bool,
     watch: bool,
+    quiet: bool,
 }
 
 pub(super) fn run(mut words: Words) -> Result<(), CliError> {
@@ -43,6 +44,7 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
         dry_run: false,
         force: false,
         watch: false,
+        quiet: false,
     };
     while let Some(word) = words.next()? {
         match word {
@@ -52,6 +54,7 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
             Word::Flag("dry-run") => asked.dry_run = words.switch()?,
             Word::Flag("force") => asked.force = words.switch()?,
             Word::Flag("watch") => asked.watch = words.switch()?,
+            Word::Flag("quiet") => asked.quiet = words.switch()?,
             Word::Value(file) if asked.file.is_none() => asked.file = Some(file.into()),
             other => return Err(unexpected(other)),
         }
@@ -60,7 +63,7 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
         return Err(CliError::new("must run as root: it replaces the program"));
     }
     match (asked.watch, asked.file.take()) {
-        (true, None) => resume(),
+        (true, None) => resume(asked.quiet),
         (false, Some(file)) => begin(&words, &asked, file),
         _ => Err(CliError::new(
             "expected 'picolet upgrade FILE', a program or the tarball of a release",
@@ -69,14 +72,14 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
 }
 
 /// Watches a trial that began before: the power failed, or its command was ended.
-fn resume() -> Result<(), CliError> {
+fn resume(quiet: bool) -> Result<(), CliError> {
     let own = std::env::current_exe().map_err(|e| CliError::new(e.to_string()))?;
     let places = Places::of_old(&own);
     let file = File::open(&own).map_err(|e| failed("open", &own, &e))?;
     // Whoever watches holds it.
     file.lock().map_err(|e| failed("lock", &own, &e))?;
     match switch::read_trial(&places)? {
-        Some(trial) => told(watch::watch(&places, &trial)?),
+        Some(trial) => told(watch::watch(&places, &trial, quiet)?),
         None => print("no program is on trial\n"),
     }
 }
@@ -117,7 +120,7 @@ fn begin(words: &Words, asked: &Asked, file: PathBuf) -> Result<(), CliError> {
     // Nothing more may keep it from being restarted.
     let _ = print(&format!("picolet {version} is on trial\n"));
     running::restart(&trial)?;
-    told(watch::watch(&places, &trial)?)
+    told(watch::watch(&places, &trial, asked.quiet)?)
 }
 
 /// The version of the staged program, if it may take over. `None`: it is the one that is installed.

@@ -13,7 +13,11 @@ use super::{
     switch::{self, Places},
 };
 use crate::{
-    cli::{client::Client, health},
+    cli::{
+        client::Client,
+        health,
+        progress::{Progress, Shown},
+    },
     logic::upgrade::{Gate, Gone, Look, Trial, Verdict},
     shim,
     sys::{
@@ -35,9 +39,11 @@ pub(super) enum Outcome {
 }
 
 /// Watches a trial to its end, which comes after [`crate::logic::upgrade::PATIENCE_S`] and a moment at most.
-pub(super) fn watch(places: &Places, trial: &Trial) -> Result<Outcome, CliError> {
+pub(super) fn watch(places: &Places, trial: &Trial, quiet: bool) -> Result<Outcome, CliError> {
     let client = Client::new(Path::new(&trial.socket));
-    let mut gate = Gate::new(trial, clock::mono());
+    let begun = clock::mono();
+    let mut gate = Gate::new(trial, begun);
+    let mut progress = Progress::new(&format!("picolet {}", trial.version), quiet);
     let boot = proc::boot_id().unwrap_or_default();
     // Bounded: the gate waits until its deadline, and for a program that is well as long as it needs to show it.
     loop {
@@ -54,6 +60,13 @@ pub(super) fn watch(places: &Places, trial: &Trial) -> Result<Outcome, CliError>
         let look = look(places, trial, &client, &boot);
         let reason = match gate.judge(look, clock::mono()) {
             Verdict::Wait => {
+                progress.show(Shown {
+                    stage: "on trial",
+                    done: (clock::mono() - begun).as_secs().min(trial.patience_s),
+                    all: trial.patience_s,
+                    parts: "seconds at most",
+                    bytes: None,
+                });
                 health::pause();
                 continue;
             }

@@ -241,4 +241,38 @@ mod tests {
         assert!(is_limited(&pod("1", ["", ""])));
         assert!(is_limited(&pod("", ["", "1Gi"])));
     }
+
+    #[test]
+    fn words_are_those_of_the_specification() {
+        // EVICT-11
+        let rows = include_str!("../../../tests/spec/node.md");
+        let row = rows.lines().find(|row| row.starts_with("| EVICT-11 |"));
+        let row = row.expect("its row");
+        for (pod, used, names) in [
+            (
+                pod("10Mi", ["", ""]),
+                [11, 0, 0],
+                [("scratch", "V"), ("10Mi", "L")],
+            ),
+            (
+                pod("", ["20Mi", "10Mi"]),
+                [31, 0, 0],
+                [("30Mi", "L"), ("", "")],
+            ),
+            (
+                pod("", ["10Mi", "99Mi"]),
+                [0, 11, 0],
+                [(" a ", " C "), ("10Mi", "L")],
+            ),
+        ] {
+            let found = violation(&pod, &figures(used), false).expect("too much");
+            let [(one, is), (other, means)] = names;
+            let said = found.message.replace(one, is);
+            let said = match other {
+                "" => said,
+                other => said.replace(other, means),
+            };
+            assert!(row.contains(&format!("`{said}`")), "{said}");
+        }
+    }
 }

@@ -43,6 +43,10 @@ pub enum Value {
     Nanos(u64),
     /// A time, told as seconds since 1970.
     Time(Wall),
+    /// Seconds that are left, negative if they are over; `None`: nothing ends.
+    Left(Option<i64>),
+    /// Percent, told as a part of one.
+    Percent(u8),
 }
 
 impl core::fmt::Display for Value {
@@ -58,6 +62,9 @@ impl core::fmt::Display for Value {
                     write!(f, "{}.{}", ns / NS_PER_S, digits.trim_end_matches('0'))
                 }
             },
+            Self::Left(Some(seconds)) => write!(f, "{seconds}"),
+            Self::Left(None) => f.write_str("+Inf"),
+            Self::Percent(percent) => Self::Nanos(u64::from(*percent) * (NS_PER_S / 100)).fmt(f),
             Self::Time(at) => Self::Nanos(u64::try_from(at.0).unwrap_or(0)).fmt(f),
         }
     }

@@ -10,7 +10,9 @@ use super::{
     histogram::{DEFAULT, Histogram, OPERATION, POD_START},
 };
 use crate::{
-    api::Wall,
+    api::{Wall, cri::FsInfo},
+    check::Disk,
+    eviction::Conditions,
     housekeeping::{Gauges, Totals, WorkConfig},
     pleg::RunningCounts,
 };
@@ -207,8 +209,27 @@ pub struct Facts<'a> {
     pub readers: u64,
     /// Since when the apiserver has not answered; `None` without one, or before its first answer.
     pub apiserver_age: Option<Duration>,
+    /// The machine below.
+    pub machine: Machine,
     /// Everything else.
     pub counters: &'a Counters,
+}
+
+/// What is told of the machine, because alarms need it and nobody else on a board tells it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Machine {
+    /// The node is ready.
+    pub ready: bool,
+    /// What it is short of.
+    pub pressure: Conditions,
+    /// Somebody keeps its clock right; `None`: the kernel does not say.
+    pub clock_synchronized: Option<bool>,
+    /// File system of the root directory.
+    pub fs: Option<FsInfo>,
+    /// The disk below it.
+    pub disk: Option<Disk>,
+    /// Seconds for which the client certificate still holds; `None`: the agent keeps none. The inner one: it has none yet.
+    pub certificate_s: Option<Option<i64>>,
 }
 
 /// What a process uses.
@@ -247,7 +268,109 @@ pub fn page(facts: &Facts<'_>) -> String {
     work(t, facts.counters);
     runtime(t, facts.counters);
     agent(t, facts);
+    machine(t, &facts.machine);
     text.0
+}
+
+/// Conditions that the Node has, whatever there is to be said of them.
+const CONDITIONS: [&str; 4] = ["DiskPressure", "MemoryPressure", "PIDPressure", "Ready"];
+
+fn machine(t: &mut Text, machine: &Machine) {
+    use Kind::{Counter, Gauge};
+    let n = Value::Count;
+    t.family(
+        "picolet_node_condition",
+        Gauge,
+        "Whether a condition of the node holds: 1, or 0.",
+        |s| {
+            for name in CONDITIONS {
+                let holds = match name {
+                    "Ready" => machine.ready,
+                    name => machine.pressure.names().any(|holds| holds == name),
+                };
+                s.put(&[("condition", name)], n(holds.into()), None);
+            }
+        },
+    );
+    if let Some(synchronized) = machine.clock_synchronized {
+        let help = "Whether somebody keeps the clock right (NTP, GPS): 1, or 0.";
+        one(
+            t,
+            "picolet_clock_synchronized",
+            Gauge,
+            help,
+            &[],
+            n(synchronized.into()),
+        );
+    }
+    if let Some(left) = machine.certificate_s {
+        one(
+            t,
+            "kubelet_certificate_manager_client_ttl_seconds",
+            Gauge,
+            "Seconds for which the client certificate still holds.",
+            &[],
+            Value::Left(left),
+        );
+    }
+    if let Some(fs) = machine.fs {
+        for (name, help, value) in [
+            (
+                "picolet_filesystem_avail_bytes",
+                "Bytes that are free for everybody on the file system of the root directory.",
+                fs.available_bytes,
+            ),
+            (
+                "picolet_filesystem_files",
+                "Inodes of the file system of the root directory.",
+                fs.inodes,
+            ),
+            (
+                "picolet_filesystem_files_free",
+                "Inodes that are free on it.",
+                fs.inodes_free,
+            ),
+            (
+                "picolet_filesystem_size_bytes",
+                "Bytes of the file system of the root directory.",
+                fs.capacity_bytes,
+            ),
+        ] {
+            one(t, name, Gauge, help, &[], n(value));
+        }
+    }
+    if let Some(disk) = &machine.disk {
+        let labels = [("device", &*disk.name)];
+        let help = "Bytes written to the disk of the root directory since the machine was started.";
+        one(
+            t,
+            "picolet_disk_written_bytes_total",
+            Counter,
+            help,
+            &labels,
+            n(disk.written),
+        );
+        let help = "Whether the disk says that its spare blocks come to an end: 1, or 0.";
+        one(
+            t,
+            "picolet_disk_at_its_end",
+            Gauge,
+            help,
+            &labels,
+            n(disk.at_its_end.into()),
+        );
+        if let Some(used) = disk.used_life {
+            let help = "How much of the life of the disk is used at most, as it says: 1 is all.";
+            one(
+                t,
+                "picolet_disk_used_life_ratio",
+                Gauge,
+                help,
+                &labels,
+                Value::Percent(used),
+            );
+        }
+    }
 }
 
 fn pods(t: &mut Text, facts: &Facts<'_>) {
@@ -632,6 +755,29 @@ mod tests {
             probes_late: 0,
             readers: 0,
             apiserver_age: Some(Duration::from_millis(1500)),
+            machine: Machine {
+                ready: true,
+                pressure: Conditions {
+                    disk: true,
+                    ..Conditions::default()
+                },
+                clock_synchronized: Some(false),
+                fs: Some(FsInfo {
+                    capacity_bytes: 8 << 30,
+                    available_bytes: 1 << 30,
+                    free_bytes: 2 << 30,
+                    inodes: 1000,
+                    inodes_free: 900,
+                    read_only: false,
+                }),
+                disk: Some(Disk {
+                    name: "mmcblk0".into(),
+                    written: 3 << 30,
+                    used_life: Some(30),
+                    at_its_end: false,
+                }),
+                certificate_s: Some(None),
+            },
             counters,
         }
     }

@@ -370,6 +370,10 @@ pub(super) mod testing {
                 include_str!("../../../tests/golden/metrics/claims.txt"),
             ),
             (
+                "containers.txt",
+                include_str!("../../../tests/golden/metrics/containers.txt"),
+            ),
+            (
                 "own.txt",
                 include_str!("../../../tests/golden/metrics/own.txt"),
             ),

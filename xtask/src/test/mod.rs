@@ -357,9 +357,10 @@ fn tests(run: &mut Run) -> Result<(), Failure> {
         }
     }
     let kubectls = env::join_paths(kubectls)?;
-    // And peers that speak gRPC, where they are installed.
+    // And peers, where they can be had.
     for (name, done) in [
         ("Debian's containerd", install::containerd().map(|_| ())),
+        ("Debian's prometheus", install::prometheus().map(|_| ())),
         ("grpcio", install::grpcio()),
     ] {
         if let Err(e) = done {

@@ -1,0 +1,413 @@
+//! `get -w` and `top -w`: a table that follows what happens.
+//!
+//! On a terminal the whole table is drawn over itself on the alternate screen, as `watch` and `top` do, and the screen is as
+//! before when the command ends. A frame is one write, without blanking first, and none if nothing has changed. Elsewhere each
+//! change is a line, as of `kubectl get -w`.
+
+use core::time::Duration;
+use std::io::{self, IsTerminal as _, Read as _, Write as _};
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use nix::{
+    errno::Errno,
+    sys::{
+        signal::{SigSet, Signal, raise},
+        signalfd::{SfdFlags, SignalFd},
+    },
+    unistd,
+};
+
+use super::{CliError, progress, table};
+use crate::sys::{clock, start};
+
+/// Enters the alternate screen, hides the cursor and cuts lines at the edge.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J";
+const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
+
+/// One line of a table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Row {
+    /// What the line is of. A change of it is told only of the line with the same name.
+    pub(super) id: String,
+    /// The cells, without what only time changes.
+    pub(super) said: Vec<String>,
+    /// The cells as they are shown now.
+    pub(super) cells: Vec<String>,
+}
+
+impl Row {
+    /// A line whose first cells name it.
+    pub(super) fn named(cells: Vec<String>, names: usize) -> Self {
+        let id: Vec<&str> = cells.iter().take(names).map(String::as_str).collect();
+        Self {
+            id: id.join("/"),
+            said: cells.clone(),
+            cells,
+        }
+    }
+}
+
+/// What was seen at one look.
+#[derive(Default)]
+pub(super) struct Seen {
+    pub(super) header: Vec<&'static str>,
+    /// In the order in which they are shown.
+    pub(super) rows: Vec<Row>,
+    /// Lines below the table. Only terminals show them.
+    pub(super) notes: Vec<String>,
+}
+
+/// Looks once.
+pub(super) type Look = Box<dyn FnMut() -> Result<Seen, CliError> + Send>;
+
+/// Looks every so often, and shows what is seen until the reader leaves. The first look has to succeed. Later a terminal shows
+/// what went wrong, and goes on.
+pub(super) fn watch(every: Duration, no_headers: bool, mut look: Look) -> Result<(), CliError> {
+    let first = look()?;
+    let done = match io::stdout().is_terminal() {
+        true => on_terminal(every, no_headers, first, look),
+        false => as_lines(every, no_headers, first, look),
+    };
+    match done {
+        // The reader left (`| head`, a terminal that was closed): that is the end, not an error.
+        Err(Failed::Write(Errno::EPIPE | Errno::EIO)) => Ok(()),
+        Err(Failed::Write(e)) => Err(CliError::new(format!("cannot write: {e}"))),
+        Err(Failed::Look(e)) => Err(e),
+        Ok(()) => Ok(()),
+    }
+}
+
+enum Failed {
+    Write(Errno),
+    Look(CliError),
+}
+
+impl From<Errno> for Failed {
+    fn from(e: Errno) -> Self {
+        Self::Write(e)
+    }
+}
+
+fn write(text: &str) -> Result<(), Errno> {
+    let stdout = io::stdout();
+    let mut rest = text.as_bytes();
+    while !rest.is_empty() {
+        match unistd::write(&stdout, rest) {
+            Ok(n) => rest = &rest[n..],
+            Err(Errno::EINTR) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+fn millis(time: Duration) -> i32 {
+    i32::try_from(time.as_millis()).unwrap_or(i32::MAX)
+}
+
+fn as_lines(
+    every: Duration,
+    no_headers: bool,
+    mut seen: Seen,
+    mut look: Look,
+) -> Result<(), Failed> {
+    let mut lines = Lines {
+        wants_header: !no_headers,
+        ..Lines::default()
+    };
+    let stdout = io::stdout();
+    // Bounded: by the reader, whose end is seen at once even if nothing changes.
+    loop {
+        write(&lines.tell(seen))?;
+        let mut reader = [libc::pollfd {
+            fd: stdout.as_fd().as_raw_fd(),
+            events: 0,
+            revents: 0,
+        }];
+        if start::poll(&mut reader, millis(every)).is_ok_and(|left| left > 0) {
+            return Ok(());
+        }
+        seen = look().map_err(Failed::Look)?;
+    }
+}
+
+/// The lines that were written already.
+#[derive(Default)]
+struct Lines {
+    wants_header: bool,
+    widths: Vec<usize>,
+    last: Vec<Row>,
+}
+
+impl Lines {
+    /// What is new, changed or gone since the look before. Of what is gone the last state is said once more, as kubectl does.
+    fn tell(&mut self, seen: Seen) -> String {
+        let mut before = core::mem::take(&mut self.last);
+        let mut told = Vec::new();
+        for row in seen.rows {
+            // Nearly always it is the first one of those that are left.
+            let old = before.iter().position(|old| old.id == row.id);
+            let old = old.map(|at| before.remove(at));
+            if old.is_none_or(|old| old.said != row.said) {
+                told.push(row.cells.clone());
+            }
+            self.last.push(row);
+        }
+        told.extend(before.into_iter().map(|row| row.cells));
+        if told.is_empty() {
+            return String::new();
+        }
+        let header: Vec<String> = seen.header.iter().map(|h| (*h).to_owned()).collect();
+        if core::mem::take(&mut self.wants_header) {
+            told.insert(0, header);
+        } else {
+            table::widen(&mut self.widths, &header);
+        }
+        for row in &told {
+            table::widen(&mut self.widths, row);
+        }
+        let mut out = String::new();
+        for row in &told {
+            table::line(&mut out, &self.widths, row);
+            out.push('\n');
+        }
+        out
+    }
+}
+
+/// The terminal while the table is on it.
+struct Screen;
+
+impl Screen {
+    fn enter() -> Result<Self, Errno> {
+        write(ENTER)?;
+        Ok(Self)
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        // Nobody is left to see it.
+        let _ = write(LEAVE);
+    }
+}
+
+fn on_terminal(
+    every: Duration,
+    no_headers: bool,
+    mut seen: Seen,
+    mut look: Look,
+) -> Result<(), Failed> {
+    let ends = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP];
+    let all = ends.into_iter().chain([Signal::SIGTSTP, Signal::SIGWINCH]);
+    let signals: SigSet = all.collect();
+    signals.thread_block()?;
+    let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
+    let signals = SignalFd::with_flags(&signals, flags)?;
+    // An agent that hangs must not keep the terminal: who looks is another thread, which goes with the process.
+    let (bell, other) = UnixStream::pair().map_err(|e| errno(&e))?;
+    let looked = Arc::new(Mutex::new(None));
+    let slot = Arc::clone(&looked);
+    thread::spawn(move || {
+        // Bounded: a look for each byte that asks for one.
+        while (&other).read(&mut [0]).is_ok_and(|n| n > 0) {
+            let seen = look();
+            *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(seen);
+            if (&other).write_all(&[0]).is_err() {
+                return;
+            }
+        }
+    });
+    let mut screen = Some(Screen::enter()?);
+    let (mut shown, mut trouble) = (String::new(), None);
+    let mut next = Some(clock::mono() + every);
+    // Bounded: until a signal ends it.
+    loop {
+        let frame = frame(&seen, no_headers, trouble.as_deref(), progress::size());
+        if frame != shown {
+            write(&frame)?;
+            shown = frame;
+        }
+        let mut fds = [signals.as_fd(), bell.as_fd()].map(|fd| libc::pollfd {
+            fd: fd.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        });
+        let wait = next.map_or(-1, |next| millis(next - clock::mono()));
+        let _ = start::poll(&mut fds, wait);
+        while let Some(info) = signals.read_signal()? {
+            let signal = i32::try_from(info.ssi_signo).unwrap_or(0);
+            match Signal::try_from(signal)? {
+                Signal::SIGWINCH => {}
+                Signal::SIGTSTP => {
+                    drop(screen.take());
+                    raise(Signal::SIGSTOP)?;
+                    screen = Some(Screen::enter()?);
+                    shown.clear();
+                }
+                _ => return Ok(()),
+            }
+        }
+        let answer = fds[1].revents != 0;
+        let answer = answer
+            .then(|| (&bell).read(&mut [0]).is_ok())
+            .and_then(|_| looked.lock().unwrap_or_else(PoisonError::into_inner).take());
+        if let Some(answer) = answer {
+            match answer {
+                Ok(now) => (seen, trouble) = (now, None),
+                Err(e) => trouble = Some(e.to_string()),
+            }
+            next = Some(clock::mono() + every);
+        } else if next.is_some_and(|next| clock::mono() >= next) {
+            next = None;
+            (&bell).write_all(&[0]).map_err(|e| errno(&e))?;
+        }
+    }
+}
+
+fn errno(e: &io::Error) -> Errno {
+    Errno::from_raw(e.raw_os_error().unwrap_or(0))
+}
+
+/// A whole picture of the terminal: never more lines than it has, each cut at its edge, the rest of each line cleared.
+fn frame(
+    seen: &Seen,
+    no_headers: bool,
+    trouble: Option<&str>,
+    (columns, rows): (usize, usize),
+) -> String {
+    let header: Vec<String> = seen.header.iter().map(|h| (*h).to_owned()).collect();
+    let cells = seen.rows.iter().map(|row| &row.cells);
+    let all: Vec<&Vec<String>> = (!no_headers && !seen.rows.is_empty())
+        .then_some(&header)
+        .into_iter()
+        .chain(cells)
+        .collect();
+    let mut widths = Vec::new();
+    for row in &all {
+        table::widen(&mut widths, row);
+    }
+    let below: Vec<&str> = trouble
+        .into_iter()
+        .chain(seen.notes.iter().map(String::as_str))
+        .collect();
+    // What went wrong is seen in any case, the table comes before what else there is to say.
+    let room = rows.saturating_sub(usize::from(trouble.is_some())).max(1);
+    let fits = all.len() <= room;
+    let table_rows = if fits { all.len() } else { room - 1 };
+    let mut lines = Vec::new();
+    for row in &all[..table_rows] {
+        let mut text = String::new();
+        table::line(&mut text, &widths, row);
+        lines.push(text);
+    }
+    if !fits {
+        lines.push(format!("... {} more", all.len() - table_rows));
+    }
+    lines.extend(below.into_iter().map(str::to_owned));
+    lines.truncate(rows.max(1));
+    let mut out = String::from("\x1b[H");
+    for (n, line) in lines.iter().enumerate() {
+        if n > 0 {
+            out.push_str("\r\n");
+        }
+        // Messages of events and names of images come from outside: what would move the cursor is left out.
+        out.extend(line.chars().filter(|c| !c.is_control()).take(columns));
+        out.push_str("\x1b[K");
+    }
+    out.push_str("\x1b[J");
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(name: &str, state: &str, age: &str) -> Row {
+        Row {
+            id: name.into(),
+            said: vec![name.into(), state.into()],
+            cells: vec![name.into(), state.into(), age.into()],
+        }
+    }
+
+    fn seen(rows: &[Row]) -> Seen {
+        Seen {
+            header: vec!["NAME", "STATUS", "AGE"],
+            rows: rows.to_vec(),
+            notes: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_line_for_each_change() {
+        let mut lines = Lines {
+            wants_header: true,
+            ..Lines::default()
+        };
+        let two = [row("a", "Pending", "0s"), row("b", "Running", "9s")];
+        assert_eq!(
+            lines.tell(seen(&two)),
+            "NAME   STATUS    AGE\na      Pending   0s\nb      Running   9s\n"
+        );
+        let older = [row("a", "Pending", "1s"), row("b", "Running", "10s")];
+        assert_eq!(lines.tell(seen(&older)), "", "time is no change");
+        let one = [
+            row("a", "CrashLoopBackOff", "2s"),
+            row("b", "Running", "11s"),
+        ];
+        assert_eq!(
+            lines.tell(seen(&one)),
+            "a      CrashLoopBackOff   2s\n",
+            "columns only grow"
+        );
+        assert_eq!(
+            lines.tell(seen(&[row("c", "Running", "0s")])),
+            "c      Running            0s\na      CrashLoopBackOff   2s\nb      Running            11s\n",
+            "who has gone is said once more"
+        );
+        assert_eq!(lines.tell(seen(&[row("c", "Running", "1s")])), "");
+    }
+
+    #[test]
+    fn a_frame_fits_the_terminal() {
+        let mut many: Vec<Row> = (0..9)
+            .map(|n| row(&format!("p{n}"), "Running", "1s"))
+            .collect();
+        many[1].cells[1] = "\x1b[2Jred".into();
+        let mut all = seen(&many);
+        all.notes.push("pod/p1: Pulling".into());
+        let lines = |frame: &str| -> Vec<String> {
+            let inner = frame
+                .strip_prefix("\x1b[H")
+                .and_then(|f| f.strip_suffix("\x1b[J"));
+            let lines = inner.expect("a frame").split("\r\n");
+            let text = |line: &str| line.strip_suffix("\x1b[K").expect("cleared").to_owned();
+            lines.map(text).collect()
+        };
+        for (size, trouble, count, last) in [
+            ((80, 24), None, 11, "pod/p1: Pulling"),
+            ((80, 10), None, 10, "p8     Running   1s"),
+            ((80, 5), None, 5, "... 6 more"),
+            ((80, 5), Some("gone"), 5, "gone"),
+            ((9, 10), None, 10, "p8     Ru"),
+            ((0, 0), None, 1, ""),
+        ] {
+            let found = lines(&frame(&all, false, trouble, size));
+            assert_eq!(found.len(), count, "{size:?}: {found:?}");
+            assert_eq!(found[count - 1], last, "{size:?}");
+            assert!(
+                found.iter().all(|l| l.chars().count() <= size.0),
+                "{found:?}"
+            );
+            assert!(found.iter().all(|l| !l.contains('\x1b')), "{found:?}");
+        }
+        let bare = lines(&frame(&all, true, None, (80, 24)));
+        assert_eq!(bare[0], "p0   Running   1s");
+        let empty = frame(&seen(&[]), false, None, (80, 24));
+        assert_eq!(empty, "\x1b[H\x1b[J");
+    }
+}

@@ -1,0 +1,128 @@
+//! The part of `/metrics` about containers: what kube-state-metrics says of a cluster's, for a board that nobody else looks at.
+//! Names of its own, for a cluster with kube-state-metrics has the others. Series go with their pod.
+
+use alloc::{boxed::Box, vec::Vec};
+
+use super::exposition::{Family, Kind, Page, Samples, Value};
+use crate::api::pod_status::{ContainerStatus, PodStatus};
+
+/// A container, as its status has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ContainerFigures {
+    /// Of the pod.
+    pub namespace: Box<str>,
+    /// Of the pod.
+    pub pod: Box<str>,
+    /// Its name.
+    pub container: Box<str>,
+    /// How often it was started again.
+    pub restarts: u32,
+    /// Why it waits; empty if it does not.
+    pub waiting: Box<str>,
+}
+
+/// The containers of one pod.
+pub fn of_pod<'a>(
+    (namespace, pod): (&'a str, &'a str),
+    status: &'a PodStatus,
+) -> impl Iterator<Item = ContainerFigures> + 'a {
+    let all = status.init_container_statuses.iter();
+    let all = all.chain(&status.container_statuses);
+    all.map(move |container: &ContainerStatus| {
+        let waiting = container.state.waiting.as_ref();
+        ContainerFigures {
+            namespace: namespace.into(),
+            pod: pod.into(),
+            container: container.name.as_str().into(),
+            restarts: container.restart_count,
+            waiting: waiting.map_or("", |w| w.reason.as_str()).into(),
+        }
+    })
+}
+
+/// The page of all containers.
+#[must_use]
+pub fn page(containers: Vec<ContainerFigures>) -> Page<Vec<ContainerFigures>> {
+    Page::new(FAMILIES, containers)
+}
+
+/// Sorted by name.
+const FAMILIES: &[Family<Vec<ContainerFigures>>] = &[
+    Family {
+        name: "picolet_container_restarts_total",
+        kind: Kind::Counter,
+        help: "How often a container of a pod was started again.",
+        samples: |rows, n, s| {
+            each(rows, n, s, |row, labels, s| {
+                s.put(labels, Value::Count(row.restarts.into()), None);
+            })
+        },
+    },
+    Family {
+        name: "picolet_container_waiting",
+        kind: Kind::Gauge,
+        help: "Why a container does not run: 1 for each that waits.",
+        samples: |rows, n, s| {
+            each(rows, n, s, |row, labels, s| {
+                if !row.waiting.is_empty() {
+                    let mut labels = labels.to_vec();
+                    labels.push(("reason", &row.waiting));
+                    s.put(&labels, Value::Count(1), None);
+                }
+            })
+        },
+    },
+];
+
+fn each(
+    rows: &[ContainerFigures],
+    n: usize,
+    samples: &mut Samples<'_>,
+    put: impl Fn(&ContainerFigures, &[(&str, &str)], &mut Samples<'_>),
+) -> bool {
+    let Some(row) = rows.get(n) else {
+        return false;
+    };
+    let labels = [
+        ("container", &*row.container),
+        ("namespace", &*row.namespace),
+        ("pod", &*row.pod),
+    ];
+    put(row, &labels, samples);
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::string::String;
+
+    use super::*;
+    use crate::api::pod_status::ContainerState;
+
+    #[test]
+    fn the_page() {
+        let container = |name: &str, restart_count, reason: &str| {
+            let mut state = ContainerState::default();
+            if !reason.is_empty() {
+                state.waiting.get_or_insert_default().reason = reason.into();
+            }
+            ContainerStatus {
+                name: name.into(),
+                restart_count,
+                state,
+                ..ContainerStatus::default()
+            }
+        };
+        let status = PodStatus {
+            init_container_statuses: alloc::vec![container("prepare", 0, "")],
+            container_statuses: alloc::vec![
+                container("app", 7, "CrashLoopBackOff"),
+                container("side", 0, ""),
+            ],
+            ..PodStatus::default()
+        };
+        let text: String = page(of_pod(("default", "web"), &status).collect()).collect();
+        super::super::sample::testing::golden("containers.txt", &text);
+        assert_eq!(page(Vec::new()).count(), 0);
+    }
+}
