@@ -90,7 +90,6 @@ pub fn trim() {
 fn let_go_of_code() {
     use core::{ffi::c_void, ptr::NonNull};
     use nix::sys::mman::{MmapAdvise, madvise};
-    use nix::unistd::{SysconfVar, sysconf};
 
     // SAFETY: every linker for Linux defines them, and only their addresses are taken.
     unsafe extern "C" {
@@ -98,11 +97,7 @@ fn let_go_of_code() {
         safe static etext: u8;
     }
     let start = &raw const __executable_start;
-    let Some(page) = sysconf(SysconfVar::PAGE_SIZE)
-        .ok()
-        .flatten()
-        .and_then(|bytes| usize::try_from(bytes).ok())
-    else {
+    let Ok(page) = usize::try_from(super::pages::bytes()) else {
         return;
     };
     // Down to a whole page: the one that the code ends in is left alone.
