@@ -195,6 +195,7 @@ pub(super) const COMMANDS: &[Command] = &[
     Command { name: "check", args: "", group: MACHINE, help: "Say what is wrong with this machine, and the exact fix", flags: &[
         value("output", Some('o'), "json", "form of the answer (default: lines)"),
         switch("quiet", Some('q'), "only what is wrong"),
+        switch("kubeadm", None, "what kubeadm join would say of it, by its own names"),
     ], agent_flags: true, takes: Takes::Nothing },
     Command { name: "reset", args: "", group: MACHINE, help: "Remove everything the agent made; manifests and configuration stay", flags: &[
         switch("yes", Some('y'), "do not ask"),
