@@ -16,6 +16,8 @@ TARBALL is picolet-VERSION-BOARD.tar.gz. SHA256SUMS and SHA256SUMS.sig of its re
                              beside this file)
   --root DIR                 install into the system below DIR, such as a mounted SD card; starts nothing
   --no-start                 install and enable, but start nothing
+  --enable-memory            also switch the memory controller on, in the kernel's command line of a Raspberry Pi (cmdline.txt; a
+                             copy stays beside it); it is on after the next restart, which you make
   --dry-run                  say what would be done
   --uninstall                remove the program and its units; pods, data and configuration stay
   --purge                    with --uninstall: end the pods, remove data and configuration too
@@ -32,7 +34,7 @@ failed() {
     exit 1
 }
 
-mode=standalone root='' start=yes dry='' remove='' purge='' key='' tarball=''
+mode=standalone root='' start=yes memory='' dry='' remove='' purge='' key='' tarball=''
 while [ $# -gt 0 ]; do
     case $1 in
     --mode=* | --root=* | --key=*) set -- "${1%%=*}" "${1#*=}" "$@" && flag=$1 value=$2 && shift 3 ;;
@@ -60,6 +62,7 @@ while [ $# -gt 0 ]; do
         key=$value
         ;;
     --no-start) start='' ;;
+    --enable-memory) memory=yes ;;
     --dry-run) dry=yes ;;
     --uninstall) remove=yes ;;
     --purge) purge=yes ;;
@@ -73,6 +76,7 @@ while [ $# -gt 0 ]; do
     esac
 done
 [ -z "$tarball" ] || [ -z "$remove" ] || wrong "--uninstall needs no tarball"
+[ -z "$memory" ] || [ -z "$remove" ] || wrong "--enable-memory goes with an installation"
 [ -z "$purge" ] || [ -n "$remove" ] || wrong "--purge goes with --uninstall"
 # Another system is not run: nothing of it can be asked or started.
 [ -z "$root" ] || start=''
@@ -253,11 +257,51 @@ check() {
     fits_disk
     fits_neighbours
     [ -z "$unfit" ] || exit 3
+    # The firmware of a Raspberry Pi switches it off. /proc/cgroups may lack it although it is on.
     groups=/sys/fs/cgroup/cgroup.controllers
-    if [ -z "$root" ] && [ -r $groups ] && ! grep -qw memory $groups; then
-        echo "warning: the memory controller is off, memory limits are not held: add cgroup_enable=memory to the one line of" \
-            "/boot/firmware/cmdline.txt (before Debian 12 /boot/cmdline.txt) and restart" >&2
+    if [ -z "$root$memory" ] && [ -r $groups ] && ! grep -qw memory $groups; then
+        if [ -n "$(cmdline)" ]; then
+            echo "warning: the memory controller is off, memory limits are not held: run this again with --enable-memory, which adds" \
+                "cgroup_enable=memory to the one line of $(cmdline), and restart" >&2
+        else
+            echo "warning: the memory controller is off, memory limits are not held: add cgroup_enable=memory to the kernel's" \
+                "command line and restart" >&2
+        fi
     fi
+    [ -z "$memory" ] || [ -n "$(cmdline)" ] ||
+        { refuse "there is no cmdline.txt in $root/boot/firmware or $root/boot: add cgroup_enable=memory to the kernel's command line by what this board has" && exit 3; }
+}
+
+# The file that the firmware of a Raspberry Pi takes the kernel's command line from: before Debian 12 in /boot.
+cmdline() {
+    for file in "$root/boot/firmware/cmdline.txt" "$root/boot/cmdline.txt"; do
+        if [ -f "$file" ]; then
+            echo "$file"
+            return
+        fi
+    done
+}
+
+# Its first line is the command line. What switches the controller off goes, and the rest stays as it is.
+enable_memory() {
+    file=$(cmdline)
+    line=$(sed -n 1p "$file" | tr -d '\r')
+    new=$(echo "$line" | sed 's/  *$//; s/cgroup_disable=memory *//g')
+    case " $new " in *" cgroup_enable=memory "*) ;; *) new="$new cgroup_enable=memory" ;; esac
+    [ "$new" != "$line" ] || return 0
+    changed=yes
+    if [ -n "$dry" ]; then
+        echo "would write to $file: $new"
+        return
+    fi
+    [ -f "$file.before-picolet" ] || cp "$file" "$file.before-picolet" || failed "cannot keep a copy of $file"
+    flush "$file.before-picolet"
+    echo "$new" >"$file.new" || failed "cannot write $file.new"
+    sed 1d "$file" >>"$file.new" || failed "cannot write $file.new"
+    flush "$file.new"
+    mv -f "$file.new" "$file" || failed "cannot replace $file"
+    flush "$(dirname "$file")"
+    echo "switched the memory controller on in $file (before: $file.before-picolet): restart the board when it suits you"
 }
 
 # ---- What is done.
@@ -379,6 +423,7 @@ install() {
     for file in "$here"/images/*; do
         [ ! -f "$file" ] || place "$file" "$import/${file##*/}" -rw-r--r--
     done
+    [ -z "$memory" ] || enable_memory
     retire
     enable
     begin
@@ -398,9 +443,22 @@ uninstall() {
             "$scripts/$name" "$root/etc/runlevels/default/$name"
     done
     if [ -n "$purge" ]; then
-        if [ -z "$root" ] && [ -x "$target" ]; then run "$target" reset --stop --yes; fi
-        if [ -d "$root/etc/picolet" ]; then run rm -r "$root/etc/picolet"; fi
-        if [ -n "$root" ] && [ -d "$root/var/lib/picolet" ]; then run rm -r "$root/var/lib/picolet"; fi
+        if [ -z "$root" ] && [ -x "$target" ]; then
+            run "$target" reset --stop --yes
+            # The pods are ended: so are the units that wait for that.
+            if [ $init = systemd ]; then
+                for unit in picolet-pods picolet-upgrade; do
+                    [ ! -e "$units/$unit.service" ] || run systemctl stop -q $unit
+                done
+            elif [ $init = openrc ] && [ -e "$scripts/picolet-pods" ]; then
+                run rc-service -q --ifstarted picolet-pods stop
+            fi
+        fi
+        for dir in "$root/etc/picolet" "$root/var/lib/picolet" "$root/run/picolet"; do
+            # A disk that somebody has mounted there is theirs.
+            ! grep -q " $dir[ /]" /proc/mounts || failed "something is mounted at or below $dir: unmount it, and run this again"
+            [ ! -d "$dir" ] || run rm -r "$dir"
+        done
         # A kubelet writes it under the same name.
         delay=$root/etc/systemd/logind.conf.d/99-kubelet.conf
         if grep -qs '^# Written by picolet' "$delay"; then delete "$delay"; fi

@@ -67,6 +67,11 @@ impl Board {
 
     fn run(&self, words: &[&str]) -> Output {
         let mut command = Command::new(self.shell[0]);
+        // Another uname, say.
+        let doubles = self.dir.join("doubles");
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let path = [doubles.as_os_str(), &path].join(":".as_ref());
+        command.env("PATH", path);
         command
             .args(&self.shell[1..])
             .arg(self.dir.join("tarball/install.sh"))
@@ -243,6 +248,132 @@ fn one_mode_takes_the_place_of_the_other() {
         );
         assert!(!board.path("etc/systemd/system/picolet.service").exists());
     }
+}
+
+#[test]
+fn the_userland_decides_and_not_the_kernel() {
+    // SVC-18
+    /// Class and machine of an ELF header.
+    const PROCESSORS: [(&str, u8, u8); 4] = [
+        ("aarch64", 2, 0xb7),
+        ("32-bit ARM", 1, 0x28),
+        ("x86_64", 2, 0x3e),
+        ("32-bit x86", 1, 0x03),
+    ];
+    for board in boards("userland") {
+        fs::create_dir_all(board.path("sbin")).expect("directory");
+        fs::create_dir_all(board.dir.join("doubles")).expect("directory");
+        let head = |class: u8, machine: u8| {
+            let mut head = vec![0; 64];
+            head[..6].copy_from_slice(&[0x7f, b'E', b'L', b'F', class, 1]);
+            head[18] = machine;
+            head
+        };
+        let uname = |machine: &str| {
+            let double = board.dir.join("doubles/uname");
+            let text = format!("#!/bin/sh\n[ \"$1\" = -m ] && echo {machine} || echo 6.6.0\n");
+            fs::write(&double, text).expect("written");
+            fs::set_permissions(double, fs::Permissions::from_mode(0o755)).expect("mode");
+        };
+        let program = board.dir.join("tarball/picolet");
+        for (system, class, machine) in PROCESSORS {
+            fs::write(board.path("sbin/init"), head(class, machine)).expect("written");
+            for (given, class, machine) in PROCESSORS {
+                fs::write(&program, head(class, machine)).expect("written");
+                // Whatever the kernel is: that of 64 bits runs both.
+                for kernel in ["aarch64", "x86_64", "armv7l"] {
+                    uname(kernel);
+                    if given == system {
+                        let said = board.does(&["--dry-run"]);
+                        assert!(said.contains("would install"), "{given} {kernel}: {said}");
+                    } else {
+                        let says = format!("is for {given}, the system is {system}: take");
+                        board.refuses(&[], 3, &says);
+                    }
+                }
+            }
+        }
+        // The armhf of Raspberry Pi OS is ARMv6, that of Debian is ARMv7; an ELF header tells neither.
+        let (_, class, machine) = PROCESSORS[1];
+        fs::write(board.path("sbin/init"), head(class, machine)).expect("written");
+        fs::write(&program, head(class, machine)).expect("written");
+        if board.shell[0] == "busybox" {
+            // It has a uname of its own.
+            continue;
+        }
+        for (given, kernel, fits) in [
+            ("armv7", "armv6l", false),
+            ("armv6", "armv6l", true),
+            ("armv7", "armv7l", true),
+            ("armv7", "aarch64", true),
+            ("armv6", "armv7l", true),
+        ] {
+            fs::write(board.dir.join("tarball/arch"), format!("{given}\n")).expect("written");
+            uname(kernel);
+            if fits {
+                board.does(&["--dry-run"]);
+            } else {
+                board.refuses(&[], 3, "the processor is ARMv6: take the tarball for armv6");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_memory_controller_is_switched_on_where_that_is_wanted() {
+    // SVC-16
+    const LINE: &str = "console=tty1 cgroup_disable=memory root=PARTUUID=1-02 rootwait";
+    const WANTED: &str = "console=tty1 root=PARTUUID=1-02 rootwait cgroup_enable=memory";
+    for board in boards("memory") {
+        board.refuses(&["--enable-memory"], 3, "there is no cmdline.txt");
+        board.refuses(
+            &["--uninstall", "--enable-memory"],
+            2,
+            "goes with an installation",
+        );
+        // Before Debian 12, and since.
+        for (dir, text, wanted) in [
+            ("boot", format!("{LINE}\n"), format!("{WANTED}\n")),
+            (
+                "boot/firmware",
+                format!("{LINE} \r\n# kept\n"),
+                format!("{WANTED}\n# kept\n"),
+            ),
+        ] {
+            fs::create_dir_all(board.path(dir)).expect("directory");
+            let file = board.path(dir).join("cmdline.txt");
+            fs::write(&file, &text).expect("written");
+            // Nobody asked for it.
+            board.does(&[]);
+            assert_eq!(fs::read_to_string(&file).expect("read"), text);
+            let said = board.does(&["--dry-run", "--enable-memory"]);
+            assert!(said.contains(&format!("cmdline.txt: {WANTED}")), "{said}");
+            assert_eq!(fs::read_to_string(&file).expect("read"), text);
+            let said = board.does(&["--enable-memory"]);
+            assert!(
+                said.contains("restart the board when it suits you"),
+                "{said}"
+            );
+            assert_eq!(fs::read_to_string(&file).expect("read"), wanted);
+            let copy = board.path(dir).join("cmdline.txt.before-picolet");
+            assert_eq!(fs::read_to_string(&copy).expect("kept"), text);
+            assert_eq!(board.does(&["--enable-memory"]), "nothing to change\n");
+            // Without an end of its line, and switched on already.
+            fs::write(&file, WANTED).expect("written");
+            assert_eq!(board.does(&["--enable-memory"]), "nothing to change\n");
+            assert_eq!(fs::read_to_string(&file).expect("read"), WANTED);
+            assert_eq!(fs::read_to_string(&copy).expect("kept"), text);
+        }
+    }
+    let script = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("cross/install.sh"));
+    let script = script.expect("script");
+    let restarts = ["reboot", "shutdown"].iter().any(|word| {
+        let code = script
+            .lines()
+            .filter(|line| !line.trim_start().starts_with('#'));
+        code.into_iter().any(|line| line.contains(word))
+    });
+    assert!(!restarts, "it never restarts the machine");
 }
 
 #[test]
