@@ -91,6 +91,8 @@ link=/usr/local/bin/picolet
 units=$root/etc/systemd/system
 scripts=$root/etc/init.d
 import=$root/var/lib/picolet/import
+cri='picolet-cri.socket picolet-cri.service'
+boot='picolet-first-boot.service picolet-join.service'
 service=picolet
 [ "$mode" = standalone ] || service=kubelet
 # What `picolet upgrade` leaves beside the program.
@@ -250,7 +252,9 @@ fits_neighbours() {
 check() {
     [ -n "$root" ] || [ "$(id -u)" -eq 0 ] || refuse "must run as root: sudo sh install.sh"
     [ -f "$program" ] || failed "there is no program at $program: unpack the whole tarball"
-    [ -f "$here/guard" ] || failed "there is no $here/guard: unpack the whole tarball"
+    for file in guard first-boot; do
+        [ -f "$here/$file" ] || failed "there is no $here/$file: unpack the whole tarball"
+    done
     fits_processor
     fits_kernel
     [ $init != none ] || refuse "the system has neither systemd nor OpenRC: start '$link run' by what it has"
@@ -340,10 +344,19 @@ place() {
     echo "installed $to"
 }
 
+forget_cri() {
+    if [ -z "$root" ] && [ $init = systemd ] && [ -e "$units/picolet-cri.socket" ]; then
+        run systemctl disable -q --now picolet-cri.socket
+        run systemctl stop -q picolet-cri.service
+    fi
+    for unit in $cri; do delete "$units/$unit" "$units/sockets.target.wants/$unit"; done
+}
+
 # One agent at a time: both want the same port.
 retire() {
     other=kubelet
     [ "$service" = picolet ] || other=picolet
+    [ "$mode" != standalone ] || forget_cri
     [ -e "$units/$other.service" ] || [ -L "$root/etc/runlevels/default/$other" ] || return 0
     if [ -z "$root" ] && [ $init = systemd ] && systemctl is-enabled -q $other 2>/dev/null; then
         run systemctl disable -q --now $other
@@ -359,18 +372,30 @@ delete() {
     done
 }
 
+want() {
+    wants=$units/$1.wants
+    [ -L "$wants/$2" ] && return
+    run mkdir -p "$wants"
+    run ln -sf "/etc/systemd/system/$2" "$wants/$2"
+}
+
 enable() {
     case $init in
     systemd)
         if [ -n "$root" ]; then
-            wants=$units/multi-user.target.wants
-            [ -L "$wants/$service.service" ] && return
-            run mkdir -p "$wants"
-            run ln -sf "/etc/systemd/system/$service.service" "$wants/$service.service"
+            want multi-user.target $service.service
+            if [ "$mode" = standalone ]; then
+                for unit in $boot; do want multi-user.target "$unit"; done
+            else
+                want sockets.target picolet-cri.socket
+            fi
             return
         fi
         [ -z "$reload" ] || run systemctl daemon-reload
         systemctl is-enabled -q $service 2>/dev/null || run systemctl enable -q $service
+        others=picolet-cri.socket
+        [ "$mode" != standalone ] || others=$boot
+        for unit in $others; do systemctl is-enabled -q "$unit" 2>/dev/null || run systemctl enable -q "$unit"; done
         ;;
     openrc)
         for name in $service picolet-pods; do
@@ -387,6 +412,7 @@ begin() {
     case $init in
     systemd)
         if [ -n "$changed" ] || ! systemctl is-active -q $service; then run systemctl restart $service; fi
+        [ "$mode" = standalone ] || systemctl is-active -q picolet-cri.socket || run systemctl start picolet-cri.socket
         ;;
     openrc)
         rc-service -q $service status >/dev/null 2>&1 || changed=yes
@@ -402,6 +428,7 @@ install() {
     # An upgrade that was on trial ends: this program is what the operator wants.
     delete "$target.trial"
     place "$here/guard" "$library/guard" -rwxr-xr-x
+    place "$here/first-boot" "$library/first-boot" -rwxr-xr-x
     for pair in release.pub:"$library/release.pub" completion/bash:"$share/bash-completion/completions/picolet" \
         completion/zsh:"$share/zsh/site-functions/_picolet" completion/fish:"$share/fish/vendor_completions.d/picolet.fish" \
         man/picolet.8:"$share/man/man8/picolet.8"; do
@@ -415,6 +442,9 @@ install() {
     case $init in
     systemd)
         for unit in $service picolet-pods picolet-upgrade; do place "$here/systemd/$unit.service" "$units/$unit.service" -rw-r--r--; done
+        # kubeadm wants a container runtime to speak to.
+        [ "$mode" != standalone ] || for unit in $boot; do place "$here/systemd/$unit" "$units/$unit" -rw-r--r--; done
+        [ "$mode" = standalone ] || for unit in $cri; do place "$here/systemd/$unit" "$units/$unit" -rw-r--r--; done
         ;;
     openrc)
         for unit in $service picolet-pods; do place "$here/openrc/$unit" "$scripts/$unit" -rwxr-xr-x; done
@@ -463,10 +493,12 @@ uninstall() {
         delay=$root/etc/systemd/logind.conf.d/99-kubelet.conf
         if grep -qs '^# Written by picolet' "$delay"; then delete "$delay"; fi
     fi
+    forget_cri
+    for unit in $boot; do delete "$units/$unit" "$units/multi-user.target.wants/$unit"; done
     # Not stopped, which would end the pods: without its file it goes with the machine.
     delete "$units/picolet-pods.service" "$scripts/picolet-pods" "$root/etc/runlevels/default/picolet-pods"
     [ "$(readlink "$kubelet")" != "$link" ] || delete "$kubelet"
-    delete "$target" "$target.old" "$target.new" $traces "$units/picolet-upgrade.service" "$library/guard" "$library/release.pub" \
+    delete "$target" "$target.old" "$target.new" $traces "$units/picolet-upgrade.service" "$library/guard" "$library/first-boot" "$library/release.pub" \
         "$share/bash-completion/completions/picolet" "$share/zsh/site-functions/_picolet" \
         "$share/fish/vendor_completions.d/picolet.fish" "$share/man/man8/picolet.8"
     [ ! -d "$library" ] || run rmdir "$library"

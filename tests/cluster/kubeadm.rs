@@ -10,8 +10,22 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
+use core::time::Duration;
+use std::{os::unix::net::UnixStream, rc::Rc};
+
+use picolet::{
+    api::Mono,
+    grpc::{
+        Sleep, Time,
+        client::{Options, connect},
+        proto::{Message, message},
+        status::{Code, Status},
+    },
+    sys::clock,
+};
 use picolet_test_apiserver::{BOOTSTRAP_TOKEN, TestServer};
 use serde_json::{Value, json};
+use smol::{Async, Timer};
 
 use crate::{
     host::{Host, IMAGE, PATIENCE, PICOLET, free_port, text},
@@ -23,7 +37,7 @@ use crate::{
 const SYSTEM: &str = r#"
 set -eu
 base=$1
-for dir in /run /var/lib /var/log /usr/local; do mount -t tmpfs -o mode=755 none $dir; done
+for dir in /run /var/lib /var/log /usr/local /boot; do mount -t tmpfs -o mode=755 none $dir; done
 for dir in etc usr/bin; do
     name=$(echo $dir | tr / -)
     mkdir -p $base/$name.up $base/$name.work
@@ -69,7 +83,10 @@ impl Machine {
                 }
             }
         }
-        fs::rename(tarball.join("systemd/guard.sh"), tarball.join("guard")).expect("renamed");
+        for name in ["guard", "first-boot"] {
+            let script = tarball.join(format!("systemd/{name}.sh"));
+            fs::rename(script, tarball.join(name)).expect("renamed");
+        }
         fs::copy(project.join("cross/install.sh"), tarball.join("install.sh")).expect("copied");
         fs::copy(PICOLET, tarball.join("picolet")).expect("copied");
         fs::create_dir(host.path("doubles")).expect("directory");
@@ -193,6 +210,9 @@ impl Drop for Machine {
     }
 }
 
+/// Counts the processes of pods.
+const SLEEPERS: &str = "pgrep -fc \"^sh -c trap 'exit 0' TERM\" || true";
+
 /// Approves whoever asks, as a controller does.
 fn server() -> TestServer {
     let server = TestServer::builder().start().expect("server");
@@ -202,13 +222,8 @@ fn server() -> TestServer {
     server
 }
 
-#[test]
-fn a_machine_joins_upgrades_leaves_and_joins_another_cluster() {
-    // KADM-05 KADM-07 KADM-30 KADM-31
-    if !able() {
-        return;
-    }
-    let machine = Machine::new();
+/// Flags that keep what an agent makes apart from that of others, where operators put flags of a kubelet.
+fn set_flags(machine: &Machine) {
     let flags: Vec<String> = ["--cgroup-root", "--bridge", "--pod-cidr", "--port"]
         .iter()
         .map(|&name| {
@@ -221,13 +236,23 @@ fn a_machine_joins_upgrades_leaves_and_joins_another_cluster() {
             format!("{name}={}", machine.host.flags[at + 1])
         })
         .collect();
-    machine.run("sh $base/tarball/install.sh --mode kubeadm");
-    // Before the join the unit waits for kubeadm's file.
-    machine.run("! systemctl is-active kubelet && systemctl is-enabled kubelet && [ ! -d /var/lib/kubelet/pki ]");
     machine.run(&format!(
         "mkdir -p /etc/default; echo 'KUBELET_EXTRA_ARGS=\"{} --hostname-override=node --fail-swap-on=false\"' >/etc/default/kubelet",
         flags.join(" ")
     ));
+}
+
+#[test]
+fn a_machine_joins_upgrades_leaves_and_joins_another_cluster() {
+    // KADM-05 KADM-07 KADM-30 KADM-31
+    if !able() {
+        return;
+    }
+    let machine = Machine::new();
+    machine.run("sh $base/tarball/install.sh --mode kubeadm");
+    // Before the join the unit waits for kubeadm's file.
+    machine.run("! systemctl is-active kubelet && systemctl is-enabled kubelet && [ ! -d /var/lib/kubelet/pki ]");
+    set_flags(&machine);
     machine.host.write_image("first.tar", IMAGE, &json!({}));
     machine.calls();
 
@@ -298,7 +323,7 @@ fn a_machine_joins_upgrades_leaves_and_joins_another_cluster() {
     assert_eq!(wrong(&first), [""; 0]);
 
     // kubeadm leaves the pods; the second step ends them.
-    let sleepers = "pgrep -fc \"^sh -c trap 'exit 0' TERM\" || true";
+    let sleepers = SLEEPERS;
     machine.calls();
     machine.run("kubeadm reset");
     assert_eq!(machine.calls(), ["stop kubelet"]);
@@ -307,7 +332,7 @@ fn a_machine_joins_upgrades_leaves_and_joins_another_cluster() {
     assert_eq!(machine.run(sleepers).trim(), "0", "nothing runs on");
     let taken = format!("ss -Hltn 'sport = :{}' | wc -l", machine.health);
     assert_eq!(machine.run(&taken).trim(), "0", "its ports are free");
-    machine.run("[ ! -e /var/lib/kubelet/pki ] && [ ! -e /var/lib/picolet/pods ]");
+    machine.run("[ ! -e /var/lib/kubelet/pki ] && [ ! -e /var/lib/picolet ]");
 
     // Another cluster, without a restart of the machine.
     let second = server();
@@ -328,4 +353,266 @@ fn a_machine_joins_upgrades_leaves_and_joins_another_cluster() {
     );
     assert_eq!(wrong(&second), [""; 0]);
     machine.run("kubeadm reset; picolet reset --stop --yes; sh $base/tarball/install.sh --uninstall --purge; [ ! -e /usr/bin/kubelet ]");
+}
+
+#[test]
+fn a_flashed_board_joins_at_its_first_boot() {
+    // PKG-11
+    if !able() {
+        return;
+    }
+    let machine = Machine::new();
+    let server = TestServer::builder().start().expect("server");
+    let pin = server
+        .publish_as_kubeadm(&[BOOTSTRAP_TOKEN])
+        .expect("published");
+    let flag = |name: &str| {
+        let at = machine
+            .host
+            .flags
+            .iter()
+            .position(|f| f == name)
+            .expect("flag");
+        machine.host.flags[at + 1].clone()
+    };
+    let config = format!(
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\ncgroupRoot: {}\nfailSwapOn: false\nhealthzPort: 0\nport: {}\npicolet:\n  hostnameOverride: node\n  \
+         nodeLabels: {{shelf: a}}\n  builtinNetwork:\n    bridge: {}\n    subnet: {}\n",
+        flag("--cgroup-root"),
+        flag("--port"),
+        flag("--bridge"),
+        flag("--pod-cidr")
+    );
+    let port = server.port();
+    let line = format!(
+        "kubeadm join 127.0.0.1:{port} --token {BOOTSTRAP_TOKEN} --discovery-token-ca-cert-hash {pin} \n"
+    );
+    let at = |name: &str| machine.host.path("shared").join(name);
+    fs::write(at("picolet.yaml"), config).expect("written");
+    fs::write(at("picolet-join.txt"), line).expect("written");
+    machine.run("mkdir /boot/firmware; cp $base/shared/picolet* /boot/firmware/; sh $base/tarball/install.sh --no-start");
+    for unit in ["picolet-first-boot", "picolet-join"] {
+        machine.run(&format!("systemctl is-enabled {unit}"));
+    }
+    let script = |word: &str| {
+        format!("$(sed -n 's/^ExecStart=//p' /etc/systemd/system/picolet-{word}.service)")
+    };
+    machine.run(&format!(
+        "{}; systemctl start picolet; [ -z \"$(ls /boot/firmware)\" ]",
+        script("first-boot")
+    ));
+    // The link comes later.
+    server.set_down(true);
+    machine.run(&format!(
+        "! {}; [ -s /etc/picolet/first-boot.join ] && [ -s /boot/firmware/picolet-join.error.txt ]",
+        script("join")
+    ));
+    server.set_down(false);
+    machine.run(&format!(
+        "{}; [ ! -e /etc/picolet/first-boot.join ] && [ -z \"$(ls /boot/firmware)\" ]",
+        script("join")
+    ));
+    let node = wait_ready(&server, PATIENCE);
+    assert_eq!(node["metadata"]["labels"]["shelf"], "a");
+    assert_eq!(wrong(&server), [""; 0]);
+    machine.run("sh $base/tarball/install.sh --uninstall --purge");
+}
+
+message! {
+    struct Nothing {}
+}
+message! {
+    struct Word {
+        1 word: String,
+    }
+}
+message! {
+    struct Version {
+        1 version: String,
+        2 runtime_name: String,
+        3 runtime_version: String,
+        4 runtime_api_version: String,
+    }
+}
+message! {
+    struct Condition {
+        1 kind: String,
+        2 status: bool,
+    }
+}
+message! {
+    struct Conditions {
+        1 conditions: Vec<Condition>,
+    }
+}
+message! {
+    struct Standing {
+        1 status: Option<Conditions>,
+    }
+}
+message! {
+    struct Metadata {
+        1 name: String,
+        2 uid: String,
+        3 namespace: String,
+    }
+}
+message! {
+    struct Sandbox {
+        1 id: String,
+        2 metadata: Option<Metadata>,
+        3 state: i32,
+        4 created_at: i64,
+    }
+}
+message! {
+    struct Sandboxes {
+        1 items: Vec<Sandbox>,
+    }
+}
+
+struct Clock;
+
+impl Time for Clock {
+    fn now(&self) -> Duration {
+        clock::mono() - Mono(0)
+    }
+    fn sleep(&self, time: Duration) -> Sleep {
+        Box::pin(async move {
+            Timer::after(time).await;
+        })
+    }
+}
+
+/// Asks as kubeadm does: a connection of its own.
+fn ask<A: Message + Default>(
+    machine: &Machine,
+    path: &str,
+    mut request: impl Message,
+) -> Result<A, Status> {
+    let socket = format!("/proc/{}/root/run/picolet-cri.sock", machine.init);
+    let mut stream = None;
+    machine.host.until("somebody listens", |_| {
+        let connected = UnixStream::connect(&socket).map(|connected| stream = Some(connected));
+        (connected.is_ok(), format!("{connected:?}"))
+    });
+    let stream = Async::new(stream.expect("connected")).expect("stream");
+    let (client, driver) = connect(stream, "localhost", Rc::new(Clock));
+    let options = Options {
+        timeout: Some(PATIENCE),
+        ..Options::default()
+    };
+    let call = client.unary(path, &mut request, &options);
+    let over = async { Err(driver.await) };
+    smol::block_on(smol::future::or(call, over))
+}
+
+#[test]
+fn a_reset_finds_the_pods_by_a_socket() {
+    // KADM-16
+    const RUNTIME: &str = "/runtime.v1.RuntimeService";
+    if !able() {
+        return;
+    }
+    let machine = Machine::new();
+    machine
+        .run("sh $base/tarball/install.sh --mode kubeadm; systemctl is-active picolet-cri.socket");
+    machine.run("sh $base/tarball/install.sh --mode kubeadm | grep -x 'nothing to change'");
+    set_flags(&machine);
+    machine.host.write_image("first.tar", IMAGE, &json!({}));
+    let at = |name: &str| format!("{RUNTIME}/{name}");
+    let list = || -> Vec<Sandbox> {
+        let all: Sandboxes = ask(&machine, &at("ListPodSandbox"), Nothing {}).expect("list");
+        all.items
+    };
+    // Before the join: there is a runtime, and it is ready.
+    let version: Version = ask(&machine, &at("Version"), Nothing {}).expect("version");
+    assert_eq!(
+        (&*version.version, &*version.runtime_name),
+        ("0.1.0", "picolet")
+    );
+    assert_eq!(version.runtime_api_version, "v1");
+    let standing: Standing = ask(&machine, &at("Status"), Nothing {}).expect("status");
+    let conditions = standing.status.expect("conditions").conditions;
+    let ready = conditions.iter().find(|c| c.kind == "RuntimeReady");
+    assert!(ready.is_some_and(|c| c.status), "{conditions:?}");
+    for path in [
+        &*at("RuntimeConfig"),
+        &at("RunPodSandbox"),
+        "/runtime.v1.ImageService/PullImage",
+        "/x",
+    ] {
+        let refused = ask::<Nothing>(&machine, path, Nothing {});
+        assert!(
+            refused
+                .as_ref()
+                .is_err_and(|e| e.code == Code::UNIMPLEMENTED),
+            "{path}: {refused:?}"
+        );
+    }
+    assert_eq!(list().len(), 0);
+
+    let server = server();
+    machine.cluster(&server);
+    machine.run("kubeadm join");
+    wait_ready(&server, PATIENCE);
+    machine.run("picolet image import $base/first.tar");
+    let spec =
+        json!({"tolerations": [{"operator": "Exists"}], "terminationGracePeriodSeconds": 600});
+    let deaf = json!({"containers": [{"name": "c", "command": ["sh", "-c", "trap 'exit 0' TERM; trap '' TERM; while :; do sleep 1; done"]}]});
+    let deaf = crate::host::with(spec.clone(), deaf);
+    for (name, spec) in [("one", spec), ("deaf", deaf)] {
+        server.create(&pods::pod(name, spec)).expect("pod");
+        pods::wait_ready(&server, name);
+    }
+    let found = list();
+    let mut names: Vec<String> = found
+        .iter()
+        .filter_map(|s| Some(s.metadata.as_ref()?.name.clone()))
+        .collect();
+    names.sort();
+    assert_eq!(names, ["deaf", "one"]);
+    assert!(
+        found.iter().all(|s| s.state == 0 && s.created_at > 0),
+        "{found:?}"
+    );
+    assert_eq!(machine.run(SLEEPERS).trim(), "2");
+    let end = |name: &str, id: &str| ask::<Nothing>(&machine, &at(name), Word { word: id.into() });
+    // An agent that runs would start it again.
+    for name in ["StopPodSandbox", "RemovePodSandbox"] {
+        let refused = end(name, &found[0].id);
+        assert!(
+            refused.as_ref().is_err_and(|e| e.code == Code::UNAVAILABLE),
+            "{refused:?}"
+        );
+    }
+    assert_eq!(machine.run(SLEEPERS).trim(), "2");
+
+    // kubeadm stops it first.
+    machine.run("systemctl stop kubelet");
+    for sandbox in &found {
+        end("StopPodSandbox", &sandbox.id).expect("stopped");
+        end("StopPodSandbox", &sandbox.id).expect("stopped already");
+    }
+    assert_eq!(
+        machine.run(SLEEPERS).trim(),
+        "0",
+        "nobody waits for ten minutes"
+    );
+    assert!(list().iter().all(|s| s.state == 1), "not ready any more");
+    for sandbox in &found {
+        end("RemovePodSandbox", &sandbox.id).expect("removed");
+        end("RemovePodSandbox", &sandbox.id).expect("removed already");
+    }
+    assert_eq!(list().len(), 0);
+    end("StopPodSandbox", "../../../etc").expect("nobody's");
+    // What it leaves, the second step takes; and the service ends by itself.
+    let said = machine.run("picolet reset --stop --yes");
+    assert!(said.contains("Everything was removed"), "{said}");
+    machine.host.until("it ends when nobody asks", |_| {
+        let left = machine.run("pgrep -xc picolet || true");
+        (left.trim() == "0", left)
+    });
+    machine.run("sh $base/tarball/install.sh --uninstall --purge; [ ! -e /run/picolet-cri.sock ] && [ ! -e /etc/systemd/system/picolet-cri.socket ]");
+    assert_eq!(wrong(&server), [""; 0]);
 }

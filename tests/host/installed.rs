@@ -94,7 +94,10 @@ fn a_purge_leaves_nothing() {
             }
         }
     }
-    fs::rename(tarball.join("systemd/guard.sh"), tarball.join("guard")).expect("renamed");
+    for name in ["guard", "first-boot"] {
+        let script = tarball.join(format!("systemd/{name}.sh"));
+        fs::rename(script, tarball.join(name)).expect("renamed");
+    }
     fs::copy(project.join("cross/install.sh"), tarball.join("install.sh")).expect("copied");
     fs::copy(PICOLET, tarball.join("picolet")).expect("copied");
     fs::create_dir(host.path("doubles")).expect("directory");

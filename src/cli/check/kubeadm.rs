@@ -23,15 +23,18 @@ pub(super) fn look(release: &str, node_name: &str, proxies: &ProxyVariables) -> 
         found.map(|&path| path.to_owned()).collect()
     };
     let missing = PROGRAMS.iter().filter(|name| program(name).is_none());
+    let (version, version_error) = match ask("kubelet", &["--version"]) {
+        Some(Ok(said)) => (said, None),
+        Some(Err(e)) => (String::new(), Some(e.to_string())),
+        None => (String::new(), Some("there is no such program".into())),
+    };
     let enabled = ask("systemctl", &["is-enabled", "kubelet"]);
     Kubeadm {
         files: there(&FILES),
         missing_programs: missing.map(|&name| name.to_owned()).collect(),
         sockets: there(&SOCKETS),
-        version: match ask("kubelet", &["--version"]) {
-            None => Err("there is no such program".into()),
-            Some(said) => said.map_err(|e| e.to_string()),
-        },
+        version,
+        version_error,
         kernel: kernel(release),
         enabled: enabled.map(|said| said.is_ok()),
         resolves: matches!(ask("getent", &["ahosts", node_name]), Some(Ok(_))),
@@ -68,9 +71,7 @@ fn lacks(config: &str) -> Vec<String> {
             matches!(value, Some("y" | "m"))
         })
     };
-    let missing = KERNEL_OPTIONS
-        .iter()
-        .filter(|any| !any.iter().any(|o| has(o)));
+    let missing = KERNEL_OPTIONS.iter().filter(|any| !any.iter().any(has));
     missing.map(|any| any[0].to_owned()).collect()
 }
 

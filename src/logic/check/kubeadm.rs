@@ -50,7 +50,7 @@ const HEALTH_PORT: u16 = 10_248;
 const MAX_NAMED: usize = 4;
 
 /// What the checks of kubeadm look at, beside the other facts.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kubeadm {
     /// Of [`FILES`], those that are there.
     pub files: Vec<String>,
@@ -58,8 +58,10 @@ pub struct Kubeadm {
     pub missing_programs: Vec<String>,
     /// Of [`SOCKETS`], those that are there.
     pub sockets: Vec<String>,
-    /// What `kubelet --version` prints, or why it prints nothing.
-    pub version: Result<String, String>,
+    /// What `kubelet --version` prints.
+    pub version: String,
+    /// Why it prints nothing.
+    pub version_error: Option<String>,
     /// The kernel's configuration: where it is, and which of [`KERNEL_OPTIONS`] it lacks; `None`: it is nowhere.
     pub kernel: Option<(String, Vec<String>)>,
     /// Whether a service named `kubelet` starts with the machine; `None`: nothing manages services.
@@ -68,21 +70,6 @@ pub struct Kubeadm {
     pub resolves: bool,
     /// Requests by https go through a proxy.
     pub proxy: bool,
-}
-
-impl Default for Kubeadm {
-    fn default() -> Self {
-        Self {
-            files: Vec::new(),
-            missing_programs: Vec::new(),
-            sockets: Vec::new(),
-            version: Err("not asked".into()),
-            kernel: None,
-            enabled: None,
-            resolves: false,
-            proxy: false,
-        }
-    }
 }
 
 /// All of them, in kubeadm's order.
@@ -145,7 +132,7 @@ fn runtime(facts: &Facts) -> Finding {
     match facts.kubeadm.sockets.as_slice() {
         [] => Finding::error(
             "there is no socket of a container runtime: picolet needs none, kubeadm looks for one",
-            "kubeadm join --ignore-preflight-errors=CRI,ContainerRuntimeVersion (1.30: CRI,FileExisting-crictl)",
+            "kubeadm join --cri-socket unix:///run/picolet-cri.sock (picolet-cri.socket), or --ignore-preflight-errors=CRI,ContainerRuntimeVersion (1.30: CRI,FileExisting-crictl)",
         ),
         [socket] => Finding::ok(socket.clone()),
         sockets => Finding::error(
@@ -240,10 +227,11 @@ fn hostname(facts: &Facts) -> Finding {
 
 fn version(facts: &Facts) -> Finding {
     let fix = "sh install.sh --mode kubeadm, or apt-get install picolet-kubelet";
-    match &facts.kubeadm.version {
-        Ok(said) if is_version(said) => Finding::ok(said.clone()),
-        Ok(said) => Finding::error(format!("kubelet --version says {said:?}"), fix),
-        Err(why) => Finding::error(format!("kubelet --version: {why}"), fix),
+    let said = &facts.kubeadm.version;
+    match &facts.kubeadm.version_error {
+        Some(why) => Finding::error(format!("kubelet --version: {why}"), fix),
+        None if is_version(said) => Finding::ok(said.clone()),
+        None => Finding::error(format!("kubelet --version says {said:?}"), fix),
     }
 }
 
@@ -317,7 +305,7 @@ mod tests {
     fn ready() -> Facts {
         Facts {
             kubeadm: Kubeadm {
-                version: Ok("Kubernetes v1.36.0+picolet-0.1.0".into()),
+                version: "Kubernetes v1.36.0+picolet-0.1.0".into(),
                 sockets: [SOCKETS[0].to_owned()].into(),
                 kernel: Some(("/boot/config-6.12".into(), Vec::new())),
                 enabled: Some(true),
@@ -352,8 +340,8 @@ mod tests {
         (|f| f.kubeadm.kernel = None, "SystemVerification", Level::Error, "neither in /proc/config.gz nor in /boot/config-6.12.25+rpt-rpi-v8", "--ignore-preflight-errors=SystemVerification"),
         (|f| f.kubeadm.kernel = Some(("/proc/config.gz".into(), ["CONFIG_EXT4_FS".to_owned()].into())), "SystemVerification", Level::Error, "/proc/config.gz lacks CONFIG_EXT4_FS", "--ignore-preflight-errors=SystemVerification"),
         (|f| f.kubeadm.resolves = false, "Hostname", Level::Warning, "pi.example leads to no address", "/etc/hosts"),
-        (|f| f.kubeadm.version = Ok("picolet 0.1.0".into()), "KubeletVersion", Level::Error, "says \"picolet 0.1.0\"", "--mode kubeadm"),
-        (|f| f.kubeadm.version = Err("there is no such program".into()), "KubeletVersion", Level::Error, "no such program", "--mode kubeadm"),
+        (|f| f.kubeadm.version = "picolet 0.1.0".into(), "KubeletVersion", Level::Error, "says \"picolet 0.1.0\"", "--mode kubeadm"),
+        (|f| f.kubeadm.version_error = Some("there is no such program".into()), "KubeletVersion", Level::Error, "no such program", "--mode kubeadm"),
         (|f| f.kubeadm.enabled = Some(false), "Service-kubelet", Level::Warning, "does not start", "systemctl enable kubelet"),
         // KADM-11
         (|f| f.network.listening = [22, 10_250].into(), "Port-10250", Level::Error, "port 10250 is taken", "sport = :10250"),

@@ -189,7 +189,7 @@ pub(super) fn read_only(facts: &Facts) -> Finding {
     // Nothing depends on what has no other place.
     let Some(dir) = locked()
         .find(|d| !d.moved_by.is_empty())
-        .or(locked().next())
+        .or_else(|| locked().next())
     else {
         return Finding::ok("all directories are writable");
     };
