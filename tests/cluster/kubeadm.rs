@@ -43,7 +43,9 @@ for dir in etc usr/bin; do
     mkdir -p $base/$name.up $base/$name.work
     mount -t overlay -o "lowerdir=/$dir,upperdir=$base/$name.up,workdir=$base/$name.work" none /$dir
 done
-mkdir -p /run/systemd/system /usr/local/bin /usr/local/lib /run/cluster
+mkdir -p /run/systemd/system /usr/local/bin /usr/local/lib /usr/local/sbin /run/cluster
+# Where picolet itself looks for it.
+cp $base/doubles/systemctl /usr/local/sbin/
 rm -rf /etc/kubernetes
 touch $base/up
 while :; do sleep 1000 & wait $!; done
