@@ -16,6 +16,8 @@ TARBALL is picolet-VERSION-BOARD.tar.gz. SHA256SUMS and SHA256SUMS.sig of its re
                              beside this file)
   --root DIR                 install into the system below DIR, such as a mounted SD card; starts nothing
   --no-start                 install and enable, but start nothing
+  --enable-memory            also switch the memory controller on, in the kernel's command line of a Raspberry Pi (cmdline.txt; a
+                             copy stays beside it); it is on after the next restart, which you make
   --dry-run                  say what would be done
   --uninstall                remove the program and its units; pods, data and configuration stay
   --purge                    with --uninstall: end the pods, remove data and configuration too
@@ -32,7 +34,7 @@ failed() {
     exit 1
 }
 
-mode=standalone root='' start=yes dry='' remove='' purge='' key='' tarball=''
+mode=standalone root='' start=yes memory='' dry='' remove='' purge='' key='' tarball=''
 while [ $# -gt 0 ]; do
     case $1 in
     --mode=* | --root=* | --key=*) set -- "${1%%=*}" "${1#*=}" "$@" && flag=$1 value=$2 && shift 3 ;;
@@ -60,6 +62,7 @@ while [ $# -gt 0 ]; do
         key=$value
         ;;
     --no-start) start='' ;;
+    --enable-memory) memory=yes ;;
     --dry-run) dry=yes ;;
     --uninstall) remove=yes ;;
     --purge) purge=yes ;;
@@ -73,6 +76,7 @@ while [ $# -gt 0 ]; do
     esac
 done
 [ -z "$tarball" ] || [ -z "$remove" ] || wrong "--uninstall needs no tarball"
+[ -z "$memory" ] || [ -z "$remove" ] || wrong "--enable-memory goes with an installation"
 [ -z "$purge" ] || [ -n "$remove" ] || wrong "--purge goes with --uninstall"
 # Another system is not run: nothing of it can be asked or started.
 [ -z "$root" ] || start=''
@@ -87,6 +91,8 @@ link=/usr/local/bin/picolet
 units=$root/etc/systemd/system
 scripts=$root/etc/init.d
 import=$root/var/lib/picolet/import
+cri='picolet-cri.socket picolet-cri.service'
+boot='picolet-first-boot.service picolet-join.service'
 service=picolet
 [ "$mode" = standalone ] || service=kubelet
 # What `picolet upgrade` leaves beside the program.
@@ -246,18 +252,60 @@ fits_neighbours() {
 check() {
     [ -n "$root" ] || [ "$(id -u)" -eq 0 ] || refuse "must run as root: sudo sh install.sh"
     [ -f "$program" ] || failed "there is no program at $program: unpack the whole tarball"
-    [ -f "$here/guard" ] || failed "there is no $here/guard: unpack the whole tarball"
+    for file in guard first-boot; do
+        [ -f "$here/$file" ] || failed "there is no $here/$file: unpack the whole tarball"
+    done
     fits_processor
     fits_kernel
     [ $init != none ] || refuse "the system has neither systemd nor OpenRC: start '$link run' by what it has"
     fits_disk
     fits_neighbours
     [ -z "$unfit" ] || exit 3
+    # The firmware of a Raspberry Pi switches it off. /proc/cgroups may lack it although it is on.
     groups=/sys/fs/cgroup/cgroup.controllers
-    if [ -z "$root" ] && [ -r $groups ] && ! grep -qw memory $groups; then
-        echo "warning: the memory controller is off, memory limits are not held: add cgroup_enable=memory to the one line of" \
-            "/boot/firmware/cmdline.txt (before Debian 12 /boot/cmdline.txt) and restart" >&2
+    if [ -z "$root$memory" ] && [ -r $groups ] && ! grep -qw memory $groups; then
+        if [ -n "$(cmdline)" ]; then
+            echo "warning: the memory controller is off, memory limits are not held: run this again with --enable-memory, which adds" \
+                "cgroup_enable=memory to the one line of $(cmdline), and restart" >&2
+        else
+            echo "warning: the memory controller is off, memory limits are not held: add cgroup_enable=memory to the kernel's" \
+                "command line and restart" >&2
+        fi
     fi
+    [ -z "$memory" ] || [ -n "$(cmdline)" ] ||
+        { refuse "there is no cmdline.txt in $root/boot/firmware or $root/boot: add cgroup_enable=memory to the kernel's command line by what this board has" && exit 3; }
+}
+
+# The file that the firmware of a Raspberry Pi takes the kernel's command line from: before Debian 12 in /boot.
+cmdline() {
+    for file in "$root/boot/firmware/cmdline.txt" "$root/boot/cmdline.txt"; do
+        if [ -f "$file" ]; then
+            echo "$file"
+            return
+        fi
+    done
+}
+
+# Its first line is the command line. What switches the controller off goes, and the rest stays as it is.
+enable_memory() {
+    file=$(cmdline)
+    line=$(sed -n 1p "$file" | tr -d '\r')
+    new=$(echo "$line" | sed 's/  *$//; s/cgroup_disable=memory *//g')
+    case " $new " in *" cgroup_enable=memory "*) ;; *) new="$new cgroup_enable=memory" ;; esac
+    [ "$new" != "$line" ] || return 0
+    changed=yes
+    if [ -n "$dry" ]; then
+        echo "would write to $file: $new"
+        return
+    fi
+    [ -f "$file.before-picolet" ] || cp "$file" "$file.before-picolet" || failed "cannot keep a copy of $file"
+    flush "$file.before-picolet"
+    echo "$new" >"$file.new" || failed "cannot write $file.new"
+    sed 1d "$file" >>"$file.new" || failed "cannot write $file.new"
+    flush "$file.new"
+    mv -f "$file.new" "$file" || failed "cannot replace $file"
+    flush "$(dirname "$file")"
+    echo "switched the memory controller on in $file (before: $file.before-picolet): restart the board when it suits you"
 }
 
 # ---- What is done.
@@ -296,10 +344,19 @@ place() {
     echo "installed $to"
 }
 
+forget_cri() {
+    if [ -z "$root" ] && [ $init = systemd ] && [ -e "$units/picolet-cri.socket" ]; then
+        run systemctl disable -q --now picolet-cri.socket
+        run systemctl stop -q picolet-cri.service
+    fi
+    for unit in $cri; do delete "$units/$unit" "$units/sockets.target.wants/$unit"; done
+}
+
 # One agent at a time: both want the same port.
 retire() {
     other=kubelet
     [ "$service" = picolet ] || other=picolet
+    [ "$mode" != standalone ] || forget_cri
     [ -e "$units/$other.service" ] || [ -L "$root/etc/runlevels/default/$other" ] || return 0
     if [ -z "$root" ] && [ $init = systemd ] && systemctl is-enabled -q $other 2>/dev/null; then
         run systemctl disable -q --now $other
@@ -315,18 +372,30 @@ delete() {
     done
 }
 
+want() {
+    wants=$units/$1.wants
+    [ -L "$wants/$2" ] && return
+    run mkdir -p "$wants"
+    run ln -sf "/etc/systemd/system/$2" "$wants/$2"
+}
+
 enable() {
     case $init in
     systemd)
         if [ -n "$root" ]; then
-            wants=$units/multi-user.target.wants
-            [ -L "$wants/$service.service" ] && return
-            run mkdir -p "$wants"
-            run ln -sf "/etc/systemd/system/$service.service" "$wants/$service.service"
+            want multi-user.target $service.service
+            if [ "$mode" = standalone ]; then
+                for unit in $boot; do want multi-user.target "$unit"; done
+            else
+                want sockets.target picolet-cri.socket
+            fi
             return
         fi
         [ -z "$reload" ] || run systemctl daemon-reload
         systemctl is-enabled -q $service 2>/dev/null || run systemctl enable -q $service
+        others=picolet-cri.socket
+        [ "$mode" != standalone ] || others=$boot
+        for unit in $others; do systemctl is-enabled -q "$unit" 2>/dev/null || run systemctl enable -q "$unit"; done
         ;;
     openrc)
         for name in $service picolet-pods; do
@@ -343,6 +412,7 @@ begin() {
     case $init in
     systemd)
         if [ -n "$changed" ] || ! systemctl is-active -q $service; then run systemctl restart $service; fi
+        [ "$mode" = standalone ] || systemctl is-active -q picolet-cri.socket || run systemctl start picolet-cri.socket
         ;;
     openrc)
         rc-service -q $service status >/dev/null 2>&1 || changed=yes
@@ -358,6 +428,7 @@ install() {
     # An upgrade that was on trial ends: this program is what the operator wants.
     delete "$target.trial"
     place "$here/guard" "$library/guard" -rwxr-xr-x
+    place "$here/first-boot" "$library/first-boot" -rwxr-xr-x
     for pair in release.pub:"$library/release.pub" completion/bash:"$share/bash-completion/completions/picolet" \
         completion/zsh:"$share/zsh/site-functions/_picolet" completion/fish:"$share/fish/vendor_completions.d/picolet.fish" \
         man/picolet.8:"$share/man/man8/picolet.8"; do
@@ -371,6 +442,9 @@ install() {
     case $init in
     systemd)
         for unit in $service picolet-pods picolet-upgrade; do place "$here/systemd/$unit.service" "$units/$unit.service" -rw-r--r--; done
+        # kubeadm wants a container runtime to speak to.
+        [ "$mode" != standalone ] || for unit in $boot; do place "$here/systemd/$unit" "$units/$unit" -rw-r--r--; done
+        [ "$mode" = standalone ] || for unit in $cri; do place "$here/systemd/$unit" "$units/$unit" -rw-r--r--; done
         ;;
     openrc)
         for unit in $service picolet-pods; do place "$here/openrc/$unit" "$scripts/$unit" -rwxr-xr-x; done
@@ -379,6 +453,7 @@ install() {
     for file in "$here"/images/*; do
         [ ! -f "$file" ] || place "$file" "$import/${file##*/}" -rw-r--r--
     done
+    [ -z "$memory" ] || enable_memory
     retire
     enable
     begin
@@ -398,17 +473,32 @@ uninstall() {
             "$scripts/$name" "$root/etc/runlevels/default/$name"
     done
     if [ -n "$purge" ]; then
-        if [ -z "$root" ] && [ -x "$target" ]; then run "$target" reset --stop --yes; fi
-        if [ -d "$root/etc/picolet" ]; then run rm -r "$root/etc/picolet"; fi
-        if [ -n "$root" ] && [ -d "$root/var/lib/picolet" ]; then run rm -r "$root/var/lib/picolet"; fi
+        if [ -z "$root" ] && [ -x "$target" ]; then
+            run "$target" reset --stop --yes
+            # The pods are ended: so are the units that wait for that.
+            if [ $init = systemd ]; then
+                for unit in picolet-pods picolet-upgrade; do
+                    [ ! -e "$units/$unit.service" ] || run systemctl stop -q $unit
+                done
+            elif [ $init = openrc ] && [ -e "$scripts/picolet-pods" ]; then
+                run rc-service -q --ifstarted picolet-pods stop
+            fi
+        fi
+        for dir in "$root/etc/picolet" "$root/var/lib/picolet" "$root/run/picolet"; do
+            # A disk that somebody has mounted there is theirs.
+            ! grep -q " $dir[ /]" /proc/mounts || failed "something is mounted at or below $dir: unmount it, and run this again"
+            [ ! -d "$dir" ] || run rm -r "$dir"
+        done
         # A kubelet writes it under the same name.
         delay=$root/etc/systemd/logind.conf.d/99-kubelet.conf
         if grep -qs '^# Written by picolet' "$delay"; then delete "$delay"; fi
     fi
+    forget_cri
+    for unit in $boot; do delete "$units/$unit" "$units/multi-user.target.wants/$unit"; done
     # Not stopped, which would end the pods: without its file it goes with the machine.
     delete "$units/picolet-pods.service" "$scripts/picolet-pods" "$root/etc/runlevels/default/picolet-pods"
     [ "$(readlink "$kubelet")" != "$link" ] || delete "$kubelet"
-    delete "$target" "$target.old" "$target.new" $traces "$units/picolet-upgrade.service" "$library/guard" "$library/release.pub" \
+    delete "$target" "$target.old" "$target.new" $traces "$units/picolet-upgrade.service" "$library/guard" "$library/first-boot" "$library/release.pub" \
         "$share/bash-completion/completions/picolet" "$share/zsh/site-functions/_picolet" \
         "$share/fish/vendor_completions.d/picolet.fish" "$share/man/man8/picolet.8"
     [ ! -d "$library" ] || run rmdir "$library"

@@ -2,7 +2,10 @@
 
 use std::{
     fs,
-    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+    os::unix::{
+        fs::{MetadataExt as _, PermissionsExt as _},
+        process::CommandExt as _,
+    },
     path::{Path, PathBuf},
     process::{Command, Output},
 };
@@ -41,7 +44,10 @@ impl Board {
                 }
             }
         }
-        fs::rename(tarball.join("systemd/guard.sh"), tarball.join("guard")).expect("renamed");
+        for name in ["guard", "first-boot"] {
+            let script = tarball.join(format!("systemd/{name}.sh"));
+            fs::rename(script, tarball.join(name)).expect("renamed");
+        }
         fs::write(tarball.join("images/app.tar"), "layers").expect("written");
         board.pack("one");
         for dir in ["root/bin", "root/usr/local", "root/lib/systemd"] {
@@ -67,6 +73,11 @@ impl Board {
 
     fn run(&self, words: &[&str]) -> Output {
         let mut command = Command::new(self.shell[0]);
+        // Another uname, say.
+        let doubles = self.dir.join("doubles");
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let path = [doubles.as_os_str(), &path].join(":".as_ref());
+        command.env("PATH", path);
         command
             .args(&self.shell[1..])
             .arg(self.dir.join("tarball/install.sh"))
@@ -216,7 +227,7 @@ fn a_second_run_changes_nothing() {
 
 #[test]
 fn one_mode_takes_the_place_of_the_other() {
-    // PKG-05
+    // PKG-05 KADM-07
     for board in boards("modes") {
         let wants = |name: &str| {
             let wants = board.path("etc/systemd/system/multi-user.target.wants");
@@ -228,8 +239,19 @@ fn one_mode_takes_the_place_of_the_other() {
         assert_eq!(link, Path::new("/usr/local/bin/picolet"));
         assert!(wants("kubelet.service") && !wants("picolet.service"));
         assert_eq!(board.does(&["--mode=kubeadm"]), "nothing to change\n");
+        let cri = board.path("etc/systemd/system/sockets.target.wants/picolet-cri.socket");
+        assert!(cri.is_symlink());
+        board.does(&["--mode=standalone"]);
+        assert!(
+            !cri.is_symlink()
+                && !board
+                    .path("etc/systemd/system/picolet-cri.service")
+                    .exists()
+        );
+        board.does(&["--mode=kubeadm"]);
         board.does(&["--uninstall", "--purge"]);
         assert!(!board.path("usr/bin/kubelet").is_symlink() && !wants("kubelet.service"));
+        assert!(!cri.is_symlink() && !board.path("etc/systemd/system/picolet-cri.socket").exists());
 
         fs::remove_file(board.path("lib/systemd/systemd")).expect("removed");
         fs::create_dir_all(board.path("sbin")).expect("directory");
@@ -242,7 +264,138 @@ fn one_mode_takes_the_place_of_the_other() {
                 .is_symlink()
         );
         assert!(!board.path("etc/systemd/system/picolet.service").exists());
+        // What kubeadm finds by rc-update and rc-service.
+        board.does(&["--mode", "kubeadm"]);
+        assert!(board.path("etc/runlevels/default/kubelet").is_symlink());
+        assert!(board.path("etc/init.d/kubelet").exists());
+        assert!(!board.path("etc/runlevels/default/picolet").is_symlink());
     }
+}
+
+#[test]
+fn the_userland_decides_and_not_the_kernel() {
+    // SVC-18
+    /// Class and machine of an ELF header.
+    const PROCESSORS: [(&str, u8, u8); 4] = [
+        ("aarch64", 2, 0xb7),
+        ("32-bit ARM", 1, 0x28),
+        ("x86_64", 2, 0x3e),
+        ("32-bit x86", 1, 0x03),
+    ];
+    for board in boards("userland") {
+        fs::create_dir_all(board.path("sbin")).expect("directory");
+        fs::create_dir_all(board.dir.join("doubles")).expect("directory");
+        let head = |class: u8, machine: u8| {
+            let mut head = vec![0; 64];
+            head[..6].copy_from_slice(&[0x7f, b'E', b'L', b'F', class, 1]);
+            head[18] = machine;
+            head
+        };
+        let uname = |machine: &str| {
+            let double = board.dir.join("doubles/uname");
+            let text = format!("#!/bin/sh\n[ \"$1\" = -m ] && echo {machine} || echo 6.6.0\n");
+            fs::write(&double, text).expect("written");
+            fs::set_permissions(double, fs::Permissions::from_mode(0o755)).expect("mode");
+        };
+        let program = board.dir.join("tarball/picolet");
+        for (system, class, machine) in PROCESSORS {
+            fs::write(board.path("sbin/init"), head(class, machine)).expect("written");
+            for (given, class, machine) in PROCESSORS {
+                fs::write(&program, head(class, machine)).expect("written");
+                // Whatever the kernel is: that of 64 bits runs both.
+                for kernel in ["aarch64", "x86_64", "armv7l"] {
+                    uname(kernel);
+                    if given == system {
+                        let said = board.does(&["--dry-run"]);
+                        assert!(said.contains("would install"), "{given} {kernel}: {said}");
+                    } else {
+                        let says = format!("is for {given}, the system is {system}: take");
+                        board.refuses(&[], 3, &says);
+                    }
+                }
+            }
+        }
+        // The armhf of Raspberry Pi OS is ARMv6, that of Debian is ARMv7; an ELF header tells neither.
+        let (_, class, machine) = PROCESSORS[1];
+        fs::write(board.path("sbin/init"), head(class, machine)).expect("written");
+        fs::write(&program, head(class, machine)).expect("written");
+        if board.shell[0] == "busybox" {
+            // It has a uname of its own.
+            continue;
+        }
+        for (given, kernel, fits) in [
+            ("armv7", "armv6l", false),
+            ("armv6", "armv6l", true),
+            ("armv7", "armv7l", true),
+            ("armv7", "aarch64", true),
+            ("armv6", "armv7l", true),
+        ] {
+            fs::write(board.dir.join("tarball/arch"), format!("{given}\n")).expect("written");
+            uname(kernel);
+            if fits {
+                board.does(&["--dry-run"]);
+            } else {
+                board.refuses(&[], 3, "the processor is ARMv6: take the tarball for armv6");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_memory_controller_is_switched_on_where_that_is_wanted() {
+    // SVC-16
+    const LINE: &str = "console=tty1 cgroup_disable=memory root=PARTUUID=1-02 rootwait";
+    const WANTED: &str = "console=tty1 root=PARTUUID=1-02 rootwait cgroup_enable=memory";
+    for board in boards("memory") {
+        board.refuses(&["--enable-memory"], 3, "there is no cmdline.txt");
+        board.refuses(
+            &["--uninstall", "--enable-memory"],
+            2,
+            "goes with an installation",
+        );
+        // Before Debian 12, and since.
+        for (dir, text, wanted) in [
+            ("boot", format!("{LINE}\n"), format!("{WANTED}\n")),
+            (
+                "boot/firmware",
+                format!("{LINE} \r\n# kept\n"),
+                format!("{WANTED}\n# kept\n"),
+            ),
+        ] {
+            fs::create_dir_all(board.path(dir)).expect("directory");
+            let file = board.path(dir).join("cmdline.txt");
+            fs::write(&file, &text).expect("written");
+            // Nobody asked for it.
+            board.does(&[]);
+            assert_eq!(fs::read_to_string(&file).expect("read"), text);
+            let said = board.does(&["--dry-run", "--enable-memory"]);
+            assert!(said.contains(&format!("cmdline.txt: {WANTED}")), "{said}");
+            assert_eq!(fs::read_to_string(&file).expect("read"), text);
+            let said = board.does(&["--enable-memory"]);
+            assert!(
+                said.contains("restart the board when it suits you"),
+                "{said}"
+            );
+            assert_eq!(fs::read_to_string(&file).expect("read"), wanted);
+            let copy = board.path(dir).join("cmdline.txt.before-picolet");
+            assert_eq!(fs::read_to_string(&copy).expect("kept"), text);
+            assert_eq!(board.does(&["--enable-memory"]), "nothing to change\n");
+            // Without an end of its line, and switched on already.
+            fs::write(&file, WANTED).expect("written");
+            assert_eq!(board.does(&["--enable-memory"]), "nothing to change\n");
+            assert_eq!(fs::read_to_string(&file).expect("read"), WANTED);
+            assert_eq!(fs::read_to_string(&copy).expect("kept"), text);
+        }
+    }
+    let script = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("cross/install.sh"));
+    let script = script.expect("script");
+    let restarts = ["reboot", "shutdown"].iter().any(|word| {
+        let code = script
+            .lines()
+            .filter(|line| !line.trim_start().starts_with('#'));
+        code.into_iter().any(|line| line.contains(word))
+    });
+    assert!(!restarts, "it never restarts the machine");
 }
 
 #[test]
@@ -303,4 +456,267 @@ fn what_cannot_work_is_refused_before_anything_is_written() {
             assert!(said.contains(says), "{options}: {said}");
         }
     }
+}
+
+/// A machine that has been flashed: a boot partition, and a program that notes what it is called with.
+struct Flashed {
+    board: Board,
+}
+
+const JOIN_LINE: &str = "kubeadm join 10.0.0.1:6443 --token abcdef.0123456789abcdef \\\n\
+    \t--discovery-token-ca-cert-hash sha256:0123456789abcdef \n";
+const JOINED: &str = "join 10.0.0.1:6443 --token abcdef.0123456789abcdef --discovery-token-ca-cert-hash sha256:0123456789abcdef\n";
+
+impl Flashed {
+    fn new(board: Board) -> Self {
+        fs::create_dir_all(board.path("boot/firmware")).expect("directory");
+        fs::create_dir_all(board.dir.join("doubles")).expect("directory");
+        let flashed = Self { board };
+        flashed.joins("exit 0");
+        flashed
+    }
+
+    /// How the program's joins go from now on.
+    fn joins(&self, how: &str) {
+        let double = self.board.dir.join("doubles/picolet");
+        let calls = self.board.dir.join("calls");
+        // Of checks only the verdict on the configuration counts, which is a file of the test.
+        let text = format!(
+            "#!/bin/sh\n[ \"$1\" != check ] || {{ /bin/cat {0}.check; exit 0; }}\necho \"$*\" >>{0}\n{how}\n",
+            calls.display()
+        );
+        fs::write(&double, text).expect("written");
+        fs::set_permissions(double, fs::Permissions::from_mode(0o755)).expect("mode");
+    }
+
+    fn calls(&self) -> String {
+        let file = self.board.dir.join("calls");
+        let calls = fs::read_to_string(&file).unwrap_or_default();
+        let _ = fs::remove_file(file);
+        calls
+    }
+
+    fn boot(&self, name: &str) -> PathBuf {
+        self.board.path("boot/firmware").join(name)
+    }
+
+    fn run(&self, word: &str) -> Output {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("systemd/first-boot.sh");
+        let doubles = self.board.dir.join("doubles");
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let path = [doubles.as_os_str(), &path].join(":".as_ref());
+        Command::new(self.board.shell[0])
+            .args(&self.board.shell[1..])
+            .arg(script)
+            .arg(word)
+            .env("PICOLET_ROOT", self.board.path(""))
+            .env("PICOLET", doubles.join("picolet"))
+            .env("PATH", path)
+            // What a power cut ends.
+            .process_group(0)
+            .output()
+            .expect("started")
+    }
+
+    /// Both steps of a boot; whether all of it succeeded.
+    fn starts(&self) -> bool {
+        ["take", "join"]
+            .iter()
+            .all(|word| self.run(word).status.success())
+    }
+
+    fn kept(&self) -> PathBuf {
+        self.board.path("etc/picolet/first-boot.join")
+    }
+
+    /// Every word of the token, wherever it is: in memory it may be, on the card not.
+    fn secrets(&self) -> usize {
+        let files = self.board.files();
+        let has = |content: &Vec<u8>| content.windows(16).any(|w| w == b"0123456789abcdef");
+        files
+            .iter()
+            .filter(|(path, _, _, content)| path.is_file() && has(content))
+            .count()
+    }
+}
+
+#[test]
+fn what_the_boot_partition_has_is_taken_once() {
+    // PKG-11
+    for board in boards("first-boot") {
+        let flashed = Flashed::new(board);
+        // Without a file there is nothing to do.
+        assert!(flashed.starts());
+        assert_eq!(flashed.calls(), "");
+
+        let labels = "picolet: {nodeLabels: {shelf: a}}\n";
+        fs::write(flashed.boot("picolet.yaml"), labels).expect("written");
+        fs::write(flashed.boot("picolet-join.txt"), JOIN_LINE).expect("written");
+        // The control plane is away: it stays, where root alone reads it, and is wiped from the partition.
+        flashed.joins("echo 'error: cannot reach https://10.0.0.1:6443' >&2; exit 1");
+        assert!(!flashed.starts());
+        assert_eq!(flashed.calls(), JOINED);
+        let drop_in = flashed
+            .board
+            .path("etc/picolet/config.d/10-first-boot.conf");
+        assert_eq!(fs::read_to_string(drop_in).expect("taken"), labels);
+        assert!(
+            !flashed.boot("picolet.yaml").exists() && !flashed.boot("picolet-join.txt").exists()
+        );
+        let mode = fs::metadata(flashed.kept()).expect("kept").mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert_eq!(flashed.secrets(), 1, "only there");
+        let error = fs::read_to_string(flashed.boot("picolet-join.error.txt")).expect("told");
+        assert!(error.contains("cannot reach"), "{error}");
+        // Later it works, and is done once.
+        flashed.joins("exit 0");
+        assert!(flashed.starts());
+        assert_eq!(flashed.calls(), JOINED);
+        assert!(!flashed.kept().exists() && !flashed.boot("picolet-join.error.txt").exists());
+        assert_eq!(flashed.secrets(), 0);
+        assert!(flashed.starts());
+        assert_eq!(flashed.calls(), "");
+
+        // The same before Debian 12, with the ends of lines that Windows writes.
+        let old = flashed.board.path("boot/picolet-join.txt");
+        fs::write(
+            &old,
+            "picolet join --k3s https://h:6443 --token=K10aa::node:b --node-labels shelf=a\r\n",
+        )
+        .expect("written");
+        flashed.joins("echo 'error: this machine is a node already: --force' >&2; exit 1");
+        assert!(flashed.starts(), "that it had joined is no failure");
+        assert_eq!(
+            flashed.calls(),
+            "join --k3s https://h:6443 --token=K10aa::node:b --node-labels shelf=a\n"
+        );
+        assert!(!old.exists() && !flashed.kept().exists());
+    }
+}
+
+#[test]
+fn a_boot_partition_is_not_trusted() {
+    // PKG-11
+    for board in boards("hostile-boot") {
+        let flashed = Flashed::new(board);
+        let long = format!("{JOIN_LINE}{}", "x".repeat(70_000));
+        let mark = flashed.board.dir.join("mark");
+        let shell = format!("kubeadm join a:1 --token $(touch {})", mark.display());
+        for text in [
+            "",
+            "\n",
+            "kubeadm join 10.0.0.1:6443\n",
+            "kubeadm join a:1 --token x --config /etc/shadow\n",
+            "kubeadm join a:1 --token x --root-dir=/\n",
+            "kubeadm join a:1 --token\n",
+            "kubeadm join a:1 --token x; reboot\n",
+            "kubeadm join a:1 --token `id`\n",
+            "kubeadm join a:1 --token x *\n",
+            "\u{feff}\u{0}\u{1}",
+            &shell,
+            &long,
+        ] {
+            fs::write(flashed.boot("picolet-join.txt"), text).expect("written");
+            assert!(flashed.starts(), "{text:?}");
+            assert_eq!(flashed.calls(), "", "{text:?}");
+            assert!(!flashed.boot("picolet-join.txt").exists() && !flashed.kept().exists());
+            let error = fs::read_to_string(flashed.boot("picolet-join.error.txt")).expect("told");
+            assert!(
+                error.contains("kubeadm token create --print-join-command"),
+                "{error}"
+            );
+            assert_eq!(error.lines().count(), 1);
+        }
+        assert!(!mark.exists(), "no shell reads it");
+        fs::write(flashed.boot("picolet.yaml"), "a: ".repeat(40_000)).expect("written");
+        assert!(flashed.starts());
+        assert!(flashed.boot("picolet.yaml.wrong").exists());
+        // What an agent could not start with.
+        fs::remove_file(flashed.boot("picolet.yaml.wrong")).expect("removed");
+        let verdict = "ok    root    x\nERROR config  maxPods: must be positive\n      fix: x\n";
+        fs::write(flashed.board.dir.join("calls.check"), verdict).expect("written");
+        fs::write(flashed.boot("picolet.yaml"), "maxPods: -1\n").expect("written");
+        assert!(flashed.starts());
+        assert!(flashed.boot("picolet.yaml.wrong").exists());
+        let error = fs::read_to_string(flashed.boot("picolet-join.error.txt")).expect("told");
+        assert!(error.contains("maxPods: must be positive"), "{error}");
+        assert!(
+            !flashed
+                .board
+                .path("etc/picolet/config.d/10-first-boot.conf")
+                .exists()
+        );
+    }
+}
+
+#[test]
+fn a_power_cut_while_it_is_taken_loses_nothing() {
+    // PKG-11
+    // Programs of the shell itself cannot be replaced in busybox.
+    let Some(board) = boards("first-boot-cut")
+        .into_iter()
+        .find(|b| b.shell[0] == "dash")
+    else {
+        skipped!("a_power_cut_while_it_is_taken_loses_nothing: no dash");
+        return;
+    };
+    let flashed = Flashed::new(board);
+    let doubles = flashed.board.dir.join("doubles");
+    let left = flashed.board.dir.join("left");
+    // Each of them ends the script and all that it has started, before or after it has done its work, when its turn has come.
+    for name in ["cat", "mv", "rm", "sync", "mkdir", "tr"] {
+        let real = format!("/bin/{name}");
+        let real = if Path::new(&real).exists() {
+            real
+        } else {
+            format!("/usr/bin/{name}")
+        };
+        let double = format!(
+            "#!/bin/sh\nn=$(/bin/cat {left} 2>/dev/null || echo 0)\n[ $n -eq 0 ] || echo $((n - 1)) >{left}\n\
+             [ $n -ne 1 ] || kill -9 0\n{real} \"$@\"\ncode=$?\n\
+             [ $n -ne 2 ] || {{ echo 0 >{left}; kill -9 0; }}\nexit $code\n",
+            left = left.display()
+        );
+        fs::write(doubles.join(name), double).expect("written");
+        fs::set_permissions(doubles.join(name), fs::Permissions::from_mode(0o755)).expect("mode");
+    }
+    let mut cuts = 0;
+    // Bounded: the script calls fewer programs.
+    for turn in 1..200 {
+        fs::write(flashed.boot("picolet-join.txt"), JOIN_LINE).expect("written");
+        fs::write(flashed.boot("picolet.yaml"), "a: b\n").expect("written");
+        fs::write(&left, turn.to_string()).expect("written");
+        let whole = flashed.starts();
+        let rest = fs::read_to_string(&left).expect("a number");
+        // Nobody's turn came.
+        let is_over = rest.trim().parse::<u32>().is_ok_and(|n| n > 2);
+        fs::write(&left, "0").expect("written");
+        if !whole {
+            cuts += 1;
+            assert!(flashed.starts(), "turn {turn}: the next boot");
+        }
+        let calls = flashed.calls();
+        assert!(
+            !calls.is_empty() && calls.lines().all(|call| format!("{call}\n") == JOINED),
+            "turn {turn}: {calls}"
+        );
+        assert_eq!(flashed.secrets(), 0, "turn {turn}");
+        assert!(
+            !flashed.boot("picolet-join.txt").exists() && !flashed.kept().exists(),
+            "turn {turn}"
+        );
+        let drop_in = flashed
+            .board
+            .path("etc/picolet/config.d/10-first-boot.conf");
+        assert_eq!(
+            fs::read_to_string(&drop_in).expect("taken"),
+            "a: b\n",
+            "turn {turn}"
+        );
+        fs::remove_file(drop_in).expect("removed");
+        if is_over {
+            break;
+        }
+    }
+    assert!(cuts >= 20, "{cuts} cuts");
 }

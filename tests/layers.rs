@@ -306,3 +306,31 @@ fn what_fails_is_seen() {
         assert_eq!(failure(text), want, "{text}");
     }
 }
+
+#[test]
+fn the_size_of_a_page_is_asked_for() {
+    // SVC-17
+    let mut files = Vec::new();
+    sources(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
+        &mut files,
+    );
+    let mut asked = Vec::new();
+    for (path, text) in files {
+        let (code, _) = text.split_once("#[cfg(test)]").unwrap_or((&text, ""));
+        for line in code.lines().map(|l| l.split("//").next().unwrap_or("")) {
+            let lower = line.to_lowercase();
+            let number = ["4096", "4_096", "4 << 10", "4 * 1024", "0x1000"].iter();
+            let is_constant = lower.contains("page") && number.clone().any(|n| lower.contains(n));
+            let is_common = path.ends_with("logic/page_size.rs");
+            let is_test =
+                path.contains("/tests") || path.contains("/testing") || lower.contains("huge");
+            assert!(!is_constant || is_common || is_test, "{path}: {line}");
+            if line.contains("SysconfVar::PAGE_SIZE") || line.contains("_SC_PAGE") {
+                asked.push(path.clone());
+            }
+        }
+    }
+    let here = asked.iter().all(|path| path.ends_with("sys/pages.rs"));
+    assert!(here && !asked.is_empty(), "one place asks: {asked:?}");
+}

@@ -204,3 +204,58 @@ fn scripts_of_openrc_keep_the_agent_running_and_end_pods_first() {
     let stop = text.split("stop() {").nth(1).expect("stop");
     assert!(stop.contains("picolet stop --shutdown"));
 }
+
+#[test]
+fn what_is_asked_of_a_runtime_is_answered_outside_the_agent() {
+    // KADM-16
+    let socket = unit("picolet-cri.socket");
+    assert_eq!(words(&socket, "ListenStream"), ["/run/picolet-cri.sock"]);
+    assert_eq!(words(&socket, "SocketMode"), ["0600"]);
+    assert_eq!(words(&socket, "WantedBy"), ["sockets.target"]);
+    let service = unit("picolet-cri.service");
+    assert_eq!(service["ExecStart"], ["/usr/local/bin/picolet cri"]);
+    assert_eq!(words(&service, "KillMode"), ["process"]);
+    // A stop of the agent does not end it, and it starts no agent.
+    for directive in ["PartOf", "BindsTo", "Wants", "WantedBy"] {
+        assert!(!service.contains_key(directive), "{directive}");
+    }
+    assert_eq!(words(&service, "Requires"), ["picolet-cri.socket"]);
+    for agent in AGENTS {
+        assert!(
+            !unit(agent)
+                .values()
+                .flatten()
+                .any(|v| v.contains("picolet-cri")),
+            "{agent}"
+        );
+    }
+}
+
+#[test]
+fn the_boot_partition_is_read_before_the_agent_and_the_join_waits_for_nobody() {
+    // PKG-11
+    let take = unit("picolet-first-boot.service");
+    assert_eq!(
+        words(&take, "Before"),
+        ["picolet.service", "picolet-join.service"]
+    );
+    assert!(
+        take["ConditionPathExists"]
+            .iter()
+            .all(|path| path.starts_with("|/boot/"))
+    );
+    // No network: an agent must not wait for one.
+    assert!(
+        !words(&take, "After")
+            .iter()
+            .any(|word| word.starts_with("network"))
+    );
+    let join = unit("picolet-join.service");
+    assert_eq!(
+        words(&join, "ConditionPathExists"),
+        ["/etc/picolet/first-boot.join"]
+    );
+    assert_eq!(words(&join, "Restart"), ["on-failure"]);
+    assert!(words(&join, "After").contains(&"network-online.target".to_owned()));
+    assert!(!join.contains_key("Before"));
+}

@@ -265,6 +265,7 @@ pub(super) fn driver(parts: &Parts) -> Rc<dyn PodDriver> {
         mounter,
         killer: killer.clone(),
         starter,
+        page_bytes: owners.node.facts().page_bytes,
     };
     let terminator = Terminator {
         store: machine.store.clone(),

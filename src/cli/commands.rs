@@ -205,6 +205,7 @@ pub(super) const COMMANDS: &[Command] = &[
     Command { name: "check", args: "", group: MACHINE, help: "Say what is wrong with this machine, and the exact fix", flags: &[
         value("output", Some('o'), "json", "form of the answer (default: lines)"),
         switch("quiet", Some('q'), "only what is wrong"),
+        switch("kubeadm", None, "what kubeadm join would say of it, by its own names"),
     ], agent_flags: true, takes: Takes::Nothing },
     Command { name: "reset", args: "", group: MACHINE, help: "Remove everything the agent made; manifests and configuration stay", flags: &[
         switch("yes", Some('y'), "do not ask"),
@@ -217,6 +218,9 @@ pub(super) const COMMANDS: &[Command] = &[
     Command { name: "dashboard", args: "", group: MACHINE, help: "Show the node in a browser, for as long as the command runs", flags: &[
         value("listen", None, "ADDRESS:PORT", "where the browser finds it (default 127.0.0.1:8899)"),
         switch("allow-actions", None, "the page can also restart and delete static pods, and pull images"),
+    ], agent_flags: true, takes: Takes::Nothing },
+    Command { name: "cri", args: "", group: MACHINE, help: "Answer kubeadm as a container runtime would; picolet-cri.socket starts it", flags: &[
+        value("listen", None, "PATH", "a socket of its own (default: the one that the service manager hands over)"),
     ], agent_flags: true, takes: Takes::Nothing },
     Command { name: "health", args: "", group: MACHINE, help: "Say whether the agent does its work; exit code 1 if not", flags: &[
         value("wait", None, "SECONDS", "wait so long for it (default 0, at most 3600)"),

@@ -8,6 +8,7 @@ mod check;
 mod client;
 mod commands;
 mod completion;
+mod cri;
 mod dashboard;
 mod describe;
 mod elastic;
@@ -154,6 +155,18 @@ fn run(command: &str, words: Vec<OsString>) -> Result<ExitCode, CliError> {
     carry_out(known, words)
 }
 
+/// Sockets that the service manager has handed over to this process. Source: sd_listen_fds(3).
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the one place where the environment is read"
+)]
+fn handed_sockets() -> usize {
+    let number = |name: &str| std::env::var(name).ok()?.parse::<usize>().ok();
+    let own = usize::try_from(std::process::id()).ok();
+    let is_ours = number("LISTEN_PID") == own;
+    number("LISTEN_FDS").filter(|_| is_ours).unwrap_or(0)
+}
+
 /// What a service manager says.
 fn manager() -> Manager {
     Manager {
@@ -210,6 +223,9 @@ fn carry_out(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode
     }
     if command.name == "reset" {
         return reset::run(command, words).map(done);
+    }
+    if command.name == "cri" {
+        return cri::run(command, words, handed_sockets()).map(done);
     }
     if command.name == "join" {
         return join::run(command, words).map(done);

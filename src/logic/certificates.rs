@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn choices() {
-        // BOOT-01
+        // BOOT-01 SVC-15
         use Choice::{Bootstrap, Kubeconfig, Neither};
         use KubeconfigFacts::{BadCertificate, Missing, Until, WithoutCertificate, Wrong};
         let now = Wall::from_secs(100 * DAY);

@@ -39,6 +39,7 @@ pub mod hosts;
 pub mod object_table;
 pub mod oci;
 pub mod outcome;
+pub mod page_size;
 pub mod pod_refs;
 pub mod pod_resources;
 pub mod projection;

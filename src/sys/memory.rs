@@ -11,7 +11,7 @@ use core::{ffi::c_void, ptr::NonNull};
 
 use nix::{
     sys::mman::{MmapAdvise, madvise},
-    unistd::{SysconfVar, getpid, gettid, sysconf},
+    unistd::{getpid, gettid},
 };
 
 #[cfg(target_env = "gnu")]
@@ -119,7 +119,7 @@ fn clear_below(bytes: usize) {
 }
 
 fn page_bytes() -> Option<usize> {
-    usize::try_from(sysconf(SysconfVar::PAGE_SIZE).ok()??).ok()
+    usize::try_from(super::pages::bytes()).ok()
 }
 
 /// Unmaps the pages of the program's constants and code; they stay in the page cache while there is room. What still runs is

@@ -9,6 +9,17 @@ use core::ptr::NonNull;
 
 use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap_anonymous, munmap};
 
+/// Bytes of a page: 4 KiB, or up to 64 KiB on some boards. The kernel tells every program.
+#[must_use]
+pub fn bytes() -> u64 {
+    let told = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE);
+    let told = told
+        .ok()
+        .flatten()
+        .and_then(|bytes| u64::try_from(bytes).ok());
+    told.expect("the C library has it from the kernel")
+}
+
 /// Zeroed bytes in whole pages. A page takes memory from when it is first written until it is released.
 #[derive(Debug)]
 pub struct Pages {
@@ -20,8 +31,7 @@ pub struct Pages {
 impl Pages {
     /// Maps at least `len` bytes, rounded up to whole pages (up to 64 KiB each on some boards).
     pub fn map(len: usize) -> nix::Result<Self> {
-        let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)?;
-        let page = page.and_then(|p| usize::try_from(p).ok()).unwrap_or(4096);
+        let page = usize::try_from(bytes()).map_err(|_| nix::Error::EINVAL)?;
         let len = NonZeroUsize::new(len.next_multiple_of(page)).ok_or(nix::Error::EINVAL)?;
         let protection = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: a new private mapping at an address of the kernel's choice aliases nothing.

@@ -4,6 +4,7 @@
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixListener;
 
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, SockFlag, accept4, recvmsg};
 
@@ -13,6 +14,20 @@ pub fn accept(listener: impl AsFd) -> io::Result<OwnedFd> {
     let fd = accept4(listener.as_fd().as_raw_fd(), flags)?;
     // SAFETY: the call succeeded: a new descriptor that nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The socket that a service manager has handed over, which listens. To be called once. Source: sd_listen_fds(3).
+pub fn handed_over() -> io::Result<UnixListener> {
+    const FIRST: RawFd = 3;
+    // SAFETY: descriptors from this one on are the caller's, as sd_listen_fds(3) says; nothing in this program has taken it.
+    let socket = unsafe { OwnedFd::from_raw_fd(FIRST) };
+    let listens = nix::sys::socket::getsockopt(&socket, nix::sys::socket::sockopt::AcceptConn)?;
+    if !listens {
+        return Err(io::Error::other("it does not listen"));
+    }
+    let flags = nix::fcntl::FdFlag::FD_CLOEXEC;
+    nix::fcntl::fcntl(&socket, nix::fcntl::FcntlArg::F_SETFD(flags))?;
+    Ok(socket.into())
 }
 
 /// When `socket` is closed, what the peer has not taken yet is thrown away, and the peer hears of it at once (`SO_LINGER`).

@@ -22,6 +22,7 @@ mod debug;
 mod hostile;
 mod identity;
 mod join;
+mod kubeadm;
 mod kubectl;
 mod kubelet;
 mod link;

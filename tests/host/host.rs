@@ -70,6 +70,8 @@ pub(crate) struct Host {
     pub(crate) agent: Option<Child>,
     /// Network namespace of the agent, as `ip netns` names it; that of the test otherwise.
     pub(crate) namespace: Option<String>,
+    /// Words before the agent's own, which make it run inside of something.
+    pub(crate) inside: Vec<String>,
     /// The agent is called as `kubelet`; not in a namespace of its own.
     pub(crate) is_kubelet: bool,
     /// What its environment has beside that of the test.
@@ -147,6 +149,7 @@ impl Host {
             flags: all,
             agent: None,
             namespace: None,
+            inside: Vec::new(),
             is_kubelet: false,
             variables: Vec::new(),
         }
@@ -165,6 +168,11 @@ impl Host {
             .open(self.base.join("agent.log"))
             .expect("agent log");
         let mut command = match &self.namespace {
+            None if !self.inside.is_empty() => {
+                let mut command = Command::new(&self.inside[0]);
+                command.args(&self.inside[1..]).arg(PICOLET);
+                command
+            }
             None => Command::new(PICOLET),
             // It becomes the agent: there is no process between.
             Some(name) => {

@@ -22,7 +22,7 @@ const DIR: &str = "target/reach";
 /// why. What it needs is kept with it. One that is reached by now is an error. May only shrink.
 type Kept = (&'static str, &'static str, &'static str);
 const KEPT: &[Kept] = &[
-    ("src/grpc/lib.rs", "pub mod server;", GRPC),
+    ("src/grpc/server.rs", "pub fn metadata(", GRPC),
     ("src/grpc/client.rs", "pub fn unary<", GRPC),
     ("src/grpc/client.rs", "pub async fn answer<", GRPC),
     ("src/grpc/proto/mod.rs", "pub fn formed(", GRPC),

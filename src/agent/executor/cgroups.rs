@@ -4,8 +4,6 @@ use alloc::{rc::Rc, sync::Arc};
 use core::time::Duration;
 use std::sync::{Mutex, PoisonError};
 
-use nix::unistd::{SysconfVar, sysconf};
-
 use crate::{
     agent::{
         clock::Clock,
@@ -43,7 +41,7 @@ pub(in crate::agent) fn settings(
             throttling_permille: i64::from(memory.throttling_permille),
             reserves: memory.reserves,
             allocatable_bytes: node.allocatable().memory_bytes,
-            page_bytes: signed(page_bytes()),
+            page_bytes: signed(node.page_bytes),
         }),
         limited_swap: cgroup.swap == SwapBehavior::LimitedSwap,
         v2: cgroups.version() == Version::V2,
@@ -52,12 +50,6 @@ pub(in crate::agent) fn settings(
         node_swap_bytes: signed(node.swap_bytes),
         hugepage_sizes: node.hugepages.iter().map(|(size, _)| *size).collect(),
     }
-}
-
-fn page_bytes() -> u64 {
-    let size = sysconf(SysconfVar::PAGE_SIZE).ok().flatten();
-    size.and_then(|bytes| u64::try_from(bytes).ok())
-        .unwrap_or(4096)
 }
 
 /// Whether the kernel accounts swap. Version 2 has the file in every group but the root, so `kubepods` is made first.

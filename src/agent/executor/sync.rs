@@ -26,7 +26,7 @@ use crate::{
         pod::RestartPolicy,
     },
     error::chain,
-    logic::{actions::PodActions, pod_worker::Outcome, work_queue::Retry},
+    logic::{actions::PodActions, page_size::misfit, pod_worker::Outcome, work_queue::Retry},
     runtime::{RuntimeError, RuntimeService},
     sys::{crash, lane::Lane},
 };
@@ -42,6 +42,8 @@ pub(in crate::agent) struct Syncer {
     pub(in crate::agent) mounter: Mounter,
     pub(in crate::agent) killer: Killer,
     pub(in crate::agent) starter: Starter,
+    /// Bytes of a page of memory.
+    pub(in crate::agent) page_bytes: u64,
 }
 
 impl Syncer {
@@ -90,6 +92,12 @@ impl Syncer {
             answer,
         });
         let begun = begun.await;
+        for container in &plan.runtime.containers {
+            if let Some(why) = misfit(self.page_bytes, container) {
+                let recorder = &self.recorder;
+                recorder.container(pod, &container.name, Severity::Warning, "Failed", &why);
+            }
+        }
         if let Some(outcome) = begun.outcome {
             self.keep_outcome(plan, outcome).await;
         }

@@ -13,7 +13,7 @@ use crate::{
             own::{self, Counters, Facts, Machine, Process},
         },
     },
-    sys::{clock, disk_usage, disk_wear, proc::read_small},
+    sys::{clock, disk_usage, disk_wear, pages, proc::read_small},
 };
 
 /// Ticks a second of the times in `/proc`; the same on every architecture that Linux still has.
@@ -101,10 +101,9 @@ fn of_stat(stat: &str) -> Option<Process> {
         let mut fields = rest.split_ascii_whitespace();
         fields.nth(n - 3)?.parse().ok()
     };
-    let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok()??;
     Some(Process {
         cpu_ns: (field(14)? + field(15)?).saturating_mul(1_000_000_000 / TICKS),
-        resident_bytes: field(24)?.saturating_mul(u64::try_from(page).ok()?),
+        resident_bytes: field(24)?.saturating_mul(pages::bytes()),
         files: 0,
     })
 }
@@ -118,9 +117,7 @@ mod tests {
         // Names may have anything in them.
         let line = "4711 (a) b (c) S 1 4711 4711 0 -1 4194560 900 0 12 0 150 50 7 8 20 0 3 0 777 9000000 321 18446744073709551615";
         let process = of_stat(line).expect("whole");
-        let page = nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE);
-        let page = u64::try_from(page.expect("known").expect("set")).expect("bytes");
-        assert_eq!(process.resident_bytes, 321 * page);
+        assert_eq!(process.resident_bytes, 321 * pages::bytes());
         assert_eq!(process.cpu_ns, 200 * (1_000_000_000 / TICKS));
         assert!(of_stat("1 (x) S 1").is_none());
     }

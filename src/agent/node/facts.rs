@@ -12,6 +12,7 @@ use crate::{
         node::{self, Settings},
         node_resources::{self, Capacity, OverReserved, Reservations},
     },
+    sys::pages,
 };
 
 /// Its name says it: exec, attach and port forwarding may come as WebSocket in their newest forms (STREAM-11).
@@ -32,6 +33,8 @@ pub(in crate::agent) struct NodeFacts {
     pub(in crate::agent) storage_bytes: u64,
     /// Swap of the machine, bytes.
     pub(in crate::agent) swap_bytes: u64,
+    /// Bytes of a page of memory.
+    pub(in crate::agent) page_bytes: u64,
     /// Page sizes the kernel offers as huge pages, and memory that is such pages already: bytes, sorted by size.
     pub(in crate::agent) hugepages: Vec<(u64, u64)>,
     /// Most processes and threads at a time; 0: not known.
@@ -96,6 +99,7 @@ pub(in crate::agent) fn facts(cfg: &Config) -> Result<NodeFacts, OverReserved> {
         memory_bytes: machine::memory_bytes(),
         cpu_milli: machine::cpus().saturating_mul(1000),
         storage_bytes: machine::storage_bytes(&cfg.dirs.root),
+        page_bytes: pages::bytes(),
         hugepages: machine::hugepages(),
         swap_bytes: machine::swap_bytes(),
         pids: machine::max_pids(),

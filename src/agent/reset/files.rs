@@ -11,9 +11,12 @@ use crate::{
     sys::{lock, mount},
 };
 
-/// What lies in the root directory beside images: all of it is the agent's own.
-const ROOT_ENTRIES: [&str; 6] = [
+/// What lies in the root directory beside images: all of it is the agent's own. Secrets are among `objects`, and in what a URL
+/// gave. The node's certificates stay: a kubeconfig names them.
+const ROOT_ENTRIES: [&str; 8] = [
     "pods",
+    "objects",
+    "manifest-url",
     "containers",
     "sandboxes",
     "cni",
@@ -159,10 +162,18 @@ mod tests {
     fn only_what_is_its_own_goes() {
         let base = std::env::temp_dir().join(format!("picolet-reset-{}", std::process::id()));
         let (root, logs, links) = (base.join("root"), base.join("logs"), base.join("links"));
-        for dir in ["pods/u", "containers/c", "images", "import", "seccomp"] {
+        for dir in [
+            "pods/u",
+            "objects/secrets-1",
+            "containers/c",
+            "images",
+            "import",
+            "seccomp",
+        ] {
             fs::create_dir_all(root.join(dir)).expect("directory");
         }
         fs::write(root.join("seccomp/mine.json"), "{}").expect("file");
+        fs::write(root.join("manifest-url"), "{}").expect("file");
         fs::create_dir_all(logs.join("default_web_u1/c")).expect("directory");
         fs::create_dir_all(logs.join("else")).expect("directory");
         fs::create_dir_all(&links).expect("directory");
@@ -175,7 +186,9 @@ mod tests {
             remove_root(&root, images).expect("root");
             remove_logs(&logs, &links).expect("logs");
             assert_eq!(root.join("images").exists(), !images);
-            assert!(!root.join("pods").exists() && !root.join("containers").exists());
+            for gone in ["pods", "containers", "objects", "manifest-url"] {
+                assert!(!root.join(gone).exists(), "{gone}");
+            }
             assert!(root.join("seccomp/mine.json").exists(), "an operator's");
             assert!(!logs.join("default_web_u1").exists());
             assert!(logs.join("else").exists(), "no log directory of a pod");

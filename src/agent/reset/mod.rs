@@ -7,7 +7,10 @@
 //! them first, which is what `--stop` does.
 
 mod files;
+mod remains;
 mod survey;
+
+pub use remains::Remains;
 
 use alloc::{rc::Rc, sync::Arc};
 use core::{cell::Cell, error::Error, future::poll_fn, task::Poll, time::Duration};
@@ -56,6 +59,7 @@ pub struct Choice {
 }
 
 /// A reset that is looked at: nothing is locked, made or removed.
+#[derive(Clone)]
 pub struct Reset {
     cfg: Config,
     choice: Choice,
@@ -222,11 +226,18 @@ impl Reset {
 
     /// Ends and removes what the records of the run directory tell of: containers, networks, namespaces, the bridge.
     async fn remove_runtime(&self, cgroups: Cgroups) -> Result<(), RuntimeError> {
-        let failed = |e: &dyn Error| RuntimeError::Failed(chain(e));
-        let cfg = &self.cfg;
-        if let Some(endpoints) = &cfg.runtime.endpoints {
+        if let Some(endpoints) = &self.cfg.runtime.endpoints {
             return self.empty_runtime(endpoints, cgroups).await;
         }
+        let runtime = self.open_runtime(cgroups).await?;
+        self.end_pods(&runtime).await?;
+        runtime.reset().await
+    }
+
+    /// What runs containers here, for what is left of them.
+    async fn open_runtime(&self, cgroups: Cgroups) -> Result<Runc, RuntimeError> {
+        let failed = |e: &dyn Error| RuntimeError::Failed(chain(e));
+        let cfg = &self.cfg;
         let exe = fs::File::open("/proc/self/exe").map_err(|e| failed(&e))?;
         let host = runc::host::facts(&cgroups);
         let settings = backends::runc_settings(cfg, host, Arc::new(OwnedFd::from(exe)));
@@ -235,9 +246,7 @@ impl Reset {
         let store = cfg.dirs.run.join("no-images");
         let opened = StoreImages::open(store, Settings::default(), lane.clone(), lane.clone());
         let images = opened.await.map_err(|e| failed(&e))?;
-        let runtime = Runc::open(settings, Box::new(images), lane, cgroups).await?;
-        self.end_pods(&runtime).await?;
-        runtime.reset().await
+        Runc::open(settings, Box::new(images), lane, cgroups).await
     }
 
     /// Ends and removes all pods of a runtime that is somebody else's; its images stay.

@@ -195,7 +195,7 @@ fn a_long_sleep_of_the_machine_is_no_secret_to_others() {
 
 #[test]
 fn a_clock_that_is_set_back_does_not_cost_the_node_its_ready() {
-    // TIME-01 LEASE-05
+    // TIME-01 LEASE-05 SVC-15
     let server = TestServer::builder().controllers(true).start();
     let server = server.expect("server");
     let world = World::with(&[], Some(api(&server)));

@@ -485,7 +485,7 @@ fn results_are_in_the_api_within_a_second() {
 
 #[test]
 fn the_clock_jumps() {
-    // PROBE-03
+    // PROBE-03 SVC-15
     let world = settled();
     world.wire.is_well(81, false);
     let probe = json!({"tcpSocket": {"port": 81}, "periodSeconds": 1, "initialDelaySeconds": 60});

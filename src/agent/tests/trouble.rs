@@ -39,6 +39,71 @@ fn an_end_that_fails_is_tried_until_it_succeeds() {
 }
 
 #[test]
+fn a_program_built_for_smaller_pages_is_named() {
+    // SVC-17
+    let world = World::new();
+    let told = |world: &World| {
+        let events = world.parts.tools.recorder.events();
+        let of_pages = events.filter(|e| e.message.contains("pages of 16 KiB"));
+        of_pages.map(|e| e.count).sum::<u32>()
+    };
+    for (name, policy) in [("a", "Always"), ("n", "Never")] {
+        let spec = json!({"restartPolicy": policy});
+        world.apply(&[manifest(name, spec)]);
+        world.until("runs", |w| w.phase(name) == Some(Phase::Running));
+        let id = world.fake.container(&PodUid::from(name), "c");
+        // Its own fault.
+        world.fake.exit(&id.expect("runs").id, 1);
+        world.advance(s(5));
+        assert_eq!(told(&world), 0, "{policy}");
+        world.apply(&[]);
+        world.until("is gone", |w| w.is_gone(name));
+    }
+    let mut before = 0;
+    for (name, policy) in [("dies-a", "Always"), ("dies-n", "Never")] {
+        world.apply(&[manifest(name, json!({"restartPolicy": policy}))]);
+        let uid = PodUid::from(name);
+        world.until("it was started", |w| {
+            let container = w.fake.container(&uid, "c");
+            container.is_some_and(|c| c.state == ContainerState::Running)
+        });
+        let id = world.fake.container(&uid, "c").expect("there").id;
+        world.fake.exit(&id, 139);
+        world.until("it is named", |w| told(w) > before);
+        before = told(&world);
+        world.apply(&[]);
+        world.until("is gone", |w| w.is_gone(name));
+    }
+}
+
+#[test]
+fn a_clock_that_is_set_changes_no_back_off() {
+    // SVC-15
+    for by_s in [50 * 365 * 86_400, -50 * 365 * 86_400] {
+        let world = World::new();
+        world.apply(&[manifest("a", json!({}))]);
+        let uid = PodUid::from("a");
+        let runs = |w: &World, n: u32| {
+            let now = w.fake.container(&uid, "c");
+            now.is_some_and(|c| c.restart_count == n && c.state == ContainerState::Running)
+        };
+        for n in 0..2 {
+            world.until("runs", |w| runs(w, n));
+            let id = world.fake.container(&uid, "c").expect("runs").id;
+            world.fake.exit(&id, 1);
+        }
+        world.until("waits", |w| {
+            w.waiting("a").as_deref() == Some("CrashLoopBackOff")
+        });
+        let began = world.now();
+        world.jump(by_s);
+        world.until("runs again", |w| runs(w, 2));
+        let waited = world.now() - began;
+        assert!(waited >= s(5) && waited <= s(30), "{by_s}: {waited:?}");
+    }
+}
+
+#[test]
 fn a_relist_that_fails_is_no_news() {
     // PLEG-02
     let world = World::new();

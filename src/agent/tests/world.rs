@@ -706,6 +706,8 @@ impl Template {
             cpu_milli: 4000,
             storage_bytes: 1 << 34,
             swap_bytes: 0,
+            // As a Raspberry Pi 5 has them.
+            page_bytes: 16_384,
             hugepages: Vec::new(),
             pids: 1000,
             kept: Default::default(),

@@ -4,8 +4,8 @@ use core::time::Duration;
 use std::{
     ffi::OsString,
     fs::{self, File},
-    io::Read as _,
-    os::unix::fs::PermissionsExt as _,
+    io::{self, Read as _},
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
 };
 
@@ -18,6 +18,7 @@ use super::{apiserver, runtime};
 use crate::{
     agent::POD_RECORD_VERSION,
     api::{Quantity, order::Order as _, received::Delivered},
+    bus::logind::Places,
     cgroup::{Cgroups, Hierarchy, Version},
     config::{self, Config, Host, flags},
     error::chain,
@@ -33,12 +34,12 @@ use crate::{
     source::{ManifestDir, Reading, Rules, Trigger},
     sys::{
         child::{self, Command},
-        clock, disk_wear, mount, namespaces,
+        clock, disk_wear, mount, namespaces, pages,
     },
 };
 
 /// Bytes read of one file.
-const MAX_FILE_BYTES: u64 = 1 << 20;
+pub(super) const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Longest output of a program that is kept, bytes.
 const MAX_OUTPUT_BYTES: usize = 1 << 20;
 /// A program that is asked something answers within this time.
@@ -153,6 +154,7 @@ pub(super) fn facts(flags: Vec<OsString>) -> Result<Facts, CliError> {
         manifests: manifests(&cfg),
         kubelets: kubelets(),
         apiserver: apiserver::look(&cfg, named_proxies()),
+        kubeadm: check::Kubeadm::default(),
         agent,
         wanted,
     })
@@ -204,7 +206,7 @@ pub(super) fn no_cgroups() -> Cgroups {
     Cgroups::with(Hierarchy::parse(line).expect("a version 2 tree"))
 }
 
-fn text(path: impl AsRef<Path>) -> String {
+pub(super) fn text(path: impl AsRef<Path>) -> String {
     let mut text = Vec::new();
     let _ = File::open(path).and_then(|f| f.take(MAX_FILE_BYTES).read_to_end(&mut text));
     String::from_utf8_lossy(&text).into_owned()
@@ -215,7 +217,7 @@ fn number(path: &str) -> u64 {
 }
 
 /// A program of the machine, by its name.
-fn program(name: &str) -> Option<PathBuf> {
+pub(super) fn program(name: &str) -> Option<PathBuf> {
     PROGRAM_DIRS
         .iter()
         .map(|dir| Path::new(dir).join(name))
@@ -227,7 +229,7 @@ fn program(name: &str) -> Option<PathBuf> {
 pub(in crate::cli) enum AskError {
     /// This machine: it does not start, or not end in time.
     #[error(transparent)]
-    Run(#[from] std::io::Error),
+    Run(#[from] io::Error),
     /// It failed: the first line of its standard error.
     #[error("{0}")]
     Failed(String),
@@ -270,7 +272,8 @@ fn kernel(cgroups: &Cgroups) -> Kernel {
         machine: nix::sys::utsname::uname()
             .map_or_else(|_| String::new(), |u| u.machine().to_string_lossy().into()),
         program: program_architecture().into(),
-        page_size: page_size(),
+        userland_bits: File::open("/proc/1/exe").ok().and_then(elf_bits),
+        page_size: pages::bytes(),
         cmdline: text("/proc/cmdline").trim().to_owned(),
         cmdline_file: firmware("cmdline.txt"),
         config_file: firmware("config.txt"),
@@ -326,12 +329,15 @@ const fn program_architecture() -> &'static str {
     }
 }
 
-fn page_size() -> u64 {
-    nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE)
-        .ok()
-        .flatten()
-        .and_then(|bytes| u64::try_from(bytes).ok())
-        .unwrap_or(0)
+/// Width of a program. Source: elf(5), `EI_CLASS`.
+fn elf_bits(mut program: impl io::Read) -> Option<u8> {
+    let mut head = [0; 5];
+    program.read_exact(&mut head).ok()?;
+    match head {
+        [0x7f, b'E', b'L', b'F', 1] => Some(32),
+        [0x7f, b'E', b'L', b'F', 2] => Some(64),
+        _ => None,
+    }
 }
 
 fn network(cfg: &Config) -> Network {
@@ -491,12 +497,38 @@ fn dirs(cfg: &Config, agent: Option<u32>) -> Dirs {
     };
     Dirs {
         root_disk: disk(&cfg.dirs.root),
-        root: dir(&cfg.dirs.root, &mounts),
-        run: dir(&cfg.dirs.run, &mounts),
-        logs: dir(&cfg.dirs.pod_logs, &mounts),
+        root: dir(&cfg.dirs.root, "--root-dir", &mounts),
+        run: dir(&cfg.dirs.run, "--run-dir", &mounts),
+        logs: dir(&cfg.dirs.pod_logs, "--pod-logs-dir", &mounts),
+        others: others(cfg)
+            .into_iter()
+            .map(|(path, flag)| dir(&path, flag, &mounts))
+            .collect(),
         host_mounts,
         foreign_record: foreign_record(cfg),
     }
+}
+
+/// What the agent writes to beside its three directories, and the flag that names another place, if there is one (SVC-20).
+fn others(cfg: &Config) -> Vec<(PathBuf, &'static str)> {
+    let cluster = &cfg.cluster;
+    let mut all = vec![
+        (cfg.dirs.container_logs.clone(), "--container-log-dir"),
+        (cfg.dirs.image_drop_in.clone(), "--image-dir"),
+    ];
+    if cluster.is_member() {
+        all.push((cluster.cert_dir.clone(), "--cert-dir"));
+    }
+    // It is written once the bootstrap has led to a certificate.
+    if cluster.bootstrap_kubeconfig.is_some()
+        && let Some(dir) = cluster.kubeconfig.as_deref().and_then(Path::parent)
+    {
+        all.push((dir.to_owned(), "--kubeconfig"));
+    }
+    if !cfg.shutdown.is_empty() {
+        all.push((Places::default().drop_ins, ""));
+    }
+    all
 }
 
 /// A record that is too new for this program, of pods, images, sandboxes and containers.
@@ -547,7 +579,7 @@ fn record_version(path: &Path) -> Option<u32> {
 }
 
 /// The file system on which a directory is, or will be once it is made.
-fn dir(path: &Path, mounts: &[(PathBuf, String)]) -> Dir {
+fn dir(path: &Path, moved_by: &str, mounts: &[(PathBuf, String)]) -> Dir {
     let there = path.ancestors().find(|p| p.exists()).unwrap_or(path);
     let real = fs::canonicalize(there).unwrap_or_else(|_| there.to_owned());
     // The longest target above it; of two mounts at one place the later hides the earlier.
@@ -558,11 +590,22 @@ fn dir(path: &Path, mounts: &[(PathBuf, String)]) -> Dir {
     let mut dir = Dir {
         path: path.display().to_string(),
         kind: on.map_or_else(String::new, |(_, kind)| kind.clone()),
+        moved_by: moved_by.into(),
         ..Dir::default()
     };
     if let Ok(fs) = statvfs(&real) {
         let block = u64::from(fs.fragment_size());
-        dir.read_only = fs.flags().contains(FsFlags::ST_RDONLY);
+        let has = |flag| fs.flags().contains(flag);
+        dir.read_only = has(FsFlags::ST_RDONLY);
+        dir.restricted = [
+            ("nosuid", FsFlags::ST_NOSUID),
+            ("nodev", FsFlags::ST_NODEV),
+            ("noexec", FsFlags::ST_NOEXEC),
+        ]
+        .into_iter()
+        .filter(|(_, flag)| has(*flag))
+        .map(|(name, _)| name.to_owned())
+        .collect();
         dir.size = u64::from(fs.blocks()).saturating_mul(block);
         dir.free = u64::from(fs.blocks_available()).saturating_mul(block);
         dir.inodes = u64::from(fs.files());
@@ -701,6 +744,20 @@ mod tests {
     }
 
     #[test]
+    fn widths_of_programs() {
+        // SVC-18
+        for (head, bits) in [
+            (&b"\x7fELF\x01\x01"[..], Some(32)),
+            (b"\x7fELF\x02\x01", Some(64)),
+            (b"\x7fELF\x03", None),
+            (b"#!/bin/sh", None),
+            (b"\x7fELF", None),
+        ] {
+            assert_eq!(elf_bits(head), bits, "{head:?}");
+        }
+    }
+
+    #[test]
     fn texts_of_the_machine() {
         assert_eq!(
             name_servers("# x\nnameserver 1.1.1.1\nsearch a\n nameserver\t::1 \nnameservers 2\n"),
@@ -728,12 +785,12 @@ mod tests {
     fn the_file_system_of_a_directory_to_be() {
         let mounts = [("/", "ext4"), ("/run", "tmpfs"), ("/run/lock", "ramfs")]
             .map(|(target, kind)| (target.into(), kind.to_owned()));
-        let absent = dir(Path::new("/run/no-such-dir/x"), &mounts);
+        let absent = dir(Path::new("/run/no-such-dir/x"), "--x", &mounts);
         assert_eq!(
             (absent.kind.as_str(), absent.path.as_str()),
             ("tmpfs", "/run/no-such-dir/x")
         );
         assert!(absent.size > 0);
-        assert_eq!(dir(Path::new("/runner"), &mounts).kind, "ext4");
+        assert_eq!(dir(Path::new("/runner"), "--x", &mounts).kind, "ext4");
     }
 }

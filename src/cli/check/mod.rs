@@ -2,6 +2,7 @@
 
 mod apiserver;
 mod gather;
+mod kubeadm;
 mod runtime;
 
 pub(super) use gather::{Place, ask};
@@ -18,7 +19,7 @@ const EXIT_ERRORS: u8 = 1;
 
 pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode, CliError> {
     let (own, agent) = args::split(command, words)?;
-    let (mut json, mut quiet) = (false, false);
+    let (mut json, mut quiet, mut of_kubeadm) = (false, false, false);
     for (flag, value) in own {
         match (flag, value.as_str()) {
             ("output", "json") => json = true,
@@ -27,10 +28,18 @@ pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<Exi
                     "unable to match a printer suitable for the output format \"{other}\", allowed formats are: json"
                 )));
             }
+            ("kubeadm", value) => of_kubeadm = value != "false",
             (_, value) => quiet = value != "false",
         }
     }
-    let findings = check::run(&gather::facts(agent)?);
+    let mut facts = gather::facts(agent)?;
+    let findings = if of_kubeadm {
+        let (release, name) = (&facts.kernel.release, &facts.wanted.node_name);
+        facts.kubeadm = kubeadm::look(release, name, &super::proxies());
+        check::run_kubeadm(&facts)
+    } else {
+        check::run(&facts)
+    };
     if json {
         print(&format!("{:#}\n", report(&findings)))?;
     } else {

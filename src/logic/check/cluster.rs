@@ -2,7 +2,7 @@
 
 use alloc::format;
 
-use super::{Answer, Apiserver, Bootstrap, Facts, Finding};
+use super::{Answer, Apiserver, Bootstrap, Facts, Finding, machine::SET_CLOCK};
 use crate::api::Wall;
 
 /// A certificate that ends within this time and that nobody renews is worth a word, seconds.
@@ -52,11 +52,17 @@ pub(super) fn certificate(facts: &Facts) -> Finding {
     let now = facts.clock.now;
     let renew =
         "picolet join --force with a new token, or copy a new kubeconfig from the control plane";
-    let set_clock = "timedatectl set-ntp true; without a network: date -s '2026-01-31 12:00'";
     if now < begins {
         return Finding::warning(
             format!("holds from {begins} on, and it is {now}"),
-            set_clock,
+            SET_CLOCK,
+        );
+    }
+    // The agent tries it then (SVC-15).
+    if now > ends && facts.clock.synchronized != Some(true) {
+        return Finding::warning(
+            format!("ended at {ends}, says a clock that nobody keeps right: it is {now} here"),
+            SET_CLOCK,
         );
     }
     if now > ends {
@@ -81,10 +87,7 @@ pub(super) fn apiserver(facts: &Facts) -> Finding {
         Err(alone) => return alone,
     };
     if let Some(clock) = &it.clock {
-        return Finding::warning(
-            clock.clone(),
-            "timedatectl set-ntp true; without a network: date -s '2026-01-31 12:00'",
-        );
+        return Finding::warning(clock.clone(), SET_CLOCK);
     }
     match &it.answer {
         None => Finding::ok("not asked"),

@@ -2,6 +2,7 @@
 
 use alloc::{string::String, vec::Vec};
 
+use super::Kubeadm;
 use crate::api::{Wall, cri::CgroupDriver};
 
 /// A machine, its configuration and its agent, as far as they could be looked at. Absent facts are empty, zero or `None`.
@@ -31,6 +32,8 @@ pub struct Facts {
     pub apiserver: Option<Apiserver>,
     /// The agent.
     pub agent: Agent,
+    /// What kubeadm looks at besides; empty unless it is asked for.
+    pub kubeadm: Kubeadm,
 }
 
 /// What the operator asked for, defaults included.
@@ -71,6 +74,8 @@ pub struct Kernel {
     pub machine: String,
     /// What this program was built for: `aarch64`, `arm`, `x86_64`, …
     pub program: String,
+    /// Width of the programs that the system is made of, bits: that of PID 1; `None` if it cannot be seen.
+    pub userland_bits: Option<u8>,
     /// Bytes of a page.
     pub page_size: u64,
     /// `/proc/cmdline`
@@ -220,6 +225,10 @@ pub struct Dir {
     pub kind: String,
     /// Mounted read-only.
     pub read_only: bool,
+    /// What else it is mounted with that forbids something, of `nosuid`, `nodev`, `noexec`.
+    pub restricted: Vec<String>,
+    /// The flag that names another place; empty if there is none, and nothing depends on it.
+    pub moved_by: String,
     /// Bytes.
     pub size: u64,
     /// Bytes free for us.
@@ -254,6 +263,8 @@ pub struct Dirs {
     pub run: Dir,
     /// Logs of containers.
     pub logs: Dir,
+    /// Whatever else is written to.
+    pub others: Vec<Dir>,
     /// Whether the mount namespace (the agent's if it runs, else ours) is that of PID 1; `None` if unknown.
     pub host_mounts: Option<bool>,
     /// A record of another program whose version this one does not read.

@@ -3,12 +3,10 @@
 use alloc::{borrow::ToOwned, string::String, vec::Vec};
 
 use super::{Facts, Finding, some_of};
-use crate::api::cri::CgroupDriver;
+use crate::{api::cri::CgroupDriver, page_size::COMMON_PAGE_BYTES};
 
 /// Oldest kernel with everything that is used (`openat2`, `pidfd`), major and minor.
 const OLDEST_KERNEL: (u32, u32) = (5, 6);
-/// Pages that programs are built for unless their authors took care, bytes.
-const COMMON_PAGE: u64 = 4096;
 /// Fewest processes a node with a handful of pods gets along with.
 const FEW_PIDS: u64 = 8192;
 /// The kernel's default; programs in containers share it.
@@ -41,6 +39,10 @@ pub(super) fn architecture(facts: &Facts) -> Finding {
     let (machine, program) = (facts.kernel.machine.as_str(), facts.kernel.program.as_str());
     let wide = matches!(machine, "aarch64" | "arm64" | "x86_64" | "riscv64");
     let narrow = matches!(program, "arm" | "armv6" | "armv7" | "x86");
+    // `uname -m` speaks of the kernel. A system of 32 bits is served as what it is, and so does install.sh (SVC-18).
+    if wide && narrow && facts.kernel.userland_bits == Some(32) {
+        return Finding::ok(format!("{program} on a 32-bit system ({machine} kernel)"));
+    }
     if wide && narrow {
         return Finding::warning(
             format!(
@@ -60,7 +62,7 @@ pub(super) fn architecture(facts: &Facts) -> Finding {
 
 pub(super) fn page_size(facts: &Facts) -> Finding {
     let bytes = facts.kernel.page_size;
-    if bytes <= COMMON_PAGE {
+    if bytes <= COMMON_PAGE_BYTES {
         return Finding::ok(format!("{} KiB", bytes / 1024));
     }
     let fix = match &facts.kernel.config_file {

@@ -1,21 +1,19 @@
 //! The machine around the kernel: rights, name, clocks, disks.
 
-use alloc::{
-    string::{String, ToString},
-    vec::Vec,
-};
+use alloc::{string::String, vec::Vec};
 
-use super::{Dir, Facts, Finding};
-use crate::api::Wall;
+use super::{Dir, Facts, Finding, some_of};
 
-/// No machine that runs this program is this old: 2025-01-01T00:00:00Z, in seconds.
-const EARLIEST_SECS: i64 = 1_735_689_600;
+/// How a clock is set.
+pub(super) const SET_CLOCK: &str = "apt-get install systemd-timesyncd && timedatectl set-ntp true; without a network: date -s '2026-01-31 12:00'";
 /// Longest node name: a DNS subdomain, bytes.
 const MAX_NAME_BYTES: usize = 253;
 /// Longest part of it between dots, bytes.
 const MAX_LABEL_BYTES: usize = 63;
 /// Free part of a disk below which nothing works for long, percent.
 const ALMOST_NOTHING_PERCENT: u64 = 5;
+/// Most directories that one line names.
+const MAX_NAMED: usize = 3;
 /// Free bytes below which no image can be unpacked.
 const ALMOST_NOTHING_BYTES: u64 = 64 << 20;
 /// Capabilities without which no container starts.
@@ -78,24 +76,20 @@ pub(super) fn hostname(facts: &Facts) -> Finding {
     Finding::ok(name)
 }
 
+/// A date says nothing: systemd moves a clock that is too old to the day it was built on, which looks as right as any.
+/// What the kernel says of it does (SVC-15).
 pub(super) fn clock(facts: &Facts) -> Finding {
     let now = facts.clock.now;
-    if now >= Wall::from_secs(EARLIEST_SECS) {
-        return Finding::ok(now.to_string());
-    }
-    Finding::warning(
-        format!("it is {now}: times in logs and status are wrong until the clock is set"),
-        "timedatectl set-ntp true; without a network: date -s '2026-01-31 12:00'",
-    )
-}
-
-pub(super) fn clock_sync(facts: &Facts) -> Finding {
     match facts.clock.synchronized {
-        Some(true) => Finding::ok("synchronized"),
-        None => Finding::ok("the kernel does not say"),
+        Some(true) => Finding::ok(format!("{now}, synchronized")),
+        None => Finding::ok(format!(
+            "{now}; the kernel does not say whether it is right"
+        )),
         Some(false) => Finding::warning(
-            "the clock is not synchronized",
-            "apt-get install systemd-timesyncd && timedatectl set-ntp true",
+            format!(
+                "it is {now} here, and nobody keeps the clock right: times in logs and status may be wrong"
+            ),
+            SET_CLOCK,
         ),
     }
 }
@@ -187,17 +181,62 @@ pub(super) fn eviction(facts: &Facts) -> Finding {
     Finding::ok(says)
 }
 
+/// Everything that is written to, whatever else of the system is read-only (SVC-20).
 pub(super) fn read_only(facts: &Facts) -> Finding {
     let dirs = &facts.dirs;
     let all = [&dirs.root, &dirs.run, &dirs.logs];
-    let Some(dir) = all.into_iter().find(|d| d.read_only) else {
+    let locked = || all.into_iter().chain(&dirs.others).filter(|d| d.read_only);
+    // Nothing depends on what has no other place.
+    let Some(dir) = locked()
+        .find(|d| !d.moved_by.is_empty())
+        .or_else(|| locked().next())
+    else {
         return Finding::ok("all directories are writable");
     };
+    let names: Vec<&str> = locked().map(|d| d.path.as_str()).collect();
+    let are = if names.len() == 1 { "is" } else { "are" };
+    let says = format!(
+        "{} {are} read-only ({})",
+        some_of(names.into_iter(), MAX_NAMED),
+        dir.kind
+    );
+    let remount = format!(
+        "mount -o remount,rw $(findmnt -no TARGET -T {}); after an I/O error: dmesg, fsck, a new card",
+        dir.path
+    );
+    if dir.moved_by.is_empty() {
+        return Finding::warning(says, remount);
+    }
     Finding::error(
-        format!("{} is read-only ({})", dir.path, dir.kind),
+        says,
         format!(
-            "mount -o remount,rw $(findmnt -no TARGET -T {}); after an I/O error: dmesg, fsck, a new card",
-            dir.path
+            "{remount}; where the system is to be read-only: another directory by {}",
+            dir.moved_by
+        ),
+    )
+}
+
+/// Volumes of pods are on the file system of the root directory, and have its restrictions (SVC-20).
+pub(super) fn mount_options(facts: &Facts) -> Finding {
+    let Dir {
+        path, restricted, ..
+    } = &facts.dirs.root;
+    if restricted.is_empty() {
+        return Finding::ok(format!("nothing is forbidden at {path}"));
+    }
+    let what = restricted.iter().map(|option| match option.as_str() {
+        "noexec" => "no program starts (noexec)",
+        "nosuid" => "no program changes its user (nosuid)",
+        _ => "no device opens (nodev)",
+    });
+    let what: Vec<&str> = what.collect();
+    let undo = restricted.iter().map(|option| &option[2..]);
+    let undo: Vec<&str> = undo.collect();
+    Finding::warning(
+        format!("in volumes below {path} {}", what.join(", ")),
+        format!(
+            "mount -o remount,{} $(findmnt -no TARGET -T {path}), and in /etc/fstab; or picolet run --root-dir on another disk",
+            undo.join(",")
         ),
     )
 }

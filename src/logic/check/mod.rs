@@ -6,6 +6,7 @@ mod agent;
 mod cluster;
 mod facts;
 mod kernel;
+mod kubeadm;
 mod machine;
 mod network;
 #[cfg(test)]
@@ -18,6 +19,8 @@ pub use facts::{
     Agent, AgentFacts, Answer, Apiserver, Bootstrap, Cgroups, Clock, Dir, Dirs, Disk, Drivers,
     Facts, Handler, Kernel, Manifests, Network, Rights, Runtime, Wanted,
 };
+
+pub use kubeadm::{FILES, KERNEL_OPTIONS, Kubeadm, PROGRAMS, SOCKETS, run_kubeadm};
 
 /// How bad something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -101,12 +104,12 @@ pub const CHECKS: [Check; 50] = [
     ("inotify", kernel::inotify),
     ("swap", kernel::swap),
     ("clock", machine::clock),
-    ("clock-sync", machine::clock_sync),
     ("rtc", machine::rtc),
     ("disk", machine::disk),
     ("inodes", machine::inodes),
     ("eviction", machine::eviction),
     ("read-only", machine::read_only),
+    ("mount-options", machine::mount_options),
     ("root-dir", machine::root_dir),
     ("wear", machine::wear),
     ("run-dir", machine::run_dir),

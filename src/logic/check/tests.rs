@@ -4,11 +4,13 @@ use super::*;
 use crate::api::{Wall, cri::CgroupDriver};
 
 /// A board on which everything is as it should be, agent included.
-fn sound() -> Facts {
-    let dir = |path: &str, kind: &str| Dir {
+pub(super) fn sound() -> Facts {
+    let dir = |path: &str, kind: &str, moved_by: &str| Dir {
         path: path.into(),
         kind: kind.into(),
         read_only: false,
+        restricted: Vec::new(),
+        moved_by: moved_by.into(),
         size: 16 << 30,
         free: 8 << 30,
         inodes: 1_000_000,
@@ -29,6 +31,7 @@ fn sound() -> Facts {
             release: "6.12.25+rpt-rpi-v8".into(),
             machine: "aarch64".into(),
             program: "aarch64".into(),
+            userland_bits: Some(64),
             page_size: 4096,
             cmdline: "console=tty1 root=PARTUUID=1-02".into(),
             cmdline_file: Some("/boot/firmware/cmdline.txt".into()),
@@ -72,15 +75,19 @@ fn sound() -> Facts {
             saved_time: Some("fake-hwclock".into()),
         },
         dirs: Dirs {
-            root: dir("/var/lib/picolet", "ext4"),
+            root: dir("/var/lib/picolet", "ext4", "--root-dir"),
             root_disk: Some(Disk {
                 name: "mmcblk0".into(),
                 written: 3 << 30,
                 used_life: Some(20),
                 at_its_end: false,
             }),
-            run: dir("/run/picolet", "tmpfs"),
-            logs: dir("/var/log/pods", "ext4"),
+            run: dir("/run/picolet", "tmpfs", "--run-dir"),
+            logs: dir("/var/log/pods", "ext4", "--pod-logs-dir"),
+            others: vec![
+                dir("/var/lib/picolet/pki", "ext4", "--cert-dir"),
+                dir("/etc/kubernetes", "ext4", "--kubeconfig"),
+            ],
             host_mounts: Some(true),
             foreign_record: None,
         },
@@ -114,6 +121,7 @@ fn sound() -> Facts {
             pods: 2,
             ..AgentFacts::default()
         }),
+        kubeadm: Kubeadm::default(),
     }
 }
 
@@ -188,6 +196,7 @@ const BAD: &[(&str, Change, Level, &str, &str)] = &[
         "hostnamectl set-hostname node1, or picolet run --hostname-override node1"),
     ("kernel", |f| f.kernel.release = "5.4.0-rpi".into(), Level::Error, "older than 5.6",
         "apt-get update && apt-get full-upgrade && reboot"),
+    // SVC-18
     ("architecture", |f| f.kernel.program = "arm".into(), Level::Warning, "32-bit program on a 64-bit kernel (aarch64)",
         "install the aarch64 build of picolet"),
     ("architecture", |f| { f.kernel.program = "armv6".into(); f.kernel.machine = "armv7l".into(); }, Level::Warning, "arm/v6",
@@ -200,6 +209,7 @@ const BAD: &[(&str, Change, Level, &str, &str)] = &[
         "mount -t cgroup2 none /sys/fs/cgroup"),
     ("cgroup", |f| { f.cgroups.v2 = false; f.wanted.fail_cgroup_v1 = true; }, Level::Error, "failCgroupV1",
         "sed -i '1s/$/ systemd.unified_cgroup_hierarchy=1/' /boot/firmware/cmdline.txt && reboot"),
+    // SVC-16
     ("cgroup-memory", |f| { f.cgroups.missing = vec!["memory".into()]; f.kernel.cmdline.insert_str(0, "cgroup_disable=memory "); }, Level::Error, "cgroup_disable=memory",
         "sed -i '1s/$/ cgroup_enable=memory cgroup_memory=1/' /boot/firmware/cmdline.txt && reboot"),
     ("cgroup-memory", |f| { f.cgroups.missing = vec!["memory".into()]; f.kernel.cmdline_file = None; }, Level::Error, "the memory controller is off",
@@ -244,10 +254,11 @@ const BAD: &[(&str, Change, Level, &str, &str)] = &[
     ("wear", |f| f.dirs.root_disk.as_mut().expect("one").at_its_end = true, Level::Warning, "mmcblk0: ", "replace the card or the module before it fails"),
     ("swap", |f| { f.kernel.swaps = vec!["/dev/zram0".into()]; f.wanted.fail_swap_on = true; }, Level::Error, "/dev/zram0 is on",
         "swapoff -a && systemctl mask systemd-zram-setup@zram0.service"),
-    ("clock", |f| f.clock.now = Wall::from_secs(60), Level::Warning, "it is 1970-01-01T00:01:00Z",
-        "timedatectl set-ntp true; without a network: date -s '2026-01-31 12:00'"),
-    ("clock-sync", |f| f.clock.synchronized = Some(false), Level::Warning, "not synchronized",
-        "apt-get install systemd-timesyncd && timedatectl set-ntp true"),
+    ("clock", |f| { f.clock.now = Wall::from_secs(60); f.clock.synchronized = Some(false); }, Level::Warning, "it is 1970-01-01T00:01:00Z",
+        "apt-get install systemd-timesyncd && timedatectl set-ntp true; without a network: date -s '2026-01-31 12:00'"),
+    // SVC-15: a date that looks right.
+    ("clock", |f| f.clock.synchronized = Some(false), Level::Warning, "nobody keeps the clock right",
+        "apt-get install systemd-timesyncd && timedatectl set-ntp true; without a network: date -s '2026-01-31 12:00'"),
     ("rtc", |f| f.clock.saved_time = None, Level::Warning, "starts in the past", "apt-get install fake-hwclock"),
     ("disk", |f| f.dirs.root.free = 50 << 20, Level::Error, "50 MiB (0 %) free at /var/lib/picolet",
         "picolet image prune; journalctl --vacuum-size=50M; apt-get clean"),
@@ -260,7 +271,15 @@ const BAD: &[(&str, Change, Level, &str, &str)] = &[
     ("inodes", |f| f.dirs.root.inodes_free = 10, Level::Error, "0 % free at /var/lib/picolet",
         "picolet image prune; find what has many files: du --inodes -xd2 /var/lib/picolet | sort -n | tail"),
     ("read-only", |f| f.dirs.root.read_only = true, Level::Error, "/var/lib/picolet is read-only (ext4)",
-        "mount -o remount,rw $(findmnt -no TARGET -T /var/lib/picolet); after an I/O error: dmesg, fsck, a new card"),
+        "mount -o remount,rw $(findmnt -no TARGET -T /var/lib/picolet); after an I/O error: dmesg, fsck, a new card; where the system is to be read-only: another directory by --root-dir"),
+    // SVC-20
+    ("read-only", |f| for d in &mut f.dirs.others { d.read_only = true; }, Level::Error, "/var/lib/picolet/pki, /etc/kubernetes are read-only (ext4)",
+        "mount -o remount,rw $(findmnt -no TARGET -T /var/lib/picolet/pki); after an I/O error: dmesg, fsck, a new card; where the system is to be read-only: another directory by --cert-dir"),
+    ("read-only", |f| { let d = &mut f.dirs.others[0]; d.read_only = true; d.moved_by.clear(); d.path = "/etc/systemd/logind.conf.d".into(); }, Level::Warning,
+        "/etc/systemd/logind.conf.d is read-only", "mount -o remount,rw $(findmnt -no TARGET -T /etc/systemd/logind.conf.d); after an I/O error: dmesg, fsck, a new card"),
+    ("mount-options", |f| f.dirs.root.restricted = vec!["nosuid".into(), "nodev".into(), "noexec".into()], Level::Warning,
+        "in volumes below /var/lib/picolet no program changes its user (nosuid), no device opens (nodev), no program starts (noexec)",
+        "mount -o remount,suid,dev,exec $(findmnt -no TARGET -T /var/lib/picolet), and in /etc/fstab; or picolet run --root-dir on another disk"),
     // SVC-21
     ("root-dir", |f| f.dirs.root.kind = "overlay".into(), Level::Error, "on an overlay",
         "raspi-config nonint disable_overlayfs && reboot, or picolet run --root-dir on another disk"),
@@ -324,14 +343,17 @@ const BAD: &[(&str, Change, Level, &str, &str)] = &[
         "picolet join --force, with what this prints on the control plane: kubeadm token create --print-join-command"),
     ("certificate", |f| f.apiserver = member(|a| a.certificate = Some((Wall(0), Wall::from_secs(1_700_000_000)))), Level::Error, "ended at 2023-11-14T22:13:20Z",
         "picolet join --force with a new token, or copy a new kubeconfig from the control plane"),
+    // SVC-15
+    ("certificate", |f| { f.apiserver = member(|_| ()); f.clock.now = Wall::from_secs(4_100_000_000); f.clock.synchronized = Some(false); }, Level::Warning, "says a clock that nobody keeps right",
+        "apt-get install systemd-timesyncd && timedatectl set-ntp true; without a network: date -s '2026-01-31 12:00'"),
     ("certificate", |f| { f.apiserver = member(|_| ()); f.clock.now = Wall::from_secs(60); }, Level::Warning, "holds from 2023-11-14T22:13:20Z on, and it is 1970-01-01T00:01:00Z",
-        "timedatectl set-ntp true; without a network: date -s '2026-01-31 12:00'"),
+        "apt-get install systemd-timesyncd && timedatectl set-ntp true; without a network: date -s '2026-01-31 12:00'"),
     ("certificate", |f| { f.apiserver = member(|a| a.renews = false); f.clock.now = Wall::from_secs(3_999_999_000); }, Level::Warning, "does not renew",
         "picolet run --rotate-certificates  (or rotateCertificates: true in the configuration)"),
     ("apiserver", |f| f.apiserver = member(|a| a.answer = Some(Answer::Silent("cannot reach https://a:6443: refused".into()))), Level::Warning, "refused; pods go on",
         "curl -kv https://a:6443/healthz"),
     ("apiserver", |f| f.apiserver = member(|a| a.clock = Some("the clock is 99 s ahead".into())), Level::Warning, "99 s ahead",
-        "timedatectl set-ntp true; without a network: date -s '2026-01-31 12:00'"),
+        "apt-get install systemd-timesyncd && timedatectl set-ntp true; without a network: date -s '2026-01-31 12:00'"),
     // K3SJ-09 K3SJ-11
     ("pod-routes", |f| f.apiserver = member(|_| ()), Level::Warning, "do not reach pods of other nodes",
         "ip route add PODS-OF-A-NODE via ADDRESS-OF-THE-NODE, for each other node; or a network configuration in /etc/cni/net.d"),
@@ -384,7 +406,11 @@ const ODD: &[(&str, Change, &str)] = &[
     ("wear", |_| (), "mmcblk0: up to 20 % of its life is used; 3072 MiB written since"),
     ("wear", |f| f.dirs.root_disk.as_mut().expect("one").used_life = None, "does not tell"),
     ("wear", |f| f.dirs.root_disk = None, "no disk that could tell"),
-    ("clock-sync", |f| f.clock.synchronized = None, "does not say"),
+    ("clock", |f| f.clock.synchronized = None, "does not say"),
+    // SVC-15: whatever the year is.
+    ("clock", |f| f.clock.now = Wall::from_secs(60), "1970-01-01T00:01:00Z, synchronized"),
+    // SVC-18
+    ("architecture", |f| { f.kernel.program = "armv7".into(); f.kernel.userland_bits = Some(32); }, "armv7 on a 32-bit system (aarch64 kernel)"),
     ("rtc", |f| { f.clock.rtc = true; f.clock.saved_time = None; }, "battery"),
     ("inodes", |f| { f.dirs.root.inodes = 0; f.dirs.root.inodes_free = 0; f.dirs.logs.inodes = 0; }, "100 %"),
     ("eviction", |f| f.wanted.kept_free.clear(), "nothing is kept free"),

@@ -81,7 +81,7 @@ struct State {
     why: String,
 }
 
-struct Clock;
+pub(super) struct Clock;
 
 impl Time for Clock {
     fn now(&self) -> Duration {

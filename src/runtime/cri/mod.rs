@@ -14,6 +14,7 @@
 mod answer;
 mod containers;
 mod events;
+pub mod facade;
 mod facts;
 mod images;
 mod link;

@@ -24,6 +24,8 @@ pub(crate) struct Board {
     pub(crate) flags: String,
     /// `e_machine` of its programs.
     pub(crate) machine: usize,
+    /// Largest pages of memory that its kernels have, bytes.
+    pub(crate) page: usize,
     /// Most bytes of the program.
     pub(crate) max_bytes: usize,
     /// Debian's name of it, if it has one that is its own.
@@ -51,6 +53,7 @@ impl Board {
             zig_processor: value("zig-processor")?,
             flags: value("flags")?,
             machine: value("machine")?.parse()?,
+            page: value("page-bytes")?.parse()?,
             max_bytes: value("max-bytes")?.parse()?,
             debian: value("debian").ok(),
             emulator: value("emulator")?,
@@ -99,7 +102,7 @@ mod tests {
     #[test]
     fn files() {
         let text = "# machine = 1\nmachine = 40\ntriple = t\nzig = z\nzig-assembler = a\nzig-processor = p\n\
-                    flags = -C a=b\nmax-bytes = 7\nemulator = e\nemulator-words =\n";
+                    flags = -C a=b\npage-bytes = 9\nmax-bytes = 7\nemulator = e\nemulator-words =\n";
         let board = Board::parse("b", text).unwrap();
         assert_eq!((board.machine, board.max_bytes), (40, 7));
         assert_eq!((&*board.flags, &*board.emulator_words), ("-C a=b", ""));

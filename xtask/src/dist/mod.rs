@@ -82,6 +82,9 @@ pub(crate) fn check(board: &Board, file: &[u8]) -> Result<(), Failure> {
     } else if !linked.fixed {
         // Relocations would cost each shim about 60 KiB.
         "is position independent".into()
+    } else if linked.page < board.page {
+        let (page, pages) = (linked.page, board.page);
+        format!("is laid out for pages of {page} bytes: kernels of this board have up to {pages}")
     } else if file.len() > board.max_bytes {
         format!("has {} bytes, more than {}", file.len(), board.max_bytes)
     } else {

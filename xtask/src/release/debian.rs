@@ -31,7 +31,7 @@ const PRERM: &str = "#!/bin/sh
 set -e
 # The agent alone: to end the pods and remove their data, run picolet reset --stop before.
 if [ \"$1\" = remove ] && [ -d /run/systemd/system ]; then
-    systemctl disable -q --now @service@
+    systemctl disable -q --now @services@
 fi
 ";
 const POSTRM: &str = "#!/bin/sh
@@ -64,9 +64,13 @@ impl Source {
             "picolet.service",
             "picolet-pods.service",
             "picolet-upgrade.service",
+            "picolet-first-boot.service",
+            "picolet-join.service",
         ] {
             unit(&mut host, name)?;
         }
+        let first_boot = String::from_utf8(self.read("systemd/first-boot.sh")?)?;
+        let first_boot = first_boot.replace("/usr/local/", "/usr/").into_bytes();
         let share = "./usr/share";
         let man = gzip(self.texts.man.as_bytes())?;
         for (path, mode, bytes) in [
@@ -76,6 +80,7 @@ impl Source {
                 0o755,
                 &*self.read("systemd/guard.sh")?,
             ),
+            ("./usr/lib/picolet/first-boot".into(), 0o755, &*first_boot),
             (format!("./{CONFIG_PATH}"), 0o644, CONFIG.as_bytes()),
             (
                 format!("{share}/bash-completion/completions/picolet"),
@@ -110,7 +115,13 @@ impl Source {
             host.file("./usr/lib/picolet/release.pub", 0o644, key.as_bytes());
         }
         let mut kubelet = Tree::default();
-        unit(&mut kubelet, "kubelet.service")?;
+        for name in [
+            "kubelet.service",
+            "picolet-cri.socket",
+            "picolet-cri.service",
+        ] {
+            unit(&mut kubelet, name)?;
+        }
         kubelet.link("./usr/bin/kubelet", "picolet");
         kubelet.file(
             "./usr/share/doc/picolet-kubelet/copyright",
@@ -126,7 +137,7 @@ impl Source {
                 "Depends: runc | crun, iptables\nRecommends: containernetworking-plugins\n"
                     .to_owned(),
                 "a kubelet for very small machines",
-                "systemctl enable -q --now picolet.service",
+                "systemctl enable -q --now picolet.service\n    systemctl enable -q picolet-first-boot.service picolet-join.service",
             ),
             (
                 "picolet-kubelet",
@@ -136,7 +147,7 @@ impl Source {
                 ),
                 "picolet in the place of the kubelet, for kubeadm",
                 // Both would want the same port. kubeadm starts the kubelet.
-                "systemctl disable -q --now picolet.service\n    systemctl enable -q kubelet.service",
+                "systemctl disable -q --now picolet.service\n    systemctl enable -q kubelet.service\n    systemctl enable -q --now picolet-cri.socket",
             ),
         ];
         let made = packages.map(|(name, tree, relations, summary, first)| {
@@ -147,7 +158,15 @@ impl Source {
                 tree.kib()
             );
             let service = if name == "picolet" { "picolet.service" } else { "kubelet.service" };
-            let script = |text: &str| text.replace("@service@", service).replace("@first@", first);
+            let all = if name == "picolet" {
+                "picolet.service picolet-first-boot.service picolet-join.service"
+            } else {
+                "kubelet.service picolet-cri.socket"
+            };
+            let script = |text: &str| {
+                let text = text.replace("@service@", service).replace("@services@", all);
+                text.replace("@first@", first)
+            };
             let mut about = Tree::default();
             about.file("./control", 0o644, control.as_bytes());
             about.file("./postinst", 0o755, script(POSTINST).as_bytes());

@@ -199,6 +199,7 @@ impl Source {
         add("arch", 0o644, format!("{board}\n").as_bytes());
         add("install.sh", 0o755, &self.read("cross/install.sh")?);
         add("guard", 0o755, &self.read("systemd/guard.sh")?);
+        add("first-boot", 0o755, &self.read("systemd/first-boot.sh")?);
         add("LICENSE", 0o644, &self.read("LICENSE")?);
         add("sbom.json", 0o644, sbom.as_bytes());
         add("completion/bash", 0o644, self.texts.bash.as_bytes());
@@ -215,7 +216,7 @@ impl Source {
             for entry in fs::read_dir(self.root.join(dir))? {
                 let path = entry?.path();
                 let file = path.file_name().unwrap_or_default().to_string_lossy();
-                if path.is_file() && file != "guard.sh" {
+                if path.is_file() && !file.ends_with(".sh") {
                     add(&format!("{to}/{file}"), mode, &fs::read(&path)?);
                 }
             }

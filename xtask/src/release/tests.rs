@@ -152,6 +152,7 @@ fn everybody_can_unpack_it() {
             "picolet",
             "install.sh",
             "guard",
+            "first-boot",
             "LICENSE",
             "sbom.json",
             "release.pub",

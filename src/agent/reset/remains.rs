@@ -1,0 +1,160 @@
+//! The pods that agents left on this machine, for who asks as if this were a container runtime (KADM-16).
+//!
+//! Listing reads records and disturbs nobody. To stop and remove takes the locks of the agent, as a reset does: an agent that
+//! runs would start the pod again.
+
+use alloc::rc::Rc;
+use std::{ffi::OsString, fs, io};
+
+use smol::lock::Mutex;
+
+use super::{Choice, Locked, Reset, ResetError};
+use crate::{
+    agent::pod_store::PodStore,
+    api::{PodUid, SandboxId, order::Order as _},
+    cgroup::Cgroups,
+    error::chain,
+    runtime::{
+        Call, RuntimeError, RuntimeService as _,
+        cri::facade::{Listed, Pods},
+        runc::{
+            Runc,
+            record::{self, SandboxPhase, SandboxRecord},
+        },
+    },
+    sys::proc,
+};
+
+/// Seconds that a container has to end: kubeadm waits two for each call.
+const GRACE_S: i64 = 1;
+/// Sandboxes that are shown; there are fewer pods.
+const MAX_SANDBOXES: usize = 4096;
+
+/// What one client is shown. The locks go with it.
+pub struct Remains {
+    reset: Reset,
+    opened: Mutex<Option<Rc<Opened>>>,
+}
+
+struct Opened {
+    runtime: Runc,
+    store: PodStore,
+    _locked: Locked,
+}
+
+impl Remains {
+    /// Of the agent with the flags `words`.
+    ///
+    /// # Errors
+    /// As [`Reset::new`]; and somebody else runs the containers.
+    pub fn new(words: Vec<OsString>) -> Result<Self, ResetError> {
+        let choice = Choice {
+            keep_images: true,
+            grace_s: Some(GRACE_S),
+        };
+        let reset = Reset::new(words, choice)?;
+        if let Some(endpoints) = &reset.cfg.runtime.endpoints {
+            let at = endpoints.runtime.display();
+            let why = format!("the runtime at {at} has the pods: name that one to kubeadm");
+            return Err(ResetError::Refused(why));
+        }
+        Ok(Self::of(reset))
+    }
+
+    fn of(reset: Reset) -> Self {
+        Self {
+            reset,
+            opened: Mutex::default(),
+        }
+    }
+
+    /// For another client.
+    #[must_use]
+    pub fn again(&self) -> Self {
+        Self::of(self.reset.clone())
+    }
+
+    async fn open(&self) -> Result<Rc<Opened>, RuntimeError> {
+        let mut opened = self.opened.lock().await;
+        if let Some(opened) = &*opened {
+            return Ok(Rc::clone(opened));
+        }
+        let reset = self.reset.clone();
+        let failed = |e: &dyn core::error::Error| RuntimeError::Failed(chain(e));
+        let locked = reset.lock(false).map_err(|e| failed(&e))?;
+        let cgroups = Cgroups::detect().map_err(|e| failed(&e))?;
+        let dirs = &self.reset.cfg.dirs;
+        let new = Rc::new(Opened {
+            runtime: self.reset.open_runtime(cgroups).await?,
+            store: PodStore::new(&dirs.root, &dirs.run, &proc::boot_id().unwrap_or_default()),
+            _locked: locked,
+        });
+        *opened = Some(Rc::clone(&new));
+        Ok(new)
+    }
+
+    fn records(&self) -> Result<Vec<SandboxRecord>, RuntimeError> {
+        let dir = self.reset.cfg.dirs.run.join("sandboxes");
+        let entries = match fs::read_dir(&dir) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            other => other.map_err(|e| RuntimeError::Failed(format!("{}: {e}", dir.display())))?,
+        };
+        let paths = entries.flatten().map(|entry| entry.path());
+        let records = paths.take(MAX_SANDBOXES).filter_map(|path| {
+            let loaded = record::load::<SandboxRecord>(&path);
+            loaded.unwrap_or_else(|e| {
+                log::warn!("{}: {e}", path.display());
+                None
+            })
+        });
+        let mut records: Vec<SandboxRecord> = records.collect();
+        records.order_by(|one, other| one.id.cmp(&other.id));
+        Ok(records)
+    }
+
+    /// Whose sandbox it is; `None`: nobody's.
+    fn pod_of(&self, id: &SandboxId) -> Result<Option<PodUid>, RuntimeError> {
+        let mut records = self.records()?.into_iter();
+        let found = records.find(|record| record.id == *id);
+        Ok(found.map(|record| record.config.uid))
+    }
+}
+
+impl Pods for Remains {
+    fn list(&self) -> Result<Vec<Listed>, RuntimeError> {
+        let shown = |record: SandboxRecord| Listed {
+            id: record.id,
+            config: record.config,
+            created_at: record.created_at,
+            is_ready: record.phase == SandboxPhase::Ready,
+        };
+        Ok(self.records()?.into_iter().map(shown).collect())
+    }
+
+    fn stop<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
+        Box::pin(async move {
+            let Some(uid) = self.pod_of(id)? else {
+                return Ok(());
+            };
+            let opened = self.open().await?;
+            let status = opened.runtime.pod_status(&uid).await?;
+            let (runtime, store) = (&opened.runtime, &opened.store);
+            self.reset.end_pod(runtime, store, &status).await;
+            runtime.stop_pod_sandbox(id).await
+        })
+    }
+
+    fn remove<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
+        Box::pin(async move {
+            let Some(uid) = self.pod_of(id)? else {
+                return Ok(());
+            };
+            let opened = self.open().await?;
+            let status = opened.runtime.pod_status(&uid).await?;
+            for container in status.containers.iter().filter(|c| c.sandbox == *id) {
+                opened.runtime.remove_container(&container.id).await?;
+            }
+            opened.runtime.remove_pod_sandbox(id).await
+        })
+    }
+}

@@ -1,0 +1,112 @@
+//! Looks at what the checks of kubeadm look at.
+
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    path::Path,
+};
+
+use flate2::read::MultiGzDecoder;
+
+use super::gather::{MAX_FILE_BYTES, ask, program, text};
+use crate::{
+    logic::check::{FILES, KERNEL_OPTIONS, Kubeadm, PROGRAMS, SOCKETS},
+    net::ProxyVariables,
+};
+
+/// The kernel's own, if it was built with it.
+const KERNEL_CONFIG: &str = "/proc/config.gz";
+
+pub(super) fn look(release: &str, node_name: &str, proxies: &ProxyVariables) -> Kubeadm {
+    let there = |paths: &[&str]| -> Vec<String> {
+        let found = paths.iter().filter(|path| Path::new(path).exists());
+        found.map(|&path| path.to_owned()).collect()
+    };
+    let missing = PROGRAMS.iter().filter(|name| program(name).is_none());
+    let (version, version_error) = match ask("kubelet", &["--version"]) {
+        Some(Ok(said)) => (said, None),
+        Some(Err(e)) => (String::new(), Some(e.to_string())),
+        None => (String::new(), Some("there is no such program".into())),
+    };
+    let enabled = ask("systemctl", &["is-enabled", "kubelet"]);
+    Kubeadm {
+        files: there(&FILES),
+        missing_programs: missing.map(|&name| name.to_owned()).collect(),
+        sockets: there(&SOCKETS),
+        version,
+        version_error,
+        kernel: kernel(release),
+        enabled: enabled.map(|said| said.is_ok()),
+        resolves: matches!(ask("getent", &["ahosts", node_name]), Some(Ok(_))),
+        proxy: !proxies.https.is_empty(),
+    }
+}
+
+/// Where the kernel's configuration is, and what it lacks.
+fn kernel(release: &str) -> Option<(String, Vec<String>)> {
+    let packed = File::open(KERNEL_CONFIG).and_then(unpacked);
+    let (path, config) = match packed {
+        Ok(config) => (KERNEL_CONFIG.to_owned(), config),
+        Err(_) => {
+            let path = format!("/boot/config-{release}");
+            let config = text(&path);
+            (path, config)
+        }
+    };
+    (!config.is_empty()).then(|| (path, lacks(&config)))
+}
+
+fn unpacked(file: impl io::Read) -> io::Result<String> {
+    let mut config = Vec::new();
+    let mut reader = MultiGzDecoder::new(file).take(MAX_FILE_BYTES);
+    reader.read_to_end(&mut config)?;
+    Ok(String::from_utf8_lossy(&config).into_owned())
+}
+
+/// Options that are neither built in nor modules.
+fn lacks(config: &str) -> Vec<String> {
+    let has = |option: &&str| {
+        config.lines().any(|line| {
+            let value = line.strip_prefix(option).and_then(|l| l.strip_prefix('='));
+            matches!(value, Some("y" | "m"))
+        })
+    };
+    let missing = KERNEL_OPTIONS.iter().filter(|any| !any.iter().any(has));
+    missing.map(|any| any[0].to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use flate2::{Compression, write::GzEncoder};
+
+    use super::*;
+
+    #[test]
+    fn configurations_of_kernels() {
+        // KADM-12
+        let all: String = KERNEL_OPTIONS
+            .iter()
+            .map(|any| format!("{}=y\n", any[0]))
+            .collect();
+        assert_eq!(lacks(&all), [""; 0]);
+        let other = all.replace("CONFIG_EXT4_FS=y", "CONFIG_EXT4_FS=m").replace(
+            "CONFIG_NETFILTER_XT_TARGET_REDIRECT",
+            "CONFIG_IP_NF_TARGET_REDIRECT",
+        );
+        assert_eq!(lacks(&other), [""; 0]);
+        let poor = all
+            .replace(
+                "CONFIG_MEMCG=y",
+                "# CONFIG_MEMCG is not set\nCONFIG_MEMCG_V1=y",
+            )
+            .replace("CONFIG_CPUSETS=y", "CONFIG_CPUSETS=n");
+        assert_eq!(lacks(&poor), ["CONFIG_CPUSETS", "CONFIG_MEMCG"]);
+        let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
+        packed.write_all(all.as_bytes()).expect("packed");
+        let packed = packed.finish().expect("packed");
+        assert_eq!(unpacked(&*packed).expect("whole"), all);
+        assert!(unpacked(&packed[..20]).is_err() && unpacked(&b"text"[..]).is_err());
+    }
+}

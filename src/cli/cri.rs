@@ -1,0 +1,99 @@
+//! `picolet cri`: answers kubeadm as a container runtime would (KADM-16). It is a process of its own, which a service manager
+//! starts when somebody connects: `kubeadm reset` stops the agent first and asks then.
+
+use alloc::rc::Rc;
+use core::{cell::Cell, time::Duration};
+use std::{
+    ffi::OsString,
+    fs, io,
+    os::unix::{fs::PermissionsExt as _, net::UnixListener},
+    path::{Path, PathBuf},
+};
+
+use smol::{Async, LocalExecutor, Timer, future::FutureExt as _};
+
+use super::{CliError, args, commands::Command};
+use crate::{agent::Remains, error::chain, runtime::cri::facade, sys::socket};
+
+/// It ends after so long without a client.
+const IDLE: Duration = Duration::from_secs(10);
+/// What one client may take: a hundred pods, two seconds each. It holds the locks of the agent.
+const MAX_CLIENT: Duration = Duration::from_secs(5 * 60);
+/// Clients at a time.
+const MAX_CLIENTS: usize = 4;
+
+/// `handed`: how many sockets the service manager says that it has handed over to this process.
+pub(super) fn run(
+    command: &'static Command,
+    words: Vec<OsString>,
+    handed: usize,
+) -> Result<(), CliError> {
+    let (own, agent) = args::split(command, words)?;
+    let path = own
+        .into_iter()
+        .map(|(_, value)| PathBuf::from(value))
+        .next_back();
+    let remains = Remains::new(agent).map_err(|e| CliError::new(chain(&e)))?;
+    let listener = match (path, handed) {
+        (Some(path), _) => listen(&path)
+            .map_err(|e| CliError::new(format!("cannot listen at {}: {e}", path.display())))?,
+        (None, 1) => socket::handed_over()
+            .map_err(|e| CliError::new(format!("the socket of the service manager: {e}")))?,
+        (None, _) => {
+            return Err(CliError::new(
+                "where to? picolet-cri.socket hands a socket over; by hand: --listen PATH",
+            ));
+        }
+    };
+    let served = serve(listener, &remains);
+    smol::block_on(served).map_err(|e| CliError::new(format!("cannot accept: {e}")))
+}
+
+/// A socket for root alone.
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    let listener = UnixListener::bind(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// Until nobody has come for a while.
+async fn serve(listener: UnixListener, remains: &Remains) -> io::Result<()> {
+    let listener = Async::new(listener)?;
+    let clients: Rc<Cell<usize>> = Rc::default();
+    let executor = LocalExecutor::new();
+    let accept = async {
+        loop {
+            let come = async { Some(listener.accept().await) };
+            let idle = async {
+                Timer::after(IDLE).await;
+                None
+            };
+            match come.or(idle).await {
+                None if clients.get() == 0 => return Ok(()),
+                None => {}
+                Some(Ok(_)) if clients.get() >= MAX_CLIENTS => {}
+                Some(accepted) => {
+                    let (stream, _) = accepted?;
+                    clients.set(clients.get() + 1);
+                    let (clients, pods) = (Rc::clone(&clients), Rc::new(remains.again()));
+                    let served = async move {
+                        let late = async {
+                            Timer::after(MAX_CLIENT).await;
+                        };
+                        let served = async {
+                            facade::serve(stream, pods).await;
+                        };
+                        served.or(late).await;
+                        clients.set(clients.get() - 1);
+                    };
+                    executor.spawn(served).detach();
+                }
+            }
+        }
+    };
+    executor.run(accept).await
+}

@@ -1,0 +1,419 @@
+//! What `kubeadm join` looks at before it changes anything (KADM-10 to KADM-15): its own names and verdicts, and fixes.
+//!
+//! Source: kubeadm 1.36 `cmd/kubeadm/app/preflight/checks.go`; system-validators `types_unix.go`, `kernel_validator.go`.
+
+use alloc::{string::String, vec::Vec};
+
+use super::{Agent, Check, Facts, Finding, some_of};
+
+/// What kubeadm asks of the kernel's configuration. One of each line is enough.
+pub const KERNEL_OPTIONS: [&[&str]; 17] = [
+    &["CONFIG_NAMESPACES"],
+    &["CONFIG_NET_NS"],
+    &["CONFIG_PID_NS"],
+    &["CONFIG_IPC_NS"],
+    &["CONFIG_UTS_NS"],
+    &["CONFIG_CGROUPS"],
+    &["CONFIG_CGROUP_BPF"],
+    &["CONFIG_CGROUP_DEVICE"],
+    &["CONFIG_CGROUP_FREEZER"],
+    &["CONFIG_CGROUP_PIDS"],
+    &["CONFIG_FAIR_GROUP_SCHED"],
+    &["CONFIG_CPUSETS"],
+    &["CONFIG_MEMCG"],
+    &["CONFIG_INET"],
+    &["CONFIG_EXT4_FS"],
+    &[
+        "CONFIG_NETFILTER_XT_TARGET_REDIRECT",
+        "CONFIG_IP_NF_TARGET_REDIRECT",
+    ],
+    &["CONFIG_NETFILTER_XT_MATCH_COMMENT"],
+];
+/// Files that a join writes: one that is there is of another join.
+pub const FILES: [&str; 3] = [
+    "/etc/kubernetes/kubelet.conf",
+    "/etc/kubernetes/bootstrap-kubelet.conf",
+    "/etc/kubernetes/pki/ca.crt",
+];
+/// Programs that kubeadm calls.
+pub const PROGRAMS: [&str; 3] = ["losetup", "mount", "cp"];
+/// Sockets of runtimes that it looks for.
+pub const SOCKETS: [&str; 3] = [
+    "/run/containerd/containerd.sock",
+    "/run/crio/crio.sock",
+    "/run/cri-dockerd.sock",
+];
+/// Ports of a kubelet: who serves the apiserver, and `/healthz`.
+const PORT: u16 = 10_250;
+const HEALTH_PORT: u16 = 10_248;
+/// Most things that one line names.
+const MAX_NAMED: usize = 4;
+
+/// What the checks of kubeadm look at, beside the other facts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Kubeadm {
+    /// Of [`FILES`], those that are there.
+    pub files: Vec<String>,
+    /// Of [`PROGRAMS`], those that are not on the path.
+    pub missing_programs: Vec<String>,
+    /// Of [`SOCKETS`], those that are there.
+    pub sockets: Vec<String>,
+    /// What `kubelet --version` prints.
+    pub version: String,
+    /// Why it prints nothing.
+    pub version_error: Option<String>,
+    /// The kernel's configuration: where it is, and which of [`KERNEL_OPTIONS`] it lacks; `None`: it is nowhere.
+    pub kernel: Option<(String, Vec<String>)>,
+    /// Whether a service named `kubelet` starts with the machine; `None`: nothing manages services.
+    pub enabled: Option<bool>,
+    /// Whether the name of the node can be looked up.
+    pub resolves: bool,
+    /// Requests by https go through a proxy.
+    pub proxy: bool,
+}
+
+/// All of them, in kubeadm's order.
+const KUBEADM: [Check; 17] = [
+    ("IsPrivilegedUser", root),
+    ("FileAvailable--etc-kubernetes-kubelet.conf", |f| file(f, 0)),
+    (
+        "FileAvailable--etc-kubernetes-bootstrap-kubelet.conf",
+        |f| file(f, 1),
+    ),
+    ("FileAvailable--etc-kubernetes-pki-ca.crt", |f| file(f, 2)),
+    ("CRI", runtime),
+    ("ContainerRuntimeVersion", runtime),
+    ("FileContent--proc-sys-net-ipv4-ip_forward", forwarding),
+    ("Swap", swap),
+    ("FileExisting-losetup", |f| program(f, 0)),
+    ("FileExisting-mount", |f| program(f, 1)),
+    ("FileExisting-cp", |f| program(f, 2)),
+    ("SystemVerification", system),
+    ("Hostname", hostname),
+    ("KubeletVersion", version),
+    ("Service-kubelet", service),
+    ("Port-10250", port),
+    ("HTTPProxy", proxy),
+];
+
+/// Carries them out.
+///
+/// - Shape: as [`super::run`]; without root the first alone, as kubeadm does.
+#[must_use]
+pub fn run_kubeadm(facts: &Facts) -> Vec<(&'static str, Finding)> {
+    let count = if facts.rights.root { KUBEADM.len() } else { 1 };
+    let checks = KUBEADM.iter().take(count);
+    checks.map(|(name, rule)| (*name, rule(facts))).collect()
+}
+
+fn root(facts: &Facts) -> Finding {
+    if facts.rights.root {
+        return Finding::ok("runs as root");
+    }
+    Finding::error(
+        "not root: kubeadm looks at nothing else",
+        "sudo picolet check --kubeadm",
+    )
+}
+
+fn file(facts: &Facts, n: usize) -> Finding {
+    let path = FILES[n];
+    if !facts.kubeadm.files.iter().any(|f| f == path) {
+        return Finding::ok(format!("there is no {path}"));
+    }
+    Finding::error(
+        format!("{path} is there: this machine is, or was, a node"),
+        "kubeadm reset; picolet reset --stop",
+    )
+}
+
+/// Nothing but these two checks needs a runtime's socket.
+fn runtime(facts: &Facts) -> Finding {
+    match facts.kubeadm.sockets.as_slice() {
+        [] => Finding::error(
+            "there is no socket of a container runtime: picolet needs none, kubeadm looks for one",
+            "kubeadm join --cri-socket unix:///run/picolet-cri.sock (picolet-cri.socket), or --ignore-preflight-errors=CRI,ContainerRuntimeVersion (1.30: CRI,FileExisting-crictl)",
+        ),
+        [socket] => Finding::ok(socket.clone()),
+        sockets => Finding::error(
+            format!(
+                "there are several: {}",
+                some_of(sockets.iter().map(String::as_str), MAX_NAMED)
+            ),
+            format!("kubeadm join --cri-socket unix://{}", sockets[0]),
+        ),
+    }
+}
+
+fn forwarding(facts: &Facts) -> Finding {
+    if facts.network.ip_forward {
+        return Finding::ok("1");
+    }
+    Finding::error(
+        "net.ipv4.ip_forward is off",
+        "printf 'net.ipv4.ip_forward=1\\n' > /etc/sysctl.d/90-picolet-forward.conf && sysctl --system",
+    )
+}
+
+fn swap(facts: &Facts) -> Finding {
+    if facts.kernel.swaps.is_empty() {
+        return Finding::ok("none");
+    }
+    let list = some_of(facts.kernel.swaps.iter().map(String::as_str), MAX_NAMED);
+    Finding::warning(
+        format!("{list} is on: the agent starts all the same, unless failSwapOn is true"),
+        "failSwapOn: false in the cluster's ConfigMap kubelet-config, or swapoff -a",
+    )
+}
+
+fn program(facts: &Facts, n: usize) -> Finding {
+    let name = PROGRAMS[n];
+    if !facts.kubeadm.missing_programs.iter().any(|p| p == name) {
+        return Finding::ok("installed");
+    }
+    let package = if name == "cp" { "coreutils" } else { "mount" };
+    Finding::error(
+        format!("there is no program {name}"),
+        format!("apt-get install {package}"),
+    )
+}
+
+/// Kernel and control groups (KADM-12).
+fn system(facts: &Facts) -> Finding {
+    const IGNORE: &str = "kubeadm join --ignore-preflight-errors=SystemVerification";
+    if !facts.cgroups.v2 {
+        return Finding::error(
+            "control groups are of version 1, which a kubelet of 1.35 does not have any more",
+            "systemd.unified_cgroup_hierarchy=1 on the kernel's command line",
+        );
+    }
+    let missing = &facts.cgroups.missing;
+    if !missing.is_empty() {
+        let list = some_of(missing.iter().map(String::as_str), MAX_NAMED);
+        return Finding::error(
+            format!("controllers are missing: {list}"),
+            "see cgroup-memory and cgroup-limits of picolet check",
+        );
+    }
+    let Some((path, lacks)) = &facts.kubeadm.kernel else {
+        return Finding::error(
+            format!(
+                "the kernel's configuration is neither in /proc/config.gz nor in /boot/config-{}",
+                facts.kernel.release
+            ),
+            format!("modprobe configs; where the kernel was built without it: {IGNORE}"),
+        );
+    };
+    if !lacks.is_empty() {
+        let list = some_of(lacks.iter().map(String::as_str), MAX_NAMED);
+        return Finding::error(
+            format!("{path} lacks {list}"),
+            format!("a kernel with these; if the board does without: {IGNORE}"),
+        );
+    }
+    Finding::ok(format!("{path} has all that is asked for"))
+}
+
+fn hostname(facts: &Facts) -> Finding {
+    let name = &facts.wanted.node_name;
+    if facts.kubeadm.resolves {
+        return Finding::ok(name.clone());
+    }
+    Finding::warning(
+        format!("the name {name} leads to no address"),
+        format!("echo '127.0.1.1 {name}' >> /etc/hosts"),
+    )
+}
+
+fn version(facts: &Facts) -> Finding {
+    let fix = "sh install.sh --mode kubeadm, or apt-get install picolet-kubelet";
+    let said = &facts.kubeadm.version;
+    match &facts.kubeadm.version_error {
+        Some(why) => Finding::error(format!("kubelet --version: {why}"), fix),
+        None if is_version(said) => Finding::ok(said.clone()),
+        None => Finding::error(format!("kubelet --version says {said:?}"), fix),
+    }
+}
+
+/// `Kubernetes v1.36.0`, with a suffix or without (KADM-01).
+fn is_version(said: &str) -> bool {
+    let Some(rest) = said.strip_prefix("Kubernetes v") else {
+        return false;
+    };
+    let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.');
+    let (numbers, suffix) = rest.split_at(end.unwrap_or(rest.len()));
+    let is_number = |n: &str| !n.is_empty() && n.len() < 6;
+    numbers.split('.').count() == 3
+        && numbers.split('.').all(is_number)
+        && suffix
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "-_.+".contains(c))
+}
+
+fn service(facts: &Facts) -> Finding {
+    match facts.kubeadm.enabled {
+        None => Finding::ok("nothing manages services here: start the kubelet by hand"),
+        Some(true) => Finding::ok("starts with the machine"),
+        Some(false) => Finding::warning(
+            "the service kubelet does not start with the machine",
+            "systemctl enable kubelet",
+        ),
+    }
+}
+
+/// kubeadm looks at the first port only; it waits for the second one later (KADM-11).
+fn port(facts: &Facts) -> Finding {
+    let listening = &facts.network.listening;
+    let taken = |port: &u16| listening.binary_search(port).is_ok();
+    let Some(port) = [PORT, HEALTH_PORT].into_iter().find(taken) else {
+        return Finding::ok("10250 and 10248 are free");
+    };
+    match (&facts.agent, facts.apiserver.is_some()) {
+        (Agent::Up(_), false) => Finding::error(
+            format!("the picolet that stands alone here holds port {port}"),
+            "systemctl disable --now picolet, and kubeadm starts it as kubelet",
+        ),
+        (Agent::Up(_), true) => Finding::error(
+            format!("the picolet that is a node already holds port {port}"),
+            "kubeadm reset; picolet reset --stop",
+        ),
+        (Agent::Absent | Agent::Mute(_), _) => Finding::error(
+            format!("port {port} is taken"),
+            format!("ss -ltnp 'sport = :{port}'  (then end that program)"),
+        ),
+    }
+}
+
+fn proxy(facts: &Facts) -> Finding {
+    if !facts.kubeadm.proxy {
+        return Finding::ok("none");
+    }
+    Finding::warning(
+        "HTTPS_PROXY is set: is the control plane to be reached through it?",
+        "add the addresses of the control plane to NO_PROXY",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::borrow::ToOwned;
+
+    use super::{super::tests::sound, *};
+    use crate::check::Level;
+
+    /// Everything is as kubeadm wants it.
+    fn ready() -> Facts {
+        Facts {
+            kubeadm: Kubeadm {
+                version: "Kubernetes v1.36.0+picolet-0.1.0".into(),
+                sockets: [SOCKETS[0].to_owned()].into(),
+                kernel: Some(("/boot/config-6.12".into(), Vec::new())),
+                enabled: Some(true),
+                resolves: true,
+                ..Kubeadm::default()
+            },
+            agent: Agent::Absent,
+            ..sound()
+        }
+    }
+
+    type Change = fn(&mut Facts);
+
+    /// What is changed, the check that says so, its level, a part of what it says, a part of the fix.
+    #[rustfmt::skip]
+    const ROWS: &[(Change, &str, Level, &str, &str)] = &[
+        (|f| f.kubeadm.files = [FILES[0].to_owned()].into(), "FileAvailable--etc-kubernetes-kubelet.conf", Level::Error, "is, or was, a node", "kubeadm reset"),
+        (|f| f.kubeadm.files = [FILES[1].to_owned()].into(), "FileAvailable--etc-kubernetes-bootstrap-kubelet.conf", Level::Error, "is, or was, a node", "kubeadm reset"),
+        (|f| f.kubeadm.files = [FILES[2].to_owned()].into(), "FileAvailable--etc-kubernetes-pki-ca.crt", Level::Error, "is, or was, a node", "kubeadm reset"),
+        // KADM-15
+        (|f| f.kubeadm.sockets.clear(), "CRI", Level::Error, "picolet needs none", "--ignore-preflight-errors=CRI,ContainerRuntimeVersion"),
+        (|f| f.kubeadm.sockets.clear(), "ContainerRuntimeVersion", Level::Error, "picolet needs none", "(1.30: CRI,FileExisting-crictl)"),
+        (|f| f.kubeadm.sockets.push(SOCKETS[1].into()), "CRI", Level::Error, "several: /run/containerd/containerd.sock, /run/crio/crio.sock", "--cri-socket unix:///run/containerd/containerd.sock"),
+        (|f| f.network.ip_forward = false, "FileContent--proc-sys-net-ipv4-ip_forward", Level::Error, "is off", "net.ipv4.ip_forward=1"),
+        (|f| f.kernel.swaps = ["/dev/zram0".to_owned()].into(), "Swap", Level::Warning, "/dev/zram0 is on", "failSwapOn: false"),
+        (|f| f.kubeadm.missing_programs = ["losetup".to_owned()].into(), "FileExisting-losetup", Level::Error, "losetup", "install mount"),
+        (|f| f.kubeadm.missing_programs = ["mount".to_owned()].into(), "FileExisting-mount", Level::Error, "mount", "install mount"),
+        (|f| f.kubeadm.missing_programs = ["cp".to_owned()].into(), "FileExisting-cp", Level::Error, "cp", "install coreutils"),
+        // KADM-12
+        (|f| f.cgroups.v2 = false, "SystemVerification", Level::Error, "version 1", "unified_cgroup_hierarchy"),
+        (|f| f.cgroups.missing = ["memory".to_owned()].into(), "SystemVerification", Level::Error, "missing: memory", "cgroup-memory"),
+        (|f| f.kubeadm.kernel = None, "SystemVerification", Level::Error, "neither in /proc/config.gz nor in /boot/config-6.12.25+rpt-rpi-v8", "--ignore-preflight-errors=SystemVerification"),
+        (|f| f.kubeadm.kernel = Some(("/proc/config.gz".into(), ["CONFIG_EXT4_FS".to_owned()].into())), "SystemVerification", Level::Error, "/proc/config.gz lacks CONFIG_EXT4_FS", "--ignore-preflight-errors=SystemVerification"),
+        (|f| f.kubeadm.resolves = false, "Hostname", Level::Warning, "pi.example leads to no address", "/etc/hosts"),
+        (|f| f.kubeadm.version = "picolet 0.1.0".into(), "KubeletVersion", Level::Error, "says \"picolet 0.1.0\"", "--mode kubeadm"),
+        (|f| f.kubeadm.version_error = Some("there is no such program".into()), "KubeletVersion", Level::Error, "no such program", "--mode kubeadm"),
+        (|f| f.kubeadm.enabled = Some(false), "Service-kubelet", Level::Warning, "does not start", "systemctl enable kubelet"),
+        // KADM-11
+        (|f| f.network.listening = [22, 10_250].into(), "Port-10250", Level::Error, "port 10250 is taken", "sport = :10250"),
+        (|f| f.network.listening = [10_248].into(), "Port-10250", Level::Error, "port 10248 is taken", "sport = :10248"),
+        (|f| { f.network.listening = [10_250].into(); f.agent = sound().agent; }, "Port-10250", Level::Error, "stands alone here holds port 10250", "disable --now picolet"),
+        (|f| f.kubeadm.proxy = true, "HTTPProxy", Level::Warning, "HTTPS_PROXY", "NO_PROXY"),
+    ];
+
+    #[test]
+    fn the_verdicts_of_kubeadm() {
+        // KADM-10 KADM-11 KADM-12
+        for (name, finding) in run_kubeadm(&ready()) {
+            assert_eq!(finding.level, Level::Ok, "{name}: {finding:?}");
+        }
+        for (change, name, level, says, fix) in ROWS {
+            let mut facts = ready();
+            change(&mut facts);
+            let all = run_kubeadm(&facts);
+            let bad = |(_, finding): &&(&str, Finding)| finding.level != Level::Ok;
+            let named: Vec<&str> = all.iter().filter(bad).map(|(name, _)| *name).collect();
+            assert!(named.contains(name), "{name}: {named:?}");
+            // What kubeadm looks at by two checks both name.
+            assert!(
+                named.len() == 1 || *name == "CRI" || *name == "ContainerRuntimeVersion",
+                "{named:?}"
+            );
+            let (_, finding) = all.iter().find(|(n, _)| n == name).expect("named");
+            assert_eq!(finding.level, *level, "{name}");
+            assert!(finding.says.contains(says), "{name}: {}", finding.says);
+            assert!(finding.fix.contains(fix), "{name}: {}", finding.fix);
+        }
+        for (name, _) in KUBEADM {
+            let is_first = name == "IsPrivilegedUser";
+            assert!(
+                is_first || ROWS.iter().any(|row| row.1 == name),
+                "{name} has no row"
+            );
+        }
+        // First, and alone.
+        let mut facts = ready();
+        facts.rights.root = false;
+        let all = run_kubeadm(&facts);
+        assert_eq!(all.len(), 1);
+        assert_eq!(
+            (all[0].0, all[0].1.level),
+            ("IsPrivilegedUser", Level::Error)
+        );
+        // What every machine has.
+        facts.rights.root = true;
+        facts.kubeadm.enabled = None;
+        assert!(
+            run_kubeadm(&facts)
+                .iter()
+                .all(|(_, f)| f.level == Level::Ok)
+        );
+    }
+
+    #[test]
+    fn versions_that_kubeadm_reads() {
+        // KADM-01
+        for (said, good) in [
+            ("Kubernetes v1.36.0", true),
+            ("Kubernetes v1.36.0+picolet-0.1.0", true),
+            ("Kubernetes v1.36.0-rc.1_x", true),
+            ("Kubernetes 1.36.0", false),
+            ("Kubernetes v1.36", false),
+            ("Kubernetes v1.36.0 (x)", false),
+            ("Kubernetes v1..0", false),
+            ("v1.36.0", false),
+            ("", false),
+        ] {
+            assert_eq!(is_version(said), good, "{said}");
+        }
+    }
+}

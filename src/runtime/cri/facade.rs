@@ -1,0 +1,153 @@
+//! The other side of CRI, as much of it as kubeadm asks (KADM-16): `join` wants to know that there is a runtime, `reset` lists
+//! pods, stops and removes them. All else is refused by name.
+//!
+//! Source: kubeadm `cmd/kubeadm/app/util/runtime/runtime.go`; `k8s.io/cri-api` `runtime/v1/api.proto`.
+
+use alloc::rc::Rc;
+
+use super::{
+    link::Clock,
+    wire::{
+        Condition, Conditions, Empty, ListPodSandboxRequest, ListPodSandboxResponse, SANDBOX_READY,
+        Sandbox, SandboxMetadata, StatusResponse, VersionResponse, Word,
+    },
+};
+use crate::{
+    api::{SandboxId, Wall, cri::SandboxConfig},
+    grpc::{
+        Pipe,
+        proto::Message,
+        server::{Answering, Exchange, Handler, serve as serve_connection},
+        status::{Code, Status},
+    },
+    runtime::{Call, RuntimeError},
+};
+
+/// `PodSandboxState`: not ready.
+const SANDBOX_NOT_READY: i32 = 1;
+
+/// A sandbox that is there.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    /// Its id.
+    pub id: SandboxId,
+    /// Whose it is.
+    pub config: SandboxConfig,
+    /// When it was made.
+    pub created_at: Wall,
+    /// It can be used.
+    pub is_ready: bool,
+}
+
+/// What is asked about the pods of this machine. Stop and remove are idempotent.
+pub trait Pods {
+    /// All sandboxes, sorted by id.
+    fn list(&self) -> Result<Vec<Listed>, RuntimeError>;
+    /// Ends the containers of a sandbox, and its network.
+    fn stop<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()>;
+    /// Removes it with its containers.
+    fn remove<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()>;
+}
+
+/// Answers one client until it goes.
+pub async fn serve(pipe: impl Pipe + 'static, pods: Rc<dyn Pods>) -> Status {
+    let handler: Handler = Rc::new(move |exchange| -> Answering {
+        let pods = Rc::clone(&pods);
+        Box::pin(answer(exchange, pods))
+    });
+    serve_connection(pipe, handler, Rc::new(Clock)).await
+}
+
+async fn answer(mut call: Exchange, pods: Rc<dyn Pods>) -> Result<(), Status> {
+    let path = call.path().to_owned();
+    let Some(name) = path.strip_prefix("/runtime.v1.RuntimeService/") else {
+        return Err(unimplemented(&path));
+    };
+    match name {
+        "Version" => {
+            say(
+                &mut call,
+                VersionResponse {
+                    version: "0.1.0".into(),
+                    runtime_name: "picolet".into(),
+                    runtime_version: crate::VERSION.into(),
+                    runtime_api_version: "v1".into(),
+                },
+            )
+            .await
+        }
+        "Status" => {
+            let is_true = |kind: &str| Condition {
+                kind: kind.into(),
+                status: true,
+                ..Condition::default()
+            };
+            let conditions = ["RuntimeReady", "NetworkReady"].map(is_true).into();
+            say(
+                &mut call,
+                StatusResponse {
+                    status: Some(Conditions { conditions }),
+                    ..StatusResponse::default()
+                },
+            )
+            .await
+        }
+        "ListPodSandbox" => {
+            let request: ListPodSandboxRequest = call.request().await?;
+            let wanted = request.filter.unwrap_or_default();
+            let listed = pods.list().map_err(refusal)?.into_iter();
+            let listed = listed.filter(|listed| {
+                let labels = &listed.config.labels;
+                let has = |(name, value): (&String, &String)| labels.get(name) == Some(value);
+                (wanted.id.is_empty() || listed.id.as_str() == wanted.id)
+                    && wanted.labels.iter().all(has)
+            });
+            let items = listed.map(shown).collect();
+            say(&mut call, ListPodSandboxResponse { items }).await
+        }
+        "StopPodSandbox" | "RemovePodSandbox" => {
+            let request: Word = call.request().await?;
+            let id = SandboxId::new(request.word);
+            let done = match name {
+                "StopPodSandbox" => pods.stop(&id).await,
+                _ => pods.remove(&id).await,
+            };
+            done.map_err(refusal)?;
+            say(&mut call, Empty {}).await
+        }
+        _ => Err(unimplemented(&path)),
+    }
+}
+
+async fn say(call: &mut Exchange, mut answer: impl Message) -> Result<(), Status> {
+    call.answer(&mut answer).await
+}
+
+fn shown(listed: Listed) -> Sandbox {
+    let config = listed.config;
+    Sandbox {
+        id: listed.id.to_string(),
+        metadata: Some(SandboxMetadata {
+            name: config.name,
+            uid: config.uid.to_string(),
+            namespace: config.namespace,
+            attempt: config.attempt,
+        }),
+        state: if listed.is_ready {
+            SANDBOX_READY
+        } else {
+            SANDBOX_NOT_READY
+        },
+        created_at: listed.created_at.0,
+    }
+}
+
+fn unimplemented(path: &str) -> Status {
+    let text =
+        format!("{path}: picolet runs the containers itself, and answers here what kubeadm asks");
+    Status::new(Code::UNIMPLEMENTED, text)
+}
+
+fn refusal(error: RuntimeError) -> Status {
+    Status::new(Code::UNAVAILABLE, error.to_string())
+}

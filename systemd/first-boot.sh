@@ -1,0 +1,154 @@
+#!/bin/sh
+# What whoever flashes a card has put on its boot partition, taken at the first boot. For dash and busybox sh.
+#
+#   picolet.yaml       a part of the configuration, such as labels; it becomes a drop-in
+#   picolet-join.txt   the line that `kubeadm token create --print-join-command` prints, or the words of `picolet join`
+#
+#   first-boot take    copies both to where root alone reads them, and wipes them from the partition, which everybody can read.
+#                      The copy is whole on the disk before the file is wiped: the power may fail at any moment.
+#   first-boot join    joins by the copy. It stays until the machine is a node; picolet-join.service tries again.
+#
+# What is wrong is told in picolet-join.error.txt beside the file, for who takes the card out. No word of the token is.
+#
+# Exit codes: 0 done, or nothing to do; 1 failed, try again.
+set -u
+umask 077
+
+# Both are set by tests alone.
+: "${PICOLET_ROOT:=}" "${PICOLET:=/usr/local/bin/picolet}"
+kept=$PICOLET_ROOT/etc/picolet/first-boot.join
+dropin=$PICOLET_ROOT/etc/picolet/config.d/10-first-boot.conf
+# No file of these has more bytes.
+most=65536
+
+say() {
+    echo "first-boot: $1" >&2
+}
+
+boots() {
+    for dir in "$PICOLET_ROOT/boot/firmware" "$PICOLET_ROOT/boot"; do
+        [ ! -d "$dir" ] || echo "$dir"
+    done
+}
+
+flush() {
+    sync "$1" 2>/dev/null || sync
+}
+
+# Beside the file: the boot partition is all that is seen of a board that did not join.
+complain() {
+    say "$2"
+    echo "$2" >"$1/picolet-join.error.txt" 2>/dev/null && flush "$1/picolet-join.error.txt"
+}
+
+fits() {
+    [ "$(wc -c <"$1")" -le $most ]
+}
+
+# A file in place, whole and for root alone.
+place() {
+    mkdir -p "$(dirname "$2")" && cat "$1" >"$2.new" && flush "$2.new" && mv -f "$2.new" "$2" && flush "$(dirname "$2")"
+}
+
+# FAT has no rights, and a card may be read elsewhere: the words are written over first, as far as flash lets that happen.
+wipe() {
+    tr -c '' '#' <"$1" >"$1.new" 2>/dev/null && cat "$1.new" >"$1" && flush "$1"
+    rm -f "$1" "$1.new" && flush "$(dirname "$1")"
+}
+
+# The words of a join on one line, of this file; empty if it is none. No shell ever reads them. Fails if it cannot be read.
+words_of() {
+    # Windows' ends of lines, and the backslash by which kubeadm breaks its line.
+    line=$(tr '\r\n\t\\' '    ' <"$1") || return 1
+    case $line in *[!A-Za-z0-9\ :._/=,@[\]-]*) return 0 ;; esac
+    set -f
+    # shellcheck disable=SC2086
+    set -- $line
+    case ${1:-} in kubeadm | picolet) shift ;; esac
+    [ "${1:-}" != join ] || shift
+    result=''
+    while [ $# -gt 0 ]; do
+        case $1 in
+        --token | --discovery-token-ca-cert-hash | --k3s | --node-labels | --hostname-override)
+            [ $# -ge 2 ] || return 0
+            result="$result $1 $2" && shift 2
+            ;;
+        --token=* | --discovery-token-ca-cert-hash=* | --k3s=* | --node-labels=* | --hostname-override=*) result="$result $1" && shift ;;
+        -*) return 0 ;;
+        *) result="$result $1" && shift ;;
+        esac
+    done
+    case "$result " in *" --token"[\ =]*) echo "$result" ;; esac
+    return 0
+}
+
+take() {
+    for boot in $(boots); do
+        [ ! -f "$boot/picolet.yaml" ] && [ ! -f "$boot/picolet-join.txt" ] || rm -f "$boot/picolet-join.error.txt"
+        file=$boot/picolet.yaml
+        if [ -f "$file" ]; then
+            if ! fits "$file"; then
+                complain "$boot" "picolet.yaml has more than $most bytes: it is not used"
+                mv -f "$file" "$file.wrong"
+            elif ! place "$file" "$dropin"; then
+                say "cannot write $dropin" && return 1
+            else
+                # An agent that cannot read its configuration does not start.
+                wrong=$("$PICOLET" check -q 2>/dev/null | grep '^ERROR config ')
+                if [ -n "$wrong" ]; then
+                    complain "$boot" "picolet.yaml is not used: $wrong"
+                    rm -f "$dropin"
+                    mv -f "$file" "$file.wrong"
+                else
+                    rm -f "$file"
+                    say "took $file as $dropin"
+                fi
+                flush "$boot"
+            fi
+        fi
+        file=$boot/picolet-join.txt
+        if [ -f "$file" ]; then
+            words=''
+            if fits "$file"; then words=$(words_of "$file") || { say "cannot read $file" && return 1; }; fi
+            if [ -z "$words" ]; then
+                complain "$boot" "picolet-join.txt is not the line that 'kubeadm token create --print-join-command' prints: it was wiped"
+            elif ! place "$file" "$kept"; then
+                say "cannot write $kept" && return 1
+            fi
+            wipe "$file" || return 1
+            say "took and wiped $file"
+        fi
+    done
+}
+
+join() {
+    [ -f "$kept" ] || return 0
+    words=$(words_of "$kept") || { say "cannot read $kept" && return 1; }
+    # What is on the card is not what the token was for any more.
+    rm -f "$kept.new"
+    set -f
+    # shellcheck disable=SC2086
+    said=$("$PICOLET" join $words 2>&1) || case $said in
+    # The power failed after the last try.
+    *"is a node already"*) ;;
+    *)
+        for boot in $(boots); do
+            complain "$boot" "$said"
+            break
+        done
+        return 1
+        ;;
+    esac
+    say "$said"
+    for boot in $(boots); do rm -f "$boot/picolet-join.error.txt"; done
+    rm -f "$kept" && flush "$(dirname "$kept")"
+}
+
+case ${1:-} in
+take) take ;;
+join) join ;;
+*)
+    say "first-boot take|join"
+    exit 1
+    ;;
+esac
