@@ -43,7 +43,12 @@ fn a_program_built_for_smaller_pages_is_named() {
     // SVC-17
     let world = World::new();
     let told = |world: &World| {
-        let events = world.parts.tools.recorder.events();
+        let events = world
+            .parts
+            .tools
+            .recorder
+            .newest(None, usize::MAX)
+            .into_iter();
         let of_pages = events.filter(|e| e.message.contains("pages of 16 KiB"));
         of_pages.map(|e| e.count).sum::<u32>()
     };

@@ -5,7 +5,7 @@ use std::{
     ffi::OsString,
     fs::{self, File},
     io::{self, Read as _},
-    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
