@@ -21,6 +21,7 @@ use super::{
     vitals::{HeapUse, LoopWatch},
 };
 use crate::api::order::Order;
+use crate::api::pod::RestartPolicy;
 use crate::api::strict;
 use crate::{
     api::{
@@ -599,6 +600,16 @@ impl Backend for LocalBackend {
             if !pod_kind::is_static(&found) {
                 let text = format!(
                     "pod \"{pod}\" is the apiserver's: kubectl delete it, and its owner makes another"
+                );
+                return Err(Refusal::new(409, text));
+            }
+            // An end of others is on record, and so is when their time began.
+            let spec = &found.spec;
+            if spec.restart_policy != RestartPolicy::Always
+                || spec.active_deadline_seconds.is_some()
+            {
+                let text = format!(
+                    "pod \"{pod}\" is to run once: edit its manifest, or take it away for a moment, to run it again"
                 );
                 return Err(Refusal::new(409, text));
             }

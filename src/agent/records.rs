@@ -224,7 +224,10 @@ fn before(store: &PodStore, uid: &PodUid, header: &Header) -> Option<String> {
 /// A static pod is as old as the first agent that saw it says (STAT-33): nobody else remembers. Returns its start.
 fn keep_age(raw: &mut Value, before: Option<String>) -> Option<Wall> {
     let seen = &mut raw["metadata"]["annotations"][CONFIG_SEEN];
-    if let Some(before) = before.filter(|before| Wall::parse(before).is_some()) {
+    let now = Wall::parse(seen.as_str()?)?;
+    // A clock that was ahead is no age.
+    let is_age = |before: &String| Wall::parse(before).is_some_and(|before| before <= now);
+    if let Some(before) = before.filter(is_age) {
         *seen = before.into();
     }
     let start = Wall::parse(seen.as_str()?)?.truncated();

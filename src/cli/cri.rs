@@ -6,7 +6,10 @@ use core::{cell::Cell, time::Duration};
 use std::{
     ffi::OsString,
     fs, io,
-    os::unix::{fs::PermissionsExt as _, net::UnixListener},
+    os::unix::{
+        fs::{FileTypeExt as _, PermissionsExt as _},
+        net::UnixListener,
+    },
     path::{Path, PathBuf},
 };
 
@@ -19,6 +22,8 @@ use crate::{agent::Remains, error::chain, runtime::cri::facade, sys::socket};
 const IDLE: Duration = Duration::from_secs(10);
 /// What one client may take: a hundred pods, two seconds each. It holds the locks of the agent.
 const MAX_CLIENT: Duration = Duration::from_secs(5 * 60);
+/// After a client that could not be taken.
+const PAUSE: Duration = Duration::from_secs(1);
 /// Clients at a time.
 const MAX_CLIENTS: usize = 4;
 
@@ -51,9 +56,9 @@ pub(super) fn run(
 
 /// A socket for root alone.
 fn listen(path: &Path) -> io::Result<UnixListener> {
-    match fs::remove_file(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-        _ => {}
+    // The socket of one before it; nothing else is in the way of somebody who mistook the path.
+    if fs::symlink_metadata(path).is_ok_and(|is| is.file_type().is_socket()) {
+        fs::remove_file(path)?;
     }
     let listener = UnixListener::bind(path)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
@@ -76,8 +81,11 @@ async fn serve(listener: UnixListener, remains: &Remains) -> io::Result<()> {
                 None if clients.get() == 0 => return Ok(()),
                 None => {}
                 Some(Ok(_)) if clients.get() >= MAX_CLIENTS => {}
-                Some(accepted) => {
-                    let (stream, _) = accepted?;
+                Some(Err(e)) => {
+                    log::warn!("a client did not come: {e}");
+                    Timer::after(PAUSE).await;
+                }
+                Some(Ok((stream, _))) => {
                     clients.set(clients.get() + 1);
                     let (clients, pods) = (Rc::clone(&clients), Rc::new(remains.again()));
                     let served = async move {

@@ -65,7 +65,10 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
             other @ Word::Flag(_) => return Err(unexpected(other)),
         }
     }
-    let client = words.client();
+    let client = match get.watch {
+        true => words.client().with_patience(live::PATIENCE),
+        false => words.client(),
+    };
     if get.watch {
         return watch(client, get);
     }

@@ -60,6 +60,9 @@ pub(super) struct Seen {
     pub(super) notes: Vec<String>,
 }
 
+/// So long an agent may say nothing: longer, and it is told.
+pub(super) const PATIENCE: Duration = Duration::from_secs(15);
+
 /// Looks once.
 pub(super) type Look = Box<dyn FnMut() -> Result<Seen, CliError> + Send>;
 
@@ -221,6 +224,7 @@ fn on_terminal(
             }
         }
     });
+    let stdout = io::stdout();
     let mut screen = Some(Screen::enter()?);
     let (mut shown, mut trouble) = (String::new(), None);
     let mut next = Some(clock::mono() + every);
@@ -231,13 +235,22 @@ fn on_terminal(
             write(&frame)?;
             shown = frame;
         }
-        let mut fds = [signals.as_fd(), bell.as_fd()].map(|fd| libc::pollfd {
+        let waits = [
+            (signals.as_fd(), libc::POLLIN),
+            (bell.as_fd(), libc::POLLIN),
+            (stdout.as_fd(), 0),
+        ];
+        let mut fds = waits.map(|(fd, events)| libc::pollfd {
             fd: fd.as_raw_fd(),
-            events: libc::POLLIN,
+            events,
             revents: 0,
         });
         let wait = next.map_or(-1, |next| millis(next - clock::mono()));
         let _ = start::poll(&mut fds, wait);
+        if fds[2].revents != 0 {
+            // The terminal is closed.
+            return Ok(());
+        }
         while let Some(info) = signals.read_signal()? {
             let signal = i32::try_from(info.ssi_signo).unwrap_or(0);
             match Signal::try_from(signal)? {

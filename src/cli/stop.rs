@@ -1,5 +1,6 @@
 //! `picolet stop`: ends the agent, and if it is told to, its pods before that.
 
+use core::time::Duration;
 use std::os::fd::AsRawFd as _;
 
 use serde_json::Value;
@@ -12,6 +13,9 @@ use super::{
     progress::{Progress, Shown},
 };
 use crate::sys::start;
+
+/// So long an agent that ends its pods may say nothing of them.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     let (mut all, mut shutdown, mut quiet) = (false, false, false);
@@ -38,7 +42,9 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
 
 /// Asks, and tells how many pods have ended until the answer is there.
 fn with_progress(client: &Client, path: &str) -> Result<Answer, CliError> {
-    let pods = running(client)?;
+    // What is shown meanwhile keeps nobody from stopping.
+    let look = client.clone().with_patience(PATIENCE);
+    let pods = running(&look).unwrap_or(0);
     let asked = client.ask("POST", path, "")?;
     let mut progress = Progress::new("stop", false);
     // Bounded: by the agent's answer, or its end.
@@ -53,7 +59,9 @@ fn with_progress(client: &Client, path: &str) -> Result<Answer, CliError> {
             return Client::answer(asked);
         }
         // It may have gone already; then its answer is on its way.
-        if let Ok(left) = running(client) {
+        if pods > 0
+            && let Ok(left) = running(&look)
+        {
             progress.show(Shown {
                 stage: "ending",
                 done: pods.saturating_sub(left),

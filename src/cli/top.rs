@@ -101,7 +101,10 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
             other => return Err(unexpected(other)),
         }
     }
-    let client = words.client();
+    let client = match top.watch {
+        true => words.client().with_patience(live::PATIENCE),
+        false => words.client(),
+    };
     let look = match top.kind.as_str() {
         "pod" | "pods" | "po" => pods,
         "node" | "nodes" | "no" => node,

@@ -558,7 +558,7 @@ const CROWD: usize = 100;
 /// By which the agent may grow while the page is open, KiB.
 const GROWTH_KIB: u64 = 256;
 /// What the allocator keeps of one look or another, KiB.
-const NOISE_KIB: u64 = 32;
+const NOISE_KIB: u64 = 64;
 /// Answers of the page while the agent is measured.
 const ROUNDS: u32 = 30;
 

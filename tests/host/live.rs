@@ -6,14 +6,15 @@ use std::os::fd::AsFd as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::pty::{Winsize, openpty};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
 use crate::host::{self, Host, IDLE, sh, text, with};
 
-/// Ends a second after it is told to, so that there is something to wait for.
-const SLOW: &str = "trap 'sleep 3; exit 0' TERM; while :; do sleep 1; done";
+/// Ends a while after it is told to, so that there is something to wait for.
+const SLOW: &str = "trap 'sleep 15; exit 0' TERM; while :; do sleep 1; done";
 
 /// A terminal with a command on it.
 struct Terminal {
@@ -34,6 +35,10 @@ const fn size(columns: u16, rows: u16) -> Winsize {
 impl Terminal {
     fn start(host: &Host, words: &[&str]) -> Self {
         let pty = openpty(Some(&size(80, 24)), None).expect("a terminal");
+        for end in [&pty.master, &pty.slave] {
+            // Who holds it keeps it open.
+            fcntl(end, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).expect("flag");
+        }
         let mut command = Command::new("setsid");
         // The terminal has to be the command's own, or it would not hear of its keys and sizes.
         let slave = || Stdio::from(pty.slave.try_clone().expect("descriptor"));
@@ -112,6 +117,14 @@ impl Terminal {
             self.said()
         );
         self.said()
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // `setsid` becomes the command.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

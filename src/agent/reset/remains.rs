@@ -3,7 +3,8 @@
 //! Listing reads records and disturbs nobody. To stop and remove takes the locks of the agent, as a reset does: an agent that
 //! runs would start the pod again.
 
-use alloc::rc::Rc;
+use alloc::rc::{Rc, Weak};
+use core::cell::RefCell;
 use std::{ffi::OsString, fs, io};
 
 use smol::lock::Mutex;
@@ -30,10 +31,12 @@ const GRACE_S: i64 = 1;
 /// Sandboxes that are shown; there are fewer pods.
 const MAX_SANDBOXES: usize = 4096;
 
-/// What one client is shown. The locks go with it.
+/// What one client is shown. The locks are held as long as a client is there that needed them.
 pub struct Remains {
     reset: Reset,
-    opened: Mutex<Option<Rc<Opened>>>,
+    /// Of all clients.
+    opened: Rc<Mutex<Weak<Opened>>>,
+    mine: RefCell<Option<Rc<Opened>>>,
 }
 
 struct Opened {
@@ -58,26 +61,28 @@ impl Remains {
             let why = format!("the runtime at {at} has the pods: name that one to kubeadm");
             return Err(ResetError::Refused(why));
         }
-        Ok(Self::of(reset))
-    }
-
-    fn of(reset: Reset) -> Self {
-        Self {
+        Ok(Self {
             reset,
-            opened: Mutex::default(),
-        }
+            opened: Rc::default(),
+            mine: RefCell::default(),
+        })
     }
 
     /// For another client.
     #[must_use]
     pub fn again(&self) -> Self {
-        Self::of(self.reset.clone())
+        Self {
+            reset: self.reset.clone(),
+            opened: Rc::clone(&self.opened),
+            mine: RefCell::default(),
+        }
     }
 
     async fn open(&self) -> Result<Rc<Opened>, RuntimeError> {
         let mut opened = self.opened.lock().await;
-        if let Some(opened) = &*opened {
-            return Ok(Rc::clone(opened));
+        if let Some(opened) = opened.upgrade() {
+            self.mine.replace(Some(Rc::clone(&opened)));
+            return Ok(opened);
         }
         let reset = self.reset.clone();
         let failed = |e: &dyn core::error::Error| RuntimeError::Failed(chain(e));
@@ -89,7 +94,8 @@ impl Remains {
             store: PodStore::new(&dirs.root, &dirs.run, &proc::boot_id().unwrap_or_default()),
             _locked: locked,
         });
-        *opened = Some(Rc::clone(&new));
+        *opened = Rc::downgrade(&new);
+        self.mine.replace(Some(Rc::clone(&new)));
         Ok(new)
     }
 

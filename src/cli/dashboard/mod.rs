@@ -32,7 +32,8 @@ const MAX_CONNECTIONS: usize = 16;
 const TOKEN_BYTES: usize = 16;
 /// Stack of a thread that answers, bytes.
 const STACK_BYTES: usize = 512 * 1024;
-/// So long the agent may say nothing.
+/// So long the agent may say nothing: to the page, which asks for two things one after the other, and to an action.
+const LOOK_PATIENCE: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(15);
 /// Further ones that are told so at once; of more the connection is closed.
 const MAX_REFUSED: usize = 16;
@@ -61,7 +62,8 @@ pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<(),
     let token = token()?;
     print(&told(bound, &token))?;
     let client = Client::new(&place.socket).with_patience(PATIENCE);
-    let watch = Watch::new(client.clone(), place.root.clone(), agent);
+    let looks = client.clone().with_patience(LOOK_PATIENCE);
+    let watch = Watch::new(looks, place.root.clone(), agent);
     let dashboard = Arc::new(Dashboard {
         token,
         allow_actions,

@@ -9,13 +9,15 @@
 
 use core::{net::IpAddr, time::Duration};
 use std::{
+    ffi::OsStr,
     io::{self, BufRead as _, Read as _},
     net::TcpStream,
     os::fd::AsRawFd as _,
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use async_io::{Async, Timer};
+use nix::errno::Errno;
 
 use super::{
     super::{
@@ -34,6 +36,7 @@ use crate::{
         backend::Line,
         http::{self, Connection, Refusal, Request, encode},
     },
+    sys::file,
 };
 
 /// A request's head arrives within this time.
@@ -44,6 +47,8 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_secs(1);
 /// Lines of a log that are shown at first.
 const LOG_LINES: u32 = 200;
+/// Manifests of one name that are set aside.
+const MAX_SET_ASIDE: u32 = 1000;
 /// Bytes of one line of a pull's answer.
 const MAX_LINE_BYTES: u64 = 1 << 20;
 
@@ -303,13 +308,7 @@ fn remove(place: &Place, namespace: &str, pod: &str) -> Result<String, CliError>
             "no manifest of this machine has the pod {namespace}/{pod}"
         ))
     })?;
-    let kept = set_aside(&file).ok_or_else(|| {
-        CliError::new(format!(
-            "{}: not a file of the manifest directory",
-            file.display()
-        ))
-    })?;
-    std::fs::rename(&file, &kept)
+    let kept = set_aside(&file)
         .map_err(|e| CliError::new(format!("cannot rename {}: {e}", file.display())))?;
     Ok(format!(
         "Deleting {pod}: its manifest is now {}\n",
@@ -317,9 +316,21 @@ fn remove(place: &Place, namespace: &str, pod: &str) -> Result<String, CliError>
     ))
 }
 
-fn set_aside(file: &Path) -> Option<std::path::PathBuf> {
-    let name = file.file_name()?.to_str()?;
-    Some(file.with_file_name(format!(".{name}.deleted")))
+/// Renames a manifest to `.NAME.deleted`. What was set aside under that name before stays: then it is `.NAME.deleted.1`, and so on.
+fn set_aside(file: &Path) -> io::Result<PathBuf> {
+    let (Some(dir), Some(name)) = (file.parent(), file.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let opened = std::fs::File::open(dir)?;
+    let plain = format!(".{}.deleted", name.to_string_lossy());
+    let others = (1..MAX_SET_ASIDE).map(|n| format!("{plain}.{n}"));
+    for kept in core::iter::once(plain.clone()).chain(others) {
+        match file::rename_new(&opened, name, &opened, OsStr::new(&kept)) {
+            Err(Errno::EEXIST) => {}
+            other => return other.map(|()| dir.join(kept)).map_err(Into::into),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
 }
 
 #[cfg(test)]
@@ -327,11 +338,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_manifest_set_aside_is_not_read() {
-        let kept = set_aside(Path::new("/etc/picolet/manifests/web.yaml"));
-        assert_eq!(
-            kept.as_deref(),
-            Some(Path::new("/etc/picolet/manifests/.web.yaml.deleted"))
-        );
+    fn manifests_set_aside_are_all_kept() {
+        let dir = std::env::temp_dir().join(format!("picolet-aside-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("directory");
+        let file = dir.join("web.yaml");
+        for (text, name) in [("one", ".web.yaml.deleted"), ("two", ".web.yaml.deleted.1")] {
+            std::fs::write(&file, text).expect("manifest");
+            assert_eq!(set_aside(&file).expect("set aside"), dir.join(name));
+            assert_eq!(std::fs::read_to_string(dir.join(name)).expect("kept"), text);
+        }
+        assert!(set_aside(&file).is_err(), "it is gone");
+        std::fs::remove_dir_all(dir).expect("clean up");
     }
 }
