@@ -54,7 +54,7 @@ while [ $# -gt 0 ]; do
         ;;
     --root)
         [ -d "$value" ] || wrong "--root: $value is no directory"
-        root=$(cd "$value" && pwd)
+        root=$(cd "$value" && pwd -P)
         [ "$root" != / ] || root=''
         ;;
     --key)
@@ -165,6 +165,11 @@ mount_of() {
     done
     [ "$path" != / ] || found=$(awk '$2 == "/" { o = $4 } END { print o }' /proc/mounts)
     echo "$found $path"
+}
+
+# Whether something is mounted at or below a path without links.
+has_mounts() {
+    at=$1 awk '{ gsub(/\\040/, " ", $2) } $2 == ENVIRON["at"] || index($2, ENVIRON["at"] "/") == 1 { n++ } END { exit !n }' /proc/mounts
 }
 
 init=none
@@ -485,9 +490,14 @@ uninstall() {
             fi
         fi
         for dir in "$root/etc/picolet" "$root/var/lib/picolet" "$root/run/picolet"; do
+            [ -d "$dir" ] || continue
+            # A link may lead elsewhere, and the table of mounts has real paths.
+            real=$(cd "$dir" && pwd -P) || failed "cannot enter $dir"
+            case $real in "$root"/*) ;; *) failed "$dir leads out of $root, to $real: remove that link, and run this again" ;; esac
             # A disk that somebody has mounted there is theirs.
-            ! grep -q " $dir[ /]" /proc/mounts || failed "something is mounted at or below $dir: unmount it, and run this again"
-            [ ! -d "$dir" ] || run rm -r "$dir"
+            ! has_mounts "$real" || failed "something is mounted at or below $real: unmount it, and run this again"
+            run rm -r "$real"
+            [ ! -L "$dir" ] || run rm "$dir"
         done
         # A kubelet writes it under the same name.
         delay=$root/etc/systemd/logind.conf.d/99-kubelet.conf
