@@ -394,10 +394,7 @@ fn the_memory_controller_is_switched_on_where_that_is_wanted() {
             let off = "cgroup_disable=memory cgroup_disable=memory";
             fs::write(&file, format!("{off} {odd} {off}\n")).expect("written");
             board.does(&["--enable-memory"]);
-            assert_eq!(
-                fs::read_to_string(&file).expect("read"),
-                format!("{odd}\n")
-            );
+            assert_eq!(fs::read_to_string(&file).expect("read"), format!("{odd}\n"));
             // Without an end of its line, and switched on already.
             fs::write(&file, WANTED).expect("written");
             assert_eq!(board.does(&["--enable-memory"]), "nothing to change\n");
@@ -473,6 +470,37 @@ fn what_cannot_work_is_refused_before_anything_is_written() {
             );
             assert!(said.contains(says), "{options}: {said}");
         }
+        // A disk of somebody, and a link that leads out of the system.
+        board.does(&[]);
+        let link = board.path("var");
+        fs::rename(&link, board.path("data")).expect("renamed");
+        std::os::unix::fs::symlink("data", &link).expect("link");
+        let disk = board.path("data/lib/picolet/disk");
+        fs::create_dir(&disk).expect("directory");
+        let mount = Command::new("mount")
+            .args(["-t", "tmpfs", "none"])
+            .arg(&disk)
+            .status();
+        assert!(mount.is_ok_and(|s| s.success()));
+        fs::write(disk.join("theirs"), "").expect("written");
+        let output = board.run(&["--uninstall", "--purge"]);
+        let stays = disk.join("theirs").exists();
+        let unmounted = Command::new("umount").arg(&disk).status();
+        assert!(unmounted.is_ok_and(|s| s.success()));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(stays && output.status.code() == Some(1), "{said}");
+        assert!(said.contains("something is mounted"), "{said}");
+        let (own, out) = (board.path("data/lib/picolet"), board.dir.join("out"));
+        fs::rename(&own, &out).expect("renamed");
+        std::os::unix::fs::symlink(&out, &own).expect("link");
+        let output = board.run(&["--uninstall", "--purge"]);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("leads out of") && out.exists(), "{said}");
+        fs::rename(&out, board.path("kept")).expect("renamed");
+        fs::remove_file(&own).expect("removed");
+        std::os::unix::fs::symlink("../../kept", &own).expect("link");
+        board.does(&["--uninstall", "--purge"]);
+        assert!(!own.is_symlink() && !board.path("kept").exists());
     }
 }
 
@@ -498,10 +526,12 @@ impl Flashed {
     fn joins(&self, how: &str) {
         let double = self.board.dir.join("doubles/picolet");
         let calls = self.board.dir.join("calls");
-        // Of checks only the verdict on the configuration counts, which is a file of the test.
+        // Of checks only the verdict on the configuration counts: it depends on the drop-in, or is a file of the test.
         let text = format!(
-            "#!/bin/sh\n[ \"$1\" != check ] || {{ /bin/cat {0}.check; exit 0; }}\necho \"$*\" >>{0}\n{how}\n",
-            calls.display()
+            "#!/bin/sh\n[ \"$1\" != check ] || {{ ! grep -qs -- -1 {1} || echo 'ERROR config  maxPods: must be positive'; \
+             /bin/cat {0}.check; exit 0; }}\necho \"$*\" >>{0}\n{how}\n",
+            calls.display(),
+            self.drop_in().display()
         );
         fs::write(&double, text).expect("written");
         fs::set_permissions(double, fs::Permissions::from_mode(0o755)).expect("mode");
@@ -541,6 +571,10 @@ impl Flashed {
         ["take", "join"]
             .iter()
             .all(|word| self.run(word).status.success())
+    }
+
+    fn drop_in(&self) -> PathBuf {
+        self.board.path("etc/picolet/config.d/10-first-boot.conf")
     }
 
     fn kept(&self) -> PathBuf {
@@ -586,6 +620,14 @@ fn what_the_boot_partition_has_is_taken_once() {
         assert_eq!(flashed.secrets(), 1, "only there");
         let error = fs::read_to_string(flashed.boot("picolet-join.error.txt")).expect("told");
         assert!(error.contains("cannot reach"), "{error}");
+        // The same again is not written again: cards wear.
+        let written = || {
+            let about = fs::metadata(flashed.boot("picolet-join.error.txt")).expect("metadata");
+            (about.mtime(), about.mtime_nsec())
+        };
+        let first = written();
+        assert!(!flashed.starts() && written() == first);
+        assert_eq!(flashed.calls(), JOINED);
         // Later it works, and is done once.
         flashed.joins("exit 0");
         assert!(flashed.starts());
@@ -630,6 +672,9 @@ fn a_boot_partition_is_not_trusted() {
             "kubeadm join a:1 --token x; reboot\n",
             "kubeadm join a:1 --token `id`\n",
             "kubeadm join a:1 --token x *\n",
+            "kubeadm join a:1 --token x abcdef.0123456789abcdef\n",
+            "picolet join --k3s https://h:6443 --token x K10aa::node:b\n",
+            "picolet join K10aa::node:b --k3s=https://h:6443 --token=x\n",
             "\u{feff}\u{0}\u{1}",
             &shell,
             &long,
@@ -651,18 +696,33 @@ fn a_boot_partition_is_not_trusted() {
         assert!(flashed.boot("picolet.yaml.wrong").exists());
         // What an agent could not start with.
         fs::remove_file(flashed.boot("picolet.yaml.wrong")).expect("removed");
-        let verdict = "ok    root    x\nERROR config  maxPods: must be positive\n      fix: x\n";
-        fs::write(flashed.board.dir.join("calls.check"), verdict).expect("written");
+        let good = "maxPods: 7\n";
+        fs::create_dir_all(flashed.board.path("etc/picolet/config.d")).expect("directory");
+        fs::write(flashed.drop_in(), good).expect("written");
         fs::write(flashed.boot("picolet.yaml"), "maxPods: -1\n").expect("written");
         assert!(flashed.starts());
         assert!(flashed.boot("picolet.yaml.wrong").exists());
         let error = fs::read_to_string(flashed.boot("picolet-join.error.txt")).expect("told");
         assert!(error.contains("maxPods: must be positive"), "{error}");
-        assert!(
-            !flashed
-                .board
-                .path("etc/picolet/config.d/10-first-boot.conf")
-                .exists()
+        let now = || fs::read_to_string(flashed.drop_in()).expect("drop-in");
+        assert_eq!(now(), good, "that of before is used again");
+        fs::remove_file(flashed.drop_in()).expect("removed");
+        fs::write(flashed.boot("picolet.yaml"), "maxPods: -1\n").expect("written");
+        assert!(flashed.starts() && !flashed.drop_in().exists());
+        // What was wrong before is not its fault.
+        fs::remove_file(flashed.boot("picolet.yaml.wrong")).expect("removed");
+        let verdict = "ok    root    x\nERROR config  port: is taken\n      fix: x\n";
+        fs::write(flashed.board.dir.join("calls.check"), verdict).expect("written");
+        fs::write(flashed.boot("picolet.yaml"), "maxPods: 8\n").expect("written");
+        assert!(flashed.starts());
+        assert_eq!(now(), "maxPods: 8\n");
+        let left = fs::read_dir(flashed.boot("")).expect("directory").count();
+        assert_eq!(left, 1, "the error file");
+        assert_eq!(
+            fs::read_dir(flashed.board.path("etc/picolet/config.d"))
+                .expect("directory")
+                .count(),
+            1
         );
     }
 }
