@@ -121,14 +121,16 @@ take_part() {
             complain "$boot" "picolet.yaml is not used: $wrong"
             [ ! -f "$before" ] || mv -f "$before" "$dropin" || return 1
             flush "$(dirname "$dropin")"
-            mv -f "$file" "$file.wrong" && flush "$boot"
-            return
+            mv -f "$file" "$file.wrong"
+            flush "$boot"
+            return 0
         fi
         complain "$boot" "the configuration is wrong without picolet.yaml too: $others"
         place "$file" "$dropin" || { say "cannot write $dropin" && return 1; }
     fi
     rm -f "$before" && flush "$(dirname "$dropin")"
-    wipe_taken "$file" || return 1
+    # A partition that cannot be written keeps nobody from joining.
+    wipe_taken "$file" || { say "cannot wipe $file" && return 0; }
     say "took and wiped $file as $dropin"
 }
 
@@ -137,7 +139,7 @@ take() {
         [ ! -f "$boot/picolet.yaml" ] && [ ! -f "$boot/picolet-join.txt" ] || rm -f "$boot/picolet-join.error.txt"
         # The power failed while it was wiped.
         for file in "$boot/picolet.yaml.taken" "$boot/picolet-join.txt.taken"; do
-            [ ! -f "$file" ] || wipe "$file" || return 1
+            [ ! -f "$file" ] || wipe "$file" || say "cannot wipe $file"
         done
         file=$boot/picolet.yaml
         if [ -f "$file" ]; then
