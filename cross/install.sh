@@ -54,7 +54,7 @@ while [ $# -gt 0 ]; do
         ;;
     --root)
         [ -d "$value" ] || wrong "--root: $value is no directory"
-        root=$(cd "$value" && pwd)
+        root=$(cd "$value" && pwd -P)
         [ "$root" != / ] || root=''
         ;;
     --key)
@@ -167,6 +167,11 @@ mount_of() {
     echo "$found $path"
 }
 
+# Whether something is mounted at or below a path without links.
+has_mounts() {
+    at=$1 awk '{ gsub(/\\040/, " ", $2) } $2 == ENVIRON["at"] || index($2, ENVIRON["at"] "/") == 1 { n++ } END { exit !n }' /proc/mounts
+}
+
 init=none
 if [ -n "$root" ]; then
     if [ -e "$root/lib/systemd/systemd" ] || [ -e "$root/usr/lib/systemd/systemd" ]; then
@@ -273,14 +278,15 @@ check() {
         fi
     fi
     [ -z "$memory" ] || [ -n "$(cmdline)" ] ||
-        { refuse "there is no cmdline.txt in $root/boot/firmware or $root/boot: add cgroup_enable=memory to the kernel's command line by what this board has" && exit 3; }
+        { refuse "there is no cmdline.txt with a root= in $root/boot/firmware or $root/boot: add cgroup_enable=memory to the kernel's command line by what this board has" && exit 3; }
 }
 
-# The file that the firmware of a Raspberry Pi takes the kernel's command line from: before Debian 12 in /boot.
+# The file that the firmware of a Raspberry Pi takes the kernel's command line from: before Debian 12 in /boot, where a note that
+# it has moved is left since.
 cmdline() {
     for file in "$root/boot/firmware/cmdline.txt" "$root/boot/cmdline.txt"; do
-        if [ -f "$file" ]; then
-            echo "$file"
+        if [ -f "$file" ] && sed -n 1p "$file" | grep -qE '(^|[[:space:]])root=.'; then
+            printf '%s\n' "$file"
             return
         fi
     done
@@ -290,22 +296,26 @@ cmdline() {
 enable_memory() {
     file=$(cmdline)
     line=$(sed -n 1p "$file" | tr -d '\r')
-    new=$(echo "$line" | sed 's/  *$//; s/cgroup_disable=memory *//g')
+    new=$(printf '%s\n' "$line" | sed -e 's/ *$/ /' -e :a -e 's/^cgroup_disable=memory  *//' -e 's/ cgroup_disable=memory  */ /' -e ta -e 's/ *$//')
     case " $new " in *" cgroup_enable=memory "*) ;; *) new="$new cgroup_enable=memory" ;; esac
     [ "$new" != "$line" ] || return 0
     changed=yes
     if [ -n "$dry" ]; then
-        echo "would write to $file: $new"
+        printf '%s\n' "would write to $file: $new"
         return
     fi
-    [ -f "$file.before-picolet" ] || cp "$file" "$file.before-picolet" || failed "cannot keep a copy of $file"
-    flush "$file.before-picolet"
-    echo "$new" >"$file.new" || failed "cannot write $file.new"
+    before=$file.before-picolet
+    if [ ! -f "$before" ]; then
+        cp "$file" "$before.new" || failed "cannot keep a copy of $file"
+        flush "$before.new"
+        mv -f "$before.new" "$before" || failed "cannot keep a copy of $file"
+    fi
+    printf '%s\n' "$new" >"$file.new" || failed "cannot write $file.new"
     sed 1d "$file" >>"$file.new" || failed "cannot write $file.new"
     flush "$file.new"
     mv -f "$file.new" "$file" || failed "cannot replace $file"
     flush "$(dirname "$file")"
-    echo "switched the memory controller on in $file (before: $file.before-picolet): restart the board when it suits you"
+    echo "switched the memory controller on in $file (before: $before): restart the board when it suits you"
 }
 
 # ---- What is done.
@@ -352,11 +362,18 @@ forget_cri() {
     for unit in $cri; do delete "$units/$unit" "$units/sockets.target.wants/$unit"; done
 }
 
+forget_boot() {
+    if [ -z "$root" ] && [ $init = systemd ]; then
+        for unit in $boot; do [ ! -e "$units/$unit" ] || run systemctl disable -q --now "$unit"; done
+    fi
+    for unit in $boot; do delete "$units/$unit" "$units/multi-user.target.wants/$unit"; done
+}
+
 # One agent at a time: both want the same port.
 retire() {
     other=kubelet
     [ "$service" = picolet ] || other=picolet
-    [ "$mode" != standalone ] || forget_cri
+    if [ "$mode" = standalone ]; then forget_cri; else forget_boot; fi
     [ -e "$units/$other.service" ] || [ -L "$root/etc/runlevels/default/$other" ] || return 0
     if [ -z "$root" ] && [ $init = systemd ] && systemctl is-enabled -q $other 2>/dev/null; then
         run systemctl disable -q --now $other
@@ -485,16 +502,21 @@ uninstall() {
             fi
         fi
         for dir in "$root/etc/picolet" "$root/var/lib/picolet" "$root/run/picolet"; do
+            [ -d "$dir" ] || continue
+            # A link may lead elsewhere, and the table of mounts has real paths.
+            real=$(cd "$dir" && pwd -P) || failed "cannot enter $dir"
+            case $real in "$root"/*) ;; *) failed "$dir leads out of $root, to $real: remove that link, and run this again" ;; esac
             # A disk that somebody has mounted there is theirs.
-            ! grep -q " $dir[ /]" /proc/mounts || failed "something is mounted at or below $dir: unmount it, and run this again"
-            [ ! -d "$dir" ] || run rm -r "$dir"
+            ! has_mounts "$real" || failed "something is mounted at or below $real: unmount it, and run this again"
+            run rm -r "$real"
+            [ ! -L "$dir" ] || run rm "$dir"
         done
         # A kubelet writes it under the same name.
         delay=$root/etc/systemd/logind.conf.d/99-kubelet.conf
         if grep -qs '^# Written by picolet' "$delay"; then delete "$delay"; fi
     fi
     forget_cri
-    for unit in $boot; do delete "$units/$unit" "$units/multi-user.target.wants/$unit"; done
+    forget_boot
     # Not stopped, which would end the pods: without its file it goes with the machine.
     delete "$units/picolet-pods.service" "$scripts/picolet-pods" "$root/etc/runlevels/default/picolet-pods"
     [ "$(readlink "$kubelet")" != "$link" ] || delete "$kubelet"

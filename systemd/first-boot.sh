@@ -5,7 +5,8 @@
 #   picolet-join.txt   the line that `kubeadm token create --print-join-command` prints, or the words of `picolet join`
 #
 #   first-boot take    copies both to where root alone reads them, and wipes them from the partition, which everybody can read.
-#                      The copy is whole on the disk before the file is wiped: the power may fail at any moment.
+#                      The copy is whole on the disk before the file is wiped: the power may fail at any moment. A picolet.yaml
+#                      that is not used stays, as picolet.yaml.wrong.
 #   first-boot join    joins by the copy. It stays until the machine is a node; picolet-join.service tries again.
 #
 # What is wrong is told in picolet-join.error.txt beside the file, for who takes the card out. No word of the token is.
@@ -38,7 +39,9 @@ flush() {
 # Beside the file: the boot partition is all that is seen of a board that did not join.
 complain() {
     say "$2"
-    echo "$2" >"$1/picolet-join.error.txt" 2>/dev/null && flush "$1/picolet-join.error.txt"
+    # A join that fails again says the same: cards wear.
+    [ "$(cat "$1/picolet-join.error.txt" 2>/dev/null)" != "$2" ] || return 0
+    printf '%s\n' "$2" >"$1/picolet-join.error.txt" 2>/dev/null && flush "$1/picolet-join.error.txt"
 }
 
 fits() {
@@ -50,10 +53,21 @@ place() {
     mkdir -p "$(dirname "$2")" && cat "$1" >"$2.new" && flush "$2.new" && mv -f "$2.new" "$2" && flush "$(dirname "$2")"
 }
 
-# FAT has no rights, and a card may be read elsewhere: the words are written over first, as far as flash lets that happen.
+# FAT has no rights, and a card may be read elsewhere: the words are written over first, as far as flash lets that happen. In
+# place: a file that is emptied first gets other blocks.
 wipe() {
-    tr -c '' '#' <"$1" >"$1.new" 2>/dev/null && cat "$1.new" >"$1" && flush "$1"
-    rm -f "$1" "$1.new" && flush "$(dirname "$1")"
+    tr -c '' '#' <"$1" 1<>"$1" && flush "$1"
+    rm -f "$1" && flush "$(dirname "$1")"
+}
+
+# Under another name first: what is half written over is never read again.
+wipe_taken() {
+    mv -f "$1" "$1.taken" && flush "$(dirname "$1")" && wipe "$1.taken"
+}
+
+# What the agent would not start with.
+faults() {
+    "$PICOLET" check -q 2>/dev/null | grep '^ERROR config '
 }
 
 # The words of a join on one line, of this file; empty if it is none. No shell ever reads them. Fails if it cannot be read.
@@ -66,44 +80,75 @@ words_of() {
     set -- $line
     case ${1:-} in kubeadm | picolet) shift ;; esac
     [ "${1:-}" != join ] || shift
-    result=''
+    result='' bare=0 most_bare=1
     while [ $# -gt 0 ]; do
         case $1 in
         --token | --discovery-token-ca-cert-hash | --k3s | --node-labels | --hostname-override)
             [ $# -ge 2 ] || return 0
+            [ "$1" != --k3s ] || most_bare=0
             result="$result $1 $2" && shift 2
             ;;
-        --token=* | --discovery-token-ca-cert-hash=* | --k3s=* | --node-labels=* | --hostname-override=*) result="$result $1" && shift ;;
+        --token=* | --discovery-token-ca-cert-hash=* | --k3s=* | --node-labels=* | --hostname-override=*)
+            case $1 in --k3s=*) most_bare=0 ;; esac
+            result="$result $1" && shift
+            ;;
         -*) return 0 ;;
-        *) result="$result $1" && shift ;;
+        *) bare=$((bare + 1)) result="$result $1" && shift ;;
         esac
     done
+    # One too many may be the token, and the program would say it back.
+    [ $bare -le $most_bare ] || return 0
     case "$result " in *" --token"[\ =]*) echo "$result" ;; esac
     return 0
+}
+
+# A part of the configuration. An agent that cannot read its configuration does not start.
+take_part() {
+    before=$dropin.before
+    # The power failed before this file was found good or wrong.
+    if [ -f "$before" ]; then
+        mv -f "$before" "$dropin" || return 1
+    elif cmp -s "$file" "$dropin"; then
+        rm -f "$dropin"
+    fi
+    if [ -f "$dropin" ]; then place "$dropin" "$before" || { say "cannot write $before" && return 1; }; fi
+    place "$file" "$dropin" || { say "cannot write $dropin" && return 1; }
+    wrong=$(faults)
+    if [ -n "$wrong" ]; then
+        rm -f "$dropin"
+        others=$(faults)
+        if [ -z "$others" ]; then
+            complain "$boot" "picolet.yaml is not used: $wrong"
+            [ ! -f "$before" ] || mv -f "$before" "$dropin" || return 1
+            flush "$(dirname "$dropin")"
+            mv -f "$file" "$file.wrong"
+            flush "$boot"
+            return 0
+        fi
+        complain "$boot" "the configuration is wrong without picolet.yaml too: $others"
+        place "$file" "$dropin" || { say "cannot write $dropin" && return 1; }
+    fi
+    rm -f "$before" && flush "$(dirname "$dropin")"
+    # A partition that cannot be written keeps nobody from joining.
+    wipe_taken "$file" || { say "cannot wipe $file" && return 0; }
+    say "took and wiped $file as $dropin"
 }
 
 take() {
     for boot in $(boots); do
         [ ! -f "$boot/picolet.yaml" ] && [ ! -f "$boot/picolet-join.txt" ] || rm -f "$boot/picolet-join.error.txt"
+        # The power failed while it was wiped.
+        for file in "$boot/picolet.yaml.taken" "$boot/picolet-join.txt.taken"; do
+            [ ! -f "$file" ] || wipe "$file" || say "cannot wipe $file"
+        done
         file=$boot/picolet.yaml
         if [ -f "$file" ]; then
             if ! fits "$file"; then
                 complain "$boot" "picolet.yaml has more than $most bytes: it is not used"
                 mv -f "$file" "$file.wrong"
-            elif ! place "$file" "$dropin"; then
-                say "cannot write $dropin" && return 1
-            else
-                # An agent that cannot read its configuration does not start.
-                wrong=$("$PICOLET" check -q 2>/dev/null | grep '^ERROR config ')
-                if [ -n "$wrong" ]; then
-                    complain "$boot" "picolet.yaml is not used: $wrong"
-                    rm -f "$dropin"
-                    mv -f "$file" "$file.wrong"
-                else
-                    rm -f "$file"
-                    say "took $file as $dropin"
-                fi
                 flush "$boot"
+            else
+                take_part || return 1
             fi
         fi
         file=$boot/picolet-join.txt
@@ -115,7 +160,7 @@ take() {
             elif ! place "$file" "$kept"; then
                 say "cannot write $kept" && return 1
             fi
-            wipe "$file" || return 1
+            wipe_taken "$file" || return 1
             say "took and wiped $file"
         fi
     done

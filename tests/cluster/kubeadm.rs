@@ -101,7 +101,7 @@ impl Machine {
             .expect("copied");
             fs::set_permissions(double, fs::Permissions::from_mode(0o755)).expect("mode");
         }
-        let mut first = Command::new("unshare")
+        let first = Command::new("unshare")
             .args([
                 "--mount",
                 "--pid",
@@ -117,22 +117,25 @@ impl Machine {
             .stdin(Stdio::null())
             .spawn()
             .expect("unshare");
-        host.until("the machine is up", |host| {
+        // It ends with this, whatever fails from here on.
+        let mut machine = Self {
+            host,
+            first,
+            init: String::new(),
+            health: free_port(),
+        };
+        let first = &mut machine.first;
+        machine.host.until("the machine is up", |host| {
             let ended = first.try_wait().expect("unshare");
             assert!(ended.is_none(), "{ended:?}");
             (host.path("up").exists(), String::new())
         });
-        let children = format!("/proc/{0}/task/{0}/children", first.id());
-        let init = fs::read_to_string(children)
+        let children = format!("/proc/{0}/task/{0}/children", machine.first.id());
+        machine.init = fs::read_to_string(children)
             .expect("children")
             .trim()
             .to_owned();
-        Self {
-            host,
-            first,
-            init,
-            health: free_port(),
-        }
+        machine
     }
 
     /// Runs a script there; what it prints.

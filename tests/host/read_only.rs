@@ -10,14 +10,22 @@ use crate::host::{Host, IDLE, PICOLET, able, full, sh, text, with};
 /// namespace than PID 1, which is this shell.
 const READ_ONLY: &str = r#"
 set -e
-base=$1; shift
+base=${1%/}; shift
 mount --rbind "$base" "$base"
 grep -q ' /run ' /proc/self/mounts || mount -t tmpfs none /run
-mount -o remount,bind,ro /
-if touch /etc/picolet-probe /var/lib/picolet-probe /tmp/picolet-probe 2>/dev/null; then
-    echo "the root is not read-only"
-    exit 99
-fi
+# /var and /tmp may be mounts of their own. One that lies below another cannot be reached, and does not matter.
+while read -r _ at _; do
+    at=$(printf %b "$at")
+    case $at in "$base" | "$base"/* | /run | /run/* | /proc | /proc/* | /sys | /sys/* | /dev | /dev/*) continue ;; esac
+    mount -o remount,bind,ro "$at" 2>/dev/null || true
+done </proc/self/mounts
+for dir in /etc /var/lib /tmp; do
+    if touch $dir/picolet-probe 2>/dev/null; then
+        rm -f $dir/picolet-probe
+        echo "$dir is not read-only"
+        exit 99
+    fi
+done
 "$@" &
 wait $!
 "#;
