@@ -34,7 +34,9 @@ pub(super) fn widen(widths: &mut Vec<usize>, row: &[String]) {
 /// Writes one row, without the end of its line.
 pub(super) fn line(out: &mut String, widths: &[usize], row: &[String]) {
     for (i, cell) in row.iter().enumerate() {
-        out.push_str(cell);
+        // Messages come from outside: what would move the cursor, or look like another line, is a space.
+        let shown = |c: char| if c.is_control() { ' ' } else { c };
+        out.extend(cell.chars().map(shown));
         if i + 1 < row.len() {
             let gap = widths[i] + 3 - cell.chars().count();
             out.extend(core::iter::repeat_n(' ', gap));
@@ -388,6 +390,16 @@ mod tests {
         ] {
             assert_eq!(human_duration(seconds), text);
         }
+    }
+
+    #[test]
+    fn a_line_stays_one() {
+        let row = ["a\nb\u{1b}[2J", "c"].map(str::to_owned);
+        let mut widths = Vec::new();
+        widen(&mut widths, &row);
+        let mut out = String::new();
+        line(&mut out, &widths, &row);
+        assert_eq!(out, "a b [2J   c");
     }
 
     #[test]
