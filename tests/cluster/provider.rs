@@ -166,14 +166,21 @@ fn kubectl_works_with_a_deployment_of_lamps() {
     assert!(lamps.state().to_string().contains("blue"));
     assert!(!lamps.state().to_string().contains("red"));
     // Deleted one by one, each is replaced.
-    for kubectl in kubectls(&config, "pods of a provider") {
+    let all = kubectls(&config, "pods of a provider");
+    for kubectl in &all {
         let one = ready(&server).pop_first().expect("a pod");
         kubectl.ok(&["delete", "pod", &one]);
         host.until("replaced", |_| {
             let now = ready(&server);
             (now.len() == 3 && !now.contains(&one), format!("{now:?}"))
         });
-        kubectl.ok(&["delete", "deployment", "lamps"]);
+    }
+    match all.first() {
+        Some(kubectl) => drop(kubectl.ok(&["delete", "deployment", "lamps"])),
+        None => {
+            let deleted = server.delete("deployments", "default", "lamps", None);
+            deleted.expect("deleted");
+        }
     }
     host.until("nothing is left", |_| {
         let left = (server.list("pods", "default").len(), lamps.pods());
