@@ -21,7 +21,6 @@ use super::{
     vitals::{HeapUse, LoopWatch},
 };
 use crate::api::order::Order;
-use crate::api::pod::RestartPolicy;
 use crate::api::strict;
 use crate::{
     api::{
@@ -597,22 +596,8 @@ impl Backend for LocalBackend {
     fn restart_pod<'a>(&'a self, namespace: &'a str, pod: &'a str) -> Reply<'a, ()> {
         Box::pin(async move {
             let found = self.find(namespace, pod).await?;
-            if !pod_kind::is_static(&found) {
-                let text = format!(
-                    "pod \"{pod}\" is the apiserver's: kubectl delete it, and its owner makes another"
-                );
-                return Err(Refusal::new(409, text));
-            }
-            // An end of others is on record, and so is when their time began.
-            let spec = &found.spec;
-            if spec.restart_policy != RestartPolicy::Always
-                || spec.active_deadline_seconds.is_some()
-            {
-                let text = format!(
-                    "pod \"{pod}\" is to run once: edit its manifest, or take it away for a moment, to run it again"
-                );
-                return Err(Refusal::new(409, text));
-            }
+            pod_kind::may_start_anew(&found)
+                .map_err(|why| Refusal::new(409, format!("pod \"{pod}\" {why}")))?;
             let uid = found.metadata.uid;
             let gone = || Refusal::new(503, "the agent is ending");
             let told = self.commands.send(Command::Restart(uid)).await;

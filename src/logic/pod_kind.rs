@@ -4,7 +4,7 @@ use alloc::string::String;
 
 use crate::api::{
     Pod,
-    pod::{CONFIG_MIRROR, CONFIG_SOURCE},
+    pod::{CONFIG_MIRROR, CONFIG_SOURCE, RestartPolicy},
 };
 
 /// Priority at and above which a pod is critical.
@@ -25,6 +25,22 @@ pub fn is_static(pod: &Pod) -> bool {
 #[must_use]
 pub fn is_mirror(pod: &Pod) -> bool {
     pod.metadata.annotations.contains_key(CONFIG_MIRROR)
+}
+
+/// Why the pod is not ended to start anew on request, in words that follow its name.
+///
+/// - Errors: it is not this machine's; or it runs once, and its end is on record, or when its time began.
+pub fn may_start_anew(pod: &Pod) -> Result<(), &'static str> {
+    if !is_static(pod) {
+        return Err("is the apiserver's: kubectl delete it, and its owner makes another");
+    }
+    let spec = &pod.spec;
+    if spec.restart_policy != RestartPolicy::Always || spec.active_deadline_seconds.is_some() {
+        return Err(
+            "is to run once: edit its manifest, or take it away for a moment, to run it again",
+        );
+    }
+    Ok(())
 }
 
 /// Whether the pod must not be given up for others: static, mirror, or of a system priority.
@@ -51,4 +67,31 @@ pub fn is_node_critical(pod: &Pod) -> bool {
 pub fn pod_ref(pod: &Pod) -> String {
     let meta = &pod.metadata;
     format!("{}_{}({})", meta.name, meta.namespace, meta.uid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_may_start_anew() {
+        // DASH-04
+        let says = |source: &str, spec: serde_json::Value| {
+            let pod = json!({"metadata": {"annotations": {CONFIG_SOURCE: source}}, "spec": spec});
+            let pod = serde_json::from_value(pod).expect("pod");
+            may_start_anew(&pod).err().unwrap_or_default()
+        };
+        let always = json!({"restartPolicy": "Always"});
+        assert_eq!(says("file", always.clone()), "");
+        assert_eq!(says("http", always.clone()), "");
+        assert!(says("api", always).contains("kubectl"));
+        for once in [
+            json!({"restartPolicy": "Never"}),
+            json!({"restartPolicy": "OnFailure"}),
+            json!({"restartPolicy": "Always", "activeDeadlineSeconds": 9}),
+        ] {
+            assert!(says("file", once.clone()).contains("run once"), "{once}");
+        }
+    }
 }

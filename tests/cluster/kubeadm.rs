@@ -74,22 +74,7 @@ impl Machine {
     fn new() -> Self {
         let host = Host::new(&[]);
         let project = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let tarball = host.path("tarball");
-        for (from, to) in [("systemd", "systemd"), ("systemd/openrc", "openrc")] {
-            fs::create_dir_all(tarball.join(to)).expect("directory");
-            for entry in fs::read_dir(project.join(from)).expect("directory") {
-                let path = entry.expect("entry").path();
-                if path.is_file() {
-                    let name = path.file_name().expect("name");
-                    fs::copy(&path, tarball.join(to).join(name)).expect("copied");
-                }
-            }
-        }
-        for name in ["guard", "first-boot"] {
-            let script = tarball.join(format!("systemd/{name}.sh"));
-            fs::rename(script, tarball.join(name)).expect("renamed");
-        }
-        fs::copy(project.join("cross/install.sh"), tarball.join("install.sh")).expect("copied");
+        let tarball = host.unpack();
         fs::copy(PICOLET, tarball.join("picolet")).expect("copied");
         fs::create_dir(host.path("doubles")).expect("directory");
         for name in ["systemctl", "kubeadm"] {

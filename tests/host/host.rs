@@ -405,6 +405,28 @@ impl Host {
         );
     }
 
+    /// What is in a release's tarball, beside the program. Where it lies.
+    pub(crate) fn unpack(&self) -> PathBuf {
+        let project = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let tarball = self.path("tarball");
+        for (from, to) in [("systemd", "systemd"), ("systemd/openrc", "openrc")] {
+            fs::create_dir_all(tarball.join(to)).expect("directory");
+            for entry in fs::read_dir(project.join(from)).expect("directory") {
+                let path = entry.expect("entry").path();
+                if path.is_file() {
+                    let name = path.file_name().expect("name");
+                    fs::copy(&path, tarball.join(to).join(name)).expect("copied");
+                }
+            }
+        }
+        for name in ["guard", "first-boot"] {
+            let script = tarball.join(format!("systemd/{name}.sh"));
+            fs::rename(script, tarball.join(name)).expect("renamed");
+        }
+        fs::copy(project.join("cross/install.sh"), tarball.join("install.sh")).expect("copied");
+        tarball
+    }
+
     /// What pods and their containers left, files apart: records and logs stay until their pods are gone from the
     /// manifests. A node keeps its bridge, its two directories as mounts and its empty tiers of cgroups for the next pod.
     pub(crate) fn left(&self) -> Vec<String> {

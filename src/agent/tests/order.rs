@@ -507,13 +507,7 @@ fn what_is_told_of_pods_and_containers() {
     world.fake.add_fault(fails(Op::StopPodSandbox, 1));
     world.apply(&[]);
     world.until("is gone", |w| w.is_gone("a"));
-    let all: Vec<_> = world
-        .parts
-        .tools
-        .recorder
-        .newest(None, usize::MAX)
-        .into_iter()
-        .collect();
+    let all: Vec<_> = world.parts.tools.recorder.newest(None, usize::MAX);
     for (reason, severity, of, begins) in [
         (
             "NetworkNotReady",

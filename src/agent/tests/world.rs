@@ -461,13 +461,7 @@ impl World {
             self.advance(Duration::from_millis(100));
         }
         let seen = self.api.as_ref().map(|api| api.take_seen());
-        let events: Vec<_> = self
-            .parts
-            .tools
-            .recorder
-            .newest(None, usize::MAX)
-            .into_iter()
-            .collect();
+        let events: Vec<_> = self.parts.tools.recorder.newest(None, usize::MAX);
         panic!("never happened: {what}\n{events:#?}\n{seen:#?}");
     }
 
