@@ -12,6 +12,14 @@ use crate::host::text;
 
 /// The first minor version of 1 that is asked for WebSocket by the variables below.
 const FIRST_WITH_CHOICE: u32 = 30;
+/// The first minor version that makes its streams before it reads from a WebSocket.
+///
+/// An older one drops what a server says at once, and says so. Source: client-go `tools/remotecommand/websocket.go`, before 1.34.
+const FIRST_THAT_DROPS_NOTHING: u32 = 34;
+/// What an older one says then.
+const DROPPED: &str = "discarding message";
+/// How often a command is given to a kubectl that drops what it is told.
+const TRIES: usize = 5;
 
 /// One kubectl that speaks with one server.
 #[derive(Clone, Debug)]
@@ -82,6 +90,20 @@ impl Kubectl {
     }
 
     pub(crate) fn run(&self, words: &[&str]) -> Output {
+        for _ in 1..TRIES {
+            let output = self.once(words);
+            if self.minor >= FIRST_THAT_DROPS_NOTHING || !text(&output.stderr).contains(DROPPED) {
+                return output;
+            }
+            eprintln!(
+                "kubectl 1.{} dropped words of the server: {words:?} is said again",
+                self.minor
+            );
+        }
+        self.once(words)
+    }
+
+    fn once(&self, words: &[&str]) -> Output {
         self.command(words).output().expect("kubectl")
     }
 
