@@ -156,11 +156,17 @@ impl RuntimeCache {
         self.time = self.time.max(at);
     }
 
+    /// Whether a relist was taken in.
+    #[must_use]
+    pub fn was_listed(&self) -> bool {
+        self.time > Mono(0)
+    }
+
     /// Whether a relist was taken in and nothing of `uid` runs. An error is not idle.
     #[must_use]
     pub fn is_idle(&self, uid: &PodUid) -> bool {
         let idle = |status: &Status| status.as_ref().is_ok_and(|status| !status.is_running());
-        self.time > Mono(0)
+        self.was_listed()
             && self
                 .entries
                 .get(uid)

@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 
 use crate::api::{Pod, Wall, pod_status::PodStatus};
 
-use super::status_update::{Update, finish, finished_status, judge};
+use super::status_update::{Update, finish, finished_status, judge, keep_ends};
 
 #[derive(Clone, Debug)]
 struct Stored {
@@ -59,6 +59,9 @@ impl StatusCache {
 
     fn store(&mut self, pod: &Pod, mut new: PodStatus, force: bool, now: Wall) -> Update {
         let cached = self.get();
+        if new.phase.is_terminal() {
+            keep_ends(pod, cached.unwrap_or(&pod.status), &mut new);
+        }
         finish(pod, &mut new, cached.unwrap_or(&pod.status), now);
         let update = judge(pod, cached, &new, force);
         if update == Update::Changed {
@@ -133,6 +136,14 @@ mod tests {
             (stored.phase, stored.start_time),
             (Phase::Succeeded, Some(at(5)))
         );
+        // An end is told all the same: here of a pod that is evicted while its sandbox is made anew.
+        let mut evicted = running();
+        evicted.phase = Phase::Failed;
+        assert_eq!(cache.set(&pod, evicted, at(9)), Update::Changed);
+        let stored = cache.get().expect("stored");
+        assert_eq!(stored.phase, Phase::Failed);
+        let end = &stored.container_statuses[0].state;
+        assert_eq!(*end, ended().container_statuses[0].state);
     }
 
     #[test]

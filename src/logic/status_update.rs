@@ -147,44 +147,62 @@ pub fn judge(pod: &Pod, cached: Option<&PodStatus>, new: &PodStatus, force: bool
 
 /// The first container that was terminated, no longer is, and may not restart.
 fn illegal_transition<'a>(pod: &Pod, old: &'a PodStatus, new: &PodStatus) -> Option<&'a str> {
-    if pod.spec.restart_policy == RestartPolicy::Always || has_restart_all_rule(pod) {
-        return None;
-    }
-    // That another instance runs is no slip of the memory but a fact: the policy was edited, or its sandbox was lost. Its id
-    // may be the same if all earlier ones were removed, for it follows from the pod, the name and their number.
-    let another = |before: &ContainerStatus, after: &ContainerStatus| {
-        let ended = before.state.terminated.as_ref().and_then(|t| t.finished_at);
-        after.state.running.as_ref().is_some_and(|running| {
-            let later = running.started_at.zip(ended).is_some_and(|(s, e)| s >= e);
-            later || after.container_id != before.container_id
-        })
-    };
-    let revived = |before: &ContainerStatus, after: &[ContainerStatus]| {
-        after
-            .iter()
-            .any(|s| s.name == before.name && s.state.terminated.is_none() && !another(before, s))
-    };
-    let check = |before: &'a [ContainerStatus], after: &[ContainerStatus], init: bool| {
-        before.iter().find_map(|status| {
-            let ended = status.state.terminated.as_ref()?;
-            let spec = pod
-                .spec
-                .init_containers
-                .iter()
-                .chain(&pod.spec.containers)
-                .find(|c| c.name == status.name)?;
-            let legal =
-                (init && spec.is_sidecar()) || restarts_after_exit(pod, spec, ended.exit_code);
-            (!legal && revived(status, after)).then_some(status.name.as_str())
-        })
-    };
-    check(&old.container_statuses, &new.container_statuses, false).or_else(|| {
-        check(
+    let lists = [
+        (&old.container_statuses, &new.container_statuses, false),
+        (
             &old.init_container_statuses,
             &new.init_container_statuses,
             true,
-        )
-    })
+        ),
+    ];
+    let mut pairs = lists.into_iter().flat_map(|(before, after, init)| {
+        let same = |b: &ContainerStatus| after.iter().find(|a| a.name == b.name);
+        before.iter().filter_map(move |b| Some((b, same(b)?, init)))
+    });
+    let revived = pairs.find(|(before, after, init)| is_revived(pod, before, after, *init));
+    revived.map(|(before, ..)| before.name.as_str())
+}
+
+/// Whether a container was terminated, no longer is, and may not restart.
+fn is_revived(pod: &Pod, before: &ContainerStatus, after: &ContainerStatus, init: bool) -> bool {
+    let Some(ended) = before.state.terminated.as_ref() else {
+        return false;
+    };
+    if pod.spec.restart_policy == RestartPolicy::Always || has_restart_all_rule(pod) {
+        return false;
+    }
+    let mut specs = pod.spec.init_containers.iter().chain(&pod.spec.containers);
+    let Some(spec) = specs.find(|c| c.name == before.name) else {
+        return false;
+    };
+    let legal = (init && spec.is_sidecar()) || restarts_after_exit(pod, spec, ended.exit_code);
+    // That another instance runs is no slip of the memory but a fact: the policy was edited, or its sandbox was lost. Its id
+    // may be the same if all earlier ones were removed, for it follows from the pod, the name and their number.
+    let another = after.state.running.as_ref().is_some_and(|running| {
+        let start_and_end = running.started_at.zip(ended.finished_at);
+        start_and_end.is_some_and(|(s, e)| s >= e) || after.container_id != before.container_id
+    });
+    !legal && after.state.terminated.is_none() && !another
+}
+
+/// Leaves containers that would come back as they ended. For a status that says that the pod has ended: refused as a whole, it
+/// would leave an eviction untold (SM-03).
+pub fn keep_ends(pod: &Pod, old: &PodStatus, new: &mut PodStatus) {
+    for (before, after, init) in [
+        (&old.container_statuses, &mut new.container_statuses, false),
+        (
+            &old.init_container_statuses,
+            &mut new.init_container_statuses,
+            true,
+        ),
+    ] {
+        for after in after {
+            let same = before.iter().find(|b| b.name == after.name);
+            if let Some(before) = same.filter(|b| is_revived(pod, b, after, init)) {
+                after.clone_from(before);
+            }
+        }
+    }
 }
 
 /// The last status of a pod whose termination is finished (SM-10, DEL-03).

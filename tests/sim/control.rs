@@ -429,6 +429,8 @@ impl Control {
         }
         let mut made = None;
         let put = |object: Value| self.api.with(|s| s.put(key.clone(), object));
+        let grace_s = deed.grace_s().unwrap_or(0);
+        let end = || self.api.with(|s| s.delete_gracefully(&key, now, grace_s));
         let mut what = None;
         match (deed, found) {
             (Deed::Create { pod }, None) => {
@@ -456,13 +458,13 @@ impl Control {
                 put(object);
                 what = Some("image");
             }
-            (Deed::Delete { grace_s }, Some(object)) => {
+            (Deed::Delete { .. }, Some(object)) => {
                 what = Some(match (is_terminal(&object), is_deleting(&object)) {
                     (true, _) => "ended pod deleted",
                     (false, true) => "grace shortened",
                     (false, false) => "deleted",
                 });
-                self.api.with(|s| s.delete_gracefully(&key, now, *grace_s));
+                end();
             }
             (Deed::Evict, Some(mut object)) if !is_terminal(&object) => {
                 let why = json!({"type": "DisruptionTarget", "status": "True",
@@ -470,7 +472,7 @@ impl Control {
                 if set_condition(&mut object, why) {
                     put(object);
                 }
-                self.api.with(|s| s.delete_gracefully(&key, now, 5));
+                end();
                 what = Some("evicted");
             }
             (Deed::Force, Some(object)) => {

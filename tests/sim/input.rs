@@ -127,6 +127,20 @@ pub(super) enum Deed {
     Fail,
 }
 
+/// Seconds that a pod has which is evicted by way of the API.
+const EVICTION_GRACE_S: i64 = 5;
+
+impl Deed {
+    /// With which grace the pod is to end, if it is.
+    pub(super) const fn grace_s(&self) -> Option<i64> {
+        match self {
+            Self::Delete { grace_s } => Some(*grace_s),
+            Self::Evict => Some(EVICTION_GRACE_S),
+            _ => None,
+        }
+    }
+}
+
 /// What happens to the apiserver.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -35,7 +35,7 @@ use super::{
     control::{Control, NEW_IMAGE},
     counts::{Counts, What},
     disk::Disk,
-    input::{Call, Deed, DiskTrouble, Input, Random, Trouble},
+    input::{Call, DiskTrouble, Input, Random, Trouble},
     ops::Judge,
     pods::{LATER, LIVES, Manifest, READY, SECRET, SETTINGS, secret, settings},
     pressure::{self, Evictions},
@@ -882,10 +882,10 @@ impl Machine {
             Input::Left(amount) => pressure::set(&self.template.left, *amount),
             Input::Join { .. } => {}
             Input::Api { name, deed } => {
-                if let (Deed::Delete { grace_s }, Some(control)) = (deed, &self.control)
+                if let (Some(grace_s), Some(control)) = (deed.grace_s(), &self.control)
                     && let Some((uid, _)) = control.containers(*name)
                 {
-                    self.judge.borrow_mut().ends_within(&uid, *grace_s);
+                    self.judge.borrow_mut().ends_within(&uid, grace_s);
                 }
                 let now = self.hands.wall();
                 if let Some(control) = &mut self.control

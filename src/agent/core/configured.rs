@@ -39,20 +39,26 @@ impl Agent {
                     uids.iter().for_each(|uid| self.remove(source, uid, now));
                     self.effects.push_back(Effect::ForgetOutcomes(uids));
                 }
-                ConfigOp::Add(mut pods) => {
-                    // What runs was admitted before: nobody who was refused then takes its place over a restart.
-                    pods.order_by_key(|p| {
-                        let idle = self.view.is_idle(&p.metadata.uid);
-                        dispatch::addition_order(idle, p.metadata.creation_timestamp)
-                    });
-                    pods.into_iter().for_each(|pod| self.add(source, pod, now));
+                ConfigOp::Add(pods) => {
+                    for pod in pods {
+                        let uid = &pod.metadata.uid;
+                        self.pods.configure(uid, ConfigPod::of(source, &pod));
+                        self.sources.early.push(pod);
+                    }
+                    self.take_in_early(now);
                 }
-                ConfigOp::Update(pods) => pods
-                    .into_iter()
-                    .for_each(|pod| self.update(source, &pod, now)),
-                ConfigOp::Reconcile(pods) => pods
-                    .into_iter()
-                    .for_each(|pod| self.reconcile(source, &pod, now)),
+                ConfigOp::Update(pods) => {
+                    for pod in pods {
+                        let pod = self.sources.later(pod);
+                        pod.iter().for_each(|pod| self.update(source, pod, now));
+                    }
+                }
+                ConfigOp::Reconcile(pods) => {
+                    for pod in pods {
+                        let pod = self.sources.later(pod);
+                        pod.iter().for_each(|pod| self.reconcile(source, pod, now));
+                    }
+                }
             }
         }
         self.sources.handled(source);
@@ -64,10 +70,26 @@ impl Agent {
         }
     }
 
-    fn add(&mut self, source: Source, pod: Pod, now: Mono) {
+    /// Takes new pods in, once the runtime was listed: what runs was admitted before, and nobody who was refused then takes its
+    /// place over a restart.
+    pub(super) fn take_in_early(&mut self, now: Mono) {
+        if !self.view.was_listed() {
+            return;
+        }
+        let view = &self.view;
+        let early = &mut self.sources.early;
+        early.order_by_key(|pod| {
+            let idle = view.is_idle(&pod.metadata.uid);
+            dispatch::addition_order(idle, pod.metadata.creation_timestamp)
+        });
+        early.reverse();
+        while let Some(pod) = self.sources.early.pop() {
+            self.add(pod, now);
+        }
+    }
+
+    fn add(&mut self, pod: Pod, now: Mono) {
         let uid = &pod.metadata.uid;
-        let known = ConfigPod::of(source, &pod);
-        self.pods.configure(uid, known);
         let ends = self.pods.is_to_end(uid);
         let what = dispatch::on_addition(ends, pod.status.phase.is_terminal());
         if what == Addition::Admit && !self.admit(&pod, now) {
@@ -125,6 +147,7 @@ impl Agent {
 
     fn remove(&mut self, source: Source, uid: &PodUid, now: Mono) {
         let config = self.pods.unconfigure(uid);
+        self.sources.early.retain(|pod| pod.metadata.uid != *uid);
         match dispatch::on_removal(self.sources.is_ready(source)) {
             Removal::Kill => self.kill(uid, config, None, now),
             Removal::LeaveToHousekeeping => {
@@ -294,9 +317,10 @@ impl Agent {
             return false;
         }
         let gone = self.take_room(uid);
-        let (uids, active) = self
-            .pods
-            .active_but(uid, gone.as_deref().unwrap_or_default());
+        // Those whose turn comes later take nothing yet.
+        let later = self.sources.early.iter().map(|pod| &pod.metadata.uid);
+        let others: Vec<PodUid> = gone.iter().flatten().chain(later).cloned().collect();
+        let (uids, active) = self.pods.active_but(uid, &others);
         let node = &self.owners.node;
         let verdict = node.with_admission(|node| match &gone {
             // Nobody is made to go twice.

@@ -20,6 +20,7 @@ impl Agent {
     }
 
     pub(super) fn on_pleg(&mut self, events: Vec<pleg::Event>, now: Mono) {
+        self.take_in_early(now);
         let discarded = self.view.discarded();
         self.tools.counters.count(|c| c.discarded(discarded));
         if !events.is_empty() {

@@ -121,6 +121,11 @@ impl RuntimeView {
         statuses.iter().any(|pod| pod.containers.iter().any(is))
     }
 
+    /// Whether a relist was taken in.
+    pub(super) fn was_listed(&self) -> bool {
+        self.cache.was_listed()
+    }
+
     /// Whether a relist was taken in and nothing of the pod runs. An error is not idle.
     pub(super) fn is_idle(&self, uid: &PodUid) -> bool {
         self.cache.is_idle(uid)

@@ -56,6 +56,8 @@ pub(super) struct Sources {
     pub(super) mux: Mux,
     /// Pods of the API that were found on disk at the start, until all were told.
     pub(super) on_disk: Vec<Pod>,
+    /// New pods that came before the runtime was first listed: until then nobody knows who of them runs.
+    pub(super) early: Vec<Pod>,
     /// When the manifests were last read.
     pub(super) manifests_read: Option<Mono>,
     /// When records that wait for the disk are looked at; `None`: none waits, or they are looked at now.
@@ -68,6 +70,7 @@ impl Sources {
         Self {
             mux: Mux::new(sources),
             on_disk: Vec::new(),
+            early: Vec::new(),
             manifests_read: None,
             settle_at: Some(now),
         }
@@ -86,6 +89,19 @@ impl Sources {
     /// What it said last was acted upon.
     pub(super) fn handled(&mut self, source: Source) {
         self.mux.mark_handled(source);
+    }
+
+    /// `pod`, unless it is a newer word on one that came early: then that one is replaced.
+    pub(super) fn later(&mut self, pod: Pod) -> Option<Pod> {
+        let uid = &pod.metadata.uid;
+        let mut early = self.early.iter_mut();
+        match early.find(|early| early.metadata.uid == *uid) {
+            Some(early) => {
+                *early = pod;
+                None
+            }
+            None => Some(pod),
+        }
     }
 
     /// When the manifests were last read.

@@ -132,7 +132,8 @@ fn a_container_that_never_ran_stays_ended_for_the_next_agent() {
     // SM-10
     let (world, api) = world(&[]);
     world.fake.add_fault(fails(Op::CreateContainer, u32::MAX));
-    api.create("late", json!({"restartPolicy": "Never"}));
+    // Where it would never run again, SM-03 keeps its end anyway.
+    api.create("late", json!({"restartPolicy": "OnFailure"}));
     let shown = || api.get("ns", "late").expect("it stays")["status"].clone();
     let state = || shown()["containerStatuses"][0]["state"].clone();
     world.until("waits", |_| !state()["waiting"].is_null());
@@ -143,10 +144,14 @@ fn a_container_that_never_ran_stays_ended_for_the_next_agent() {
         (&before["phase"], &before["reason"]),
         (&json!("Failed"), &json!("Evicted"))
     );
+    // The next agent cannot look at anything for a while: it tells what is known from before, or nothing.
+    world.fake.add_fault(fails(Op::ListPods, 40));
     let world = world.restart_agent();
     world.left.set_memory(500 * MIB);
     world.apply(&[]);
-    world.advance(s(120));
+    world.advance(s(30));
+    assert_eq!(shown(), before);
+    world.advance(s(300));
     assert_eq!(shown(), before);
 }
 
