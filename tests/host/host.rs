@@ -72,6 +72,8 @@ pub(crate) struct Host {
     pub(crate) namespace: Option<String>,
     /// Words before the agent's own, which make it run inside of something.
     pub(crate) inside: Vec<String>,
+    /// Its agent, from the next start on, and its commands.
+    pub(crate) program: PathBuf,
     /// The agent is called as `kubelet`; not in a namespace of its own.
     pub(crate) is_kubelet: bool,
     /// What its environment has beside that of the test.
@@ -150,6 +152,7 @@ impl Host {
             agent: None,
             namespace: None,
             inside: Vec::new(),
+            program: PICOLET.into(),
             is_kubelet: false,
             variables: Vec::new(),
         }
@@ -170,14 +173,16 @@ impl Host {
         let mut command = match &self.namespace {
             None if !self.inside.is_empty() => {
                 let mut command = Command::new(&self.inside[0]);
-                command.args(&self.inside[1..]).arg(PICOLET);
+                command.args(&self.inside[1..]).arg(&self.program);
                 command
             }
-            None => Command::new(PICOLET),
+            None => Command::new(&self.program),
             // It becomes the agent: there is no process between.
             Some(name) => {
                 let mut command = Command::new("nsenter");
-                command.arg(format!("--net=/run/netns/{name}")).arg(PICOLET);
+                command
+                    .arg(format!("--net=/run/netns/{name}"))
+                    .arg(&self.program);
                 command
             }
         };
@@ -243,7 +248,7 @@ impl Host {
 
     /// A call of `picolet` to be.
     pub(crate) fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(PICOLET);
+        let mut command = Command::new(&self.program);
         command
             .args(words)
             .env("PICOLET_SOCKET", self.base.join("run/picolet.sock"))

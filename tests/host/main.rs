@@ -28,6 +28,7 @@ mod manifests;
 mod metrics;
 mod mischief;
 mod objects;
+mod older;
 mod probes;
 mod prometheus;
 mod provider;

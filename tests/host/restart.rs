@@ -12,7 +12,8 @@ use crate::host::{self, Host, IDLE, full, sh, status_of, with};
 /// Pods in all.
 const PODS: usize = 20;
 /// A line every few milliseconds, each with its number.
-const COUNTER: &str = "trap 'exit 0' TERM; n=0; while :; do n=$((n+1)); echo $n; usleep 3000; done";
+pub(crate) const COUNTER: &str =
+    "trap 'exit 0' TERM; n=0; while :; do n=$((n+1)); echo $n; usleep 3000; done";
 
 // OFF-06 OFF-07 SHUT-07 PW-31 PLEG-01 SRC-25 RTM-01 RTM-03 RTM-07 BACK-05 WAIT-24 STAT-25 CLEAN-11 CLEAN-12 VOL-14
 #[test]
@@ -128,7 +129,7 @@ fn end_job(host: &Host, processes: &BTreeMap<String, (i32, i32)>, name: &str) {
     host.wait_process_gone(processes[&full(name)].0);
 }
 
-fn all_running(host: &Host, count: usize) {
+pub(crate) fn all_running(host: &Host, count: usize) {
     host.until("all pods run", |host| {
         let pods = host.pods();
         let running = pods
@@ -140,7 +141,7 @@ fn all_running(host: &Host, count: usize) {
 }
 
 /// Pids of every running pod's only container and of its shim.
-fn processes(host: &Host) -> BTreeMap<String, (i32, i32)> {
+pub(crate) fn processes(host: &Host) -> BTreeMap<String, (i32, i32)> {
     let mut found = BTreeMap::new();
     for pod in host.pods() {
         let main = status_of(&pod, "main");
@@ -154,7 +155,7 @@ fn processes(host: &Host) -> BTreeMap<String, (i32, i32)> {
 }
 
 /// Every pod but those named has the processes it had, and was never restarted.
-fn same_processes(host: &Host, before: &BTreeMap<String, (i32, i32)>, but: &[&str]) {
+pub(crate) fn same_processes(host: &Host, before: &BTreeMap<String, (i32, i32)>, but: &[&str]) {
     let now = processes(host);
     for (name, pids) in before {
         if !but.contains(&name.as_str()) {
@@ -163,13 +164,13 @@ fn same_processes(host: &Host, before: &BTreeMap<String, (i32, i32)>, but: &[&st
     }
 }
 
-fn last_number(host: &Host) -> u64 {
+pub(crate) fn last_number(host: &Host) -> u64 {
     let log = host.ok(&["logs", &full("counter"), "--tail", "1"]);
     log.trim().parse().unwrap_or(0)
 }
 
 /// The log counts from 1 without a gap, and went on after `before`.
-fn gapless(host: &Host, before: u64) -> u64 {
+pub(crate) fn gapless(host: &Host, before: u64) -> u64 {
     let log = host.ok(&["logs", &full("counter")]);
     let mut count = 0;
     for line in log.lines() {

@@ -4,6 +4,7 @@
 //! checks of a debug build, beside a program with crash points.
 
 mod list;
+mod older;
 mod run;
 
 use std::{
@@ -55,7 +56,7 @@ enum When {
 type Lane = (&'static str, When, fn(&mut Run) -> Result<(), Failure>);
 
 /// In their order: first what tells most a minute; last the tests, so that what CI shows of a long log ends with their count.
-const LANES: [Lane; 21] = [
+const LANES: [Lane; 22] = [
     ("format", When::Always, format),
     ("crates", When::Always, crates),
     ("lints", When::Always, lints),
@@ -71,6 +72,7 @@ const LANES: [Lane; 21] = [
     ("long simulation", When::Long, long_simulation),
     ("long fuzz", When::Long, long_fuzz),
     ("long tests", When::Long, long_tests),
+    ("older build", When::Long, older_build),
     ("pressure", When::Long, pressure),
     ("whole chaos", When::Long, whole_chaos),
     ("demos", When::Long, demos),
@@ -337,6 +339,23 @@ fn long_tests(run: &mut Run) -> Result<(), Failure> {
         command.env(SHIPPED, &shipped);
         run.step(command.args(["--ignored", "--exact", test, "--nocapture"]));
     }
+    Ok(())
+}
+
+/// This build and an earlier one, in turn, with the same pods.
+fn older_build(run: &mut Run) -> Result<(), Failure> {
+    let Some(older) = older::program()? else {
+        run.skip("older build: its commit is not in this clone");
+        return Ok(());
+    };
+    let mut command = run.tests()?.program("host")?;
+    let test = "older::pods_of_an_older_build_and_back";
+    run.step(command.env("PICOLET_OLDER", older).args([
+        "--ignored",
+        "--exact",
+        test,
+        "--nocapture",
+    ]));
     Ok(())
 }
 
