@@ -63,18 +63,18 @@ impl PodDriver for Drivers {
             let syncer = &self.containers.syncer;
             let Ok(pod) = syncer.store.load_next(&syncer.disk, &plan.uid).await else {
                 // Told there.
-                return syncer.run(plan).await;
+                return self.containers.sync(plan).await;
             };
             if pod.spec.runtime_class_name.is_none() {
                 self.drop_record(&plan.uid).await;
-                return syncer.run(plan).await;
+                return self.containers.sync(plan).await;
             }
             let handler = match syncer.starter.generator.handler(&pod, plan).await {
                 Ok(handler) => handler,
                 Err(e) => match self.whose(&plan.uid).await {
                     // A class that is gone does not take a pod from its provider.
                     Whose::Provider(provider) => provider.handler.clone(),
-                    Whose::Containers => return syncer.run(plan).await,
+                    Whose::Containers => return self.containers.sync(plan).await,
                     Whose::Nobody(_) => {
                         return self.ended(plan, Err(SyncError::new(e.to_string())));
                     }
@@ -83,7 +83,7 @@ impl PodDriver for Drivers {
             match self.providers.by_handler(&handler) {
                 None => {
                     self.drop_record(&plan.uid).await;
-                    syncer.run(plan).await
+                    self.containers.sync(plan).await
                 }
                 Some(provider) => {
                     let synced = self.sync_at(provider, plan, &pod).await;
@@ -290,7 +290,6 @@ impl Drivers {
             })
             .collect();
         let told = provider::telling(pod, &provider.node, generation, environments, &volumes);
-        let told = told.to_string().into_bytes();
         if told.len() > MAX_POD_BYTES {
             return Err(SyncError::new(format!(
                 "the pod has {} bytes with all that it refers to, a provider takes {MAX_POD_BYTES}",

@@ -2,9 +2,8 @@
 
 use alloc::{collections::BTreeMap, rc::Rc};
 use core::cell::RefCell;
-use std::{io, os::unix::net::UnixStream};
+use std::io;
 
-use async_io::Async;
 use serde_json::{Value, json};
 
 use super::{
@@ -166,11 +165,7 @@ impl Wire for Rc<FakeProvider> {
         Box::pin(core::future::ready(answer))
     }
 
-    fn follow(&self, _: String) -> Asking<'_, Body> {
-        Box::pin(core::future::ready(Err(ProviderError::Slow(CALL_TIMEOUT))))
-    }
-
-    fn upgrade(&self, _: String) -> Asking<'_, Async<UnixStream>> {
+    fn open(&self, _: &'static str, _: String) -> Asking<'_, Body> {
         Box::pin(core::future::ready(Err(ProviderError::Slow(CALL_TIMEOUT))))
     }
 }
