@@ -46,6 +46,8 @@ pub const MAX_WORD_BYTES: usize = 128;
 pub const MAX_AHEAD_NS: i64 = 5 * 60 * 1_000_000_000;
 /// Whole lists of one instance that leave out an acknowledged pod, until it counts as not found.
 pub const MAX_MISSED: u8 = 2;
+/// Pods that have ended, and are kept at one provider for their logs.
+pub const MAX_KEPT: usize = 64;
 /// Why a pod failed that its provider has forgotten.
 pub const NOT_FOUND: &str = "NotFound";
 /// How ids of sandboxes and containers begin that are a provider's.
@@ -338,6 +340,8 @@ struct Entry {
     spec: Option<Spec>,
     /// All that its provider tells of has ended.
     ended: bool,
+    /// It has ended for good, and is left where it is for its logs.
+    kept: bool,
     /// Told to an instance that had forgotten it: its counts begin anew.
     anew: bool,
     /// Number of the newest word about it.
@@ -520,8 +524,8 @@ impl Table {
             if entry.word > begun || is_listed || entry.fate == Fate::Gone {
                 return true;
             }
-            if entry.spec.is_none() {
-                // Nobody asked for it, and it is not there any more.
+            if entry.spec.is_none() || entry.kept {
+                // Nobody asks for it to run, and it is not there any more.
                 news.changed = true;
                 return false;
             }
@@ -562,6 +566,9 @@ impl Table {
             entry.generation = Some(generation);
             changed = true;
         }
+        if entry.kept && entry.ended {
+            return changed;
+        }
         let spec = entry.spec.as_ref();
         let nothing = PodRuntimeStatus::default();
         // What has ended for good stays so, whatever its provider remembers.
@@ -578,6 +585,7 @@ impl Table {
                 entry.anew &= checked.containers.is_empty();
                 changed |= entry.ended != ended;
                 entry.ended = ended;
+                entry.kept &= ended;
                 changed |= entry.status.containers != checked.containers;
                 changed |= entry.status.ips != checked.ips;
                 entry.status.containers = checked.containers;
@@ -674,6 +682,31 @@ impl Table {
         if let Ok(at) = self.pods.place(uid) {
             self.pods.0.remove(at);
         }
+    }
+
+    /// The pod has ended for good. Its provider is to keep it for its logs as long as somebody has its object, if it has ended
+    /// there too, as far as is known. Returns whether it is to.
+    pub fn keep(&mut self, uid: &PodUid) -> bool {
+        let heard = self.heard;
+        let entry = self.pods.of(uid);
+        entry.kept = entry.fate == Fate::Known && (entry.ended || !heard);
+        entry.kept
+    }
+
+    /// Of more than [`MAX_KEPT`] pods that are kept the one that ended first: it is to go.
+    #[must_use]
+    pub fn surplus(&self) -> Option<PodUid> {
+        let kept = || self.pods.0.iter().filter(|entry| entry.kept);
+        if kept().count() <= MAX_KEPT {
+            return None;
+        }
+        let ends = |entry: &&Entry| {
+            let containers = entry.status.containers.iter();
+            containers.filter_map(|c| c.finished_at).max()
+        };
+        kept()
+            .min_by_key(ends)
+            .map(|entry| entry.status.uid.clone())
     }
 
     /// Whether the pod is this provider's, as far as is known.
@@ -1078,7 +1111,7 @@ mod tests {
             .insert(CONFIG_SEEN.into(), "now".into());
         assert_eq!((seen, generation(&same)), (None, generation(&base)));
         type Change = fn(&mut Pod);
-        let changes: [(&str, Change); 5] = [
+        let changes: [(&str, Change); 6] = [
             ("containers", |p| {
                 p.spec.containers[0].image = "other".into()
             }),
@@ -1086,6 +1119,9 @@ mod tests {
                 p.spec.init_containers.push(Container::default())
             }),
             ("deadline", |p| p.spec.active_deadline_seconds = Some(1)),
+            ("tolerations", |p| {
+                p.spec.tolerations.push(Default::default())
+            }),
             ("labels", |p| {
                 drop(p.metadata.labels.insert("a".into(), "b".into()))
             }),
@@ -1114,6 +1150,11 @@ mod tests {
         let mut table = Table::default();
         take(&mut table, list("one", &[said("u", &[running("c", 0)])])).expect("good");
         assert!(!table.is_to_be_told(&uid, "g"));
+        // Two pods of one name are two.
+        let mut namesake = pod(json!({}));
+        namesake.metadata.uid = "v".into();
+        table.expect(&namesake);
+        assert!(table.is_to_be_told(&"v".into(), "g") && !table.is_to_be_told(&uid, "g"));
         // What is not known any more hears nothing.
         table.forget(&uid);
         assert_eq!(
@@ -1320,6 +1361,144 @@ mod tests {
         assert_eq!(table.status(&uid).expect("kept").containers[0].exit_code, 9);
         table.forget(&uid);
         assert_eq!(table.list(), []);
+    }
+
+    #[test]
+    fn what_has_ended_is_kept_for_its_logs() {
+        // PRVD-10
+        let uid = PodUid::from("u");
+        let mut table = told(&pod(json!({"restartPolicy": "Never"})));
+        assert!(!table.keep(&uid), "it runs");
+        let end = || list("one", &[said("u", &[ended("c", 0, 3)])]);
+        take(&mut table, end()).expect("good");
+        assert!(table.keep(&uid));
+        // Whatever is said of it from now on, that is how it ended.
+        let other = list("one", &[said("u", &[running("c", 7), ended("x", 0, 0)])]);
+        let news = take(&mut table, other).expect("good");
+        assert_eq!((news.bad, news.sync), (Vec::new(), Vec::new()));
+        assert_eq!(states(&table), [("c".into(), ContainerState::Exited, 0)]);
+        // Forgotten there, it is forgotten here, and told to nobody.
+        let news = take(&mut table, list("two", &[])).expect("good");
+        assert_eq!((news.sync, table.has(&uid)), (Vec::new(), false));
+
+        // An agent that starts may hear of it later; one that runs after all is not kept.
+        for (said_later, kept) in [(ended("c", 0, 3), 1), (running("c", 0), 0)] {
+            let mut table = Table::default();
+            assert!(table.keep(&uid));
+            take(&mut table, list("one", &[said("u", &[said_later])])).expect("good");
+            assert_eq!(table.pods.0.iter().filter(|e| e.kept).count(), kept);
+        }
+        let mut table = told(&pod(json!({})));
+        table.gone(&uid, None, NOW);
+        assert!(!table.keep(&uid), "it is not there");
+    }
+
+    #[test]
+    fn only_so_many_are_kept_and_the_first_to_end_goes() {
+        // PRVD-10
+        let mut table = Table::default();
+        let uid = |n: usize| format!("u{n}");
+        let ended_at = |n: usize| SaidContainer {
+            finished_at: format!("2023-11-14T22:{:02}:{:02}Z", 10 + n % 3, n / 3),
+            started_at: String::new(),
+            ..ended("c", 0, 0)
+        };
+        let all: Vec<Said> = (0..=MAX_KEPT)
+            .map(|n| said(&uid(n), &[ended_at(n)]))
+            .collect();
+        take(&mut table, list("one", &all)).expect("good");
+        for n in (0..=MAX_KEPT).rev() {
+            assert_eq!(table.surplus(), None, "{n}");
+            assert!(table.keep(&PodUid::from(&*uid(n))));
+        }
+        assert_eq!(table.surplus(), Some("u0".into()));
+        table.forget(&"u0".into());
+        assert_eq!(table.surplus(), None);
+    }
+
+    #[test]
+    fn shapes_are_checked() {
+        // PRVD-02
+        let good = json!({"instance": "i", "pods": [{"uid": "u", "more": 1, "status": {"podIPs": ["::1"], "containers": [
+            {"name": "c", "state": "terminated", "exitCode": -1, "restartCount": 2, "finishedAt": THEN}]}}]});
+        let read = Listed::read(&good).expect("good");
+        let container = SaidContainer {
+            started_at: String::new(),
+            ..ended("c", 2, -1)
+        };
+        assert_eq!(read.pods[0].status.containers, [container]);
+        assert_eq!(read.pods[0].status.pod_ips, ["::1"]);
+        let of_pod = |status: Value| json!({"pods": [{"status": {}}, {"status": status}]});
+        let of_container = |container: Value| of_pod(json!({"containers": [container]}));
+        for (wrong, why) in [
+            (json!([]), "a map is missing around instance"),
+            (json!({"instance": 1}), "instance must be a text"),
+            (json!({"cursor": null}), "cursor must be a text"),
+            (json!({"pods": {}}), "pods must be a list"),
+            (
+                json!({"pods": [[]]}),
+                "pods[0]: a map is missing around uid",
+            ),
+            (of_pod(json!([])), "pods[1]: a map is missing around podIPs"),
+            (
+                of_pod(json!({"podIPs": [1]})),
+                "pods[1]: podIPs must be a list of texts",
+            ),
+            (
+                of_container(json!(1)),
+                "pods[1]: containers[0]: a map is missing around name",
+            ),
+            (
+                of_container(json!({"restartCount": -1})),
+                "pods[1]: containers[0]: restartCount is no number that it can be",
+            ),
+            (
+                of_container(json!({"exitCode": 4_294_967_296_u64})),
+                "pods[1]: containers[0]: exitCode is no number that it can be",
+            ),
+            (
+                of_container(json!({"message": []})),
+                "pods[1]: containers[0]: message must be a text",
+            ),
+        ] {
+            let said = Listed::read(&wrong).expect_err(why);
+            assert_eq!(said.to_string(), why);
+        }
+    }
+
+    #[test]
+    fn pods_are_told_in_plain_words() {
+        // PRVD-03
+        let with = json!({
+            "initContainers": [{"name": "i", "image": "i", "envFrom": [{"configMapRef": {"name": "m"}}]}],
+            "containers": [{"name": "c", "image": "i", "env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}],
+        });
+        let mut pod = pod(with);
+        pod.status.reason = "not told".into();
+        let plain = |name: &str| vec![(name.to_string(), "a \"b\"".to_string())];
+        let volume = |name: &str| VolumePath {
+            name: name.into(),
+            path: format!("/x/{name} \\"),
+            read_only: name == "v",
+        };
+        let (volumes, all) = ([volume("v"), volume("w")], vec![plain("B"), plain("A")]);
+        let told = telling(&pod, "n\"ode", "g", all, &volumes);
+        let told: Value = serde_json::from_slice(&told).expect("JSON");
+        let env = |name: &str| json!([{"name": name, "value": "a \"b\""}]);
+        let wanted = json!({
+            "node": "n\"ode", "generation": "g",
+            "volumes": {
+                "v": {"path": "/x/v \\", "readOnly": true}, "w": {"path": "/x/w \\", "readOnly": false},
+            },
+            "pod": {
+                "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+                "spec": {
+                    "initContainers": [{"name": "i", "image": "i", "env": env("B")}],
+                    "containers": [{"name": "c", "image": "i", "env": env("A")}],
+                },
+            },
+        });
+        assert_eq!(told, wanted);
     }
 
     #[test]

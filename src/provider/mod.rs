@@ -4,6 +4,8 @@
 //! `docs/provider.md`.
 
 mod frames;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod socket;
 
 pub use frames::Framed;

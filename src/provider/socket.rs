@@ -119,11 +119,7 @@ impl Socket {
             let sent = socket.write_all(part).await;
             sent.map_err(ProviderError::Unreachable)?;
         }
-        let mut body = Body {
-            socket,
-            ahead: Vec::new(),
-            framing: Framing::ToEnd,
-        };
+        let mut body = Body::of(socket);
         let status = body.head().await?;
         let mut all = Vec::new();
         if status == opens {
@@ -165,6 +161,15 @@ impl Wire for Socket {
 }
 
 impl Body {
+    /// What comes over a connection: a head first.
+    pub(super) const fn of(socket: Async<UnixStream>) -> Self {
+        Self {
+            socket,
+            ahead: Vec::new(),
+            framing: Framing::ToEnd,
+        }
+    }
+
     /// The connection itself, behind the head of an answer that opened it.
     #[must_use]
     pub fn into_socket(self) -> Async<UnixStream> {
@@ -172,7 +177,7 @@ impl Body {
     }
 
     /// Reads the head, byte by byte: what follows may be somebody else's. Heads of a socket on this machine are short.
-    async fn head(&mut self) -> Result<u16, ProviderError> {
+    pub(super) async fn head(&mut self) -> Result<u16, ProviderError> {
         let mut head = Vec::new();
         let mut byte = [0];
         while !head.ends_with(b"\r\n\r\n") {

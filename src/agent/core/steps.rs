@@ -37,6 +37,7 @@ impl Agent {
             host_ips: self.owners.node.host_ips(),
             asked: self.pods.asked(),
             limited: self.pods.is_limited(&uid),
+            content_goes: self.pods.table().should_pod_content_be_removed(&uid),
             cancel,
             line: Line { call, tell },
             uid,

@@ -130,11 +130,18 @@ impl Providers {
         self.iter().find(said)
     }
 
+    /// Whether it is that provider's pod: one may list what is another's.
+    fn is_of(&self, uid: &PodUid, provider: &Rc<Provider>) -> bool {
+        self.of(uid)
+            .is_some_and(|owner| Rc::ptr_eq(owner, provider))
+    }
+
     /// Whose container it is, and what it is called there.
     fn container(&self, id: &ContainerId) -> Option<(&Rc<Provider>, PodUid, String)> {
         self.iter().find_map(|provider| {
             let (uid, name) = provider.table.borrow().container(id)?;
-            Some((provider, uid, name))
+            let is_its = self.is_of(&uid, provider);
+            is_its.then_some((provider, uid, name))
         })
     }
 
@@ -142,7 +149,7 @@ impl Providers {
     fn sandbox(&self, id: &SandboxId) -> Option<(&Rc<Provider>, PodUid)> {
         self.iter().find_map(|provider| {
             let uid = provider.table.borrow().sandbox(id)?;
-            Some((provider, uid))
+            self.is_of(&uid, provider).then_some((provider, uid))
         })
     }
 

@@ -8,7 +8,6 @@ use core::{
     pin::Pin,
     time::Duration,
 };
-use std::collections::BTreeSet;
 
 use serde_json::Value;
 use smol::future::FutureExt as _;
@@ -241,6 +240,10 @@ impl RuntimeService for Routed {
 
     fn capabilities(&self) -> Capabilities {
         let mut all = self.inner.capabilities();
+        if all.handlers.is_empty() {
+            // It does not tell them, and takes whatever name it knows.
+            return all;
+        }
         all.handlers
             .extend(self.providers.iter().map(|provider| Handler {
                 name: provider.handler.clone(),
@@ -273,13 +276,13 @@ impl RuntimeService for Routed {
     fn list_pods(&self) -> Call<'_, Vec<PodItem>> {
         Box::pin(async {
             let mut all = self.inner.list_pods().await?;
-            let own: BTreeSet<PodUid> = all.iter().map(|pod| pod.uid.clone()).gather();
+            *self.providers.of_runtime.borrow_mut() =
+                all.iter().map(|pod| pod.uid.clone()).gather();
             for provider in self.providers.iter() {
-                let table = provider.table.borrow();
-                let listed = table.list().into_iter();
-                all.extend(listed.filter(|pod| table.expects(&pod.uid) || !own.contains(&pod.uid)));
+                let mut listed = provider.table.borrow().list();
+                listed.retain(|pod| self.providers.is_of(&pod.uid, provider));
+                all.append(&mut listed);
             }
-            *self.providers.of_runtime.borrow_mut() = own;
             all.order_by(|a, b| a.uid.cmp(&b.uid));
             Ok(all)
         })
@@ -452,8 +455,12 @@ impl RuntimeService for Routed {
         Box::pin(async move {
             let mut all = self.inner.list_pod_usage(detail).await?;
             // One that is silent keeps the others' figures for no longer than itself.
-            let said = join_all(self.providers.iter().map(|provider| provider.usage())).await;
-            all.extend(said.into_iter().flatten());
+            let providers = || self.providers.iter();
+            let said = join_all(providers().map(|provider| provider.usage())).await;
+            for (provider, mut said) in providers().zip(said) {
+                said.retain(|pod| self.providers.is_of(&pod.uid, provider));
+                all.append(&mut said);
+            }
             all.order_by(|a, b| a.uid.cmp(&b.uid));
             Ok(all)
         })

@@ -250,10 +250,7 @@ fn run(root: &Path, call: &str, words: &[&str]) -> Result<(), ProcessError> {
             };
             let number = match signal.parse::<i32>() {
                 Ok(number) => number,
-                Err(_) => signal
-                    .parse::<Signal>()
-                    .map_err(system(signal))?
-                    as i32,
+                Err(_) => signal.parse::<Signal>().map_err(system(signal))? as i32,
             };
             let state = State::of(root, id)?;
             let waited = state.is_stopped();
@@ -451,7 +448,10 @@ fn settle(
 /// Starts a command beside the process, in its cgroup, and leaves it to whoever adopts it.
 fn exec(bundle: &Path, pid_file: &Path, command: &[&str]) -> Result<(), ProcessError> {
     let spec = Spec::read(bundle)?;
-    program(&spec.directories, command.first().copied().unwrap_or_default())?;
+    program(
+        &spec.directories,
+        command.first().copied().unwrap_or_default(),
+    )?;
     let pid = stage(bundle, command)?;
     let cgroups = Cgroups::detect().map_err(refused)?;
     settle(&cgroups, &spec.record.cgroup, pid, |pid| {
