@@ -123,18 +123,17 @@ pub struct SaidContainer {
 
 /// A field of a map, if it is there.
 fn field<'a>(of: &'a Value, name: &str) -> Result<Option<&'a Value>, Wrong> {
-    match of {
-        Value::Object(fields) => Ok(fields.get(name)),
-        _ => Err(Wrong(format!("a map is missing around {name}"))),
-    }
+    let fields = of.as_object();
+    let fields = fields.ok_or_else(|| Wrong(format!("a map is missing around {name}")))?;
+    Ok(fields.get(name))
 }
 
 fn text(of: &Value, name: &str) -> Result<String, Wrong> {
-    match field(of, name)? {
-        None => Ok(String::new()),
-        Some(Value::String(text)) => Ok(text.clone()),
-        Some(_) => Err(Wrong(format!("{name} must be a text"))),
-    }
+    let Some(value) = field(of, name)? else {
+        return Ok(String::new());
+    };
+    let text = value.as_str().map(String::from);
+    text.ok_or_else(|| Wrong(format!("{name} must be a text")))
 }
 
 fn number<T: TryFrom<i64> + Default>(of: &Value, name: &str) -> Result<T, Wrong> {
@@ -146,11 +145,11 @@ fn number<T: TryFrom<i64> + Default>(of: &Value, name: &str) -> Result<T, Wrong>
 }
 
 fn items<'a>(of: &'a Value, name: &str) -> Result<&'a [Value], Wrong> {
-    match field(of, name)? {
-        None => Ok(&[]),
-        Some(Value::Array(items)) => Ok(items),
-        Some(_) => Err(Wrong(format!("{name} must be a list"))),
-    }
+    let Some(value) = field(of, name)? else {
+        return Ok(&[]);
+    };
+    let items = value.as_array().map(Vec::as_slice);
+    items.ok_or_else(|| Wrong(format!("{name} must be a list")))
 }
 
 impl Listed {
@@ -622,6 +621,7 @@ impl Table {
         for container in known {
             container.image = containers.get(&container.name).cloned().unwrap_or_default();
         }
+        entry.kept = false;
         entry.spec = Some(Spec {
             containers,
             restart_policy: pod.spec.restart_policy,

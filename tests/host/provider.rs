@@ -191,7 +191,7 @@ fn a_lamp_is_reached_like_a_container() {
     assert_eq!(host.ok(&["attach", &name]), "running\n");
 
     // What it has used is what its provider says: 1000 ns of the processor, 4096 bytes.
-    let pod = metrics::pod(&metrics::summary(&host, ""), "lamp");
+    let pod = metrics::pod(&metrics::summary(&host, ""), "lamp-node");
     for of in [&pod, &metrics::container(&pod, "main")] {
         let figures = [
             &of["cpu"]["usageCoreNanoSeconds"],
@@ -324,11 +324,13 @@ fn logs_of_a_lamp_outlive_it() {
 #[test]
 fn a_provider_beside_containerd() {
     // PRVD-01 PRVD-09
-    let Some((containerd, mut host)) = containerd::start_containerd("a_provider_beside_containerd")
+    let Some((containerd, begun)) = containerd::start_containerd("a_provider_beside_containerd")
     else {
         return;
     };
-    let lamps = Lamps::start(&host.path("lamps"));
+    let lamps = Lamps::start(&begun.path("lamps"));
+    // What is bound last is dropped first: an agent ends its pods at the provider.
+    let mut host = begun;
     begin(&mut host, &json!({"providers": {"lamps": lamps.socket()}}));
     let idle = containerd::container("c", IDLE, &json!({}));
     let of_box = json!({"containers": [idle]});
@@ -360,7 +362,10 @@ fn a_provider_beside_containerd() {
     assert_eq!(host.ok(&["exec", &own, "--", "echo", "own"]), "own\n");
     assert!(host.ok(&["logs", &lamp]).starts_with("main is on"));
     let summary = metrics::summary(&host, "");
-    let bytes = |name: &str| metrics::pod(&summary, name)["memory"]["workingSetBytes"].as_u64();
+    let bytes = |name: &str| {
+        let pod = metrics::pod(&summary, &format!("{name}-node"));
+        pod["memory"]["workingSetBytes"].as_u64()
+    };
     assert_eq!(bytes("lamp"), Some(4096), "{summary}");
     assert!(
         bytes("box").is_some_and(|bytes| bytes > 0 && bytes != 4096),
@@ -489,7 +494,7 @@ fn mischief_of_a_provider_is_its_own_pods_affair() {
         host.pod("other", json!({"containers": [sh("c", IDLE)]}));
         host.wait_ready("other");
         // Who waits for figures waits for none that is late.
-        metrics::pod(&metrics::summary(&host, ""), "box");
+        metrics::pod(&metrics::summary(&host, ""), "box-node");
         if is_deaf {
             assert_eq!(lamps.pods().len(), 1, "{when}: it was told");
             untouched(&host, &when, &all);
