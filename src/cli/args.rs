@@ -20,6 +20,8 @@ pub(super) struct Words {
     parser: Parser,
     command: &'static Command,
     socket: PathBuf,
+    /// The flag just read is a letter: others may follow it (`-it`).
+    is_letter: bool,
 }
 
 impl Words {
@@ -28,13 +30,16 @@ impl Words {
             parser: Parser::from_args(words),
             command,
             socket: default_socket(),
+            is_letter: false,
         }
     }
 
     /// The next word that is not a flag of all commands.
     pub(super) fn next(&mut self) -> Result<Option<Word>, CliError> {
         loop {
-            let long = match self.parser.next()? {
+            let word = self.parser.next()?;
+            self.is_letter = matches!(word, Some(Arg::Short(_)));
+            let long = match word {
                 None => return Ok(None),
                 Some(Arg::Value(value)) => return Ok(Some(Word::Value(text(value)?))),
                 Some(Arg::Short('h') | Arg::Long("help")) => return Err(self.help()),
@@ -61,8 +66,11 @@ impl Words {
         text(self.parser.value()?)
     }
 
-    /// The value of a switch just read: `--all`, `--all=false`.
+    /// The value of a switch just read: `--all`, `--all=false`, `-a`.
     pub(super) fn switch(&mut self) -> Result<bool, CliError> {
+        if self.is_letter {
+            return Ok(true);
+        }
         match self.parser.optional_value() {
             None => Ok(true),
             Some(value) => match text(value)?.as_str() {
@@ -262,6 +270,12 @@ mod tests {
         assert_eq!(some.switch().ok(), Some(false));
         assert_eq!(some.next().ok().flatten(), Some(Word::Value("pod".into())));
         assert_eq!(some.rest().ok(), Some(vec!["--".into(), "-c".into()]));
+        let mut both = words(&["-it", "pod"]);
+        for name in ["stdin", "tty"] {
+            assert_eq!(both.next().ok().flatten(), Some(Word::Flag(name)));
+            assert_eq!(both.switch().ok(), Some(true));
+        }
+        assert_eq!(both.next().ok().flatten(), Some(Word::Value("pod".into())));
         for (wrong, says) in [
             ("-x", "unknown shorthand flag: -x"),
             ("--follow", "unknown flag: --follow"),

@@ -128,6 +128,15 @@ pub(super) fn of(target: &str) -> Vec<Vec<u8>> {
             seeds.push(gzip(text.as_bytes()));
             seeds
         }
+        "provider_words" => texts(&[
+            r#"{"instance":"i","cursor":"7","pods":[{"uid":"u","node":"node","namespace":"n","name":"p","generation":"g","status":{"containers":[
+                {"name":"c","state":"running","startedAt":"2023-11-14T22:13:20Z","restartCount":1},
+                {"name":"d","state":"terminated","finishedAt":"2023-11-14T22:13:20Z","exitCode":3,"reason":"Error","message":"why"}],"podIPs":["10.0.0.1"]}},
+                {"uid":"v","node":"node","namespace":"n","name":"q","status":{"containers":[{"name":"x","state":"waiting"}]}},
+                {"uid":"w","node":"other"}]}"#,
+            r#"{"uid":"u","generation":"g","status":{"containers":[{"name":"c","state":"terminated","startedAt":"2023-11-14T22:13:20Z","finishedAt":"2023-11-14T22:13:20.5Z","exitCode":-9}]}}"#,
+        ]),
+        "provider_streams" => crate::provider::fuzz::tests::seeds(),
         "spdy" | "websocket" => crate::stream::fuzz::tests::seeds(target),
         "http2" | "hpack" | "protobuf" => super::grpc::tests::seeds(target),
         "watch" => texts(&[

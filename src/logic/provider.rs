@@ -7,14 +7,13 @@
 //! Every word has a number. A list that was asked for before a newer word of a pod came says nothing about that pod.
 
 use alloc::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     string::{String, ToString as _},
     vec::Vec,
 };
-use core::mem;
+use core::{fmt::Write as _, mem};
 
-use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{api_pod::is_plain_name, static_pod::is_plain_uid};
 use crate::{
@@ -26,8 +25,8 @@ use crate::{
         },
         order::{Gather as _, Order as _},
         pod::{
-            CONFIG_HASH, CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE, RestartPolicy, SeccompProfile,
-            SecurityContext,
+            CONFIG_HASH, CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE, EnvVar, RestartPolicy,
+            SeccompProfile, SecurityContext,
         },
     },
     fnv::fnv1a,
@@ -47,6 +46,8 @@ pub const MAX_WORD_BYTES: usize = 128;
 pub const MAX_AHEAD_NS: i64 = 5 * 60 * 1_000_000_000;
 /// Whole lists of one instance that leave out an acknowledged pod, until it counts as not found.
 pub const MAX_MISSED: u8 = 2;
+/// Pods that have ended, and are kept at one provider for their logs.
+pub const MAX_KEPT: usize = 64;
 /// Why a pod failed that its provider has forgotten.
 pub const NOT_FOUND: &str = "NotFound";
 /// How ids of sandboxes and containers begin that are a provider's.
@@ -63,8 +64,7 @@ const LOST: &str = "ContainerStatusUnknown";
 pub struct Wrong(String);
 
 /// All pods of a provider, as it lists them.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Debug, Default)]
 pub struct Listed {
     /// Changes whenever the provider may have forgotten something. Never empty.
     pub instance: String,
@@ -75,8 +75,7 @@ pub struct Listed {
 }
 
 /// What a provider says of one pod.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Said {
     /// As it was told, as are the four below.
     pub uid: PodUid,
@@ -93,19 +92,16 @@ pub struct Said {
 }
 
 /// How a provider says a pod is.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SaidStatus {
     /// Of each container the newest run.
     pub containers: Vec<SaidContainer>,
     /// Addresses of the pod, if it has some of its own.
-    #[serde(rename = "podIPs")]
     pub pod_ips: Vec<String>,
 }
 
 /// How a provider says a container is.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SaidContainer {
     /// As in the spec.
     pub name: String,
@@ -125,29 +121,126 @@ pub struct SaidContainer {
     pub message: String,
 }
 
+/// A field of a map, if it is there.
+fn field<'a>(of: &'a Value, name: &str) -> Result<Option<&'a Value>, Wrong> {
+    let fields = of.as_object();
+    let fields = fields.ok_or_else(|| Wrong(format!("a map is missing around {name}")))?;
+    Ok(fields.get(name))
+}
+
+fn text(of: &Value, name: &str) -> Result<String, Wrong> {
+    let Some(value) = field(of, name)? else {
+        return Ok(String::new());
+    };
+    let text = value.as_str().map(String::from);
+    text.ok_or_else(|| Wrong(format!("{name} must be a text")))
+}
+
+fn number<T: TryFrom<i64> + Default>(of: &Value, name: &str) -> Result<T, Wrong> {
+    let Some(value) = field(of, name)? else {
+        return Ok(T::default());
+    };
+    let number = value.as_i64().and_then(|number| T::try_from(number).ok());
+    number.ok_or_else(|| Wrong(format!("{name} is no number that it can be")))
+}
+
+fn items<'a>(of: &'a Value, name: &str) -> Result<&'a [Value], Wrong> {
+    let Some(value) = field(of, name)? else {
+        return Ok(&[]);
+    };
+    let items = value.as_array().map(Vec::as_slice);
+    items.ok_or_else(|| Wrong(format!("{name} must be a list")))
+}
+
+impl Listed {
+    /// What a provider lists, as it says it. Fields that are absent are empty, those that nobody knows are passed over.
+    ///
+    /// - Errors: it is of another shape, and where.
+    pub fn read(said: &Value) -> Result<Self, Wrong> {
+        let mut list = Self {
+            instance: text(said, "instance")?,
+            cursor: text(said, "cursor")?,
+            pods: Vec::new(),
+        };
+        for (index, pod) in items(said, "pods")?.iter().enumerate() {
+            let read = Said::read(pod);
+            let read = read.map_err(|Wrong(why)| Wrong(format!("pods[{index}]: {why}")))?;
+            list.pods.push(read);
+        }
+        Ok(list)
+    }
+}
+
+impl Said {
+    /// What a provider says of one pod; see [`Listed::read`].
+    pub fn read(said: &Value) -> Result<Self, Wrong> {
+        Ok(Self {
+            uid: PodUid::from(&*text(said, "uid")?),
+            node: text(said, "node")?,
+            namespace: text(said, "namespace")?,
+            name: text(said, "name")?,
+            generation: text(said, "generation")?,
+            status: match field(said, "status")? {
+                None => SaidStatus::default(),
+                Some(status) => SaidStatus::read(status)?,
+            },
+        })
+    }
+}
+
+impl SaidStatus {
+    fn read(said: &Value) -> Result<Self, Wrong> {
+        let mut status = Self::default();
+        for ip in items(said, "podIPs")? {
+            let ip = ip.as_str();
+            let ip = ip.ok_or_else(|| Wrong("podIPs must be a list of texts".into()))?;
+            status.pod_ips.push(ip.into());
+        }
+        for (index, container) in items(said, "containers")?.iter().enumerate() {
+            let read = SaidContainer::read(container);
+            let read = read.map_err(|Wrong(why)| Wrong(format!("containers[{index}]: {why}")))?;
+            status.containers.push(read);
+        }
+        Ok(status)
+    }
+}
+
+impl SaidContainer {
+    fn read(said: &Value) -> Result<Self, Wrong> {
+        Ok(Self {
+            name: text(said, "name")?,
+            state: text(said, "state")?,
+            restart_count: number(said, "restartCount")?,
+            started_at: text(said, "startedAt")?,
+            finished_at: text(said, "finishedAt")?,
+            exit_code: number(said, "exitCode")?,
+            reason: text(said, "reason")?,
+            message: text(said, "message")?,
+        })
+    }
+}
+
 /// What makes a pod another one for its provider (PROV-11): a change of anything else is not told.
 #[must_use]
 pub fn generation(pod: &Pod) -> String {
-    let (meta, spec) = (&pod.metadata, &pod.spec);
+    let mut parts = Pod::default();
+    let (meta, spec) = (&mut parts.metadata, &mut parts.spec);
+    meta.labels.clone_from(&pod.metadata.labels);
+    meta.annotations.clone_from(&pod.metadata.annotations);
     // The agent's own words for a static pod; one of them is another after each start.
-    let own = [CONFIG_SOURCE, CONFIG_MIRROR, CONFIG_SEEN, CONFIG_HASH];
-    let annotations: BTreeMap<&str, &str> = meta
-        .annotations
-        .iter()
-        .filter(|(name, _)| !own.contains(&name.as_str()))
-        .map(|(name, value)| (name.as_str(), value.as_str()))
-        .gather();
-    let parts = (
-        &spec.containers,
-        &spec.init_containers,
-        spec.active_deadline_seconds,
-        &spec.tolerations,
-        &meta.labels,
-        annotations,
-    );
-    // Serialising plain data does not fail.
-    let text = serde_json::to_vec(&parts).unwrap_or_default();
-    format!("{:016x}", fnv1a(text))
+    for own in [CONFIG_SOURCE, CONFIG_MIRROR, CONFIG_SEEN, CONFIG_HASH] {
+        meta.annotations.remove(own);
+    }
+    spec.containers.clone_from(&pod.spec.containers);
+    spec.init_containers.clone_from(&pod.spec.init_containers);
+    spec.active_deadline_seconds = pod.spec.active_deadline_seconds;
+    spec.tolerations.clone_from(&pod.spec.tolerations);
+    format!("{:016x}", fnv1a(written(&parts)))
+}
+
+/// Plain data as JSON, which does not fail.
+fn written<T: serde::Serialize>(value: &T) -> Vec<u8> {
+    serde_json::to_vec(value).unwrap_or_default()
 }
 
 /// What a container of a pod was resolved to: its environment, in order.
@@ -164,8 +257,8 @@ pub struct VolumePath {
     pub read_only: bool,
 }
 
-/// What a provider is told of a pod: the pod without its status, its containers' environment in plain values, and where its
-/// volumes are (PRVD-03). `environments`: one for each container, init containers first.
+/// What a provider is told of a pod, as JSON: the pod without its status, its containers' environment in plain values, and
+/// where its volumes are (PRVD-03). `environments`: one for each container, init containers first.
 #[must_use]
 pub fn telling(
     pod: &Pod,
@@ -173,34 +266,41 @@ pub fn telling(
     generation: &str,
     environments: Vec<Environment>,
     volumes: &[VolumePath],
-) -> Value {
-    let mut told = json!({
-        "node": node,
-        "generation": generation,
-        "pod": {"apiVersion": "v1", "kind": "Pod", "metadata": pod.metadata, "spec": pod.spec},
-        "volumes": {},
-    });
+) -> Vec<u8> {
+    let mut plain = Pod {
+        metadata: pod.metadata.clone(),
+        spec: pod.spec.clone(),
+        ..Pod::default()
+    };
     let mut environments = environments.into_iter();
-    for list in ["initContainers", "containers"] {
-        let containers = told["pod"]["spec"].get_mut(list);
-        for container in containers
-            .and_then(Value::as_array_mut)
-            .into_iter()
-            .flatten()
-        {
-            let plain = environments.next().unwrap_or_default();
-            let plain = plain.into_iter();
-            container["env"] = plain
-                .map(|(name, value)| json!({"name": name, "value": value}))
-                .collect();
-            if let Some(container) = container.as_object_mut() {
-                container.remove("envFrom");
-            }
+    let spec = &mut plain.spec;
+    for container in spec.init_containers.iter_mut().chain(&mut spec.containers) {
+        container.env_from.clear();
+        container.env.clear();
+        for (name, value) in environments.next().unwrap_or_default() {
+            container.env.push(EnvVar {
+                name,
+                value,
+                value_from: None,
+            });
         }
     }
+    let quoted = |text: &str| String::from_utf8(written(&text)).unwrap_or_default();
+    let mut places = String::new();
     for volume in volumes {
-        told["volumes"][&volume.name] = json!({"path": volume.path, "readOnly": volume.read_only});
+        let comma = if places.is_empty() { "" } else { "," };
+        let (name, path) = (quoted(&volume.name), quoted(&volume.path));
+        let is = volume.read_only;
+        let _ = write!(places, r#"{comma}{name}:{{"path":{path},"readOnly":{is}}}"#);
     }
+    let (node, generation) = (quoted(node), quoted(generation));
+    let mut told = format!(
+        r#"{{"node":{node},"generation":{generation},"volumes":{{{places}}},"pod":{{"apiVersion":"v1","kind":"Pod","#
+    )
+    .into_bytes();
+    // It has a name at least: the brace is followed by a field.
+    told.extend_from_slice(written(&plain).get(1..).unwrap_or_default());
+    told.push(b'}');
     told
 }
 
@@ -239,6 +339,8 @@ struct Entry {
     spec: Option<Spec>,
     /// All that its provider tells of has ended.
     ended: bool,
+    /// It has ended for good, and is left where it is for its logs.
+    kept: bool,
     /// Told to an instance that had forgotten it: its counts begin anew.
     anew: bool,
     /// Number of the newest word about it.
@@ -290,8 +392,37 @@ pub struct Table {
     heard: bool,
     /// The last list came.
     answers: bool,
-    pods: BTreeMap<PodUid, Entry>,
+    pods: Entries,
     words: u64,
+}
+
+/// Sorted by UID. No ordered map: its code would be made for these entries alone.
+#[derive(Debug, Default)]
+struct Entries(Vec<Entry>);
+
+impl Entries {
+    fn place(&self, uid: &PodUid) -> Result<usize, usize> {
+        self.0.binary_search_by(|entry| entry.status.uid.cmp(uid))
+    }
+
+    fn get(&self, uid: &PodUid) -> Option<&Entry> {
+        self.place(uid).ok().map(|at| &self.0[at])
+    }
+
+    fn get_mut(&mut self, uid: &PodUid) -> Option<&mut Entry> {
+        self.place(uid).ok().map(|at| &mut self.0[at])
+    }
+
+    /// The entry of a pod, a new one if there is none.
+    fn of(&mut self, uid: &PodUid) -> &mut Entry {
+        let at = self.place(uid).unwrap_or_else(|at| {
+            let mut entry = Entry::default();
+            entry.status.uid = uid.clone();
+            self.0.insert(at, entry);
+            at
+        });
+        &mut self.0[at]
+    }
 }
 
 impl Table {
@@ -330,7 +461,7 @@ impl Table {
     pub fn take_list(
         &mut self,
         begun: u64,
-        list: Listed,
+        mut list: Listed,
         node: &str,
         now: Wall,
     ) -> Result<News, Wrong> {
@@ -343,7 +474,6 @@ impl Table {
         if list.pods.len() > MAX_PODS {
             return Err(Wrong(format!("it lists more than {MAX_PODS} pods")));
         }
-        let mut listed = BTreeSet::new();
         let is_ours = |pod: &&Said| pod.node == node;
         let is_named = |pod: &Said| {
             is_plain_uid(&pod.uid) && is_plain_name(&pod.namespace) && is_plain_name(&pod.name)
@@ -354,8 +484,9 @@ impl Table {
                 "it lists a pod with a uid, namespace or name that cannot be: {uid:?}"
             )));
         }
-        if let Some(twice) = list.pods.iter().find(|pod| !listed.insert(pod.uid.clone())) {
-            return Err(Wrong(format!("it lists pod {} twice", twice.uid)));
+        list.pods.order_by(|a, b| a.uid.cmp(&b.uid));
+        if let Some(twice) = list.pods.windows(2).find(|two| two[0].uid == two[1].uid) {
+            return Err(Wrong(format!("it lists pod {} twice", twice[0].uid)));
         }
         let mut news = News {
             changed: !self.answers,
@@ -366,31 +497,34 @@ impl Table {
         let is_another = self.instance != list.instance;
         if is_another {
             // Whatever it had acknowledged it may have forgotten: it is told again.
-            for entry in self.pods.values_mut() {
+            for entry in &mut self.pods.0 {
                 entry.generation = None;
                 entry.missed = 0;
             }
             self.instance = list.instance;
             news.changed = true;
         }
+        let mut listed = Vec::new();
         for said in list.pods {
             // Pods of other nodes are nobody's here (PROV-04).
             if said.node != node {
-                listed.remove(&said.uid);
                 continue;
             }
+            listed.push(said.uid.clone());
             let entry = self.pods.get(&said.uid);
             if entry.is_some_and(|entry| entry.word > begun) {
                 continue;
             }
             news.changed |= self.take(said, now, &mut news.bad);
         }
-        self.pods.retain(|uid, entry| {
-            if entry.word > begun || listed.contains(uid) || entry.fate == Fate::Gone {
+        self.pods.0.retain_mut(|entry| {
+            let uid = &entry.status.uid;
+            let is_listed = listed.binary_search(uid).is_ok();
+            if entry.word > begun || is_listed || entry.fate == Fate::Gone {
                 return true;
             }
-            if entry.spec.is_none() {
-                // Nobody asked for it, and it is not there any more.
+            if entry.spec.is_none() || entry.kept {
+                // Nobody asks for it to run, and it is not there any more.
                 news.changed = true;
                 return false;
             }
@@ -420,20 +554,19 @@ impl Table {
             status,
             ..
         } = said;
-        let entry = self.pods.entry(uid.clone()).or_default();
-        if entry.status.uid.is_empty() {
-            entry.status = PodRuntimeStatus {
-                uid: uid.clone(),
-                namespace: namespace.clone(),
-                name: name.clone(),
-                ..PodRuntimeStatus::default()
-            };
+        let entry = self.pods.of(&uid);
+        if entry.status.name.is_empty() {
+            entry.status.namespace.clone_from(&namespace);
+            entry.status.name.clone_from(&name);
         }
         entry.missed = 0;
         let mut changed = mem::take(&mut entry.fate) != Fate::Known;
         if generation.len() <= MAX_WORD_BYTES && entry.generation.as_ref() != Some(&generation) {
             entry.generation = Some(generation);
             changed = true;
+        }
+        if entry.kept && entry.ended {
+            return changed;
         }
         let spec = entry.spec.as_ref();
         let nothing = PodRuntimeStatus::default();
@@ -451,6 +584,7 @@ impl Table {
                 entry.anew &= checked.containers.is_empty();
                 changed |= entry.ended != ended;
                 entry.ended = ended;
+                entry.kept &= ended;
                 changed |= entry.status.containers != checked.containers;
                 changed |= entry.status.ips != checked.ips;
                 entry.status.containers = checked.containers;
@@ -473,13 +607,12 @@ impl Table {
 
     /// The agent has a pod for this provider: from now on its words are checked against the spec.
     pub fn expect(&mut self, pod: &Pod) {
-        let entry = self.pods.entry(pod.metadata.uid.clone()).or_default();
+        let entry = self.pods.of(&pod.metadata.uid);
         let containers: BTreeMap<String, String> = pod
             .spec
             .all_containers()
             .map(|c| (c.name.clone(), c.image.clone()))
             .gather();
-        entry.status.uid = pod.metadata.uid.clone();
         entry.status.namespace.clone_from(&pod.metadata.namespace);
         entry.status.name.clone_from(&pod.metadata.name);
         // What was said before the spec was known.
@@ -488,6 +621,7 @@ impl Table {
         for container in known {
             container.image = containers.get(&container.name).cloned().unwrap_or_default();
         }
+        entry.kept = false;
         entry.spec = Some(Spec {
             containers,
             restart_policy: pod.spec.restart_policy,
@@ -545,13 +679,40 @@ impl Table {
 
     /// Nobody wants to know of the pod any more.
     pub fn forget(&mut self, uid: &PodUid) {
-        self.pods.remove(uid);
+        if let Ok(at) = self.pods.place(uid) {
+            self.pods.0.remove(at);
+        }
+    }
+
+    /// The pod has ended for good. Its provider is to keep it for its logs as long as somebody has its object, if it has ended
+    /// there too, as far as is known. Returns whether it is to.
+    pub fn keep(&mut self, uid: &PodUid) -> bool {
+        let heard = self.heard;
+        let entry = self.pods.of(uid);
+        entry.kept = entry.fate == Fate::Known && (entry.ended || !heard);
+        entry.kept
+    }
+
+    /// Of more than [`MAX_KEPT`] pods that are kept the one that ended first: it is to go.
+    #[must_use]
+    pub fn surplus(&self) -> Option<PodUid> {
+        let kept = || self.pods.0.iter().filter(|entry| entry.kept);
+        if kept().count() <= MAX_KEPT {
+            return None;
+        }
+        let ends = |entry: &&Entry| {
+            let containers = entry.status.containers.iter();
+            containers.filter_map(|c| c.finished_at).max()
+        };
+        kept()
+            .min_by_key(ends)
+            .map(|entry| entry.status.uid.clone())
     }
 
     /// Whether the pod is this provider's, as far as is known.
     #[must_use]
     pub fn has(&self, uid: &PodUid) -> bool {
-        self.pods.contains_key(uid)
+        self.pods.get(uid).is_some()
     }
 
     /// The provider was told to stop a pod, and has begun to: what it said of an end before does not count.
@@ -612,7 +773,7 @@ impl Table {
     /// All pods that there is something of, sorted by UID.
     #[must_use]
     pub fn list(&self) -> Vec<PodItem> {
-        let pods = self.pods.values().map(Entry::shown);
+        let pods = self.pods.0.iter().map(Entry::shown);
         let there = pods.filter(|pod| !pod.sandboxes.is_empty() || !pod.containers.is_empty());
         there.map(|pod| PodItem::from(&pod)).collect()
     }
@@ -620,10 +781,10 @@ impl Table {
     /// Whose container that is: pod and name.
     #[must_use]
     pub fn container(&self, id: &ContainerId) -> Option<(PodUid, String)> {
-        self.pods.iter().find_map(|(uid, entry)| {
+        self.pods.0.iter().find_map(|entry| {
             let mut containers = entry.status.containers.iter();
             let found = containers.find(|c| c.id == *id)?;
-            Some((uid.clone(), found.name.clone()))
+            Some((entry.status.uid.clone(), found.name.clone()))
         })
     }
 
@@ -631,7 +792,7 @@ impl Table {
     #[must_use]
     pub fn sandbox(&self, id: &SandboxId) -> Option<PodUid> {
         let uid = PodUid::from(id.as_str().strip_prefix(ID_PREFIX)?);
-        self.pods.contains_key(&uid).then_some(uid)
+        self.has(&uid).then_some(uid)
     }
 }
 
@@ -848,6 +1009,8 @@ pub fn refused_by_process(pod: &Pod, container: &Container) -> Option<&'static s
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     const NOW: Wall = Wall::from_secs(1_700_000_000);
@@ -948,7 +1111,7 @@ mod tests {
             .insert(CONFIG_SEEN.into(), "now".into());
         assert_eq!((seen, generation(&same)), (None, generation(&base)));
         type Change = fn(&mut Pod);
-        let changes: [(&str, Change); 5] = [
+        let changes: [(&str, Change); 6] = [
             ("containers", |p| {
                 p.spec.containers[0].image = "other".into()
             }),
@@ -956,6 +1119,9 @@ mod tests {
                 p.spec.init_containers.push(Container::default())
             }),
             ("deadline", |p| p.spec.active_deadline_seconds = Some(1)),
+            ("tolerations", |p| {
+                p.spec.tolerations.push(Default::default())
+            }),
             ("labels", |p| {
                 drop(p.metadata.labels.insert("a".into(), "b".into()))
             }),
@@ -984,6 +1150,11 @@ mod tests {
         let mut table = Table::default();
         take(&mut table, list("one", &[said("u", &[running("c", 0)])])).expect("good");
         assert!(!table.is_to_be_told(&uid, "g"));
+        // Two pods of one name are two.
+        let mut namesake = pod(json!({}));
+        namesake.metadata.uid = "v".into();
+        table.expect(&namesake);
+        assert!(table.is_to_be_told(&"v".into(), "g") && !table.is_to_be_told(&uid, "g"));
         // What is not known any more hears nothing.
         table.forget(&uid);
         assert_eq!(
@@ -1190,6 +1361,144 @@ mod tests {
         assert_eq!(table.status(&uid).expect("kept").containers[0].exit_code, 9);
         table.forget(&uid);
         assert_eq!(table.list(), []);
+    }
+
+    #[test]
+    fn what_has_ended_is_kept_for_its_logs() {
+        // PRVD-10
+        let uid = PodUid::from("u");
+        let mut table = told(&pod(json!({"restartPolicy": "Never"})));
+        assert!(!table.keep(&uid), "it runs");
+        let end = || list("one", &[said("u", &[ended("c", 0, 3)])]);
+        take(&mut table, end()).expect("good");
+        assert!(table.keep(&uid));
+        // Whatever is said of it from now on, that is how it ended.
+        let other = list("one", &[said("u", &[running("c", 7), ended("x", 0, 0)])]);
+        let news = take(&mut table, other).expect("good");
+        assert_eq!((news.bad, news.sync), (Vec::new(), Vec::new()));
+        assert_eq!(states(&table), [("c".into(), ContainerState::Exited, 0)]);
+        // Forgotten there, it is forgotten here, and told to nobody.
+        let news = take(&mut table, list("two", &[])).expect("good");
+        assert_eq!((news.sync, table.has(&uid)), (Vec::new(), false));
+
+        // An agent that starts may hear of it later; one that runs after all is not kept.
+        for (said_later, kept) in [(ended("c", 0, 3), 1), (running("c", 0), 0)] {
+            let mut table = Table::default();
+            assert!(table.keep(&uid));
+            take(&mut table, list("one", &[said("u", &[said_later])])).expect("good");
+            assert_eq!(table.pods.0.iter().filter(|e| e.kept).count(), kept);
+        }
+        let mut table = told(&pod(json!({})));
+        table.gone(&uid, None, NOW);
+        assert!(!table.keep(&uid), "it is not there");
+    }
+
+    #[test]
+    fn only_so_many_are_kept_and_the_first_to_end_goes() {
+        // PRVD-10
+        let mut table = Table::default();
+        let uid = |n: usize| format!("u{n}");
+        let ended_at = |n: usize| SaidContainer {
+            finished_at: format!("2023-11-14T22:{:02}:{:02}Z", 10 + n % 3, n / 3),
+            started_at: String::new(),
+            ..ended("c", 0, 0)
+        };
+        let all: Vec<Said> = (0..=MAX_KEPT)
+            .map(|n| said(&uid(n), &[ended_at(n)]))
+            .collect();
+        take(&mut table, list("one", &all)).expect("good");
+        for n in (0..=MAX_KEPT).rev() {
+            assert_eq!(table.surplus(), None, "{n}");
+            assert!(table.keep(&PodUid::from(&*uid(n))));
+        }
+        assert_eq!(table.surplus(), Some("u0".into()));
+        table.forget(&"u0".into());
+        assert_eq!(table.surplus(), None);
+    }
+
+    #[test]
+    fn shapes_are_checked() {
+        // PRVD-02
+        let good = json!({"instance": "i", "pods": [{"uid": "u", "more": 1, "status": {"podIPs": ["::1"], "containers": [
+            {"name": "c", "state": "terminated", "exitCode": -1, "restartCount": 2, "finishedAt": THEN}]}}]});
+        let read = Listed::read(&good).expect("good");
+        let container = SaidContainer {
+            started_at: String::new(),
+            ..ended("c", 2, -1)
+        };
+        assert_eq!(read.pods[0].status.containers, [container]);
+        assert_eq!(read.pods[0].status.pod_ips, ["::1"]);
+        let of_pod = |status: Value| json!({"pods": [{"status": {}}, {"status": status}]});
+        let of_container = |container: Value| of_pod(json!({"containers": [container]}));
+        for (wrong, why) in [
+            (json!([]), "a map is missing around instance"),
+            (json!({"instance": 1}), "instance must be a text"),
+            (json!({"cursor": null}), "cursor must be a text"),
+            (json!({"pods": {}}), "pods must be a list"),
+            (
+                json!({"pods": [[]]}),
+                "pods[0]: a map is missing around uid",
+            ),
+            (of_pod(json!([])), "pods[1]: a map is missing around podIPs"),
+            (
+                of_pod(json!({"podIPs": [1]})),
+                "pods[1]: podIPs must be a list of texts",
+            ),
+            (
+                of_container(json!(1)),
+                "pods[1]: containers[0]: a map is missing around name",
+            ),
+            (
+                of_container(json!({"restartCount": -1})),
+                "pods[1]: containers[0]: restartCount is no number that it can be",
+            ),
+            (
+                of_container(json!({"exitCode": 4_294_967_296_u64})),
+                "pods[1]: containers[0]: exitCode is no number that it can be",
+            ),
+            (
+                of_container(json!({"message": []})),
+                "pods[1]: containers[0]: message must be a text",
+            ),
+        ] {
+            let said = Listed::read(&wrong).expect_err(why);
+            assert_eq!(said.to_string(), why);
+        }
+    }
+
+    #[test]
+    fn pods_are_told_in_plain_words() {
+        // PRVD-03
+        let with = json!({
+            "initContainers": [{"name": "i", "image": "i", "envFrom": [{"configMapRef": {"name": "m"}}]}],
+            "containers": [{"name": "c", "image": "i", "env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}],
+        });
+        let mut pod = pod(with);
+        pod.status.reason = "not told".into();
+        let plain = |name: &str| vec![(name.to_string(), "a \"b\"".to_string())];
+        let volume = |name: &str| VolumePath {
+            name: name.into(),
+            path: format!("/x/{name} \\"),
+            read_only: name == "v",
+        };
+        let (volumes, all) = ([volume("v"), volume("w")], vec![plain("B"), plain("A")]);
+        let told = telling(&pod, "n\"ode", "g", all, &volumes);
+        let told: Value = serde_json::from_slice(&told).expect("JSON");
+        let env = |name: &str| json!([{"name": name, "value": "a \"b\""}]);
+        let wanted = json!({
+            "node": "n\"ode", "generation": "g",
+            "volumes": {
+                "v": {"path": "/x/v \\", "readOnly": true}, "w": {"path": "/x/w \\", "readOnly": false},
+            },
+            "pod": {
+                "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+                "spec": {
+                    "initContainers": [{"name": "i", "image": "i", "env": env("B")}],
+                    "containers": [{"name": "c", "image": "i", "env": env("A")}],
+                },
+            },
+        });
+        assert_eq!(told, wanted);
     }
 
     #[test]

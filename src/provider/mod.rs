@@ -4,15 +4,15 @@
 //! `docs/provider.md`.
 
 mod frames;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod socket;
 
 pub use frames::Framed;
 pub use socket::{Body, Socket};
 
 use core::{future::Future, pin::Pin, time::Duration};
-use std::{io, os::unix::net::UnixStream};
-
-use async_io::Async;
+use std::io;
 
 /// A whole call, but for those that wait on purpose (PRVD-02).
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -99,8 +99,7 @@ pub type Asking<'a, T> = Pin<Box<dyn Future<Output = Result<T, ProviderError>> +
 pub trait Wire {
     /// Asks, and reads the answer. 404 is one; every other status from 300 on is [`ProviderError::Refused`].
     fn ask(&self, request: Request) -> Asking<'_, Answer>;
-    /// Asks for something without end, which is read as it comes.
-    fn follow(&self, target: String) -> Asking<'_, Body>;
-    /// Asks for a connection. What it carries begins behind the answer.
-    fn upgrade(&self, target: String) -> Asking<'_, Async<UnixStream>>;
+    /// Asks for what has no end: a body that is read as it comes (`GET`, 200), or a connection (`POST`, 101). Every other
+    /// answer is [`ProviderError::Refused`].
+    fn open(&self, method: &'static str, target: String) -> Asking<'_, Body>;
 }

@@ -1,6 +1,5 @@
 //! HTTP/1.1 with a provider over its unix socket: one request a connection.
 
-use core::time::Duration;
 use std::{
     fs, io,
     os::unix::{
@@ -14,12 +13,16 @@ use async_io::{Async, Timer};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::{Answer, Asking, CALL_TIMEOUT, ProviderError, Request, Wire};
+use super::{Answer, Asking, ProviderError, Request, Wire};
 use crate::sys::turn;
 
 /// The version of the protocol, as both sides say it in each head.
 const VERSION_HEADER: &str = "picolet-provider";
 const VERSION: &str = "1";
+/// Method of what asks for a connection.
+const UPGRADING: &str = "POST";
+/// No status opens what is asked for: all of the answer is read.
+const NOTHING: u16 = 0;
 /// What streams are called in `Upgrade`.
 const PROTOCOL: &str = "picolet-stream";
 /// Bytes of the head of an answer.
@@ -83,122 +86,98 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Sends a request, and reads the head of its answer.
-    async fn send(&self, request: &Request, more: &str) -> Result<(u16, Body), ProviderError> {
+    /// Asks, within the time that the request gives. With status `opens` the body is left to whoever asked, else it is read.
+    fn exchange(&self, request: Request, opens: u16) -> Asking<'_, (Answer, Body)> {
+        let time = request.time;
+        let late = async move {
+            Timer::after(time).await;
+            Err(ProviderError::Slow(time))
+        };
+        Box::pin(smol::future::or(self.talk(request, opens), late))
+    }
+
+    async fn talk(&self, request: Request, opens: u16) -> Result<(Answer, Body), ProviderError> {
         let mut socket = self.connect().await?;
         let Request {
             method,
             target,
             body,
+            limit,
             ..
         } = request;
-        let mut head = format!(
-            "{method} {target} HTTP/1.1\r\nHost: provider\r\n{VERSION_HEADER}: {VERSION}\r\n{more}"
-        );
-        if !body.is_empty() {
-            let length = body.len();
-            head += &format!("Content-Type: application/json\r\nContent-Length: {length}\r\n");
-        }
-        head += "\r\n";
-        let sent = async {
-            socket.write_all(head.as_bytes()).await?;
-            socket.write_all(body).await?;
-            socket.flush().await
-        };
-        sent.await.map_err(ProviderError::Unreachable)?;
-        let mut body = Body {
-            socket,
-            ahead: Vec::new(),
-            framing: Framing::ToEnd,
-        };
-        let status = body.head().await?;
-        Ok((status, body))
-    }
-
-    async fn whole(&self, request: Request) -> Result<Answer, ProviderError> {
-        let (status, mut body) = self.send(&request, "Connection: close\r\n").await?;
-        let is_answer = status < 300 || status == 404;
-        let limit = if is_answer {
-            request.limit
+        let (connection, header, kind) = if method == UPGRADING {
+            ("Upgrade", "Upgrade", PROTOCOL)
         } else {
-            MAX_REFUSAL_BYTES
+            ("close", "Content-Type", "application/json")
         };
+        let length = body.len();
+        let head = format!(
+            "{method} {target} HTTP/1.1\r\nHost: provider\r\n{VERSION_HEADER}: {VERSION}\r\nConnection: {connection}\r\n\
+             {header}: {kind}\r\nContent-Length: {length}\r\n\r\n"
+        );
+        for part in [head.as_bytes(), &body] {
+            let sent = socket.write_all(part).await;
+            sent.map_err(ProviderError::Unreachable)?;
+        }
+        let mut body = Body::of(socket);
+        let status = body.head().await?;
         let mut all = Vec::new();
+        if status == opens {
+            return Ok((Answer { status, body: all }, body));
+        }
+        let is_answer = opens == NOTHING && (status < 300 || status == 404);
+        let limit = if is_answer { limit } else { MAX_REFUSAL_BYTES };
         while let Some(piece) = body.next().await? {
-            if all.len() + piece.len() > limit {
-                if is_answer {
-                    return Err(ProviderError::TooLarge(limit));
-                }
-                all.extend_from_slice(&piece[..limit - all.len()]);
+            let room = limit - all.len();
+            if piece.len() > room && is_answer {
+                return Err(ProviderError::TooLarge(limit));
+            }
+            all.extend_from_slice(&piece[..piece.len().min(room)]);
+            if all.len() == limit && !is_answer {
                 break;
             }
-            all.extend_from_slice(&piece);
             turn::give().await;
         }
         if is_answer {
-            return Ok(Answer { status, body: all });
+            return Ok((Answer { status, body: all }, body));
         }
-        Err(refused(status, &all))
+        let text = String::from_utf8_lossy(&all);
+        let text = text.trim().replace(|c: char| c.is_control(), " ");
+        Err(ProviderError::Refused { status, text })
     }
-}
-
-fn refused(status: u16, text: &[u8]) -> ProviderError {
-    let text = String::from_utf8_lossy(text);
-    let plain = text.trim().replace(|c: char| c.is_control(), " ");
-    ProviderError::Refused {
-        status,
-        text: plain,
-    }
-}
-
-async fn within<T>(
-    time: Duration,
-    work: impl Future<Output = Result<T, ProviderError>>,
-) -> Result<T, ProviderError> {
-    let late = async {
-        Timer::after(time).await;
-        Err(ProviderError::Slow(time))
-    };
-    smol::future::or(work, late).await
 }
 
 impl Wire for Socket {
     fn ask(&self, request: Request) -> Asking<'_, Answer> {
-        Box::pin(async move { within(request.time, self.whole(request)).await })
+        let asked = self.exchange(request, NOTHING);
+        Box::pin(async { Ok(asked.await?.0) })
     }
 
-    fn follow(&self, target: String) -> Asking<'_, Body> {
-        Box::pin(async move {
-            let request = Request::new("GET", target);
-            let sent = self.send(&request, "Connection: close\r\n");
-            let (status, mut body) = within(CALL_TIMEOUT, sent).await?;
-            if status == 200 {
-                return Ok(body);
-            }
-            let text = within(CALL_TIMEOUT, body.next()).await.ok().flatten();
-            let text = text.unwrap_or_default();
-            Err(refused(status, &text[..text.len().min(MAX_REFUSAL_BYTES)]))
-        })
-    }
-
-    fn upgrade(&self, target: String) -> Asking<'_, Async<UnixStream>> {
-        Box::pin(async move {
-            let request = Request::new("POST", target);
-            let more = format!("Connection: Upgrade\r\nUpgrade: {PROTOCOL}\r\n");
-            let (status, mut body) = within(CALL_TIMEOUT, self.send(&request, &more)).await?;
-            if status == 101 {
-                return Ok(body.socket);
-            }
-            let text = within(CALL_TIMEOUT, body.next()).await.ok().flatten();
-            let text = text.unwrap_or_default();
-            Err(refused(status, &text[..text.len().min(MAX_REFUSAL_BYTES)]))
-        })
+    fn open(&self, method: &'static str, target: String) -> Asking<'_, Body> {
+        let opens = if method == UPGRADING { 101 } else { 200 };
+        let opened = self.exchange(Request::new(method, target), opens);
+        Box::pin(async { Ok(opened.await?.1) })
     }
 }
 
 impl Body {
+    /// What comes over a connection: a head first.
+    pub(super) const fn of(socket: Async<UnixStream>) -> Self {
+        Self {
+            socket,
+            ahead: Vec::new(),
+            framing: Framing::ToEnd,
+        }
+    }
+
+    /// The connection itself, behind the head of an answer that opened it.
+    #[must_use]
+    pub fn into_socket(self) -> Async<UnixStream> {
+        self.socket
+    }
+
     /// Reads the head, byte by byte: what follows may be somebody else's. Heads of a socket on this machine are short.
-    async fn head(&mut self) -> Result<u16, ProviderError> {
+    pub(super) async fn head(&mut self) -> Result<u16, ProviderError> {
         let mut head = Vec::new();
         let mut byte = [0];
         while !head.ends_with(b"\r\n\r\n") {
@@ -322,6 +301,8 @@ fn parse(head: &[u8]) -> Result<(u16, Framing), ProviderError> {
 
 #[cfg(test)]
 mod tests {
+    use core::time::Duration;
+
     use super::*;
 
     #[test]

@@ -114,7 +114,7 @@ fn ready(server: &TestServer) -> BTreeSet<String> {
 
 #[test]
 fn kubectl_works_with_a_deployment_of_lamps() {
-    // PRVD-01 PRVD-03 PRVD-06
+    // PRVD-01 PRVD-03 PRVD-06 PRVD-10 PROV-08
     let Some((lamps, server, host)) = start() else {
         return;
     };
@@ -165,8 +165,30 @@ fn kubectl_works_with_a_deployment_of_lamps() {
     });
     assert!(lamps.state().to_string().contains("blue"));
     assert!(!lamps.state().to_string().contains("red"));
-    // Deleted one by one, each is replaced.
     let all = kubectls(&config, "pods of a provider");
+    // One that has ended: its last words and its log are there until it is deleted, and then nowhere.
+    for kubectl in &all {
+        let mut job = lit("job");
+        job["spec"]["restartPolicy"] = json!("Never");
+        job["spec"]["containers"] = json!([lamp("main", Some(3))]);
+        server.create(&job).expect("create");
+        host.until("it has failed", |_| {
+            let job = server.get("pods", "default", "job").expect("there");
+            let status = &job["status"];
+            let end = &status["containerStatuses"][0]["state"]["terminated"];
+            let is = status["phase"] == "Failed" && end["exitCode"] == 3;
+            (is, status.to_string())
+        });
+        assert!(kubectl.ok(&["logs", "job"]).ends_with("main is off\n"));
+        assert_eq!(lamps.pods().len(), 4);
+        kubectl.ok(&["delete", "pod", "job"]);
+        wait_gone(&server, "job");
+        host.until("the provider forgets it", |_| {
+            let left = lamps.pods();
+            (left.len() == 3, format!("{left:?}"))
+        });
+    }
+    // Deleted one by one, each is replaced.
     for kubectl in &all {
         let one = ready(&server).pop_first().expect("a pod");
         kubectl.ok(&["delete", "pod", &one]);

@@ -17,7 +17,7 @@ use crate::host::{self, Host, IDLE, sh, text, with};
 const SLOW: &str = "trap 'sleep 15; exit 0' TERM; while :; do sleep 1; done";
 
 /// A terminal with a command on it.
-struct Terminal {
+pub(crate) struct Terminal {
     master: File,
     child: Child,
     output: Arc<Mutex<String>>,
@@ -33,7 +33,7 @@ const fn size(columns: u16, rows: u16) -> Winsize {
 }
 
 impl Terminal {
-    fn start(host: &Host, words: &[&str]) -> Self {
+    pub(crate) fn start(host: &Host, words: &[&str]) -> Self {
         let pty = openpty(Some(&size(80, 24)), None).expect("a terminal");
         for end in [&pty.master, &pty.slave] {
             // Who holds it keeps it open.
@@ -72,7 +72,8 @@ impl Terminal {
         }
     }
 
-    fn said(&self) -> String {
+    /// Everything that was written.
+    pub(crate) fn said(&self) -> String {
         self.output.lock().expect("output").clone()
     }
 
@@ -95,14 +96,19 @@ impl Terminal {
         });
     }
 
-    fn resize(&self, columns: u16, rows: u16) {
+    /// As the keys of `text` do.
+    pub(crate) fn type_in(&mut self, text: &str) {
+        self.master.write_all(text.as_bytes()).expect("keys");
+    }
+
+    pub(crate) fn resize(&self, columns: u16, rows: u16) {
         let done = picolet::sys::tty::set_window_size(self.master.as_fd(), columns, rows);
         done.expect("resized");
     }
 
     /// As the keys Ctrl and C do. What was written in all.
     fn interrupt(mut self, host: &Host) -> String {
-        self.master.write_all(b"\x03").expect("a key");
+        self.type_in("\x03");
         self.end(host)
     }
 

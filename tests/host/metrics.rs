@@ -169,18 +169,18 @@ fn get(host: &Host, target: &str) -> String {
     body.to_owned()
 }
 
-fn summary(host: &Host, query: &str) -> Value {
+pub(crate) fn summary(host: &Host, query: &str) -> Value {
     let text = get(host, &format!("/stats/summary{query}"));
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text}"))
 }
 
-fn pod(summary: &Value, name: &str) -> Value {
+pub(crate) fn pod(summary: &Value, name: &str) -> Value {
     let pods = summary["pods"].as_array().expect("pods");
     let found = pods.iter().find(|p| p["podRef"]["name"] == name);
     found.unwrap_or_else(|| panic!("{summary}")).clone()
 }
 
-fn container(pod: &Value, name: &str) -> Value {
+pub(crate) fn container(pod: &Value, name: &str) -> Value {
     let all = pod["containers"].as_array().expect("containers");
     let found = all.iter().find(|c| c["name"] == name);
     found.unwrap_or_else(|| panic!("{pod}")).clone()

@@ -7,15 +7,18 @@ use std::{
     net::{SocketAddr, TcpStream},
     os::unix::fs::PermissionsExt as _,
     path::PathBuf,
-    process::Stdio,
+    process::{Command, Stdio},
 };
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::{
+    containerd::{self, daemon},
     host::{self, Host, IDLE, IMAGE, full, sh, text},
     lamps::{self, Lamps, lamp},
+    live::Terminal,
+    metrics,
     mischief::{Mischief, Mood},
     suite::pods,
 };
@@ -78,22 +81,28 @@ fn start_with(socket: impl FnOnce(&Lamps) -> PathBuf) -> Option<(Lamps, Host)> {
         fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("program");
         fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("mode");
     }
+    let own = json!({
+        "providers": {"lamps": socket(&lamps)},
+        "process": {"directories": [apps]},
+    });
+    begin(&mut host, &own);
+    host.import();
+    // What is bound last is dropped first: an agent ends its pods at the provider.
+    Some((lamps, host))
+}
+
+/// Starts the agent with that part of the configuration.
+fn begin(host: &mut Host, own: &Value) {
+    let none = lamps::NO_THRESHOLDS.map(|name| (name, "0%"));
     let config = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
-        "imageGCHighThresholdPercent": 100, "evictionHard": lamps::NO_THRESHOLDS.map(|name| (name, "0%")).into_iter().collect::<BTreeMap<_, _>>(),
-        "picolet": {
-            "providers": {"lamps": socket(&lamps)},
-            "process": {"directories": [apps]},
-        },
+        "imageGCHighThresholdPercent": 100, "evictionHard": BTreeMap::from(none), "picolet": own,
     });
     let path = host.path("config.yaml");
     fs::write(&path, config.to_string()).expect("configuration");
     host.flags
         .extend(["--config".into(), path.display().to_string()]);
     host.start_agent();
-    host.import();
-    // What is bound last is dropped first: an agent ends its pods at the provider.
-    Some((lamps, host))
 }
 
 /// Demands that nothing is left; the provider has nothing to do any more.
@@ -181,6 +190,36 @@ fn a_lamp_is_reached_like_a_container() {
     assert_eq!(text(&output.stdout), sent);
     assert_eq!(host.ok(&["attach", &name]), "running\n");
 
+    // What it has used is what its provider says: 1000 ns of the processor, 4096 bytes.
+    let pod = metrics::pod(&metrics::summary(&host, ""), "lamp-node");
+    for of in [&pod, &metrics::container(&pod, "main")] {
+        let figures = [
+            &of["cpu"]["usageCoreNanoSeconds"],
+            &of["memory"]["usageBytes"],
+            &of["memory"]["workingSetBytes"],
+        ];
+        assert_eq!(
+            figures.map(Value::as_u64),
+            [1000, 4096, 4096].map(Some),
+            "{of}"
+        );
+    }
+
+    // On a terminal its `cat` says everything that reaches it, sizes too.
+    let mut terminal = Terminal::start(&host, &["exec", "-it", &name, "--", "cat"]);
+    let says = |terminal: &Terminal, what: &str| {
+        host.until(what, |_| {
+            let said = terminal.said();
+            (said.contains(what), said)
+        });
+    };
+    says(&terminal, "{\"columns\": 80, \"rows\": 24}");
+    terminal.type_in("a key");
+    says(&terminal, "a key");
+    terminal.resize(100, 30);
+    says(&terminal, "{\"columns\": 100, \"rows\": 30}");
+    drop(terminal);
+
     let port = host::free_port();
     let mut forward = host
         .command(&["port-forward", &name, &format!("{port}:80")])
@@ -225,12 +264,131 @@ fn a_lamp_is_reached_like_a_container() {
         let node = host.ok(&["get", "node", "-o", "json"]);
         (node.contains("must be root's, with mode 0600"), node)
     });
+    lamps.kill();
+    let stranger = "import os, socket, sys, time\nos.umask(0o177)\ns = socket.socket(socket.AF_UNIX)\n\
+                    s.bind(sys.argv[1])\nos.setuid(65534)\ns.listen()\ntime.sleep(1000)";
+    let mut stranger = Command::new("python3")
+        .args(["-c", stranger])
+        .arg(lamps.socket())
+        .spawn()
+        .expect("python3");
+    host.until("nor is whoever serves it", |host| {
+        let node = host.ok(&["get", "node", "-o", "json"]);
+        (node.contains("served by somebody who is not root"), node)
+    });
+    stranger.kill().expect("kill");
+    stranger.wait().expect("wait");
     assert!(lamps.pods().is_empty());
-    fs::set_permissions(lamps.socket(), Permissions::from_mode(0o600)).expect("mode");
+    fs::remove_file(lamps.socket()).expect("its socket");
+    lamps.begin();
     host.wait_ready("lamp");
     host.remove("lamp.yaml");
     host.wait_gone("lamp");
     finish(host, lamps);
+}
+
+#[test]
+fn logs_of_a_lamp_outlive_it() {
+    // PRVD-10
+    let Some((mut lamps, mut host)) = start() else {
+        return;
+    };
+    let spec = with(lamp_spec(), "restartPolicy", json!("Never"));
+    host.pod(
+        "job",
+        with(spec, "containers", json!([lamp("main", Some(3))])),
+    );
+    host.wait_phase("job", "Failed");
+    let name = full("job");
+    let whole = "main is on for the 1. time {}\nmain is off\n";
+    assert_eq!(host.ok(&["logs", &name]), whole);
+    // Neither a new agent nor a new provider forgets them.
+    host.end_agent(Signal::SIGKILL);
+    lamps.kill();
+    lamps.begin();
+    host.start_agent();
+    host.until("its log", |host| {
+        let said = host.cli(&["logs", &name]);
+        (text(&said.stdout) == whole, format!("{said:?}"))
+    });
+    assert_eq!(lamps.pods().len(), 1);
+    host.remove("job.yaml");
+    host.wait_gone("job");
+    host.until("the provider forgets it", |_| {
+        let left = lamps.pods();
+        (left.is_empty(), format!("{left:?}"))
+    });
+    finish(host, lamps);
+}
+
+#[test]
+fn a_provider_beside_containerd() {
+    // PRVD-01 PRVD-09
+    let Some((containerd, begun)) = containerd::start_containerd("a_provider_beside_containerd")
+    else {
+        return;
+    };
+    let lamps = Lamps::start(&begun.path("lamps"));
+    // What is bound last is dropped first: an agent ends its pods at the provider.
+    let mut host = begun;
+    begin(&mut host, &json!({"providers": {"lamps": lamps.socket()}}));
+    let idle = containerd::container("c", IDLE, &json!({}));
+    let of_box = json!({"containers": [idle]});
+    host.pod("box", of_box.clone());
+    // It does not tell its handlers: a provider's is not the only one for that.
+    host.pod(
+        "other",
+        with(of_box, "runtimeClassName", json!(daemon::HANDLER)),
+    );
+    let before = host.wait_ready("box");
+    host.wait_ready("other");
+    let cases = pods::of_every_driver(IMAGE, lamp, &lamp_spec());
+    for case in &cases {
+        host.pod(&case.name, case.spec.clone());
+    }
+    for case in &cases {
+        host.until(&case.name, |host| {
+            let missing = case.missing(&host.get(&case.name));
+            (missing.is_empty(), missing.join("; "))
+        });
+    }
+    host.pod(
+        "lamp",
+        with(lamp_spec(), "containers", json!([lamp("main", None)])),
+    );
+    host.wait_ready("lamp");
+    let (lamp, own) = (full("lamp"), full("box"));
+    assert_eq!(host.ok(&["exec", &lamp, "--", "state"]), "running\n");
+    assert_eq!(host.ok(&["exec", &own, "--", "echo", "own"]), "own\n");
+    assert!(host.ok(&["logs", &lamp]).starts_with("main is on"));
+    let summary = metrics::summary(&host, "");
+    let bytes = |name: &str| {
+        let pod = metrics::pod(&summary, &format!("{name}-node"));
+        pod["memory"]["workingSetBytes"].as_u64()
+    };
+    assert_eq!(bytes("lamp"), Some(4096), "{summary}");
+    assert!(
+        bytes("box").is_some_and(|bytes| bytes > 0 && bytes != 4096),
+        "{summary}"
+    );
+    // Both are found again.
+    host.end_agent(Signal::SIGKILL);
+    host.start_agent();
+    host.wait_ready("lamp");
+    assert_eq!(container(&host.wait_ready("box"), 0), container(&before, 0));
+    let names = cases.iter().map(|case| case.name.as_str());
+    for name in names.clone().chain(["lamp", "box", "other"]) {
+        host.remove(&format!("{name}.yaml"));
+    }
+    for name in names.chain(["lamp", "box", "other"]) {
+        host.wait_gone(name);
+    }
+    host.until("the provider has nothing", |_| {
+        let left = lamps.pods();
+        (left.is_empty(), format!("{left:?}"))
+    });
+    finish(host, lamps);
+    drop(containerd);
 }
 
 #[test]
@@ -335,6 +493,8 @@ fn mischief_of_a_provider_is_its_own_pods_affair() {
         host.pod("new", of_lamp());
         host.pod("other", json!({"containers": [sh("c", IDLE)]}));
         host.wait_ready("other");
+        // Who waits for figures waits for none that is late.
+        metrics::pod(&metrics::summary(&host, ""), "box-node");
         if is_deaf {
             assert_eq!(lamps.pods().len(), 1, "{when}: it was told");
             untouched(&host, &when, &all);

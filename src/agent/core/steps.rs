@@ -37,6 +37,8 @@ impl Agent {
             host_ips: self.owners.node.host_ips(),
             asked: self.pods.asked(),
             limited: self.pods.is_limited(&uid),
+            content_goes: self.pods.table().should_pod_content_be_removed(&uid)
+                || !self.pods.is_configured(&uid),
             cancel,
             line: Line { call, tell },
             uid,

@@ -32,6 +32,8 @@ pub(in crate::agent) struct Plan {
     pub(in crate::agent) asked: Asked,
     /// This agent has given the pod's cgroup its limits.
     pub(in crate::agent) limited: bool,
+    /// Nobody wants what is left of the pod: it is deleted or evicted, or no source has it.
+    pub(in crate::agent) content_goes: bool,
     /// Whether the call is still wanted.
     pub(in crate::agent) cancel: Rc<Cancel>,
     /// To the loop.

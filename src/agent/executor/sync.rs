@@ -4,6 +4,7 @@
 //! The future is never dropped while its pod exists. It looks at the pod's cancellation flag between steps.
 
 use alloc::rc::Rc;
+use core::{net::IpAddr, pin::Pin};
 
 use super::{
     cgroups::{Ensured, PodCgroups},
@@ -21,15 +22,33 @@ use crate::{
         recorder::{Recorder, Severity},
     },
     api::{
-        Container, Pod,
+        Container, Pod, PodUid,
         cri::{PodRuntimeStatus, SandboxStatus},
         pod::RestartPolicy,
     },
     error::chain,
-    logic::{actions::PodActions, page_size::misfit, pod_worker::Outcome, work_queue::Retry},
+    logic::{
+        actions::PodActions, page_size::misfit, pod_worker::Outcome, status::PodFailure,
+        work_queue::Retry,
+    },
     runtime::{RuntimeError, RuntimeService},
     sys::{crash, lane::Lane},
 };
+
+/// Where a pod runs that is not the runtime's.
+pub(in crate::agent) trait Elsewhere {
+    /// How the pod is there; and why it has failed, if it has.
+    fn known(&self, uid: &PodUid) -> (Rc<PodRuntimeStatus>, Option<PodFailure>);
+    /// Tells of the pod, if there is anything to tell: then of each container what came of it.
+    fn tell<'a>(
+        &'a self,
+        plan: &'a Plan,
+        pod: &'a Rc<Pod>,
+        ips: &'a [IpAddr],
+        mounted: &'a Mounted,
+        starts: &'a mut Vec<Started>,
+    ) -> Pin<Box<dyn Future<Output = Result<(), SyncError>> + 'a>>;
+}
 
 /// Syncs pods. Nothing is kept between two syncs.
 pub(in crate::agent) struct Syncer {
@@ -61,7 +80,7 @@ impl Syncer {
             }
         };
         let meta = &pod.metadata;
-        match self.sync_pod(plan, &pod).await {
+        match self.sync_pod(plan, &pod, None).await {
             Ok(outcome) => outcome,
             Err(e) if plan.cancel.is_cancelled() => {
                 log::debug!(
@@ -84,11 +103,21 @@ impl Syncer {
         }
     }
 
-    async fn sync_pod(&self, plan: &Plan, pod: &Rc<Pod>) -> Result<Outcome, SyncError> {
+    /// The same for a pod that was read, at the runtime or elsewhere.
+    pub(in crate::agent) async fn sync_pod(
+        &self,
+        plan: &Plan,
+        pod: &Rc<Pod>,
+        elsewhere: Option<&dyn Elsewhere>,
+    ) -> Result<Outcome, SyncError> {
+        let (known, failure) = match elsewhere {
+            None => (Rc::clone(&plan.runtime), None),
+            Some(place) => place.known(&plan.uid),
+        };
         let begun = plan.line.ask(|answer| Step::Begun {
             pod: Rc::clone(pod),
-            runtime: Rc::clone(&plan.runtime),
-            failure: None,
+            runtime: known,
+            failure,
             answer,
         });
         let begun = begun.await;
@@ -106,6 +135,7 @@ impl Syncer {
         }
         match begun.problem {
             None => {}
+            Some(Problem::Runtime(_) | Problem::Network(_)) if elsewhere.is_some() => {}
             Some(Problem::Runtime(problem)) => {
                 // What runs goes on, and is shown; the node's condition says why nothing else does.
                 return Err(SyncError::new(format!("runtime is not ready: {problem}")));
@@ -125,7 +155,9 @@ impl Syncer {
         let mut runtime = PodRuntimeStatus::clone(&plan.runtime);
         // Host-network pods have no IPs at the runtime; what runs later needs them.
         runtime.ips = begun.ips;
-        self.ensure_cgroup(plan, pod, &runtime).await?;
+        if elsewhere.is_none() {
+            self.ensure_cgroup(plan, pod, &runtime).await?;
+        }
         crash::point("pod.cgroup");
         self.make_pod_dirs(pod).await?;
         crash::point("pod.directories");
@@ -137,13 +169,19 @@ impl Syncer {
         if has_probes(pod) {
             plan.line.tell(Step::Mounted(Rc::clone(pod))).await;
         }
-        let actions = begun.actions;
-        if actions.is_empty() {
-            return Ok(Outcome::Done);
-        }
         let mut starts = Vec::new();
-        let acted = self.act(plan, pod, runtime, &mounted, &actions, &mut starts);
-        let result = acted.await;
+        let result = if let Some(place) = elsewhere {
+            let told = place.tell(plan, pod, &runtime.ips, &mounted, &mut starts);
+            told.await
+        } else if begun.actions.is_empty() {
+            return Ok(Outcome::Done);
+        } else {
+            let acted = self.act(plan, pod, runtime, &mounted, &begun.actions, &mut starts);
+            acted.await
+        };
+        if elsewhere.is_some() && starts.is_empty() {
+            return result.map(|()| Outcome::Done);
+        }
         let acted = Step::Acted {
             pod: Rc::clone(pod),
             starts,
@@ -351,7 +389,7 @@ enum SandboxFailure {
 }
 
 /// Whether any of its containers is probed.
-pub(in crate::agent) fn has_probes(pod: &Pod) -> bool {
+fn has_probes(pod: &Pod) -> bool {
     let is_probed = |c: &Container| {
         c.liveness_probe.is_some() || c.readiness_probe.is_some() || c.startup_probe.is_some()
     };

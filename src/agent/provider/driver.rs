@@ -4,7 +4,7 @@
 //! that starts later: a pod that ends must be ended where it runs, though its class be gone or its provider silent.
 
 use alloc::rc::Rc;
-use core::time::Duration;
+use core::{net::IpAddr, time::Duration};
 use std::{
     fs::{self, File},
     io::{self, Read as _},
@@ -17,7 +17,7 @@ use super::{Deleted, Provider, Providers, poll::tell_bad};
 use crate::{
     agent::{
         driver::{Containers, PodDriver, Stop, Work},
-        executor::{Mounted, NotStarted, Plan, Problem, Started, Step, SyncError, has_probes},
+        executor::{Elsewhere, Mounted, NotStarted, Plan, Started, Step, SyncError},
         pod_store::PROVIDER,
         recorder::Severity,
     },
@@ -40,6 +40,8 @@ use crate::{
 const MAX_RECORD_BYTES: u64 = 64;
 /// A provider that stops a pod is told so again after this: it may have forgotten.
 const TELL_AGAIN: Duration = Duration::from_secs(10);
+/// Why a pod waits that its provider has not taken, and the event that says so.
+const FAILED: &str = "ProviderFailed";
 /// Grace of a pod whose spec nobody knows, seconds: the API's default.
 const UNKNOWN_GRACE_S: u32 = 30;
 
@@ -57,24 +59,79 @@ enum Whose<'a> {
     Nobody(String),
 }
 
+/// A provider, as a pod's place.
+struct Place<'a> {
+    drivers: &'a Drivers,
+    provider: &'a Provider,
+}
+
+impl Elsewhere for Place<'_> {
+    fn known(&self, uid: &PodUid) -> (Rc<PodRuntimeStatus>, Option<PodFailure>) {
+        let table = self.provider.table.borrow();
+        let failure = table.is_lost(uid).then(|| PodFailure {
+            reason: NOT_FOUND.into(),
+            message: format!("provider {} has forgotten the pod", self.provider.handler),
+            disruption: None,
+        });
+        (Rc::new(table.status(uid).unwrap_or_default()), failure)
+    }
+
+    fn tell<'a>(
+        &'a self,
+        plan: &'a Plan,
+        pod: &'a Rc<Pod>,
+        ips: &'a [IpAddr],
+        mounted: &'a Mounted,
+        starts: &'a mut Vec<Started>,
+    ) -> Work<'a, Result<(), SyncError>> {
+        Box::pin(async move {
+            let (drivers, provider) = (self.drivers, self.provider);
+            let generation = provider::generation(pod);
+            let is_due = provider
+                .table
+                .borrow()
+                .is_to_be_told(&plan.uid, &generation);
+            if !is_due || plan.cancel.is_to_end() {
+                return Ok(());
+            }
+            let told = drivers.tell(provider, plan, pod, &generation, ips, mounted);
+            let told = told.await;
+            for container in pod.spec.init_containers.iter().chain(&pod.spec.containers) {
+                let failed = told.as_ref().err().map(|e| NotStarted {
+                    reason: FAILED,
+                    message: e.message.clone(),
+                });
+                starts.push(Started {
+                    container: container.name.clone(),
+                    result: failed.map_or(Ok(()), Err),
+                });
+            }
+            if let Err(e) = &told {
+                drivers.warn(pod, FAILED, &e.message);
+            }
+            told
+        })
+    }
+}
+
 impl PodDriver for Drivers {
     fn sync<'a>(&'a self, plan: &'a Plan) -> Work<'a, Outcome> {
         Box::pin(async move {
             let syncer = &self.containers.syncer;
             let Ok(pod) = syncer.store.load_next(&syncer.disk, &plan.uid).await else {
                 // Told there.
-                return syncer.run(plan).await;
+                return self.containers.sync(plan).await;
             };
             if pod.spec.runtime_class_name.is_none() {
                 self.drop_record(&plan.uid).await;
-                return syncer.run(plan).await;
+                return self.containers.sync(plan).await;
             }
             let handler = match syncer.starter.generator.handler(&pod, plan).await {
                 Ok(handler) => handler,
                 Err(e) => match self.whose(&plan.uid).await {
                     // A class that is gone does not take a pod from its provider.
                     Whose::Provider(provider) => provider.handler.clone(),
-                    Whose::Containers => return syncer.run(plan).await,
+                    Whose::Containers => return self.containers.sync(plan).await,
                     Whose::Nobody(_) => {
                         return self.ended(plan, Err(SyncError::new(e.to_string())));
                     }
@@ -83,7 +140,7 @@ impl PodDriver for Drivers {
             match self.providers.by_handler(&handler) {
                 None => {
                     self.drop_record(&plan.uid).await;
-                    syncer.run(plan).await
+                    self.containers.sync(plan).await
                 }
                 Some(provider) => {
                     let synced = self.sync_at(provider, plan, &pod).await;
@@ -108,11 +165,21 @@ impl PodDriver for Drivers {
 
     fn clean_up<'a>(&'a self, plan: &'a Plan) -> Work<'a, Outcome> {
         Box::pin(async move {
-            if let Whose::Provider(provider) = self.whose(&plan.uid).await
-                && self.forget_at(provider, &plan.uid).await == Deleted::Stopping
-            {
-                let why = format!("provider {} still stops it", provider.handler);
-                return self.ended(plan, Err(SyncError::new(why)));
+            if let Whose::Provider(provider) = self.whose(&plan.uid).await {
+                let table = &provider.table;
+                let is_kept = !plan.content_goes && table.borrow_mut().keep(&plan.uid);
+                let goes = if is_kept {
+                    table.borrow().surplus()
+                } else {
+                    Some(plan.uid.clone())
+                };
+                if let Some(uid) = goes
+                    && self.forget_at(provider, &uid).await == Deleted::Stopping
+                    && !is_kept
+                {
+                    let why = format!("provider {} still stops it", provider.handler);
+                    return self.ended(plan, Err(SyncError::new(why)));
+                }
             }
             self.containers.clean_up(plan).await
         })
@@ -190,7 +257,6 @@ impl Drivers {
         plan: &Plan,
         pod: &Rc<Pod>,
     ) -> Result<Outcome, SyncError> {
-        let (uid, syncer) = (&plan.uid, &self.containers.syncer);
         provider.table.borrow_mut().expect(pod);
         if !provider.is_heard() {
             // Nobody knows what there is of it (PROV-03): its status stays, and it is looked at again with the first list.
@@ -198,64 +264,12 @@ impl Drivers {
             self.warn(pod, "ProviderNotReady", &message);
             return Err(SyncError::new(message));
         }
-        let known = provider.table.borrow().status(uid).unwrap_or_default();
-        let lost = provider.table.borrow().is_lost(uid);
-        let begun = plan.line.ask(|answer| Step::Begun {
-            pod: Rc::clone(pod),
-            runtime: Rc::new(known),
-            failure: lost.then(|| PodFailure {
-                reason: NOT_FOUND.into(),
-                message: format!("provider {} has forgotten the pod", provider.handler),
-                disruption: None,
-            }),
-            answer,
-        });
-        let begun = begun.await;
-        if let Some(outcome) = begun.outcome {
-            syncer.keep_outcome(plan, outcome).await;
-        }
-        if begun.terminal {
-            return Ok(Outcome::Terminal);
-        }
-        if let Some(Problem::Name(other)) = begun.problem {
-            return Err(SyncError::new(format!("pod {other} has its name and ends")));
-        }
-        syncer.make_pod_dirs(pod).await?;
-        let mounted = syncer.mounter.set_up(pod, plan).await?;
-        if plan.cancel.is_to_end() {
-            return Ok(Outcome::Canceled);
-        }
-        if has_probes(pod) {
-            plan.line.tell(Step::Mounted(Rc::clone(pod))).await;
-        }
-        let generation = provider::generation(pod);
-        let is_due = provider.table.borrow().is_to_be_told(uid, &generation);
-        if !is_due {
-            return Ok(Outcome::Done);
-        }
-        let told = self.tell(provider, plan, pod, &generation, &begun.ips, &mounted);
-        let told = told.await;
-        let why = told.as_ref().err().map(|e| e.message.clone());
-        let starts = pod.spec.init_containers.iter().chain(&pod.spec.containers);
-        let starts = starts.map(|container| Started {
-            container: container.name.clone(),
-            result: why.clone().map_or(Ok(()), |message| {
-                Err(NotStarted {
-                    reason: "ProviderFailed",
-                    message,
-                })
-            }),
-        });
-        let acted = Step::Acted {
-            pod: Rc::clone(pod),
-            starts: starts.collect(),
-            failed: told.is_err().then(|| Rc::clone(&plan.runtime)),
+        let syncer = &self.containers.syncer;
+        let place = Place {
+            drivers: self,
+            provider,
         };
-        plan.line.tell(acted).await;
-        if let Some(message) = why {
-            self.warn(pod, "ProviderFailed", &message);
-        }
-        told.map(|()| Outcome::Done)
+        syncer.sync_pod(plan, pod, Some(&place)).await
     }
 
     fn warn(&self, pod: &Pod, reason: &str, message: &str) {
@@ -270,7 +284,7 @@ impl Drivers {
         plan: &Plan,
         pod: &Rc<Pod>,
         generation: &str,
-        ips: &[core::net::IpAddr],
+        ips: &[IpAddr],
         mounted: &Mounted,
     ) -> Result<(), SyncError> {
         let syncer = &self.containers.syncer;
@@ -281,16 +295,15 @@ impl Drivers {
             let made = made.await.map_err(|e| SyncError::new(e.to_string()))?;
             environments.push(made.into_vec());
         }
-        let volumes: Vec<VolumePath> = mounted
-            .iter()
-            .map(|(name, volume)| VolumePath {
+        let mut volumes = Vec::new();
+        for (name, volume) in mounted {
+            volumes.push(VolumePath {
                 name: name.clone(),
                 path: volume.host_path.display().to_string(),
                 read_only: volume.read_only,
-            })
-            .collect();
+            });
+        }
         let told = provider::telling(pod, &provider.node, generation, environments, &volumes);
-        let told = told.to_string().into_bytes();
         if told.len() > MAX_POD_BYTES {
             return Err(SyncError::new(format!(
                 "the pod has {} bytes with all that it refers to, a provider takes {MAX_POD_BYTES}",

@@ -52,7 +52,7 @@ impl Providers {
             }
         }
         target.pop();
-        let body = provider.wire.follow(target).await;
+        let body = provider.wire.open("GET", target).await;
         Ok(Box::new(body.map_err(|e| refusal(&e))?))
     }
 }

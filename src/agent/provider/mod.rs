@@ -19,11 +19,13 @@ use alloc::{
 use core::cell::RefCell;
 use std::path::PathBuf;
 
+use serde_json::Value;
+
 use super::{clock::Clock, wake::Wake, waker_set::WakerSet};
 use crate::{
     api::{ContainerId, PodUid, SandboxId, strict::from_foreign_json},
     error::chain,
-    logic::provider::{Bad, Listed, News, SaidStatus, Table},
+    logic::provider::{Bad, Listed, News, Said, SaidStatus, Table, Wrong},
     provider::{Answer, MAX_LIST_BYTES, MAX_WORDS_BYTES, ProviderError, Request, Socket, Wire},
 };
 
@@ -61,13 +63,6 @@ enum Deleted {
     Gone,
     /// It is being stopped.
     Stopping,
-}
-
-/// What an answer says of one pod.
-#[derive(Debug, Default, serde::Deserialize)]
-#[serde(default)]
-struct OnePod {
-    status: SaidStatus,
 }
 
 impl Providers {
@@ -135,11 +130,18 @@ impl Providers {
         self.iter().find(said)
     }
 
+    /// Whether it is that provider's pod: one may list what is another's.
+    fn is_of(&self, uid: &PodUid, provider: &Rc<Provider>) -> bool {
+        self.of(uid)
+            .is_some_and(|owner| Rc::ptr_eq(owner, provider))
+    }
+
     /// Whose container it is, and what it is called there.
     fn container(&self, id: &ContainerId) -> Option<(&Rc<Provider>, PodUid, String)> {
         self.iter().find_map(|provider| {
             let (uid, name) = provider.table.borrow().container(id)?;
-            Some((provider, uid, name))
+            let is_its = self.is_of(&uid, provider);
+            is_its.then_some((provider, uid, name))
         })
     }
 
@@ -147,7 +149,7 @@ impl Providers {
     fn sandbox(&self, id: &SandboxId) -> Option<(&Rc<Provider>, PodUid)> {
         self.iter().find_map(|provider| {
             let uid = provider.table.borrow().sandbox(id)?;
-            Some((provider, uid))
+            self.is_of(&uid, provider).then_some((provider, uid))
         })
     }
 
@@ -181,7 +183,7 @@ impl Provider {
             let cursor = list.cursor.clone();
             let mut table = self.table.borrow_mut();
             let news = table.take_list(begun, list, &self.node, self.clock.wall());
-            let news = news.map_err(|e| ProviderError::Nonsense(e.to_string()))?;
+            let news = news.map_err(nonsense)?;
             *self.cursor.borrow_mut() = cursor;
             Ok(news)
         });
@@ -214,7 +216,7 @@ impl Provider {
                 answer.status
             )));
         }
-        decoded(&answer)
+        Listed::read(&decoded(&answer)?).map_err(nonsense)
     }
 
     /// Tells of a pod; repeatable.
@@ -240,7 +242,7 @@ impl Provider {
         }
         let status = match answer.body.as_slice() {
             [] => SaidStatus::default(),
-            _ => decoded::<OnePod>(&answer)?.status,
+            _ => status(&answer)?,
         };
         let now = self.clock.wall();
         let mut table = self.table.borrow_mut();
@@ -263,7 +265,7 @@ impl Provider {
                 self.asked.wake();
                 return Ok(Deleted::Stopping);
             }
-            200 if !answer.body.is_empty() => Some(decoded::<OnePod>(&answer)?.status),
+            200 if !answer.body.is_empty() => Some(status(&answer)?),
             200 | 404 => None,
             other => return Err(ProviderError::Nonsense(format!("DELETE: status {other}"))),
         };
@@ -279,6 +281,17 @@ impl Provider {
     }
 }
 
-fn decoded<T: serde::de::DeserializeOwned>(answer: &Answer) -> Result<T, ProviderError> {
+fn decoded(answer: &Answer) -> Result<Value, ProviderError> {
     from_foreign_json(&answer.body).map_err(|e| ProviderError::Nonsense(chain(&e)))
+}
+
+/// How the one pod is that an answer tells of.
+fn status(answer: &Answer) -> Result<SaidStatus, ProviderError> {
+    let said = Said::read(&decoded(answer)?);
+    said.map(|said| said.status).map_err(nonsense)
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "stands behind map_err")]
+fn nonsense(wrong: Wrong) -> ProviderError {
+    ProviderError::Nonsense(wrong.to_string())
 }

@@ -8,23 +8,22 @@ use core::{
     pin::Pin,
     time::Duration,
 };
-use std::collections::{BTreeMap, BTreeSet};
 
+use serde_json::Value;
 use smol::future::FutureExt as _;
 
-use super::{Provider, Providers};
+use super::{Provider, Providers, decoded};
 use crate::{
     agent::executor::join_all,
     api::{
-        ContainerId, PodUid, SandboxId, Wall,
+        ContainerId, PodUid, SandboxId,
         cri::{
             AuthConfig, Capabilities, Condition, ContainerConfig, ContainerState, ExecOutput,
             FsInfo, Handler, Image, LinuxResources, PodItem, PodRuntimeStatus, RuntimeStatus,
             SandboxConfig, SandboxStatus, Version,
         },
         order::{Gather as _, Order as _},
-        stats::{ContainerUsage, Cpu, Detail, DiskUsage, Memory, PodUsage, Usage},
-        strict::from_foreign_json,
+        stats::{ContainerUsage, Detail, DiskUsage, PodUsage, Usage},
     },
     error::chain,
     image::Progress,
@@ -61,16 +60,6 @@ pub(in crate::agent) fn route(
     }
 }
 
-/// What a provider says that a pod has used.
-#[derive(Default, serde::Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct Used {
-    /// Since it was started, nanoseconds.
-    cpu_ns: u64,
-    /// Bytes.
-    memory_bytes: u64,
-}
-
 fn failed(error: ProviderError) -> RuntimeError {
     RuntimeError::Failed(chain(&error))
 }
@@ -90,20 +79,19 @@ fn command(words: &[String]) -> String {
 }
 
 impl Provider {
-    async fn used(&self) -> BTreeMap<String, Used> {
+    /// What its pods have used, as it says it; nothing if it keeps no figures.
+    async fn used(&self) -> Value {
         if !self.table.borrow().answers() {
-            return BTreeMap::new();
+            return Value::Null;
         }
         let request = Request {
             time: STATS_TIMEOUT,
             ..Request::new("GET", "/stats")
         };
-        let answer = self.wire.ask(request).await;
-        let answer = answer.ok().filter(|answer| answer.status == 200);
-        // One that keeps no figures has none.
-        answer
-            .and_then(|answer| from_foreign_json(&answer.body).ok())
-            .unwrap_or_default()
+        match self.wire.ask(request).await {
+            Ok(answer) if answer.status == 200 => decoded(&answer).unwrap_or_default(),
+            _ => Value::Null,
+        }
     }
 
     /// What its pods have used; those that it gives figures of.
@@ -111,52 +99,48 @@ impl Provider {
         let used = self.used().await;
         let at = self.clock.wall();
         let table = self.table.borrow();
-        let pods = table.list().into_iter().filter_map(|pod| {
-            let used = used.get(pod.uid.as_str())?;
-            let status = table.status(&pod.uid)?;
-            let usage = Usage {
+        let mut all = Vec::new();
+        for pod in table.list() {
+            let (Some(used), Some(status)) = (used.get(pod.uid.as_str()), table.status(&pod.uid))
+            else {
+                continue;
+            };
+            let figure = |name: &str| used.get(name).and_then(Value::as_u64).unwrap_or_default();
+            let (total_ns, bytes) = (figure("cpuNs"), figure("memoryBytes"));
+            let mut usage = Usage {
                 at,
-                cpu: Some(Cpu {
-                    total_ns: used.cpu_ns,
-                    ..Cpu::default()
-                }),
-                memory: Some(Memory {
-                    usage_bytes: used.memory_bytes,
-                    working_set_bytes: used.memory_bytes,
-                    ..Memory::default()
-                }),
                 ..Usage::default()
             };
-            let mut running = status
-                .containers
-                .iter()
-                .filter(|c| c.state == ContainerState::Running);
+            usage.cpu.get_or_insert_default().total_ns = total_ns;
+            let memory = usage.memory.get_or_insert_default();
+            (memory.usage_bytes, memory.working_set_bytes) = (bytes, bytes);
+            let created = status.sandboxes.first().map(|sandbox| sandbox.created_at);
+            let all_of_it = status.containers.into_iter();
+            let mut running = all_of_it.filter(|c| c.state == ContainerState::Running);
+            let first = running.next();
             // A pod's figures are those of its container, if it has one alone.
-            let alone = running.next().filter(|_| running.next().is_none());
+            let alone = first.filter(|_| running.next().is_none());
             let containers = alone.map(|c| ContainerUsage {
-                id: c.id.clone(),
-                name: c.name.clone(),
-                image: c.image.clone(),
+                id: c.id,
+                name: c.name,
+                image: c.image,
                 started_at: c.started_at.unwrap_or(at),
                 cgroup: String::new(),
                 log_path: String::new(),
                 usage: usage.clone(),
             });
-            Some(PodUsage {
+            all.push(PodUsage {
                 uid: pod.uid,
                 name: pod.name,
                 namespace: pod.namespace,
-                started_at: status
-                    .sandboxes
-                    .first()
-                    .map_or(Wall(0), |sandbox| sandbox.created_at),
+                started_at: created.unwrap_or_default(),
                 cgroup: String::new(),
-                usage: usage.clone(),
+                usage,
                 network: None,
                 containers: containers.into_iter().collect(),
-            })
-        });
-        pods.collect()
+            });
+        }
+        all
     }
 }
 
@@ -174,8 +158,8 @@ impl Routed {
             query.trim_start_matches('&')
         );
         let start: Start<'a> = Box::pin(async move {
-            let socket = provider.wire.upgrade(target).await.map_err(failed)?;
-            Ok(Framed::session(socket))
+            let opened = provider.wire.open("POST", target).await.map_err(failed)?;
+            Ok(Framed::session(opened.into_socket()))
         });
         Some(Box::pin(ready(Ok(Stream::Local(start)))))
     }
@@ -256,6 +240,10 @@ impl RuntimeService for Routed {
 
     fn capabilities(&self) -> Capabilities {
         let mut all = self.inner.capabilities();
+        if all.handlers.is_empty() {
+            // It does not tell them, and takes whatever name it knows.
+            return all;
+        }
         all.handlers
             .extend(self.providers.iter().map(|provider| Handler {
                 name: provider.handler.clone(),
@@ -288,13 +276,13 @@ impl RuntimeService for Routed {
     fn list_pods(&self) -> Call<'_, Vec<PodItem>> {
         Box::pin(async {
             let mut all = self.inner.list_pods().await?;
-            let own: BTreeSet<PodUid> = all.iter().map(|pod| pod.uid.clone()).gather();
+            *self.providers.of_runtime.borrow_mut() =
+                all.iter().map(|pod| pod.uid.clone()).gather();
             for provider in self.providers.iter() {
-                let table = provider.table.borrow();
-                let listed = table.list().into_iter();
-                all.extend(listed.filter(|pod| table.expects(&pod.uid) || !own.contains(&pod.uid)));
+                let mut listed = provider.table.borrow().list();
+                listed.retain(|pod| self.providers.is_of(&pod.uid, provider));
+                all.append(&mut listed);
             }
-            *self.providers.of_runtime.borrow_mut() = own;
             all.order_by(|a, b| a.uid.cmp(&b.uid));
             Ok(all)
         })
@@ -452,8 +440,9 @@ impl RuntimeService for Routed {
         let connect: Connect<'a> = Box::new(move |port| {
             let target = format!("/pods/{uid}/portforward?port={port}");
             Box::pin(async move {
-                let socket = provider.wire.upgrade(target).await.map_err(failed)?;
-                let socket = socket
+                let opened = provider.wire.open("POST", target).await.map_err(failed)?;
+                let socket = opened
+                    .into_socket()
                     .into_inner()
                     .map_err(|e| RuntimeError::Failed(e.to_string()))?;
                 Ok(socket.into())
@@ -466,8 +455,12 @@ impl RuntimeService for Routed {
         Box::pin(async move {
             let mut all = self.inner.list_pod_usage(detail).await?;
             // One that is silent keeps the others' figures for no longer than itself.
-            let said = join_all(self.providers.iter().map(|provider| provider.usage())).await;
-            all.extend(said.into_iter().flatten());
+            let providers = || self.providers.iter();
+            let said = join_all(providers().map(|provider| provider.usage())).await;
+            for (provider, mut said) in providers().zip(said) {
+                said.retain(|pod| self.providers.is_of(&pod.uid, provider));
+                all.append(&mut said);
+            }
             all.order_by(|a, b| a.uid.cmp(&b.uid));
             Ok(all)
         })

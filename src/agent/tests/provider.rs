@@ -2,9 +2,8 @@
 
 use alloc::{collections::BTreeMap, rc::Rc};
 use core::cell::RefCell;
-use std::{io, os::unix::net::UnixStream};
+use std::io;
 
-use async_io::Async;
 use serde_json::{Value, json};
 
 use super::{
@@ -13,7 +12,7 @@ use super::{
 };
 use crate::{
     api::pod_status::Phase,
-    provider::{Answer, Asking, Body, CALL_TIMEOUT, ProviderError, Request, Wire},
+    provider::{Answer, Asking, Body, CALL_TIMEOUT, MAX_POD_BYTES, ProviderError, Request, Wire},
 };
 
 /// Handler of its pods.
@@ -166,11 +165,7 @@ impl Wire for Rc<FakeProvider> {
         Box::pin(core::future::ready(answer))
     }
 
-    fn follow(&self, _: String) -> Asking<'_, Body> {
-        Box::pin(core::future::ready(Err(ProviderError::Slow(CALL_TIMEOUT))))
-    }
-
-    fn upgrade(&self, _: String) -> Asking<'_, Async<UnixStream>> {
+    fn open(&self, _: &'static str, _: String) -> Asking<'_, Body> {
         Box::pin(core::future::ready(Err(ProviderError::Slow(CALL_TIMEOUT))))
     }
 }
@@ -527,6 +522,33 @@ fn a_provider_takes_no_pod_of_others() {
 }
 
 #[test]
+fn a_provider_takes_no_pod_of_another_one() {
+    // PRVD-05 PROV-05
+    let (rogue, provider) = (
+        Rc::new(FakeProvider::default()),
+        Rc::new(FakeProvider::default()),
+    );
+    let both = [("candles", &rogue), (HANDLER, &provider)];
+    let both = both.map(|(handler, of)| (handler, Rc::clone(of)));
+    let world = World::with_providers(both.into());
+    world.apply(&[lamp("lamp")]);
+    runs(&world, "lamp");
+    let mut claimed = provider.0.borrow().pods["lamp"].clone();
+    end(&mut claimed["status"]["containers"][0], 9);
+    let mut state = rogue.0.borrow_mut();
+    state.cursor += 1;
+    state.pods.insert("lamp".into(), claimed);
+    drop(state);
+    provider.calls();
+    world.advance(s(60));
+    assert_eq!(world.phase("lamp"), Some(Phase::Running));
+    world.apply(&[]);
+    world.until("ended where it runs", |w| w.is_gone("lamp"));
+    assert!(!provider.has("lamp"));
+    world.until("and where it never ran", |_| !rogue.has("lamp"));
+}
+
+#[test]
 fn what_it_forgets_has_failed() {
     // PRVD-07
     let (world, provider) = world();
@@ -609,7 +631,11 @@ fn what_has_ended_stays_so() {
     provider.say("job", |c| end(c, 0));
     world.until("succeeded", |w| w.phase("job") == Some(Phase::Succeeded));
     world.advance(s(60));
-    provider.calls();
+    assert_eq!(
+        provider.calls(),
+        ["PUT /pods/job"],
+        "it is left where it is, for its logs"
+    );
     // Neither its provider nor a new agent begins it again.
     provider.restart(false);
     world.advance(s(60));
@@ -622,6 +648,43 @@ fn what_has_ended_stays_so() {
         !calls.iter().any(|call| call.starts_with("PUT")),
         "{calls:?}"
     );
+}
+
+#[test]
+fn what_has_ended_is_kept_until_its_object_goes() {
+    // PRVD-10 PROV-08
+    let (world, provider) = world();
+    let all = || {
+        [
+            manifest("box", json!({})),
+            lamp("lamp"),
+            lamp_with("job", json!({"restartPolicy": "Never"})),
+        ]
+    };
+    world.apply(&all());
+    runs(&world, "job");
+    provider.say("job", |c| end(c, 3));
+    world.until("failed", |w| w.phase("job") == Some(Phase::Failed));
+    provider.calls();
+    world.advance(s(600));
+    let world = world.restart_agent();
+    world.apply(&all());
+    world.advance(s(600));
+    assert_eq!(provider.calls(), [""; 0]);
+    assert!(provider.has("job"));
+    // A word about it that is another by now is none.
+    provider.say("job", |c| *c = container("c"));
+    world.advance(s(60));
+    assert_eq!(world.phase("job"), Some(Phase::Failed));
+    provider.say("job", |c| end(c, 3));
+    world.apply(&[manifest("box", json!({})), lamp("lamp")]);
+    world.until("removed", |_| !provider.has("job"));
+    let calls = provider.calls();
+    assert!(
+        calls.iter().all(|call| call == "DELETE /pods/job"),
+        "{calls:?}"
+    );
+    box_is_untouched(&world);
 }
 
 #[test]
@@ -679,8 +742,40 @@ fn an_agent_that_starts_tells_nothing_again_and_ends_what_went_meanwhile() {
 }
 
 #[test]
+fn what_is_not_there_any_more_has_ended() {
+    // PROV-01 PROV-07
+    let (world, provider) = world();
+    provider.0.borrow_mut().pods.clear();
+    world.apply(&[manifest("box", json!({}))]);
+    world.until("gone", |w| w.is_gone("lamp"));
+    let calls = provider.calls();
+    assert!(
+        !calls.is_empty() && calls.iter().all(|call| call == "DELETE /pods/lamp"),
+        "{calls:?}"
+    );
+    box_is_untouched(&world);
+}
+
+#[test]
+fn what_is_too_large_is_not_told() {
+    // PRVD-02
+    let provider = Rc::new(FakeProvider::default());
+    let world = World::with_provider(&provider);
+    let long = "x".repeat(MAX_POD_BYTES);
+    let env = json!([{"name": "LONG", "value": long}]);
+    let more = json!({"containers": [{"name": "c", "image": "none", "env": env}]});
+    world.apply(&[manifest("box", json!({})), lamp_with("lamp", more)]);
+    runs(&world, "box");
+    world.until("refused", |w| {
+        w.waiting("lamp").as_deref() == Some("ProviderFailed")
+    });
+    world.advance(s(300));
+    assert_eq!(provider.calls(), [""; 0]);
+}
+
+#[test]
 fn a_refusal_is_shown_and_tried_again() {
-    // PROV-12
+    // PROV-06 PROV-12
     let provider = Rc::new(FakeProvider::default());
     provider.mood(Mood::Refuses);
     let world = World::with_provider(&provider);

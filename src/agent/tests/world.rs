@@ -185,7 +185,8 @@ struct Way {
     api: Option<Arc<dyn Api>>,
     driver: Driver,
     /// Who runs pods that are no containers.
-    provider: Option<Rc<FakeProvider>>,
+    /// With their handlers.
+    providers: Vec<(&'static str, Rc<FakeProvider>)>,
     /// What the cluster is known by.
     authority: &'static str,
 }
@@ -237,18 +238,23 @@ impl World {
             flags,
             api,
             driver: assembly::driver,
-            provider: None,
+            providers: Vec::new(),
             authority: "",
         })
     }
 
     /// Beside the runtime there is a provider.
     pub(super) fn with_provider(provider: &Rc<FakeProvider>) -> Self {
+        Self::with_providers(vec![(HANDLER, Rc::clone(provider))])
+    }
+
+    /// Beside the runtime there are some, asked in this order.
+    pub(super) fn with_providers(providers: Vec<(&'static str, Rc<FakeProvider>)>) -> Self {
         Self::make(Way {
             flags: &[],
             api: None,
             driver: assembly::driver,
-            provider: Some(Rc::clone(provider)),
+            providers,
             authority: "",
         })
     }
@@ -259,7 +265,7 @@ impl World {
             flags: &[],
             api: None,
             driver,
-            provider: None,
+            providers: Vec::new(),
             authority: "",
         })
     }
@@ -304,12 +310,13 @@ impl World {
         });
         let asker = Asker::new(events.clone());
         let mut given = template.given(Rc::clone(&fake), Rc::clone(&hands), joined);
-        if let Some(fake) = &way.provider {
-            let clock: Rc<dyn Clock> = Rc::new(TestClock(Rc::clone(&hands)));
+        let wires = way.providers.iter().map(|(handler, fake)| {
             let wire: Box<dyn provider::Wire> = Box::new(Rc::clone(fake));
-            given.providers = Providers::new(vec![(HANDLER.into(), wire)], NODE, &clock);
-            given.runtime = route(given.runtime, given.providers.as_ref());
-        }
+            ((*handler).to_owned(), wire)
+        });
+        let clock: Rc<dyn Clock> = Rc::new(TestClock(Rc::clone(&hands)));
+        given.providers = Providers::new(wires.collect(), NODE, &clock);
+        given.runtime = route(given.runtime, given.providers.as_ref());
         let running = Running::start(given, way.driver, &executor, &events, queue);
         let parts = running.parts;
         let driver = assembly::probe_driver(&parts, asker.clone(), events.clone());

@@ -8,10 +8,7 @@
 use std::{
     ffi::{OsStr, OsString},
     fs, io,
-    os::unix::{
-        fs::{DirBuilderExt as _, symlink},
-        process::CommandExt as _,
-    },
+    os::unix::{ffi::OsStrExt as _, fs::symlink, process::CommandExt as _},
     path::{Path, PathBuf},
     process::{Command, ExitCode},
 };
@@ -24,7 +21,6 @@ use nix::{
     },
     unistd::{AccessFlags, Gid, Pid, Uid, access, chdir, setgid, setgroups, setsid, setuid},
 };
-use serde::{Deserialize, Serialize};
 
 use super::{
     Runc, failed, files,
@@ -49,8 +45,14 @@ pub const HANDLER: &str = "process";
 pub const PROGRAM: &str = "picolet-process";
 /// What is to run, in the bundle.
 const SPEC: &str = "process.json";
-/// What runs, below the runtime's root.
-const STATE: &str = "state.json";
+/// Where programs may lie, in the bundle; [`SEPARATOR`] between two paths.
+const DIRECTORIES: &str = "directories";
+/// No path has it.
+const SEPARATOR: u8 = 0;
+/// What runs, below the runtime's root: number and start time of the process.
+const STATE: &str = "state";
+/// A link to the bundle, beside it.
+const BUNDLE: &str = "bundle";
 /// Call of the second stage, which becomes the process.
 const BECOME: &str = "become";
 /// Bytes of either file that are read.
@@ -65,21 +67,13 @@ pub struct Allowed {
     pub root: bool,
 }
 
-/// A process to be.
-#[derive(Debug, Serialize, Deserialize)]
+/// A process to be: the record of its container with command, environment and directory of work, and where programs may lie.
 struct Spec {
-    args: Vec<String>,
-    env: Vec<(String, String)>,
-    cwd: String,
-    uid: u32,
-    gid: u32,
-    groups: Vec<u32>,
-    cgroup: String,
-    resources: LinuxResources,
+    record: ContainerRecord,
     directories: Vec<PathBuf>,
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+/// What runs.
 struct State {
     pid: i32,
     start_time: u64,
@@ -97,9 +91,13 @@ enum ProcessError {
     NotThere,
 }
 
-fn system<E: Into<io::Error>>(step: impl Into<String>) -> impl FnOnce(E) -> ProcessError {
-    let step = step.into();
-    move |e| ProcessError::System(step, e.into())
+fn system<E: Into<io::Error>>(step: &str) -> impl FnOnce(E) -> ProcessError {
+    |e| broken(step, e.into())
+}
+
+#[inline(never)]
+fn broken(step: &str, error: io::Error) -> ProcessError {
+    ProcessError::System(step.to_owned(), error)
 }
 
 /// Makes the name by which `exe` is the runtime, anew at each start: the program may have been replaced. Returns its path.
@@ -146,32 +144,29 @@ impl Runc {
                 "env {name}: it would load code from outside of picolet.process.directories"
             ));
         }
-        let spec = Spec {
-            args,
-            env: config.env.clone(),
-            cwd: match config.working_dir.as_str() {
-                "" => "/".into(),
-                dir => dir.into(),
-            },
+        record.user = ResolvedUser {
             uid,
             gid,
-            groups: security
+            additional_gids: security
                 .supplemental_groups
                 .iter()
                 .filter_map(|id| number(*id))
                 .collect(),
-            cgroup: record.cgroup.clone(),
-            resources: config.resources.clone(),
-            directories: allowed.directories.clone(),
         };
-        let text = serde_json::to_vec(&spec).map_err(failed("write what is to run"))?;
-        files::write_atomic(&dir.join(SPEC), &text).map_err(failed("write what is to run"))?;
+        let mut spec = record.clone();
+        spec.config.command = args;
+        spec.config.env.clone_from(&config.env);
+        if spec.config.working_dir.is_empty() {
+            spec.config.working_dir = "/".into();
+        }
+        let paths = allowed.directories.iter();
+        let paths: Vec<&[u8]> = paths.map(|dir| dir.as_os_str().as_bytes()).collect();
+        serde_json::to_vec(&spec)
+            .map_err(io::Error::from)
+            .and_then(|text| files::write_atomic(&dir.join(SPEC), &text))
+            .and_then(|()| files::write_atomic(&dir.join(DIRECTORIES), &paths.join(&SEPARATOR)))
+            .map_err(failed("write what is to run"))?;
         open::make_log_dir(Path::new(&record.log)).map_err(failed("make the log directory"))?;
-        record.user = ResolvedUser {
-            uid: spec.uid,
-            gid: spec.gid,
-            additional_gids: spec.groups,
-        };
         record.made = true;
         record::save(dir, record).map_err(failed("write the container record"))?;
         Ok(Vec::new())
@@ -215,8 +210,8 @@ pub fn main(words: &[OsString]) -> ExitCode {
     let Err(error) = run(root, call, rest) else {
         return ExitCode::SUCCESS;
     };
-    let line = serde_json::json!({"level": "error", "msg": chain(&error)});
-    let line = format!("{line}\n");
+    let text = serde_json::Value::String(chain(&error));
+    let line = format!("{{\"level\":\"error\",\"msg\":{text}}}\n");
     let logged = log.map(|log| {
         let mut file = fs::File::options().append(true).create(true).open(log)?;
         io::Write::write_all(&mut file, line.as_bytes())
@@ -255,10 +250,7 @@ fn run(root: &Path, call: &str, words: &[&str]) -> Result<(), ProcessError> {
             };
             let number = match signal.parse::<i32>() {
                 Ok(number) => number,
-                Err(_) => signal
-                    .parse::<Signal>()
-                    .map_err(system(format!("signal {signal:?}")))?
-                    as i32,
+                Err(_) => signal.parse::<Signal>().map_err(system(signal))? as i32,
             };
             let state = State::of(root, id)?;
             let waited = state.is_stopped();
@@ -284,21 +276,22 @@ fn run(root: &Path, call: &str, words: &[&str]) -> Result<(), ProcessError> {
             if let Ok(state) = State::of(root, id) {
                 // What it has started ends with it: there is no PID namespace that would end it.
                 if let (Ok(spec), Ok(cgroups)) = (Spec::read(&state.bundle), Cgroups::detect()) {
-                    cgroups.kill(&spec.cgroup);
+                    cgroups.kill(&spec.record.cgroup);
                 }
                 if state.lives() {
                     state.signal(Signal::SIGKILL as i32)?;
                 }
             }
             let dir = root.join(id);
-            files::remove_tree(&dir).map_err(system(dir.display().to_string()))
+            files::remove_tree(&dir).map_err(system("remove what is known of it"))
         }
         "update" => {
             let state = State::of(root, last()?)?;
             let spec = Spec::read(&state.bundle)?;
-            let resources = updated(spec.resources, words);
+            let resources = updated(spec.record.config.resources, words);
             let cgroups = Cgroups::detect().map_err(refused)?;
-            cgroups.update(&spec.cgroup, &resources).map_err(refused)
+            let updated = cgroups.update(&spec.record.cgroup, &resources);
+            updated.map_err(refused)
         }
         "exec" => {
             let at = words.iter().position(|w| w.starts_with("--tty="));
@@ -330,50 +323,57 @@ fn refused<E: core::error::Error>(error: E) -> ProcessError {
 
 impl Spec {
     fn read(bundle: &Path) -> Result<Self, ProcessError> {
-        read(&bundle.join(SPEC))
+        let paths = read(&bundle.join(DIRECTORIES))?;
+        let paths = paths.split(|byte| *byte == SEPARATOR);
+        Ok(Self {
+            record: from_json(&read(&bundle.join(SPEC))?).map_err(refused)?,
+            directories: paths.map(|path| OsStr::from_bytes(path).into()).collect(),
+        })
     }
+}
 
-    /// The file that a command names: by an absolute path, or by its name in one of the directories. It lies in one of them,
-    /// and not only by a link.
-    fn program(&self, name: &str) -> Result<PathBuf, ProcessError> {
-        let named = Path::new(name);
-        let places: Vec<PathBuf> = if named.is_absolute() {
-            vec![named.to_owned()]
-        } else {
-            self.directories.iter().map(|dir| dir.join(named)).collect()
-        };
-        let found = places.iter().find_map(|place| fs::canonicalize(place).ok());
-        let not_found = || ProcessError::Refused(format!("command {name:?}: no such file"));
-        let found = found.ok_or_else(not_found)?;
-        let allowed = self
-            .directories
-            .iter()
-            .filter_map(|dir| fs::canonicalize(dir).ok());
-        if !allowed.into_iter().any(|dir| found.starts_with(dir)) {
-            let dirs: Vec<_> = self
-                .directories
-                .iter()
-                .map(|d| d.display().to_string())
-                .collect();
-            return Err(ProcessError::Refused(format!(
-                "command {name:?}: lies in none of the directories of picolet.process: {}",
-                dirs.join(", ")
-            )));
+/// The file that a command names: by an absolute path, or by its name in one of the directories. It lies in one of them, and
+/// not only by a link.
+fn program(directories: &[PathBuf], name: &str) -> Result<PathBuf, ProcessError> {
+    let wrong = |why: &str| Err(ProcessError::Refused(format!("command {name:?}{why}")));
+    let real = |path: &Path| fs::canonicalize(path).ok();
+    // Joined to an absolute path, a directory counts for nothing.
+    let mut places = directories.iter().map(|dir| dir.join(name));
+    let Some(found) = places.find_map(|place| real(&place)) else {
+        return wrong(": no such file");
+    };
+    let is_in = |dir: &PathBuf| real(dir).is_some_and(|dir| found.starts_with(dir));
+    if !directories.iter().any(is_in) {
+        let mut why = ": lies in none of the directories of picolet.process:".to_owned();
+        for dir in directories {
+            why.push(' ');
+            why += &dir.to_string_lossy();
         }
-        if !found.is_file() {
-            return Err(ProcessError::Refused(format!(
-                "command {name:?} cannot be run: it is no file"
-            )));
-        }
-        access(&found, AccessFlags::X_OK)
-            .map_err(system(format!("command {name:?} cannot be run")))?;
-        Ok(found)
+        return wrong(&why);
+    }
+    if !found.is_file() {
+        return wrong(" cannot be run: it is no file");
+    }
+    match access(&found, AccessFlags::X_OK) {
+        Ok(()) => Ok(found),
+        Err(e) => wrong(&format!(" cannot be run: {}", e.desc())),
     }
 }
 
 impl State {
     fn of(root: &Path, id: &str) -> Result<Self, ProcessError> {
-        read(&root.join(id).join(STATE))
+        let dir = root.join(id);
+        let text = read(&dir.join(STATE))?;
+        let text = String::from_utf8_lossy(&text);
+        let numbers = text.split_once(' ');
+        let numbers = numbers.and_then(|(pid, at)| Some((pid.parse().ok()?, at.parse().ok()?)));
+        let damaged = || ProcessError::Refused("its state is damaged".into());
+        let (pid, start_time) = numbers.ok_or_else(damaged)?;
+        Ok(Self {
+            pid,
+            start_time,
+            bundle: dir.join(BUNDLE),
+        })
     }
 
     /// It still is that process.
@@ -397,68 +397,67 @@ impl State {
     }
 }
 
-fn read<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, ProcessError> {
-    let text = match files::read_start(path, MAX_FILE_BYTES) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(ProcessError::NotThere),
-        text => text.map_err(system(path.display().to_string()))?,
-    };
-    from_json(&text).map_err(refused)
+fn read(path: &Path) -> Result<Vec<u8>, ProcessError> {
+    match files::read_start(path, MAX_FILE_BYTES) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Err(ProcessError::NotThere),
+        text => text.map_err(|e| broken(&path.to_string_lossy(), e)),
+    }
 }
 
 fn create(root: &Path, bundle: &Path, pid_file: &Path, id: &str) -> Result<(), ProcessError> {
     let spec = Spec::read(bundle)?;
-    let name = spec.args.first().map_or("", String::as_str);
-    spec.program(name)?;
-    let cgroups = Cgroups::detect().map_err(refused)?;
+    let record = &spec.record;
+    let name = record.config.command.first();
+    program(&spec.directories, name.map_or("", String::as_str))?;
     let dir = root.join(id);
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(&dir)
-        .map_err(system(dir.display().to_string()))?;
+    files::make_private(&dir)
+        .and_then(|()| files::remove_file(&dir.join(BUNDLE)))
+        .and_then(|()| symlink(bundle, dir.join(BUNDLE)))
+        .map_err(system("make its directory"))?;
+    let cgroups = Cgroups::detect().map_err(refused)?;
     cgroups
-        .create(&spec.cgroup, &spec.resources)
-        .and_then(|()| cgroups.create_leaf(&spec.cgroup))
+        .create(&record.cgroup, &record.config.resources)
+        .and_then(|()| cgroups.create_leaf(&record.cgroup))
         .map_err(refused)?;
-    let words: Vec<&str> = spec.args.iter().map(String::as_str).collect();
+    let words = &record.config.command;
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let pid = stage(bundle, &words)?;
-    let state = State {
-        pid,
-        start_time: proc::start_time(pid).map_err(system("read its start"))?,
-        bundle: bundle.to_owned(),
+    let keep = |pid| {
+        let start_time = proc::start_time(pid)?;
+        files::write_atomic(&dir.join(STATE), format!("{pid} {start_time}").as_bytes())?;
+        fs::write(pid_file, pid.to_string())
     };
-    let kept = cgroups
-        .join(&spec.cgroup, pid)
-        .map_err(refused)
-        .and_then(|()| {
-            let text = serde_json::to_vec(&state).map_err(refused)?;
-            files::write_atomic(&dir.join(STATE), &text)
-                .and_then(|()| fs::write(pid_file, pid.to_string()))
-                .map_err(system("write its state"))
-        });
-    if kept.is_err() {
+    settle(&cgroups, &record.cgroup, pid, keep)
+}
+
+/// Takes a process that waits into its cgroup, and goes on with `then`. It is killed if either fails.
+fn settle(
+    cgroups: &Cgroups,
+    cgroup: &str,
+    pid: i32,
+    then: impl FnOnce(i32) -> io::Result<()>,
+) -> Result<(), ProcessError> {
+    let joined = cgroups.join(cgroup, pid).map_err(refused);
+    let done = joined.and_then(|()| then(pid).map_err(system("write what runs")));
+    if done.is_err() {
         let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
     }
-    kept
+    done
 }
 
 /// Starts a command beside the process, in its cgroup, and leaves it to whoever adopts it.
 fn exec(bundle: &Path, pid_file: &Path, command: &[&str]) -> Result<(), ProcessError> {
     let spec = Spec::read(bundle)?;
-    spec.program(command.first().copied().unwrap_or_default())?;
+    program(
+        &spec.directories,
+        command.first().copied().unwrap_or_default(),
+    )?;
     let pid = stage(bundle, command)?;
     let cgroups = Cgroups::detect().map_err(refused)?;
-    let begun = cgroups
-        .join(&spec.cgroup, pid)
-        .map_err(refused)
-        .and_then(|()| {
-            fs::write(pid_file, pid.to_string()).map_err(system("write the pid file"))?;
-            kill(Pid::from_raw(pid), Signal::SIGCONT).map_err(system("start the command"))
-        });
-    if begun.is_err() {
-        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-    }
-    begun
+    settle(&cgroups, &spec.record.cgroup, pid, |pid| {
+        fs::write(pid_file, pid.to_string())?;
+        Ok(kill(Pid::from_raw(pid), Signal::SIGCONT)?)
+    })
 }
 
 /// Starts the second stage with our standard streams, and waits until it has stopped itself.
@@ -485,25 +484,28 @@ fn stage(bundle: &Path, command: &[&str]) -> Result<i32, ProcessError> {
 fn turn_into(bundle: &Path, command: &[&str]) -> ProcessError {
     let become_it = || -> Result<core::convert::Infallible, ProcessError> {
         let spec = Spec::read(bundle)?;
+        let (config, user) = (&spec.record.config, &spec.record.user);
         setsid().map_err(system("setsid"))?;
-        limits::set_oom_score_adj(spec.resources.oom_score_adj).map_err(system("oom_score_adj"))?;
+        limits::set_oom_score_adj(config.resources.oom_score_adj)
+            .map_err(system("oom_score_adj"))?;
         nix::sys::signal::raise(Signal::SIGSTOP).map_err(system("stop"))?;
         let (name, args) = command.split_first().unwrap_or((&"", &[]));
-        let program = spec.program(name)?;
-        let groups: Vec<Gid> = spec.groups.iter().map(|id| Gid::from_raw(*id)).collect();
+        let program = program(&spec.directories, name)?;
+        let groups = user.additional_gids.iter();
+        let groups: Vec<Gid> = groups.map(|id| Gid::from_raw(*id)).collect();
         limits::drop_capabilities().map_err(system("drop capabilities"))?;
         setgroups(&groups).map_err(system("setgroups"))?;
-        setgid(Gid::from_raw(spec.gid)).map_err(system("setgid"))?;
-        setuid(Uid::from_raw(spec.uid)).map_err(system("setuid"))?;
+        setgid(Gid::from_raw(user.gid)).map_err(system("setgid"))?;
+        setuid(Uid::from_raw(user.uid)).map_err(system("setuid"))?;
         prctl::set_no_new_privs().map_err(system("no_new_privs"))?;
-        chdir(spec.cwd.as_str()).map_err(system(format!("workingDir {:?}", spec.cwd)))?;
-        let error = Command::new(&program)
-            .arg0(OsStr::new(name))
-            .args(args)
-            .env_clear()
-            .envs(spec.env)
-            .exec();
-        Err(system(format!("run {}", program.display()))(error))
+        let dir = config.working_dir.as_str();
+        chdir(dir).map_err(|e| broken(&format!("workingDir {dir:?}"), e.into()))?;
+        let mut program = Command::new(&program);
+        program.arg0(OsStr::new(name)).args(args).env_clear();
+        for (name, value) in &config.env {
+            program.env(name, value);
+        }
+        Err(system("run the program")(program.exec()))
     };
     match become_it() {
         Ok(never) => match never {},
@@ -533,20 +535,6 @@ fn updated(mut limits: LinuxResources, words: &[&str]) -> LinuxResources {
 mod tests {
     use super::*;
 
-    fn spec(directories: Vec<PathBuf>) -> Spec {
-        Spec {
-            args: Vec::new(),
-            env: Vec::new(),
-            cwd: "/".into(),
-            uid: 1,
-            gid: 1,
-            groups: Vec::new(),
-            cgroup: "/x".into(),
-            resources: LinuxResources::default(),
-            directories,
-        }
-    }
-
     #[test]
     fn programs_of_allowed_directories() {
         // PRVD-08
@@ -563,10 +551,10 @@ mod tests {
         make(&apps.join("plain"), 0o644);
         make(&dir.join("outside"), 0o755);
         symlink(dir.join("outside"), apps.join("link")).expect("link");
-        let spec = spec(vec![apps.clone()]);
+        let directories = [apps.clone()];
         let absolute = |name: &str| apps.join(name).display().to_string();
         for name in ["good", "deep/good", &absolute("good")] {
-            assert!(spec.program(name).is_ok(), "{name}");
+            assert!(program(&directories, name).is_ok(), "{name}");
         }
         for (name, why) in [
             ("link", "none of the directories"),
@@ -577,7 +565,7 @@ mod tests {
             ("", "cannot be run"),
             ("deep", "cannot be run"),
         ] {
-            let said = spec.program(name);
+            let said = program(&directories, name);
             assert!(
                 said.as_ref().is_err_and(|e| chain(e).contains(why)),
                 "{name}: {said:?}"

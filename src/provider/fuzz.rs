@@ -1,0 +1,111 @@
+//! Entry point of the fuzz target into what providers stream. See [`crate::fuzz`].
+
+use core::future::poll_fn;
+use std::{io::Write as _, os::unix::net::UnixStream};
+
+use async_io::Async;
+
+use super::{Body, Framed};
+use crate::runtime::{Output, Room};
+
+/// Bytes of input: what the sockets of a pair hold without a reader.
+const MAX_INPUT_BYTES: usize = 64 * 1024;
+
+/// A connection on which all of `data` waits, and its end.
+fn sent(data: &[u8]) -> Async<UnixStream> {
+    let (ours, mut theirs) = UnixStream::pair().expect("sockets");
+    theirs.write_all(data).expect("it fits");
+    Async::new(ours).expect("a socket")
+}
+
+/// An answer if the first byte is even, else frames.
+pub(crate) fn run(data: &[u8]) -> String {
+    let Some((choice, data)) = data.split_first() else {
+        return String::new();
+    };
+    let data = &data[..data.len().min(MAX_INPUT_BYTES)];
+    if choice % 2 == 0 {
+        return smol::block_on(answer(data));
+    }
+    let whole = smol::block_on(frames(data, MAX_INPUT_BYTES));
+    let size = 1 + usize::from(*choice) / 2;
+    let pieces = smol::block_on(frames(data, size));
+    assert_eq!(whole, pieces, "by {size}");
+    let (out, err, end) = whole;
+    format!("{} {} {end}", out.is_empty(), err.is_empty())
+}
+
+async fn answer(data: &[u8]) -> String {
+    let mut body = Body::of(sent(data));
+    let status = match body.head().await {
+        Ok(status) => status,
+        Err(e) => return e.to_string(),
+    };
+    let mut all = 0;
+    let end = loop {
+        match body.next().await {
+            Ok(Some(piece)) => {
+                assert!(!piece.is_empty(), "a piece is something");
+                all += piece.len();
+            }
+            Ok(None) => break String::new(),
+            Err(e) => break e.to_string(),
+        }
+    };
+    assert!(all <= data.len());
+    format!("{} {} {end}", status / 100, all > 0)
+}
+
+/// Output, errors and the end, read `size` bytes at a time.
+async fn frames(data: &[u8], size: usize) -> (Vec<u8>, Vec<u8>, String) {
+    let session = Framed::session(sent(data));
+    let (mut streams, end) = (session.streams, session.end);
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let mut buffer = vec![0; size];
+    let room = Room {
+        stdout: size,
+        stderr: size,
+    };
+    loop {
+        match poll_fn(|cx| streams.poll_output(cx, room, &mut buffer)).await {
+            Ok(Output::Stdout(n)) => out.extend_from_slice(&buffer[..n]),
+            Ok(Output::Stderr(n)) => err.extend_from_slice(&buffer[..n]),
+            Ok(Output::End) => break,
+            Err(e) => return (out, err, e.to_string()),
+        }
+    }
+    assert!(out.len() + err.len() <= data.len());
+    let end = end.await;
+    (
+        out,
+        err,
+        end.map_or_else(|e| e.to_string(), |_| "ended".into()),
+    )
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    /// Inputs to start from.
+    pub(crate) fn seeds() -> Vec<Vec<u8>> {
+        let frame = |channel: u8, bytes: &[u8]| {
+            let length = u32::try_from(bytes.len()).expect("short");
+            [&[channel][..], &length.to_be_bytes(), bytes].concat()
+        };
+        let head = |more: &str| format!("HTTP/1.1 200 OK\r\npicolet-provider: 1\r\n{more}\r\n");
+        let answer = |text: String| [&[0], text.as_bytes()].concat();
+        let frames = |all: &[Vec<u8>]| [&[7][..], &all.concat()].concat();
+        vec![
+            answer(head("Content-Length: 5\r\n") + "hello"),
+            answer(head("Transfer-Encoding: chunked\r\n") + "5;x=1\r\nhello\r\nb\r\n to the lamp\r\n0\r\n\r\n"),
+            answer(head("") + "to the end"),
+            answer("HTTP/1.1 101 Switching\r\npicolet-provider: 1\r\nUpgrade: picolet-stream\r\n\r\nbytes".into()),
+            frames(&[
+                frame(1, b"out"),
+                frame(2, b"err"),
+                frame(1, b""),
+                frame(3, br#"{"exitCode": 3}"#),
+            ]),
+            frames(&[frame(1, &[b'x'; 300]), frame(3, br#"{"error": "why"}"#)]),
+        ]
+    }
+}
