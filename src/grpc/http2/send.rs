@@ -101,6 +101,18 @@ impl Connection {
         }
     }
 
+    /// Asks whether the peer is still there.
+    pub fn ping(&mut self) {
+        self.pings += 1;
+        self.put(kind::PING, 0, 0, &[0; 8]);
+    }
+
+    /// Whether such a question waits for its answer.
+    #[must_use]
+    pub const fn awaits_pong(&self) -> bool {
+        self.pings > 0
+    }
+
     pub(super) fn release_connection(&mut self, bytes: u32) {
         if let Some(more) = self.receive_window.release(bytes) {
             self.put(kind::WINDOW_UPDATE, 0, 0, &more.to_be_bytes());
