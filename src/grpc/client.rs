@@ -62,6 +62,8 @@ pub struct Options {
     pub timeout: Option<Duration>,
     /// Header fields of its own. Names are in lower case.
     pub metadata: Vec<Field>,
+    /// The connection is one of TLS.
+    pub is_encrypted: bool,
 }
 
 impl Client {
@@ -154,9 +156,10 @@ impl Client {
 
     /// Begins a call, as soon as the server has room for one.
     pub async fn call(&self, path: &str, options: &Options) -> Result<Call, Status> {
+        let scheme = if options.is_encrypted { "https" } else { "http" };
         let mut fields = vec![
             field(":method", "POST"),
-            field(":scheme", "http"),
+            field(":scheme", scheme),
             field(":path", path),
             field(":authority", &self.0.authority),
             field("content-type", "application/grpc"),
@@ -232,6 +235,11 @@ impl Call {
     /// Waits until little of what was sent waits to go out.
     pub fn poll_room(&self, cx: &Context<'_>) -> Poll<()> {
         self.client.session.borrow_mut().poll_room(self.id, cx)
+    }
+
+    /// Waits until all that was sent has gone out.
+    pub fn poll_sent(&self, cx: &Context<'_>) -> Poll<()> {
+        self.client.session.borrow_mut().poll_sent(self.id, cx)
     }
 
     /// Sends a message, whatever waits before it. Nothing if the call is over.

@@ -325,6 +325,17 @@ impl Session {
         }
     }
 
+    /// Whether all that was sent has gone out; if not, the task is woken when that may be so.
+    pub(crate) fn poll_sent(&mut self, id: StreamId, cx: &Context<'_>) -> Poll<()> {
+        match self.streams.get_mut(id) {
+            Some(stream) if self.http.waiting_bytes(id) > 0 || self.http.has_output() => {
+                stream.writer = Some(cx.waker().clone());
+                Poll::Pending
+            }
+            _ => Poll::Ready(()),
+        }
+    }
+
     /// Headers and trailers of a stream, as far as they are there.
     pub(crate) fn fields(&self, id: StreamId) -> (&[Field], &[Field]) {
         let stream = self.streams.get(id);

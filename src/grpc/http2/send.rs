@@ -125,6 +125,12 @@ impl Connection {
         &self.output[self.written..]
     }
 
+    /// Whether frames are made that have not been sent.
+    #[must_use]
+    pub const fn has_output(&self) -> bool {
+        !self.output.is_empty()
+    }
+
     /// So much of it has been sent.
     pub fn wrote(&mut self, bytes: usize) {
         self.written += bytes;

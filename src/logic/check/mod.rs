@@ -16,7 +16,7 @@ use alloc::{string::String, vec::Vec};
 
 pub use agent::trouble;
 pub use facts::{
-    Agent, AgentFacts, Answer, Apiserver, Bootstrap, Cgroups, Clock, Dir, Dirs, Disk, Drivers,
+    Agent, AgentFacts, TunnelFacts, Answer, Apiserver, Bootstrap, Cgroups, Clock, Dir, Dirs, Disk, Drivers,
     Facts, Handler, Kernel, Manifests, Network, Rights, Runtime, Wanted,
 };
 

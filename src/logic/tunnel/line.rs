@@ -37,7 +37,7 @@ pub enum Ending {
 }
 
 /// The pauses of one line, and how often it asks.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Line {
     is_metered: bool,
     /// The pause after the next error; none: the first.
