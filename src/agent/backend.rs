@@ -15,10 +15,10 @@ use super::{
     images::ImageCommands,
     metrics::Metrics,
     node::Node,
-    tunnel::Board,
     pod_store::PodStore,
     provider::Providers,
     recorder::Recorder,
+    tunnel::Board,
     vitals::{HeapUse, LoopWatch},
 };
 use crate::api::order::Order;

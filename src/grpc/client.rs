@@ -156,7 +156,11 @@ impl Client {
 
     /// Begins a call, as soon as the server has room for one.
     pub async fn call(&self, path: &str, options: &Options) -> Result<Call, Status> {
-        let scheme = if options.is_encrypted { "https" } else { "http" };
+        let scheme = if options.is_encrypted {
+            "https"
+        } else {
+            "http"
+        };
         let mut fields = vec![
             field(":method", "POST"),
             field(":scheme", scheme),

@@ -686,6 +686,69 @@ mod tests {
         }
     }
 
+    /// A client and a server with one stream of the former, and its number.
+    fn opened() -> (Session, Session, StreamId) {
+        let cx = Context::from_waker(Waker::noop());
+        let (mut client, mut server) = (Session::new(Role::Client), Session::new(Role::Server));
+        let field = |name: &str, value: &str| (name.as_bytes().to_vec(), value.as_bytes().to_vec());
+        let fields = [field(":method", "POST"), field(":path", "/a.B/C")];
+        let Poll::Ready(Ok(id)) = client.poll_open(&fields, &cx) else {
+            panic!("there is room");
+        };
+        carry(&mut client, &mut server, &mut Vec::new());
+        (client, server, id)
+    }
+
+    #[test]
+    fn a_call_that_lasts() {
+        // TUN-12 TUN-13
+        const LATER: Duration = Duration::from_secs(3600);
+        let cx = Context::from_waker(Waker::noop());
+        let (mut client, mut server, id) = opened();
+        client.settle(id, 100_000);
+        assert!(client.poll_head(id, &cx).is_pending());
+        server.begin(id, &[(b":status".to_vec(), b"200".to_vec())]);
+        let mut held = Vec::new();
+        carry(&mut server, &mut client, &mut held);
+        let Poll::Ready(Ok(head)) = client.poll_head(id, &cx) else {
+            panic!("the answer has begun");
+        };
+        assert_eq!(head.len(), 1);
+        // What nobody reads stays, and holds the server back.
+        for _ in 0..5 {
+            server.push(id, wrap(&[7; 100_000]));
+            carry(&mut server, &mut client, &mut held);
+        }
+        let unread = client.streams.get(id).map_or(0, Incoming::bytes);
+        assert!(unread > MAX_UNREAD_BYTES && unread < 500_000, "{unread}");
+        client.end_waits(LATER);
+        assert!(server.poll_sent(id, &cx).is_pending());
+        let mut back = Vec::new();
+        let mut next = |client: &mut Session, server: &mut Session| {
+            let mut turns = (0..100).map(|_| {
+                carry(server, client, &mut held);
+                carry(client, server, &mut back);
+                client.poll_next(id, &cx)
+            });
+            turns.find(Poll::is_ready).expect("something comes")
+        };
+        for _ in 0..5 {
+            let Poll::Ready(Ok(Some(message))) = next(&mut client, &mut server) else {
+                panic!("a message");
+            };
+            assert_eq!(message.len(), 100_000);
+        }
+        assert!(server.poll_sent(id, &cx).is_ready());
+        server.push(id, wrap(&[7; 100_001]));
+        let Poll::Ready(Err(status)) = next(&mut client, &mut server) else {
+            panic!("too long");
+        };
+        assert_eq!(status.code, Code::RESOURCE_EXHAUSTED);
+        // It is over: nothing is waited for.
+        client.push(id, wrap(b"x"));
+        assert!(client.poll_room(id, &cx).is_ready() && client.poll_head(id, &cx).is_ready());
+    }
+
     #[test]
     fn large_messages_leave_nothing_behind() {
         const BYTES: usize = 3 << 20;

@@ -357,11 +357,7 @@ fn bytes(field: u64, value: &[u8]) -> Vec<u8> {
 }
 
 fn packet(kind: u64, field: u64, payload: &[u8]) -> Vec<u8> {
-    [
-        number(1, kind.cast_signed()),
-        bytes(field, payload),
-    ]
-    .concat()
+    [number(1, kind.cast_signed()), bytes(field, payload)].concat()
 }
 
 pub(crate) fn dial(random: i64, address: &str) -> Vec<u8> {
@@ -502,7 +498,11 @@ impl Session {
         let mut is_greeted = false;
         self.put(&frame(4, 0, 0, &[]))?;
         while !self.shared.end.load(Ordering::Relaxed) {
-            if self.link.as_ref().is_some_and(|link| link.cut.load(Ordering::Relaxed)) {
+            if self
+                .link
+                .as_ref()
+                .is_some_and(|link| link.cut.load(Ordering::Relaxed))
+            {
                 // What was said before is to arrive.
                 self.send_messages()?;
                 return Ok(());
@@ -534,7 +534,7 @@ impl Session {
     fn take(&mut self) -> io::Result<bool> {
         match self.tls.read_tls(&mut self.tcp) {
             Ok(0) => return Ok(false),
-            Ok(n) => self.bytes += n as u64,
+            Ok(n) => self.bytes += u64::try_from(n).expect("short"),
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(true),
             Err(e) => return Err(e),
         }
@@ -567,7 +567,8 @@ impl Session {
 
     fn flush(&mut self) -> io::Result<()> {
         while self.tls.wants_write() {
-            self.bytes += self.tls.write_tls(&mut self.tcp)? as u64;
+            let sent = self.tls.write_tls(&mut self.tcp)?;
+            self.bytes += u64::try_from(sent).expect("short");
         }
         Ok(())
     }
@@ -587,8 +588,9 @@ impl Session {
             if piece.is_empty() {
                 return Ok(());
             }
-            self.windows.stream -= piece.len() as i64;
-            self.windows.connection -= piece.len() as i64;
+            let len = i64::try_from(piece.len()).expect("short");
+            self.windows.stream -= len;
+            self.windows.connection -= len;
             self.put(&frame(0, 0, 1, &piece))?;
         }
     }
@@ -604,7 +606,9 @@ impl Session {
         let payload: Vec<u8> = self.held.drain(..9 + len).skip(9).collect();
         let id = u32::from_be_bytes([i, d, e, f]);
         let word = |at: usize| {
-            let word = payload.get(at..at + 4).and_then(|word| word.try_into().ok());
+            let word = payload
+                .get(at..at + 4)
+                .and_then(|word| word.try_into().ok());
             u32::from_be_bytes(word.expect("four bytes"))
         };
         match kind {
@@ -710,9 +714,16 @@ fn of_client(shared: &Arc<Shared>, mut tcp: TcpStream) {
     let names = ["host", "ipv4", "ipv6"].map(|kind| format!("{kind}={host}"));
     let is_known = |link: &&Arc<Link>| {
         let all = link.field("agentidentifiers").unwrap_or_default();
-        !link.is_gone() && all.split('&').any(|one| names.iter().any(|name| name == one))
+        !link.is_gone()
+            && all
+                .split('&')
+                .any(|one| names.iter().any(|name| name == one))
     };
-    let link = lock(&shared.links).iter().rev().find(is_known).map(Arc::clone);
+    let link = lock(&shared.links)
+        .iter()
+        .rev()
+        .find(is_known)
+        .map(Arc::clone);
     let Some(link) = link else {
         let _ = tcp.write_all(b"HTTP/1.1 503 no agent\r\n\r\n");
         return;

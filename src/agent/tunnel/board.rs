@@ -62,7 +62,8 @@ impl Board {
             standing.since = Some(now);
         }
         standing.servers = servers;
-        standing.trouble = trouble.or(standing.trouble.take().filter(|_| servers.0 == 0));
+        let before = standing.trouble.take().filter(|_| servers.0 == 0);
+        standing.trouble = trouble.or(before);
     }
 
     /// What `get node` says.

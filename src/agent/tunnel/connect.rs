@@ -104,7 +104,8 @@ pub(super) async fn open(
 ) -> Result<Opened, Failed> {
     let settings = &shared.settings;
     let (kubeconfig, cfg) = (settings.kubeconfig.clone(), settings.cfg.clone());
-    let read = move || tunnel::credentials(&kubeconfig, cfg.ca.as_deref(), cfg.token_file.as_deref());
+    let read =
+        move || tunnel::credentials(&kubeconfig, cfg.ca.as_deref(), cfg.token_file.as_deref());
     let read = shared.disk.run(read).await;
     let (tls, token) = read.map_err(|e| Failed::broken(chain(&e)))?;
     let name = ServerName::try_from(host.clone());

@@ -24,7 +24,7 @@ mod stream;
 pub(super) use board::Board;
 
 #[cfg(any(test, fuzzing))]
-pub(super) use packet::fuzz;
+pub(crate) use packet::fuzz;
 
 use alloc::rc::Rc;
 use core::{

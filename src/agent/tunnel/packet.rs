@@ -189,7 +189,7 @@ pub(super) fn drain() -> Vec<u8> {
 }
 
 #[cfg(any(test, fuzzing))]
-pub(in crate::agent) mod fuzz {
+pub(crate) mod fuzz {
     //! Entry point of the fuzz target: packets of a server, one after the other, each with its length before it.
 
     use super::*;
@@ -199,7 +199,7 @@ pub(in crate::agent) mod fuzz {
     };
 
     /// What becomes of connections must hold together, whatever the server says.
-    pub(in crate::agent) fn packets(mut bytes: &[u8]) -> String {
+    pub(crate) fn packets(mut bytes: &[u8]) -> String {
         let (mut stream, mut ids) = (Stream::default(), Ids::new(0));
         let (mut open, mut dials, mut answers) = (Vec::new(), 0, 0);
         let mut out = String::new();
@@ -265,12 +265,12 @@ pub(in crate::agent) mod fuzz {
 
     /// Inputs to begin with.
     #[cfg(test)]
-    pub(in crate::agent) fn seeds() -> Vec<Vec<u8>> {
+    pub(crate) fn seeds() -> Vec<Vec<u8>> {
         let framed = |all: &[Vec<u8>]| {
             let piece = |m: &Vec<u8>| [&[u8::try_from(m.len()).expect("short")][..], m].concat();
             all.iter().flat_map(piece).collect()
         };
-        let server = super::tests::of_server;
+        let server = tests::of_server;
         vec![
             framed(&[
                 server(Said::Dial {
@@ -326,7 +326,7 @@ mod tests {
     fn packets_of_a_server() {
         // TUN-02
         // A dial has no number on the wire: 0 is absent.
-        let dial = b"\x12\x11\x0a\x03tcp\x12\x06n:1025\x18\xff\x01";
+        let dial = b"\x12\x10\x0a\x03tcp\x12\x06n:1025\x18\xff\x01";
         assert_eq!(
             read(dial),
             Ok(Said::Dial {
@@ -347,7 +347,13 @@ mod tests {
             assert_eq!(read(&of_server(said.clone())), Ok(said));
         }
         // What agents say, kinds that do not exist yet, and what has nothing in it.
-        for other in [&b"\x08\x07"[..], b"", b"\x08\x06\x42\x00", b"\x08\x04", b"\x08\x63\x22\x02\x08\x01"] {
+        for other in [
+            &b"\x08\x07"[..],
+            b"",
+            b"\x08\x06\x42\x00",
+            b"\x08\x04",
+            b"\x08\x63\x22\x02\x08\x01",
+        ] {
             assert_eq!(read(other), Ok(Said::Else), "{other:?}");
         }
         assert_eq!(read(b"\x12\x7f"), Err(Error::Cut));
@@ -358,7 +364,10 @@ mod tests {
         // TUN-02
         assert_eq!(dialled(9, Ok(5)), b"\x08\x01\x1a\x04\x10\x05\x18\x09");
         assert_eq!(dialled(9, Err("no")), b"\x08\x01\x1a\x06\x0a\x02no\x18\x09");
-        assert_eq!(data(3, b"hi".to_vec()), b"\x08\x04\x22\x06\x08\x03\x1a\x02hi");
+        assert_eq!(
+            data(3, b"hi".to_vec()),
+            b"\x08\x04\x22\x06\x08\x03\x1a\x02hi"
+        );
         assert_eq!(closed(3, ""), b"\x08\x03\x32\x02\x10\x03");
         assert_eq!(closed(3, "?"), b"\x08\x03\x32\x05\x0a\x01?\x10\x03");
         assert_eq!(drain(), b"\x08\x06\x42\x00");

@@ -151,8 +151,15 @@ impl Carrying {
                     self.client.ping();
                     self.asked = Some(now);
                     // It is a time at which something is looked at anyway.
-                    if !self.is_left && self.shared.who().is_some_and(|(id, _)| id != self.identifiers) {
-                        return Poll::Ready(Turned::Leaves("the addresses of the node have changed"));
+                    if !self.is_left
+                        && self
+                            .shared
+                            .who()
+                            .is_some_and(|(id, _)| id != self.identifiers)
+                    {
+                        return Poll::Ready(Turned::Leaves(
+                            "the addresses of the node have changed",
+                        ));
                     }
                     continue;
                 }
@@ -188,7 +195,8 @@ impl Carrying {
         while let Some(id) = self.stream.overdue(now) {
             any = true;
             self.drop_end(id);
-            self.answers.push_back(packet::closed(id, "the node does not read"));
+            self.answers
+                .push_back(packet::closed(id, "the node does not read"));
         }
         any
     }
@@ -235,7 +243,9 @@ impl Carrying {
         if is_all {
             self.held = None;
         }
-        self.shared.board.note(|figures| figures.bytes_in += u64::try_from(given).unwrap_or(0));
+        self.shared
+            .board
+            .note(|figures| figures.bytes_in += u64::try_from(given).unwrap_or(0));
         let has_room = is_all || given > 0;
         self.stream.holds_up(id, has_room, self.shared.clock.now());
         has_room
@@ -289,7 +299,8 @@ impl Carrying {
                 self.answers.push_back(packet::closed(id, ""));
             }
             (Act::Unknown { id }, _) => {
-                self.answers.push_back(packet::closed(id, "there is no such connection"));
+                self.answers
+                    .push_back(packet::closed(id, "there is no such connection"));
             }
         }
     }
@@ -313,13 +324,20 @@ impl Carrying {
             }
             return true;
         }
-        let end = |id| self.ends.iter().find(|(of, _)| *of == id).map(|(_, end)| end);
+        let end = |id| {
+            self.ends
+                .iter()
+                .find(|(of, _)| *of == id)
+                .map(|(_, end)| end)
+        };
         let has_something = |id| end(id).is_some_and(|end| end.has_something(cx));
         let Some(id) = self.stream.next_to_send(has_something) else {
             return false;
         };
         let mut bytes = vec![0; DATA_BYTES];
-        let len = end(id).and_then(|end| end.take(&mut bytes, cx)).unwrap_or(0);
+        let len = end(id)
+            .and_then(|end| end.take(&mut bytes, cx))
+            .unwrap_or(0);
         bytes.truncate(len);
         if len == 0 {
             // Its last bytes have been sent before.
@@ -327,7 +345,9 @@ impl Carrying {
             self.drop_end(id);
             self.answers.push_back(packet::closed(id, ""));
         } else {
-            self.shared.board.note(|figures| figures.bytes_out += u64::try_from(len).unwrap_or(0));
+            self.shared
+                .board
+                .note(|figures| figures.bytes_out += u64::try_from(len).unwrap_or(0));
             self.call.push(&packet::data(id, bytes));
         }
         true

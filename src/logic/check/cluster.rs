@@ -168,7 +168,8 @@ fn own_tunnel(facts: &Facts) -> Finding {
     }
     match (tunnel.streams, &tunnel.trouble) {
         (0, why) => Finding::warning(
-            why.clone().unwrap_or_else(|| format!("no server is reached: {}", to())),
+            why.clone()
+                .unwrap_or_else(|| format!("no server is reached: {}", to())),
             "see docs/tunnel.md; until then kubectl logs and exec do not reach this node",
         ),
         (streams, _) => Finding::ok(format!(

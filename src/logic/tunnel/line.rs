@@ -92,7 +92,11 @@ impl Line {
             Some(asked) => (asked + ANSWER, Silence::Dead),
             None => (heard + self.silence, Silence::Ask),
         };
-        if now >= due { then } else { Silence::Until(due) }
+        if now >= due {
+            then
+        } else {
+            Silence::Until(due)
+        }
     }
 }
 
@@ -194,7 +198,10 @@ mod tests {
         // TUN-10
         let pause = |random| Line::new(false).pause(Ending::Refused, None, random);
         let ms = |random| pause(random).as_millis();
-        assert_eq!((ms(0), ms(100), ms(200), ms(201)), (9000, 10000, 11000, 9000));
+        assert_eq!(
+            (ms(0), ms(100), ms(200), ms(201)),
+            (9000, 10000, 11000, 9000)
+        );
     }
 
     #[test]

@@ -275,7 +275,11 @@ mod tests {
                 assert_eq!(said, random);
                 id
             }
-            other => panic!("{other:?}"),
+            other @ (Act::Nothing
+            | Act::Refuse { .. }
+            | Act::Deliver
+            | Act::Drop { .. }
+            | Act::Unknown { .. }) => panic!("{other:?}"),
         }
     }
 

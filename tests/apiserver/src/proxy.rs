@@ -333,7 +333,9 @@ fn dial(core: &Core, host: &str, port: u16) -> io::Result<TcpStream> {
     if answer.starts_with(b"HTTP/1.1 200") {
         return Ok(tcp);
     }
-    Err(io::Error::other(String::from_utf8_lossy(&answer).into_owned()))
+    Err(io::Error::other(
+        String::from_utf8_lossy(&answer).into_owned(),
+    ))
 }
 
 fn wrong(e: rustls::pki_types::pem::Error) -> io::Error {
