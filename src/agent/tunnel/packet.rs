@@ -263,27 +263,32 @@ pub(crate) mod fuzz {
         out
     }
 
-    /// Inputs to begin with.
     #[cfg(test)]
-    pub(crate) fn seeds() -> Vec<Vec<u8>> {
-        let framed = |all: &[Vec<u8>]| {
-            let piece = |m: &Vec<u8>| [&[u8::try_from(m.len()).expect("short")][..], m].concat();
-            all.iter().flat_map(piece).collect()
-        };
-        let server = tests::of_server;
-        vec![
-            framed(&[
-                server(Said::Dial {
-                    protocol: "tcp".into(),
-                    address: "n:10250".into(),
-                    random: 7,
-                }),
-                data(1, b"hello".to_vec()),
-                server(Said::Close { id: 1 }),
-                server(Said::CancelDial { random: 7 }),
-            ]),
-            framed(&[drain(), closed(1, "x"), dialled(1, Ok(2))]),
-        ]
+    pub(crate) mod tests {
+        use super::{super::tests::of_server, *};
+
+        /// Inputs to begin with.
+        pub(crate) fn seeds() -> Vec<Vec<u8>> {
+            let framed = |all: &[Vec<u8>]| {
+                let piece =
+                    |m: &Vec<u8>| [&[u8::try_from(m.len()).expect("short")][..], m].concat();
+                all.iter().flat_map(piece).collect()
+            };
+            let server = of_server;
+            vec![
+                framed(&[
+                    server(Said::Dial {
+                        protocol: "tcp".into(),
+                        address: "n:10250".into(),
+                        random: 7,
+                    }),
+                    data(1, b"hello".to_vec()),
+                    server(Said::Close { id: 1 }),
+                    server(Said::CancelDial { random: 7 }),
+                ]),
+                framed(&[drain(), closed(1, "x"), dialled(1, Ok(2))]),
+            ]
+        }
     }
 }
 

@@ -130,7 +130,8 @@ impl Carrying {
 
     /// Nothing moves: looks at the time.
     fn rest(&mut self, line: &Line, cx: &mut Context<'_>) -> Poll<Turned> {
-        let is_done = self.is_leaving && self.ends.is_empty() && self.answers.is_empty();
+        let is_empty = self.stream.connections() == 0 && self.answers.is_empty();
+        let is_done = self.is_leaving && is_empty;
         if is_done && self.call.poll_sent(cx).is_ready() {
             let all_said = Failed::broken("it was left");
             return Poll::Ready(Turned::Ended(all_said));
