@@ -4,7 +4,7 @@
 //! | module | what is decided there |
 //! |---|---|
 //! | [`stream`] | what each packet means for the connections that are carried |
-//! | [`line`] | which servers are dialled, when again, and whether they are still there |
+//! | [`mod@line`] | which servers are dialled, when again, and whether they are still there |
 //! | here | who this node says it is, and what may be dialled here |
 
 pub mod line;
