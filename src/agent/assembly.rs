@@ -27,16 +27,17 @@ use super::{
     serving::{self, Reviews},
     start_error::StartError,
     tasks::{Task, boxed},
+    tunnel::{self, Tunnel},
     views::NodeView,
 };
 use crate::{
     api::Mono,
     bus::logind::Places,
     cgroup::MemoryBell,
-    logic::{eviction::Starved, shutdown, static_pod},
+    logic::{eviction::Starved, shutdown, static_pod, tunnel::agent_id},
     net::ProxyVariables,
     runtime::log_rotation::Looked,
-    server::backend::Backend,
+    server::{backend::Backend, network::Network},
     source::{ManifestDir, ManifestUrl, Place, Poller, WHOLE_TIMEOUT},
     sys::lane::Lane,
 };
@@ -310,6 +311,7 @@ pub(super) fn metrics(parts: &Parts, agent: Asker) -> Metrics {
         complaints: Rc::clone(&parts.tools.complaints),
         agent,
         objects: parts.owners.cluster.as_ref().map(|c| Rc::clone(&c.objects)),
+        tunnel: parts.owners.tunnel.clone(),
         settings: metrics::Settings {
             root_dir: parts.cfg.dirs.root.clone(),
             tree: parts.cfg.cgroup.tree.clone(),
@@ -355,6 +357,32 @@ pub(super) fn served_parts(
         }),
         backend,
     }
+}
+
+/// The tunnel to the server of this node, if there is one.
+pub(super) fn tunnel(
+    parts: &Parts,
+    network: Option<Rc<Network>>,
+    executor: &Rc<LocalExecutor<'static>>,
+) -> Option<Tunnel> {
+    let (cfg, node) = (&parts.cfg, &parts.owners.node);
+    let settings = tunnel::Settings {
+        cfg: cfg.tunnel.clone()?,
+        kubeconfig: cfg.cluster.kubeconfig.clone()?,
+        is_metered: cfg.cluster.metered,
+        agent_id: agent_id(&node.name, &node.identity.boot_id),
+        port: cfg.server.listen?.port(),
+    };
+    let tools = tunnel::Tools {
+        clock: Rc::clone(&parts.tools.clock),
+        recorder: Rc::clone(&parts.tools.recorder),
+        complaints: Rc::clone(&parts.tools.complaints),
+        disk: parts.machine.disk.clone(),
+        node: Rc::clone(node),
+        network: network?,
+    };
+    let board = parts.owners.tunnel.clone()?;
+    Some(Tunnel::start(settings, tools, board, executor))
 }
 
 /// What reads the manifest directory, if there is one.

@@ -18,6 +18,7 @@ use super::{
     pod_store::PodStore,
     provider::Providers,
     recorder::Recorder,
+    tunnel::Board,
     vitals::{HeapUse, LoopWatch},
 };
 use crate::api::order::Order;
@@ -63,6 +64,8 @@ pub(super) struct Settings {
     pub(super) kubelet_version: String,
     /// Who keeps logs that are not here, if anybody does.
     pub(super) providers: Option<Rc<Providers>>,
+    /// How the tunnel is, if there is one.
+    pub(super) tunnel: Option<Rc<Board>>,
 }
 
 /// Serves the local commands and the node's server.
@@ -454,7 +457,11 @@ impl Backend for LocalBackend {
             let shown = self
                 .node
                 .show(runtime, standing, clock, &self.complaints, made);
-            Ok(shown.await)
+            let mut shown = shown.await;
+            let tunnel = self.settings.tunnel.as_ref();
+            let conditions = &mut shown.status.conditions;
+            conditions.extend(tunnel.map(|board| board.condition(clock.wall())));
+            Ok(shown)
         })
     }
 

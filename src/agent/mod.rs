@@ -23,6 +23,7 @@
 //! | `views`, `cluster_views` | what `cluster` is shown of the rest, and who shows it |
 //! | `tasks`, `wake`, `waker_set` | small tools |
 //! | `serving` | what is served over the network |
+//! | `tunnel` | how that is reached where nobody can dial this node |
 //! | `reset` | removes everything |
 //! | `start_error` | how the agent ends, and why it cannot start |
 //! | `neighbours` | who else runs pods on this machine |
@@ -82,6 +83,7 @@ mod streams;
 mod tasks;
 #[cfg(test)]
 mod tests;
+pub(crate) mod tunnel;
 mod upgraded;
 mod views;
 mod vitals;

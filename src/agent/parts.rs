@@ -18,6 +18,7 @@ use super::{
     probes::{Probes, Wire},
     provider::Providers,
     recorder::Recorder,
+    tunnel::Board,
     vitals::{HeapUse, LoopWatch, WorkCounters},
 };
 use crate::{
@@ -104,6 +105,8 @@ pub(super) struct Owners {
     pub(super) cluster: Option<Rc<Cluster>>,
     /// Who works on which pod.
     pub(super) claims: Rc<Claims>,
+    /// What is told of the tunnel; `None`: there is none.
+    pub(super) tunnel: Option<Rc<Board>>,
 }
 
 /// See the module's words.
@@ -171,6 +174,7 @@ impl Parts {
                 probes: Rc::new(Probes::new(clock.now(), clock.wall())),
                 cluster,
                 claims: Rc::default(),
+                tunnel: cfg.tunnel.as_ref().map(|_| Rc::default()),
             },
             machine: Machine {
                 runtime,

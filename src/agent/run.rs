@@ -378,6 +378,7 @@ async fn serve(
             started: parts.started,
             kubelet_version: parts.cfg.node.kubelet_version.clone(),
             providers: parts.machine.providers.clone(),
+            tunnel: parts.owners.tunnel.clone(),
         },
     });
     let served = assembly::served_parts(&parts, asker.clone(), Rc::clone(&backend));
@@ -437,7 +438,7 @@ async fn serve(
     probes.recall();
     spawn(boxed(probes.run(Rc::clone(&executor))));
     spawn(boxed(listener.serve(backend, Rc::clone(&executor))));
-    served.into_iter().for_each(spawn);
+    served.tasks.into_iter().for_each(spawn);
     spawn(boxed(forward_commands(asked, sender.clone())));
     spawn(boxed(wait_for_signal(signals, sender.clone())));
     let notify = manager.as_ref().map(|(notify, _)| &**notify);
@@ -459,11 +460,15 @@ async fn serve(
     cluster_views::tasks(&parts, &executor, &sender)
         .into_iter()
         .for_each(spawn);
+    let tunnel = assembly::tunnel(&parts, served.network, &executor);
     let delays = backoff_store::restore(&parts.cfg.dirs.run);
     let agent = Agent::new(&parts, relist.clone(), delays);
     let hands = assembly::hands(&parts, &driver, &executor, &sender, relist);
     event_loop::run(agent, hands, parts.tools.loop_watch.clone(), events).await;
     tell(notify, Notify::stopping);
+    if let Some(tunnel) = tunnel {
+        tunnel.stop().await;
+    }
     // Who asked for the end gets an answer: it is ready, and its task has to be polled once more.
     for _ in 0..LAST_TURNS {
         smol::future::yield_now().await;

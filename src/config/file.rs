@@ -172,7 +172,8 @@ const FIELDS: &[&str] = &[
     "picolet.imagePullBandwidth", "picolet.k3sPasswordFile", "picolet.k3sServer", "picolet.kubeconfig", "picolet.kubeletVersion", "picolet.manifestURLCA", "picolet.maxLogBytes",
     "picolet.maximumDeadContainers", "picolet.maximumDeadContainersPerContainer", "picolet.metered", "picolet.minimumContainerTTLDuration",
     "picolet.nodeIP", "picolet.nodeLabels", "picolet.ociRuntime", "picolet.ociRuntimeRoot", "picolet.offlineSecrets", "picolet.process.allowRoot", "picolet.process.directories", "picolet.profile", "picolet.providers",
-    "picolet.registriesFile", "picolet.rootDir", "picolet.runDir", "picolet.socket", "picolet.useRuntimeEndpoint",
+    "picolet.registriesFile", "picolet.rootDir", "picolet.runDir", "picolet.socket", "picolet.tunnel.ca", "picolet.tunnel.servers",
+    "picolet.tunnel.tokenFile", "picolet.useRuntimeEndpoint",
     "podCIDR", "podLogsDir", "podPidsLimit", "podsPerCore", "port", "preloadedImagesVerificationAllowlist",
     "protectKernelDefaults", "providerID", "qosReserved",
     "readOnlyPort", "registerNode", "registerWithTaints.effect", "registerWithTaints.key",
@@ -479,6 +480,7 @@ pub struct Own {
     pub root_dir: Option<String>,
     pub run_dir: Option<String>,
     pub socket: Option<String>,
+    pub tunnel: Tunnel,
     pub use_runtime_endpoint: Option<bool>,
 }
 
@@ -498,6 +500,16 @@ pub struct ImagePolicy {
 pub struct Process {
     pub allow_root: Option<bool>,
     pub directories: Vec<String>,
+}
+
+/// `picolet.tunnel`
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[expect(missing_docs, reason = "see the fields of Config they end in")]
+pub struct Tunnel {
+    pub ca: Option<String>,
+    pub servers: Vec<String>,
+    pub token_file: Option<String>,
 }
 
 /// `picolet.builtinNetwork`

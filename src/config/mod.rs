@@ -36,6 +36,7 @@ mod manifest_url;
 mod node;
 mod resolve;
 mod server;
+mod tunnel;
 mod values;
 mod without_effect;
 
@@ -46,7 +47,7 @@ pub use values::{
     CgroupConfig, ClusterConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, Endpoints,
     EvictionConfig, GarbageConfig, ImageConfig, LogConfig, MemoryQosConfig, NetworkConfig,
     NodeConfig, OfflineSecrets, Reserved, ReservedGroup, RuntimeConfig, ServerConfig,
-    ServingCertificate, Subnet, SwapBehavior, TimeConfig,
+    ServingCertificate, Subnet, SwapBehavior, TimeConfig, TunnelConfig,
 };
 
 /// Version reported as the kubelet's: it must parse as a Kubernetes version. The part behind the plus is ours.

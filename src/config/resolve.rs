@@ -16,7 +16,7 @@ use super::values::{
     LogConfig, MemoryQosConfig, NetworkConfig, Reserved, ReservedGroup, RuntimeConfig, Subnet,
     SwapBehavior, TimeConfig,
 };
-use super::{cluster, configz, endpoints, eviction, manifest_url, node, server};
+use super::{cluster, configz, endpoints, eviction, manifest_url, node, server, tunnel};
 use crate::api::cri::CgroupDriver;
 use crate::api::{Quantity, names};
 use crate::logic::{cgroup::CgroupTree, shutdown};
@@ -100,8 +100,10 @@ pub(super) fn resolve(
     let cgroup = cgroup(&fields)?;
     let cluster = cluster::resolve(&fields, &dirs.root)?;
     let manifest_url = manifest_url::resolve(&fields, cluster.metered)?;
+    let server = server::resolve(&fields, cluster.is_member(), node.port)?;
     Ok(Config {
-        server: server::resolve(&fields, cluster.is_member(), node.port)?,
+        tunnel: tunnel::resolve(&own.tunnel, cluster.is_member(), &server)?,
+        server,
         document: configz::shown(document, cluster.is_member()),
         node_name: node::name(own.hostname_override.as_deref(), host)?,
         node_ips: node::ips(own.node_ip.as_deref().unwrap_or(""))?,

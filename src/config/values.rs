@@ -37,6 +37,8 @@ pub struct Config {
     pub cluster: ClusterConfig,
     /// What is served over the network.
     pub server: ServerConfig,
+    /// By which it is reached from a network that cannot dial this node; `None`: there is no tunnel.
+    pub tunnel: Option<TunnelConfig>,
     /// All of this as a `KubeletConfiguration`, JSON.
     pub document: String,
     /// Manifests at a URL; `None`: nowhere.
@@ -102,6 +104,17 @@ pub struct NodeConfig {
     pub lease_duration_s: u32,
     /// Version that the Node names as its kubelet's. Default [`KUBELET_VERSION`](super::KUBELET_VERSION).
     pub kubelet_version: String,
+}
+
+/// By which the apiserver reaches a node that nobody can dial.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TunnelConfig {
+    /// Host and port of each server: names, or addresses without brackets. 1 to 8; the port is 8091 unless it is said.
+    pub servers: Vec<(String, u16)>,
+    /// CAs of the servers; `None`: those of the apiserver.
+    pub ca: Option<PathBuf>,
+    /// The token that is shown, read again for each connection; `None`: the node's own client certificate is shown.
+    pub token_file: Option<PathBuf>,
 }
 
 /// What is served over the network, and to whom.

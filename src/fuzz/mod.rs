@@ -73,6 +73,7 @@ pub const TARGETS: &[Target] = &[
     target("http2", grpc::http2),
     target("hpack", grpc::hpack),
     target("protobuf", grpc::protobuf),
+    target("tunnel", agent::tunnel::fuzz::packets),
 ];
 
 const fn target(name: &'static str, run: fn(&[u8]) -> String) -> Target {

@@ -138,6 +138,7 @@ pub(super) fn of(target: &str) -> Vec<Vec<u8>> {
         ]),
         "provider_streams" => crate::provider::fuzz::tests::seeds(),
         "spdy" | "websocket" => crate::stream::fuzz::tests::seeds(target),
+        "tunnel" => crate::agent::tunnel::fuzz::tests::seeds(),
         "http2" | "hpack" | "protobuf" => super::grpc::tests::seeds(target),
         "watch" => texts(&[
             "{\"type\":\"MODIFIED\",\"object\":{\"metadata\":{\"name\":\"a\",\"namespace\":\"n\",\"uid\":\"u\",\"resourceVersion\":\"7\"}}}\n\

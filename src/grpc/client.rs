@@ -4,7 +4,12 @@
 //! A call is given up by dropping it, and the server is told. The answers of a call that streams wait in a queue of
 //! [`Call`]; who does not read them loses the call, not the connection.
 
-use core::{cell::RefCell, future::poll_fn, task::Poll, time::Duration};
+use core::{
+    cell::RefCell,
+    future::poll_fn,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 use std::rc::Rc;
 
 use crate::{
@@ -57,6 +62,8 @@ pub struct Options {
     pub timeout: Option<Duration>,
     /// Header fields of its own. Names are in lower case.
     pub metadata: Vec<Field>,
+    /// The connection is one of TLS.
+    pub is_encrypted: bool,
 }
 
 impl Client {
@@ -64,6 +71,23 @@ impl Client {
     #[must_use]
     pub fn is_leaving(&self) -> bool {
         self.0.session.borrow().is_leaving()
+    }
+
+    /// When anything last came from the server, by the clock that was given.
+    #[must_use]
+    pub fn heard(&self) -> Duration {
+        self.0.session.borrow().heard()
+    }
+
+    /// Asks whether the server is still there. The answer is heard, as anything else is.
+    pub fn ping(&self) {
+        self.0.session.borrow_mut().ping();
+    }
+
+    /// Whether such a question waits for its answer.
+    #[must_use]
+    pub fn awaits_pong(&self) -> bool {
+        self.0.session.borrow().awaits_pong()
     }
 
     /// Asks once, and is answered once. `path` is `/package.Service/Method`.
@@ -132,9 +156,14 @@ impl Client {
 
     /// Begins a call, as soon as the server has room for one.
     pub async fn call(&self, path: &str, options: &Options) -> Result<Call, Status> {
+        let scheme = if options.is_encrypted {
+            "https"
+        } else {
+            "http"
+        };
         let mut fields = vec![
             field(":method", "POST"),
-            field(":scheme", "http"),
+            field(":scheme", scheme),
             field(":path", path),
             field(":authority", &self.0.authority),
             field("content-type", "application/grpc"),
@@ -195,6 +224,50 @@ impl Call {
             .await
     }
 
+    /// The call lasts, and both sides send as they like: messages of so many bytes at most are taken, and its reader may leave
+    /// them for as long as he likes. He holds the server back, and has to see to an end of it.
+    pub fn settle(&mut self, max_message: usize) {
+        let mut session = self.client.session.borrow_mut();
+        session.settle(self.id, max_message);
+    }
+
+    /// The headers of the answer, which come before its first message. Errors: there is none.
+    pub async fn head(&mut self) -> Result<Vec<Field>, Status> {
+        self.until(Session::poll_head).await
+    }
+
+    /// Waits until little of what was sent waits to go out.
+    pub fn poll_room(&self, cx: &Context<'_>) -> Poll<()> {
+        self.client.session.borrow_mut().poll_room(self.id, cx)
+    }
+
+    /// Waits until all that was sent has gone out.
+    pub fn poll_sent(&self, cx: &Context<'_>) -> Poll<()> {
+        self.client.session.borrow_mut().poll_sent(self.id, cx)
+    }
+
+    /// Sends a message, whatever waits before it. Nothing if the call is over.
+    pub fn push(&self, message: &[u8]) {
+        let mut session = self.client.session.borrow_mut();
+        session.push(self.id, envelope::wrap(message));
+    }
+
+    /// The next message, as of [`Self::next`]; the call's time is not looked at.
+    pub fn poll_next(&self, cx: &Context<'_>) -> Poll<Result<Option<Vec<u8>>, Status>> {
+        let message = ready!(self.client.session.borrow_mut().poll_next(self.id, cx));
+        Poll::Ready(message.and_then(|message| self.checked(message)))
+    }
+
+    /// A call that ends well says so.
+    fn checked(&self, message: Option<Vec<u8>>) -> Result<Option<Vec<u8>>, Status> {
+        if message.is_none() {
+            let session = self.client.session.borrow();
+            let (head, trailers) = session.fields(self.id);
+            Status::of_answer(head, trailers)?;
+        }
+        Ok(message)
+    }
+
     /// Says that nothing more is sent.
     pub fn finish(&mut self) {
         self.client.session.borrow_mut().end(self.id, Vec::new());
@@ -203,12 +276,7 @@ impl Call {
     /// The next message as it is; `None` at a good end.
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>, Status> {
         let message = self.until(Session::poll_next).await?;
-        if message.is_none() {
-            let session = self.client.session.borrow();
-            let (head, trailers) = session.fields(self.id);
-            Status::of_answer(head, trailers)?;
-        }
-        Ok(message)
+        self.checked(message)
     }
 
     /// The next message; `None` at a good end.
@@ -224,7 +292,7 @@ impl Call {
     /// Waits for what the session says, but no longer than the call may take.
     async fn until<T>(
         &mut self,
-        mut ask: impl FnMut(&mut Session, StreamId, &core::task::Context<'_>) -> Poll<Result<T, Status>>,
+        mut ask: impl FnMut(&mut Session, StreamId, &Context<'_>) -> Poll<Result<T, Status>>,
     ) -> Result<T, Status> {
         let (id, late) = (self.id, &mut self.late);
         poll_fn(|cx| {

@@ -23,14 +23,32 @@ pub fn wrap(message: &[u8]) -> Vec<u8> {
 }
 
 /// Takes messages out, as they come.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Envelopes {
     /// The beginning of an envelope, or a message and its length.
     head: Vec<u8>,
     message: Option<(Vec<u8>, usize)>,
+    /// Longest message that is taken.
+    max: usize,
+}
+
+impl Default for Envelopes {
+    fn default() -> Self {
+        Self::limited(MAX_MESSAGE_BYTES)
+    }
 }
 
 impl Envelopes {
+    /// Of messages of so many bytes at most.
+    #[must_use]
+    pub const fn limited(max: usize) -> Self {
+        Self {
+            head: Vec::new(),
+            message: None,
+            max,
+        }
+    }
+
     /// Takes what it needs off `bytes` for the next message. Errors: there is no message, and nothing after it counts.
     pub fn take(&mut self, bytes: &mut &[u8]) -> Result<Option<Vec<u8>>, Status> {
         if self.message.is_none() {
@@ -48,10 +66,9 @@ impl Envelopes {
                 return Err(Status::new(Code::INTERNAL, text));
             }
             let len = usize::try_from(u32::from_be_bytes(len)).unwrap_or(usize::MAX);
-            if len > MAX_MESSAGE_BYTES {
-                let text = format!(
-                    "grpc: received message larger than max ({len} vs. {MAX_MESSAGE_BYTES})"
-                );
+            if len > self.max {
+                let max = self.max;
+                let text = format!("grpc: received message larger than max ({len} vs. {max})");
                 return Err(Status::new(Code::RESOURCE_EXHAUSTED, text));
             }
             self.head.clear();
@@ -108,6 +125,11 @@ mod tests {
         assert_eq!(code(&[1, 0, 0, 0, 0]), Err(Code::INTERNAL));
         assert_eq!(code(&[0, 1, 0, 0, 1]), Err(Code::RESOURCE_EXHAUSTED));
         assert_eq!(code(&[0, 1, 0, 0, 0]), Ok(None));
+        let mut small = Envelopes::limited(3);
+        assert_eq!(small.take(&mut &[0, 0, 0, 0, 3][..]), Ok(None));
+        let mut small = Envelopes::limited(3);
+        let refused = small.take(&mut &[0, 0, 0, 0, 4][..]);
+        assert_eq!(refused.map_err(|e| e.code), Err(Code::RESOURCE_EXHAUSTED));
         // A length alone takes no such room.
         let mut envelopes = Envelopes::default();
         assert_eq!(envelopes.take(&mut &[0, 1, 0, 0, 0, 9][..]), Ok(None));

@@ -78,6 +78,8 @@ pub(crate) struct Session {
     driver: Option<Waker>,
     /// Who waits for room for a stream.
     waiting: Vec<Waker>,
+    /// When anything last came.
+    heard: Duration,
     /// Nobody will ask any more.
     is_abandoned: bool,
     over: Option<Status>,
@@ -95,6 +97,8 @@ struct Incoming {
     /// Window that is not granted until messages have been read, and since when.
     held_back: usize,
     unread: Option<Duration>,
+    /// The reader sees to it himself that this comes to an end.
+    is_patient: bool,
     /// With what it ended: trailers, or a failure.
     end: Option<Result<Vec<Field>, Status>>,
     reader: Option<Waker>,
@@ -142,6 +146,7 @@ impl Session {
             server: None,
             driver: None,
             waiting: Vec::new(),
+            heard: Duration::ZERO,
             is_abandoned: false,
             over: None,
         }
@@ -217,6 +222,12 @@ impl Session {
         Poll::Ready(Ok(()))
     }
 
+    /// Sends it, however much waits before it. Nothing if the stream is over.
+    pub(crate) fn push(&mut self, id: StreamId, bytes: Vec<u8>) {
+        self.http.send(id, bytes);
+        wake(&mut self.driver);
+    }
+
     fn gone(&self) -> Status {
         let gone = || Status::new(Code::CANCELED, "the call is over");
         self.over.clone().unwrap_or_else(gone)
@@ -257,6 +268,71 @@ impl Session {
                 stream.reader = Some(cx.waker().clone());
                 Poll::Pending
             }
+        }
+    }
+
+    /// From now on the stream takes messages of so many bytes at most, and waits for its reader without end.
+    pub(crate) fn settle(&mut self, id: StreamId, max_message: usize) {
+        if let Some(stream) = self.streams.get_mut(id) {
+            stream.is_patient = true;
+            stream.envelopes = Envelopes::limited(max_message);
+        }
+    }
+
+    /// Waits for the headers of an answer, or for its end.
+    pub(crate) fn poll_head(
+        &mut self,
+        id: StreamId,
+        cx: &Context<'_>,
+    ) -> Poll<Result<Vec<Field>, Status>> {
+        let Some(stream) = self.streams.get_mut(id) else {
+            return Poll::Ready(Err(self.gone()));
+        };
+        if let Some(Err(status)) = &stream.end {
+            return Poll::Ready(Err(status.clone()));
+        }
+        if let Some(head) = &stream.head {
+            return Poll::Ready(Ok(head.clone()));
+        }
+        stream.reader = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    /// When anything last came.
+    pub(crate) const fn heard(&self) -> Duration {
+        self.heard
+    }
+
+    /// Asks whether the peer is still there.
+    pub(crate) fn ping(&mut self) {
+        self.http.ping();
+        wake(&mut self.driver);
+    }
+
+    /// Whether such a question waits for its answer.
+    pub(crate) const fn awaits_pong(&self) -> bool {
+        self.http.awaits_pong()
+    }
+
+    /// Whether more can be sent without waiting; if not, the task is woken when it can.
+    pub(crate) fn poll_room(&mut self, id: StreamId, cx: &Context<'_>) -> Poll<()> {
+        match self.streams.get_mut(id) {
+            Some(stream) if self.http.waiting_bytes(id) > MAX_UNSENT_BYTES => {
+                stream.writer = Some(cx.waker().clone());
+                Poll::Pending
+            }
+            _ => Poll::Ready(()),
+        }
+    }
+
+    /// Whether all that was sent has gone out; if not, the task is woken when that may be so.
+    pub(crate) fn poll_sent(&mut self, id: StreamId, cx: &Context<'_>) -> Poll<()> {
+        match self.streams.get_mut(id) {
+            Some(stream) if self.http.waiting_bytes(id) > 0 || self.http.has_output() => {
+                stream.writer = Some(cx.waker().clone());
+                Poll::Pending
+            }
+            _ => Poll::Ready(()),
         }
     }
 
@@ -368,6 +444,7 @@ impl Session {
         };
         if stream.head.is_none() {
             stream.head = Some(fields);
+            wake(&mut stream.reader);
             if is_end {
                 stream.end(Ok(Vec::new()));
             }
@@ -461,7 +538,10 @@ impl Session {
         for _ in 0..PIECES_A_TURN {
             match pipe.as_mut().poll_read(cx, &mut piece) {
                 Poll::Ready(Ok(0)) => return Err(broken("closed by the peer")),
-                Poll::Ready(Ok(len)) => self.take(held, &piece[..len], now)?,
+                Poll::Ready(Ok(len)) => {
+                    self.heard = now;
+                    self.take(held, &piece[..len], now)?;
+                }
                 Poll::Ready(Err(e)) if e.kind() == io::ErrorKind::Interrupted => {}
                 Poll::Ready(Err(e)) => return Err(broken(&e.to_string())),
                 Poll::Pending => return Ok(false),
@@ -503,7 +583,7 @@ impl Session {
             self.fail(id, Status::new(Code::UNAVAILABLE, "the peer does not read"));
         }
         let unread = self.streams.iter().filter_map(|(id, stream)| {
-            let since = stream.unread?;
+            let since = stream.unread.filter(|_| !stream.is_patient)?;
             Some((id, since + MAX_UNREAD))
         });
         let (late, soon): (Vec<_>, Vec<_>) = unread.partition(|(_, due)| *due <= now);
@@ -604,6 +684,69 @@ mod tests {
         for piece in out.chunks(PIECE_BYTES) {
             to.take(held, piece, NOW).expect("frames");
         }
+    }
+
+    /// A client and a server with one stream of the former, and its number.
+    fn opened() -> (Session, Session, StreamId) {
+        let cx = Context::from_waker(Waker::noop());
+        let (mut client, mut server) = (Session::new(Role::Client), Session::new(Role::Server));
+        let field = |name: &str, value: &str| (name.as_bytes().to_vec(), value.as_bytes().to_vec());
+        let fields = [field(":method", "POST"), field(":path", "/a.B/C")];
+        let Poll::Ready(Ok(id)) = client.poll_open(&fields, &cx) else {
+            panic!("there is room");
+        };
+        carry(&mut client, &mut server, &mut Vec::new());
+        (client, server, id)
+    }
+
+    #[test]
+    fn a_call_that_lasts() {
+        // TUN-12 TUN-13
+        const LATER: Duration = Duration::from_secs(3600);
+        let cx = Context::from_waker(Waker::noop());
+        let (mut client, mut server, id) = opened();
+        client.settle(id, 100_000);
+        assert!(client.poll_head(id, &cx).is_pending());
+        server.begin(id, &[(b":status".to_vec(), b"200".to_vec())]);
+        let mut held = Vec::new();
+        carry(&mut server, &mut client, &mut held);
+        let Poll::Ready(Ok(head)) = client.poll_head(id, &cx) else {
+            panic!("the answer has begun");
+        };
+        assert_eq!(head.len(), 1);
+        // What nobody reads stays, and holds the server back.
+        for _ in 0..5 {
+            server.push(id, wrap(&[7; 100_000]));
+            carry(&mut server, &mut client, &mut held);
+        }
+        let unread = client.streams.get(id).map_or(0, Incoming::bytes);
+        assert!(unread > MAX_UNREAD_BYTES && unread < 500_000, "{unread}");
+        client.end_waits(LATER);
+        assert!(server.poll_sent(id, &cx).is_pending());
+        let mut back = Vec::new();
+        let mut next = |client: &mut Session, server: &mut Session| {
+            let mut turns = (0..100).map(|_| {
+                carry(server, client, &mut held);
+                carry(client, server, &mut back);
+                client.poll_next(id, &cx)
+            });
+            turns.find(Poll::is_ready).expect("something comes")
+        };
+        for _ in 0..5 {
+            let Poll::Ready(Ok(Some(message))) = next(&mut client, &mut server) else {
+                panic!("a message");
+            };
+            assert_eq!(message.len(), 100_000);
+        }
+        assert!(server.poll_sent(id, &cx).is_ready());
+        server.push(id, wrap(&[7; 100_001]));
+        let Poll::Ready(Err(status)) = next(&mut client, &mut server) else {
+            panic!("too long");
+        };
+        assert_eq!(status.code, Code::RESOURCE_EXHAUSTED);
+        // It is over: nothing is waited for.
+        client.push(id, wrap(b"x"));
+        assert!(client.poll_room(id, &cx).is_ready() && client.poll_head(id, &cx).is_ready());
     }
 
     #[test]

@@ -219,7 +219,7 @@ fn build(
     tls::config(roots, identity)
 }
 
-fn pem<'a>(name: &'static str, material: &'a Material) -> Pem<'a> {
+pub(super) fn pem<'a>(name: &'static str, material: &'a Material) -> Pem<'a> {
     match material {
         Material::File(path) => Pem::File(path),
         Material::Inline(bytes) => Pem::Text(name, bytes),
@@ -242,7 +242,7 @@ fn stamp(path: &Path) -> Stamp {
 }
 
 /// Errors: it cannot be read, or what it holds is no token.
-fn read_token(path: &Path) -> io::Result<String> {
+pub(super) fn read_token(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     File::open(path).and_then(|file| {
         file.take(MAX_TOKEN_BYTES as u64 + 2)

@@ -9,6 +9,7 @@
 //! | [`stream`], [`body`] | lists of which one item at a time stands in memory |
 //! | [`watch`], [`cancel`] | the doorbell |
 //! | [`bootstrap`], [`csr`], [`store`], [`x509`] | certificates: asked for, made, kept, read |
+//! | `tunnel` | what is shown to the server of a tunnel |
 //! | [`join`] | clusters, before this machine is a node of one |
 //! | [`lanes`] | the threads that all of this runs on |
 //! | [`rate`], [`date`], [`path`], [`error`] | small parts of an exchange |
@@ -44,6 +45,7 @@ pub mod stream;
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
+pub(crate) mod tunnel;
 pub mod watch;
 pub mod x509;
 

@@ -100,5 +100,6 @@ pub mod sysctl;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod text;
+pub mod tunnel;
 pub mod upgrade;
 pub mod work_queue;

@@ -173,6 +173,8 @@ pub struct Health {
     pub probes: ProbesHealth,
     /// The apiserver; `None`: the node stands alone.
     pub apiserver: Option<ApiserverHealth>,
+    /// The tunnel; `None`: there is none.
+    pub tunnel: Option<TunnelHealth>,
 }
 
 /// What the node is short of, and who would go for it.
@@ -232,6 +234,20 @@ pub struct ProbesHealth {
     pub commands: usize,
     /// Connections that are open.
     pub connections: usize,
+}
+
+/// How it stands with the tunnel.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TunnelHealth {
+    /// Servers with which there are streams.
+    pub streams: usize,
+    /// Servers that there are, as they say.
+    pub servers: usize,
+    /// Dials that were meant for others.
+    pub misrouted: u64,
+    /// Why there is no stream, or the last one has ended.
+    pub trouble: Option<String>,
 }
 
 /// How it stands with the apiserver.

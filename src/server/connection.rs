@@ -16,6 +16,7 @@ use async_io::Timer;
 use nix::sys::socket::{Shutdown, SockaddrStorage, getpeername, shutdown};
 use smol::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
 
+use super::pipe::Beside;
 use crate::sys::{socket, start, turn};
 
 /// Bytes read ahead while a client is only watched. A client that sends more is not seen to leave before its answer ends.
@@ -33,12 +34,19 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Duplex for T {}
 /// See the module.
 pub struct Connection {
     stream: Box<dyn Duplex>,
-    /// The socket below `stream`, open for as long.
-    socket: Option<RawFd>,
+    below: Below,
     ahead: Vec<u8>,
     patience: Option<Duration>,
     stalled: Option<Timer>,
     pub(super) answer: Answer,
+}
+
+/// What carries a stream, open for as long.
+pub(super) enum Below {
+    /// Nobody can tell.
+    Unknown,
+    Socket(RawFd),
+    Pipe(Beside),
 }
 
 /// How the answer to the request under way is written.
@@ -57,7 +65,7 @@ impl Connection {
     pub fn new(stream: impl Duplex + 'static) -> Self {
         Self {
             stream: Box::new(stream),
-            socket: None,
+            below: Below::Unknown,
             ahead: Vec::new(),
             patience: None,
             stalled: None,
@@ -67,15 +75,26 @@ impl Connection {
 
     /// Names the socket that all goes over, which closes when this is dropped.
     #[must_use]
-    pub const fn of_socket(mut self, socket: RawFd) -> Self {
-        self.socket = Some(socket);
+    pub fn of_socket(mut self, socket: RawFd) -> Self {
+        self.below = Below::Socket(socket);
+        self
+    }
+
+    /// The same of what carries it.
+    #[must_use]
+    pub(super) fn over(mut self, below: Below) -> Self {
+        self.below = below;
         self
     }
 
     /// Whether the client has closed its side, whatever it sent before that was not read yet. False if nobody can tell.
     #[must_use]
     pub fn has_hung_up(&self) -> bool {
-        let Some(fd) = self.socket else { return false };
+        let fd = match &self.below {
+            Below::Unknown => return false,
+            Below::Socket(fd) => *fd,
+            Below::Pipe(pipe) => return pipe.has_hung_up(),
+        };
         let mut fds = [libc::pollfd {
             fd,
             events: libc::POLLRDHUP,
@@ -87,16 +106,23 @@ impl Connection {
     /// When it is dropped, the other side hears of it at once, whatever is still on its way to it: a peer that does not read would not
     /// come to it otherwise.
     pub(super) fn cut(&self) {
-        if let Some(fd) = self.socket
-            && let Err(e) = socket::forget_unsent(fd)
-        {
-            log::debug!("a connection cannot be cut: {e}");
+        match &self.below {
+            Below::Unknown => {}
+            Below::Pipe(pipe) => pipe.cut(),
+            Below::Socket(fd) => {
+                if let Err(e) = socket::forget_unsent(*fd) {
+                    log::debug!("a connection cannot be cut: {e}");
+                }
+            }
         }
     }
 
     /// Address of the other side, if it has one.
     pub(super) fn peer(&self) -> Option<IpAddr> {
-        let name: SockaddrStorage = getpeername(self.socket?).ok()?;
+        let Below::Socket(socket) = self.below else {
+            return None;
+        };
+        let name: SockaddrStorage = getpeername(socket).ok()?;
         let v4 = name.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
         let v6 = || name.as_sockaddr_in6().map(|v6| v6.ip().to_canonical());
         v4.or_else(v6)
@@ -195,9 +221,11 @@ impl AsyncWrite for Connection {
         let this = self.get_mut();
         let poll = Pin::new(&mut this.stream).poll_close(cx);
         let closed = ready!(this.patiently(cx, poll));
-        if let Some(socket) = this.socket {
-            // What carries us only flushes. A socket that is not connected any more needs no end.
-            let _ = shutdown(socket, Shutdown::Write);
+        // What carries us only flushes. A socket that is not connected any more needs no end.
+        match &this.below {
+            Below::Unknown => {}
+            Below::Socket(socket) => _ = shutdown(*socket, Shutdown::Write),
+            Below::Pipe(pipe) => pipe.end(),
         }
         Poll::Ready(closed)
     }

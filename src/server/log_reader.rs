@@ -122,6 +122,8 @@ impl LogReader {
             render(record, &self.options, &mut self.in_line, &mut out);
         }
         self.pending.drain(..done);
+        // The client may take nothing for hours: nothing is held for the next chunk.
+        self.pending.shrink_to_fit();
         if self.pending.len() > MAX_RECORD_BYTES {
             self.pending.clear();
             self.skipping = true;
@@ -130,6 +132,7 @@ impl LogReader {
             .unwrap_or(usize::MAX)
             .min(out.len());
         out.truncate(keep);
+        out.shrink_to_fit();
         self.left -= u64::try_from(keep).unwrap_or(0);
         Ok(Chunk::Text(out))
     }

@@ -2,6 +2,7 @@
 //!
 //! - Over the local unix socket ([`routes`]): only root may connect. The socket is 0600 and the peer's credentials are checked.
 //! - Over the network ([`network`]): what a kubelet serves, to those whom the apiserver vouches for.
+//! - [`pipe`]: how the same server is reached through a tunnel, without a socket.
 //! - [`healthz`]: whether there is a process, for anybody on this machine.
 
 pub mod backend;
@@ -13,6 +14,7 @@ pub mod http;
 pub mod log_reader;
 mod logs;
 pub mod network;
+pub mod pipe;
 mod pods;
 pub mod routes;
 pub(crate) mod streaming;

@@ -98,13 +98,17 @@ pub(crate) fn connect(host: &Host, own: Option<&Credentials>) -> std::io::Result
 }
 
 fn connect_to(port: u16, own: Option<&Credentials>) -> std::io::Result<Link> {
+    shake(TcpStream::connect(("127.0.0.1", port))?, own)
+}
+
+/// Shakes hands on a connection.
+pub(crate) fn shake(mut tcp: TcpStream, own: Option<&Credentials>) -> std::io::Result<Link> {
     let own = own.map(|own| {
         let chain = CertificateDer::from_pem_slice(own.certificate.as_bytes()).expect("chain");
         let key = PrivateKeyDer::from_pem_slice(own.key.as_bytes()).expect("key");
         (vec![chain], key)
     });
     let mut session = session(&client(own));
-    let mut tcp = TcpStream::connect(("127.0.0.1", port))?;
     tcp.set_read_timeout(Some(PATIENCE))?;
     while session.is_handshaking() {
         session.complete_io(&mut tcp)?;

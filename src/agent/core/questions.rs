@@ -117,6 +117,7 @@ impl Agent {
                 .cluster
                 .as_ref()
                 .map(|cluster| cluster.health(now)),
+            tunnel: self.owners.tunnel.as_ref().map(|board| board.health()),
         }
     }
 }

@@ -20,6 +20,7 @@ use super::{
     core::Agent,
     eviction::{PodFiles, gauge::running_tasks},
     node::NodeFacts,
+    tunnel::Board,
     vitals::{HeapUse, LoopWatch, WorkCounters},
 };
 use crate::{
@@ -100,6 +101,8 @@ pub(super) struct Tools {
     pub(super) agent: Asker,
     /// What claims are bound to; `None` on a node that stands alone.
     pub(super) objects: Option<Rc<Objects>>,
+    /// How the tunnel is, if there is one.
+    pub(super) tunnel: Option<Rc<Board>>,
     /// What does not change.
     pub(super) settings: Settings,
 }

@@ -63,6 +63,7 @@ pub(super) async fn page(metrics: &Metrics) -> String {
             probes_late: probes.late,
             readers: small(metrics.readers.get().saturating_sub(1)),
             apiserver_age: counts.answered.map(|at| now - at),
+            tunnel: tools.tunnel.as_ref().map(|board| board.figures()),
             machine: machine.clone(),
             counters,
         })

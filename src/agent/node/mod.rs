@@ -19,7 +19,7 @@ use crate::{
     api::{
         Node as Object, Wall,
         cri::{Condition, FsInfo, Handler, Image, Version},
-        node::{NodeCondition, RuntimeHandler, RuntimeHandlerFeatures},
+        node::{NodeAddress, NodeCondition, RuntimeHandler, RuntimeHandlerFeatures},
     },
     image::import::{RESERVE_BYTES, RESERVE_INODES},
     logic::{
@@ -118,6 +118,13 @@ impl Node {
     /// The Node object, as last known; `None`: it is not known yet. It has no images.
     pub(super) fn object(&self) -> Option<Object> {
         self.object.borrow().clone()
+    }
+
+    /// Addresses of the Node as the apiserver has it; `None`: it is not known yet, or has none.
+    pub(super) fn published_addresses(&self) -> Option<Vec<NodeAddress>> {
+        let object = self.object.borrow();
+        let addresses = &object.as_ref()?.status.addresses;
+        (!addresses.is_empty()).then(|| addresses.clone())
     }
 
     /// The Node as the apiserver has it now, its images taken away.

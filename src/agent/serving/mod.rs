@@ -69,18 +69,27 @@ pub(super) enum ServingError {
     File(#[from] FileError),
 }
 
+/// What serves, and what it serves with; `None`: nothing over the network.
+pub(super) struct Served {
+    /// To be run.
+    pub(super) tasks: Vec<Task>,
+    /// For connections that are made otherwise.
+    pub(super) network: Option<Rc<Network>>,
+}
+
 /// Makes all that serves over the network. Reads, and at the first start writes, a few small files.
 pub(super) fn prepare(
     parts: Parts<'_>,
     executor: &Rc<LocalExecutor<'static>>,
-) -> Result<Vec<Task>, ServingError> {
+) -> Result<Served, ServingError> {
     let mut tasks: Vec<Task> = Vec::new();
     let cfg = parts.cfg;
     if let Some(address) = cfg.healthz {
         tasks.push(Box::pin(healthz::serve(address, Rc::clone(executor))));
     }
     let Some(listen) = cfg.listen else {
-        return Ok(tasks);
+        let network = None;
+        return Ok(Served { tasks, network });
     };
     let shown = Arc::new(Shown::default());
     let offer = Offer {
@@ -130,6 +139,8 @@ pub(super) fn prepare(
         debugging: cfg.debugging,
     };
     let network = Rc::new(Network::new(settings, tls, access, parts.backend));
-    tasks.push(Box::pin(network.serve(Rc::clone(executor))));
-    Ok(tasks)
+    let serve = Rc::clone(&network).serve(Rc::clone(executor));
+    tasks.push(Box::pin(serve));
+    let network = Some(network);
+    Ok(Served { tasks, network })
 }

@@ -119,6 +119,10 @@ pub(super) fn facts(flags: Vec<OsString>) -> Result<Facts, CliError> {
     wanted.fail_cgroup_v1 = cfg.cgroup.fail_cgroup_v1;
     wanted.seccomp_default = cfg.seccomp_default;
     wanted.bridge.clone_from(&cfg.network.builtin_bridge);
+    let tunnel = cfg.tunnel.iter().flat_map(|tunnel| &tunnel.servers);
+    wanted.tunnel = tunnel
+        .map(|(host, port)| format!("{host}:{port}"))
+        .collect();
     wanted.image_high_percent = cfg.images.high_percent;
     let thresholds = cfg.eviction.settings.thresholds.iter();
     // What holds for all pods together follows another.

@@ -188,6 +188,8 @@ pub struct Connection {
     receive_window: Window,
     control: Rate,
     resets: Rate,
+    /// Answers to this side's own pings that are awaited.
+    pings: u32,
     output: Vec<u8>,
     written: usize,
     /// The stream whose turn it was last.
@@ -256,6 +258,7 @@ impl Connection {
             receive_window: Window::new(CONNECTION_WINDOW_BYTES),
             control: Rate::default(),
             resets: Rate::default(),
+            pings: 0,
             output,
             written: 0,
             turn: 0,

@@ -112,7 +112,7 @@ impl Connection {
             kind::CONTINUATION => self.continuation(frame, now),
             kind::RST_STREAM => self.reset_by_peer(frame, now),
             kind::SETTINGS => self.settings(frame).map(|()| None),
-            kind::PING => self.ping(frame).map(|()| None),
+            kind::PING => self.ping_by_peer(frame).map(|()| None),
             kind::GOAWAY => self.go_away_by_peer(frame),
             kind::WINDOW_UPDATE => self.window_update(frame, now),
             kind::PUSH_PROMISE => Err(fault(
@@ -371,9 +371,11 @@ impl Connection {
         Ok(())
     }
 
-    fn ping(&mut self, frame: &Frame<'_>) -> Result<(), Fault> {
+    fn ping_by_peer(&mut self, frame: &Frame<'_>) -> Result<(), Fault> {
         let payload: [u8; 8] = frame.exact()?;
-        if !frame.head.has(flag::ACK) {
+        if frame.head.has(flag::ACK) {
+            self.pings = self.pings.saturating_sub(1);
+        } else {
             self.put(kind::PING, flag::ACK, 0, &payload);
         }
         Ok(())

@@ -101,6 +101,18 @@ impl Connection {
         }
     }
 
+    /// Asks whether the peer is still there.
+    pub fn ping(&mut self) {
+        self.pings += 1;
+        self.put(kind::PING, 0, 0, &[0; 8]);
+    }
+
+    /// Whether such a question waits for its answer.
+    #[must_use]
+    pub const fn awaits_pong(&self) -> bool {
+        self.pings > 0
+    }
+
     pub(super) fn release_connection(&mut self, bytes: u32) {
         if let Some(more) = self.receive_window.release(bytes) {
             self.put(kind::WINDOW_UPDATE, 0, 0, &more.to_be_bytes());
@@ -111,6 +123,12 @@ impl Connection {
     pub fn output(&mut self, now: Duration) -> &[u8] {
         self.fill(now);
         &self.output[self.written..]
+    }
+
+    /// Whether frames are made that have not been sent.
+    #[must_use]
+    pub const fn has_output(&self) -> bool {
+        !self.output.is_empty()
     }
 
     /// So much of it has been sent.

@@ -123,6 +123,25 @@ fn reason(to: &mut Connection, bytes: &[u8]) -> Option<Reason> {
 }
 
 #[test]
+fn a_question_whether_somebody_is_there() {
+    let (mut client, mut server) = (client(), server());
+    client.ping();
+    assert!(client.awaits_pong());
+    assert_eq!(flush(&mut client).len(), frame::HEAD_BYTES + 8);
+    client.ping();
+    talk(&mut client, &mut server);
+    assert!(client.awaits_pong(), "the first is not answered");
+    // An answer that nobody asked for is none to the next question.
+    let pong = frame(kind::PING, flag::ACK, 0, &[0; 8]);
+    for _ in 0..3 {
+        feed(&mut client, &pong, START).expect("an answer");
+    }
+    assert!(!client.awaits_pong());
+    client.ping();
+    assert!(client.awaits_pong());
+}
+
+#[test]
 fn a_call() {
     let (mut client, mut server) = (Connection::new(Role::Client), Connection::new(Role::Server));
     let id = client.open(REQUEST).expect("room");

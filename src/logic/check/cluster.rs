@@ -1,8 +1,8 @@
 //! The apiserver, if this machine is to be a node of one.
 
-use alloc::format;
+use alloc::{format, string::String};
 
-use super::{Answer, Apiserver, Bootstrap, Facts, Finding, machine::SET_CLOCK};
+use super::{Agent, Answer, Apiserver, Bootstrap, Facts, Finding, machine::SET_CLOCK, some_of};
 use crate::api::Wall;
 
 /// A certificate that ends within this time and that nobody renews is worth a word, seconds.
@@ -130,10 +130,12 @@ pub(super) fn services(facts: &Facts) -> Finding {
     }
 }
 
-/// Where servers of k3s reach nodes by tunnels that nodes open, this one is out of reach (K3SJ-09).
+/// Where servers of k3s reach nodes by tunnels that nodes open, this one is out of reach (K3SJ-09). A tunnel of this node's own
+/// asks something of the control plane (TUN-07, TUN-08).
 pub(super) fn tunnel(facts: &Facts) -> Finding {
     match told(facts) {
         Err(alone) => alone,
+        Ok(_) if !facts.wanted.tunnel.is_empty() => own_tunnel(facts),
         Ok(it) => match &it.tunnel {
             None => Finding::ok("none is needed"),
             Some(mode) => Finding::warning(
@@ -143,5 +145,36 @@ pub(super) fn tunnel(facts: &Facts) -> Finding {
                 "run all servers of k3s with --egress-selector-mode=disabled",
             ),
         },
+    }
+}
+
+fn own_tunnel(facts: &Facts) -> Finding {
+    let to = || some_of(facts.wanted.tunnel.iter().map(String::as_str), 3);
+    // Nodes behind different NATs may have one and the same address: their names differ.
+    const NEEDS: &str =
+        "kube-apiserver needs --kubelet-preferred-address-types=Hostname,InternalIP,ExternalIP";
+    let of_agent = match &facts.agent {
+        Agent::Up(agent) => agent.tunnel.as_ref(),
+        Agent::Absent | Agent::Mute(_) => None,
+    };
+    let Some(tunnel) = of_agent else {
+        return Finding::ok(format!("to {}; {NEEDS}", to()));
+    };
+    if tunnel.misrouted > 0 {
+        return Finding::warning(
+            format!("{} dials for others came through it", tunnel.misrouted),
+            "start proxy-server with --proxy-strategies=destHost,defaultRoute (see docs/tunnel.md)",
+        );
+    }
+    match (tunnel.streams, &tunnel.trouble) {
+        (0, why) => Finding::warning(
+            why.clone()
+                .unwrap_or_else(|| format!("no server is reached: {}", to())),
+            "see docs/tunnel.md; until then kubectl logs and exec do not reach this node",
+        ),
+        (streams, _) => Finding::ok(format!(
+            "streams to {streams} of {} servers; {NEEDS}",
+            tunnel.servers
+        )),
     }
 }

@@ -63,6 +63,8 @@ pub struct Wanted {
     pub evict_static_pods: bool,
     /// Use of the disk at which images are removed, percent.
     pub image_high_percent: u8,
+    /// Servers of the tunnel, as they are dialled; empty: there is none.
+    pub tunnel: Vec<String>,
 }
 
 /// Kernel and processor.
@@ -367,4 +369,19 @@ pub struct AgentFacts {
     pub network_down: Option<String>,
     /// Pods it holds.
     pub pods: usize,
+    /// Its tunnel; `None`: there is none.
+    pub tunnel: Option<TunnelFacts>,
+}
+
+/// How a tunnel is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TunnelFacts {
+    /// Servers with which there are streams.
+    pub streams: usize,
+    /// Servers that there are, as they say.
+    pub servers: usize,
+    /// Dials that were meant for others.
+    pub misrouted: u64,
+    /// Why there is no stream.
+    pub trouble: Option<String>,
 }

@@ -17,7 +17,7 @@ use alloc::{string::String, vec::Vec};
 pub use agent::trouble;
 pub use facts::{
     Agent, AgentFacts, Answer, Apiserver, Bootstrap, Cgroups, Clock, Dir, Dirs, Disk, Drivers,
-    Facts, Handler, Kernel, Manifests, Network, Rights, Runtime, Wanted,
+    Facts, Handler, Kernel, Manifests, Network, Rights, Runtime, TunnelFacts, Wanted,
 };
 
 pub use kubeadm::{FILES, KERNEL_OPTIONS, Kubeadm, PROGRAMS, SOCKETS, run_kubeadm};

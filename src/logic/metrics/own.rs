@@ -209,10 +209,29 @@ pub struct Facts<'a> {
     pub readers: u64,
     /// Since when the apiserver has not answered; `None` without one, or before its first answer.
     pub apiserver_age: Option<Duration>,
+    /// The tunnel; `None`: there is none.
+    pub tunnel: Option<TunnelFigures>,
     /// The machine below.
     pub machine: Machine,
     /// Everything else.
     pub counters: &'a Counters,
+}
+
+/// What is counted of a tunnel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TunnelFigures {
+    /// Streams that are open.
+    pub streams: u64,
+    /// Dials that became connections.
+    pub opened: u64,
+    /// Dials that were too many, or came too late.
+    pub refused: u64,
+    /// Dials that were meant for others.
+    pub misrouted: u64,
+    /// Bytes of connections, from servers.
+    pub bytes_in: u64,
+    /// The same to them.
+    pub bytes_out: u64,
 }
 
 /// What is told of the machine, because alarms need it and nobody else on a board tells it.
@@ -613,6 +632,42 @@ fn runtime(t: &mut Text, counters: &Counters) {
     );
 }
 
+fn of_tunnel(t: &mut Text, tunnel: &TunnelFigures) {
+    use Kind::{Counter, Gauge};
+    let n = Value::Count;
+    one(
+        t,
+        "picolet_tunnel_streams",
+        Gauge,
+        "Streams to servers of the tunnel that are open.",
+        &[],
+        n(tunnel.streams),
+    );
+    let mut of_label = |name, help, label, values: &[(&str, u64)]| {
+        t.family(name, Counter, help, |s| {
+            for (value, count) in values {
+                s.put(&[(label, *value)], n(*count), None);
+            }
+        });
+    };
+    of_label(
+        "picolet_tunnel_dials_total",
+        "Dials that came through the tunnel.",
+        "result",
+        &[
+            ("opened", tunnel.opened),
+            ("refused", tunnel.refused),
+            ("misrouted", tunnel.misrouted),
+        ],
+    );
+    of_label(
+        "picolet_tunnel_bytes_total",
+        "Bytes of connections that the tunnel carried.",
+        "direction",
+        &[("in", tunnel.bytes_in), ("out", tunnel.bytes_out)],
+    );
+}
+
 fn agent(t: &mut Text, facts: &Facts<'_>) {
     use Kind::{Counter, Gauge};
     let n = Value::Count;
@@ -679,6 +734,9 @@ fn agent(t: &mut Text, facts: &Facts<'_>) {
             &[],
             Value::Nanos(ns),
         );
+    }
+    if let Some(tunnel) = &facts.tunnel {
+        of_tunnel(t, tunnel);
     }
     one(
         t,
@@ -755,6 +813,14 @@ mod tests {
             probes_late: 0,
             readers: 0,
             apiserver_age: Some(Duration::from_millis(1500)),
+            tunnel: Some(TunnelFigures {
+                streams: 1,
+                opened: 2,
+                refused: 3,
+                misrouted: 4,
+                bytes_in: 5,
+                bytes_out: 6,
+            }),
             machine: Machine {
                 ready: true,
                 pressure: Conditions {

@@ -27,7 +27,7 @@ mod logs;
 mod routes;
 
 use alloc::{rc::Rc, sync::Arc};
-use core::time::Duration;
+use core::{fmt, time::Duration};
 use std::{
     io,
     net::{SocketAddr, TcpListener, TcpStream},
@@ -52,8 +52,9 @@ use connections::{Place, Places};
 use super::{
     backend::Backend,
     chunked::Chunked,
-    connection::{Answer, Connection},
+    connection::{Answer, Below, Connection, Duplex},
     http::{self, Origin, Refusal, Request},
+    pipe::Near,
 };
 use crate::sys::turn;
 
@@ -81,6 +82,22 @@ const SESSION_BUFFER_BYTES: usize = 16 * 1024;
 pub(super) const RETRY_PAUSE: Duration = Duration::from_secs(5);
 /// A peer that is gone without a word is found out by then.
 const KEEP_ALIVE_S: u32 = 15;
+
+/// Who has made a connection, for people.
+#[derive(Clone, Copy, Debug)]
+enum Caller {
+    Peer(SocketAddr),
+    Tunnel,
+}
+
+impl fmt::Display for Caller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Peer(address) => address.fmt(f),
+            Self::Tunnel => f.write_str("tunnel"),
+        }
+    }
+}
 
 /// Where and what is served.
 #[derive(Clone, Debug)]
@@ -123,7 +140,7 @@ impl Network {
         loop {
             match listener.accept().await {
                 Ok((stream, peer)) => {
-                    self.admit(stream, peer, &executor);
+                    self.accept(stream, peer, &executor);
                     // There may always be another.
                     turn::give().await;
                 }
@@ -136,21 +153,44 @@ impl Network {
         }
     }
 
-    fn admit(
+    /// Takes a connection that somebody has made from outside.
+    fn accept(
         self: &Rc<Self>,
         stream: Async<TcpStream>,
         peer: SocketAddr,
         executor: &LocalExecutor<'static>,
     ) {
+        // Small answers are not to wait for each other, and peers that vanish are to be noticed. Both are wishes.
+        let _ = stream.get_ref().set_nodelay(true);
+        let _ = setsockopt(&stream, sockopt::KeepAlive, &true);
+        let _ = setsockopt(&stream, sockopt::TcpKeepIdle, &KEEP_ALIVE_S);
+        let _ = setsockopt(&stream, sockopt::TcpKeepInterval, &KEEP_ALIVE_S);
+        let below = Below::Socket(stream.as_raw_fd());
+        self.admit(Box::new(stream), below, Caller::Peer(peer), executor);
+    }
+
+    /// Takes one that came through a tunnel. It is one from outside in all that follows: it gives no right.
+    pub fn take_in(self: &Rc<Self>, stream: Near, executor: &LocalExecutor<'static>) {
+        let below = Below::Pipe(stream.beside());
+        self.admit(Box::new(stream), below, Caller::Tunnel, executor);
+    }
+
+    fn admit(
+        self: &Rc<Self>,
+        stream: Box<dyn Duplex>,
+        below: Below,
+        caller: Caller,
+        executor: &LocalExecutor<'static>,
+    ) {
         let Some(place) = self.places.take() else {
-            log::debug!("{peer}: no place for another connection");
+            log::debug!("{caller}: no place for another connection");
             return;
         };
         let this = Rc::clone(self);
         let held = place.clone();
         let task = executor.spawn(async move {
-            if let Err(e) = this.converse(stream, &held).await {
-                log::debug!("{peer}: {e}");
+            if let Err(e) = this.converse(stream, below, &held).await {
+                log::debug!("{caller}: {e}");
             }
             held.leave();
         });
@@ -158,12 +198,12 @@ impl Network {
     }
 
     /// One connection, from its handshake to its end.
-    async fn converse(&self, stream: Async<TcpStream>, place: &Place) -> io::Result<()> {
-        // Small answers are not to wait for each other, and peers that vanish are to be noticed. Both are wishes.
-        let _ = stream.get_ref().set_nodelay(true);
-        let _ = setsockopt(&stream, sockopt::KeepAlive, &true);
-        let _ = setsockopt(&stream, sockopt::TcpKeepIdle, &KEEP_ALIVE_S);
-        let _ = setsockopt(&stream, sockopt::TcpKeepInterval, &KEEP_ALIVE_S);
+    async fn converse(
+        &self,
+        stream: Box<dyn Duplex>,
+        below: Below,
+        place: &Place,
+    ) -> io::Result<()> {
         let (connection, papers) = {
             let acceptor = TlsAcceptor::from(Arc::clone(&self.tls));
             let handshake = acceptor.accept_with(stream, |session| {
@@ -171,8 +211,7 @@ impl Network {
             });
             let stream = within(HANDSHAKE_TIMEOUT, Box::pin(handshake)).await?;
             let papers = Papers::new(stream.get_ref().1.peer_certificates().unwrap_or_default());
-            let socket = stream.get_ref().0.as_raw_fd();
-            (Connection::new(stream).of_socket(socket), papers)
+            (Connection::new(stream).over(below), papers)
         };
         self.talk(connection, papers, place).await
     }

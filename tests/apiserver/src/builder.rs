@@ -125,6 +125,13 @@ impl Builder {
         self
     }
 
+    /// Reach nodes through a proxy that takes `CONNECT` (an egress of the type HTTPConnect), by their host names: what
+    /// `EgressSelectorConfiguration` and `--kubelet-preferred-address-types=Hostname` ask for.
+    pub fn egress(mut self, proxy: SocketAddr) -> Self {
+        self.0.egress = Some(proxy);
+        self
+    }
+
     /// Starts it.
     ///
     /// # Errors

@@ -50,6 +50,8 @@ pub(crate) struct Config {
     pub(crate) idle: Duration,
     /// It is a k3s server: `node:password`, and the mode of its egress selector.
     pub(crate) k3s: Option<(String, String)>,
+    /// Nodes are reached through this proxy, under the first of their names.
+    pub(crate) egress: Option<SocketAddr>,
 }
 
 impl Default for Config {
@@ -82,6 +84,7 @@ impl Default for Config {
             continue_life: Duration::from_secs(300),
             idle: Duration::from_secs(90),
             k3s: None,
+            egress: None,
         }
     }
 }

@@ -42,7 +42,7 @@ const STATUS_LINE: &[u8] = b"HTTP/1.1 200";
 
 /// Something to ask of a node.
 pub(crate) struct Call {
-    address: (IpAddr, u16),
+    address: (String, u16),
     /// Path and query.
     target: String,
     /// It becomes a connection of the client's own.
@@ -139,7 +139,7 @@ fn find(
     name: &str,
     query: &Query,
     of_container: bool,
-) -> Result<((IpAddr, u16), String), ApiError> {
+) -> Result<((String, u16), String), ApiError> {
     let store = core.store();
     let pod = store
         .find(kind.storage(), ns, name)
@@ -174,7 +174,7 @@ fn find(
     let node = store
         .find("nodes", "", node)
         .ok_or_else(|| ApiError::internal(format!("nodes {node:?} not found")))?;
-    let address = address(node).ok_or_else(|| {
+    let address = address(node, core.config.egress.is_some()).ok_or_else(|| {
         ApiError::internal(format!(
             "no preferred addresses found; known addresses: {}",
             node["status"]["addresses"]
@@ -183,16 +183,21 @@ fn find(
     Ok((address, container.to_owned()))
 }
 
-fn address(node: &Value) -> Option<(IpAddr, u16)> {
+fn address(node: &Value, by_name: bool) -> Option<(String, u16)> {
     let all = list(node, "/status/addresses");
     let of = |kind: &str| {
         let found = all.iter().find(|a| text(a, "/type") == kind)?;
-        text(found, "/address").parse().ok()
+        Some(text(found, "/address").to_owned())
     };
     let port = node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"].as_u64();
     let port = port.and_then(|port| u16::try_from(port).ok());
+    let types = if by_name {
+        ["Hostname", "InternalIP"]
+    } else {
+        ["InternalIP", "ExternalIP"]
+    };
     Some((
-        of("InternalIP").or_else(|| of("ExternalIP"))?,
+        types.iter().find_map(|kind| of(kind))?,
         port.filter(|port| *port > 0).unwrap_or(PORT),
     ))
 }
@@ -202,8 +207,8 @@ pub(crate) fn relay(core: &Core, wire: &mut Wire, call: &Call, head: &Head) -> i
     let mut node = match connect(core, call, head) {
         Ok(node) => node,
         Err(e) => {
-            let (ip, port) = call.address;
-            let why = format!("dial tcp {ip}:{port}: {e}");
+            let (host, port) = &call.address;
+            let why = format!("dial tcp {host}:{port}: {e}");
             return refuse(wire, &ApiError::internal(why));
         }
     };
@@ -289,10 +294,11 @@ fn connect(
         .with_custom_certificate_verifier(Arc::new(AnyNode(provider)))
         .with_client_auth_cert(chain, key)
         .map_err(io::Error::other)?;
-    let (ip, port) = call.address;
-    let tcp = TcpStream::connect_timeout(&(ip, port).into(), CONNECT)?;
+    let (host, port) = &call.address;
+    let tcp = dial(core, host, *port)?;
     tcp.set_read_timeout(Some(CONNECT))?;
-    let session = ClientConnection::new(Arc::new(config), ServerName::from(ip));
+    let name = ServerName::try_from(host.clone()).map_err(io::Error::other)?;
+    let session = ClientConnection::new(Arc::new(config), name);
     let mut node = StreamOwned::new(session.map_err(io::Error::other)?, tcp);
     let (method, lines) = if call.upgrade {
         (&*asked.method, asked.upgrade_lines())
@@ -300,13 +306,36 @@ fn connect(
         ("GET", "Connection: close\r\n".to_owned())
     };
     let head = format!(
-        "{method} {} HTTP/1.1\r\nHost: {ip}:{port}\r\n{lines}\r\n",
+        "{method} {} HTTP/1.1\r\nHost: {host}:{port}\r\n{lines}\r\n",
         call.target
     );
     node.write_all(head.as_bytes())?;
     node.flush()?;
     node.sock.set_read_timeout(Some(POLL))?;
     Ok(node)
+}
+
+/// Connects to a node, by the proxy if there is one.
+fn dial(core: &Core, host: &str, port: u16) -> io::Result<TcpStream> {
+    let Some(proxy) = core.config.egress else {
+        let ip: IpAddr = host.parse().map_err(io::Error::other)?;
+        return TcpStream::connect_timeout(&(ip, port).into(), CONNECT);
+    };
+    let mut tcp = TcpStream::connect_timeout(&proxy, CONNECT)?;
+    tcp.set_read_timeout(Some(CONNECT))?;
+    let head = format!("CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n");
+    tcp.write_all(head.as_bytes())?;
+    let (mut answer, mut byte) = (Vec::new(), [0]);
+    while !answer.ends_with(b"\r\n\r\n") {
+        tcp.read_exact(&mut byte)?;
+        answer.push(byte[0]);
+    }
+    if answer.starts_with(b"HTTP/1.1 200") {
+        return Ok(tcp);
+    }
+    Err(io::Error::other(
+        String::from_utf8_lossy(&answer).into_owned(),
+    ))
 }
 
 fn wrong(e: rustls::pki_types::pem::Error) -> io::Error {

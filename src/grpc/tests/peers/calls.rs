@@ -123,6 +123,7 @@ fn all_kinds_of_methods() {
         let options = Options {
             metadata: vec![(b"x-test".to_vec(), b"value".to_vec())],
             timeout: Some(Duration::from_secs(60)),
+            ..Options::default()
         };
         let answer = client.unary("/test.Echo/Metadata", &mut text(""), &options);
         assert_eq!(answer.await, Ok(text("value")));

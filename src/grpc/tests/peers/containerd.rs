@@ -207,6 +207,7 @@ async fn cri<A: Message + Default>(
     let options = Options {
         timeout: Some(Duration::from_secs(60)),
         metadata: vec![(b"containerd-namespace".to_vec(), b"test".to_vec())],
+        ..Options::default()
     };
     client.unary(&format!("/{method}"), request, &options).await
 }

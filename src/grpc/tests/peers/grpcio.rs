@@ -108,6 +108,7 @@ fn our_client_and_their_server() {
         let options = Options {
             timeout: Some(Duration::from_secs(60)),
             metadata: vec![(b"x-test".to_vec(), b"value".to_vec())],
+            ..Options::default()
         };
         for bytes in [0, 1, 100_000, MAX_MESSAGE_BYTES - 100] {
             let mut asked = text(&"x".repeat(bytes));

@@ -1,0 +1,144 @@
+//! What people are told of the tunnel: a condition of `get node`, what `check` asks, figures (TUN-14).
+
+use core::{
+    cell::{Cell, RefCell},
+    time::Duration,
+};
+
+use crate::{
+    api::{Mono, Wall, node::NodeCondition},
+    logic::metrics::own::TunnelFigures,
+    server::backend::TunnelHealth,
+};
+
+/// Time between two warnings of dials that were meant for others.
+const TOLD: Duration = Duration::from_secs(60);
+/// Name of the condition.
+const CONDITION: &str = "TunnelReady";
+
+/// Written by the tunnel, read by who shows it.
+#[derive(Default)]
+pub(in crate::agent) struct Board {
+    /// Streams that are open, those that are left included.
+    pub(super) streams: Cell<usize>,
+    figures: Cell<TunnelFigures>,
+    standing: RefCell<Standing>,
+    /// When people were last told of a dial that was meant for others.
+    told: Cell<Option<Mono>>,
+}
+
+#[derive(Default)]
+struct Standing {
+    /// Servers with which there are streams, and how many there are.
+    servers: (usize, usize),
+    /// Why there is no stream, or the last one has ended.
+    trouble: Option<String>,
+    /// Since when there is one, or none.
+    since: Option<Wall>,
+}
+
+impl Board {
+    /// Counts.
+    pub(super) fn note(&self, change: impl FnOnce(&mut TunnelFigures)) {
+        let mut figures = self.figures.get();
+        change(&mut figures);
+        self.figures.set(figures);
+    }
+
+    /// Counts a dial that was meant for somebody else; whether people are to be told.
+    pub(super) fn misrouted(&self, now: Mono) -> bool {
+        self.note(|figures| figures.misrouted += 1);
+        let is_due = self.told.get().is_none_or(|told| now - told >= TOLD);
+        if is_due {
+            self.told.set(Some(now));
+        }
+        is_due
+    }
+
+    pub(super) fn show(&self, servers: (usize, usize), trouble: Option<String>, now: Wall) {
+        let mut standing = self.standing.borrow_mut();
+        let was_up = standing.servers.0 > 0;
+        if standing.since.is_none() || was_up != (servers.0 > 0) {
+            standing.since = Some(now);
+        }
+        standing.servers = servers;
+        let before = standing.trouble.take().filter(|_| servers.0 == 0);
+        standing.trouble = trouble.or(before);
+    }
+
+    /// What `get node` says.
+    pub(in crate::agent) fn condition(&self, now: Wall) -> NodeCondition {
+        let standing = self.standing.borrow();
+        let (up, all) = standing.servers;
+        let (status, reason, message) = match (up, &standing.trouble) {
+            (0, Some(why)) => ("False", "Down", why.clone()),
+            (0, None) => ("Unknown", "NotDialled", String::new()),
+            _ => ("True", "Up", format!("streams to {up} of {all} servers")),
+        };
+        NodeCondition {
+            kind: CONDITION.into(),
+            status: status.into(),
+            last_heartbeat_time: Some(now.truncated()),
+            last_transition_time: standing.since.map(Wall::truncated),
+            reason: reason.into(),
+            message,
+        }
+    }
+
+    /// What `check` asks.
+    pub(in crate::agent) fn health(&self) -> TunnelHealth {
+        let standing = self.standing.borrow();
+        TunnelHealth {
+            streams: standing.servers.0,
+            servers: standing.servers.1,
+            misrouted: self.figures.get().misrouted,
+            trouble: standing.trouble.clone(),
+        }
+    }
+
+    /// What `/metrics` says.
+    pub(in crate::agent) fn figures(&self) -> TunnelFigures {
+        let streams = u64::try_from(self.streams.get()).unwrap_or(u64::MAX);
+        TunnelFigures {
+            streams,
+            ..self.figures.get()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_people_are_told() {
+        // TUN-14
+        let board = Board::default();
+        let shown = |now| {
+            let condition = board.condition(Wall::from_secs(now));
+            let since = condition.last_transition_time.map(Wall::secs);
+            (condition.status.to_string(), condition.message, since)
+        };
+        assert_eq!(shown(1), ("Unknown".into(), String::new(), None));
+        board.show((0, 0), Some("refused".into()), Wall::from_secs(2));
+        assert_eq!(shown(3), ("False".into(), "refused".into(), Some(2)));
+        board.show((1, 2), None, Wall::from_secs(4));
+        let up = "streams to 1 of 2 servers".to_owned();
+        assert_eq!(shown(5), ("True".into(), up.clone(), Some(4)));
+        // The other line has trouble: the node can be reached all the same.
+        board.show((1, 2), Some("silent".into()), Wall::from_secs(6));
+        assert_eq!(shown(7), ("True".into(), up, Some(4)));
+        assert_eq!(board.health().trouble.as_deref(), Some("silent"));
+        board.show((0, 2), Some("cut".into()), Wall::from_secs(8));
+        assert_eq!(shown(9), ("False".into(), "cut".into(), Some(8)));
+    }
+
+    #[test]
+    fn people_are_told_once_a_minute_of_what_was_meant_for_others() {
+        // TUN-06 TUN-07
+        let board = Board::default();
+        let told = [0, 1, 59, 60, 61, 120].map(|s| board.misrouted(Mono(s * 1000)));
+        assert_eq!(told, [true, false, false, true, false, true]);
+        assert_eq!(board.health().misrouted, 6);
+    }
+}

@@ -1,0 +1,226 @@
+//! From an address to a stream: names, TCP, TLS, HTTP/2, the call, and how the server answers it (TUN-01).
+
+use alloc::rc::Rc;
+use core::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+use std::{io, net::TcpStream};
+
+use async_io::Async;
+use futures_rustls::TlsConnector;
+use rustls::pki_types::ServerName;
+use smol::future::FutureExt as _;
+
+use super::{Shared, packet::MAX_MESSAGE_BYTES};
+use crate::{
+    agent::clock::{Alarm, Clock},
+    api::Mono,
+    error::chain,
+    grpc::{
+        Sleep, Time,
+        client::{Call, Client, Options, connect},
+        hpack::Field,
+        status::Status,
+    },
+    kube::tunnel,
+    logic::tunnel::line::{Ending, is_refusal},
+    net::Names,
+    sys::lane::Lane,
+};
+
+/// The call. The service has no package.
+const PATH: &str = "/AgentService/Connect";
+/// Time for name servers, for TCP with TLS, and for the server's answer to the call.
+const NAME_TIME: Duration = Duration::from_secs(10);
+const CONNECT_TIME: Duration = Duration::from_secs(10);
+const ANSWER_TIME: Duration = Duration::from_secs(20);
+/// Addresses of one name that are tried.
+const MAX_ADDRESSES: usize = 4;
+/// Stack of the thread that asks name servers, bytes. It is there only while it does.
+const NAME_STACK_BYTES: usize = 128 * 1024;
+/// Plain text that the session takes before it has to be sent: one record.
+const SESSION_BUFFER_BYTES: usize = 16 * 1024;
+
+/// The agent's clock, as gRPC asks for the time.
+pub(super) struct Ticks(pub(super) Rc<dyn Clock>);
+
+impl Time for Ticks {
+    fn now(&self) -> Duration {
+        self.0.now() - Mono(0)
+    }
+
+    fn sleep(&self, time: Duration) -> Sleep {
+        self.0.until(self.0.now() + time)
+    }
+}
+
+/// A stream that has just begun.
+pub(super) struct Opened {
+    pub(super) client: Client,
+    pub(super) call: Call,
+    /// Carries both. It ends with the connection.
+    pub(super) driver: smol::Task<Status>,
+    /// Name of the server.
+    pub(super) server: String,
+    /// How many there are of its kind.
+    pub(super) count: usize,
+}
+
+/// Why there is none.
+pub(super) struct Failed {
+    pub(super) ending: Ending,
+    pub(super) why: String,
+}
+
+impl Failed {
+    pub(super) fn broken(why: impl Into<String>) -> Self {
+        Self {
+            ending: Ending::Broken,
+            why: why.into(),
+        }
+    }
+
+    /// As a call ended.
+    pub(super) fn of(status: &Status) -> Self {
+        // TLS 1.3 tells a client that its certificate is not wanted once it has begun to speak.
+        let is_refused = is_refusal(status.code.0) || status.message.contains("fatal alert");
+        Self {
+            ending: if is_refused {
+                Ending::Refused
+            } else {
+                Ending::Broken
+            },
+            why: status.to_string(),
+        }
+    }
+}
+
+/// Opens a stream to a server, as an agent with these identifiers.
+pub(super) async fn open(
+    shared: &Shared,
+    (host, port): &(String, u16),
+    identifiers: &str,
+) -> Result<Opened, Failed> {
+    let settings = &shared.settings;
+    let (kubeconfig, cfg) = (settings.kubeconfig.clone(), settings.cfg.clone());
+    let read =
+        move || tunnel::credentials(&kubeconfig, cfg.ca.as_deref(), cfg.token_file.as_deref());
+    let read = shared.disk.run(read).await;
+    let (tls, token) = read.map_err(|e| Failed::broken(chain(&e)))?;
+    let name = ServerName::try_from(host.clone());
+    let name = name.map_err(|e| Failed::broken(e.to_string()))?;
+    let mut last = String::new();
+    let mut stream = None;
+    for ip in addresses(host).await? {
+        let address = SocketAddr::new(ip, *port);
+        let dial = async {
+            let tcp = Async::<TcpStream>::connect(address).await?;
+            let _ = tcp.get_ref().set_nodelay(true);
+            let connector = TlsConnector::from(tls.clone());
+            let handshake = connector.connect_with(name.clone(), tcp, |session| {
+                session.set_buffer_limit(Some(SESSION_BUFFER_BYTES));
+            });
+            Box::pin(handshake).await
+        };
+        match Box::pin(dial.or(late(shared.until(CONNECT_TIME)))).await {
+            Ok(opened) => {
+                stream = Some(opened);
+                break;
+            }
+            Err(e) => {
+                last = format!("{address}: {}", refined(&e));
+                if e.kind() == io::ErrorKind::InvalidData {
+                    // TLS: somebody is there, and one of both does not take the other.
+                    let ending = Ending::Refused;
+                    return Err(Failed { ending, why: last });
+                }
+            }
+        }
+    }
+    let stream = stream.ok_or_else(|| Failed::broken(last))?;
+    let is_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+    if !is_h2 {
+        return Err(Failed::broken("the server does not offer HTTP/2"));
+    }
+    let time: Rc<dyn Time> = Rc::new(Ticks(Rc::clone(&shared.clock)));
+    let (client, driver) = connect(stream, &format!("{host}:{port}"), time);
+    let driver = shared.executor.spawn(driver);
+    let options = Options {
+        is_encrypted: true,
+        metadata: metadata(&settings.agent_id, identifiers, token),
+        ..Options::default()
+    };
+    let answered = async {
+        let mut call = client.call(PATH, &options).await?;
+        call.settle(MAX_MESSAGE_BYTES);
+        let head = call.head().await?;
+        // A call that is refused has trailers only: they say why.
+        if header(&head, b"grpc-status").is_some() {
+            Status::of_answer(&head, &[])?;
+        }
+        Ok((call, head))
+    };
+    let late = async {
+        shared.until(ANSWER_TIME).await;
+        Err(Failed::broken("the server does not answer"))
+    };
+    let answered = async { answered.await.map_err(|status: Status| Failed::of(&status)) };
+    let (call, head) = Box::pin(answered.or(late)).await?;
+    let server = header(&head, b"serverid").map(|id| String::from_utf8_lossy(id).into_owned());
+    let count = header(&head, b"servercount").and_then(|n| str::from_utf8(n).ok()?.parse().ok());
+    let (Some(server), Some(count)) = (server, count) else {
+        let why = "it answers without serverid and servercount: it is no konnectivity server, or its agent port is another";
+        return Err(Failed::broken(why));
+    };
+    Ok(Opened {
+        client,
+        call,
+        driver,
+        server,
+        count,
+    })
+}
+
+/// A header that is there exactly once.
+fn header<'a>(fields: &'a [Field], name: &[u8]) -> Option<&'a [u8]> {
+    let mut found = fields.iter().filter(|(of, _)| of == name);
+    let (_, value) = found.next()?;
+    found.next().is_none().then_some(value)
+}
+
+fn metadata(agent_id: &str, identifiers: &str, token: Option<String>) -> Vec<Field> {
+    let field = |name: &str, value: String| (name.as_bytes().to_vec(), value.into_bytes());
+    let mut fields = vec![
+        field("agentid", agent_id.to_owned()),
+        field("agentidentifiers", identifiers.to_owned()),
+    ];
+    fields.extend(token.map(|token| field("authorization", format!("Bearer {token}"))));
+    fields
+}
+
+async fn late<T>(alarm: Alarm) -> io::Result<T> {
+    alarm.await;
+    Err(io::ErrorKind::TimedOut.into())
+}
+
+fn refined(e: &io::Error) -> String {
+    match e.raw_os_error() {
+        Some(number) => nix::errno::Errno::from_raw(number).desc().to_owned(),
+        None => e.to_string(),
+    }
+}
+
+/// Of a host: itself, or what name servers say of it.
+async fn addresses(host: &str) -> Result<Vec<IpAddr>, Failed> {
+    if let Ok(ip) = host.parse() {
+        return Ok(vec![ip]);
+    }
+    let failed = |e: io::Error| Failed::broken(format!("cannot start a thread: {e}"));
+    let lane = Lane::start_threads("tunnel-names", 1, NAME_STACK_BYTES).map_err(failed)?;
+    let name = host.to_owned();
+    let found = lane.run(move || Names::system().addresses(&name, NAME_TIME));
+    let mut found = found.await.map_err(|e| Failed::broken(e.to_string()))?;
+    found.truncate(MAX_ADDRESSES);
+    Ok(found)
+}

@@ -1,0 +1,303 @@
+//! The tunnel by which the apiserver reaches this node where nobody can dial it: an agent of konnectivity. Rows TUN-01 to
+//! TUN-15, off unless `picolet.tunnel` is set.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `board` | what people are told of it |
+//! | `connect` | from an address to a stream |
+//! | `stream` | a stream, and the connections that it carries to the server of this node, in this process |
+//! | `packet` | what is said on it |
+//! | here | which streams there are to be |
+//!
+//! ```text
+//! apiserver ─▶ konnectivity server ◀─ stream (TLS, HTTP/2, one call) ─ line ─▶ pipe ─▶ server::network: TLS, who?, may he?
+//! ```
+//!
+//! A *line* keeps one stream: one for each address of the configuration, and further ones while a server says that there are
+//! more of its kind. All run on the agent's thread. What is decided is in `logic::tunnel`.
+
+mod board;
+mod connect;
+mod packet;
+mod stream;
+
+pub(super) use board::Board;
+
+#[cfg(any(test, fuzzing))]
+pub(crate) use packet::fuzz;
+
+use alloc::rc::Rc;
+use core::{
+    cell::{Cell, RefCell},
+    time::Duration,
+};
+use std::path::PathBuf;
+
+use ring::rand::{SecureRandom as _, SystemRandom};
+use smol::{LocalExecutor, future::FutureExt as _};
+
+use self::{
+    connect::{Failed, open},
+    stream::{Carrying, Turned},
+};
+use super::{
+    clock::{Alarm, Clock},
+    complaints::Complaints,
+    node::Node,
+    recorder::{Recorder, Severity},
+    tasks::boxed,
+    wake::Wake,
+    waker_set::WakerSet,
+};
+use crate::{
+    config::TunnelConfig,
+    logic::tunnel::{
+        self, Own,
+        line::{Ending, Line, MAX_LINES, Servers},
+        stream::Ids,
+    },
+    server::{network::Network, pipe::Near},
+    sys::lane::Lane,
+};
+
+/// How long the agent's end waits for what is carried.
+const STOP_TIME: Duration = Duration::from_secs(10);
+/// Time between two looks whether the apiserver has the addresses of this node, before there is a first stream.
+const LOOK: Duration = Duration::from_secs(1);
+/// Characters of a dial's target that people are shown.
+const MAX_SHOWN_TARGET: usize = 100;
+
+/// What does not change.
+pub(super) struct Settings {
+    pub(super) cfg: TunnelConfig,
+    pub(super) kubeconfig: PathBuf,
+    /// Bytes cost money.
+    pub(super) is_metered: bool,
+    /// Who this agent is, for servers.
+    pub(super) agent_id: String,
+    /// Port of the server of this node.
+    pub(super) port: u16,
+}
+
+/// What it works with.
+pub(super) struct Tools {
+    pub(super) clock: Rc<dyn Clock>,
+    pub(super) recorder: Rc<Recorder>,
+    pub(super) complaints: Rc<Complaints>,
+    pub(super) disk: Lane,
+    pub(super) node: Rc<Node>,
+    pub(super) network: Rc<Network>,
+}
+
+/// What all lines share.
+struct Shared {
+    settings: Settings,
+    clock: Rc<dyn Clock>,
+    recorder: Rc<Recorder>,
+    complaints: Rc<Complaints>,
+    disk: Lane,
+    node: Rc<Node>,
+    network: Rc<Network>,
+    executor: Rc<LocalExecutor<'static>>,
+    board: Rc<Board>,
+    ids: RefCell<Ids>,
+    servers: RefCell<Servers>,
+    /// Which lines there are, one bit for each.
+    lines: Cell<u32>,
+    is_stopping: Cell<bool>,
+    /// A stream has ended, or all are to.
+    changed: WakerSet,
+}
+
+/// The tunnel of this node.
+pub(super) struct Tunnel(Rc<Shared>);
+
+impl Tunnel {
+    /// Begins to dial, and goes on until [`Self::stop`].
+    pub(super) fn start(
+        settings: Settings,
+        tools: Tools,
+        board: Rc<Board>,
+        executor: &Rc<LocalExecutor<'static>>,
+    ) -> Self {
+        let shared = Rc::new(Shared {
+            settings,
+            clock: tools.clock,
+            recorder: tools.recorder,
+            complaints: tools.complaints,
+            disk: tools.disk,
+            node: tools.node,
+            network: tools.network,
+            executor: Rc::clone(executor),
+            board,
+            ids: RefCell::new(Ids::new(random())),
+            servers: RefCell::default(),
+            lines: Cell::new(0),
+            is_stopping: Cell::new(false),
+            changed: WakerSet::default(),
+        });
+        shared.start_lines();
+        Self(shared)
+    }
+
+    /// Tells servers that no dials are taken any more, and lets what is carried come to its end, for some seconds.
+    pub(super) async fn stop(&self) {
+        let shared = &self.0;
+        shared.is_stopping.set(true);
+        shared.changed.wake_all();
+        let all = shared
+            .changed
+            .until(|| (shared.board.streams.get() == 0).then_some(()));
+        all.or(shared.until(STOP_TIME)).await;
+    }
+}
+
+fn random() -> u64 {
+    let mut bytes = [0; 8];
+    // The kernel's source does not fail. If it does, numbers begin where others may have begun.
+    let _ = SystemRandom::new().fill(&mut bytes);
+    u64::from_ne_bytes(bytes)
+}
+
+impl Shared {
+    fn until(&self, time: Duration) -> Alarm {
+        self.clock.until(self.clock.now() + time)
+    }
+
+    async fn stopped(&self) {
+        let is_stopping = || self.is_stopping.get().then_some(());
+        self.changed.until(is_stopping).await;
+    }
+
+    /// As whom servers are to know this node, and what may be dialled here; `None`: the apiserver does not have its addresses
+    /// yet.
+    fn who(&self) -> Option<(String, Own)> {
+        let addresses = self.node.published_addresses()?;
+        let (node, port) = (&self.node.name, self.settings.port);
+        Some((
+            tunnel::identifiers(node, &addresses),
+            Own::new(node, &addresses, port),
+        ))
+    }
+
+    fn take_in(&self, near: Near) {
+        self.network.take_in(near, &self.executor);
+    }
+
+    /// Somebody else was meant (TUN-06, TUN-07).
+    fn misrouted(&self, target: &str) {
+        if self.board.misrouted(self.clock.now()) {
+            let target: String = target.chars().take(MAX_SHOWN_TARGET).collect();
+            let message = format!(
+                "a dial for {target:?} came through the tunnel: start proxy-server with --proxy-strategies=destHost,defaultRoute"
+            );
+            log::warn!("{message}");
+            self.recorder
+                .node(Severity::Warning, "TunnelMisrouted", &message);
+        }
+    }
+
+    /// Starts the lines that are missing.
+    fn start_lines(self: &Rc<Self>) {
+        let addresses = self.settings.cfg.servers.len();
+        let wanted = self.servers.borrow().lines(addresses);
+        for number in 0..wanted.min(MAX_LINES) {
+            let bit = 1 << number;
+            if self.lines.get() & bit == 0 {
+                self.lines.set(self.lines.get() | bit);
+                let line = line(Rc::clone(self), number);
+                self.executor.spawn(boxed(line)).detach();
+            }
+        }
+    }
+
+    fn is_wanted(&self, number: usize) -> bool {
+        let addresses = self.settings.cfg.servers.len();
+        number < self.servers.borrow().lines(addresses)
+    }
+}
+
+/// Keeps one stream, for as long as it is wanted.
+async fn line(shared: Rc<Shared>, number: usize) {
+    let addresses = &shared.settings.cfg.servers;
+    let mut line = Line::new(shared.settings.is_metered);
+    // A stream that another takes the place of, and what tells it that the other is there.
+    let mut old: Option<(Rc<Wake>, smol::Task<()>)> = None;
+    let mut address = number % addresses.len();
+    while shared.is_wanted(number) && !shared.is_stopping.get() {
+        let Some((identifiers, own)) = shared.who() else {
+            shared.until(LOOK).await;
+            continue;
+        };
+        let opened = Box::pin(open(&shared, &addresses[address], &identifiers)).await;
+        let opened = opened.and_then(|opened| {
+            let mut servers = shared.servers.borrow_mut();
+            match servers.arrive(number, &opened.server, opened.count) {
+                true => Ok(opened),
+                false => Err(Failed {
+                    ending: Ending::Repeated,
+                    why: "it leads to a server that has a stream already".into(),
+                }),
+            }
+        });
+        let (failed, up) = match opened {
+            Err(failed) => (failed, None),
+            Ok(opened) => {
+                shared.start_lines();
+                let (host, port) = &addresses[address];
+                log::info!("tunnel to {host}:{port} is up");
+                if let Some((replaced, _)) = &old {
+                    replaced.wake();
+                }
+                let begun = shared.clock.now();
+                let carrying = Carrying::new(&shared, opened, own, identifiers);
+                shared.show(None);
+                let mut carrying = Box::new(carrying);
+                let turned = carrying.run(&line, None).await;
+                shared.servers.borrow_mut().leave(number);
+                let up = Some(shared.clock.now() - begun);
+                match turned {
+                    Turned::Ended(failed) => (failed, up),
+                    Turned::Leaves(why) => {
+                        let replaced = Rc::new(Wake::default());
+                        let rest = rest(carrying, line.clone(), Rc::clone(&replaced));
+                        // At most one: what an older one still carried ends now.
+                        old = Some((replaced, shared.executor.spawn(rest)));
+                        (Failed::broken(why), up)
+                    }
+                }
+            }
+        };
+        if shared.is_stopping.get() {
+            break;
+        }
+        let (host, port) = &addresses[address];
+        let why = format!("tunnel to {host}:{port}: {}", failed.why);
+        // One server that has a stream is enough while there is no other.
+        if failed.ending == Ending::Repeated {
+            log::debug!("{why}");
+        } else {
+            shared.complaints.complain(&why);
+            shared.show(Some(why));
+        }
+        let pause = line.pause(failed.ending, up, random());
+        if number >= addresses.len() {
+            address = (address + 1) % addresses.len();
+        }
+        shared.until(pause).or(shared.stopped()).await;
+    }
+    shared.lines.set(shared.lines.get() & !(1 << number));
+}
+
+/// What a stream carries that another takes the place of.
+async fn rest(mut carrying: Box<Carrying>, line: Line, replaced: Rc<Wake>) {
+    carrying.run(&line, Some(&replaced)).await;
+}
+
+impl Shared {
+    /// Tells people how it stands, with the trouble if there is any.
+    fn show(&self, trouble: Option<String>) {
+        let known = self.servers.borrow().known();
+        self.board.show(known, trouble, self.clock.wall());
+    }
+}

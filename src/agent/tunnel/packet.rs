@@ -1,0 +1,380 @@
+//! Packets, as they are on the wire (TUN-02). Each is one message of the stream.
+//!
+//! Source: apiserver-network-proxy, `proto/agent/agent.proto`, `konnectivity-client/proto/client/client.proto`.
+
+use crate::{
+    grpc::proto::{Error, Limits, decode, encode, message},
+    logic::tunnel::stream::Id,
+};
+
+/// Longest message that a server may send (TUN-13).
+pub(super) const MAX_MESSAGE_BYTES: usize = 4 << 20;
+/// What one may hold when it is read.
+const LIMITS: Limits = Limits {
+    depth: 4,
+    entries: 64,
+    bytes: MAX_MESSAGE_BYTES + 4096,
+};
+
+mod kind {
+    pub(super) const DIAL_REQUEST: i32 = 0;
+    pub(super) const DIAL_RESPONSE: i32 = 1;
+    pub(super) const CLOSE_REQUEST: i32 = 2;
+    pub(super) const CLOSE_RESPONSE: i32 = 3;
+    pub(super) const DATA: i32 = 4;
+    pub(super) const CLOSE_DIAL: i32 = 5;
+    pub(super) const DRAIN: i32 = 6;
+}
+
+message! {
+    struct Packet {
+        1 kind: i32,
+        2 dial_request: Option<DialRequest>,
+        3 dial_response: Option<DialResponse>,
+        4 data: Option<Data>,
+        5 close_request: Option<CloseRequest>,
+        6 close_response: Option<CloseResponse>,
+        7 close_dial: Option<CloseDial>,
+        8 drain: Option<Drain>,
+    } oneof [2 dial_request, 3 dial_response, 4 data, 5 close_request, 6 close_response, 7 close_dial, 8 drain]
+}
+message! {
+    struct DialRequest {
+        1 protocol: String,
+        2 address: String,
+        3 random: i64,
+    }
+}
+message! {
+    struct DialResponse {
+        1 error: String,
+        2 id: i64,
+        3 random: i64,
+    }
+}
+message! {
+    struct Data {
+        1 id: i64,
+        2 error: String,
+        3 data: Vec<u8>,
+    }
+}
+message! {
+    struct CloseRequest {
+        1 id: i64,
+    }
+}
+message! {
+    struct CloseResponse {
+        1 error: String,
+        2 id: i64,
+    }
+}
+message! {
+    struct CloseDial {
+        1 random: i64,
+    }
+}
+message! {
+    struct Drain {
+    }
+}
+
+/// What a server says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Said {
+    Dial {
+        protocol: String,
+        address: String,
+        random: i64,
+    },
+    CancelDial {
+        random: i64,
+    },
+    Data {
+        id: Id,
+        bytes: Vec<u8>,
+    },
+    Close {
+        id: Id,
+    },
+    /// What an agent is not told, or what nobody knows yet.
+    Else,
+}
+
+/// Reads one. Errors: it is no packet.
+pub(super) fn read(message: &[u8]) -> Result<Said, Error> {
+    let mut packet = Packet::default();
+    decode(&mut packet, message, LIMITS)?;
+    // The number and what follows it have to agree: one that is absent is 0.
+    Ok(match packet {
+        Packet {
+            kind: kind::DIAL_REQUEST,
+            dial_request: Some(dial),
+            ..
+        } => Said::Dial {
+            protocol: dial.protocol,
+            address: dial.address,
+            random: dial.random,
+        },
+        Packet {
+            kind: kind::CLOSE_DIAL,
+            close_dial: Some(close),
+            ..
+        } => Said::CancelDial {
+            random: close.random,
+        },
+        Packet {
+            kind: kind::DATA,
+            data: Some(data),
+            ..
+        } => Said::Data {
+            id: data.id,
+            bytes: data.data,
+        },
+        Packet {
+            kind: kind::CLOSE_REQUEST,
+            close_request: Some(close),
+            ..
+        } => Said::Close { id: close.id },
+        _ => Said::Else,
+    })
+}
+
+/// Answers a dial: with the number of the connection, or why there is none.
+pub(super) fn dialled(random: i64, answer: Result<Id, &str>) -> Vec<u8> {
+    let (id, error) = match answer {
+        Ok(id) => (id, String::new()),
+        Err(why) => (0, why.to_owned()),
+    };
+    encode(&mut Packet {
+        kind: kind::DIAL_RESPONSE,
+        dial_response: Some(DialResponse { error, id, random }),
+        ..Packet::default()
+    })
+}
+
+/// Bytes of a connection.
+pub(super) fn data(id: Id, data: Vec<u8>) -> Vec<u8> {
+    encode(&mut Packet {
+        kind: kind::DATA,
+        data: Some(Data {
+            id,
+            data,
+            ..Data::default()
+        }),
+        ..Packet::default()
+    })
+}
+
+/// A connection is over; `error`: why there was none.
+pub(super) fn closed(id: Id, error: &str) -> Vec<u8> {
+    encode(&mut Packet {
+        kind: kind::CLOSE_RESPONSE,
+        close_response: Some(CloseResponse {
+            error: error.to_owned(),
+            id,
+        }),
+        ..Packet::default()
+    })
+}
+
+/// No dials are taken any more.
+pub(super) fn drain() -> Vec<u8> {
+    encode(&mut Packet {
+        kind: kind::DRAIN,
+        drain: Some(Drain::default()),
+        ..Packet::default()
+    })
+}
+
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz {
+    //! Entry point of the fuzz target: packets of a server, one after the other, each with its length before it.
+
+    use super::*;
+    use crate::{
+        api::Mono,
+        logic::tunnel::stream::{Act, Heard, Ids, MAX_CONNECTIONS, Stream},
+    };
+
+    /// What becomes of connections must hold together, whatever the server says.
+    pub(crate) fn packets(mut bytes: &[u8]) -> String {
+        let (mut stream, mut ids) = (Stream::default(), Ids::new(0));
+        let (mut open, mut dials, mut answers) = (Vec::new(), 0, 0);
+        let mut out = String::new();
+        let mut now = 0;
+        while let Some((&len, rest)) = bytes.split_first() {
+            let (message, rest) = rest.split_at(rest.len().min(len.into()));
+            bytes = rest;
+            now += 1000;
+            let said = match read(message) {
+                Ok(said) => said,
+                Err(_) => return out + "x",
+            };
+            let heard = match said {
+                Said::Dial { random, .. } => {
+                    dials += 1;
+                    let is_own = random % 5 != 0;
+                    Heard::Dial { random, is_own }
+                }
+                Said::CancelDial { random } => Heard::CancelDial { random },
+                Said::Data { id, .. } => Heard::Data { id },
+                Said::Close { id } => Heard::Close { id },
+                Said::Else => continue,
+            };
+            match stream.hear(heard, &mut ids) {
+                Act::Open { id, .. } => {
+                    answers += 1;
+                    assert!(!open.contains(&id), "a number is used twice");
+                    open.push(id);
+                    out.push('o');
+                }
+                Act::Refuse { .. } => {
+                    answers += 1;
+                    out.push('r');
+                }
+                Act::Deliver => {
+                    let Heard::Data { id } = heard else {
+                        panic!("bytes of no packet");
+                    };
+                    assert!(open.contains(&id));
+                    stream.holds_up(id, len % 2 == 0, Mono(now));
+                    out.push('d');
+                }
+                Act::Drop { id } => {
+                    assert!(open.contains(&id));
+                    open.retain(|of| *of != id);
+                    out.push('c');
+                }
+                Act::Unknown { id } => {
+                    assert!(!open.contains(&id));
+                    out.push('u');
+                }
+                Act::Nothing => out.push('n'),
+            }
+            while let Some(id) = stream.overdue(Mono(now)) {
+                open.retain(|of| *of != id);
+            }
+            assert_eq!(stream.connections(), open.len());
+            assert!(open.len() <= MAX_CONNECTIONS);
+        }
+        assert_eq!(dials, answers, "each dial has one answer");
+        out
+    }
+
+    #[cfg(test)]
+    pub(crate) mod tests {
+        use super::{super::tests::of_server, *};
+
+        /// Inputs to begin with.
+        pub(crate) fn seeds() -> Vec<Vec<u8>> {
+            let framed = |all: &[Vec<u8>]| {
+                let piece =
+                    |m: &Vec<u8>| [&[u8::try_from(m.len()).expect("short")][..], m].concat();
+                all.iter().flat_map(piece).collect()
+            };
+            let server = of_server;
+            vec![
+                framed(&[
+                    server(Said::Dial {
+                        protocol: "tcp".into(),
+                        address: "n:10250".into(),
+                        random: 7,
+                    }),
+                    data(1, b"hello".to_vec()),
+                    server(Said::Close { id: 1 }),
+                    server(Said::CancelDial { random: 7 }),
+                ]),
+                framed(&[drain(), closed(1, "x"), dialled(1, Ok(2))]),
+            ]
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A packet as a server writes it.
+    pub(super) fn of_server(said: Said) -> Vec<u8> {
+        let mut packet = match said {
+            Said::Dial {
+                protocol,
+                address,
+                random,
+            } => Packet {
+                dial_request: Some(DialRequest {
+                    protocol,
+                    address,
+                    random,
+                }),
+                ..Packet::default()
+            },
+            Said::CancelDial { random } => Packet {
+                kind: kind::CLOSE_DIAL,
+                close_dial: Some(CloseDial { random }),
+                ..Packet::default()
+            },
+            Said::Close { id } => Packet {
+                kind: kind::CLOSE_REQUEST,
+                close_request: Some(CloseRequest { id }),
+                ..Packet::default()
+            },
+            Said::Data { id, bytes } => return data(id, bytes),
+            Said::Else => return drain(),
+        };
+        encode(&mut packet)
+    }
+
+    #[test]
+    fn packets_of_a_server() {
+        // TUN-02
+        // A dial has no number on the wire: 0 is absent.
+        let dial = b"\x12\x10\x0a\x03tcp\x12\x06n:1025\x18\xff\x01";
+        assert_eq!(
+            read(dial),
+            Ok(Said::Dial {
+                protocol: "tcp".into(),
+                address: "n:1025".into(),
+                random: 255,
+            })
+        );
+        let id = 0x7fff_ffff_ffff_ffff;
+        for said in [
+            Said::CancelDial { random: -1 },
+            Said::Close { id },
+            Said::Data {
+                id,
+                bytes: vec![0; 100],
+            },
+        ] {
+            assert_eq!(read(&of_server(said.clone())), Ok(said));
+        }
+        // What agents say, kinds that do not exist yet, and what has nothing in it.
+        for other in [
+            &b"\x08\x07"[..],
+            b"",
+            b"\x08\x06\x42\x00",
+            b"\x08\x04",
+            b"\x08\x63\x22\x02\x08\x01",
+        ] {
+            assert_eq!(read(other), Ok(Said::Else), "{other:?}");
+        }
+        assert_eq!(read(b"\x12\x7f"), Err(Error::Cut));
+    }
+
+    #[test]
+    fn packets_of_this_agent() {
+        // TUN-02
+        assert_eq!(dialled(9, Ok(5)), b"\x08\x01\x1a\x04\x10\x05\x18\x09");
+        assert_eq!(dialled(9, Err("no")), b"\x08\x01\x1a\x06\x0a\x02no\x18\x09");
+        assert_eq!(
+            data(3, b"hi".to_vec()),
+            b"\x08\x04\x22\x06\x08\x03\x1a\x02hi"
+        );
+        assert_eq!(closed(3, ""), b"\x08\x03\x32\x02\x10\x03");
+        assert_eq!(closed(3, "?"), b"\x08\x03\x32\x05\x0a\x01?\x10\x03");
+        assert_eq!(drain(), b"\x08\x06\x42\x00");
+    }
+}

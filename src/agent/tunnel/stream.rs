@@ -1,0 +1,364 @@
+//! One stream, and the connections that it carries: bytes between the server of a tunnel and the server of this node.
+//!
+//! Nothing is read from the stream while what came last has no room, or while answers wait: the server is held back by the
+//! window then. What the node says waits where it is made, but for 16 KiB of each connection.
+
+use alloc::{collections::VecDeque, rc::Rc};
+use core::{
+    future::poll_fn,
+    task::{Context, Poll},
+};
+
+use smol::future::FutureExt as _;
+
+use super::{
+    Shared,
+    connect::{Failed, Opened},
+    packet::{self, Said},
+};
+use crate::{
+    agent::{clock::Alarm, wake::Wake},
+    api::Mono,
+    grpc::client::{Call, Client},
+    logic::tunnel::{
+        Own,
+        line::{Ending, Line, Silence},
+        stream::{Act, Heard, Id, MAX_INWARD_BYTES, Refusal, Stream},
+    },
+    server::pipe::{Far, pipe},
+};
+
+/// Bytes of a connection in one packet, and what waits for it.
+const DATA_BYTES: usize = 16 * 1024;
+/// Answers that wait to be sent, above which nothing is read: each packet has one at most.
+const MAX_ANSWERS: usize = 64;
+/// Steps after which others have their turn.
+const TURNS: usize = 16;
+
+/// See the module.
+pub(super) struct Carrying {
+    shared: Rc<Shared>,
+    client: Client,
+    call: Call,
+    _driver: smol::Task<crate::grpc::status::Status>,
+    own: Own,
+    identifiers: String,
+    stream: Stream,
+    ends: Vec<(Id, Far)>,
+    answers: VecDeque<Vec<u8>>,
+    /// Bytes that have no room yet, and how many of them had.
+    held: Option<(Id, Vec<u8>, usize)>,
+    /// When the server was asked whether it is there.
+    asked: Option<Mono>,
+    alarm: Option<(Mono, Alarm)>,
+    /// Another is to take its place, or none.
+    is_left: bool,
+    /// The server was told.
+    is_leaving: bool,
+}
+
+/// How far a stream has come.
+pub(super) enum Turned {
+    /// It is over.
+    Ended(Failed),
+    /// Another is to take its place; what it carries goes on.
+    Leaves(&'static str),
+}
+
+impl Carrying {
+    pub(super) fn new(shared: &Rc<Shared>, opened: Opened, own: Own, identifiers: String) -> Self {
+        let streams = &shared.board.streams;
+        streams.set(streams.get() + 1);
+        Self {
+            shared: Rc::clone(shared),
+            client: opened.client,
+            call: opened.call,
+            _driver: opened.driver,
+            own,
+            identifiers,
+            stream: Stream::default(),
+            ends: Vec::new(),
+            answers: VecDeque::new(),
+            held: None,
+            asked: None,
+            alarm: None,
+            is_left: false,
+            is_leaving: false,
+        }
+    }
+
+    /// Carries until the stream ends, or another is to take its place. Once the agent ends, until nothing is carried any more.
+    ///
+    /// - `replaced`: another is to take its place, or has when this wakes: then the same.
+    pub(super) async fn run(&mut self, line: &Line, replaced: Option<&Wake>) -> Turned {
+        self.is_left = replaced.is_some();
+        let shared = Rc::clone(&self.shared);
+        let last = async {
+            match replaced {
+                Some(replaced) => shared.stopped().or(replaced.woken()).await,
+                None => shared.stopped().await,
+            }
+            None
+        };
+        let turned = poll_fn(|cx| self.poll(line, cx).map(Some));
+        if let Some(turned) = turned.or(last).await {
+            return turned;
+        }
+        self.leave();
+        poll_fn(|cx| self.poll(line, cx)).await
+    }
+
+    /// Tells the server that no dials are taken any more.
+    fn leave(&mut self) {
+        self.is_left = true;
+        self.is_leaving = true;
+        self.stream.leave();
+        self.answers.push_back(packet::drain());
+    }
+
+    fn poll(&mut self, line: &Line, cx: &mut Context<'_>) -> Poll<Turned> {
+        for _ in 0..TURNS {
+            match self.step(cx) {
+                Err(failed) => return Poll::Ready(Turned::Ended(failed)),
+                Ok(true) => {}
+                Ok(false) => return self.rest(line, cx),
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Nothing moves: looks at the time.
+    fn rest(&mut self, line: &Line, cx: &mut Context<'_>) -> Poll<Turned> {
+        let is_empty = self.stream.connections() == 0 && self.answers.is_empty();
+        let is_done = self.is_leaving && is_empty;
+        if is_done && self.call.poll_sent(cx).is_ready() {
+            let all_said = Failed::broken("it was left");
+            return Poll::Ready(Turned::Ended(all_said));
+        }
+        if !self.is_left && self.client.is_leaving() {
+            return Poll::Ready(Turned::Leaves("the server goes away"));
+        }
+        // Bounded: goes on only when an alarm has rung, and the next is later.
+        loop {
+            let now = self.shared.clock.now();
+            let heard = Mono(0) + self.client.heard();
+            if self.asked.is_some() && !self.client.awaits_pong() {
+                self.asked = None;
+            }
+            let silent = match line.silence(heard, self.asked, now) {
+                Silence::Until(due) => due,
+                Silence::Ask => {
+                    self.client.ping();
+                    self.asked = Some(now);
+                    // It is a time at which something is looked at anyway.
+                    if !self.is_left
+                        && self
+                            .shared
+                            .who()
+                            .is_some_and(|(id, _)| id != self.identifiers)
+                    {
+                        return Poll::Ready(Turned::Leaves(
+                            "the addresses of the node have changed",
+                        ));
+                    }
+                    continue;
+                }
+                Silence::Dead => {
+                    let ending = Ending::Silent;
+                    let why = "the server is silent".into();
+                    return Poll::Ready(Turned::Ended(Failed { ending, why }));
+                }
+            };
+            let due = self.stream.due().map_or(silent, |due| due.min(silent));
+            // One that rings too early is looked at again; so what comes need not move it.
+            if self.alarm.as_ref().is_none_or(|(at, _)| *at > due) {
+                self.alarm = Some((due, self.shared.clock.until(due)));
+            }
+            let Some((_, alarm)) = &mut self.alarm else {
+                return Poll::Pending;
+            };
+            if alarm.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            self.alarm = None;
+            if self.end_overdue() {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// Ends connections that hold up the others; whether there were any.
+    fn end_overdue(&mut self) -> bool {
+        let now = self.shared.clock.now();
+        let mut any = false;
+        while let Some(id) = self.stream.overdue(now) {
+            any = true;
+            self.drop_end(id);
+            self.answers
+                .push_back(packet::closed(id, "the node does not read"));
+        }
+        any
+    }
+
+    /// One step each way; whether anything moved.
+    fn step(&mut self, cx: &mut Context<'_>) -> Result<bool, Failed> {
+        let inward = self.step_inward(cx)?;
+        Ok(self.step_outward(cx) || inward)
+    }
+
+    fn step_inward(&mut self, cx: &mut Context<'_>) -> Result<bool, Failed> {
+        if self.held.is_some() {
+            return Ok(self.deliver(cx));
+        }
+        if self.answers.len() >= MAX_ANSWERS {
+            return Ok(false);
+        }
+        match self.call.poll_next(cx) {
+            Poll::Pending => Ok(false),
+            Poll::Ready(Ok(Some(message))) => {
+                let said = packet::read(&message);
+                let said = said.map_err(|e| Failed::broken(format!("it sends no packets: {e}")))?;
+                self.hear(said);
+                Ok(true)
+            }
+            Poll::Ready(Ok(None)) => Err(Failed::broken("the server has ended the stream")),
+            Poll::Ready(Err(status)) => Err(Failed::of(&status)),
+        }
+    }
+
+    /// Gives a connection what has room there; whether anything moved.
+    fn deliver(&mut self, cx: &Context<'_>) -> bool {
+        let Some((id, bytes, at)) = &mut self.held else {
+            return false;
+        };
+        let Some((_, end)) = self.ends.iter().find(|(of, _)| of == id) else {
+            self.held = None;
+            return true;
+        };
+        let given = end.give(&bytes[*at..], cx);
+        *at += given;
+        let is_all = *at == bytes.len();
+        let id = *id;
+        if is_all {
+            self.held = None;
+        }
+        self.shared
+            .board
+            .note(|figures| figures.bytes_in += u64::try_from(given).unwrap_or(0));
+        let has_room = is_all || given > 0;
+        self.stream.holds_up(id, has_room, self.shared.clock.now());
+        has_room
+    }
+
+    fn hear(&mut self, said: Said) {
+        let mut bytes = Vec::new();
+        let mut target = String::new();
+        let heard = match said {
+            Said::Dial {
+                protocol,
+                address,
+                random,
+            } => {
+                let is_own = self.own.is_meant(&protocol, &address);
+                target = address;
+                Heard::Dial { random, is_own }
+            }
+            Said::CancelDial { random } => Heard::CancelDial { random },
+            Said::Data { id, bytes: came } => {
+                bytes = came;
+                Heard::Data { id }
+            }
+            Said::Close { id } => Heard::Close { id },
+            Said::Else => return,
+        };
+        let act = self.stream.hear(heard, &mut self.shared.ids.borrow_mut());
+        match (act, heard) {
+            (Act::Nothing, _) => {}
+            (Act::Open { id, random }, _) => {
+                let (near, far) = pipe(MAX_INWARD_BYTES, DATA_BYTES);
+                self.ends.push((id, far));
+                self.shared.take_in(near);
+                self.shared.board.note(|figures| figures.opened += 1);
+                self.answers.push_back(packet::dialled(random, Ok(id)));
+            }
+            (Act::Refuse { random, why }, _) => {
+                match why {
+                    Refusal::Misrouted => self.shared.misrouted(&target),
+                    Refusal::TooMany | Refusal::Leaving => {
+                        self.shared.board.note(|figures| figures.refused += 1);
+                    }
+                }
+                let answer = packet::dialled(random, Err(why.text()));
+                self.answers.push_back(answer);
+            }
+            (Act::Deliver, Heard::Data { id }) => self.held = Some((id, bytes, 0)),
+            (Act::Deliver, _) => {}
+            (Act::Drop { id }, _) => {
+                self.drop_end(id);
+                self.answers.push_back(packet::closed(id, ""));
+            }
+            (Act::Unknown { id }, _) => {
+                self.answers
+                    .push_back(packet::closed(id, "there is no such connection"));
+            }
+        }
+    }
+
+    fn drop_end(&mut self, id: Id) {
+        self.ends.retain(|(of, _)| *of != id);
+        if self.ends.is_empty() {
+            self.ends = Vec::new();
+        }
+    }
+
+    /// Sends an answer, or what the next connection says; whether there was anything.
+    fn step_outward(&mut self, cx: &mut Context<'_>) -> bool {
+        if self.call.poll_room(cx).is_pending() {
+            return false;
+        }
+        if let Some(answer) = self.answers.pop_front() {
+            self.call.push(&answer);
+            if self.answers.is_empty() {
+                self.answers = VecDeque::new();
+            }
+            return true;
+        }
+        let end = |id| {
+            self.ends
+                .iter()
+                .find(|(of, _)| *of == id)
+                .map(|(_, end)| end)
+        };
+        let has_something = |id| end(id).is_some_and(|end| end.has_something(cx));
+        let Some(id) = self.stream.next_to_send(has_something) else {
+            return false;
+        };
+        let mut bytes = vec![0; DATA_BYTES];
+        let len = end(id)
+            .and_then(|end| end.take(&mut bytes, cx))
+            .unwrap_or(0);
+        bytes.truncate(len);
+        if len == 0 {
+            // Its last bytes have been sent before.
+            self.stream.forget(id);
+            self.drop_end(id);
+            self.answers.push_back(packet::closed(id, ""));
+        } else {
+            self.shared
+                .board
+                .note(|figures| figures.bytes_out += u64::try_from(len).unwrap_or(0));
+            self.call.push(&packet::data(id, bytes));
+        }
+        true
+    }
+}
+
+impl Drop for Carrying {
+    fn drop(&mut self) {
+        let streams = &self.shared.board.streams;
+        streams.set(streams.get() - 1);
+        self.shared.changed.wake_all();
+    }
+}

@@ -1,0 +1,137 @@
+//! A tunnel: the apiserver reaches a node that nobody can dial, because the node has dialled. What an agent of a konnectivity
+//! server decides. Rows TUN-01 to TUN-15.
+//!
+//! | module | what is decided there |
+//! |---|---|
+//! | [`stream`] | what each packet means for the connections that are carried |
+//! | [`mod@line`] | which servers are dialled, when again, and whether they are still there |
+//! | here | who this node says it is, and what may be dialled here |
+
+pub mod line;
+pub mod stream;
+
+use alloc::{borrow::ToOwned as _, string::String, vec::Vec};
+use core::net::IpAddr;
+
+use crate::api::node::NodeAddress;
+
+/// Who this agent is, for a server: it files connections under that, and an old stream of an agent may linger there. So a boot
+/// of the machine is another agent (TUN-04).
+#[must_use]
+pub fn agent_id(node: &str, boot_id: &str) -> String {
+    format!("{node}-{boot_id}")
+}
+
+/// Under which names a server is to find this node: all that its Node says, in the order it does (TUN-07).
+#[must_use]
+pub fn identifiers(node: &str, addresses: &[NodeAddress]) -> String {
+    let mut out = format!("host={node}");
+    for NodeAddress { address, .. } in addresses {
+        let kind = match address.parse() {
+            Ok(IpAddr::V4(_)) => "ipv4",
+            Ok(IpAddr::V6(_)) => "ipv6",
+            Err(_) if address == node => continue,
+            Err(_) => "host",
+        };
+        out += &format!("&{kind}={address}");
+    }
+    out
+}
+
+/// What may be dialled: the server of this node, under its own names (TUN-06).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Own {
+    /// Name of the node.
+    pub node: String,
+    /// Addresses and names of its Node.
+    pub addresses: Vec<String>,
+    /// Port of its server.
+    pub port: u16,
+}
+
+impl Own {
+    /// Of this node, with these addresses.
+    #[must_use]
+    pub fn new(node: &str, addresses: &[NodeAddress], port: u16) -> Self {
+        Self {
+            node: node.to_owned(),
+            addresses: addresses.iter().map(|a| a.address.clone()).collect(),
+            port,
+        }
+    }
+
+    /// Whether it is that.
+    #[must_use]
+    pub fn is_meant(&self, protocol: &str, target: &str) -> bool {
+        let Some((host, port)) = target.rsplit_once(':') else {
+            return false;
+        };
+        let bracketed = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
+        let host = bracketed.unwrap_or(host);
+        let is_host = |own: &str| {
+            let same = || Some(own.parse::<IpAddr>().ok()? == host.parse::<IpAddr>().ok()?);
+            own.eq_ignore_ascii_case(host) || same().unwrap_or(false)
+        };
+        protocol == "tcp"
+            && port.parse() == Ok(self.port)
+            && (is_host(&self.node) || self.addresses.iter().any(|own| is_host(own)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addresses(all: &[(&str, &str)]) -> Vec<NodeAddress> {
+        let address = |(kind, address): &(&str, &str)| NodeAddress {
+            kind: (*kind).to_owned(),
+            address: (*address).to_owned(),
+        };
+        all.iter().map(address).collect()
+    }
+
+    #[test]
+    fn who_this_is() {
+        // TUN-04 TUN-07
+        assert_eq!(agent_id("n", "b"), "n-b");
+        let all = addresses(&[
+            ("InternalIP", "192.168.1.2"),
+            ("InternalIP", "fd00::2"),
+            ("Hostname", "n"),
+            ("InternalDNS", "n.lan"),
+        ]);
+        assert_eq!(
+            identifiers("n", &all),
+            "host=n&ipv4=192.168.1.2&ipv6=fd00::2&host=n.lan"
+        );
+        assert_eq!(identifiers("n", &[]), "host=n");
+    }
+
+    #[test]
+    fn what_may_be_dialled() {
+        // TUN-06
+        let all = addresses(&[("InternalIP", "192.168.1.2"), ("InternalIP", "fd00::2")]);
+        let own = Own::new("n", &all, 10250);
+        for (target, want) in [
+            ("n:10250", true),
+            ("N:10250", true),
+            ("192.168.1.2:10250", true),
+            ("[fd00::2]:10250", true),
+            ("[fd00:0::2]:10250", true),
+            ("fd00::2:10250", true),
+            ("n:10251", false),
+            ("n", false),
+            ("n:", false),
+            ("n:010250x", false),
+            ("192.168.1.3:10250", false),
+            ("127.0.0.1:10250", false),
+            ("localhost:10250", false),
+            ("other:10250", false),
+            ("", false),
+            (":10250", false),
+        ] {
+            assert_eq!(own.is_meant("tcp", target), want, "{target}");
+        }
+        assert!(!own.is_meant("udp", "n:10250"));
+    }
+}

@@ -1,0 +1,308 @@
+//! A connection within this process: no socket, two bounded queues. What comes through a tunnel reaches the server by it.
+//!
+//! Who writes waits while the queue is full; who has written and goes leaves what he wrote. One thread.
+
+use alloc::{collections::VecDeque, rc::Rc};
+use core::cell::RefCell;
+use core::pin::Pin;
+use core::task::{Context, Poll, Waker};
+use std::io;
+
+use smol::io::{AsyncRead, AsyncWrite};
+
+/// What an empty queue may keep, bytes.
+const KEPT_BYTES: usize = 0;
+
+/// One direction.
+#[derive(Default)]
+struct Way {
+    bytes: VecDeque<u8>,
+    max: usize,
+    /// Nothing more is written.
+    is_ended: bool,
+    /// Nobody reads any more.
+    is_deaf: bool,
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+}
+
+impl Way {
+    fn new(max: usize) -> Self {
+        Self {
+            max,
+            ..Self::default()
+        }
+    }
+
+    fn room(&self) -> usize {
+        self.max.saturating_sub(self.bytes.len())
+    }
+
+    /// Puts in what there is room for.
+    fn put(&mut self, bytes: &[u8]) -> usize {
+        let piece = &bytes[..bytes.len().min(self.room())];
+        self.bytes.extend(piece);
+        if !piece.is_empty() {
+            wake(&mut self.reader);
+        }
+        piece.len()
+    }
+
+    /// Takes out as much as `into` holds.
+    fn take(&mut self, into: &mut [u8]) -> usize {
+        let (first, second) = self.bytes.as_slices();
+        let one = first.len().min(into.len());
+        into[..one].copy_from_slice(&first[..one]);
+        let two = second.len().min(into.len() - one);
+        into[one..one + two].copy_from_slice(&second[..two]);
+        self.bytes.drain(..one + two);
+        if self.bytes.is_empty() {
+            self.bytes.shrink_to(KEPT_BYTES);
+        }
+        wake(&mut self.writer);
+        one + two
+    }
+
+    fn end(&mut self) {
+        self.is_ended = true;
+        wake(&mut self.reader);
+    }
+
+    fn deafen(&mut self) {
+        self.is_deaf = true;
+        self.bytes = VecDeque::new();
+        wake(&mut self.writer);
+    }
+}
+
+fn wake(waker: &mut Option<Waker>) {
+    if let Some(waker) = waker.take() {
+        waker.wake();
+    }
+}
+
+/// Both directions: to the server, and from it.
+struct Ways {
+    inward: Way,
+    outward: Way,
+}
+
+/// A pipe whose queues hold so many bytes: to the server, and from it.
+#[must_use]
+pub fn pipe(inward: usize, outward: usize) -> (Near, Far) {
+    let ways = Rc::new(RefCell::new(Ways {
+        inward: Way::new(inward),
+        outward: Way::new(outward),
+    }));
+    (Near(Rc::clone(&ways)), Far(ways))
+}
+
+/// The server's end: a stream as any other.
+pub struct Near(Rc<RefCell<Ways>>);
+
+/// The same end, for questions that a stream does not answer.
+#[derive(Clone)]
+pub(super) struct Beside(Rc<RefCell<Ways>>);
+
+impl Near {
+    pub(super) fn beside(&self) -> Beside {
+        Beside(Rc::clone(&self.0))
+    }
+}
+
+impl Beside {
+    /// Whether the other end is gone, or says nothing more.
+    pub(super) fn has_hung_up(&self) -> bool {
+        let ways = self.0.borrow();
+        ways.inward.is_ended || ways.outward.is_deaf
+    }
+
+    /// What was not taken yet is dropped.
+    pub(super) fn cut(&self) {
+        self.0.borrow_mut().outward.bytes = VecDeque::new();
+    }
+
+    /// Nothing more is said.
+    pub(super) fn end(&self) {
+        self.0.borrow_mut().outward.end();
+    }
+}
+
+impl AsyncRead for Near {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        let way = &mut self.0.borrow_mut().inward;
+        if way.bytes.is_empty() && !way.is_ended && !buf.is_empty() {
+            way.reader = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        Poll::Ready(Ok(way.take(buf)))
+    }
+}
+
+impl AsyncWrite for Near {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let way = &mut self.0.borrow_mut().outward;
+        if way.is_deaf || way.is_ended {
+            return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+        }
+        if way.room() == 0 && !buf.is_empty() {
+            way.writer = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        Poll::Ready(Ok(way.put(buf)))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.borrow_mut().outward.end();
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for Near {
+    fn drop(&mut self) {
+        let mut ways = self.0.borrow_mut();
+        ways.outward.end();
+        ways.inward.deafen();
+    }
+}
+
+/// The tunnel's end.
+pub struct Far(Rc<RefCell<Ways>>);
+
+impl Far {
+    /// Gives the server what it has room for; how much that was. A server that has gone takes everything. If it is not all, `cx`
+    /// is woken when there is room.
+    pub fn give(&self, bytes: &[u8], cx: &Context<'_>) -> usize {
+        let way = &mut self.0.borrow_mut().inward;
+        if way.is_deaf {
+            return bytes.len();
+        }
+        let given = way.put(bytes);
+        if given < bytes.len() {
+            way.writer = Some(cx.waker().clone());
+        }
+        given
+    }
+
+    /// What the server says, in `into`: a number of bytes, 0 at its end. `None`: nothing yet; `cx` is woken then.
+    pub fn take(&self, into: &mut [u8], cx: &Context<'_>) -> Option<usize> {
+        let way = &mut self.0.borrow_mut().outward;
+        if way.bytes.is_empty() && !way.is_ended {
+            way.reader = Some(cx.waker().clone());
+            return None;
+        }
+        Some(way.take(into))
+    }
+
+    /// Whether [`Self::take`] would give something, or say that it is the end. If not, `cx` is woken when it would.
+    #[must_use]
+    pub fn has_something(&self, cx: &Context<'_>) -> bool {
+        let way = &mut self.0.borrow_mut().outward;
+        let has = way.is_ended || !way.bytes.is_empty();
+        if !has {
+            way.reader = Some(cx.waker().clone());
+        }
+        has
+    }
+}
+
+impl Drop for Far {
+    fn drop(&mut self) {
+        let mut ways = self.0.borrow_mut();
+        ways.inward.end();
+        ways.outward.deafen();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use smol::future::{block_on, poll_once};
+    use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    fn taken(far: &Far, most: usize) -> Option<Vec<u8>> {
+        let mut into = vec![0; most];
+        let n = far.take(&mut into, &Context::from_waker(Waker::noop()))?;
+        into.truncate(n);
+        Some(into)
+    }
+
+    #[test]
+    fn who_writes_waits_for_room() {
+        // TUN-12
+        let (mut near, far) = pipe(4, 3);
+        let cx = Context::from_waker(Waker::noop());
+        assert_eq!(far.give(b"abcdef", &cx), 4);
+        assert_eq!(far.give(b"ef", &cx), 0);
+        block_on(async {
+            let mut got = [0; 3];
+            near.read_exact(&mut got).await.expect("read");
+            assert_eq!(&got, b"abc");
+            assert_eq!(far.give(b"efgh", &cx), 3);
+            assert_eq!(taken(&far, 8), None);
+            assert!(!far.has_something(&cx));
+            let mut write = Box::pin(near.write_all(b"12345"));
+            assert!(poll_once(&mut write).await.is_none(), "no room");
+            assert_eq!(taken(&far, 2), Some(b"12".to_vec()));
+            assert!(poll_once(&mut write).await.is_some());
+            assert_eq!(taken(&far, 8), Some(b"345".to_vec()));
+        });
+    }
+
+    #[test]
+    fn ends() {
+        // TUN-05
+        block_on(async {
+            // What was said before the end arrives.
+            let (mut near, far) = pipe(8, 8);
+            near.write_all(b"bye").await.expect("room");
+            drop(near);
+            assert_eq!(taken(&far, 8), Some(b"bye".to_vec()));
+            assert_eq!(taken(&far, 8), Some(Vec::new()));
+            let cx = Context::from_waker(Waker::noop());
+            assert_eq!(far.give(&[0; 100], &cx), 100, "nobody reads it");
+            // Also the other way.
+            let (mut near, far) = pipe(8, 8);
+            let beside = near.beside();
+            far.give(b"ask", &cx);
+            assert!(!beside.has_hung_up());
+            drop(far);
+            assert!(beside.has_hung_up());
+            let mut all = Vec::new();
+            near.read_to_end(&mut all).await.expect("the end");
+            assert_eq!(all, b"ask");
+            let failed = near.write(b"x").await.expect_err("nobody is there");
+            assert_eq!(failed.kind(), io::ErrorKind::BrokenPipe);
+            // One that is closed says nothing more.
+            let (mut near, far) = pipe(8, 8);
+            near.write_all(b"lost").await.expect("room");
+            near.beside().cut();
+            near.close().await.expect("closed");
+            assert_eq!(taken(&far, 8), Some(Vec::new()));
+            assert!(near.write(b"x").await.is_err());
+        });
+    }
+
+    #[test]
+    fn an_empty_pipe_holds_nothing() {
+        let (near, far) = pipe(1 << 16, 1 << 16);
+        let cx = Context::from_waker(Waker::noop());
+        far.give(&[1; 60_000], &cx);
+        let mut near = near;
+        block_on(near.read_exact(&mut [0; 60_000])).expect("read");
+        assert_eq!(near.0.borrow().inward.bytes.capacity(), 0);
+    }
+}
