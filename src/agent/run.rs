@@ -48,6 +48,7 @@ use crate::{
     api::cri::CgroupDriver,
     cgroup::{Cgroups, SYSTEMD_SOCKET, Slices, Version},
     config::{self, Config},
+    device,
     error::chain,
     logic::node_resources,
     net::ProxyVariables,
@@ -460,7 +461,11 @@ async fn serve(
         .into_iter()
         .for_each(spawn);
     let delays = backoff_store::restore(&parts.cfg.dirs.run);
-    let agent = Agent::new(&parts, relist.clone(), delays);
+    let beginning = assembly::first_devices(&parts);
+    let agent = Agent::new(&parts, relist.clone(), delays, beginning);
+    assembly::device_watch(&parts, &sender)
+        .into_iter()
+        .for_each(spawn);
     let hands = assembly::hands(&parts, &driver, &executor, &sender, relist);
     event_loop::run(agent, hands, parts.tools.loop_watch.clone(), events).await;
     tell(notify, Notify::stopping);
@@ -586,7 +591,9 @@ async fn assemble(
         clock: shared,
         places: Arc::new(places),
     };
+    let device_root = cfg.devices.as_ref().map_or(Path::new("/"), |d| &d.root);
     let parts = Parts::new(Given {
+        devices: Arc::new(device::Host::below(device_root)),
         gauge: Rc::new(gauge),
         unused_images: Some(unused_images),
         node: Rc::new(Node::new(facts, node::addresses, context, admission)),

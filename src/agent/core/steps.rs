@@ -37,6 +37,7 @@ impl Agent {
             host_ips: self.owners.node.host_ips(),
             asked: self.pods.asked(),
             limited: self.pods.is_limited(&uid),
+            devices: self.devices.held_by(&uid),
             cancel,
             line: Line { call, tell },
             uid,
@@ -157,14 +158,16 @@ impl Agent {
         if !terminal {
             statuses.watch_deadline(call, pod);
         }
+        let holders = self.instances_to_restart(uid);
         let network = || {
             let problem = self.view.network_problem();
             problem.filter(|_| !pod.spec.host_network)
         };
         let runs_nothing = self.view.start_problem().map(Problem::Runtime);
-        let actions = self.owners.probes.with(uid, |probes| {
+        let mut actions = self.owners.probes.with(uid, |probes| {
             actions::compute_pod_actions(pod, runtime, probes)
         });
+        actions::restart_holders(&mut actions, pod, runtime, &holders);
         if actions.restart_all {
             // What has succeeded starts over as well.
             self.pods.set_succeeded(uid, Vec::new());

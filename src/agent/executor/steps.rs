@@ -14,6 +14,7 @@ use crate::{
         actions::PodActions,
         backoff::{CrashLoop, Record},
         cgroup::Asked,
+        devices::PodDevices,
         pod_table::Handle,
         status::PodFailure,
     },
@@ -32,6 +33,8 @@ pub(in crate::agent) struct Plan {
     pub(in crate::agent) asked: Asked,
     /// This agent has given the pod's cgroup its limits.
     pub(in crate::agent) limited: bool,
+    /// Devices that the pod holds.
+    pub(in crate::agent) devices: Option<PodDevices>,
     /// Whether the call is still wanted.
     pub(in crate::agent) cancel: Rc<Cancel>,
     /// To the loop.

@@ -43,6 +43,7 @@ use super::{
         views::Taken,
     },
     api::FakeApi,
+    devices::FakeDevices,
     drawn,
     gauge::{Left, TestGauge},
     provider::{FakeProvider, HANDLER},
@@ -52,6 +53,7 @@ use crate::{
     api::{Mono, PodStatus, PodUid, Wall, pod_status::Phase, received::Delivered},
     cgroup::{Cgroups, Hierarchy},
     config::{self, Config},
+    device,
     kube::{Api, KubeLanes, Threads},
     logic::{
         node::{Interface, Local},
@@ -632,7 +634,8 @@ impl Running {
         let (relist, asked) = smol::channel::bounded(1);
         let parts = Parts::new(given);
         let delays = backoff_store::restore(&parts.cfg.dirs.run);
-        let agent = Agent::new(&parts, relist.clone(), delays);
+        let beginning = assembly::first_devices(&parts);
+        let agent = Agent::new(&parts, relist.clone(), delays, beginning);
         let agent = Rc::new(RefCell::new(agent));
         let driver = driver(&parts);
         let hands = assembly::hands(&parts, &driver, executor, events, relist);
@@ -640,6 +643,9 @@ impl Running {
         let run = event_loop::run(Rc::clone(&agent), hands, watch, queue);
         let task = executor.spawn(drawn::started(run));
         for task in pollers::tasks(&parts, driver, asked, events) {
+            executor.spawn(drawn::started(task)).detach();
+        }
+        if let Some(task) = assembly::device_watch(&parts, events) {
             executor.spawn(drawn::started(task)).detach();
         }
         let members = cluster_views::tasks(&parts, executor, events);
@@ -664,6 +670,8 @@ pub(in crate::agent) struct Template {
     wire: Rc<FakeWire>,
     /// What there is of everything.
     pub(in crate::agent) left: Rc<Left>,
+    /// Devices of the machine.
+    pub(in crate::agent) devices: Arc<FakeDevices>,
 }
 
 impl Template {
@@ -716,6 +724,7 @@ impl Template {
             volumes: Volumes::new(&cfg.dirs.root).expect("volumes"),
             wire: Rc::default(),
             left: Rc::default(),
+            devices: Arc::default(),
             cfg,
             node,
             root: root.into(),
@@ -767,6 +776,7 @@ impl Template {
             admission::facts(&cfg, &node, (6, 1), false, &fake.capabilities()).expect("facts");
         let node = Rc::new(Node::new(node, addresses, context, admission));
         Given {
+            devices: Arc::clone(&self.devices) as Arc<dyn device::Machine>,
             joined,
             wire: Rc::new(Rc::clone(&self.wire)),
             node,

@@ -286,7 +286,9 @@ fn entry(value: &Value, path: &str) -> Result<Entry, WrongValue> {
             false => format!("{PREFIX}{resource}"),
         };
     }
-    check_resource(&entry.resource).map_err(|why| fields.wrong("resource", why))?;
+    if let Some(why) = wrong_resource(&entry.resource) {
+        return Err(fields.wrong("resource", why));
+    }
     match (fields.take("match"), preset.is_empty()) {
         (None, false) => {}
         (Some(_), false) => return Err(fields.wrong("match", "is what preset says already")),
@@ -346,19 +348,19 @@ fn mode(value: &Value) -> Option<u32> {
 }
 
 /// - Source: `pkg/apis/core/v1/helper`, `IsExtendedResourceName`: a quota has `requests.` before it.
-fn check_resource(name: &str) -> Result<(), String> {
+fn wrong_resource(name: &str) -> Option<String> {
     if name.is_empty() {
-        return Err("is missing".into());
+        return Some("is missing".into());
     }
     if !is_extended(name)
         || name.starts_with("requests.")
         || !names::is_qualified_name(&format!("requests.{name}"))
     {
-        return Err(format!(
+        return Some(format!(
             "is {name:?}, must be the name of an extended resource, such as {PREFIX}serial"
         ));
     }
-    Ok(())
+    None
 }
 
 /// One alternative, or a list of them.
@@ -408,7 +410,9 @@ fn what(fields: &mut Fields<'_>) -> Result<What, WrongValue> {
     let pattern = fields.text("path")?;
     match (pattern.is_empty(), fields.take("usb")) {
         (false, None) => {
-            glob::check(&pattern).map_err(|why| fields.wrong("path", why))?;
+            if let Some(why) = glob::problem(&pattern) {
+                return Err(fields.wrong("path", why));
+            }
             Ok(What::Path(pattern))
         }
         (true, Some(value)) => usb(&value, &format!("{}.usb", fields.path)).map(What::Usb),

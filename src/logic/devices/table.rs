@@ -1,7 +1,7 @@
 //! Resources, their units, and who holds them (DEV-03, DEV-06, DEV-07, DEV-35, DEV-40). Whether a resource is declared in the
 //! configuration or is a plugin's does not matter here: its units are reported.
 
-use alloc::{boxed::Box, collections::BTreeMap, format, rc::Rc, string::String, vec::Vec};
+use alloc::{boxed::Box, collections::BTreeMap, format, rc::Rc, vec::Vec};
 use core::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
@@ -535,7 +535,11 @@ fn uses(held: &[Held], resource: &str, id: &str) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use alloc::{borrow::ToOwned, string::ToString, vec};
+    use alloc::{
+        borrow::ToOwned,
+        string::{String, ToString},
+        vec,
+    };
 
     use super::*;
 

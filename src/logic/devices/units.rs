@@ -16,8 +16,10 @@ use super::{
 };
 use crate::{
     api::{
+        PodError,
         cri::Device,
         device::{Node, Seen},
+        order::Order as _,
     },
     fnv::fnv1a,
 };
@@ -61,28 +63,32 @@ pub struct Given {
 /// What `container` gets for what its pod holds, of units as they are seen now (DEV-41). The numbers of the nodes are what
 /// was seen: who opens a node checks that it has them.
 ///
-/// - Errors: a unit is not here, or its resource is no longer declared; in words for its owner.
+/// - Errors: a unit is not here, or its resource is no longer declared.
 pub fn given(
     declared: &Declared,
     seen: &Seen,
     held: &[Held],
     container: &str,
-) -> Result<Given, String> {
+) -> Result<Given, PodError> {
     let mut given = Given::default();
     let mut own: Vec<&Held> = held.iter().filter(|h| *h.container == *container).collect();
-    crate::api::order::Order::order_by(&mut own[..], |a, b| a.resource.cmp(&b.resource));
+    own.order_by(|a, b| a.resource.cmp(&b.resource));
     for held in own {
         let resource = &held.resource;
         let entry = declared
             .entry(resource)
-            .ok_or_else(|| format!("{resource} is no longer in picolet.devices"))?;
+            .ok_or_else(|| {
+            PodError::Node(format!("{resource} is no longer in picolet.devices"))
+        })?;
         let found = find(entry, seen);
         let mut paths = Vec::new();
         // One unit may be held more than once, its nodes are there once.
         let ids: BTreeSet<&str> = held.ids.iter().map(|id| &**id).collect();
         for id in ids {
             let unit = found.iter().find(|unit| unit.id == id);
-            let unit = unit.ok_or_else(|| format!("device {id} of {resource} is not here"))?;
+            let unit = unit.ok_or_else(|| {
+                PodError::Node(format!("device {id} of {resource} is not here"))
+            })?;
             for node in &unit.nodes {
                 let container_path = match (&*entry.container_path, paths.len()) {
                     ("", _) => node.name.clone(),
@@ -481,8 +487,10 @@ mod tests {
         // Another is plugged in there.
         let gone = seen(vec![link("a", 1)]);
         let error = given(&all, &gone, &held(&found[1..]), "c").expect_err("gone");
+        let error = error.to_string();
         assert!(error.contains("is not here"), "{error}");
         let error = given(&Declared::default(), &now, &held(&found), "c").expect_err("unknown");
+        let error = error.to_string();
         assert!(error.contains("is no longer in picolet.devices"), "{error}");
     }
 }

@@ -255,6 +255,7 @@ impl Runc {
             } else {
                 Vec::new()
             },
+            devices: config.devices.clone(),
             seccomp_file: match &config.security.seccomp {
                 SecurityProfile::Localhost(path) => Some(path.clone()),
                 SecurityProfile::RuntimeDefault
@@ -298,6 +299,7 @@ impl Runc {
             cgroups_path: &record.cgroup,
             image_volumes: &prepared.image_volumes,
             seccomp_file: prepared.seccomp.as_ref(),
+            devices: &prepared.devices,
             apparmor_default,
             host: &self.settings.host,
         })
