@@ -190,6 +190,24 @@ struct Way {
     provider: Option<Rc<FakeProvider>>,
     /// What the cluster is known by.
     authority: &'static str,
+    /// Devices of the machine, and those that pods may ask for.
+    devices: Arc<FakeDevices>,
+    declared: &'static str,
+}
+
+impl Way {
+    /// On a machine that has nothing but containers.
+    fn plain(driver: Driver) -> Self {
+        Self {
+            flags: &[],
+            api: None,
+            driver,
+            provider: None,
+            authority: "",
+            devices: Arc::default(),
+            declared: "",
+        }
+    }
 }
 
 /// One machine, and the agent that runs on it.
@@ -238,32 +256,40 @@ impl World {
         Self::make(Way {
             flags,
             api,
-            driver: assembly::driver,
-            provider: None,
-            authority: "",
+            ..Way::plain(assembly::driver)
         })
     }
 
     /// Beside the runtime there is a provider.
     pub(super) fn with_provider(provider: &Rc<FakeProvider>) -> Self {
         Self::make(Way {
-            flags: &[],
-            api: None,
-            driver: assembly::driver,
             provider: Some(Rc::clone(provider)),
-            authority: "",
+            ..Way::plain(assembly::driver)
         })
     }
 
     /// Pods are run by something else.
     pub(super) fn driven_by(driver: Driver) -> Self {
-        Self::make(Way {
-            flags: &[],
-            api: None,
-            driver,
-            provider: None,
-            authority: "",
-        })
+        Self::make(Way::plain(driver))
+    }
+
+    /// Pods may ask for devices: `declared` is `picolet.devices`.
+    pub(super) fn with_devices(
+        declared: &'static str,
+        devices: &Arc<FakeDevices>,
+        api: Option<&Arc<FakeApi>>,
+    ) -> Self {
+        let mut world = Self::make(Way {
+            // The kernel under the test has nothing to say of them.
+            flags: &["--doorbells=false"],
+            api: api.map(|api| Arc::clone(api) as Arc<dyn Api>),
+            devices: Arc::clone(devices),
+            declared,
+            ..Way::plain(assembly::driver)
+        });
+        world.api = api.cloned();
+        world.set(world.now());
+        world
     }
 
     fn make(way: Way) -> Self {
@@ -293,8 +319,9 @@ impl World {
             // There is no thread beside the test's.
             flags.push("--doorbells=false");
         }
-        let mut template = Template::new(&root, &flags);
+        let mut template = Template::declaring(&root, &flags, way.declared);
         template.wire = Rc::clone(&wire);
+        template.devices = Arc::clone(&way.devices);
         let left = Rc::clone(&template.left);
         let joined = way.api.clone().map(|api| {
             let lanes = [Lane::inline(), Lane::inline()];
@@ -677,9 +704,18 @@ pub(in crate::agent) struct Template {
 impl Template {
     /// For agents with their directories below `root`, which `more` flags may change.
     pub(in crate::agent) fn new(root: &Path, more: &[&str]) -> Self {
+        Self::declaring(root, more, "")
+    }
+
+    /// The same; `devices` is `picolet.devices`.
+    fn declaring(root: &Path, more: &[&str], devices: &str) -> Self {
         let file = root.join("config.yaml");
         let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
-        fs::write(&file, head).expect("write");
+        let own = match devices {
+            "" => String::new(),
+            devices => format!("picolet:\n  devices: {devices}\n"),
+        };
+        fs::write(&file, format!("{head}{own}")).expect("write");
         let mut words: Vec<OsString> = vec![
             "--cgroups-per-qos=false".into(),
             "--enforce-node-allocatable=none".into(),

@@ -149,6 +149,7 @@ impl Runc {
                 args: Vec::new(),
                 env: Vec::new(),
                 mounts: Vec::new(),
+                devices: Vec::new(),
                 ..config.clone()
             },
             image_ref: image.reference.clone(),
