@@ -37,7 +37,9 @@ pub(super) fn facts(
         strict_supplemental_groups: runtime.supplemental_groups_policy,
         devices: {
             let declared = cfg.devices.iter().flat_map(|d| &d.declared.entries);
-            declared.map(|entry| entry.resource.as_str().into()).collect()
+            declared
+                .map(|entry| entry.resource.as_str().into())
+                .collect()
         },
     })
 }

@@ -93,7 +93,9 @@ impl Watch {
         let doorbell = self.doorbell.then(Doorbell::lay);
         let mut doorbell = doorbell.and_then(|laid| {
             let told = laid.inspect_err(|e| {
-                log::info!("the kernel does not tell of devices, they are looked at every ten seconds: {e}");
+                log::info!(
+                    "the kernel does not tell of devices, they are looked at every ten seconds: {e}"
+                );
             });
             told.ok()
         });

@@ -42,7 +42,12 @@ mod without_effect;
 use crate::api::cri::CgroupDriver;
 
 pub use cluster::K3S_PASSWORD_FILE;
-pub use values::{CgroupConfig, ClusterConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, DeviceConfig, Dirs, Endpoints, EvictionConfig, GarbageConfig, ImageConfig, LogConfig, MemoryQosConfig, NetworkConfig, NodeConfig, OfflineSecrets, Reserved, ReservedGroup, RuntimeConfig, ServerConfig, ServingCertificate, Subnet, SwapBehavior, TimeConfig};
+pub use values::{
+    CgroupConfig, ClusterConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, DeviceConfig, Dirs,
+    Endpoints, EvictionConfig, GarbageConfig, ImageConfig, LogConfig, MemoryQosConfig,
+    NetworkConfig, NodeConfig, OfflineSecrets, Reserved, ReservedGroup, RuntimeConfig,
+    ServerConfig, ServingCertificate, Subnet, SwapBehavior, TimeConfig,
+};
 
 /// Version reported as the kubelet's: it must parse as a Kubernetes version. The part behind the plus is ours.
 pub const KUBELET_VERSION: &str = concat!("v1.36.0+picolet-", env!("CARGO_PKG_VERSION"));

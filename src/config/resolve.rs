@@ -12,9 +12,9 @@ use super::Host;
 use super::checks::{Invalid, absolute, count, invalid, kept, unset_if_zero};
 use super::file::{Fields, Own};
 use super::values::{
-    CgroupConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, DeviceConfig, Dirs, GarbageConfig, ImageConfig,
-    LogConfig, MemoryQosConfig, NetworkConfig, Reserved, ReservedGroup, RuntimeConfig, Subnet,
-    SwapBehavior, TimeConfig,
+    CgroupConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, DeviceConfig, Dirs, GarbageConfig,
+    ImageConfig, LogConfig, MemoryQosConfig, NetworkConfig, Reserved, ReservedGroup, RuntimeConfig,
+    Subnet, SwapBehavior, TimeConfig,
 };
 use super::{cluster, configz, endpoints, eviction, manifest_url, node, server};
 use crate::api::cri::CgroupDriver;

@@ -57,13 +57,7 @@ impl Places {
         self.root.join(name.trim_start_matches('/'))
     }
 
-    fn nodes_below(
-        &self,
-        dir: &str,
-        wanted: &dyn Wanted,
-        left: &mut usize,
-        nodes: &mut Vec<Node>,
-    ) {
+    fn nodes_below(&self, dir: &str, wanted: &dyn Wanted, left: &mut usize, nodes: &mut Vec<Node>) {
         let entries = fs::read_dir(self.path(dir)).into_iter().flatten();
         for entry in entries.flatten() {
             if *left == 0 || nodes.len() >= MAX_NODES {
@@ -173,8 +167,7 @@ impl Places {
             }
             let path = entry.path();
             // What is plugged into a hub is another device.
-            if !entry.file_type().is_ok_and(|kind| kind.is_dir())
-                || path.join("idVendor").exists()
+            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) || path.join("idVendor").exists()
             {
                 continue;
             }
@@ -324,7 +317,10 @@ mod tests {
         let line_link = "../../devices/usb1/1-1/1-1.4/1-1.4:1.0/ttyUSB1/tty/ttyUSB1";
         link(line_link, "sys/dev/char/188:1");
         link("../../../devices/usb1/1-1", "sys/bus/usb/devices/1-1");
-        link("../../../devices/usb1/1-1/1-1.4", "sys/bus/usb/devices/1-1.4");
+        link(
+            "../../../devices/usb1/1-1/1-1.4",
+            "sys/bus/usb/devices/1-1.4",
+        );
         link(
             "../../../devices/usb1/1-1/1-1.4/1-1.4:1.0",
             "sys/bus/usb/devices/1-1.4:1.0",
@@ -359,7 +355,10 @@ mod tests {
             panic!("one stick: {:?}", seen.usb);
         };
         let found: Vec<(&str, &str)> = usb.nodes.iter().map(|(s, n)| (&**s, &*n.name)).collect();
-        assert_eq!(found, [("tty", "/dev/ttyUSB1"), ("usb", "/dev/bus/usb/001/005")]);
+        assert_eq!(
+            found,
+            [("tty", "/dev/ttyUSB1"), ("usb", "/dev/bus/usb/001/005")]
+        );
         assert_eq!(usb.nodes[0].1.usb, Some(at));
         fs::remove_dir_all(&root).expect("removed");
     }

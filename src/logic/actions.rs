@@ -222,8 +222,7 @@ pub fn restart_holders(
             continue;
         }
         let name = &container.name;
-        let message =
-            format!("Container {name} has a device that came back, will be restarted");
+        let message = format!("Container {name} has a device that came back, will be restarted");
         let cause = KillCause::Changed;
         kill(actions, pod, container, instance, cause, message);
         // The next sync starts a sidecar that ended.

@@ -17,8 +17,8 @@ use crate::api::cri::{
     LinuxResources, Mount as BindMount, NamespaceMode, Propagation, SecurityProfile,
 };
 use crate::api::oci::{
-    Capabilities, Cpu, Device, DeviceRule, HostFacts, HugepageLimit, ImageProcess, Linux, Memory, Mount,
-    Namespace, Pids, Process, Resources, Root, SPEC_VERSION, Seccomp, Spec, SpecInput, User,
+    Capabilities, Cpu, Device, DeviceRule, HostFacts, HugepageLimit, ImageProcess, Linux, Memory,
+    Mount, Namespace, Pids, Process, Resources, Root, SPEC_VERSION, Seccomp, Spec, SpecInput, User,
 };
 use crate::api::order::{Gather, Order};
 use crate::{capabilities, seccomp};
@@ -999,7 +999,13 @@ mod tests {
         let (devices, rule) = shown(&case);
         assert_eq!(devices, [node(0, 20, 0o660)], "root sees it as it is");
         assert_eq!(
-            (rule.allow, &*rule.kind, rule.major, rule.minor, &*rule.access),
+            (
+                rule.allow,
+                &*rule.kind,
+                rule.major,
+                rule.minor,
+                &*rule.access
+            ),
             (true, "c", Some(188), Some(3), "rw")
         );
         case.user.uid = 1000;

@@ -14,11 +14,12 @@ use crate::{
     config::DeviceConfig,
     logic::{
         devices::{
-            self, Amount, Change, Declared, Demand, OnReplug, PodDevices, Refusal, Shown, Table, Verdict,
-            What,
+            self, Amount, Change, Declared, Demand, Holder, OnReplug, PodDevices, Refusal, Table,
+            Verdict, What,
         },
         pod_kind,
     },
+    server::backend::DeviceShown,
 };
 
 /// Reason of status and event of a pod that waits.
@@ -45,11 +46,7 @@ pub(super) struct Devices {
 
 impl Devices {
     /// What is declared, with what there was at the start; nothing without.
-    pub(super) fn new(
-        cfg: Option<&DeviceConfig>,
-        beginning: Option<Beginning>,
-        now: Mono,
-    ) -> Self {
+    pub(super) fn new(cfg: Option<&DeviceConfig>, beginning: Option<Beginning>, now: Mono) -> Self {
         let (Some(cfg), Some(beginning)) = (cfg, beginning) else {
             return Self::default();
         };
@@ -276,7 +273,26 @@ impl Agent {
     }
 
     /// Every unit, for people.
-    pub(in crate::agent) fn devices(&self) -> Vec<Shown> {
-        self.devices.table.shown()
+    pub(in crate::agent) fn devices(&self) -> Vec<DeviceShown> {
+        let holder = |holder: &Holder| {
+            let pod = match self.pods.config(&holder.pod) {
+                Some(config) => {
+                    let name = &config.id.name;
+                    format!("{}/{}", name.namespace, name.name)
+                }
+                None => holder.pod.to_string(),
+            };
+            format!("{pod}/{}", holder.container)
+        };
+        let all = self.devices.table.shown().into_iter();
+        all.map(|unit| DeviceShown {
+            resource: unit.resource.into(),
+            id: unit.id.into(),
+            nodes: unit.nodes.into(),
+            healthy: unit.healthy,
+            shares: unit.shares,
+            holders: unit.holders.iter().map(holder).collect(),
+        })
+        .collect()
     }
 }

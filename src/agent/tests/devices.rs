@@ -86,7 +86,12 @@ fn instance(world: &World, uid: &str) -> ContainerStatus {
 
 fn amounts(world: &World) -> (String, String) {
     let status = world.node_object()["status"].clone();
-    let of = |list: &str| status[list]["picolet/serial"].as_str().unwrap_or("-").into();
+    let of = |list: &str| {
+        status[list]["picolet/serial"]
+            .as_str()
+            .unwrap_or("-")
+            .into()
+    };
     (of("capacity"), of("allocatable"))
 }
 
@@ -101,8 +106,15 @@ fn one_has_it_and_the_other_waits() {
     world.apply(&[manifest("a", asking())]);
     runs(&world, "a");
     assert_eq!(nodes(&world, "a"), ["/dev/ttyUSB0"]);
-    let env = world.fake.config(&PodUid::from("a"), "c").expect("made").env;
-    assert!(env.contains(&("LINE".into(), "/dev/ttyUSB0".into())), "{env:?}");
+    let env = world
+        .fake
+        .config(&PodUid::from("a"), "c")
+        .expect("made")
+        .env;
+    assert!(
+        env.contains(&("LINE".into(), "/dev/ttyUSB0".into())),
+        "{env:?}"
+    );
     assert_eq!(amounts(&world), ("1".into(), "1".into()));
     let both = [manifest("a", asking()), manifest("b", asking())];
     world.apply(&both);
@@ -114,7 +126,11 @@ fn one_has_it_and_the_other_waits() {
         "waits for a device: requested number of devices unavailable for picolet/serial. Requested: 1, Available: 0"
     );
     world.advance(s(600));
-    assert_eq!(world.phase("b"), Some(Phase::Pending), "a static pod waits for ever");
+    assert_eq!(
+        world.phase("b"),
+        Some(Phase::Pending),
+        "a static pod waits for ever"
+    );
     assert_eq!(world.events_of("DeviceNotReady"), 1);
     // The first one goes.
     world.apply(&[manifest("b", asking())]);
@@ -131,7 +147,10 @@ fn what_nobody_offers_is_refused() {
     other["containers"][0]["resources"] = json!({"limits": {"example.com/x": 1}});
     world.apply(&[manifest("a", other)]);
     world.until("is refused", |w| w.phase("a") == Some(Phase::Failed));
-    assert_eq!(world.status("a").expect("told").reason, "UnexpectedAdmissionError");
+    assert_eq!(
+        world.status("a").expect("told").reason,
+        "UnexpectedAdmissionError"
+    );
     assert_eq!(
         message(&world, "a"),
         "Pod was rejected: Allocate failed due to cannot allocate unregistered device example.com/x, which is unexpected"
@@ -186,7 +205,8 @@ fn pods_of_an_apiserver_wait_for_two_minutes() {
     world.until("runs", |_| api.phase("a") == "Running");
     api.create("b", asking());
     world.until("waits", |_| {
-        api.get("ns", "b").is_some_and(|pod| pod["status"]["reason"] == "DeviceNotReady")
+        api.get("ns", "b")
+            .is_some_and(|pod| pod["status"]["reason"] == "DeviceNotReady")
     });
     let since = world.now();
     world.until("is refused", |_| api.phase("b") == "Failed");
@@ -202,7 +222,8 @@ fn pods_of_an_apiserver_wait_for_two_minutes() {
     // One that waits is deleted.
     api.create("d", asking());
     world.until("waits", |_| {
-        api.get("ns", "d").is_some_and(|pod| pod["status"]["reason"] == "DeviceNotReady")
+        api.get("ns", "d")
+            .is_some_and(|pod| pod["status"]["reason"] == "DeviceNotReady")
     });
     api.delete("d");
     world.until("is gone", |_| api.get("ns", "d").is_none());
@@ -240,7 +261,9 @@ fn unplugged_and_back() {
     devices.set(&[]);
     world.until("is told", |w| w.events_of("DeviceLost") == 3);
     assert!(world.fake.exit(&second.id, 1));
-    world.until("waits", |w| w.waiting("a").as_deref() == Some("CreateContainerError"));
+    world.until("waits", |w| {
+        w.waiting("a").as_deref() == Some("CreateContainerError")
+    });
     world.advance(s(600));
     assert_eq!(world.phase("a"), Some(Phase::Running));
     devices.set(&[("/dev/ttyUSB0", 5)]);

@@ -507,14 +507,26 @@ mod tests {
         for (value, says) in [
             (json!({}), "picolet.devices: must be a list"),
             (json!([1]), "picolet.devices[0]: must have fields"),
-            (json!([{"match": path}]), "picolet.devices[0].resource: is missing"),
-            (json!([{"resource": "a"}]), "picolet.devices[0].match: is missing"),
+            (
+                json!([{"match": path}]),
+                "picolet.devices[0].resource: is missing",
+            ),
+            (
+                json!([{"resource": "a"}]),
+                "picolet.devices[0].match: is missing",
+            ),
             (
                 json!([{"resource": "kubernetes.io/a", "match": path}]),
                 "picolet.devices[0].resource: is \"kubernetes.io/a\", must be the name",
             ),
-            (json!([{"resource": "requests.a/b", "match": path}]), "must be the name"),
-            (json!([{"resource": "a b", "match": path}]), "must be the name"),
+            (
+                json!([{"resource": "requests.a/b", "match": path}]),
+                "must be the name",
+            ),
+            (
+                json!([{"resource": "a b", "match": path}]),
+                "must be the name",
+            ),
             (
                 json!([{"resource": "a", "match": path, "colour": 1}]),
                 "picolet.devices[0].colour: is not known",
@@ -527,7 +539,10 @@ mod tests {
                 json!([{"resource": "a", "match": {"path": "/dev/a", "usb": {}}}]),
                 "picolet.devices[0].match: must have one of path, usb and group",
             ),
-            (json!([{"resource": "a", "match": []}]), "picolet.devices[0].match: is empty"),
+            (
+                json!([{"resource": "a", "match": []}]),
+                "picolet.devices[0].match: is empty",
+            ),
             (
                 json!([{"resource": "a", "match": {"usb": {"vendor": "zz", "product": "1"}}}]),
                 "picolet.devices[0].match.usb.vendor: is \"zz\", must be a hexadecimal",
@@ -564,7 +579,10 @@ mod tests {
                 json!([{"resource": "a", "match": path}, {"resource": "picolet/a", "match": path}]),
                 "picolet.devices[1].resource: \"picolet/a\" is there twice",
             ),
-            (json!([{"preset": "moon"}]), "picolet.devices[0].preset: is \"moon\", must be one of"),
+            (
+                json!([{"preset": "moon"}]),
+                "picolet.devices[0].preset: is \"moon\", must be one of",
+            ),
             (
                 json!([{"preset": "i2c", "match": path}]),
                 "picolet.devices[0].match: is what preset says already",

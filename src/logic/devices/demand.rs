@@ -66,7 +66,12 @@ mod tests {
         .expect("a pod");
         let found: Vec<_> = demands(&pod)
             .into_iter()
-            .map(|d| format!("{} {} {} {}", d.container, d.resource, d.count, d.plain_init))
+            .map(|d| {
+                format!(
+                    "{} {} {} {}",
+                    d.container, d.resource, d.count, d.plain_init
+                )
+            })
             .collect();
         assert_eq!(
             found,

@@ -589,7 +589,10 @@ mod tests {
         let mut table = table(1, &["a", "b"]);
         table.allocate(&pod("p"), &[asks("c", 1)]).expect("a");
         table.allocate(&pod("q"), &[asks("c", 1)]).expect("b");
-        assert_eq!((ids(&table, "p"), ids(&table, "q")), ("c=a".into(), "c=b".into()));
+        assert_eq!(
+            (ids(&table, "p"), ids(&table, "q")),
+            ("c=a".into(), "c=b".into())
+        );
         let refused = table.allocate(&pod("r"), &[asks("c", 1)]);
         let refused = refused.expect_err("none is free");
         assert_eq!(
@@ -644,7 +647,12 @@ mod tests {
     fn init_containers() {
         // DEV-06
         let mut table = table(1, &["a", "b"]);
-        let demands = [asks("init1", 2), asks("init2", 1), asks("sidecar", 1), asks("c", 1)];
+        let demands = [
+            asks("init1", 2),
+            asks("init2", 1),
+            asks("sidecar", 1),
+            asks("c", 1),
+        ];
         table.allocate(&pod("p"), &demands).expect("reused");
         assert_eq!(ids(&table, "p"), "init1=a+b init2=a sidecar=a c=b");
         assert!(table.check(&pod("q"), &[asks("c", 1)]).is_err());
@@ -686,7 +694,10 @@ mod tests {
             (amount.capacity, amount.allocatable)
         };
         assert_eq!(amounts(&table), (2, 2), "nobody is told yet");
-        assert!(table.check(&pod("q"), &[asks("c", 1)]).is_err(), "yet it is not given");
+        assert!(
+            table.check(&pod("q"), &[asks("c", 1)]).is_err(),
+            "yet it is not given"
+        );
         assert_eq!(table.next_timeout(), Some(at(15)));
         // A short absence.
         let short = table.report(R, vec![found("a", 1), found("b", 1)], at(12));
@@ -750,7 +761,9 @@ mod tests {
         assert_eq!(ids(&table, "q"), "c=b", "which is not here now");
         let shown: Vec<_> = table.shown();
         let shown = shown.iter();
-        let shown: Vec<_> = shown.map(|s| (&*s.id, s.healthy, s.holders.len())).collect();
+        let shown: Vec<_> = shown
+            .map(|s| (&*s.id, s.healthy, s.holders.len()))
+            .collect();
         assert_eq!(shown, [("a", true, 1), ("b", false, 1)]);
         let back = table.report(R, vec![found("a", 1), found("b", 1)], Mono(1));
         assert_eq!(back.len(), 1);

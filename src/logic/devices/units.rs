@@ -77,18 +77,15 @@ pub fn given(
         let resource = &held.resource;
         let entry = declared
             .entry(resource)
-            .ok_or_else(|| {
-            PodError::Node(format!("{resource} is no longer in picolet.devices"))
-        })?;
+            .ok_or_else(|| PodError::Node(format!("{resource} is no longer in picolet.devices")))?;
         let found = find(entry, seen);
         let mut paths = Vec::new();
         // One unit may be held more than once, its nodes are there once.
         let ids: BTreeSet<&str> = held.ids.iter().map(|id| &**id).collect();
         for id in ids {
             let unit = found.iter().find(|unit| unit.id == id);
-            let unit = unit.ok_or_else(|| {
-                PodError::Node(format!("device {id} of {resource} is not here"))
-            })?;
+            let unit = unit
+                .ok_or_else(|| PodError::Node(format!("device {id} of {resource} is not here")))?;
             for node in &unit.nodes {
                 let container_path = match (&*entry.container_path, paths.len()) {
                     ("", _) => node.name.clone(),
@@ -212,7 +209,11 @@ fn with_ids(sets: Vec<Vec<&Node>>) -> Vec<Unit<'_>> {
     for (at, nodes) in sets.iter().enumerate() {
         let own = &serials[at];
         let shared = serials.iter().filter(|other| *other == own).count() > 1;
-        let text = if shared { text(nodes, true) } else { own.clone() };
+        let text = if shared {
+            text(nodes, true)
+        } else {
+            own.clone()
+        };
         let same = texts.iter().filter(|(known, _)| *known == text).count();
         texts.push((text, same));
     }
@@ -238,7 +239,10 @@ fn lasting(node: &Node, by_port: bool) -> String {
     match &node.usb {
         Some(place) if !by_port && !place.serial.is_empty() => {
             let ((vendor, product), interface) = (place.product, &place.interface);
-            format!("serial {vendor:04x}:{product:04x} {} {interface}\n", place.serial)
+            format!(
+                "serial {vendor:04x}:{product:04x} {} {interface}\n",
+                place.serial
+            )
         }
         // Not by what is plugged in there: a device may come back as another one.
         Some(place) => format!("port {} {}\n", place.port, place.interface),
@@ -323,7 +327,8 @@ mod tests {
     #[test]
     fn nodes_by_name() {
         // DEV-31
-        let by_name = one(&json!({"match": [{"path": "/dev/serial/by-id/*"}, {"path": "/dev/ttyUSB*"}]}));
+        let by_name =
+            one(&json!({"match": [{"path": "/dev/serial/by-id/*"}, {"path": "/dev/ttyUSB*"}]}));
         let link = Node {
             name: "/dev/serial/by-id/b".into(),
             path: "/dev/ttyUSB1".into(),
@@ -340,7 +345,8 @@ mod tests {
     #[test]
     fn equal_sticks_are_two() {
         // DEV-32
-        let entry = json!({"match": {"usb": {"vendor": "0403", "product": "6001", "nodes": "tty"}}});
+        let entry =
+            json!({"match": {"usb": {"vendor": "0403", "product": "6001", "nodes": "tty"}}});
         let all = one(&entry);
         let both = usb(vec![stick("1-1", "A", 0), stick("1-2", "B", 1)]);
         assert_eq!(shown(&all, &both), ["/dev/ttyUSB0", "/dev/ttyUSB1"]);
@@ -358,7 +364,8 @@ mod tests {
     #[test]
     fn interfaces_are_units() {
         // DEV-32
-        let all = one(&json!({"match": {"usb": {"vendor": "403", "product": "6001", "nodes": "tty"}}}));
+        let all =
+            one(&json!({"match": {"usb": {"vendor": "403", "product": "6001", "nodes": "tty"}}}));
         let mut quad = stick("1-1", "A", 0);
         for n in 1..3 {
             let mut line = stick("1-1", "A", n).nodes.remove(0);
@@ -377,7 +384,8 @@ mod tests {
     #[test]
     fn ids_last() {
         // DEV-36
-        let all = one(&json!({"match": {"usb": {"vendor": "403", "product": "6001", "nodes": "tty"}}}));
+        let all =
+            one(&json!({"match": {"usb": {"vendor": "403", "product": "6001", "nodes": "tty"}}}));
         let before = ids(&all, &usb(vec![stick("1-1", "A", 0)]));
         assert!(before[0].len() <= 63);
         assert_eq!(
@@ -419,7 +427,9 @@ mod tests {
         };
         let two = nodes(&["/dev/c0", "/dev/c1", "/dev/m0"]);
         let pair = |limit: u32, optional: bool| {
-            of(json!([{"path": "/dev/c*"}, {"path": "/dev/m*", "limit": limit, "optional": optional}]))
+            of(
+                json!([{"path": "/dev/c*"}, {"path": "/dev/m*", "limit": limit, "optional": optional}]),
+            )
         };
         assert_eq!(shown(&pair(1, false), &two), ["/dev/c0,/dev/m0"]);
         assert_eq!(
