@@ -194,7 +194,7 @@ mod tests {
             keep(&store, &uid, &held(id)).expect("kept");
             assert_eq!(recall(&store, &uid), Some(held(id)));
         }
-        assert_eq!(store.recorded(), [uid.clone()]);
+        assert_eq!(store.recorded(), core::slice::from_ref(&uid));
         let path = store.dir(&uid).join("devices.json");
         for text in ["", "{}", "{\"v\":2,\"devices\":[]}"] {
             std::fs::write(&path, text).expect("written");

@@ -591,7 +591,8 @@ async fn assemble(
         clock: shared,
         places: Arc::new(places),
     };
-    let device_root = cfg.devices.as_ref().map_or(Path::new("/"), |d| &d.root);
+    let device_root = cfg.devices.as_ref().map(|devices| &*devices.root);
+    let device_root = device_root.unwrap_or_else(|| Path::new("/"));
     let parts = Parts::new(Given {
         devices: Arc::new(device::Host::below(device_root)),
         gauge: Rc::new(gauge),

@@ -536,13 +536,11 @@ fn check_controllers(limits: &LinuxResources, host: &HostFacts) -> Result<(), Po
 /// has to be root or of a group of the machine.
 fn device_nodes(input: &SpecInput<'_>) -> Vec<Device> {
     let (user, container) = (input.user, input.container);
+    let own_gid = Some(user.gid).filter(|gid| *gid > 0);
     let all = container.devices.iter().zip(input.devices);
     let given = all.map(|(wanted, node)| Device {
         uid: Some(user.uid).filter(|uid| *uid > 0).or(node.uid),
-        gid: wanted
-            .gid
-            .or(Some(user.gid).filter(|gid| *gid > 0))
-            .or(node.gid),
+        gid: wanted.gid.or(own_gid).or(node.gid),
         file_mode: wanted.mode.or(node.file_mode),
         ..node.clone()
     });

@@ -136,6 +136,14 @@ impl Node {
         *self.object.borrow_mut() = Some(object);
     }
 
+    /// All that pods can have, as it is now.
+    fn resources(&self) -> Resources {
+        Resources {
+            devices: self.devices.borrow().clone(),
+            ..self.facts.resources()
+        }
+    }
+
     /// Reads what a Node says. A few small files, and the list of images.
     pub(super) async fn gather(
         &self,
@@ -150,10 +158,7 @@ impl Node {
         };
         let (Version { name, version }, capabilities) = (runtime.version(), runtime.capabilities());
         Gathered {
-            resources: Resources {
-                devices: self.devices.borrow().clone(),
-                ..self.facts.resources()
-            },
+            resources: self.resources(),
             local: (self.addresses)(&self.facts.name),
             runtime: RuntimeView {
                 version: format!("{name}://{version}"),

@@ -166,10 +166,10 @@ impl Wanted for Declared {
 /// - Errors: the first wrong value, with its path below `picolet.devices`.
 pub fn declared(value: &Value) -> Result<Declared, WrongValue> {
     let root = "picolet.devices";
-    let list = match value {
-        Value::Null => return Ok(Declared::default()),
-        list => items(list, root, MAX_ENTRIES)?,
-    };
+    if value.is_null() {
+        return Ok(Declared::default());
+    }
+    let list = items(value, root, MAX_ENTRIES)?;
     let mut seen = BTreeSet::new();
     let mut declared = Declared::default();
     for (n, value) in list.iter().enumerate() {
@@ -205,12 +205,12 @@ struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     fn of(value: &Value, path: &'a str) -> Result<Self, WrongValue> {
-        match value {
-            Value::Object(fields) => Ok(Self {
+        match value.as_object() {
+            Some(fields) => Ok(Self {
                 path,
                 left: fields.clone(),
             }),
-            _ => Err(WrongValue::new(path, "must have fields")),
+            None => Err(WrongValue::new(path, "must have fields")),
         }
     }
 

@@ -1,12 +1,6 @@
 //! From a look at the machine to units with lasting ids (DEV-31 to DEV-36), and to what a container is given of one.
 
-use alloc::{
-    borrow::ToOwned as _,
-    collections::BTreeSet,
-    format,
-    string::{String, ToString as _},
-    vec::Vec,
-};
+use alloc::{borrow::ToOwned as _, collections::BTreeSet, format, string::String, vec::Vec};
 
 use super::{
     Declared, Entry, Held, MAX_UNITS,
@@ -247,12 +241,14 @@ fn lasting(node: &Node, by_port: bool) -> String {
         // Not by what is plugged in there: a device may come back as another one.
         Some(place) => format!("port {} {}\n", place.port, place.interface),
         None if !node.sysfs.is_empty() => format!("sysfs {}\n", node.sysfs),
-        None => format!("node {}\n", node.name.to_string()),
+        None => format!("node {}\n", node.name),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use alloc::string::ToString as _;
+
     use serde_json::{Value, json};
 
     use super::*;
