@@ -92,8 +92,8 @@ impl Devices {
         self.waiting.contains_key(uid)
     }
 
-    /// Whether the pod waits, and for longer yet.
-    pub(super) fn holds_up(&self, uid: &PodUid, now: Mono) -> bool {
+    /// Whether the pod, of which nothing runs, waits for longer yet.
+    fn holds_up(&self, uid: &PodUid, now: Mono) -> bool {
         self.waiting.get(uid).is_some_and(|waiting| {
             let refused = self.table.check(uid, &waiting.demands).err();
             refused.is_some_and(|why| self.judge(&why, waiting, now) == Verdict::Wait)
@@ -122,7 +122,7 @@ impl Agent {
         let demands = devices::demands(pod);
         let asks_nothing = demands.is_empty() && self.devices.held_by(uid).is_none();
         // What runs was given its devices before (DEV-12).
-        if asks_nothing || !self.view.is_idle(uid) {
+        if asks_nothing || self.runs(uid) {
             return true;
         }
         self.release_devices();
@@ -138,12 +138,17 @@ impl Agent {
             self.devices.forget_waiting(uid);
             return true;
         };
-        let is_new = !self.devices.is_waiting(uid);
+        let is_new = !self.is_told_to_wait(uid);
         let waiting = Waiting {
             demands,
             is_static,
             since: self.devices.waiting.get(uid).map_or(now, |w| w.since),
         };
+        if !self.view.is_idle(uid) {
+            // It may run, and nobody could look yet.
+            self.devices.waiting.insert(uid.clone(), waiting);
+            return false;
+        }
         match self.devices.judge(&why, &waiting, now) {
             Verdict::Wait => {
                 self.devices.waiting.insert(uid.clone(), waiting);
@@ -160,6 +165,24 @@ impl Agent {
             }
         }
         false
+    }
+
+    /// Whether the pod is known to run.
+    fn runs(&self, uid: &PodUid) -> bool {
+        self.view.status(uid).is_running()
+    }
+
+    fn is_told_to_wait(&self, uid: &PodUid) -> bool {
+        let told = self.pods.status(uid);
+        told.is_some_and(|status| status.reason == NOT_READY)
+    }
+
+    /// Whether the pod waits for a device, and for longer yet.
+    pub(super) fn waits_for_device(&self, uid: &PodUid, now: Mono) -> bool {
+        match self.view.is_idle(uid) {
+            true => self.is_told_to_wait(uid) && self.devices.holds_up(uid, now),
+            false => self.devices.is_waiting(uid) && !self.runs(uid),
+        }
     }
 
     /// Whether the Node has amounts of all that is not given here.

@@ -119,7 +119,7 @@ impl Agent {
         }
         let restarts = found.is_none().then(|| pass.restarts());
         for restart in restarts.into_iter().flatten() {
-            if self.devices.holds_up(restart.uid, now) {
+            if self.waits_for_device(restart.uid, now) {
                 continue;
             }
             self.pods

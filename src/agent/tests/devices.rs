@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{
     api::FakeApi,
-    world::{IMAGE, World, manifest},
+    world::{IMAGE, World, fails, manifest},
 };
 use crate::{
     api::{
@@ -18,6 +18,7 @@ use crate::{
         pod_status::Phase,
     },
     device::Machine,
+    runtime::fake::Op,
 };
 
 /// Devices of a machine.
@@ -268,6 +269,24 @@ fn unplugged_and_back() {
     assert_eq!(world.phase("a"), Some(Phase::Running));
     devices.set(&[("/dev/ttyUSB0", 5)]);
     world.until("runs again", |w| instance(w, "a").id != second.id);
+}
+
+#[test]
+fn nothing_is_decided_before_the_runtime_was_seen() {
+    // DEV-12
+    let (world, devices) = world(&[("/dev/ttyUSB0", 0)]);
+    world.apply(&[manifest("a", asking())]);
+    runs(&world, "a");
+    let running = instance(&world, "a");
+    devices.set(&[]);
+    let world = world.restart_agent_with(|fake| fake.add_fault(fails(Op::ListPods, 5)));
+    world.apply(&[manifest("a", asking()), manifest("b", asking())]);
+    assert_eq!(world.status("b"), None);
+    world.until("waits", |w| w.phase("b") == Some(Phase::Pending));
+    assert_eq!(world.events_of("DeviceNotReady"), 1);
+    runs(&world, "a");
+    assert_eq!(instance(&world, "a").id, running.id);
+    assert!(world.fake.container(&PodUid::from("b"), "c").is_none());
 }
 
 #[test]
