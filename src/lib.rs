@@ -36,6 +36,7 @@ pub mod bus;
 pub mod cgroup;
 pub mod cli;
 pub mod config;
+pub mod device;
 pub mod error;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;

@@ -66,6 +66,7 @@ fn check(name: &str, container: &ContainerConfig, golden: &str) {
         ..SandboxConfig::default()
     };
     let spec = container_spec(&SpecInput {
+        devices: &[],
         container_id: "c1",
         sandbox_id: "s1",
         container,

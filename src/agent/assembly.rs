@@ -10,6 +10,7 @@ use super::{
     asker::Asker,
     cluster_views::OwnNode,
     core::{Event, TELLING},
+    devices,
     driver::{Containers, PodDriver},
     event_loop::{Caller, Hands},
     eviction::{self, Evictor, Limits, PodFiles},
@@ -233,6 +234,7 @@ pub(super) fn driver(parts: &Parts) -> Rc<dyn PodDriver> {
         volumes: machine.volumes.clone(),
         recorder: recorder(),
         of_api: of_api(),
+        devices: machine.devices.clone(),
         resolv_conf: cfg.network.resolv_conf.clone(),
         pod_logs: cfg.dirs.pod_logs.clone(),
     };
@@ -456,6 +458,23 @@ pub(super) fn providers(parts: &Parts, events: &Sender<Event>) -> Vec<Task> {
     };
     let all = parts.machine.providers.as_ref().map(watch);
     all.unwrap_or_default()
+}
+
+/// What devices there are before the first pod is admitted, if pods may ask for any. Blocking.
+pub(super) fn first_devices(parts: &Parts) -> Option<devices::Beginning> {
+    let devices = parts.machine.devices.as_ref()?;
+    Some(devices.begin(&parts.machine.store))
+}
+
+/// What tells of devices that come and go, if pods may ask for any.
+pub(super) fn device_watch(parts: &Parts, events: &Sender<Event>) -> Option<Task> {
+    let watch = devices::Watch {
+        devices: parts.machine.devices.clone()?,
+        clock: Rc::clone(&parts.tools.clock),
+        doorbell: parts.cfg.doorbells,
+        events: events.clone(),
+    };
+    Some(boxed(watch.run()))
 }
 
 /// What drives the probes.

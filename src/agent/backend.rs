@@ -38,8 +38,8 @@ use crate::{
     runtime::RuntimeService,
     server::{
         backend::{
-            Backend, Check, Figures, Health, Incoming, LogTarget, NextShown, Pieces, PressureShown,
-            Reply, RunningPod, ShortShown, Uptime,
+            Backend, Check, DeviceShown, Figures, Health, Incoming, LogTarget, NextShown, Pieces,
+            PressureShown, Reply, RunningPod, ShortShown, Uptime,
         },
         http::Refusal,
         log_reader::LogOptions,
@@ -551,6 +551,10 @@ impl Backend for LocalBackend {
     fn is_running<'a>(&'a self, id: &'a ContainerId) -> Reply<'a, bool> {
         let id = id.clone();
         Box::pin(async { Ok(self.agent.ask(move |agent| agent.is_running(&id)).await) })
+    }
+
+    fn devices(&self) -> Reply<'_, Vec<DeviceShown>> {
+        Box::pin(async { Ok(self.agent.ask(Agent::devices).await) })
     }
 
     fn images(&self) -> Reply<'_, Vec<Image>> {

@@ -8,6 +8,7 @@ use super::{
     clock::Clock,
     cluster::{self, Cluster, Joined},
     complaints::Complaints,
+    devices::Devices,
     eviction::gauge::Gauge,
     executor::PodCgroups,
     images::{self, Images, NodeKeyring, UnusedImages},
@@ -25,6 +26,7 @@ use crate::{
     api::{Mono, Wall},
     cgroup::Cgroups,
     config::Config,
+    device,
     runtime::{ImageService, RuntimeService},
     sys::lane::Lane,
     volume::Volumes,
@@ -48,6 +50,8 @@ pub(super) struct Given {
     pub(super) unused_images: Option<UnusedImages>,
     /// Which boot of the machine this is.
     pub(super) boot_id: String,
+    /// Where devices are looked at, if pods may ask for any.
+    pub(super) devices: Arc<dyn device::Machine>,
 }
 
 /// What tells time, people and figures.
@@ -90,6 +94,8 @@ pub(super) struct Machine {
     pub(super) gauge: Rc<dyn Gauge>,
     /// Who removes images that nobody uses.
     pub(super) unused_images: Option<UnusedImages>,
+    /// Looks at devices, if pods may ask for any.
+    pub(super) devices: Option<Devices>,
 }
 
 /// Owners beside the loop, each with a state of its own that its own tasks work on.
@@ -165,6 +171,11 @@ impl Parts {
             Arc::clone(&cgroups),
             given.disk.clone(),
         );
+        let devices = cfg.devices.as_ref().map(|devices| Devices {
+            declared: Arc::clone(&devices.declared),
+            machine: given.devices,
+            disk: given.disk.clone(),
+        });
         Self {
             started_at: clock.wall(),
             started: clock.now(),
@@ -188,6 +199,7 @@ impl Parts {
                 wire: given.wire,
                 gauge: given.gauge,
                 unused_images: given.unused_images,
+                devices,
             },
             tools: Tools {
                 recorder: Rc::new(Recorder::new(Rc::clone(&clock), cfg.node_name.clone())),

@@ -48,6 +48,8 @@ const RECORD: &str = "pod.json";
 const NEXT: &str = "next.json";
 /// What came of the pod.
 const OUTCOME: &str = "outcome.json";
+/// What it holds of the machine.
+const DEVICES: &str = "devices.json";
 /// Mode of a pod's directory (SYNC-08).
 const POD_DIR_MODE: u32 = 0o750;
 
@@ -250,11 +252,7 @@ impl PodStore {
 
     /// What came of a pod, as it was kept: a file of at most `limit` bytes, or the begin of one.
     pub(super) fn outcome(&self, uid: &PodUid, limit: u64) -> Option<Vec<u8>> {
-        let open = |dir: &Path| fs::File::open(dir.join(uid.as_str()).join(OUTCOME));
-        let file = open(&self.waiting).or_else(|_| open(&self.pods)).ok()?;
-        let mut text = Vec::new();
-        file.take(limit).read_to_end(&mut text).ok()?;
-        Some(text)
+        self.beside(OUTCOME, uid, limit)
     }
 
     /// Forgets what came of a pod.
@@ -269,6 +267,34 @@ impl PodStore {
         file::sync_dir(&dir).map_err(|source| StoreError::Io { path, source })
     }
 
+    /// Keeps what a pod holds of the machine beside its record, durable, or in the run directory while the disk cannot be
+    /// written: until the next boot nobody else gets it.
+    pub(super) fn keep_devices(&self, uid: &PodUid, text: &[u8]) -> io::Result<()> {
+        match file::write_atomic(&self.dir(uid).join(DEVICES), text, 0o600, true) {
+            Ok(()) => self.waits_no_more(DEVICES, uid).map_err(io::Error::other),
+            Err(e) if is_unwritable(&e) => {
+                let dir = self.waiting.join(uid.as_str());
+                make_dir(&dir)?;
+                file::write_atomic(&dir.join(DEVICES), text, 0o600, false)?;
+                self.hold_limit(DEVICES, uid)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// What a pod holds, as it was kept: a file of at most `limit` bytes, or the begin of one.
+    pub(super) fn devices(&self, uid: &PodUid, limit: u64) -> Option<Vec<u8>> {
+        self.beside(DEVICES, uid, limit)
+    }
+
+    fn beside(&self, name: &str, uid: &PodUid, limit: u64) -> Option<Vec<u8>> {
+        let open = |dir: &Path| fs::File::open(dir.join(uid.as_str()).join(name));
+        let file = open(&self.waiting).or_else(|_| open(&self.pods)).ok()?;
+        let mut text = Vec::new();
+        file.take(limit).read_to_end(&mut text).ok()?;
+        Some(text)
+    }
+
     fn waits_no_more(&self, name: &str, uid: &PodUid) -> Result<(), StoreError> {
         let dir = self.waiting.join(uid.as_str());
         remove(&dir.join(name))?;
@@ -279,7 +305,7 @@ impl PodStore {
 
     fn waiting_bytes(&self) -> u64 {
         let sizes = self.waiting_pods().into_iter().flat_map(|uid| {
-            [RECORD, NEXT, OUTCOME].map(|name| {
+            [RECORD, NEXT, OUTCOME, DEVICES].map(|name| {
                 let path = self.waiting.join(uid.as_str()).join(name);
                 path.metadata().map_or(0, |m| m.len())
             })
@@ -287,14 +313,14 @@ impl PodStore {
         sizes.fold(0, u64::saturating_add)
     }
 
+    /// Pods with a directory, in no order.
+    pub(super) fn recorded(&self) -> Vec<PodUid> {
+        names_in(&self.pods)
+    }
+
     /// Pods with records that wait for the disk, in no order. Empty as a rule.
     pub(super) fn waiting_pods(&self) -> Vec<PodUid> {
-        fs::read_dir(&self.waiting)
-            .into_iter()
-            .flatten()
-            .flatten()
-            .filter_map(|entry| entry.file_name().to_str().map(PodUid::new))
-            .collect()
+        names_in(&self.waiting)
     }
 
     /// Moves the waiting records of a pod to the disk, if it can be written again.
@@ -306,6 +332,13 @@ impl PodStore {
                 write_in(&self.dir(uid), name, &header, &object)?;
                 self.waits_no_more(name, uid)?;
             }
+        }
+        let path = self.waiting.join(uid.as_str()).join(DEVICES);
+        if path.exists()
+            && let Some(text) = self.devices(uid, MAX_WAITING_BYTES)
+        {
+            self.keep_devices(uid, &text)
+                .map_err(|source| StoreError::Io { path, source })?;
         }
         let path = self.waiting.join(uid.as_str()).join(OUTCOME);
         if !path.exists() {
@@ -324,6 +357,7 @@ impl PodStore {
     pub(super) fn forget(&self, uid: &PodUid) -> Result<(), StoreError> {
         self.waits_no_more(RECORD, uid)?;
         self.waits_no_more(NEXT, uid)?;
+        self.waits_no_more(DEVICES, uid)?;
         self.waits_no_more(OUTCOME, uid)
     }
 
@@ -452,6 +486,13 @@ impl PodStore {
             Err(e) => Err(e),
         }
     }
+}
+
+fn names_in(dir: &Path) -> Vec<PodUid> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| entry.file_name().to_str().map(PodUid::new))
+        .collect()
 }
 
 /// Header and object of a record, or what is wrong with it.

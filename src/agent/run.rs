@@ -48,6 +48,7 @@ use crate::{
     api::cri::CgroupDriver,
     cgroup::{Cgroups, SYSTEMD_SOCKET, Slices, Version},
     config::{self, Config},
+    device,
     error::chain,
     logic::node_resources,
     net::ProxyVariables,
@@ -462,7 +463,11 @@ async fn serve(
         .for_each(spawn);
     let tunnel = assembly::tunnel(&parts, served.network, &executor);
     let delays = backoff_store::restore(&parts.cfg.dirs.run);
-    let agent = Agent::new(&parts, relist.clone(), delays);
+    let beginning = assembly::first_devices(&parts);
+    let agent = Agent::new(&parts, relist.clone(), delays, beginning);
+    assembly::device_watch(&parts, &sender)
+        .into_iter()
+        .for_each(spawn);
     let hands = assembly::hands(&parts, &driver, &executor, &sender, relist);
     event_loop::run(agent, hands, parts.tools.loop_watch.clone(), events).await;
     tell(notify, Notify::stopping);
@@ -591,7 +596,10 @@ async fn assemble(
         clock: shared,
         places: Arc::new(places),
     };
+    let device_root = cfg.devices.as_ref().map(|devices| &*devices.root);
+    let device_root = device_root.unwrap_or_else(|| Path::new("/"));
     let parts = Parts::new(Given {
+        devices: Arc::new(device::Host::below(device_root)),
         gauge: Rc::new(gauge),
         unused_images: Some(unused_images),
         node: Rc::new(Node::new(facts, node::addresses, context, admission)),

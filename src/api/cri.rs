@@ -262,6 +262,28 @@ pub struct Mount {
     pub image_sub_path: String,
 }
 
+/// A device node for a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Device {
+    /// Absolute path on the host; links lead to the node.
+    pub host_path: String,
+    /// Absolute path in the container.
+    pub container_path: String,
+    /// Letters of `rwm`.
+    pub permissions: String,
+    /// What the node has to be: a block device, or a character device.
+    pub block: bool,
+    /// Its major number. CRI has no field for this and what follows.
+    pub major: u32,
+    /// Its minor number.
+    pub minor: u32,
+    /// Group in the container, instead of the process's or the node's.
+    pub gid: Option<u32>,
+    /// Permission bits in the container, instead of the node's.
+    pub mode: Option<u32>,
+}
+
 /// Limits written to the container's cgroup by the OCI runtime. `None` means "not set".
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -346,6 +368,9 @@ pub struct ContainerConfig {
     pub env: Vec<(String, String)>,
     /// Mounts, in order.
     pub mounts: Vec<Mount>,
+    /// Device nodes, no two of one path in the container.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<Device>,
     /// `io.kubernetes.*` labels.
     pub labels: BTreeMap<String, String>,
     /// `io.kubernetes.*` annotations.

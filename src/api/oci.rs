@@ -408,6 +408,9 @@ pub struct SpecInput<'a> {
     pub image_volumes: &'a [BindMount],
     /// The decoded profile file, when the container asks for `SecurityProfile::Localhost`.
     pub seccomp_file: Option<&'a Seccomp>,
+    /// What the nodes of the container's devices are, in their order: the container's path, and the owner and mode of the
+    /// machine's node.
+    pub devices: &'a [Device],
     /// The loaded AppArmor profile that `RuntimeDefault` and `Unset` stand for; empty if there is none.
     pub apparmor_default: &'a str,
     /// The machine.

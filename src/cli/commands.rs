@@ -75,7 +75,15 @@ const fn value(
 }
 
 /// Kinds that can be shown, as [`Takes::Kinds`] completes them.
-pub(super) const KINDS: [&str; 6] = ["pods", "images", "node", "events", "configmaps", "secrets"];
+pub(super) const KINDS: [&str; 7] = [
+    "pods",
+    "images",
+    "node",
+    "devices",
+    "events",
+    "configmaps",
+    "secrets",
+];
 /// Shells that can be completed for.
 pub(super) const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 
@@ -127,7 +135,7 @@ pub(super) const COMMANDS: &[Command] = &[
         QUIET,
     ], agent_flags: false, takes: Takes::Nothing },
 
-    Command { name: "get", args: "KIND [NAME...]", group: PODS, help: "Show pods, images, node, events, configmaps or secrets", flags: &[
+    Command { name: "get", args: "KIND [NAME...]", group: PODS, help: "Show pods, images, node, devices, events, configmaps or secrets", flags: &[
         NAMESPACE,
         ALL_NAMESPACES,
         value("output", Some('o'), "wide|json|yaml|name", "form of the answer (default: a table)"),

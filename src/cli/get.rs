@@ -1,4 +1,4 @@
-//! `picolet get pods|images|node|events|configmaps|secrets`.
+//! `picolet get pods|images|node|devices|events|configmaps|secrets`.
 
 use core::time::Duration;
 use std::io::{IsTerminal as _, Write as _};
@@ -14,7 +14,10 @@ use super::{
 };
 use crate::{
     api::{Event, Pod, Wall, cri::Image, order::Order as _, strict},
-    server::{backend::List, http::encode},
+    server::{
+        backend::{DeviceShown, List},
+        http::encode,
+    },
     sys::clock,
 };
 
@@ -75,6 +78,7 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     match named(&get.kind)? {
         Named::Objects(kind) => objects(&client, &get, kind),
         Named::Images => images(&client, &get),
+        Named::Devices => devices(&client, &get),
         Named::Node => node(&client, &get),
         Named::Events => events(&client, &get),
     }
@@ -85,6 +89,7 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
 enum Named {
     Objects(&'static Kind),
     Images,
+    Devices,
     Node,
     Events,
 }
@@ -93,6 +98,7 @@ fn named(kind: &str) -> Result<Named, CliError> {
     Ok(match kind {
         "pod" | "pods" | "po" => Named::Objects(&PODS),
         "image" | "images" => Named::Images,
+        "device" | "devices" => Named::Devices,
         "node" | "nodes" | "no" => Named::Node,
         "event" | "events" | "ev" => Named::Events,
         "configmap" | "configmaps" | "cm" => Named::Objects(&CONFIG_MAPS),
@@ -330,6 +336,24 @@ fn images(client: &Client, get: &Get) -> Result<(), CliError> {
     show_images(client, get.output == Output::Wide, get.no_headers)
 }
 
+fn devices(client: &Client, get: &Get) -> Result<(), CliError> {
+    if matches!(get.output, Output::Json | Output::Yaml) {
+        let list = client.json("GET", "/devices")?;
+        return print_object(&list, &get.output).unwrap_or(Ok(()));
+    }
+    let rows = device_rows(client)?;
+    if rows.is_empty() {
+        nothing_found(get);
+        return Ok(());
+    }
+    show_table(&table::DEVICE_HEADER, &rows, get.no_headers)
+}
+
+fn device_rows(client: &Client) -> Result<Vec<Vec<String>>, CliError> {
+    let list: List<DeviceShown> = client.read("/devices")?;
+    Ok(list.items.iter().map(table::device_row).collect())
+}
+
 fn events(client: &Client, get: &Get) -> Result<(), CliError> {
     let target = events_target(get);
     if matches!(get.output, Output::Json | Output::Yaml) {
@@ -499,6 +523,19 @@ fn look(
             // A name may move to another image, and an image may have none.
             seen.rows = rows.map(|cells| Row::named(cells, 3)).collect();
             seen.rows.order_by(|a, b| a.id.cmp(&b.id));
+        }
+        Named::Devices => {
+            seen.header = table::DEVICE_HEADER.to_vec();
+            let rows = device_rows(client)?.into_iter();
+            // A unit may be of two resources.
+            let id = |cells: &[String]| format!("{} {}", cells[0], cells[1]);
+            seen.rows = rows
+                .map(|cells| Row {
+                    id: id(&cells),
+                    said: cells.clone(),
+                    cells,
+                })
+                .collect();
         }
         Named::Node => {
             let node = own_node(client, get)?;

@@ -2,10 +2,13 @@
 //!
 //! Source: kubernetes `pkg/printers/internalversion/printers.go` (`printPod`), apimachinery `util/duration`.
 
-use crate::api::{
-    Event, Pod, Wall,
-    cri::Image,
-    pod_status::{ContainerState, ContainerStatus, Phase},
+use crate::{
+    api::{
+        Event, Pod, Wall,
+        cri::Image,
+        pod_status::{ContainerState, ContainerStatus, Phase},
+    },
+    server::backend::DeviceShown,
 };
 
 /// Writes rows as kubectl does: columns padded to the widest cell plus three spaces, no padding at the end.
@@ -319,6 +322,25 @@ fn is_ready_and_running(c: &ContainerStatus) -> bool {
 
 /// Header of `get images`, after crictl.
 pub(super) const IMAGE_HEADER: [&str; 4] = ["IMAGE", "TAG", "IMAGE ID", "SIZE"];
+
+/// Header of `get devices`.
+pub(super) const DEVICE_HEADER: [&str; 6] = ["RESOURCE", "ID", "NODES", "STATE", "USED", "HOLDERS"];
+
+/// A unit of a device, and who holds it.
+pub(super) fn device_row(device: &DeviceShown) -> Vec<String> {
+    let plain = |text: &str| match text {
+        "" => "<none>".to_owned(),
+        text => text.to_owned(),
+    };
+    vec![
+        device.resource.clone(),
+        device.id.clone(),
+        plain(&device.nodes),
+        if device.healthy { "Healthy" } else { "Lost" }.to_owned(),
+        format!("{}/{}", device.holders.len(), device.shares),
+        plain(&device.holders.join(",")),
+    ]
+}
 
 /// Rows of `get images`: one for each tag, or one for an image without any.
 pub(super) fn image_rows(image: &Image, wide: bool) -> Vec<Vec<String>> {

@@ -72,7 +72,7 @@ fn checked(read: decode::Document) -> Result<Document, DecodeError> {
 }
 
 /// Fields whose relative values are resolved against the directory of the file.
-const PATHS: [&str; 19] = [
+const PATHS: [&str; 20] = [
     "/staticPodPath",
     "/authentication/x509/clientCAFile",
     "/tlsCertFile",
@@ -92,6 +92,7 @@ const PATHS: [&str; 19] = [
     "/picolet/imageCredentialProviderConfig",
     "/picolet/imageCredentialProviderBinDir",
     "/picolet/manifestURLCA",
+    "/picolet/deviceRoot",
 ];
 
 fn unknown_fields(value: &Value, shown: &str, pattern: &str, unknown: &mut Vec<String>) {
@@ -166,7 +167,7 @@ const FIELDS: &[&str] = &[
     "nodeLeaseDurationSeconds", "nodeStatusMaxImages", "nodeStatusReportFrequency", "nodeStatusUpdateFrequency",
     "oomScoreAdj",
     "picolet.apiServers", "picolet.bootstrapKubeconfig", "picolet.builtinNetwork.bridge", "picolet.builtinNetwork.subnet",
-    "picolet.certDir", "picolet.cloudProvider", "picolet.cniBinDir", "picolet.cniConfDir", "picolet.containerLogDir", "picolet.doorbells", "picolet.evictStaticPods", "picolet.handlers",
+    "picolet.certDir", "picolet.cloudProvider", "picolet.cniBinDir", "picolet.cniConfDir", "picolet.containerLogDir", "picolet.deviceRoot", "picolet.deviceWait", "picolet.devices", "picolet.doorbells", "picolet.evictStaticPods", "picolet.handlers",
     "picolet.hostnameOverride", "picolet.imageCredentialProviderBinDir", "picolet.imageCredentialProviderConfig",
     "picolet.imageDir", "picolet.imagePolicy.allowedRegistries", "picolet.imagePolicy.requireDigest",
     "picolet.imagePullBandwidth", "picolet.k3sPasswordFile", "picolet.k3sServer", "picolet.kubeconfig", "picolet.kubeletVersion", "picolet.manifestURLCA", "picolet.maxLogBytes",
@@ -446,6 +447,9 @@ pub struct Own {
     pub cni_conf_dir: Option<String>,
     pub container_log_dir: Option<String>,
     pub cloud_provider: Option<String>,
+    pub device_root: Option<String>,
+    pub device_wait: Option<GoDuration>,
+    pub devices: Value,
     pub doorbells: Option<bool>,
     pub evict_static_pods: Option<bool>,
     pub handlers: BTreeMap<String, String>,

@@ -44,10 +44,10 @@ use crate::api::cri::CgroupDriver;
 
 pub use cluster::K3S_PASSWORD_FILE;
 pub use values::{
-    CgroupConfig, ClusterConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, Endpoints,
-    EvictionConfig, GarbageConfig, ImageConfig, LogConfig, MemoryQosConfig, NetworkConfig,
-    NodeConfig, OfflineSecrets, Reserved, ReservedGroup, RuntimeConfig, ServerConfig,
-    ServingCertificate, Subnet, SwapBehavior, TimeConfig, TunnelConfig,
+    CgroupConfig, ClusterConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, DeviceConfig, Dirs,
+    Endpoints, EvictionConfig, GarbageConfig, ImageConfig, LogConfig, MemoryQosConfig,
+    NetworkConfig, NodeConfig, OfflineSecrets, Reserved, ReservedGroup, RuntimeConfig,
+    ServerConfig, ServingCertificate, Subnet, SwapBehavior, TimeConfig, TunnelConfig,
 };
 
 /// Version reported as the kubelet's: it must parse as a Kubernetes version. The part behind the plus is ours.

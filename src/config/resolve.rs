@@ -1,6 +1,6 @@
 //! From the fields of the document to the checked configuration: defaults and rules, one place for both.
 
-use alloc::collections::BTreeMap;
+use alloc::{collections::BTreeMap, sync::Arc};
 use core::ops::RangeInclusive;
 use core::time::Duration;
 use std::net::Ipv4Addr;
@@ -12,14 +12,14 @@ use super::Host;
 use super::checks::{Invalid, absolute, count, invalid, kept, unset_if_zero};
 use super::file::{Fields, Own};
 use super::values::{
-    CgroupConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, GarbageConfig, ImageConfig,
-    LogConfig, MemoryQosConfig, NetworkConfig, Reserved, ReservedGroup, RuntimeConfig, Subnet,
-    SwapBehavior, TimeConfig,
+    CgroupConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, DeviceConfig, Dirs, GarbageConfig,
+    ImageConfig, LogConfig, MemoryQosConfig, NetworkConfig, Reserved, ReservedGroup, RuntimeConfig,
+    Subnet, SwapBehavior, TimeConfig,
 };
 use super::{cluster, configz, endpoints, eviction, manifest_url, node, server, tunnel};
 use crate::api::cri::CgroupDriver;
 use crate::api::{Quantity, names};
-use crate::logic::{cgroup::CgroupTree, shutdown};
+use crate::logic::{cgroup::CgroupTree, devices, shutdown};
 
 /// Whole numbers that have a range, also those this version has no use for: a kubelet would refuse the file too.
 const RANGES: &[(&str, RangeInclusive<i64>)] = &[
@@ -53,6 +53,8 @@ const MAX_HANDLERS: usize = 16;
 const MAX_SHUTDOWN_GROUPS: usize = 64;
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
+/// How long a pod of the apiserver waits for a device.
+const DEVICE_WAIT: Duration = Duration::from_secs(120);
 
 /// Applies defaults and checks every rule. `from_file` says whether a document was loaded: only then has
 /// `evictionHard` a default (CONF-10).
@@ -112,6 +114,7 @@ pub(super) fn resolve(
         manifest_url,
         verbosity: u8::try_from(fields.logging.verbosity.unwrap_or(0)).unwrap_or(u8::MAX),
         doorbells: own.doorbells.unwrap_or(true),
+        devices: devices(own)?,
         times: times(&fields)?,
         max_pods: count(fields.max_pods, 110),
         pods_per_core: count(fields.pods_per_core, 0),
@@ -145,6 +148,21 @@ pub(super) fn resolve(
         feature_gates: fields.feature_gates,
         dirs,
     })
+}
+
+/// Devices that pods may ask for; `None`: there are none.
+fn devices(own: &Own) -> Result<Option<DeviceConfig>, Invalid> {
+    let declared = devices::declared(&own.devices).map_err(|e| Invalid {
+        field: e.path,
+        message: e.message,
+    })?;
+    let root = absolute("picolet.deviceRoot", own.device_root.as_deref(), "/")?;
+    let wait = kept(own.device_wait, DEVICE_WAIT);
+    Ok((!declared.entries.is_empty()).then(|| DeviceConfig {
+        declared: Arc::new(declared),
+        root,
+        wait,
+    }))
 }
 
 /// Other OCI runtimes, by handler.

@@ -1,13 +1,13 @@
 //! The checked configuration: what the rest of the agent reads.
 
-use alloc::collections::BTreeMap;
+use alloc::{collections::BTreeMap, sync::Arc};
 use core::time::Duration;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use crate::{
     api::{Quantity, node::Taint},
-    logic::{cgroup::CgroupTree, eviction, shutdown},
+    logic::{cgroup::CgroupTree, devices::Declared, eviction, shutdown},
     net::Url,
     runtime::runc::process::Allowed,
 };
@@ -33,6 +33,8 @@ pub struct Config {
     pub verbosity: u8,
     /// Whether notifications are used beside polling. Without them the agent is slower, never wrong.
     pub doorbells: bool,
+    /// Devices of the machine that pods may ask for; `None`: there are none, and nothing looks at them.
+    pub devices: Option<DeviceConfig>,
     /// The apiserver.
     pub cluster: ClusterConfig,
     /// What is served over the network.
@@ -264,6 +266,17 @@ pub struct TimeConfig {
     pub volume_stats: Duration,
     /// How long nothing may come or go on a connection of exec, attach or port forwarding. Default 4 h.
     pub streaming_idle: Duration,
+}
+
+/// Devices of the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceConfig {
+    /// What pods may ask for: at least one entry.
+    pub declared: Arc<Declared>,
+    /// Below which `dev` and `sys` of the machine are. Default `/`.
+    pub root: PathBuf,
+    /// How long a pod of the apiserver waits for a device. Default 2 min.
+    pub wait: Duration,
 }
 
 /// Sockets of a runtime.

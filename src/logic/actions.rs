@@ -197,6 +197,40 @@ pub fn compute_pod_actions(
     actions
 }
 
+/// Has instances restarted that hold a device which came back as another one (DEV-40), as far as the pod goes on and nothing
+/// else ends them. A container that is not to be restarted keeps what it has.
+pub fn restart_holders(
+    actions: &mut PodActions,
+    pod: &Pod,
+    status: &PodRuntimeStatus,
+    holders: &[ContainerId],
+) {
+    if actions.kill_pod || pod.metadata.deletion_timestamp.is_some() {
+        return;
+    }
+    let regular = pod.spec.containers.iter().enumerate();
+    let regular = regular.map(|(index, c)| (c, Some(index)));
+    let sidecars = pod.spec.init_containers.iter().filter(|c| c.is_sidecar());
+    for (container, place) in regular.chain(sidecars.map(|c| (c, None))) {
+        let newest = status.newest(&container.name);
+        let Some(instance) = newest.filter(|s| s.state == ContainerState::Running) else {
+            continue;
+        };
+        let ends = actions.to_kill.iter().any(|kill| kill.id == instance.id);
+        let once = place.is_some() && effective_policy(pod, container) == RestartPolicy::Never;
+        if ends || once || !holders.contains(&instance.id) {
+            continue;
+        }
+        let name = &container.name;
+        let message = format!("Container {name} has a device that came back, will be restarted");
+        let cause = KillCause::Changed;
+        kill(actions, pod, container, instance, cause, message);
+        // The next sync starts a sidecar that ended.
+        actions.to_start.extend(place);
+    }
+    actions.to_start.order();
+}
+
 /// Containers that an edit took out of the pod: only a manifest with a uid of its own can be edited so.
 fn kill_removed(pod: &Pod, status: &PodRuntimeStatus, actions: &mut PodActions) {
     let of_spec = |name: &str| pod.spec.all_containers().any(|c| c.name == name);

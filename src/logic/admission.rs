@@ -3,7 +3,7 @@
 //! Asked once per pod and process life, against the other active pods. The first refusal counts; nothing of a refused
 //! pod ever starts ([`super::status::rejected_status`]).
 
-use alloc::{collections::BTreeMap, string::String, vec::Vec};
+use alloc::{boxed::Box, collections::BTreeMap, string::String, vec::Vec};
 
 use crate::api::{
     Container, Node, Pod,
@@ -96,6 +96,8 @@ pub struct NodeFacts {
     pub apparmor: bool,
     /// Whether the runtime knows `supplementalGroupsPolicy: Strict`.
     pub strict_supplemental_groups: bool,
+    /// Resources whose units are given by this agent, which knows more of them than their number (DEV-05).
+    pub devices: Vec<Box<str>>,
 }
 
 impl NodeFacts {
@@ -106,8 +108,10 @@ impl NodeFacts {
         self.taints.clone_from(&node.spec.taints);
         self.allocatable.retain(|name, _| !is_extended(name));
         let others = amounts(&node.status.allocatable).into_iter();
+        let devices = &self.devices;
+        let is_other = |name: &str| is_extended(name) && !devices.iter().any(|d| **d == *name);
         self.allocatable
-            .extend(others.filter(|(name, _)| is_extended(name)));
+            .extend(others.filter(|(name, _)| is_other(name)));
     }
 }
 

@@ -351,6 +351,8 @@ pub fn container_config(input: &ContainerInput<'_>) -> Result<ContainerConfig, P
         working_dir: container.working_dir.clone(),
         env: env.clone().into_vec(),
         mounts: mounts(input)?,
+        // Of which only the machine knows what they are now.
+        devices: Vec::new(),
         labels,
         annotations: annotations(pod, container, restart_count)?,
         log_path: format!("{}/{restart_count}.log", container.name),

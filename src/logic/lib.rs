@@ -61,6 +61,7 @@ pub mod check;
 pub mod conditions;
 pub mod container_status;
 pub mod dashboard;
+pub mod devices;
 pub mod dispatch;
 pub mod events;
 pub mod eviction;

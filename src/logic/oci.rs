@@ -17,8 +17,8 @@ use crate::api::cri::{
     LinuxResources, Mount as BindMount, NamespaceMode, Propagation, SecurityProfile,
 };
 use crate::api::oci::{
-    Capabilities, Cpu, DeviceRule, HostFacts, HugepageLimit, ImageProcess, Linux, Memory, Mount,
-    Namespace, Pids, Process, Resources, Root, SPEC_VERSION, Seccomp, Spec, SpecInput, User,
+    Capabilities, Cpu, Device, DeviceRule, HostFacts, HugepageLimit, ImageProcess, Linux, Memory,
+    Mount, Namespace, Pids, Process, Resources, Root, SPEC_VERSION, Seccomp, Spec, SpecInput, User,
 };
 use crate::api::order::{Gather, Order};
 use crate::{capabilities, seccomp};
@@ -93,11 +93,7 @@ pub fn container_spec(input: &SpecInput<'_>) -> Result<Spec, PodError> {
         annotations: annotations(input),
         linux: Linux {
             namespaces: namespaces(input)?,
-            devices: if security.privileged {
-                input.host.devices.clone()
-            } else {
-                Vec::new()
-            },
+            devices: device_nodes(input),
             cgroups_path: input.cgroups_path.into(),
             resources: resources(input)?,
             rootfs_propagation: rootfs_propagation(&input.container.mounts).into(),
@@ -488,7 +484,7 @@ fn resources(input: &SpecInput<'_>) -> Result<Resources, PodError> {
         has(controller)
     });
     Ok(Resources {
-        devices: device_rules(input.container.security.privileged),
+        devices: device_rules(input),
         memory: (memory != Memory::default()).then_some(memory),
         cpu: (cpu != Cpu::default()).then_some(cpu),
         pids: limits.pids_limit.map(|limit| Pids { limit }),
@@ -536,7 +532,31 @@ fn check_controllers(limits: &LinuxResources, host: &HostFacts) -> Result<(), Po
     Ok(())
 }
 
-fn device_rules(privileged: bool) -> Vec<DeviceRule> {
+/// Nodes that the container has beside those of every container (DEV-41, DEV-43): usable by who runs in it, so that nobody
+/// has to be root or of a group of the machine.
+fn device_nodes(input: &SpecInput<'_>) -> Vec<Device> {
+    let (user, container) = (input.user, input.container);
+    let own_gid = Some(user.gid).filter(|gid| *gid > 0);
+    let all = container.devices.iter().zip(input.devices);
+    let given = all.map(|(wanted, node)| Device {
+        uid: Some(user.uid).filter(|uid| *uid > 0).or(node.uid),
+        gid: wanted.gid.or(own_gid).or(node.gid),
+        file_mode: wanted.mode.or(node.file_mode),
+        ..node.clone()
+    });
+    let mut nodes: Vec<Device> = given.collect();
+    if container.security.privileged {
+        let others = input.host.devices.iter();
+        let others = others.filter(|other| !nodes.iter().any(|node| node.path == other.path));
+        let others: Vec<Device> = others.cloned().collect();
+        nodes.extend(others);
+    }
+    nodes
+}
+
+fn device_rules(input: &SpecInput<'_>) -> Vec<DeviceRule> {
+    let container = input.container;
+    let privileged = container.security.privileged;
     let every = |allow| DeviceRule {
         allow,
         access: "rwm".into(),
@@ -552,7 +572,16 @@ fn device_rules(privileged: bool) -> Vec<DeviceRule> {
         minor,
         access: access.into(),
     });
-    [every(false)].into_iter().chain(allowed).collect()
+    let devices = container.devices.iter().zip(input.devices);
+    let given = devices.map(|(wanted, node)| DeviceRule {
+        allow: true,
+        kind: node.kind.clone(),
+        major: Some(node.major),
+        minor: Some(node.minor),
+        access: wanted.permissions.clone(),
+    });
+    let all = [every(false)].into_iter();
+    all.chain(allowed).chain(given).collect()
 }
 
 /// The names that runtimes with an eye for pods (kata, crun's handlers) look for.
@@ -578,9 +607,9 @@ mod tests {
 
     use super::*;
     use crate::api::cri::{
-        ContainerConfig, ImageSpec, LinuxSecurity, NamespaceOptions, SandboxConfig,
+        self, ContainerConfig, ImageSpec, LinuxSecurity, NamespaceOptions, SandboxConfig,
     };
-    use crate::api::oci::{Device, ResolvedUser, Rlimit, SandboxPaths, Words};
+    use crate::api::oci::{ResolvedUser, Rlimit, SandboxPaths, Words};
 
     /// Everything [`SpecInput`] borrows, for a plain pod on a plain machine.
     struct Case {
@@ -590,6 +619,7 @@ mod tests {
         user: ResolvedUser,
         paths: SandboxPaths,
         volumes: Vec<BindMount>,
+        devices: Vec<Device>,
         apparmor_default: &'static str,
         file: Option<Seccomp>,
         host: HostFacts,
@@ -630,6 +660,7 @@ mod tests {
                     ..SandboxPaths::default()
                 },
                 volumes: Vec::new(),
+                devices: Vec::new(),
                 apparmor_default: "",
                 file: None,
                 host: HostFacts {
@@ -657,6 +688,7 @@ mod tests {
                 cgroups_path: "/kubepods/podu-1/c1",
                 image_volumes: &self.volumes,
                 seccomp_file: self.file.as_ref(),
+                devices: &self.devices,
                 apparmor_default: self.apparmor_default,
                 host: &self.host,
             })
@@ -936,6 +968,62 @@ mod tests {
         let mounts = shown(&spec);
         assert!(mounts.contains(&"/sys sysfs nosuid,noexec,nodev,rw".into()));
         assert!(mounts.contains(&"/sys/fs/cgroup cgroup nosuid,noexec,nodev,relatime,rw".into()));
+    }
+
+    #[test]
+    fn devices_of_the_container() {
+        // DEV-41 DEV-43
+        let mut case = Case::new();
+        case.container.devices = vec![cri::Device {
+            container_path: "/dev/line".into(),
+            permissions: "rw".into(),
+            ..cri::Device::default()
+        }];
+        let node = |uid, gid, mode| Device {
+            kind: "c".into(),
+            path: "/dev/line".into(),
+            major: 188,
+            minor: 3,
+            file_mode: Some(mode),
+            uid: Some(uid),
+            gid: Some(gid),
+        };
+        case.devices = vec![node(0, 20, 0o660)];
+        let shown = |case: &Case| {
+            let spec = case.spec().expect("right");
+            let last = spec.linux.resources.devices.last().cloned();
+            (spec.linux.devices, last.expect("rules"))
+        };
+        let (devices, rule) = shown(&case);
+        assert_eq!(devices, [node(0, 20, 0o660)], "root sees it as it is");
+        assert_eq!(
+            (
+                rule.allow,
+                &*rule.kind,
+                rule.major,
+                rule.minor,
+                &*rule.access
+            ),
+            (true, "c", Some(188), Some(3), "rw")
+        );
+        case.user.uid = 1000;
+        assert_eq!(shown(&case).0, [node(1000, 20, 0o660)]);
+        case.user.gid = 1001;
+        assert_eq!(shown(&case).0, [node(1000, 1001, 0o660)]);
+        case.container.devices[0].gid = Some(0);
+        case.container.devices[0].mode = Some(0o600);
+        assert_eq!(shown(&case).0, [node(1000, 0, 0o600)]);
+        // Privileged containers have all others, too, and each path once.
+        case.container.security.privileged = true;
+        case.sandbox.privileged = true;
+        let other = Device {
+            path: "/dev/other".into(),
+            ..node(0, 0, 0o600)
+        };
+        case.host.devices = vec![node(0, 0, 0o600), other.clone()];
+        let (devices, rule) = shown(&case);
+        assert_eq!(devices, [node(1000, 0, 0o600), other]);
+        assert_eq!((rule.allow, rule.major), (true, None));
     }
 
     #[test]

@@ -352,6 +352,21 @@ fn set_conditions(input: &StatusInput<'_>, status: &mut PodStatus) {
     status.conditions = list;
 }
 
+/// The status of a pod that is not refused, and has to wait for something of the node before anything of it starts (DEV-13,
+/// DEV-38).
+#[must_use]
+pub fn waiting_status(pod: &Pod, reason: &str, message: &str) -> PodStatus {
+    PodStatus {
+        phase: Phase::Pending,
+        reason: reason.into(),
+        message: message.into(),
+        qos_class: Some(qos_class(pod)),
+        conditions: pod.status.conditions.clone(),
+        start_time: pod.status.start_time,
+        ..PodStatus::default()
+    }
+}
+
 /// The status of a pod refused at admission: nothing of it will ever start (LOOP-10, STAT-14, ADM-03).
 #[must_use]
 pub fn rejected_status(pod: &Pod, reason: &str, message: &str, now: Wall) -> PodStatus {

@@ -189,6 +189,24 @@ pub struct PressureShown {
     pub order: Vec<NextShown>,
 }
 
+/// A unit of a device that is given to pods.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DeviceShown {
+    /// What pods ask for.
+    pub resource: String,
+    /// Its lasting id.
+    pub id: String,
+    /// Its nodes, with commas between.
+    pub nodes: String,
+    /// It is here.
+    pub healthy: bool,
+    /// How often it may be held at once.
+    pub shares: u32,
+    /// Containers that hold it: `namespace/pod/container`.
+    pub holders: Vec<String>,
+}
+
 /// A threshold that is met.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -358,6 +376,8 @@ pub trait Backend: Streaming {
     }
     /// Whether an instance still runs, so that a followed log goes on.
     fn is_running<'a>(&'a self, id: &'a ContainerId) -> Reply<'a, bool>;
+    /// Units of the devices that are given to pods.
+    fn devices(&self) -> Reply<'_, Vec<DeviceShown>>;
     /// All images.
     fn images(&self) -> Reply<'_, Vec<crate::api::cri::Image>>;
     /// Imports an archive; returns the references it brought. `name` (may be empty) names an image that has none.

@@ -3,7 +3,7 @@
 //! | route | answer |
 //! |---|---|
 //! | `GET /healthz`, `/version`, `/debug/dump` | text |
-//! | `GET /pods[?namespace=]`, `/configmaps[…]`, `/secrets[…]`, `/events[…][limit=]`, `/node`, `/pressure[?order=]`, `/images`, `/health` | JSON |
+//! | `GET /pods[?namespace=]`, `/configmaps[…]`, `/secrets[…]`, `/events[…][limit=]`, `/node`, `/pressure[?order=]`, `/devices`, `/images`, `/health` | JSON |
 //! | `GET /containerLogs/{namespace}/{pod}/{container}` | text, streamed; kubelet's parameters |
 //! | `/exec`, `/attach`, `/run`, `/portForward` | see [`super::streaming`] |
 //! | `POST /images/import`, `/images/prune`, `DELETE /images` | text; `import?progress=true`: JSON lines |
@@ -104,6 +104,7 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
             let pressure = backend.pressure(request.flag("order")).await;
             json(connection, pressure.map(shown)).await
         }
+        ("GET", ["devices"]) => list(connection, "DeviceList", backend.devices().await).await,
         ("GET", ["images"]) => list(connection, "ImageList", backend.images().await).await,
         ("GET", ["containerLogs", namespace, pod, container]) => {
             logs(

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::{
     backend::{
-        Backend, Check, Figures, Health, LogTarget, Pieces, PodName, PressureShown, Reply, Running,
-        RunningPod, Streaming, Uptime,
+        Backend, Check, DeviceShown, Figures, Health, LogTarget, Pieces, PodName, PressureShown,
+        Reply, Running, RunningPod, Streaming, Uptime,
     },
     http::Refusal,
 };
@@ -202,6 +202,10 @@ impl Backend for FakeBackend {
 
     fn is_running<'a>(&'a self, _: &'a ContainerId) -> Reply<'a, bool> {
         Box::pin(async { Ok(false) })
+    }
+
+    fn devices(&self) -> Reply<'_, Vec<DeviceShown>> {
+        unused()
     }
 
     fn images(&self) -> Reply<'_, Vec<Image>> {

@@ -18,6 +18,7 @@ mod commands;
 mod containerd;
 mod crash;
 mod dashboard;
+mod devices;
 mod eviction;
 mod image_volumes;
 mod inside;

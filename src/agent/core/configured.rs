@@ -119,6 +119,13 @@ impl Agent {
         if self.stop.when_idle {
             return;
         }
+        if self.devices.is_waiting(&pod.metadata.uid) {
+            let ends = pod.metadata.deletion_timestamp.is_some();
+            if !ends && !self.admit(pod, now) {
+                return;
+            }
+            self.devices.forget_waiting(&pod.metadata.uid);
+        }
         let idle = self.view.is_idle(&pod.metadata.uid);
         let update = Update::of(UpdateKind::Update, PodFacts::of(pod)).with_runtime_idle(idle);
         let taken = self.pods.update(update, now);
@@ -148,6 +155,7 @@ impl Agent {
     fn remove(&mut self, source: Source, uid: &PodUid, now: Mono) {
         let config = self.pods.unconfigure(uid);
         self.sources.early.retain(|pod| pod.metadata.uid != *uid);
+        self.devices.forget_waiting(uid);
         match dispatch::on_removal(self.sources.is_ready(source)) {
             Removal::Kill => self.kill(uid, config, None, now),
             Removal::LeaveToHousekeeping => {
@@ -339,7 +347,7 @@ impl Agent {
             verdict => verdict,
         };
         let rejection = match verdict {
-            Verdict::Admit => return true,
+            Verdict::Admit => return self.give_devices(pod, now),
             Verdict::Preempt { victims, resource } => {
                 let victims = victims.into_iter().map(|at| uids[at].clone()).collect();
                 self.make_room(uid, victims, &resource, now);
@@ -347,10 +355,15 @@ impl Agent {
             }
             Verdict::Refuse(rejection) | Verdict::ReadNodeAgain(rejection) => rejection,
         };
+        self.refuse(pod, &rejection);
+        false
+    }
+
+    /// The pod never runs.
+    pub(super) fn refuse(&mut self, pod: &Pod, rejection: &Rejection) {
         let counters = &self.tools.counters;
         counters.count(|c| c.rejected(rejection.metric_reason()));
         self.reject(pod, &rejection.reason, &rejection.message);
-        false
     }
 
     fn tell_full(&mut self, pod: &Pod, e: TableFull) {

@@ -19,7 +19,7 @@ use crate::{
         probes::Probed,
         views::ApiAnswer,
     },
-    api::{ContainerId, Pod, PodUid, cri::RuntimeStatus},
+    api::{ContainerId, Pod, PodUid, cri::RuntimeStatus, device::Seen},
     logic::{
         eviction::Input,
         pod_table::{Handle, Start},
@@ -93,6 +93,8 @@ pub(in crate::agent) enum Event {
     MemoryBell,
     /// Something for a round of eviction was done.
     Eviction(Box<Input>),
+    /// Devices of the machine came or went: what is there now.
+    Devices(Box<Seen>),
     /// SIGTERM or SIGINT: the agent ends, pods go on.
     Terminate,
 }

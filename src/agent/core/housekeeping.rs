@@ -108,14 +108,20 @@ impl Agent {
         self.owners.probes.retain(|uid| pass.keeps_probes(uid), now);
         self.pods.retain(|uid| pass.keeps_status(uid), has_worker);
         let asked = self.pods.asked();
-        let is_stale = self.pod_cgroups.is_stale(asked);
+        let is_stale = self.asked.pod_cgroups.is_stale(asked);
         let mut chores = Chores {
             tiers: is_stale.then_some(asked),
             ..Chores::default()
         };
         let mut create = Vec::new();
+        if self.devices.some_wait() {
+            self.release_devices();
+        }
         let restarts = found.is_none().then(|| pass.restarts());
         for restart in restarts.into_iter().flatten() {
+            if self.waits_for_device(restart.uid, now) {
+                continue;
+            }
             self.pods
                 .count(|totals| totals.count_restart(restart.is_static));
             create.push((restart.uid.clone(), restart.drop_status));

@@ -10,6 +10,7 @@
 //! | `calls`, `steps` | the calls of workers that run; what is made of their steps |
 //! | `statuses` | statuses: made, judged, stored |
 //! | `eviction` | which pod goes when the node is short |
+//! | `devices` | devices of the machine: who gets which |
 //! | `chores`, `housekeeping` | what no event drives |
 //! | `ending` | the end, of the agent alone or with its pods |
 //! | `questions` | what others want to know |
@@ -18,6 +19,7 @@
 mod calls;
 mod chores;
 mod configured;
+mod devices;
 mod ending;
 mod event;
 mod eviction;
@@ -39,6 +41,7 @@ use smol::channel::Sender;
 
 use calls::Calls;
 pub(super) use chores::{Chores, Found};
+use devices::Devices;
 use ending::Stopping;
 pub(super) use ending::TELLING;
 pub(super) use event::{Command, Effect, Event, Purpose, Question};
@@ -52,6 +55,7 @@ pub(super) use sources::{ConfigOp, Delivery, Recorded, Recording, SourceNews};
 
 use super::{
     cluster::News,
+    devices::Beginning,
     executor::PodCgroups,
     objects::Objects,
     parts::{Owners, Parts, Tools},
@@ -86,13 +90,20 @@ pub(super) struct Agent {
     stop: Stopping,
     /// What the node is short of, and who goes for it.
     eviction: Eviction,
+    /// Devices, and who holds them.
+    devices: Devices,
     tools: Tools,
     owners: Owners,
-    /// Asked for its name and for what it can do, which it answers by itself.
-    runtime: Rc<dyn RuntimeService>,
-    /// Asked whether the tiers have their shares.
-    pod_cgroups: PodCgroups,
+    asked: Asked,
     settings: Settings,
+}
+
+/// What answers by itself.
+struct Asked {
+    /// Its name, and what it can do.
+    runtime: Rc<dyn RuntimeService>,
+    /// Whether the tiers have their shares.
+    pod_cgroups: PodCgroups,
 }
 
 /// What the configuration says.
@@ -105,7 +116,13 @@ struct Settings {
 
 impl Agent {
     /// An agent that knows of no pod. `relist`: where it asks for relists. `delays`: crash-loop delays of an agent before it.
-    pub(super) fn new(parts: &Parts, relist: Sender<Mono>, delays: Vec<Record>) -> Self {
+    /// `beginning`: what devices there are, if pods may ask for any.
+    pub(super) fn new(
+        parts: &Parts,
+        relist: Sender<Mono>,
+        delays: Vec<Record>,
+        beginning: Option<Beginning>,
+    ) -> Self {
         let (cfg, tools) = (&parts.cfg, &parts.tools);
         let has_manifests = cfg.dirs.manifests.is_some();
         let file = has_manifests.then_some(Source::File);
@@ -117,6 +134,8 @@ impl Agent {
         let seed = now.0 ^ tools.clock.wall().0.unsigned_abs();
         let mut pods = Pods::new(cfg, seed);
         pods.restore_delays(delays, now);
+        let devices = Devices::new(cfg.devices.as_ref(), beginning, now);
+        parts.owners.node.set_devices(devices.amounts());
         Self {
             pods,
             view: RuntimeView::new(relist),
@@ -130,8 +149,11 @@ impl Agent {
             eviction: Eviction::new(&cfg.eviction, now),
             tools: tools.clone(),
             owners: parts.owners.clone(),
-            runtime: Rc::clone(&parts.machine.runtime),
-            pod_cgroups: parts.machine.pod_cgroups.clone(),
+            devices,
+            asked: Asked {
+                runtime: Rc::clone(&parts.machine.runtime),
+                pod_cgroups: parts.machine.pod_cgroups.clone(),
+            },
             settings: Settings {
                 has_manifests,
                 file_check: cfg.times.file_check,
@@ -209,6 +231,7 @@ impl Agent {
             Event::Command(Command::ImagesArrived) => self.on_images(),
             Event::MemoryBell => self.on_memory_bell(now),
             Event::Eviction(input) => self.on_eviction(*input, now),
+            Event::Devices(seen) => self.on_devices(&seen, now),
             Event::Terminate => self.finish(),
         }
     }
@@ -222,6 +245,7 @@ impl Agent {
         self.settle_records(now);
         self.turn_eviction(now);
         self.turn_shutdown(now);
+        self.turn_devices(now);
     }
 
     /// Shows the calls that run whether they are still wanted. Before anything else runs on this thread.
@@ -236,6 +260,7 @@ impl Agent {
             self.sources.next_timeout(),
             self.eviction.next_timeout(),
             self.stop.shutdown.next_timeout(),
+            self.devices.next_timeout(),
         ];
         pods.into_iter().chain(others.into_iter().flatten()).min()
     }

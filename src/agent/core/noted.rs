@@ -57,6 +57,7 @@ impl Agent {
             | Event::Housekeeping
             | Event::MemoryBell
             | Event::Eviction(_)
+            | Event::Devices(_)
             | Event::Cleaned
             | Event::Collected
             // Nothing is decided by them.

@@ -23,7 +23,7 @@ use crate::{
         pod_table::Handle,
         status::{
             DEADLINE_EXCEEDED, PodFailure, StatusInput, generate_pod_status, past_active_deadline,
-            rejected_status,
+            rejected_status, waiting_status,
         },
         status_update::{ProbeChange, Update, with_condition, with_probe_result},
     },
@@ -53,7 +53,7 @@ impl Agent {
             clock: &*self.tools.clock,
             recorder: &self.tools.recorder,
             counters: &self.tools.counters,
-            runtime: &*self.runtime,
+            runtime: &*self.asked.runtime,
             api: self.owners.cluster.as_ref().map(|cluster| &*cluster.writer),
         }
     }
@@ -222,6 +222,11 @@ impl Statuses<'_> {
     pub(super) fn reject(&mut self, pod: &Pod, reason: &str, message: &str) {
         let status = rejected_status(pod, reason, message, self.clock.wall());
         self.store(pod, status);
+    }
+
+    /// A pod that has to wait before anything of it starts.
+    pub(super) fn wait(&mut self, pod: &Pod, reason: &str, message: &str) {
+        self.store(pod, waiting_status(pod, reason, message));
     }
 
     /// Everything of the pod is cleaned up: the last status (DEL-03).

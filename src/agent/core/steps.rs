@@ -39,6 +39,7 @@ impl Agent {
             limited: self.pods.is_limited(&uid),
             content_goes: self.pods.table().should_pod_content_be_removed(&uid)
                 || !self.pods.is_configured(&uid),
+            devices: self.devices.held_by(&uid),
             cancel,
             line: Line { call, tell },
             uid,
@@ -159,14 +160,16 @@ impl Agent {
         if !terminal {
             statuses.watch_deadline(call, pod);
         }
+        let holders = self.instances_to_restart(uid);
         let network = || {
             let problem = self.view.network_problem();
             problem.filter(|_| !pod.spec.host_network)
         };
         let runs_nothing = self.view.start_problem().map(Problem::Runtime);
-        let actions = self.owners.probes.with(uid, |probes| {
+        let mut actions = self.owners.probes.with(uid, |probes| {
             actions::compute_pod_actions(pod, runtime, probes)
         });
+        actions::restart_holders(&mut actions, pod, runtime, &holders);
         if actions.restart_all {
             // What has succeeded starts over as well.
             self.pods.set_succeeded(uid, Vec::new());

@@ -17,6 +17,7 @@ use super::{
 use crate::{
     agent::{
         cluster::{self, Loaded},
+        devices::Devices,
         node::NodeFacts,
         pod_store::PodStore,
         recorder::{Recorder, Severity},
@@ -31,6 +32,7 @@ use crate::{
     error::chain,
     logic::{
         cgroup::CgroupSettings,
+        devices::Given,
         dns::{self, DnsSettings, MAX_RESOLV_CONF},
         downward::Place,
         env::{self, EnvInput},
@@ -108,6 +110,7 @@ pub(in crate::agent) struct Generator {
     pub(in crate::agent) volumes: Volumes,
     pub(in crate::agent) recorder: Rc<Recorder>,
     pub(in crate::agent) of_api: Option<Rc<cluster::Objects>>,
+    pub(in crate::agent) devices: Option<Devices>,
     pub(in crate::agent) resolv_conf: Option<PathBuf>,
     pub(in crate::agent) pod_logs: PathBuf,
 }
@@ -203,10 +206,20 @@ impl Generator {
         } else {
             &runtime.ips
         };
-        let environment = self
+        let mut environment = self
             .environment(plan, pod, container, own_ips, mounted)
             .await
             .map_err(refused)?;
+        let given = match (&self.devices, &plan.devices) {
+            (Some(devices), Some(held)) => devices.given(held, &container.name).await,
+            _ => Ok(Given::default()),
+        };
+        let given = given.map_err(|e| StartError::new("CreateContainerError", e.to_string()))?;
+        for (name, value) in given.env {
+            if environment.get(&name).is_none() {
+                environment.set(&name, value).map_err(refused)?;
+            }
+        }
         let sub_paths = self
             .pin_sub_paths(pass, container, &environment, &volume_images)
             .await
@@ -258,6 +271,7 @@ impl Generator {
                 .recursive_read_only_mounts(&pass.sandbox.runtime_handler),
         })
         .map_err(refused)?;
+        config.devices = given.nodes;
         let groups = &mut config.security.supplemental_groups;
         for group in volume_groups {
             if !groups.contains(&group) {

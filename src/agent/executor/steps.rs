@@ -14,6 +14,7 @@ use crate::{
         actions::PodActions,
         backoff::{CrashLoop, Record},
         cgroup::Asked,
+        devices::PodDevices,
         pod_table::Handle,
         status::PodFailure,
     },
@@ -34,6 +35,8 @@ pub(in crate::agent) struct Plan {
     pub(in crate::agent) limited: bool,
     /// Nobody wants what is left of the pod: it is deleted or evicted, or no source has it.
     pub(in crate::agent) content_goes: bool,
+    /// Devices that the pod holds.
+    pub(in crate::agent) devices: Option<PodDevices>,
     /// Whether the call is still wanted.
     pub(in crate::agent) cancel: Rc<Cancel>,
     /// To the loop.

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     agent::{
         complaints::Complaints,
-        outcome,
+        devices, outcome,
         pod_store::PodStore,
         recorder::{Recorder, Severity},
     },
@@ -161,6 +161,7 @@ impl Syncer {
         crash::point("pod.cgroup");
         self.make_pod_dirs(pod).await?;
         crash::point("pod.directories");
+        self.keep_devices(plan, pod).await?;
         let mounted = self.mounter.set_up(pod, plan).await?;
         crash::point("pod.volumes");
         if plan.cancel.is_cancelled() {
@@ -259,6 +260,20 @@ impl Syncer {
         let made = self.disk.run(move || store.make_dirs(&uid));
         made.await.map_err(|e| {
             let message = format!("error making pod data directories: {e}");
+            self.warn(pod, "Failed", &message);
+            SyncError::new(message)
+        })
+    }
+
+    /// Nothing of the pod starts before it is on disk what it holds (DEV-12).
+    async fn keep_devices(&self, plan: &Plan, pod: &Pod) -> Result<(), SyncError> {
+        let Some(held) = plan.devices.as_deref().cloned() else {
+            return Ok(());
+        };
+        let (store, uid) = (self.store.clone(), plan.uid.clone());
+        let kept = self.disk.run(move || devices::keep(&store, &uid, &held));
+        kept.await.map_err(|e| {
+            let message = format!("cannot record the devices of the pod: {e}");
             self.warn(pod, "Failed", &message);
             SyncError::new(message)
         })

@@ -74,6 +74,7 @@ impl NodeFacts {
                 .collect(),
             kept: self.kept,
             swap_bytes: signed(self.swap_bytes),
+            devices: Vec::new(),
         }
     }
 

@@ -24,6 +24,7 @@ use crate::{
     image::import::{RESERVE_BYTES, RESERVE_INODES},
     logic::{
         admission,
+        devices::Amount,
         eviction::Conditions,
         generate::NodeContext,
         node::{self, Applied, Local, NodeEvent, Pressure, Resources, RuntimeView, View},
@@ -58,6 +59,8 @@ pub(super) struct Node {
     /// Host IPs, primary first, as the Node last had them.
     host_ips: RefCell<Vec<IpAddr>>,
     admission: RefCell<admission::NodeFacts>,
+    /// Devices that are given to pods.
+    devices: RefCell<Vec<Amount>>,
     /// The Node object without its images. Of a cluster: as the apiserver last had it; `None` until it was read. Of a node
     /// that stands alone: as it was last shown, for conditions say since when they hold.
     object: RefCell<Option<Object>>,
@@ -77,6 +80,7 @@ impl Node {
             facts: Rc::new(facts),
             context: Rc::new(context),
             admission: RefCell::new(admission),
+            devices: RefCell::default(),
             object: RefCell::new(None),
         }
     }
@@ -115,6 +119,11 @@ impl Node {
         self.admission.borrow_mut().pressure = names;
     }
 
+    /// Amounts of the devices that are given to pods.
+    pub(super) fn set_devices(&self, amounts: Vec<Amount>) {
+        *self.devices.borrow_mut() = amounts;
+    }
+
     /// The Node object, as last known; `None`: it is not known yet. It has no images.
     pub(super) fn object(&self) -> Option<Object> {
         self.object.borrow().clone()
@@ -134,6 +143,14 @@ impl Node {
         *self.object.borrow_mut() = Some(object);
     }
 
+    /// All that pods can have, as it is now.
+    fn resources(&self) -> Resources {
+        Resources {
+            devices: self.devices.borrow().clone(),
+            ..self.facts.resources()
+        }
+    }
+
     /// Reads what a Node says. A few small files, and the list of images.
     pub(super) async fn gather(
         &self,
@@ -148,7 +165,7 @@ impl Node {
         };
         let (Version { name, version }, capabilities) = (runtime.version(), runtime.capabilities());
         Gathered {
-            resources: self.facts.resources(),
+            resources: self.resources(),
             local: (self.addresses)(&self.facts.name),
             runtime: RuntimeView {
                 version: format!("{name}://{version}"),

@@ -43,6 +43,7 @@ use super::{
         views::Taken,
     },
     api::FakeApi,
+    devices::FakeDevices,
     drawn,
     gauge::{Left, TestGauge},
     provider::{FakeProvider, HANDLER},
@@ -52,6 +53,7 @@ use crate::{
     api::{Mono, PodStatus, PodUid, Wall, pod_status::Phase, received::Delivered},
     cgroup::{Cgroups, Hierarchy},
     config::{self, Config},
+    device,
     kube::{Api, KubeLanes, Threads},
     logic::{
         node::{Interface, Local},
@@ -189,6 +191,24 @@ struct Way {
     providers: Vec<(&'static str, Rc<FakeProvider>)>,
     /// What the cluster is known by.
     authority: &'static str,
+    /// Devices of the machine, and those that pods may ask for.
+    devices: Arc<FakeDevices>,
+    declared: &'static str,
+}
+
+impl Way {
+    /// On a machine that has nothing but containers.
+    fn plain(driver: Driver) -> Self {
+        Self {
+            flags: &[],
+            api: None,
+            driver,
+            providers: Vec::new(),
+            authority: "",
+            devices: Arc::default(),
+            declared: "",
+        }
+    }
 }
 
 /// One machine, and the agent that runs on it.
@@ -237,9 +257,7 @@ impl World {
         Self::make(Way {
             flags,
             api,
-            driver: assembly::driver,
-            providers: Vec::new(),
-            authority: "",
+            ..Way::plain(assembly::driver)
         })
     }
 
@@ -251,23 +269,33 @@ impl World {
     /// Beside the runtime there are some, asked in this order.
     pub(super) fn with_providers(providers: Vec<(&'static str, Rc<FakeProvider>)>) -> Self {
         Self::make(Way {
-            flags: &[],
-            api: None,
-            driver: assembly::driver,
             providers,
-            authority: "",
+            ..Way::plain(assembly::driver)
         })
     }
 
     /// Pods are run by something else.
     pub(super) fn driven_by(driver: Driver) -> Self {
-        Self::make(Way {
-            flags: &[],
-            api: None,
-            driver,
-            providers: Vec::new(),
-            authority: "",
-        })
+        Self::make(Way::plain(driver))
+    }
+
+    /// Pods may ask for devices: `declared` is `picolet.devices`.
+    pub(super) fn with_devices(
+        declared: &'static str,
+        devices: &Arc<FakeDevices>,
+        api: Option<&Arc<FakeApi>>,
+    ) -> Self {
+        let mut world = Self::make(Way {
+            // The kernel under the test has nothing to say of them.
+            flags: &["--doorbells=false"],
+            api: api.map(|api| Arc::clone(api) as Arc<dyn Api>),
+            devices: Arc::clone(devices),
+            declared,
+            ..Way::plain(assembly::driver)
+        });
+        world.api = api.cloned();
+        world.set(world.now());
+        world
     }
 
     fn make(way: Way) -> Self {
@@ -297,8 +325,9 @@ impl World {
             // There is no thread beside the test's.
             flags.push("--doorbells=false");
         }
-        let mut template = Template::new(&root, &flags);
+        let mut template = Template::declaring(&root, &flags, way.declared);
         template.wire = Rc::clone(&wire);
+        template.devices = Arc::clone(&way.devices);
         let left = Rc::clone(&template.left);
         let joined = way.api.clone().map(|api| {
             let lanes = [Lane::inline(), Lane::inline()];
@@ -639,7 +668,8 @@ impl Running {
         let (relist, asked) = smol::channel::bounded(1);
         let parts = Parts::new(given);
         let delays = backoff_store::restore(&parts.cfg.dirs.run);
-        let agent = Agent::new(&parts, relist.clone(), delays);
+        let beginning = assembly::first_devices(&parts);
+        let agent = Agent::new(&parts, relist.clone(), delays, beginning);
         let agent = Rc::new(RefCell::new(agent));
         let driver = driver(&parts);
         let hands = assembly::hands(&parts, &driver, executor, events, relist);
@@ -647,6 +677,9 @@ impl Running {
         let run = event_loop::run(Rc::clone(&agent), hands, watch, queue);
         let task = executor.spawn(drawn::started(run));
         for task in pollers::tasks(&parts, driver, asked, events) {
+            executor.spawn(drawn::started(task)).detach();
+        }
+        if let Some(task) = assembly::device_watch(&parts, events) {
             executor.spawn(drawn::started(task)).detach();
         }
         let members = cluster_views::tasks(&parts, executor, events);
@@ -671,14 +704,25 @@ pub(in crate::agent) struct Template {
     wire: Rc<FakeWire>,
     /// What there is of everything.
     pub(in crate::agent) left: Rc<Left>,
+    /// Devices of the machine.
+    pub(in crate::agent) devices: Arc<FakeDevices>,
 }
 
 impl Template {
     /// For agents with their directories below `root`, which `more` flags may change.
     pub(in crate::agent) fn new(root: &Path, more: &[&str]) -> Self {
+        Self::declaring(root, more, "")
+    }
+
+    /// The same; `devices` is `picolet.devices`.
+    fn declaring(root: &Path, more: &[&str], devices: &str) -> Self {
         let file = root.join("config.yaml");
         let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
-        fs::write(&file, head).expect("write");
+        let own = match devices {
+            "" => String::new(),
+            devices => format!("picolet:\n  devices: {devices}\n"),
+        };
+        fs::write(&file, format!("{head}{own}")).expect("write");
         let mut words: Vec<OsString> = vec![
             "--cgroups-per-qos=false".into(),
             "--enforce-node-allocatable=none".into(),
@@ -723,6 +767,7 @@ impl Template {
             volumes: Volumes::new(&cfg.dirs.root).expect("volumes"),
             wire: Rc::default(),
             left: Rc::default(),
+            devices: Arc::default(),
             cfg,
             node,
             root: root.into(),
@@ -774,6 +819,7 @@ impl Template {
             admission::facts(&cfg, &node, (6, 1), false, &fake.capabilities()).expect("facts");
         let node = Rc::new(Node::new(node, addresses, context, admission));
         Given {
+            devices: Arc::clone(&self.devices) as Arc<dyn device::Machine>,
             joined,
             wire: Rc::new(Rc::clone(&self.wire)),
             node,

@@ -14,17 +14,19 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 use super::super::{
     CliError, Client, health::facts as facts_of, named_socket, proxies as named_proxies,
 };
-use super::{apiserver, runtime};
+use super::{apiserver, kubeadm, runtime};
 use crate::{
     agent::POD_RECORD_VERSION,
     api::{Quantity, order::Order as _, received::Delivered},
     bus::logind::Places,
     cgroup::{Cgroups, Hierarchy, Version},
     config::{self, Config, Host, flags},
+    device::{self, Machine as _},
     error::chain,
     image::record,
     logic::{
         check::{self, Agent, Clock, Dir, Dirs, Disk, Facts, Kernel, Manifests, Network},
+        devices::units,
         eviction::Signal,
         static_pod, validation,
     },
@@ -145,6 +147,7 @@ pub(super) fn facts(flags: Vec<OsString>) -> Result<Facts, CliError> {
         ),
     };
     Ok(Facts {
+        devices: devices(&cfg, cgroups.v2),
         kernel: kernel(&detected.unwrap_or_else(|_| no_cgroups())),
         cgroups,
         runtime: runtime::look(&cfg),
@@ -162,6 +165,31 @@ pub(super) fn facts(flags: Vec<OsString>) -> Result<Facts, CliError> {
         agent,
         wanted,
     })
+}
+
+fn devices(cfg: &Config, v2: bool) -> check::Devices {
+    let Some(devices) = &cfg.devices else {
+        return check::Devices::default();
+    };
+    let declared = &*devices.declared;
+    let seen = device::Host::below(&devices.root).look(declared);
+    let found = units(declared, &seen);
+    let needed = if v2 {
+        "CONFIG_CGROUP_BPF"
+    } else {
+        "CONFIG_CGROUP_DEVICE"
+    };
+    let lacks = kubeadm::kernel(text("/proc/sys/kernel/osrelease").trim());
+    let lacks = lacks.into_iter().flat_map(|(_, options)| options);
+    check::Devices {
+        units: declared
+            .entries
+            .iter()
+            .zip(found)
+            .map(|(entry, units)| (entry.resource.clone(), units.len()))
+            .collect(),
+        lacks: lacks.into_iter().find(|option| option == needed),
+    }
 }
 
 /// Where an agent with these flags is found, and what is its own.

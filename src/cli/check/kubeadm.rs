@@ -43,7 +43,7 @@ pub(super) fn look(release: &str, node_name: &str, proxies: &ProxyVariables) -> 
 }
 
 /// Where the kernel's configuration is, and what it lacks.
-fn kernel(release: &str) -> Option<(String, Vec<String>)> {
+pub(super) fn kernel(release: &str) -> Option<(String, Vec<String>)> {
     let packed = File::open(KERNEL_CONFIG).and_then(unpacked);
     let (path, config) = match packed {
         Ok(config) => (KERNEL_CONFIG.to_owned(), config),

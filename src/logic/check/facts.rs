@@ -22,6 +22,8 @@ pub struct Facts {
     pub clock: Clock,
     /// Directories of the agent.
     pub dirs: Dirs,
+    /// Devices that pods may ask for.
+    pub devices: Devices,
     /// What this process may do.
     pub rights: Rights,
     /// Manifests.
@@ -65,6 +67,15 @@ pub struct Wanted {
     pub image_high_percent: u8,
     /// Servers of the tunnel, as they are dialled; empty: there is none.
     pub tunnel: Vec<String>,
+}
+
+/// Devices that pods may ask for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Devices {
+    /// Resources with the numbers of their units, as they are configured.
+    pub units: Vec<(String, usize)>,
+    /// Option without which the kernel cannot let containers use them, and has not.
+    pub lacks: Option<String>,
 }
 
 /// Kernel and processor.

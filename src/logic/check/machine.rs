@@ -105,6 +105,31 @@ pub(super) fn rtc(facts: &Facts) -> Finding {
     }
 }
 
+/// Devices that are declared and nowhere are named (DEV-37); a kernel that cannot give any is (DEV-42).
+pub(super) fn devices(facts: &Facts) -> Finding {
+    let units = &facts.devices.units;
+    if units.is_empty() {
+        return Finding::ok("none for pods");
+    }
+    if let Some(option) = &facts.devices.lacks {
+        return Finding::error(
+            format!("the kernel has no {option}: no container can use a device"),
+            format!("boot a kernel with {option}=y"),
+        );
+    }
+    let is_absent = |(_, count): &&(String, usize)| *count == 0;
+    let absent: Vec<&str> = units.iter().filter(is_absent).map(|(r, _)| &**r).collect();
+    if !absent.is_empty() {
+        let absent = some_of(absent.into_iter(), MAX_NAMED);
+        return Finding::warning(
+            format!("nothing is here of {absent}: pods that ask for it wait"),
+            "plug it in, load its module (modprobe), or mend match in picolet.devices: ls -l /dev shows what there is",
+        );
+    }
+    let all: usize = units.iter().map(|(_, count)| count).sum();
+    Finding::ok(format!("{all} for pods"))
+}
+
 /// Free part, percent, rounded down.
 fn percent(free: u64, of: u64) -> u64 {
     u64::try_from(u128::from(free) * 100 / u128::from(of.max(1))).unwrap_or(100)

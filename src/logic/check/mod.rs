@@ -16,8 +16,8 @@ use alloc::{string::String, vec::Vec};
 
 pub use agent::trouble;
 pub use facts::{
-    Agent, AgentFacts, Answer, Apiserver, Bootstrap, Cgroups, Clock, Dir, Dirs, Disk, Drivers,
-    Facts, Handler, Kernel, Manifests, Network, Rights, Runtime, TunnelFacts, Wanted,
+    Agent, AgentFacts, Answer, Apiserver, Bootstrap, Cgroups, Clock, Devices, Dir, Dirs, Disk,
+    Drivers, Facts, Handler, Kernel, Manifests, Network, Rights, Runtime, TunnelFacts, Wanted,
 };
 
 pub use kubeadm::{FILES, KERNEL_OPTIONS, Kubeadm, PROGRAMS, SOCKETS, run_kubeadm};
@@ -86,7 +86,7 @@ impl Finding {
 pub type Check = (&'static str, fn(&Facts) -> Finding);
 
 /// All checks, in the order in which they are shown.
-pub const CHECKS: [Check; 50] = [
+pub const CHECKS: [Check; 51] = [
     ("config", agent::config),
     ("root", machine::root),
     ("capabilities", machine::capabilities),
@@ -105,6 +105,7 @@ pub const CHECKS: [Check; 50] = [
     ("swap", kernel::swap),
     ("clock", machine::clock),
     ("rtc", machine::rtc),
+    ("devices", machine::devices),
     ("disk", machine::disk),
     ("inodes", machine::inodes),
     ("eviction", machine::eviction),

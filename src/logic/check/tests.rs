@@ -91,6 +91,7 @@ pub(super) fn sound() -> Facts {
             host_mounts: Some(true),
             foreign_record: None,
         },
+        devices: Devices::default(),
         rights: Rights {
             root: true,
             capabilities: texts(&[
@@ -271,6 +272,13 @@ const BAD: &[(&str, Change, Level, &str, &str)] = &[
     // SVC-15: a date that looks right.
     ("clock", |f| f.clock.synchronized = Some(false), Level::Warning, "nobody keeps the clock right",
         "apt-get install systemd-timesyncd && timedatectl set-ntp true; without a network: date -s '2026-01-31 12:00'"),
+    // DEV-37
+    ("devices", |f| f.devices.units = vec![("picolet/a".into(), 1), ("picolet/b".into(), 0)], Level::Warning,
+        "nothing is here of picolet/b: pods that ask for it wait",
+        "plug it in, load its module (modprobe), or mend match in picolet.devices: ls -l /dev shows what there is"),
+    // DEV-42
+    ("devices", |f| { f.devices.units = vec![("picolet/a".into(), 1)]; f.devices.lacks = Some("CONFIG_CGROUP_BPF".into()); },
+        Level::Error, "the kernel has no CONFIG_CGROUP_BPF", "boot a kernel with CONFIG_CGROUP_BPF=y"),
     ("rtc", |f| f.clock.saved_time = None, Level::Warning, "starts in the past", "apt-get install fake-hwclock"),
     ("disk", |f| f.dirs.root.free = 50 << 20, Level::Error, "50 MiB (0 %) free at /var/lib/picolet",
         "picolet image prune; journalctl --vacuum-size=50M; apt-get clean"),
@@ -430,6 +438,8 @@ const ODD: &[(&str, Change, &str)] = &[
     ("clock", |f| f.clock.now = Wall::from_secs(60), "1970-01-01T00:01:00Z, synchronized"),
     // SVC-18
     ("architecture", |f| { f.kernel.program = "armv7".into(); f.kernel.userland_bits = Some(32); }, "armv7 on a 32-bit system (aarch64 kernel)"),
+    ("devices", |_| (), "none for pods"),
+    ("devices", |f| f.devices.units = vec![("picolet/a".into(), 2), ("picolet/b".into(), 1)], "3 for pods"),
     ("rtc", |f| { f.clock.rtc = true; f.clock.saved_time = None; }, "battery"),
     ("inodes", |f| { f.dirs.root.inodes = 0; f.dirs.root.inodes_free = 0; f.dirs.logs.inodes = 0; }, "100 %"),
     ("eviction", |f| f.wanted.kept_free.clear(), "nothing is kept free"),

@@ -41,7 +41,10 @@ use crate::api::{
     node::{RuntimeHandler, Taint},
 };
 
-use super::node_resources::{Capacity, Reservations};
+use super::{
+    devices::Amount,
+    node_resources::{Capacity, Reservations},
+};
 
 /// Label: host name.
 pub const HOSTNAME: &str = "kubernetes.io/hostname";
@@ -117,6 +120,8 @@ pub struct Resources {
     pub kept: Reservations,
     /// Bytes; 0 without swap.
     pub swap_bytes: i64,
+    /// Devices that this agent gives to pods.
+    pub devices: Vec<Amount>,
 }
 
 /// What the runtime can do.

@@ -138,8 +138,17 @@ fn amounts(capacity: &mut ResourceList, allocatable: &mut ResourceList, view: &V
         let name = format!("{HUGEPAGES}{}", Quantity::binary(*size));
         put(capacity, &name, Quantity::binary(*bytes));
     }
+    let whole = |n: u32| Quantity::decimal(n.into());
+    for device in &resources.devices {
+        put(capacity, &device.resource, whole(device.capacity));
+    }
     allocatable.retain(|name, _| capacity.contains_key(name) || !is_extended(name));
     for (name, amount) in capacity.iter() {
+        let here = resources.devices.iter().find(|d| *d.resource == **name);
+        if let Some(device) = here {
+            put(allocatable, name, whole(device.allocatable));
+            continue;
+        }
         let amount = match name.as_str() {
             "cpu" => Quantity::decimal_milli(left.cpu_milli),
             "memory" => Quantity::binary(left.memory_bytes),
@@ -178,6 +187,7 @@ mod tests {
     use super::*;
     use crate::{
         api::node::RuntimeHandler,
+        devices::Amount,
         node::testing::{MIB, Parts},
     };
 
@@ -244,6 +254,30 @@ mod tests {
         assert_eq!(node.metadata.labels[OS], "linux");
         assert_eq!(node.metadata.labels[ARCH], "arm64");
         assert_eq!(node.metadata.labels["zone"], "a");
+    }
+
+    #[test]
+    fn devices() {
+        // DEV-35 DEV-40
+        let mut parts = Parts::board();
+        let mut node = Node::default();
+        let amount = |capacity, allocatable| Amount {
+            resource: "picolet/serial".into(),
+            capacity,
+            allocatable,
+        };
+        parts.resources.devices = vec![amount(2, 1)];
+        applied(&parts, &mut node);
+        let q = Quantity::decimal;
+        let shown = |node: &Node| {
+            let status = &node.status;
+            let of = |list: &ResourceList| list["picolet/serial"].clone();
+            (of(&status.capacity), of(&status.allocatable))
+        };
+        assert_eq!(shown(&node), (q(2), q(1)));
+        parts.resources.devices = vec![amount(0, 0)];
+        applied(&parts, &mut node);
+        assert_eq!(shown(&node), (q(0), q(0)));
     }
 
     #[test]

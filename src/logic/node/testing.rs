@@ -48,6 +48,7 @@ impl Parts {
                 architecture: "arm64".into(),
             },
             resources: Resources {
+                devices: Vec::new(),
                 capacity: Capacity {
                     cpu_milli: 4000,
                     memory_bytes: 512 * MIB,

@@ -2,7 +2,7 @@
 
 use super::{Settings, wire};
 use crate::api::cri::{
-    ContainerConfig, LinuxResources, LinuxSecurity, Mount, NamespaceMode, NamespaceOptions,
+    ContainerConfig, Device, LinuxResources, LinuxSecurity, Mount, NamespaceMode, NamespaceOptions,
     PortMapping, Propagation, SandboxConfig, SecurityProfile,
 };
 
@@ -145,6 +145,7 @@ pub(super) fn container(config: &ContainerConfig, settings: &Settings) -> wire::
         working_dir: config.working_dir.clone(),
         envs: config.env.iter().map(value).collect(),
         mounts: config.mounts.iter().map(mount).collect(),
+        devices: config.devices.iter().map(device).collect(),
         labels: config.labels.clone(),
         annotations: config.annotations.clone(),
         log_path: config.log_path.clone(),
@@ -182,6 +183,15 @@ fn mount(mount: &Mount) -> wire::Mount {
         image: mount.image.as_ref().map(|i| image(&i.image, &i.user_image)),
         image_sub_path: mount.image_sub_path.clone(),
         ..wire::Mount::default()
+    }
+}
+
+/// Owner and mode are the runtime's to choose: CRI has no words for them.
+fn device(device: &Device) -> wire::Device {
+    wire::Device {
+        container_path: device.container_path.clone(),
+        host_path: device.host_path.clone(),
+        permissions: device.permissions.clone(),
     }
 }
 

@@ -300,6 +300,13 @@ message! {
     }
 }
 message! {
+    pub(super) struct Device {
+        1 container_path: String,
+        2 host_path: String,
+        3 permissions: String,
+    }
+}
+message! {
     pub(super) struct HugepageLimit {
         1 page_size: String,
         2 limit: u64,
@@ -358,6 +365,7 @@ message! {
         5 working_dir: String,
         6 envs: Vec<KeyValue>,
         7 mounts: Vec<Mount>,
+        8 devices: Vec<Device>,
         9 labels: Words,
         10 annotations: Words,
         11 log_path: String,

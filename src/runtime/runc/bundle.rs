@@ -14,18 +14,21 @@
 use std::{
     fs,
     io::{self, Read},
-    os::{fd::AsFd, unix::fs::DirBuilderExt as _},
+    os::{
+        fd::AsFd,
+        unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _},
+    },
     path::{Path, PathBuf},
 };
 
-use nix::fcntl::OFlag;
+use nix::{fcntl::OFlag, sys::stat::Mode};
 
 use super::sources::Source;
 use crate::api::strict::{TextError, from_json};
 use crate::{
     api::{
-        cri::{Mount, Propagation},
-        oci::Seccomp,
+        cri::{self, Mount, Propagation},
+        oci::{self, Seccomp},
     },
     sys::{crash, mount, open},
 };
@@ -61,6 +64,8 @@ pub(super) struct Prepared {
     pub(super) group: String,
     pub(super) image_volumes: Vec<Mount>,
     pub(super) seccomp: Option<Seccomp>,
+    /// What its device nodes are, in their order.
+    pub(super) devices: Vec<oci::Device>,
     /// The container's mounts with links resolved on the host, images among them by where they are mounted.
     pub(super) mounts: Vec<Mount>,
     /// What of the host these lead to.
@@ -87,6 +92,7 @@ pub(super) struct Wanted {
     /// Paths of the image that stay writable although the root is read-only.
     pub(super) writable: Vec<String>,
     pub(super) seccomp_file: Option<String>,
+    pub(super) devices: Vec<cri::Device>,
     /// The agent's directories, without links.
     pub(super) own: Vec<PathBuf>,
 }
@@ -114,6 +120,9 @@ pub(super) enum BundleError {
         at: String,
         source: VolumeError,
     },
+    /// Whoever plugs things in.
+    #[error("device {0:?}")]
+    Device(String, #[source] io::Error),
     /// Who wrote the profile.
     #[error("seccomp profile {0:?}")]
     Profile(String, #[source] TextError),
@@ -198,6 +207,11 @@ pub(super) fn prepare(wanted: &Wanted) -> Result<Prepared, BundleError> {
         });
         prepared.sources.push(source);
     }
+    for device in &wanted.devices {
+        let node = device_node(device);
+        let node = node.map_err(|e| BundleError::Device(device.host_path.clone(), e))?;
+        prepared.devices.push(node);
+    }
     if let Some(path) = &wanted.seccomp_file {
         let mut bytes = Vec::new();
         fs::File::open(path)
@@ -207,6 +221,31 @@ pub(super) fn prepare(wanted: &Wanted) -> Result<Prepared, BundleError> {
         prepared.seccomp = Some(profile);
     }
     Ok(prepared)
+}
+
+/// What the node is, read from itself (DEV-41): its name may lead to another device than when it was looked at.
+fn device_node(device: &cri::Device) -> io::Result<oci::Device> {
+    let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
+    let node = nix::fcntl::open(&*device.host_path, flags, Mode::empty())?;
+    let metadata = fs::File::from(node).metadata()?;
+    let (kind, number) = (metadata.file_type(), metadata.rdev());
+    let (major, minor) = (libc::major(number), libc::minor(number));
+    let is_kind = match device.block {
+        true => kind.is_block_device(),
+        false => kind.is_char_device(),
+    };
+    if !is_kind || (major, minor) != (device.major, device.minor) {
+        return Err(io::Error::other("is another device now"));
+    }
+    Ok(oci::Device {
+        kind: if device.block { "b" } else { "c" }.to_owned(),
+        path: device.container_path.clone(),
+        major: major.into(),
+        minor: minor.into(),
+        file_mode: Some(metadata.mode() & 0o777),
+        uid: Some(metadata.uid()),
+        gid: Some(metadata.gid()),
+    })
 }
 
 /// `volatile` spares the disk every sync of the writable layer: it is never mounted again, so what a power cut loses is
@@ -344,7 +383,7 @@ fn directory_in_root(rootfs: &Path, root: impl AsFd, path: &str) -> io::Result<S
         dir = match open::in_root(&root, &walked, flags, 0) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 // Below the directory just opened: nothing is looked up anew.
-                let mode = nix::sys::stat::Mode::from_bits_truncate(0o755);
+                let mode = Mode::from_bits_truncate(0o755);
                 nix::sys::stat::mkdirat(&dir, name, mode)?;
                 open::in_root(&root, &walked, flags, 0)?
             }

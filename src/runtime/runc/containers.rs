@@ -149,6 +149,7 @@ impl Runc {
                 args: Vec::new(),
                 env: Vec::new(),
                 mounts: Vec::new(),
+                devices: Vec::new(),
                 ..config.clone()
             },
             image_ref: image.reference.clone(),
@@ -255,6 +256,7 @@ impl Runc {
             } else {
                 Vec::new()
             },
+            devices: config.devices.clone(),
             seccomp_file: match &config.security.seccomp {
                 SecurityProfile::Localhost(path) => Some(path.clone()),
                 SecurityProfile::RuntimeDefault
@@ -298,6 +300,7 @@ impl Runc {
             cgroups_path: &record.cgroup,
             image_volumes: &prepared.image_volumes,
             seccomp_file: prepared.seccomp.as_ref(),
+            devices: &prepared.devices,
             apparmor_default,
             host: &self.settings.host,
         })

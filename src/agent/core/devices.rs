@@ -1,0 +1,321 @@
+//! Devices: who gets which, who waits for one, and what comes of it when one goes or comes back. The rules are
+//! `logic::devices`'s (DEV).
+
+use alloc::{collections::BTreeMap, sync::Arc};
+use core::time::Duration;
+
+use super::Agent;
+use crate::{
+    agent::{
+        devices::Beginning,
+        recorder::{About, Severity},
+    },
+    api::{ContainerId, Mono, Pod, PodUid, cri::ContainerState, device::Seen},
+    config::DeviceConfig,
+    logic::{
+        devices::{
+            self, Amount, Change, Declared, Demand, Holder, OnReplug, PodDevices, Refusal, Table,
+            Verdict, What,
+        },
+        pod_kind,
+    },
+    server::backend::DeviceShown,
+};
+
+/// Reason of status and event of a pod that waits.
+const NOT_READY: &str = "DeviceNotReady";
+
+/// A pod that does not get what it asks for.
+struct Waiting {
+    demands: Vec<Demand>,
+    is_static: bool,
+    since: Mono,
+}
+
+/// See the module's words.
+#[derive(Default)]
+pub(super) struct Devices {
+    declared: Arc<Declared>,
+    table: Table,
+    waiting: BTreeMap<PodUid, Waiting>,
+    /// How long pods of the apiserver wait.
+    wait: Duration,
+    /// Instances that are to be restarted, by their pods.
+    restarts: Vec<(PodUid, ContainerId)>,
+}
+
+impl Devices {
+    /// What is declared, with what there was at the start; nothing without.
+    pub(super) fn new(cfg: Option<&DeviceConfig>, beginning: Option<Beginning>, now: Mono) -> Self {
+        let (Some(cfg), Some(beginning)) = (cfg, beginning) else {
+            return Self::default();
+        };
+        let mut devices = Self {
+            declared: Arc::clone(&cfg.declared),
+            wait: cfg.wait,
+            ..Self::default()
+        };
+        for entry in &devices.declared.entries {
+            devices.table.declare(&entry.resource, entry.shares);
+        }
+        devices.report(&beginning.seen, now);
+        for (uid, held) in beginning.held {
+            devices.table.restore(uid, held);
+        }
+        devices
+    }
+
+    fn report(&mut self, seen: &Seen, now: Mono) -> Vec<Change> {
+        let found = devices::units(&self.declared, seen);
+        let all = self.declared.entries.iter().zip(found);
+        let changes = all.map(|(entry, found)| self.table.report(&entry.resource, found, now));
+        changes.flatten().collect()
+    }
+
+    /// How much there is of each resource.
+    pub(super) fn amounts(&self) -> Vec<Amount> {
+        self.table.amounts()
+    }
+
+    /// What the pod holds.
+    pub(super) fn held_by(&self, uid: &PodUid) -> Option<PodDevices> {
+        self.table.held_by(uid).cloned()
+    }
+
+    /// Whether any pod waits for a device.
+    pub(super) fn some_wait(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Whether the pod waits for a device.
+    pub(super) fn is_waiting(&self, uid: &PodUid) -> bool {
+        self.waiting.contains_key(uid)
+    }
+
+    /// Whether the pod, of which nothing runs, waits for longer yet.
+    fn holds_up(&self, uid: &PodUid, now: Mono) -> bool {
+        self.waiting.get(uid).is_some_and(|waiting| {
+            let refused = self.table.check(uid, &waiting.demands).err();
+            refused.is_some_and(|why| self.judge(&why, waiting, now) == Verdict::Wait)
+        })
+    }
+
+    fn judge(&self, why: &Refusal, waiting: &Waiting, now: Mono) -> Verdict {
+        devices::judge(why, waiting.is_static, now - waiting.since, self.wait)
+    }
+
+    /// The pod does not wait any more: it goes, or runs.
+    pub(super) fn forget_waiting(&mut self, uid: &PodUid) {
+        self.waiting.remove(uid);
+    }
+
+    /// When there is something to do.
+    pub(super) fn next_timeout(&self) -> Option<Mono> {
+        self.table.next_timeout()
+    }
+}
+
+impl Agent {
+    /// Gives an admitted pod the devices that it asks for. Returns whether it may run now; otherwise it waits, or is refused.
+    pub(super) fn give_devices(&mut self, pod: &Pod, now: Mono) -> bool {
+        let uid = &pod.metadata.uid;
+        let demands = devices::demands(pod);
+        let asks_nothing = demands.is_empty() && self.devices.held_by(uid).is_none();
+        // What runs was given its devices before (DEV-12).
+        if asks_nothing || self.runs(uid) {
+            return true;
+        }
+        self.release_devices();
+        let is_static = pod_kind::is_static(pod);
+        let unknown = self.devices.table.unregistered(&demands);
+        // A cluster may count what nobody here gives.
+        let unknown = unknown.filter(|_| is_static && !self.counts_others(&demands));
+        let given = match unknown {
+            Some(refusal) => Err(refusal),
+            None => self.devices.table.allocate(uid, &demands),
+        };
+        let Err(why) = given else {
+            self.devices.forget_waiting(uid);
+            return true;
+        };
+        let is_new = !self.is_told_to_wait(uid);
+        let waiting = Waiting {
+            demands,
+            is_static,
+            since: self.devices.waiting.get(uid).map_or(now, |w| w.since),
+        };
+        if !self.view.is_idle(uid) {
+            // It may run, and nobody could look yet.
+            self.devices.waiting.insert(uid.clone(), waiting);
+            return false;
+        }
+        match self.devices.judge(&why, &waiting, now) {
+            Verdict::Wait => {
+                self.devices.waiting.insert(uid.clone(), waiting);
+                let message = format!("waits for a device: {why}");
+                if is_new {
+                    let recorder = &self.tools.recorder;
+                    recorder.pod(pod, Severity::Warning, NOT_READY, &message);
+                }
+                self.statuses().wait(pod, NOT_READY, &message);
+            }
+            Verdict::Refuse => {
+                self.devices.forget_waiting(uid);
+                self.refuse(pod, &why.rejection());
+            }
+        }
+        false
+    }
+
+    /// Whether the pod is known to run.
+    fn runs(&self, uid: &PodUid) -> bool {
+        self.view.status(uid).is_running()
+    }
+
+    fn is_told_to_wait(&self, uid: &PodUid) -> bool {
+        let told = self.pods.status(uid);
+        told.is_some_and(|status| status.reason == NOT_READY)
+    }
+
+    /// Whether the pod waits for a device, and for longer yet.
+    pub(super) fn waits_for_device(&self, uid: &PodUid, now: Mono) -> bool {
+        match self.view.is_idle(uid) {
+            true => self.is_told_to_wait(uid) && self.devices.holds_up(uid, now),
+            false => self.devices.is_waiting(uid) && !self.runs(uid),
+        }
+    }
+
+    /// Whether the Node has amounts of all that is not given here.
+    fn counts_others(&self, demands: &[Demand]) -> bool {
+        let own = &self.devices.table;
+        self.owners.node.with_admission(|node| {
+            let mut others = demands.iter();
+            others.all(|demand| {
+                let is_own = own.resources().any(|name| name == demand.resource);
+                is_own || node.allocatable.contains_key(&demand.resource)
+            })
+        })
+    }
+
+    /// Takes back what pods had that are no longer active (DEV-14).
+    pub(super) fn release_devices(&mut self) {
+        if !self.sources.are_ready() {
+            return;
+        }
+        let (pods, devices) = (&self.pods, &mut self.devices);
+        devices.table.release(|uid| {
+            let table = pods.table();
+            pods.active_config(uid).is_some() || table.could_have_running_containers(uid)
+        });
+        devices.waiting.retain(|uid, _| pods.is_configured(uid));
+    }
+
+    /// The machine was looked at.
+    pub(super) fn on_devices(&mut self, seen: &Seen, now: Mono) {
+        let changes = self.devices.report(seen, now);
+        self.after_devices(changes, now);
+    }
+
+    /// Time has passed.
+    pub(super) fn turn_devices(&mut self, now: Mono) {
+        if self.devices.next_timeout().is_some_and(|due| due <= now) {
+            let changes = self.devices.table.handle_timeout(now);
+            self.after_devices(changes, now);
+        }
+    }
+
+    fn after_devices(&mut self, changes: Vec<Change>, now: Mono) {
+        for change in changes {
+            self.on_device(&change, now);
+        }
+        self.owners.node.set_devices(self.devices.amounts());
+        // Who waits is looked at by housekeeping.
+    }
+
+    fn on_device(&mut self, change: &Change, now: Mono) {
+        let Change {
+            resource,
+            id,
+            nodes,
+            what,
+            holders,
+        } = change;
+        let entry = self.devices.declared.entry(resource);
+        let on_replug = entry.map(|e| e.on_replug).unwrap_or_default();
+        for holder in holders {
+            let uid = &holder.pod;
+            let (severity, reason, text) = match what {
+                What::Lost => (Severity::Warning, "DeviceLost", "is gone"),
+                What::Back { .. } => (Severity::Normal, "DeviceBack", "is back"),
+            };
+            if let Some(config) = self.pods.config(uid) {
+                let about = About {
+                    uid,
+                    namespace: &config.id.name.namespace,
+                    name: &config.id.name.name,
+                    field_path: &format!("spec.containers{{{}}}", holder.container),
+                    annotations: "",
+                };
+                let message = format!("Device {resource} ({nodes}) {text}");
+                self.tools.recorder.about(about, severity, reason, &message);
+            }
+            log::info!("uid={uid} device {id} of {resource} ({nodes}) {text}");
+            let restarts = match (what, on_replug) {
+                (What::Back { moved, .. }, OnReplug::IfChanged) => *moved,
+                (What::Back { .. }, OnReplug::Restart) => true,
+                (What::Back { .. }, OnReplug::Leave) | (What::Lost, _) => false,
+            };
+            let status = self.view.status(uid);
+            let newest = status.newest(&holder.container);
+            let runs = newest.filter(|c| restarts && c.state == ContainerState::Running);
+            if let Some(instance) = runs {
+                let restart = (uid.clone(), instance.id.clone());
+                self.devices.restarts.push(restart);
+            }
+            // One that waits for its device to come back is tried at once.
+            self.pods.resync(uid, now);
+        }
+    }
+
+    /// Instances of a pod that are to be restarted; forgotten as soon as they are not the newest any more.
+    pub(super) fn instances_to_restart(&mut self, uid: &PodUid) -> Vec<ContainerId> {
+        if self.devices.restarts.is_empty() {
+            return Vec::new();
+        }
+        let view = &self.view;
+        self.devices.restarts.retain(|(uid, id)| {
+            let status = view.status(uid);
+            let runs = |c: &crate::api::cri::ContainerStatus| {
+                c.id == *id && c.state == ContainerState::Running
+            };
+            status.containers.iter().any(runs)
+        });
+        let all = self.devices.restarts.iter();
+        let own = all.filter(|(pod, _)| pod == uid);
+        own.map(|(_, id)| id.clone()).collect()
+    }
+
+    /// Every unit, for people.
+    pub(in crate::agent) fn devices(&self) -> Vec<DeviceShown> {
+        let holder = |holder: &Holder| {
+            let pod = match self.pods.config(&holder.pod) {
+                Some(config) => {
+                    let name = &config.id.name;
+                    format!("{}/{}", name.namespace, name.name)
+                }
+                None => holder.pod.to_string(),
+            };
+            format!("{pod}/{}", holder.container)
+        };
+        let all = self.devices.table.shown().into_iter();
+        all.map(|unit| DeviceShown {
+            resource: unit.resource.into(),
+            id: unit.id.into(),
+            nodes: unit.nodes.into(),
+            healthy: unit.healthy,
+            shares: unit.shares,
+            holders: unit.holders.iter().map(holder).collect(),
+        })
+        .collect()
+    }
+}

@@ -1,0 +1,320 @@
+//! Devices of the machine, which come and go as a test wants it.
+
+use alloc::sync::Arc;
+use core::time::Duration;
+use std::sync::Mutex;
+
+use serde_json::{Value, json};
+
+use super::{
+    api::FakeApi,
+    world::{IMAGE, World, fails, manifest},
+};
+use crate::{
+    api::{
+        PodUid,
+        cri::ContainerStatus,
+        device::{Node, Seen, Wanted},
+        pod_status::Phase,
+    },
+    device::Machine,
+    runtime::fake::Op,
+};
+
+/// Devices of a machine.
+#[derive(Default)]
+pub(in crate::agent) struct FakeDevices(Mutex<Seen>);
+
+impl FakeDevices {
+    /// These nodes are there now: names, and minor numbers.
+    pub(in crate::agent) fn set(&self, nodes: &[(&str, u32)]) {
+        let node = |(name, minor): &(&str, u32)| Node {
+            name: (*name).into(),
+            path: (*name).into(),
+            major: 188,
+            minor: *minor,
+            ..Node::default()
+        };
+        let nodes = nodes.iter().map(node).collect();
+        *self.0.lock().expect("devices") = Seen {
+            nodes,
+            usb: Vec::new(),
+        };
+    }
+}
+
+impl Machine for FakeDevices {
+    fn look(&self, wanted: &dyn Wanted) -> Seen {
+        let mut seen = self.0.lock().expect("devices").clone();
+        seen.nodes.retain(|node| wanted.node(&node.name));
+        seen
+    }
+}
+
+const LINES: &str = r#"[{resource: serial, match: {path: /dev/ttyUSB*}, env: LINE}]"#;
+
+const fn s(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+/// A spec whose container asks for one of `picolet/serial`.
+fn asking() -> Value {
+    json!({"containers": [{"name": "c", "image": IMAGE, "command": ["sleep"],
+        "resources": {"limits": {"picolet/serial": "1"}}}]})
+}
+
+fn world(nodes: &[(&str, u32)]) -> (World, Arc<FakeDevices>) {
+    let devices = Arc::new(FakeDevices::default());
+    devices.set(nodes);
+    (World::with_devices(LINES, &devices, None), devices)
+}
+
+fn runs(world: &World, uid: &str) {
+    world.until("runs", |w| w.phase(uid) == Some(Phase::Running));
+}
+
+/// Nodes of the newest instance of `c`.
+fn nodes(world: &World, uid: &str) -> Vec<String> {
+    let config = world.fake.config(&PodUid::from(uid), "c");
+    let nodes = config.expect("made").devices.into_iter();
+    nodes.map(|node| node.container_path).collect()
+}
+
+fn instance(world: &World, uid: &str) -> ContainerStatus {
+    let newest = world.fake.container(&PodUid::from(uid), "c");
+    newest.expect("there")
+}
+
+fn amounts(world: &World) -> (String, String) {
+    let status = world.node_object()["status"].clone();
+    let of = |list: &str| {
+        status[list]["picolet/serial"]
+            .as_str()
+            .unwrap_or("-")
+            .into()
+    };
+    (of("capacity"), of("allocatable"))
+}
+
+fn message(world: &World, uid: &str) -> String {
+    world.status(uid).expect("told").message
+}
+
+#[test]
+fn one_has_it_and_the_other_waits() {
+    // DEV-05 DEV-14 DEV-38
+    let (world, _) = world(&[("/dev/ttyUSB0", 0)]);
+    world.apply(&[manifest("a", asking())]);
+    runs(&world, "a");
+    assert_eq!(nodes(&world, "a"), ["/dev/ttyUSB0"]);
+    let env = world
+        .fake
+        .config(&PodUid::from("a"), "c")
+        .expect("made")
+        .env;
+    assert!(
+        env.contains(&("LINE".into(), "/dev/ttyUSB0".into())),
+        "{env:?}"
+    );
+    assert_eq!(amounts(&world), ("1".into(), "1".into()));
+    let both = [manifest("a", asking()), manifest("b", asking())];
+    world.apply(&both);
+    world.until("waits", |w| w.phase("b") == Some(Phase::Pending));
+    let status = world.status("b").expect("told");
+    assert_eq!(status.reason, "DeviceNotReady");
+    assert_eq!(
+        status.message,
+        "waits for a device: requested number of devices unavailable for picolet/serial. Requested: 1, Available: 0"
+    );
+    world.advance(s(600));
+    assert_eq!(
+        world.phase("b"),
+        Some(Phase::Pending),
+        "a static pod waits for ever"
+    );
+    assert_eq!(world.events_of("DeviceNotReady"), 1);
+    // The first one goes.
+    world.apply(&[manifest("b", asking())]);
+    runs(&world, "b");
+    assert_eq!(nodes(&world, "b"), ["/dev/ttyUSB0"]);
+    assert_eq!(world.status("b").expect("told").reason, "");
+}
+
+#[test]
+fn what_nobody_offers_is_refused() {
+    // DEV-05 DEV-07
+    let (world, _) = world(&[]);
+    let mut other = asking();
+    other["containers"][0]["resources"] = json!({"limits": {"example.com/x": 1}});
+    world.apply(&[manifest("a", other)]);
+    world.until("is refused", |w| w.phase("a") == Some(Phase::Failed));
+    assert_eq!(
+        world.status("a").expect("told").reason,
+        "UnexpectedAdmissionError"
+    );
+    assert_eq!(
+        message(&world, "a"),
+        "Pod was rejected: Allocate failed due to cannot allocate unregistered device example.com/x, which is unexpected"
+    );
+}
+
+#[test]
+fn a_pod_waits_until_its_device_is_there() {
+    // DEV-38 DEV-39
+    let (world, devices) = world(&[]);
+    world.apply(&[manifest("a", asking())]);
+    world.until("waits", |w| w.phase("a") == Some(Phase::Pending));
+    assert_eq!(
+        message(&world, "a"),
+        "waits for a device: no healthy devices present; cannot allocate unhealthy devices picolet/serial"
+    );
+    assert_eq!(amounts(&world), ("0".into(), "0".into()));
+    // An edit does not start it, its end does not either.
+    let mut edited = manifest("a", asking());
+    edited["metadata"]["labels"] = json!({"x": "y"});
+    world.apply(&[edited.clone()]);
+    world.advance(s(300));
+    assert_eq!(world.phase("a"), Some(Phase::Pending));
+    assert!(world.fake.container(&PodUid::from("a"), "c").is_none());
+    devices.set(&[("/dev/ttyUSB3", 3)]);
+    runs(&world, "a");
+    assert_eq!(nodes(&world, "a"), ["/dev/ttyUSB3"]);
+    assert_eq!(amounts(&world), ("1".into(), "1".into()));
+    world.apply(&[]);
+    world.until("is gone", |w| w.is_gone("a"));
+}
+
+#[test]
+fn one_that_waits_can_go() {
+    // DEV-38
+    let (world, _) = world(&[]);
+    world.apply(&[manifest("a", asking())]);
+    world.until("waits", |w| w.phase("a") == Some(Phase::Pending));
+    world.apply(&[]);
+    world.until("is gone", |w| w.is_gone("a"));
+}
+
+#[test]
+fn pods_of_an_apiserver_wait_for_two_minutes() {
+    // DEV-07 DEV-13 DEV-38
+    let api = Arc::new(FakeApi::default());
+    let devices = Arc::new(FakeDevices::default());
+    devices.set(&[("/dev/ttyUSB0", 0)]);
+    let world = World::with_devices(LINES, &devices, Some(&api));
+    world.apply(&[]);
+    api.create("a", asking());
+    world.until("runs", |_| api.phase("a") == "Running");
+    api.create("b", asking());
+    world.until("waits", |_| {
+        api.get("ns", "b")
+            .is_some_and(|pod| pod["status"]["reason"] == "DeviceNotReady")
+    });
+    let since = world.now();
+    world.until("is refused", |_| api.phase("b") == "Failed");
+    let waited = world.now() - since;
+    assert!(waited >= s(110) && waited < s(140), "{waited:?}");
+    let pod = api.get("ns", "b").expect("it stays");
+    assert_eq!(pod["status"]["reason"], "UnexpectedAdmissionError");
+    assert_eq!(
+        pod["status"]["message"],
+        "Pod was rejected: Allocate failed due to requested number of devices unavailable for picolet/serial. \
+         Requested: 1, Available: 0, which is unexpected"
+    );
+    // One that waits is deleted.
+    api.create("d", asking());
+    world.until("waits", |_| {
+        api.get("ns", "d")
+            .is_some_and(|pod| pod["status"]["reason"] == "DeviceNotReady")
+    });
+    api.delete("d");
+    world.until("is gone", |_| api.get("ns", "d").is_none());
+}
+
+#[test]
+fn unplugged_and_back() {
+    // DEV-40
+    let (world, devices) = world(&[("/dev/ttyUSB0", 0)]);
+    world.apply(&[manifest("a", asking())]);
+    runs(&world, "a");
+    let first = instance(&world, "a");
+    devices.set(&[]);
+    world.until("is told", |w| w.events_of("DeviceLost") == 1);
+    assert_eq!(amounts(&world), ("1".into(), "0".into()));
+    world.advance(s(60));
+    assert_eq!(instance(&world, "a").id, first.id, "it runs on");
+    assert_eq!(world.phase("a"), Some(Phase::Running));
+    // As it was: nothing is to be done.
+    devices.set(&[("/dev/ttyUSB0", 0)]);
+    world.until("is told", |w| w.events_of("DeviceBack") == 1);
+    world.advance(s(60));
+    assert_eq!(instance(&world, "a").id, first.id);
+    // Under another number: who has it open cannot go on.
+    devices.set(&[]);
+    world.until("is told", |w| w.events_of("DeviceLost") == 2);
+    devices.set(&[("/dev/ttyUSB0", 4)]);
+    world.until("is restarted", |w| instance(w, "a").id != first.id);
+    let config = world.fake.config(&PodUid::from("a"), "c").expect("made");
+    assert_eq!(config.devices[0].minor, 4);
+    let second = instance(&world, "a");
+    world.advance(s(60));
+    assert_eq!(instance(&world, "a").id, second.id, "once");
+    // One that ends while its device is away waits for it.
+    devices.set(&[]);
+    world.until("is told", |w| w.events_of("DeviceLost") == 3);
+    assert!(world.fake.exit(&second.id, 1));
+    world.until("waits", |w| {
+        w.waiting("a").as_deref() == Some("CreateContainerError")
+    });
+    world.advance(s(600));
+    assert_eq!(world.phase("a"), Some(Phase::Running));
+    devices.set(&[("/dev/ttyUSB0", 5)]);
+    world.until("runs again", |w| instance(w, "a").id != second.id);
+}
+
+#[test]
+fn nothing_is_decided_before_the_runtime_was_seen() {
+    // DEV-12
+    let (world, devices) = world(&[("/dev/ttyUSB0", 0)]);
+    world.apply(&[manifest("a", asking())]);
+    runs(&world, "a");
+    let running = instance(&world, "a");
+    devices.set(&[]);
+    let world = world.restart_agent_with(|fake| fake.add_fault(fails(Op::ListPods, 5)));
+    world.apply(&[manifest("a", asking()), manifest("b", asking())]);
+    assert_eq!(world.status("b"), None);
+    world.until("waits", |w| w.phase("b") == Some(Phase::Pending));
+    assert_eq!(world.events_of("DeviceNotReady"), 1);
+    runs(&world, "a");
+    assert_eq!(instance(&world, "a").id, running.id);
+    assert!(world.fake.container(&PodUid::from("b"), "c").is_none());
+}
+
+#[test]
+fn another_agent_takes_over() {
+    // DEV-12
+    let (world, devices) = world(&[("/dev/ttyUSB0", 0), ("/dev/ttyUSB1", 1)]);
+    let both = [manifest("a", asking()), manifest("b", asking())];
+    world.apply(&both);
+    runs(&world, "a");
+    runs(&world, "b");
+    let (of_a, of_b) = (nodes(&world, "a"), nodes(&world, "b"));
+    let running = instance(&world, "b");
+    // The device of b is away when the agent begins.
+    let left = if of_a == ["/dev/ttyUSB0"] { 0 } else { 1 };
+    devices.set(&[(&*of_a[0], left)]);
+    let world = world.restart_agent();
+    world.apply(&both);
+    world.advance(s(60));
+    assert_eq!(instance(&world, "b").id, running.id);
+    assert_eq!(world.phase("b"), Some(Phase::Running));
+    assert_eq!(amounts(&world), ("2".into(), "1".into()));
+    // Whose device is whose is known over a boot too.
+    devices.set(&[("/dev/ttyUSB0", 0), ("/dev/ttyUSB1", 1)]);
+    let world = world.reboot();
+    world.apply(&[manifest("b", asking()), manifest("a", asking())]);
+    world.until("run", |w| {
+        let made = |uid: &str| w.fake.config(&PodUid::from(uid), "c").is_some();
+        made("a") && made("b")
+    });
+    assert_eq!((nodes(&world, "a"), nodes(&world, "b")), (of_a, of_b));
+}

@@ -1,0 +1,68 @@
+//! What a look at the machine shows of its devices: data that crosses from whoever looks to whoever decides.
+
+/// Devices of the machine, as far as somebody asked for them.
+///
+/// - Shape: `nodes` sorted by name, each name once; `usb` sorted by port.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Nodes below `/dev`.
+    pub nodes: Vec<Node>,
+    /// Devices on the USB.
+    pub usb: Vec<Usb>,
+}
+
+/// A device node, and where in the machine its device is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    /// Absolute path under which it was found, which may be a link.
+    pub name: String,
+    /// Absolute path of the node itself.
+    pub path: String,
+    /// A block device; a character device otherwise.
+    pub block: bool,
+    /// Major number.
+    pub major: u32,
+    /// Minor number.
+    pub minor: u32,
+    /// Path of the device below `/sys`, without `/sys`; empty if it has none.
+    pub sysfs: String,
+    /// What it is plugged into.
+    pub usb: Option<Place>,
+}
+
+/// A place on the USB.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Port path, such as `1-1.4`.
+    pub port: String,
+    /// Number of the interface, such as `1.0`; empty for the device as a whole.
+    pub interface: String,
+    /// Vendor and product.
+    pub product: (u16, u16),
+    /// Serial number; empty if it has none.
+    pub serial: String,
+}
+
+/// A device on the USB.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Usb {
+    /// Where, and what.
+    pub place: Place,
+    /// Its nodes with their subsystems, sorted. Its own under `/dev/bus/usb` is of the subsystem `usb`.
+    pub nodes: Vec<(String, Node)>,
+}
+
+/// What is looked for.
+pub trait Wanted: Send + Sync {
+    /// Whether a node of this name is wanted.
+    fn node(&self, name: &str) -> bool;
+
+    /// Whether such a node may lie in this directory, or below it.
+    fn directory(&self, path: &str) -> bool;
+
+    /// Whether the device on the USB is wanted.
+    fn usb(&self, place: &Place) -> bool;
+
+    /// Whether anything on the USB is.
+    fn any_usb(&self) -> bool;
+}

@@ -1,0 +1,37 @@
+//! Devices of the machine: what nodes there are, and when that may have changed. What is made of it is not decided here.
+
+mod scan;
+mod uevent;
+
+use std::path::{Path, PathBuf};
+
+use crate::api::device::{Seen, Wanted};
+
+pub use uevent::Doorbell;
+
+/// Where devices can be looked at. Every call blocks for some milliseconds.
+pub trait Machine: Send + Sync {
+    /// What is there of what is wanted. What cannot be read counts as absent.
+    fn look(&self, wanted: &dyn Wanted) -> Seen;
+}
+
+/// This machine: its device nodes and its sysfs.
+#[derive(Clone, Debug)]
+pub struct Host {
+    root: PathBuf,
+}
+
+impl Host {
+    /// `root`: below which `dev` and `sys` are; `/` as a rule.
+    #[must_use]
+    pub fn below(root: &Path) -> Self {
+        let root = root.to_path_buf();
+        Self { root }
+    }
+}
+
+impl Machine for Host {
+    fn look(&self, wanted: &dyn Wanted) -> Seen {
+        scan::look(&self.root, wanted)
+    }
+}

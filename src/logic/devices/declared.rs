@@ -1,0 +1,611 @@
+//! The operator's entries (DEV-30), from the value of `picolet.devices` in the configuration.
+
+use alloc::{
+    borrow::ToOwned as _,
+    collections::BTreeSet,
+    format,
+    string::{String, ToString as _},
+    vec::Vec,
+};
+
+use serde_json::{Map, Value};
+
+use super::{MAX_ENTRIES, MAX_MATCHES, MAX_SHARES, glob, preset};
+use crate::{
+    api::{
+        device::{Place, Wanted},
+        names,
+        strict::WrongValue,
+    },
+    node_resources::is_extended,
+};
+
+/// Prefix of a resource that is written without one.
+const PREFIX: &str = "picolet/";
+/// Subsystem of the nodes below `/dev/bus/usb`.
+pub(super) const USB: &str = "usb";
+/// Bytes of a text in an entry.
+const MAX_TEXT: usize = 256;
+
+/// All entries, in the order in which they are written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Declared {
+    /// At most [`MAX_ENTRIES`], no two of one resource.
+    pub entries: Vec<Entry>,
+}
+
+/// What becomes of containers whose unit comes back after it was unplugged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnReplug {
+    /// They are restarted if they cannot use it as it is now: its numbers or its path are others.
+    #[default]
+    IfChanged,
+    /// They are restarted.
+    Restart,
+    /// Nothing.
+    Leave,
+}
+
+/// One entry: a resource, and what is given for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Entry {
+    /// Extended resource.
+    pub resource: String,
+    /// Alternatives, at most [`MAX_MATCHES`].
+    pub(super) matches: Vec<Match>,
+    /// How often each unit may be held, 1 to [`MAX_SHARES`].
+    pub shares: u32,
+    /// Letters of `rwm`.
+    pub(super) permissions: String,
+    /// Where the first node is in the container; empty: where it is on the machine.
+    pub(super) container_path: String,
+    /// Variable that tells the nodes; empty: none.
+    pub(super) env: String,
+    /// What becomes of those who hold it.
+    pub on_replug: OnReplug,
+    /// Group in the container.
+    pub(super) gid: Option<u32>,
+    /// Permission bits in the container.
+    pub(super) mode: Option<u32>,
+}
+
+/// One alternative.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Match {
+    /// What is found is a unit each.
+    Each(What),
+    /// The i-th of each member is the i-th unit.
+    Group(Vec<Member>),
+}
+
+/// A part of a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Member {
+    pub(super) what: What,
+    /// In how many units one match may be.
+    pub(super) limit: u32,
+    /// Units without it are units all the same.
+    pub(super) optional: bool,
+}
+
+/// What is looked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    /// Nodes of such names.
+    Path(String),
+    /// Nodes of devices on the USB.
+    Usb(Usb),
+}
+
+/// Which devices on the USB, and which nodes of theirs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Usb {
+    pub(super) vendor: u16,
+    pub(super) product: u16,
+    /// Empty: any.
+    pub(super) serial: String,
+    /// Empty: any.
+    pub(super) port: String,
+    /// Subsystem of the nodes.
+    pub(super) nodes: String,
+}
+
+impl Usb {
+    pub(super) fn is_at(&self, place: &Place) -> bool {
+        place.product == (self.vendor, self.product)
+            && (self.serial.is_empty() || self.serial == place.serial)
+            && (self.port.is_empty() || self.port == place.port)
+    }
+}
+
+impl Entry {
+    pub(super) fn whats(&self) -> impl Iterator<Item = &What> {
+        let all = self.matches.iter();
+        all.flat_map(|m| {
+            let (one, many): (Option<&What>, &[Member]) = match m {
+                Match::Each(what) => (Some(what), &[]),
+                Match::Group(members) => (None, members),
+            };
+            one.into_iter().chain(many.iter().map(|m| &m.what))
+        })
+    }
+}
+
+impl Declared {
+    /// The entry of a resource.
+    #[must_use]
+    pub fn entry(&self, resource: &str) -> Option<&Entry> {
+        self.entries.iter().find(|e| e.resource == resource)
+    }
+
+    fn any(&self, is: impl Fn(&What) -> bool) -> bool {
+        self.entries.iter().flat_map(Entry::whats).any(is)
+    }
+}
+
+impl Wanted for Declared {
+    fn node(&self, name: &str) -> bool {
+        self.any(|what| matches!(what, What::Path(pattern) if glob::matches(pattern, name)))
+    }
+
+    fn directory(&self, path: &str) -> bool {
+        self.any(|what| matches!(what, What::Path(pattern) if glob::leads_into(pattern, path)))
+    }
+
+    fn usb(&self, place: &Place) -> bool {
+        self.any(|what| matches!(what, What::Usb(usb) if usb.is_at(place)))
+    }
+
+    fn any_usb(&self) -> bool {
+        self.any(|what| matches!(what, What::Usb(_)))
+    }
+}
+
+/// Checks the entries.
+///
+/// - Errors: the first wrong value, with its path below `picolet.devices`.
+pub fn declared(value: &Value) -> Result<Declared, WrongValue> {
+    let root = "picolet.devices";
+    if value.is_null() {
+        return Ok(Declared::default());
+    }
+    let list = items(value, root, MAX_ENTRIES)?;
+    let mut seen = BTreeSet::new();
+    let mut declared = Declared::default();
+    for (n, value) in list.iter().enumerate() {
+        let path = format!("{root}[{n}]");
+        let entry = entry(value, &path)?;
+        if !seen.insert(entry.resource.clone()) {
+            return Err(WrongValue::new(
+                format!("{path}.resource"),
+                format!("{:?} is there twice", entry.resource),
+            ));
+        }
+        declared.entries.push(entry);
+    }
+    Ok(declared)
+}
+
+fn items<'a>(value: &'a Value, path: &str, most: usize) -> Result<&'a [Value], WrongValue> {
+    match value.as_array() {
+        Some(list) if list.len() <= most => Ok(list),
+        Some(list) => Err(WrongValue::new(
+            path,
+            format!("has {} entries, must have at most {most}", list.len()),
+        )),
+        None => Err(WrongValue::new(path, "must be a list")),
+    }
+}
+
+/// The fields of an object, each taken once.
+struct Fields<'a> {
+    path: &'a str,
+    left: Map<String, Value>,
+}
+
+impl<'a> Fields<'a> {
+    fn of(value: &Value, path: &'a str) -> Result<Self, WrongValue> {
+        match value.as_object() {
+            Some(fields) => Ok(Self {
+                path,
+                left: fields.clone(),
+            }),
+            None => Err(WrongValue::new(path, "must have fields")),
+        }
+    }
+
+    fn wrong(&self, name: &str, message: impl Into<String>) -> WrongValue {
+        WrongValue::new(format!("{}.{name}", self.path), message)
+    }
+
+    fn take(&mut self, name: &str) -> Option<Value> {
+        self.left.remove(name)
+    }
+
+    /// A text; empty without the field.
+    fn text(&mut self, name: &str) -> Result<String, WrongValue> {
+        match self.take(name) {
+            None => Ok(String::new()),
+            Some(Value::String(text)) if text.len() <= MAX_TEXT => Ok(text),
+            Some(value) => Err(self.wrong(
+                name,
+                format!("is {value}, must be a text of at most {MAX_TEXT} bytes"),
+            )),
+        }
+    }
+
+    fn number(&mut self, name: &str, low: u32, high: u32) -> Result<Option<u32>, WrongValue> {
+        let Some(value) = self.take(name) else {
+            return Ok(None);
+        };
+        let number = value.as_u64().and_then(|n| u32::try_from(n).ok());
+        match number.filter(|n| (low..=high).contains(n)) {
+            Some(number) => Ok(Some(number)),
+            None => Err(self.wrong(
+                name,
+                format!("is {value}, must be a whole number from {low} to {high}"),
+            )),
+        }
+    }
+
+    fn flag(&mut self, name: &str) -> Result<bool, WrongValue> {
+        match self.take(name) {
+            None => Ok(false),
+            Some(Value::Bool(flag)) => Ok(flag),
+            Some(value) => Err(self.wrong(name, format!("is {value}, must be true or false"))),
+        }
+    }
+
+    /// Nothing else may be there.
+    fn end(self) -> Result<(), WrongValue> {
+        match self.left.keys().next() {
+            None => Ok(()),
+            Some(name) => Err(self.wrong(name, "is not known")),
+        }
+    }
+}
+
+fn entry(value: &Value, path: &str) -> Result<Entry, WrongValue> {
+    let mut fields = Fields::of(value, path)?;
+    let preset = fields.text("preset")?;
+    let mut entry = match &*preset {
+        "" => Entry {
+            shares: 1,
+            permissions: "rw".to_owned(),
+            ..Entry::default()
+        },
+        name => preset::entry(name).ok_or_else(|| {
+            let all = preset::names();
+            fields.wrong("preset", format!("is {name:?}, must be one of {all}"))
+        })?,
+    };
+    let resource = fields.text("resource")?;
+    if !resource.is_empty() {
+        entry.resource = match resource.contains('/') {
+            true => resource,
+            false => format!("{PREFIX}{resource}"),
+        };
+    }
+    if let Some(why) = wrong_resource(&entry.resource) {
+        return Err(fields.wrong("resource", why));
+    }
+    match (fields.take("match"), preset.is_empty()) {
+        (None, false) => {}
+        (Some(_), false) => return Err(fields.wrong("match", "is what preset says already")),
+        (None, true) => return Err(fields.wrong("match", "is missing")),
+        (Some(value), true) => entry.matches = alternatives(&value, &format!("{path}.match"))?,
+    }
+    if let Some(count) = fields.number("count", 1, MAX_SHARES)? {
+        entry.shares = count;
+    }
+    let permissions = fields.text("permissions")?;
+    if !permissions.is_empty() {
+        let letters: BTreeSet<char> = permissions.chars().collect();
+        if letters.len() != permissions.len() || letters.iter().any(|c| !"rwm".contains(*c)) {
+            let message = format!("is {permissions:?}, must be letters of \"rwm\", each once");
+            return Err(fields.wrong("permissions", message));
+        }
+        entry.permissions = permissions;
+    }
+    entry.container_path = fields.text("containerPath")?;
+    let at = entry.container_path.as_str();
+    if !at.is_empty() && (!at.starts_with('/') || at.split('/').skip(1).any(is_no_name)) {
+        let message = format!("is {at:?}, must be the absolute path of a node");
+        return Err(fields.wrong("containerPath", message));
+    }
+    entry.env = fields.text("env")?;
+    if entry.env.contains('=') || entry.env.chars().any(char::is_control) {
+        return Err(fields.wrong("env", "must be the name of a variable"));
+    }
+    let replug = fields.text("onReplug")?;
+    entry.on_replug = match &*replug {
+        "" => OnReplug::IfChanged,
+        "restart" => OnReplug::Restart,
+        "none" => OnReplug::Leave,
+        _ => {
+            let message = format!("is {replug:?}, must be restart or none");
+            return Err(fields.wrong("onReplug", message));
+        }
+    };
+    entry.gid = fields.number("gid", 0, u32::MAX - 1)?;
+    entry.mode = match fields.take("mode") {
+        None => None,
+        Some(value) => Some(mode(&value).ok_or_else(|| {
+            fields.wrong("mode", format!("is {value}, must be such as \"0660\""))
+        })?),
+    };
+    fields.end()?;
+    Ok(entry)
+}
+
+fn is_no_name(part: &str) -> bool {
+    part.is_empty() || part == "." || part == ".."
+}
+
+fn mode(value: &Value) -> Option<u32> {
+    let text = value.as_str()?;
+    u32::from_str_radix(text, 8).ok().filter(|m| *m <= 0o777)
+}
+
+/// - Source: `pkg/apis/core/v1/helper`, `IsExtendedResourceName`: a quota has `requests.` before it.
+fn wrong_resource(name: &str) -> Option<String> {
+    if name.is_empty() {
+        return Some("is missing".into());
+    }
+    if !is_extended(name)
+        || name.starts_with("requests.")
+        || !names::is_qualified_name(&format!("requests.{name}"))
+    {
+        return Some(format!(
+            "is {name:?}, must be the name of an extended resource, such as {PREFIX}serial"
+        ));
+    }
+    None
+}
+
+/// One alternative, or a list of them.
+fn alternatives(value: &Value, path: &str) -> Result<Vec<Match>, WrongValue> {
+    if value.is_object() {
+        return Ok(Vec::from([alternative(value, path)?]));
+    }
+    let list = items(value, path, MAX_MATCHES)?;
+    if list.is_empty() {
+        return Err(WrongValue::new(path, "is empty"));
+    }
+    let all = list.iter().enumerate();
+    all.map(|(n, value)| alternative(value, &format!("{path}[{n}]")))
+        .collect()
+}
+
+fn alternative(value: &Value, path: &str) -> Result<Match, WrongValue> {
+    let mut fields = Fields::of(value, path)?;
+    let Some(group) = fields.take("group") else {
+        let what = what(&mut fields)?;
+        fields.end()?;
+        return Ok(Match::Each(what));
+    };
+    let name = format!("{path}.group");
+    fields.end()?;
+    let mut members = Vec::new();
+    for (n, value) in items(&group, &name, MAX_MATCHES)?.iter().enumerate() {
+        let path = format!("{name}[{n}]");
+        let mut fields = Fields::of(value, &path)?;
+        members.push(Member {
+            limit: fields.number("limit", 1, MAX_SHARES)?.unwrap_or(1),
+            optional: fields.flag("optional")?,
+            what: what(&mut fields)?,
+        });
+        fields.end()?;
+    }
+    match members.iter().any(|m| !m.optional) {
+        true => Ok(Match::Group(members)),
+        false => Err(WrongValue::new(
+            name,
+            "must have a member that is not optional",
+        )),
+    }
+}
+
+fn what(fields: &mut Fields<'_>) -> Result<What, WrongValue> {
+    let pattern = fields.text("path")?;
+    match (pattern.is_empty(), fields.take("usb")) {
+        (false, None) => {
+            if let Some(why) = glob::problem(&pattern) {
+                return Err(fields.wrong("path", why));
+            }
+            Ok(What::Path(pattern))
+        }
+        (true, Some(value)) => usb(&value, &format!("{}.usb", fields.path)).map(What::Usb),
+        _ => Err(WrongValue::new(
+            fields.path,
+            "must have one of path, usb and group",
+        )),
+    }
+}
+
+fn usb(value: &Value, path: &str) -> Result<Usb, WrongValue> {
+    let mut fields = Fields::of(value, path)?;
+    let mut hex = |name: &str| {
+        let value = fields.take(name).unwrap_or_default();
+        let text = value.as_str().unwrap_or_default();
+        u16::from_str_radix(text.trim_start_matches("0x"), 16).map_err(|_| {
+            let message = match value.is_null() {
+                true => "is missing".to_string(),
+                false => format!("is {value}, must be a hexadecimal text such as \"0403\""),
+            };
+            WrongValue::new(format!("{path}.{name}"), message)
+        })
+    };
+    let (vendor, product) = (hex("vendor")?, hex("product")?);
+    let mut usb = Usb {
+        vendor,
+        product,
+        serial: fields.text("serial")?,
+        port: fields.text("port")?,
+        nodes: fields.text("nodes")?,
+    };
+    if usb.nodes.is_empty() {
+        usb.nodes = USB.into();
+    }
+    fields.end()?;
+    Ok(usb)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn wrong(value: &Value) -> String {
+        declared(value).expect_err("wrong").to_string()
+    }
+
+    #[test]
+    fn an_entry() {
+        // DEV-30
+        let value = json!([
+            {"resource": "serial", "match": {"path": "/dev/ttyUSB*"}},
+            {"resource": "squat.ai/camera", "count": 4, "permissions": "rwm", "containerPath": "/dev/cam",
+             "env": "CAMERA", "onReplug": "none", "gid": 44, "mode": "0660",
+             "match": [{"usb": {"vendor": "0x046D", "product": "82d"}},
+                       {"group": [{"path": "/dev/video*"}, {"path": "/dev/media*", "limit": 2, "optional": true}]}]},
+        ]);
+        let declared = declared(&value).expect("right");
+        let [serial, camera] = &*declared.entries else {
+            panic!("two");
+        };
+        assert_eq!(
+            (&*serial.resource, serial.shares, &*serial.permissions),
+            ("picolet/serial", 1, "rw")
+        );
+        assert_eq!(serial.on_replug, OnReplug::IfChanged);
+        assert_eq!(
+            (&*camera.resource, camera.shares, &*camera.permissions),
+            ("squat.ai/camera", 4, "rwm")
+        );
+        assert_eq!(camera.on_replug, OnReplug::Leave);
+        assert_eq!((camera.gid, camera.mode), (Some(44), Some(0o660)));
+        let Match::Each(What::Usb(usb)) = &camera.matches[0] else {
+            panic!("usb");
+        };
+        assert_eq!((usb.vendor, usb.product, &*usb.nodes), (0x46d, 0x82d, USB));
+        let place = |product| Place {
+            product,
+            ..Place::default()
+        };
+        assert!(declared.usb(&place((0x46d, 0x82d))));
+        assert!(!declared.usb(&place((0x46d, 0x82e))));
+        assert!(declared.node("/dev/media0") && !declared.node("/dev/null"));
+        assert!(declared.directory("/dev") && !declared.directory("/dev/pts"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        // DEV-30
+        let path = json!({"path": "/dev/a"});
+        for (value, says) in [
+            (json!({}), "picolet.devices: must be a list"),
+            (json!([1]), "picolet.devices[0]: must have fields"),
+            (
+                json!([{"match": path}]),
+                "picolet.devices[0].resource: is missing",
+            ),
+            (
+                json!([{"resource": "a"}]),
+                "picolet.devices[0].match: is missing",
+            ),
+            (
+                json!([{"resource": "kubernetes.io/a", "match": path}]),
+                "picolet.devices[0].resource: is \"kubernetes.io/a\", must be the name",
+            ),
+            (
+                json!([{"resource": "requests.a/b", "match": path}]),
+                "must be the name",
+            ),
+            (
+                json!([{"resource": "a b", "match": path}]),
+                "must be the name",
+            ),
+            (
+                json!([{"resource": "a", "match": path, "colour": 1}]),
+                "picolet.devices[0].colour: is not known",
+            ),
+            (
+                json!([{"resource": "a", "match": [{"path": "/tmp/a"}]}]),
+                "picolet.devices[0].match[0].path: is \"/tmp/a\", must begin with /dev/",
+            ),
+            (
+                json!([{"resource": "a", "match": {"path": "/dev/a", "usb": {}}}]),
+                "picolet.devices[0].match: must have one of path, usb and group",
+            ),
+            (
+                json!([{"resource": "a", "match": []}]),
+                "picolet.devices[0].match: is empty",
+            ),
+            (
+                json!([{"resource": "a", "match": {"usb": {"vendor": "zz", "product": "1"}}}]),
+                "picolet.devices[0].match.usb.vendor: is \"zz\", must be a hexadecimal",
+            ),
+            (
+                json!([{"resource": "a", "match": {"usb": {"vendor": "1"}}}]),
+                "picolet.devices[0].match.usb.product: is missing",
+            ),
+            (
+                json!([{"resource": "a", "match": {"group": [{"path": "/dev/a", "optional": true}]}}]),
+                "picolet.devices[0].match.group: must have a member that is not optional",
+            ),
+            (
+                json!([{"resource": "a", "match": path, "count": 0}]),
+                "picolet.devices[0].count: is 0, must be a whole number from 1 to 1024",
+            ),
+            (
+                json!([{"resource": "a", "match": path, "permissions": "rr"}]),
+                "picolet.devices[0].permissions: is \"rr\"",
+            ),
+            (
+                json!([{"resource": "a", "match": path, "mode": "8"}]),
+                "picolet.devices[0].mode: is \"8\"",
+            ),
+            (
+                json!([{"resource": "a", "match": path, "containerPath": "dev/a"}]),
+                "picolet.devices[0].containerPath: is \"dev/a\"",
+            ),
+            (
+                json!([{"resource": "a", "match": path, "onReplug": "x"}]),
+                "picolet.devices[0].onReplug: is \"x\", must be restart or none",
+            ),
+            (
+                json!([{"resource": "a", "match": path}, {"resource": "picolet/a", "match": path}]),
+                "picolet.devices[1].resource: \"picolet/a\" is there twice",
+            ),
+            (
+                json!([{"preset": "moon"}]),
+                "picolet.devices[0].preset: is \"moon\", must be one of",
+            ),
+            (
+                json!([{"preset": "i2c", "match": path}]),
+                "picolet.devices[0].match: is what preset says already",
+            ),
+        ] {
+            let error = wrong(&value);
+            assert!(error.contains(says), "{value}: {error}");
+        }
+        let many = Value::Array(vec![json!({}); MAX_ENTRIES + 1]);
+        assert!(wrong(&many).contains("must have at most 64"));
+    }
+
+    #[test]
+    fn presets() {
+        // DEV-37
+        for name in preset::names().split(", ") {
+            let value = json!([{"preset": name}, {"preset": name, "resource": "squat.ai/x"}]);
+            let declared = declared(&value).expect(name);
+            assert!(!declared.entries[0].matches.is_empty());
+            assert_eq!(declared.entries[0].matches, declared.entries[1].matches);
+        }
+        let shared = declared(&json!([{"preset": "i2c"}, {"preset": "serial"}])).expect("presets");
+        assert!(shared.entries[0].shares > 1);
+        assert_eq!(shared.entries[1].shares, 1, "a line has one reader");
+    }
+}

@@ -1,0 +1,69 @@
+//! Entries that many boards need (DEV-37), under a name.
+
+use alloc::{format, string::String, vec::Vec};
+
+use super::declared::{Entry, Match, USB, Usb, What};
+
+/// How often a bus may be held that many use at once.
+const SHARED: u32 = 64;
+
+/// Name, patterns, and how often each unit may be held. Sorted.
+const PATHS: [(&str, &[&str], u32); 12] = [
+    ("dri", &["/dev/dri/renderD*"], SHARED),
+    ("fuse", &["/dev/fuse"], SHARED),
+    ("gpio", &["/dev/gpiochip*"], SHARED),
+    ("hailo", &["/dev/hailo[0-9]*"], 1),
+    ("i2c", &["/dev/i2c-*"], SHARED),
+    ("input", &["/dev/input/event*"], SHARED),
+    ("kvm", &["/dev/kvm"], SHARED),
+    ("rtc", &["/dev/rtc[0-9]*"], 1),
+    (
+        "serial",
+        // The first name of a line is the one that is given: the one that lasts.
+        &[
+            "/dev/serial/by-id/*",
+            "/dev/ttyUSB*",
+            "/dev/ttyACM*",
+            "/dev/ttyAMA*",
+        ],
+        1,
+    ),
+    ("spi", &["/dev/spidev*"], 1),
+    ("tun", &["/dev/net/tun"], SHARED),
+    ("watchdog", &["/dev/watchdog[0-9]*"], 1),
+];
+/// Accelerators that return as another device after their first use.
+const CORAL: (&str, [(u16, u16); 2]) = ("coral", [(0x1a6e, 0x089a), (0x18d1, 0x9302)]);
+
+/// The entry of that name.
+pub(super) fn entry(name: &str) -> Option<Entry> {
+    let (matches, shares) = if name == CORAL.0 {
+        let of = |(vendor, product)| {
+            Match::Each(What::Usb(Usb {
+                vendor,
+                product,
+                nodes: USB.into(),
+                ..Usb::default()
+            }))
+        };
+        (CORAL.1.into_iter().map(of).collect(), 1)
+    } else {
+        let (_, patterns, shares) = PATHS.iter().find(|(known, ..)| *known == name)?;
+        let each = |pattern: &&str| Match::Each(What::Path((*pattern).into()));
+        (patterns.iter().map(each).collect(), *shares)
+    };
+    Some(Entry {
+        resource: format!("picolet/{name}"),
+        matches,
+        shares,
+        permissions: "rw".into(),
+        ..Entry::default()
+    })
+}
+
+/// All names, for people.
+pub(super) fn names() -> String {
+    let mut all: Vec<&str> = PATHS.iter().map(|(name, ..)| *name).collect();
+    all.insert(0, CORAL.0);
+    all.join(", ")
+}

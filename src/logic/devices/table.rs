@@ -1,0 +1,814 @@
+//! Resources, their units, and who holds them (DEV-03, DEV-06, DEV-07, DEV-35, DEV-40). Whether a resource is declared in the
+//! configuration or is a plugin's does not matter here: its units are reported.
+
+use alloc::{boxed::Box, collections::BTreeMap, format, rc::Rc, vec::Vec};
+use core::{fmt, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use super::Demand;
+use crate::{
+    admission::Rejection,
+    api::{Mono, PodUid},
+};
+
+/// A unit that is gone no longer than this is not told of: a device resets itself, or somebody pulls the wrong plug.
+const SHORT_ABSENCE: Duration = Duration::from_secs(5);
+
+/// A unit that is here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Lasting id, at most 63 bytes.
+    pub id: Box<str>,
+    /// Its nodes, for people.
+    pub nodes: Box<str>,
+    /// Another one: who has opened the nodes cannot go on with them.
+    pub mark: u64,
+}
+
+/// What one container holds of one resource.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Held {
+    /// Container.
+    pub container: Box<str>,
+    /// Resource.
+    pub resource: Box<str>,
+    /// Ids of units; one that is held twice is there twice.
+    pub ids: Vec<Box<str>>,
+    /// The container ends before the regular ones begin, which may take over what it holds.
+    #[serde(default)]
+    pub plain_init: bool,
+}
+
+/// What a pod holds, container by container.
+pub type PodDevices = Rc<Vec<Held>>;
+
+/// Who holds a unit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Pod.
+    pub pod: PodUid,
+    /// Container.
+    pub container: Box<str>,
+}
+
+/// Something that happened to a unit that is held.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Resource.
+    pub resource: Box<str>,
+    /// Unit.
+    pub id: Box<str>,
+    /// Its nodes as they are, or were.
+    pub nodes: Box<str>,
+    /// What happened.
+    pub what: What,
+    /// Who holds it.
+    pub holders: Vec<Holder>,
+}
+
+/// What happened to a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// It is gone.
+    Lost,
+    /// It is back.
+    Back {
+        /// Its nodes are others.
+        moved: bool,
+        /// It was told that it is gone.
+        told: bool,
+    },
+}
+
+/// Amounts of a resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Amount {
+    /// Resource.
+    pub resource: Box<str>,
+    /// How often its units may be held.
+    pub capacity: u32,
+    /// The same of those that are here.
+    pub allocatable: u32,
+}
+
+/// A unit, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// Resource.
+    pub resource: Box<str>,
+    /// Unit.
+    pub id: Box<str>,
+    /// Its nodes.
+    pub nodes: Box<str>,
+    /// It is here.
+    pub healthy: bool,
+    /// How often it may be held.
+    pub shares: u32,
+    /// Who holds it.
+    pub holders: Vec<Holder>,
+}
+
+/// Why a pod does not get what it asks for (DEV-07).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// Nobody ever offered the resource.
+    Unregistered(Box<str>),
+    /// None of its units is here.
+    NoneHealthy(Box<str>),
+    /// What the pod had is gone.
+    NoLongerHealthy(Box<str>),
+    /// Others hold them.
+    TooFew {
+        /// Resource.
+        resource: Box<str>,
+        /// Asked for.
+        requested: u32,
+        /// Free.
+        available: u32,
+    },
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unregistered(r) => write!(f, "cannot allocate unregistered device {r}"),
+            Self::NoneHealthy(r) => write!(
+                f,
+                "no healthy devices present; cannot allocate unhealthy devices {r}"
+            ),
+            Self::NoLongerHealthy(r) => write!(
+                f,
+                "previously allocated devices are no longer healthy; cannot allocate unhealthy devices {r}"
+            ),
+            Self::TooFew {
+                resource,
+                requested,
+                available,
+            } => write!(
+                f,
+                "requested number of devices unavailable for {resource}. Requested: {requested}, Available: {available}"
+            ),
+        }
+    }
+}
+
+impl Refusal {
+    /// As admission tells it.
+    #[must_use]
+    pub fn rejection(&self) -> Rejection {
+        Rejection {
+            reason: "UnexpectedAdmissionError".into(),
+            message: format!("Allocate failed due to {self}, which is unexpected"),
+        }
+    }
+}
+
+/// What becomes of a pod that does not get what it asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is Pending, and asks again.
+    Wait,
+    /// It never runs.
+    Refuse,
+}
+
+/// Decides about a pod that has waited for `waited` (DEV-13, DEV-38): a static pod, which nobody would make anew, waits for
+/// ever, others for `at_most`. For what nobody offers nobody waits.
+#[must_use]
+pub fn judge(refusal: &Refusal, is_static: bool, waited: Duration, at_most: Duration) -> Verdict {
+    match refusal {
+        Refusal::Unregistered(_) => Verdict::Refuse,
+        Refusal::NoneHealthy(_) | Refusal::NoLongerHealthy(_) | Refusal::TooFew { .. } => {
+            match is_static || waited < at_most {
+                true => Verdict::Wait,
+                false => Verdict::Refuse,
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Presence {
+    Here,
+    /// Since when, and nobody was told.
+    Missing(Mono),
+    Lost,
+}
+
+#[derive(Clone, Debug)]
+struct Unit {
+    found: Found,
+    presence: Presence,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Resource {
+    shares: u32,
+    units: Vec<Unit>,
+}
+
+impl Resource {
+    fn here(&self) -> impl Iterator<Item = &Unit> {
+        self.units.iter().filter(|u| u.presence == Presence::Here)
+    }
+
+    fn has(&self, id: &str) -> bool {
+        self.here().any(|unit| *unit.found.id == *id)
+    }
+}
+
+/// See the module's words.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    resources: BTreeMap<Box<str>, Resource>,
+    holders: BTreeMap<PodUid, PodDevices>,
+}
+
+impl Table {
+    /// There is such a resource, whose units may be held so often. It has none yet.
+    pub fn declare(&mut self, resource: &str, shares: u32) {
+        let units = Vec::new();
+        self.resources
+            .insert(resource.into(), Resource { shares, units });
+    }
+
+    /// Names of the resources, sorted.
+    pub fn resources(&self) -> impl Iterator<Item = &str> {
+        self.resources.keys().map(|name| &**name)
+    }
+
+    /// A pod holds this since before this agent.
+    pub fn restore(&mut self, pod: PodUid, held: Vec<Held>) {
+        for held in &held {
+            let Some(resource) = self.resources.get_mut(&held.resource) else {
+                continue;
+            };
+            for id in &held.ids {
+                if !resource.units.iter().any(|unit| unit.found.id == *id) {
+                    let found = Found {
+                        id: id.clone(),
+                        ..Found::default()
+                    };
+                    let presence = Presence::Lost;
+                    resource.units.push(Unit { found, presence });
+                }
+            }
+        }
+        self.holders.insert(pod, Rc::new(held));
+    }
+
+    /// The units of a resource that are here now, all of them. Returns what happened to those that are held.
+    pub fn report(&mut self, resource: &str, all: Vec<Found>, now: Mono) -> Vec<Change> {
+        let Some(known) = self.resources.get_mut(resource) else {
+            return Vec::new();
+        };
+        let mut changes = Vec::new();
+        for unit in &mut known.units {
+            match all.iter().find(|found| found.id == unit.found.id) {
+                None if unit.presence == Presence::Here => unit.presence = Presence::Missing(now),
+                None => {}
+                Some(found) => {
+                    let moved = unit.found.mark != found.mark;
+                    let told = unit.presence == Presence::Lost;
+                    unit.found.clone_from(found);
+                    unit.presence = Presence::Here;
+                    if told || moved {
+                        changes.push((unit.found.clone(), What::Back { moved, told }));
+                    }
+                }
+            }
+        }
+        for found in all {
+            if !known.units.iter().any(|unit| unit.found.id == found.id) {
+                let presence = Presence::Here;
+                known.units.push(Unit { found, presence });
+            }
+        }
+        self.of_holders(resource, changes)
+    }
+
+    /// Time has passed. Returns the units that are held and gone.
+    pub fn handle_timeout(&mut self, now: Mono) -> Vec<Change> {
+        let mut lost = Vec::new();
+        for (name, resource) in &mut self.resources {
+            for unit in &mut resource.units {
+                if due(unit).is_some_and(|due| due <= now) {
+                    unit.presence = Presence::Lost;
+                    lost.push((name.clone(), unit.found.clone()));
+                }
+            }
+        }
+        let mut changes = Vec::new();
+        for (name, found) in lost {
+            changes.extend(self.of_holders(&name, Vec::from([(found, What::Lost)])));
+        }
+        self.forget_lost();
+        changes
+    }
+
+    /// When [`Table::handle_timeout`] has something to do.
+    #[must_use]
+    pub fn next_timeout(&self) -> Option<Mono> {
+        let all = self.resources.values().flat_map(|r| &r.units);
+        all.filter_map(due).min()
+    }
+
+    fn of_holders(&self, resource: &str, changes: Vec<(Found, What)>) -> Vec<Change> {
+        let changes = changes.into_iter().map(|(found, what)| Change {
+            resource: resource.into(),
+            holders: self.holders_of(resource, &found.id),
+            id: found.id,
+            nodes: found.nodes,
+            what,
+        });
+        changes.filter(|c| !c.holders.is_empty()).collect()
+    }
+
+    fn holders_of(&self, resource: &str, id: &str) -> Vec<Holder> {
+        let mut holders = Vec::new();
+        for (pod, held) in &self.holders {
+            let holds = |h: &&Held| *h.resource == *resource && h.ids.iter().any(|i| **i == *id);
+            holders.extend(held.iter().filter(holds).map(|h| Holder {
+                pod: pod.clone(),
+                container: h.container.clone(),
+            }));
+        }
+        holders
+    }
+
+    /// What is gone and nobody holds is not waited for.
+    fn forget_lost(&mut self) {
+        for (name, resource) in &mut self.resources {
+            let holders = &self.holders;
+            let is_held = |id: &str| holders.values().any(|held| uses(held, name, id) > 0);
+            let units = &mut resource.units;
+            units.retain(|unit| unit.presence != Presence::Lost || is_held(&unit.found.id));
+        }
+    }
+
+    /// What the pod holds.
+    #[must_use]
+    pub fn held_by(&self, pod: &PodUid) -> Option<&PodDevices> {
+        self.holders.get(pod)
+    }
+
+    /// Takes back what pods hold that are not among these (DEV-14).
+    pub fn release(&mut self, keeps: impl Fn(&PodUid) -> bool) {
+        let before = self.holders.len();
+        self.holders.retain(|pod, _| keeps(pod));
+        if self.holders.len() < before {
+            self.forget_lost();
+        }
+    }
+
+    /// The first resource that nobody offers (DEV-05).
+    #[must_use]
+    pub fn unregistered(&self, demands: &[Demand]) -> Option<Refusal> {
+        let unknown = |demand: &&Demand| !self.resources.contains_key(&*demand.resource);
+        let demand = demands.iter().find(unknown)?;
+        Some(Refusal::Unregistered(demand.resource.as_str().into()))
+    }
+
+    /// Whether [`Table::allocate`] would succeed.
+    ///
+    /// # Errors
+    /// Why it would not.
+    pub fn check(&self, pod: &PodUid, demands: &[Demand]) -> Result<(), Refusal> {
+        self.choose(pod, demands).map(drop)
+    }
+
+    /// Gives a pod what it asks for, of which nothing runs: what it holds and can use it keeps. Resources that are not
+    /// known here are passed over: a cluster may count them by itself.
+    ///
+    /// # Errors
+    /// Something is not here or is not free. Nothing has changed then.
+    pub fn allocate(&mut self, pod: &PodUid, demands: &[Demand]) -> Result<(), Refusal> {
+        let held = self.choose(pod, demands)?;
+        match held.is_empty() {
+            true => self.holders.remove(pod),
+            false => self.holders.insert(pod.clone(), Rc::new(held)),
+        };
+        self.forget_lost();
+        Ok(())
+    }
+
+    fn choose(&self, pod: &PodUid, demands: &[Demand]) -> Result<Vec<Held>, Refusal> {
+        let before = self.holders.get(pod).map_or(&[][..], |held| held);
+        let mut held: Vec<Held> = Vec::new();
+        for demand in demands {
+            let name = demand.resource.as_str();
+            let Some(resource) = self.resources.get(name) else {
+                continue;
+            };
+            let had = before
+                .iter()
+                .find(|h| *h.container == *demand.container && *h.resource == *name)
+                .map_or(&[][..], |h| &h.ids);
+            let mut new = Held {
+                container: demand.container.as_str().into(),
+                resource: name.into(),
+                ids: Vec::new(),
+                plain_init: demand.plain_init,
+            };
+            for _ in 0..demand.count {
+                match self.next(pod, resource, &held, &new, had) {
+                    Some(id) => new.ids.push(id),
+                    None => return Err(refusal(resource, demand, &new, had)),
+                }
+            }
+            held.push(new);
+        }
+        Ok(held)
+    }
+
+    /// The next unit for `new`: one that the container had, one that an init container of the pod is done with by then, then
+    /// the one that is used least.
+    fn next(
+        &self,
+        pod: &PodUid,
+        resource: &Resource,
+        held: &[Held],
+        new: &Held,
+        had: &[Box<str>],
+    ) -> Option<Box<str>> {
+        let name = &new.resource;
+        let others = |id: &str| -> u32 {
+            let others = self.holders.iter().filter(|(other, _)| *other != pod);
+            others.map(|(_, held)| uses(held, name, id)).sum()
+        };
+        let own = |id: &str, one_more: bool| {
+            let mut with = new.clone();
+            with.ids.extend(one_more.then(|| id.into()));
+            let mut all = held.to_vec();
+            all.push(with);
+            uses(&all, name, id)
+        };
+        let fits = |unit: &&Unit| {
+            let id = &unit.found.id;
+            others(id).saturating_add(own(id, true)) <= resource.shares
+        };
+        let order = |unit: &&Unit| {
+            let id = &unit.found.id;
+            let times = new.ids.iter().filter(|i| *i == id).count();
+            let free_of_charge = own(id, true) == own(id, false);
+            (times, !had.contains(id), !free_of_charge, others(id))
+        };
+        let best = resource.here().filter(fits).min_by_key(order)?;
+        Some(best.found.id.clone())
+    }
+
+    /// How much there is of each resource, by name.
+    #[must_use]
+    pub fn amounts(&self) -> Vec<Amount> {
+        let all = self.resources.iter();
+        all.map(|(name, resource)| {
+            let count = |units: usize| {
+                let units = u32::try_from(units).unwrap_or(u32::MAX);
+                units.saturating_mul(resource.shares)
+            };
+            let lost = |unit: &&Unit| unit.presence == Presence::Lost;
+            let lost = resource.units.iter().filter(lost).count();
+            Amount {
+                resource: name.clone(),
+                capacity: count(resource.units.len()),
+                allocatable: count(resource.units.len() - lost),
+            }
+        })
+        .collect()
+    }
+
+    /// Every unit, by resource.
+    #[must_use]
+    pub fn shown(&self) -> Vec<Shown> {
+        let all = self.resources.iter();
+        let units = all.flat_map(|(name, r)| r.units.iter().map(move |unit| (name, r, unit)));
+        units
+            .map(|(name, resource, unit)| Shown {
+                resource: name.clone(),
+                id: unit.found.id.clone(),
+                nodes: unit.found.nodes.clone(),
+                healthy: unit.presence != Presence::Lost,
+                shares: resource.shares,
+                holders: self.holders_of(name, &unit.found.id),
+            })
+            .collect()
+    }
+}
+
+fn due(unit: &Unit) -> Option<Mono> {
+    match unit.presence {
+        Presence::Missing(since) => Some(since + SHORT_ABSENCE),
+        Presence::Here | Presence::Lost => None,
+    }
+}
+
+fn refusal(resource: &Resource, demand: &Demand, new: &Held, had: &[Box<str>]) -> Refusal {
+    let name = || demand.resource.as_str().into();
+    if had.iter().any(|id| !resource.has(id)) {
+        return Refusal::NoLongerHealthy(name());
+    }
+    if resource.here().next().is_none() {
+        return Refusal::NoneHealthy(name());
+    }
+    Refusal::TooFew {
+        resource: name(),
+        requested: demand.count,
+        available: u32::try_from(new.ids.len()).unwrap_or(u32::MAX),
+    }
+}
+
+/// How often a pod holds a unit: plain init containers run one after the other, and before the others.
+fn uses(held: &[Held], resource: &str, id: &str) -> u32 {
+    let (mut init, mut others) = (0, 0_u32);
+    for held in held.iter().filter(|h| *h.resource == *resource) {
+        let times = held.ids.iter().filter(|i| ***i == *id).count();
+        let times = u32::try_from(times).unwrap_or(u32::MAX);
+        match held.plain_init {
+            true => init = times.max(init),
+            false => others = others.saturating_add(times),
+        }
+    }
+    init.max(others)
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::{
+        borrow::ToOwned,
+        string::{String, ToString},
+        vec,
+    };
+
+    use super::*;
+
+    const R: &str = "picolet/serial";
+
+    fn found(id: &str, mark: u64) -> Found {
+        Found {
+            id: id.into(),
+            nodes: format!("/dev/{id}").into(),
+            mark,
+        }
+    }
+
+    fn table(shares: u32, ids: &[&str]) -> Table {
+        let mut table = Table::default();
+        table.declare(R, shares);
+        let changes = table.report(R, ids.iter().map(|id| found(id, 1)).collect(), Mono(0));
+        assert!(changes.is_empty());
+        table
+    }
+
+    fn asks(container: &str, count: u32) -> Demand {
+        Demand {
+            container: container.into(),
+            resource: R.into(),
+            count,
+            plain_init: container.starts_with("init"),
+        }
+    }
+
+    fn pod(name: &str) -> PodUid {
+        PodUid::from(name)
+    }
+
+    fn ids(table: &Table, name: &str) -> String {
+        let held = table.held_by(&pod(name));
+        let all = held.into_iter().flat_map(|h| h.iter());
+        let all: Vec<String> = all
+            .map(|h| format!("{}={}", h.container, h.ids.join("+")))
+            .collect();
+        all.join(" ")
+    }
+
+    #[test]
+    fn each_unit_once() {
+        // DEV-06 DEV-07 DEV-35
+        let mut table = table(1, &["a", "b"]);
+        table.allocate(&pod("p"), &[asks("c", 1)]).expect("a");
+        table.allocate(&pod("q"), &[asks("c", 1)]).expect("b");
+        assert_eq!(
+            (ids(&table, "p"), ids(&table, "q")),
+            ("c=a".into(), "c=b".into())
+        );
+        let refused = table.allocate(&pod("r"), &[asks("c", 1)]);
+        let refused = refused.expect_err("none is free");
+        assert_eq!(
+            refused.rejection().message,
+            "Allocate failed due to requested number of devices unavailable for picolet/serial. Requested: 1, \
+             Available: 0, which is unexpected"
+        );
+        assert_eq!(refused.rejection().reason, "UnexpectedAdmissionError");
+        // What a pod has it keeps, also in another order.
+        table.allocate(&pod("q"), &[asks("c", 1)]).expect("b again");
+        assert_eq!(ids(&table, "q"), "c=b");
+        // All of a pod, or nothing.
+        table.release(|p| *p == pod("q"));
+        let refused = table.allocate(&pod("r"), &[asks("c", 1), asks("d", 1)]);
+        assert_eq!(
+            refused.expect_err("one is free").to_string(),
+            "requested number of devices unavailable for picolet/serial. Requested: 1, Available: 0"
+        );
+        assert_eq!(ids(&table, "r"), "");
+        table.allocate(&pod("r"), &[asks("d", 1)]).expect("a");
+        assert_eq!(ids(&table, "r"), "d=a");
+        // Another amount: anew.
+        table.release(|_| false);
+        table.allocate(&pod("r"), &[asks("d", 2)]).expect("both");
+        assert_eq!(ids(&table, "r"), "d=a+b");
+    }
+
+    #[test]
+    fn shared_units() {
+        // DEV-35
+        let mut shared = table(2, &["a", "b"]);
+        for (name, got) in [("p", "c=a"), ("q", "c=b"), ("r", "c=a"), ("s", "c=b")] {
+            shared.allocate(&pod(name), &[asks("c", 1)]).expect(name);
+            assert_eq!(ids(&shared, name), got, "the one that is used least");
+        }
+        assert!(shared.check(&pod("t"), &[asks("c", 1)]).is_err());
+        assert_eq!(
+            shared.amounts(),
+            [Amount {
+                resource: R.into(),
+                capacity: 4,
+                allocatable: 4
+            }]
+        );
+        let mut shared = table(2, &["a"]);
+        shared.allocate(&pod("p"), &[asks("c", 2)]).expect("twice");
+        assert_eq!(ids(&shared, "p"), "c=a+a");
+        assert!(shared.check(&pod("q"), &[asks("c", 1)]).is_err());
+    }
+
+    #[test]
+    fn init_containers() {
+        // DEV-06
+        let mut table = table(1, &["a", "b"]);
+        let demands = [
+            asks("init1", 2),
+            asks("init2", 1),
+            asks("sidecar", 1),
+            asks("c", 1),
+        ];
+        table.allocate(&pod("p"), &demands).expect("reused");
+        assert_eq!(ids(&table, "p"), "init1=a+b init2=a sidecar=a c=b");
+        assert!(table.check(&pod("q"), &[asks("c", 1)]).is_err());
+        // Regular ones take what init containers had, although others are free.
+        table.release(|_| false);
+        table.allocate(&pod("o"), &[asks("c", 1)]).expect("a");
+        table
+            .allocate(&pod("p"), &[asks("init", 1), asks("c", 1)])
+            .expect("b");
+        assert_eq!(ids(&table, "p"), "init=b c=b");
+    }
+
+    #[test]
+    fn what_nobody_offers() {
+        // DEV-05 DEV-07
+        let mut table = table(1, &["a"]);
+        let mut other = asks("c", 1);
+        other.resource = "example.com/x".into();
+        let refusal = table.unregistered(&[asks("c", 1), other.clone()]);
+        let refusal = refusal.expect("unknown");
+        assert_eq!(
+            refusal.to_string(),
+            "cannot allocate unregistered device example.com/x"
+        );
+        assert_eq!(table.unregistered(&[asks("c", 1)]), None);
+        table.allocate(&pod("p"), &[other]).expect("passed over");
+        assert_eq!(table.held_by(&pod("p")), None);
+    }
+
+    #[test]
+    fn unplugged_and_back() {
+        // DEV-39 DEV-40
+        let mut table = table(1, &["a", "b"]);
+        table.allocate(&pod("p"), &[asks("c", 1)]).expect("a");
+        let at = |s: u64| Mono(s * 1000);
+        assert_eq!(table.report(R, vec![], at(10)), []);
+        let amounts = |table: &Table| {
+            let amount = table.amounts().remove(0);
+            (amount.capacity, amount.allocatable)
+        };
+        assert_eq!(amounts(&table), (2, 2), "nobody is told yet");
+        assert!(
+            table.check(&pod("q"), &[asks("c", 1)]).is_err(),
+            "yet it is not given"
+        );
+        assert_eq!(table.next_timeout(), Some(at(15)));
+        // A short absence.
+        let short = table.report(R, vec![found("a", 1), found("b", 1)], at(12));
+        assert_eq!((short.len(), table.next_timeout()), (0, None));
+        // A short one, and it is another node by now.
+        assert_eq!(table.report(R, vec![], at(13)), []);
+        let moved = table.report(R, vec![found("a", 2)], at(14));
+        let back = |moved, told| What::Back { moved, told };
+        assert_eq!(moved[0].what, back(true, false));
+        // A long one.
+        assert_eq!(table.report(R, vec![], at(20)), []);
+        assert_eq!(table.handle_timeout(at(24)), []);
+        let lost = table.handle_timeout(at(25));
+        let [lost] = &*lost else {
+            panic!("the one that is held: {lost:?}");
+        };
+        let holder = Holder {
+            pod: pod("p"),
+            container: "c".into(),
+        };
+        assert_eq!((lost.what, &lost.holders), (What::Lost, &vec![holder]));
+        assert_eq!(amounts(&table), (1, 0), "what nobody holds is forgotten");
+        assert_eq!(ids(&table, "p"), "c=a", "the allocation is kept");
+        let refused = table.check(&pod("p"), &[asks("c", 1)]).expect_err("gone");
+        assert_eq!(
+            refused.to_string(),
+            "previously allocated devices are no longer healthy; cannot allocate unhealthy devices picolet/serial"
+        );
+        let refused = table.check(&pod("q"), &[asks("c", 1)]).expect_err("gone");
+        assert_eq!(
+            refused.to_string(),
+            "no healthy devices present; cannot allocate unhealthy devices picolet/serial"
+        );
+        let changes = table.report(R, vec![found("a", 2)], at(30));
+        assert_eq!(changes[0].what, back(false, true));
+        assert_eq!(amounts(&table), (1, 1));
+        // Nobody waits for what a pod left behind.
+        table.report(R, vec![], at(40));
+        table.handle_timeout(at(45));
+        table.release(|_| false);
+        assert_eq!(amounts(&table), (0, 0));
+    }
+
+    #[test]
+    fn another_agent_begins() {
+        // DEV-12
+        let mut table = table(1, &["a"]);
+        let held = |ids: &[&str]| {
+            vec![Held {
+                container: "c".into(),
+                resource: R.into(),
+                ids: ids.iter().map(|id| (*id).into()).collect(),
+                plain_init: false,
+            }]
+        };
+        table.restore(pod("p"), held(&["a"]));
+        table.restore(pod("q"), held(&["b"]));
+        assert!(table.check(&pod("r"), &[asks("c", 1)]).is_err());
+        table.allocate(&pod("p"), &[asks("c", 1)]).expect("its own");
+        assert_eq!(ids(&table, "p"), "c=a");
+        assert_eq!(ids(&table, "q"), "c=b", "which is not here now");
+        let shown: Vec<_> = table.shown();
+        let shown = shown.iter();
+        let shown: Vec<_> = shown
+            .map(|s| (&*s.id, s.healthy, s.holders.len()))
+            .collect();
+        assert_eq!(shown, [("a", true, 1), ("b", false, 1)]);
+        let back = table.report(R, vec![found("a", 1), found("b", 1)], Mono(1));
+        assert_eq!(back.len(), 1);
+        // A pod of which nothing runs takes another one, if its own is gone.
+        table.report(R, vec![found("c", 1)], Mono(2));
+        table.allocate(&pod("q"), &[asks("c", 1)]).expect("another");
+        assert_eq!(ids(&table, "q"), "c=c");
+    }
+
+    #[test]
+    fn who_waits() {
+        // DEV-13 DEV-38
+        let (s, wait) = (Duration::from_secs, Duration::from_secs(120));
+        let few = Refusal::TooFew {
+            resource: R.into(),
+            requested: 1,
+            available: 0,
+        };
+        let none = Refusal::NoneHealthy(R.into());
+        let unknown = Refusal::Unregistered(R.into());
+        for (refusal, is_static, waited, verdict) in [
+            (&none, false, s(0), Verdict::Wait),
+            (&none, false, s(119), Verdict::Wait),
+            (&none, false, s(120), Verdict::Refuse),
+            (&few, false, s(0), Verdict::Wait),
+            (&few, false, s(120), Verdict::Refuse),
+            (&few, true, s(9999), Verdict::Wait),
+            (&none, true, s(9999), Verdict::Wait),
+            (&unknown, true, s(0), Verdict::Refuse),
+        ] {
+            assert_eq!(judge(refusal, is_static, waited, wait), verdict);
+        }
+    }
+
+    #[test]
+    fn records() {
+        // DEV-12
+        let held = Held {
+            container: "c".into(),
+            resource: R.into(),
+            ids: vec!["a".into()],
+            plain_init: true,
+        };
+        let text = r#"{"container":"c","resource":"picolet/serial","ids":["a"],"plainInit":true}"#;
+        assert_eq!(serde_json::to_string(&held).expect("text"), text.to_owned());
+        assert_eq!(serde_json::from_str::<Held>(text).expect("held"), held);
+    }
+}

@@ -1,0 +1,502 @@
+//! From a look at the machine to units with lasting ids (DEV-31 to DEV-36), and to what a container is given of one.
+
+use alloc::{borrow::ToOwned as _, collections::BTreeSet, format, string::String, vec::Vec};
+
+use super::{
+    Declared, Entry, Held, MAX_UNITS,
+    declared::{Match, What},
+    glob,
+    table::Found,
+};
+use crate::{
+    api::{
+        PodError,
+        cri::Device,
+        device::{Node, Seen},
+        order::Order as _,
+    },
+    fnv::fnv1a,
+};
+
+/// What is here of an entry.
+struct Unit<'a> {
+    id: String,
+    nodes: Vec<&'a Node>,
+}
+
+/// What is here of each entry, in their order: at most [`MAX_UNITS`] together, of the first ones.
+#[must_use]
+pub fn units(declared: &Declared, seen: &Seen) -> Vec<Vec<Found>> {
+    let mut room = MAX_UNITS;
+    let all = declared.entries.iter();
+    all.map(|entry| {
+        let mut found = find(entry, seen);
+        found.truncate(room);
+        room -= found.len();
+        let found = found.iter();
+        found
+            .map(|unit| Found {
+                id: unit.id.as_str().into(),
+                nodes: names(&unit.nodes).join(",").into(),
+                mark: mark(&unit.nodes),
+            })
+            .collect()
+    })
+    .collect()
+}
+
+/// What a container gets for what it holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Given {
+    /// Nodes, in the order of the resources' names.
+    pub nodes: Vec<Device>,
+    /// Variables that tell of them.
+    pub env: Vec<(String, String)>,
+}
+
+/// What `container` gets for what its pod holds, of units as they are seen now (DEV-41). The numbers of the nodes are what
+/// was seen: who opens a node checks that it has them.
+///
+/// - Errors: a unit is not here, or its resource is no longer declared.
+pub fn given(
+    declared: &Declared,
+    seen: &Seen,
+    held: &[Held],
+    container: &str,
+) -> Result<Given, PodError> {
+    let mut given = Given::default();
+    let mut own: Vec<&Held> = held.iter().filter(|h| *h.container == *container).collect();
+    own.order_by(|a, b| a.resource.cmp(&b.resource));
+    for held in own {
+        let resource = &held.resource;
+        let entry = declared
+            .entry(resource)
+            .ok_or_else(|| PodError::Node(format!("{resource} is no longer in picolet.devices")))?;
+        let found = find(entry, seen);
+        let mut paths = Vec::new();
+        // One unit may be held more than once, its nodes are there once.
+        let ids: BTreeSet<&str> = held.ids.iter().map(|id| &**id).collect();
+        for id in ids {
+            let unit = found.iter().find(|unit| unit.id == id);
+            let unit = unit
+                .ok_or_else(|| PodError::Node(format!("device {id} of {resource} is not here")))?;
+            for node in &unit.nodes {
+                let container_path = match (&*entry.container_path, paths.len()) {
+                    ("", _) => node.name.clone(),
+                    (path, 0) => path.to_owned(),
+                    (path, more) => format!("{path}.{more}"),
+                };
+                paths.push(container_path.clone());
+                given.nodes.push(Device {
+                    container_path,
+                    host_path: node.path.clone(),
+                    permissions: entry.permissions.clone(),
+                    block: node.block,
+                    major: node.major,
+                    minor: node.minor,
+                    gid: entry.gid,
+                    mode: entry.mode,
+                });
+            }
+        }
+        if !entry.env.is_empty() {
+            given.env.push((entry.env.clone(), paths.join(",")));
+        }
+    }
+    let mut taken = BTreeSet::new();
+    given
+        .nodes
+        .retain(|node| taken.insert(node.container_path.clone()));
+    Ok(given)
+}
+
+fn names(nodes: &[&Node]) -> Vec<String> {
+    nodes.iter().map(|node| node.name.clone()).collect()
+}
+
+/// Another one: whoever has opened the nodes cannot go on with them.
+fn mark(nodes: &[&Node]) -> u64 {
+    let text = |node: &&Node| {
+        let Node {
+            name,
+            path,
+            block,
+            major,
+            minor,
+            ..
+        } = node;
+        format!("{name} {path} {block} {major}:{minor}\n")
+    };
+    fnv1a(nodes.iter().map(text).collect::<String>().bytes())
+}
+
+/// Units of an entry, in the order of its alternatives and of the names of their nodes.
+fn find<'a>(entry: &Entry, seen: &'a Seen) -> Vec<Unit<'a>> {
+    let mut sets: Vec<Vec<&Node>> = Vec::new();
+    for alternative in &entry.matches {
+        match alternative {
+            Match::Each(what) => sets.extend(found(what, seen)),
+            Match::Group(members) => {
+                let matches: Vec<_> = members.iter().map(|m| found(&m.what, seen)).collect();
+                let most = |at: usize| {
+                    let limit = usize::try_from(members[at].limit).unwrap_or(usize::MAX);
+                    matches[at].len().saturating_mul(limit)
+                };
+                let required = (0..members.len()).filter(|at| !members[*at].optional);
+                let count = required.map(most).min().unwrap_or(0).min(MAX_UNITS);
+                sets.extend((0..count).map(|n| {
+                    let members = (0..members.len()).filter(|at| n < most(*at));
+                    members
+                        .flat_map(|at| matches[at][n % matches[at].len()].iter().copied())
+                        .collect()
+                }));
+            }
+        }
+    }
+    // What two alternatives find is one unit: that of the first.
+    let mut known = BTreeSet::new();
+    sets.retain(|nodes| {
+        let numbers: Vec<_> = nodes.iter().map(|n| (n.block, n.major, n.minor)).collect();
+        !nodes.is_empty() && known.insert(numbers)
+    });
+    sets.truncate(MAX_UNITS);
+    with_ids(sets)
+}
+
+/// What one pattern finds: each item is given as a whole.
+fn found<'a>(what: &What, seen: &'a Seen) -> Vec<Vec<&'a Node>> {
+    match what {
+        What::Path(pattern) => {
+            let all = seen.nodes.iter();
+            let found = all.filter(|node| glob::matches(pattern, &node.name));
+            found.map(|node| Vec::from([node])).collect()
+        }
+        What::Usb(usb) => {
+            let mut sets = Vec::new();
+            for device in seen.usb.iter().filter(|d| usb.is_at(&d.place)) {
+                // What one interface has belongs together: a camera has two nodes there, an adapter of four lines four
+                // interfaces.
+                let mut interfaces: Vec<(&str, Vec<&Node>)> = Vec::new();
+                for (_, node) in device.nodes.iter().filter(|(s, _)| *s == usb.nodes) {
+                    let interface = node.usb.as_ref().map_or("", |place| &place.interface);
+                    match interfaces.iter_mut().find(|(known, _)| *known == interface) {
+                        Some((_, nodes)) => nodes.push(node),
+                        None => interfaces.push((interface, Vec::from([node]))),
+                    }
+                }
+                sets.extend(interfaces.into_iter().map(|(_, nodes)| nodes));
+            }
+            sets
+        }
+    }
+}
+
+/// Gives each unit its id: by the serial numbers of its devices, by their ports where that is not enough, and at last by its
+/// place among those that differ in nothing (DEV-36).
+fn with_ids(sets: Vec<Vec<&Node>>) -> Vec<Unit<'_>> {
+    let text = |nodes: &[&Node], by_port: bool| -> String {
+        let all = nodes.iter();
+        all.map(|node| lasting(node, by_port)).collect()
+    };
+    let serials: Vec<String> = sets.iter().map(|nodes| text(nodes, false)).collect();
+    let mut texts = Vec::with_capacity(sets.len());
+    for (at, nodes) in sets.iter().enumerate() {
+        let own = &serials[at];
+        let shared = serials.iter().filter(|other| *other == own).count() > 1;
+        let text = if shared {
+            text(nodes, true)
+        } else {
+            own.clone()
+        };
+        let same = texts.iter().filter(|(known, _)| *known == text).count();
+        texts.push((text, same));
+    }
+    sets.into_iter()
+        .zip(texts)
+        .map(|(nodes, (text, same))| Unit {
+            id: id(&text, same),
+            nodes,
+        })
+        .collect()
+}
+
+fn id(text: &str, same: usize) -> String {
+    let text = match same {
+        0 => text.to_owned(),
+        more => format!("{text}#{more}"),
+    };
+    format!("{:016x}", fnv1a(text.bytes()))
+}
+
+/// What of a node stays as it is over a reboot, and when it is plugged in again.
+fn lasting(node: &Node, by_port: bool) -> String {
+    match &node.usb {
+        Some(place) if !by_port && !place.serial.is_empty() => {
+            let ((vendor, product), interface) = (place.product, &place.interface);
+            format!(
+                "serial {vendor:04x}:{product:04x} {} {interface}\n",
+                place.serial
+            )
+        }
+        // Not by what is plugged in there: a device may come back as another one.
+        Some(place) => format!("port {} {}\n", place.port, place.interface),
+        None if !node.sysfs.is_empty() => format!("sysfs {}\n", node.sysfs),
+        None => format!("node {}\n", node.name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::string::ToString as _;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{
+        api::device::{Place, Usb},
+        devices::declared,
+    };
+
+    fn one(value: &Value) -> Declared {
+        let mut entry = json!({"resource": "x"});
+        for (name, field) in value.as_object().expect("fields") {
+            entry[name] = field.clone();
+        }
+        declared(&json!([entry])).expect("right")
+    }
+
+    fn node(name: &str, minor: u32) -> Node {
+        Node {
+            name: name.into(),
+            path: name.into(),
+            major: 188,
+            minor,
+            ..Node::default()
+        }
+    }
+
+    fn seen(nodes: Vec<Node>) -> Seen {
+        Seen {
+            nodes,
+            usb: Vec::new(),
+        }
+    }
+
+    fn stick(port: &str, serial: &str, tty: u32) -> Usb {
+        let place = Place {
+            port: port.into(),
+            product: (0x403, 0x6001),
+            serial: serial.into(),
+            ..Place::default()
+        };
+        let line = Node {
+            usb: Some(Place {
+                interface: "1.0".into(),
+                ..place.clone()
+            }),
+            sysfs: format!("/devices/{port}/ttyUSB{tty}"),
+            ..node(&format!("/dev/ttyUSB{tty}"), tty)
+        };
+        Usb {
+            nodes: vec![("tty".into(), line)],
+            place,
+        }
+    }
+
+    fn usb(sticks: Vec<Usb>) -> Seen {
+        Seen {
+            nodes: Vec::new(),
+            usb: sticks,
+        }
+    }
+
+    fn shown(declared: &Declared, seen: &Seen) -> Vec<String> {
+        let all = units(declared, seen).remove(0);
+        all.iter().map(|unit| unit.nodes.to_string()).collect()
+    }
+
+    fn ids(declared: &Declared, seen: &Seen) -> Vec<String> {
+        let all = units(declared, seen).remove(0);
+        all.iter().map(|unit| unit.id.to_string()).collect()
+    }
+
+    #[test]
+    fn nodes_by_name() {
+        // DEV-31
+        let by_name =
+            one(&json!({"match": [{"path": "/dev/serial/by-id/*"}, {"path": "/dev/ttyUSB*"}]}));
+        let link = Node {
+            name: "/dev/serial/by-id/b".into(),
+            path: "/dev/ttyUSB1".into(),
+            ..node("", 1)
+        };
+        let nodes = vec![link, node("/dev/ttyUSB0", 0), node("/dev/ttyUSB1", 1)];
+        assert_eq!(
+            shown(&by_name, &seen(nodes)),
+            ["/dev/serial/by-id/b", "/dev/ttyUSB0"],
+            "a node is one unit, under its first name"
+        );
+    }
+
+    #[test]
+    fn equal_sticks_are_two() {
+        // DEV-32
+        let entry =
+            json!({"match": {"usb": {"vendor": "0403", "product": "6001", "nodes": "tty"}}});
+        let all = one(&entry);
+        let both = usb(vec![stick("1-1", "A", 0), stick("1-2", "B", 1)]);
+        assert_eq!(shown(&all, &both), ["/dev/ttyUSB0", "/dev/ttyUSB1"]);
+        let by = |name: &str, value: &str| {
+            let mut entry = entry.clone();
+            entry["match"]["usb"][name] = value.into();
+            shown(&one(&entry), &both)
+        };
+        assert_eq!(by("serial", "B"), ["/dev/ttyUSB1"]);
+        assert_eq!(by("port", "1-1"), ["/dev/ttyUSB0"]);
+        assert_eq!(by("product", "6002"), [""; 0]);
+        assert_eq!(by("nodes", "hidraw"), [""; 0]);
+    }
+
+    #[test]
+    fn interfaces_are_units() {
+        // DEV-32
+        let all =
+            one(&json!({"match": {"usb": {"vendor": "403", "product": "6001", "nodes": "tty"}}}));
+        let mut quad = stick("1-1", "A", 0);
+        for n in 1..3 {
+            let mut line = stick("1-1", "A", n).nodes.remove(0);
+            line.1.usb.as_mut().expect("place").interface = format!("1.{}", n / 2);
+            quad.nodes.push(line);
+        }
+        let seen = usb(vec![quad]);
+        assert_eq!(
+            shown(&all, &seen),
+            ["/dev/ttyUSB0,/dev/ttyUSB1", "/dev/ttyUSB2"]
+        );
+        let ids = ids(&all, &seen);
+        assert_ne!(ids[0], ids[1]);
+    }
+
+    #[test]
+    fn ids_last() {
+        // DEV-36
+        let all =
+            one(&json!({"match": {"usb": {"vendor": "403", "product": "6001", "nodes": "tty"}}}));
+        let before = ids(&all, &usb(vec![stick("1-1", "A", 0)]));
+        assert!(before[0].len() <= 63);
+        assert_eq!(
+            ids(&all, &usb(vec![stick("1-4", "A", 7)])),
+            before,
+            "the serial number counts, neither port nor name"
+        );
+        assert_ne!(ids(&all, &usb(vec![stick("1-1", "B", 0)])), before);
+        // Without a serial number it is the port, whatever is plugged in.
+        let nameless = ids(&all, &usb(vec![stick("1-1", "", 0)]));
+        assert_eq!(ids(&all, &usb(vec![stick("1-1", "", 3)])), nameless);
+        assert_ne!(ids(&all, &usb(vec![stick("1-2", "", 0)])), nameless);
+        // Cheap ones have the same number, each of them.
+        let same = ids(&all, &usb(vec![stick("1-1", "A", 0), stick("1-2", "A", 1)]));
+        let turned = ids(&all, &usb(vec![stick("1-1", "A", 1), stick("1-2", "A", 0)]));
+        assert_ne!(same[0], same[1]);
+        assert_eq!(same, turned);
+        // No place but its own.
+        let path = one(&json!({"match": {"path": "/dev/*"}}));
+        let at = |sysfs: &str, minor| {
+            let node = Node {
+                sysfs: sysfs.into(),
+                ..node("/dev/i2c-1", minor)
+            };
+            ids(&path, &seen(vec![node]))
+        };
+        assert_eq!(at("/devices/a", 1), at("/devices/a", 2));
+        assert_ne!(at("/devices/a", 1), at("/devices/b", 1));
+        assert_eq!(at("", 1), at("", 2));
+    }
+
+    #[test]
+    fn groups() {
+        // DEV-34
+        let of = |group: Value| one(&json!({"match": {"group": group}}));
+        let nodes = |names: &[&str]| {
+            let all = names.iter().zip(0..);
+            seen(all.map(|(name, n)| node(name, n)).collect())
+        };
+        let two = nodes(&["/dev/c0", "/dev/c1", "/dev/m0"]);
+        let pair = |limit: u32, optional: bool| {
+            of(
+                json!([{"path": "/dev/c*"}, {"path": "/dev/m*", "limit": limit, "optional": optional}]),
+            )
+        };
+        assert_eq!(shown(&pair(1, false), &two), ["/dev/c0,/dev/m0"]);
+        assert_eq!(
+            shown(&pair(2, false), &two),
+            ["/dev/c0,/dev/m0", "/dev/c1,/dev/m0"]
+        );
+        assert_eq!(shown(&pair(1, true), &two), ["/dev/c0,/dev/m0", "/dev/c1"]);
+        let none = nodes(&["/dev/c0"]);
+        assert_eq!(shown(&pair(1, false), &none), [""; 0]);
+        assert_eq!(shown(&pair(1, true), &none), ["/dev/c0"]);
+    }
+
+    #[test]
+    fn no_more_than_there_is_room_for() {
+        // DEV-46
+        let all = declared(&json!([
+            {"resource": "a", "match": {"path": "/dev/a*"}},
+            {"resource": "b", "match": {"path": "/dev/*"}},
+        ]))
+        .expect("right");
+        let many = (0..400).map(|n| node(&format!("/dev/a{n}"), n)).collect();
+        let counts: Vec<usize> = units(&all, &seen(many)).iter().map(Vec::len).collect();
+        assert_eq!(counts, [MAX_UNITS, 0]);
+    }
+
+    #[test]
+    fn what_a_container_gets() {
+        // DEV-30 DEV-31 DEV-41
+        let entry = json!({"match": {"path": "/dev/by-id/*"}, "containerPath": "/dev/line", "env": "LINE", "gid": 20,
+                           "mode": "0660"});
+        let all = one(&entry);
+        let link = |name: &str, minor| Node {
+            name: format!("/dev/by-id/{name}"),
+            ..node(&format!("/dev/ttyUSB{minor}"), minor)
+        };
+        let now = seen(vec![link("a", 0), link("b", 1)]);
+        let found = ids(&all, &now);
+        let held = |ids: &[String]| {
+            let ids = ids.iter().map(|id| id.as_str().into()).collect();
+            vec![Held {
+                container: "c".into(),
+                resource: "picolet/x".into(),
+                ids,
+                plain_init: false,
+            }]
+        };
+        let got = given(&all, &now, &held(&found[1..]), "c").expect("here");
+        let [device] = &*got.nodes else {
+            panic!("one node");
+        };
+        assert_eq!(
+            (&*device.container_path, &*device.host_path, device.minor),
+            ("/dev/line", "/dev/ttyUSB1", 1)
+        );
+        assert_eq!((device.gid, device.mode), (Some(20), Some(0o660)));
+        assert_eq!(got.env, [("LINE".to_owned(), "/dev/line".to_owned())]);
+        assert_eq!(given(&all, &now, &held(&found), "d"), Ok(Given::default()));
+        let both = given(&all, &now, &held(&found), "c").expect("here");
+        let paths: Vec<&str> = both.nodes.iter().map(|n| &*n.container_path).collect();
+        assert_eq!(paths, ["/dev/line", "/dev/line.1"]);
+        // The link's name, where nothing else is said.
+        let plain = one(&json!({"match": {"path": "/dev/by-id/*"}}));
+        let got = given(&plain, &now, &held(&found[1..]), "c").expect("here");
+        assert_eq!(got.nodes[0].container_path, "/dev/by-id/b");
+        // Another is plugged in there.
+        let gone = seen(vec![link("a", 1)]);
+        let error = given(&all, &gone, &held(&found[1..]), "c").expect_err("gone");
+        let error = error.to_string();
+        assert!(error.contains("is not here"), "{error}");
+        let error = given(&Declared::default(), &now, &held(&found), "c").expect_err("unknown");
+        let error = error.to_string();
+        assert!(error.contains("is no longer in picolet.devices"), "{error}");
+    }
+}

@@ -1,0 +1,213 @@
+//! A device of the machine in a container that may do nothing else: of uid 1000, with the default capabilities, not privileged.
+//!
+//! The machine is a directory whose `dev` has one node: of a device that can be read, and that no container may use by itself.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
+use std::path::Path;
+
+use nix::sys::signal::Signal;
+use nix::sys::stat::{Mode, SFlag, mknod};
+use serde_json::{Value, json};
+
+use crate::host::{self, Host, IDLE, full, sh, status_of, with};
+
+/// Four bytes: how long the processor may take to wake up.
+const DEVICE: &str = "/dev/cpu_dma_latency";
+const CONFIG: &str = r#"
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+evictionHard: {memory.available: 1Mi}
+imageGCHighThresholdPercent: 100
+picolet:
+  deviceRoot: ROOT
+  devices:
+  - resource: serial
+    match: {path: "/dev/serial/by-id/*"}
+    containerPath: /dev/line
+    env: LINE
+    onReplug: restart
+  - resource: example.com/none
+    match: {path: /dev/nothing}
+"#;
+
+/// Reads the line, says so, and goes on; without it, it fails.
+fn reader() -> Value {
+    let script = format!("id -u; od -An -tu4 -N4 $LINE || exit 1; echo read; {IDLE}");
+    let container = with(
+        sh("main", &script),
+        json!({"resources": {"limits": {"picolet/serial": 1}}, "securityContext": {"runAsUser": 1000}}),
+    );
+    json!({"containers": [container]})
+}
+
+fn plug(host: &Host) {
+    let dev = host.path("machine/dev");
+    let number = fs::metadata(DEVICE).expect("device").rdev();
+    let node = dev.join("ttyFAKE0");
+    mknod(&node, SFlag::S_IFCHR, Mode::empty(), number).expect("node");
+    fs::set_permissions(&node, fs::Permissions::from_mode(0o660)).expect("mode");
+    symlink("../../ttyFAKE0", dev.join("serial/by-id/usb-fake")).expect("link");
+}
+
+fn unplug(host: &Host) {
+    let dev = host.path("machine/dev");
+    fs::remove_file(dev.join("serial/by-id/usb-fake")).expect("link");
+    fs::remove_file(dev.join("ttyFAKE0")).expect("node");
+}
+
+fn events(host: &Host, reason: &str) -> usize {
+    let list = host.ok(&["get", "events", "-A", "-o", "json"]);
+    let list: Value = serde_json::from_str(&list).expect("events");
+    let all = list["items"].as_array().expect("items").iter();
+    all.filter(|e| e["reason"] == reason).count()
+}
+
+fn units(host: &Host) -> Vec<Value> {
+    let list = host.ok(&["get", "devices", "-o", "json"]);
+    let list: Value = serde_json::from_str(&list).expect("devices");
+    list["items"].as_array().expect("items").clone()
+}
+
+fn waits(host: &Host, name: &str) {
+    host.wait_pod(name, "waits", |pod| {
+        pod["status"]["phase"] == "Pending" && pod["status"]["reason"] == "DeviceNotReady"
+    });
+}
+
+// DEV-05 DEV-12 DEV-31 DEV-38 DEV-39 DEV-40 DEV-41 DEV-43
+#[test]
+fn a_line_for_a_container_without_rights() {
+    if !host::able() {
+        return;
+    }
+    if !Path::new(DEVICE).exists() {
+        skipped!("devices need {DEVICE}");
+        return;
+    }
+    let mut host = Host::new(&[]);
+    let config = host.path("config.yaml");
+    let root = host.path("machine");
+    fs::create_dir_all(root.join("dev/serial/by-id")).expect("directory");
+    let text = CONFIG.replace("ROOT", &root.display().to_string());
+    fs::write(&config, text).expect("configuration");
+    host.flags
+        .extend(["--config".into(), config.display().to_string()]);
+    host.start_agent();
+    host.import();
+
+    // Nothing is plugged in: the pod waits, and no other is concerned.
+    host.pod("reader", reader());
+    waits(&host, "reader");
+    plug(&host);
+    host.wait_ready("reader");
+    host.until("it has read", |host| {
+        let log = host.ok(&["logs", &full("reader")]);
+        (log.starts_with("1000\n") && log.ends_with("read\n"), log)
+    });
+    let node = host.exec("reader", "main", "stat -c '%a %u' /dev/line");
+    assert_eq!(node, "660 1000\n");
+
+    // It is the rule that lets it: another container, which may make such a node, cannot use it.
+    let number = fs::metadata(DEVICE).expect("device").rdev();
+    let (major, minor) = (nix::sys::stat::major(number), nix::sys::stat::minor(number));
+    let script = format!("mknod /line c {major} {minor}; cat /line 2>&1; echo done; {IDLE}");
+    host.pod("stranger", json!({"containers": [sh("main", &script)]}));
+    host.wait_ready("stranger");
+    host.until("it has tried", |host| {
+        let log = host.ok(&["logs", &full("stranger")]);
+        (log.ends_with("done\n"), log)
+    });
+    let log = host.ok(&["logs", &full("stranger")]);
+    assert!(log.contains("not permitted"), "{log}");
+
+    // A second pod waits for the first.
+    host.pod("second", reader());
+    waits(&host, "second");
+    let second = host.get("second");
+    let message = second["status"]["message"].as_str().unwrap_or_default();
+    assert!(
+        message.contains(
+            "requested number of devices unavailable for picolet/serial. Requested: 1, Available: 0"
+        ),
+        "{message}"
+    );
+    let holder = |unit: &Value| unit["holders"][0].as_str().unwrap_or_default().to_owned();
+    let all = units(&host);
+    assert_eq!(all.len(), 1, "{all:?}");
+    let of_reader = format!("default/{}/main", full("reader"));
+    assert_eq!(
+        (holder(&all[0]), &all[0]["healthy"]),
+        (of_reader.clone(), &json!(true))
+    );
+    let table = host.ok(&["get", "devices"]);
+    assert!(
+        table.contains("/dev/serial/by-id/usb-fake") && table.contains("Healthy"),
+        "{table}"
+    );
+
+    // Another agent knows who has it, and restarts nothing.
+    let running = status_of(&host.get("reader"), "main")["containerID"].clone();
+    host.end_agent(Signal::SIGKILL);
+    host.start_agent();
+    host.wait_ready("reader");
+    waits(&host, "second");
+    assert_eq!(
+        status_of(&host.get("reader"), "main")["containerID"],
+        running
+    );
+    assert_eq!(holder(&units(&host)[0]), of_reader);
+
+    // Unplugged: it runs on. Back: it is started anew, and reads.
+    unplug(&host);
+    host.until("it is told", |host| {
+        (events(host, "DeviceLost") == 1, host.agent_log())
+    });
+    assert_eq!(units(&host)[0]["healthy"], json!(false));
+    assert_eq!(
+        status_of(&host.get("reader"), "main")["containerID"],
+        running
+    );
+    let allocatable = |host: &Host| {
+        let node: Value =
+            serde_json::from_str(&host.ok(&["get", "node", "-o", "json"])).expect("node");
+        let node = node["items"].get(0).cloned().unwrap_or(node);
+        node["status"]["allocatable"]["picolet/serial"].clone()
+    };
+    assert_eq!(allocatable(&host), "0");
+    plug(&host);
+    host.until("it is told", |host| {
+        (events(host, "DeviceBack") == 1, host.agent_log())
+    });
+    host.wait_pod("reader", "started anew", |pod| {
+        let status = status_of(pod, "main");
+        status["containerID"] != running && !status["state"]["running"].is_null()
+    });
+    host.until("it has read again", |host| {
+        let log = host.ok(&["logs", &full("reader")]);
+        (log.ends_with("read\n"), log)
+    });
+    assert_eq!(allocatable(&host), "1");
+
+    // The first one goes, the second one gets it.
+    host.remove("reader.yaml");
+    host.wait_gone("reader");
+    host.wait_ready("second");
+    host.until("it has read", |host| {
+        let log = host.ok(&["logs", &full("second")]);
+        (log.ends_with("read\n"), log)
+    });
+    assert_eq!(
+        holder(&units(&host)[0]),
+        format!("default/{}/main", full("second"))
+    );
+
+    // What is declared and nowhere is named.
+    let check = host.command_with_flags("check", &[]);
+    let said = host::text(&check.stdout);
+    assert!(
+        said.contains("nothing is here of example.com/none"),
+        "{said}"
+    );
+    host.finish();
+}
