@@ -420,9 +420,12 @@ impl Session {
             Event::GoAway { last, .. } => {
                 let status = Status::new(Code::UNAVAILABLE, "the server went away");
                 if self.role == Role::Client {
-                    let lost = self.streams.iter_mut().filter(|(id, _)| *id > last);
-                    for (_, stream) in lost {
-                        stream.end(Err(status.clone()));
+                    for (id, stream) in self.streams.iter_mut() {
+                        if id > last {
+                            stream.end(Err(status.clone()));
+                        }
+                        // Who has a call that lasts looks for another connection.
+                        wake(&mut stream.reader);
                     }
                 }
             }
@@ -697,6 +700,33 @@ mod tests {
         };
         carry(&mut client, &mut server, &mut Vec::new());
         (client, server, id)
+    }
+
+    /// Counts how often it was woken.
+    #[derive(Default)]
+    struct Bell(core::sync::atomic::AtomicUsize);
+
+    impl std::task::Wake for Bell {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_reader_hears_that_the_server_goes_away() {
+        // TUN-11
+        const GOAWAY: [u8; 17] = [0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0];
+        let bell = std::sync::Arc::new(Bell::default());
+        let waker = Waker::from(bell.clone());
+        let cx = Context::from_waker(&waker);
+        let (mut client, mut server, id) = opened();
+        carry(&mut server, &mut client, &mut Vec::new());
+        assert!(client.poll_next(id, &cx).is_pending());
+        client.take(&mut Vec::new(), &GOAWAY, NOW).expect("frames");
+        assert!(client.is_leaving());
+        assert_eq!(bell.0.load(core::sync::atomic::Ordering::Relaxed), 1);
+        // What there is goes on.
+        assert!(client.poll_next(id, &cx).is_pending());
     }
 
     #[test]
