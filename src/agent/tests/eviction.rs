@@ -2,11 +2,13 @@
 
 use alloc::sync::Arc;
 use core::time::Duration;
+use std::fs;
 
 use serde_json::{Value, json};
 
 use super::{
     api::FakeApi,
+    order::pod_dir,
     world::{IMAGE, World, fails, fault, manifest},
 };
 use crate::{
@@ -133,7 +135,7 @@ fn a_container_that_never_ran_stays_ended_for_the_next_agent() {
     let (world, api) = world(&[]);
     world.fake.add_fault(fails(Op::CreateContainer, u32::MAX));
     // Where it would never run again, SM-03 keeps its end anyway.
-    api.create("late", json!({"restartPolicy": "OnFailure"}));
+    let uid = api.create("late", json!({"restartPolicy": "OnFailure"}));
     let shown = || api.get("ns", "late").expect("it stays")["status"].clone();
     let state = || shown()["containerStatuses"][0]["state"].clone();
     world.until("waits", |_| !state()["waiting"].is_null());
@@ -144,6 +146,11 @@ fn a_container_that_never_ran_stays_ended_for_the_next_agent() {
         (&before["phase"], &before["reason"]),
         (&json!("Failed"), &json!("Evicted"))
     );
+    // It was killed after it had told the last word, and before it kept that.
+    let path = pod_dir(&world, &uid).join("outcome.json");
+    let mut kept: Value = serde_json::from_slice(&fs::read(&path).expect("kept")).expect("JSON");
+    kept["status"]["containerStatuses"][0]["state"] = json!({"waiting": {"reason": "no"}});
+    fs::write(&path, kept.to_string()).expect("written");
     // The next agent cannot look at anything for a while: it tells what is known from before, or nothing.
     world.fake.add_fault(fails(Op::ListPods, 40));
     let world = world.restart_agent();
