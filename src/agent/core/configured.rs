@@ -49,13 +49,13 @@ impl Agent {
                 }
                 ConfigOp::Update(pods) => {
                     for pod in pods {
-                        let pod = self.sources.later(pod);
+                        let pod = self.not_early(source, pod);
                         pod.iter().for_each(|pod| self.update(source, pod, now));
                     }
                 }
                 ConfigOp::Reconcile(pods) => {
                     for pod in pods {
-                        let pod = self.sources.later(pod);
+                        let pod = self.not_early(source, pod);
                         pod.iter().for_each(|pod| self.reconcile(source, pod, now));
                     }
                 }
@@ -67,6 +67,20 @@ impl Agent {
         if self.stop.when_idle {
             // Pods that came meanwhile are to end as well.
             self.kill_all(now);
+        }
+    }
+
+    /// `pod`, unless it waits to be taken in: then this is what waits from now on.
+    fn not_early(&mut self, source: Source, pod: Pod) -> Option<Pod> {
+        let uid = &pod.metadata.uid;
+        let mut early = self.sources.early.iter_mut();
+        match early.find(|early| early.metadata.uid == *uid) {
+            Some(early) => {
+                self.pods.configure(uid, ConfigPod::of(source, &pod));
+                *early = pod;
+                None
+            }
+            None => Some(pod),
         }
     }
 
@@ -172,6 +186,8 @@ impl Agent {
         kill: Option<KillOptions>,
         now: Mono,
     ) {
+        // It has a worker from now on, which must not be told that the pod begins.
+        self.sources.early.retain(|pod| pod.metadata.uid != *uid);
         let taken = match &config {
             Some(config) => {
                 let facts = config.facts(uid);

@@ -125,30 +125,32 @@ impl Agent {
         if asks_nothing || self.runs(uid) {
             return true;
         }
-        self.release_devices();
-        let is_static = pod_kind::is_static(pod);
-        let unknown = self.devices.table.unregistered(&demands);
-        // A cluster may count what nobody here gives.
-        let unknown = unknown.filter(|_| is_static && !self.counts_others(&demands));
-        let given = match unknown {
-            Some(refusal) => Err(refusal),
-            None => self.devices.table.allocate(uid, &demands),
-        };
-        let Err(why) = given else {
-            self.devices.forget_waiting(uid);
-            return true;
-        };
         let is_new = !self.is_told_to_wait(uid);
+        let is_static = pod_kind::is_static(pod);
         let waiting = Waiting {
             demands,
             is_static,
             since: self.devices.waiting.get(uid).map_or(now, |w| w.since),
         };
         if !self.view.is_idle(uid) {
-            // It may run, and nobody could look yet.
+            // It may run with what it has, and that could not be looked at yet.
             self.devices.waiting.insert(uid.clone(), waiting);
             return false;
         }
+        self.release_devices();
+        let demands = &waiting.demands;
+        let unknown = self.devices.table.unregistered(demands);
+        // A node without devices is not asked for any. A cluster may count what nobody here gives.
+        let gives = self.devices.table.resources().next().is_some();
+        let unknown = unknown.filter(|_| is_static && gives && !self.counts_others(demands));
+        let given = match unknown {
+            Some(refusal) => Err(refusal),
+            None => self.devices.table.allocate(uid, demands),
+        };
+        let Err(why) = given else {
+            self.devices.forget_waiting(uid);
+            return true;
+        };
         match self.devices.judge(&why, &waiting, now) {
             Verdict::Wait => {
                 self.devices.waiting.insert(uid.clone(), waiting);

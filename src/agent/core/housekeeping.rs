@@ -82,7 +82,9 @@ impl Agent {
     /// The deciding half: looks at the table, the configuration and the runtime, changes only workers. With what was `found`, it
     /// says what of that is to be removed, and nothing else.
     fn round(&mut self, found: Option<&Found>, now: Mono) -> Round {
-        if !may_run(self.sources.are_ready()) || !self.view.may_run_pods(now) {
+        // Before the runtime was listed, pods that are configured wait for that.
+        let may = may_run(self.sources.are_ready()) && self.view.was_listed();
+        if !may || !self.view.may_run_pods(now) {
             return Round::default();
         }
         let configured = self.pods.configured();

@@ -91,19 +91,6 @@ impl Sources {
         self.mux.mark_handled(source);
     }
 
-    /// `pod`, unless it is a newer word on one that came early: then that one is replaced.
-    pub(super) fn later(&mut self, pod: Pod) -> Option<Pod> {
-        let uid = &pod.metadata.uid;
-        let mut early = self.early.iter_mut();
-        match early.find(|early| early.metadata.uid == *uid) {
-            Some(early) => {
-                *early = pod;
-                None
-            }
-            None => Some(pod),
-        }
-    }
-
     /// When the manifests were last read.
     pub(super) const fn manifests_read(&self) -> Option<Mono> {
         self.manifests_read
