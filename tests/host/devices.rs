@@ -111,7 +111,8 @@ fn a_line_for_a_container_without_rights() {
     // It is the rule that lets it: another container, which may make such a node, cannot use it.
     let number = fs::metadata(DEVICE).expect("device").rdev();
     let (major, minor) = (nix::sys::stat::major(number), nix::sys::stat::minor(number));
-    let script = format!("mknod /line c {major} {minor}; cat /line 2>&1; echo done; {IDLE}");
+    let script =
+        format!("mknod /line c {major} {minor} && echo made; cat /line 2>&1; echo done; {IDLE}");
     host.pod("stranger", json!({"containers": [sh("main", &script)]}));
     host.wait_ready("stranger");
     host.until("it has tried", |host| {
@@ -119,7 +120,11 @@ fn a_line_for_a_container_without_rights() {
         (log.ends_with("done\n"), log)
     });
     let log = host.ok(&["logs", &full("stranger")]);
-    assert!(log.contains("not permitted"), "{log}");
+    let refused = |line: &str| {
+        line.starts_with("cat:") && line.contains("/line") && line.ends_with("not permitted")
+    };
+    assert!(log.lines().any(|line| line == "made"), "{log}");
+    assert!(log.lines().any(refused), "{log}");
 
     // A second pod waits for the first.
     host.pod("second", reader());

@@ -20,7 +20,8 @@ mod units;
 pub use declared::{Declared, Entry, OnReplug, declared};
 pub use demand::{Demand, demands};
 pub use table::{
-    Amount, Change, Found, Held, Holder, PodDevices, Refusal, Shown, Table, Verdict, What, judge,
+    Amount, Change, Found, Held, Holder, Number, PodDevices, Refusal, Shown, Table, Verdict, What,
+    judge,
 };
 pub use units::{Given, given, units};
 

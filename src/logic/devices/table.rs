@@ -1,7 +1,13 @@
 //! Resources, their units, and who holds them (DEV-03, DEV-06, DEV-07, DEV-35, DEV-40). Whether a resource is declared in the
 //! configuration or is a plugin's does not matter here: its units are reported.
 
-use alloc::{boxed::Box, collections::BTreeMap, format, rc::Rc, vec::Vec};
+use alloc::{
+    boxed::Box,
+    collections::{BTreeMap, BTreeSet},
+    format,
+    rc::Rc,
+    vec::Vec,
+};
 use core::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
@@ -24,7 +30,12 @@ pub struct Found {
     pub nodes: Box<str>,
     /// Another one: who has opened the nodes cannot go on with them.
     pub mark: u64,
+    /// Numbers of its nodes: who has a unit may open whatever has them.
+    pub numbers: Vec<Number>,
 }
+
+/// Of a node: whether it is a block device, major, minor.
+pub type Number = (bool, u32, u32);
 
 /// What one container holds of one resource.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -216,6 +227,29 @@ impl Resource {
 
     fn has(&self, id: &str) -> bool {
         self.here().any(|unit| *unit.found.id == *id)
+    }
+}
+
+/// A unit, as one container of a pod may have it.
+struct Room<'a> {
+    id: &'a str,
+    /// How often it has it already.
+    times: u32,
+    had: bool,
+    /// So often the pod holds it anyway.
+    no_charge: u32,
+    /// How often other pods hold it.
+    others: u32,
+    /// How often the container may have it.
+    most: u32,
+}
+
+impl Room<'_> {
+    /// The least is next: one that the container had, one that an init container of the pod is done with by then, then the
+    /// one that is used least.
+    fn order(&self) -> (u32, bool, bool, u32) {
+        let costs = self.times >= self.no_charge;
+        (self.times, !self.had, costs, self.others)
     }
 }
 
@@ -412,51 +446,76 @@ impl Table {
                 ids: Vec::new(),
                 plain_init: demand.plain_init,
             };
+            let mut rooms = self.rooms(pod, resource, demand, &held, had);
+            let available = rooms.iter().map(|room| room.most);
+            let available = available.fold(0, u32::saturating_add);
+            if available < demand.count {
+                return Err(refusal(resource, demand, available, had));
+            }
             for _ in 0..demand.count {
-                match self.next(pod, resource, &held, &new, had) {
-                    Some(id) => new.ids.push(id),
-                    None => return Err(refusal(resource, demand, &new, had)),
-                }
+                let free = rooms.iter_mut().filter(|room| room.times < room.most);
+                let Some(best) = free.min_by_key(|room| room.order()) else {
+                    break;
+                };
+                best.times += 1;
+                new.ids.push(best.id.into());
             }
             held.push(new);
         }
         Ok(held)
     }
 
-    /// The next unit for `new`: one that the container had, one that an init container of the pod is done with by then, then
-    /// the one that is used least.
-    fn next(
+    /// What a container may have of each unit that is here, if the pod holds `held` besides.
+    fn rooms<'a>(
         &self,
         pod: &PodUid,
-        resource: &Resource,
+        resource: &'a Resource,
+        demand: &Demand,
         held: &[Held],
-        new: &Held,
         had: &[Box<str>],
-    ) -> Option<Box<str>> {
-        let name = &new.resource;
-        let others = |id: &str| -> u32 {
+    ) -> Vec<Room<'a>> {
+        let name = demand.resource.as_str();
+        let reachable = self.reachable(pod);
+        let closed = |unit: &Unit| unit.found.numbers.iter().any(|n| reachable.contains(n));
+        let units = resource.here().filter(|unit| !closed(unit));
+        let rooms = units.map(|unit| {
+            let id = &unit.found.id;
             let others = self.holders.iter().filter(|(other, _)| *other != pod);
-            others.map(|(_, held)| uses(held, name, id)).sum()
-        };
-        let own = |id: &str, one_more: bool| {
-            let mut with = new.clone();
-            with.ids.extend(one_more.then(|| id.into()));
-            let mut all = held.to_vec();
-            all.push(with);
-            uses(&all, name, id)
-        };
-        let fits = |unit: &&Unit| {
-            let id = &unit.found.id;
-            others(id).saturating_add(own(id, true)) <= resource.shares
-        };
-        let order = |unit: &&Unit| {
-            let id = &unit.found.id;
-            let times = new.ids.iter().filter(|i| *i == id).count();
-            let free_of_charge = own(id, true) == own(id, false);
-            (times, !had.contains(id), !free_of_charge, others(id))
-        };
-        let best = resource.here().filter(fits).min_by_key(order)?;
-        Some(best.found.id.clone())
+            let others = others
+                .map(|(_, held)| uses(held, name, id))
+                .fold(0, u32::saturating_add);
+            let (init, regular) = parts(held, name, id);
+            let left = resource.shares.saturating_sub(others);
+            let (most, no_charge) = match demand.plain_init {
+                true => (left, init.max(regular)),
+                false => (left.saturating_sub(regular), init.saturating_sub(regular)),
+            };
+            Room {
+                id,
+                times: 0,
+                had: had.contains(id),
+                no_charge,
+                others,
+                most,
+            }
+        });
+        rooms.collect()
+    }
+
+    /// Numbers of units that are gone while other pods hold them: whatever has such a number now, those pods can open it.
+    fn reachable(&self, pod: &PodUid) -> BTreeSet<Number> {
+        let mut numbers = BTreeSet::new();
+        for (name, resource) in &self.resources {
+            for unit in &resource.units {
+                let mut others = self.holders.iter().filter(|(other, _)| *other != pod);
+                if unit.presence != Presence::Here
+                    && others.any(|(_, held)| uses(held, name, &unit.found.id) > 0)
+                {
+                    numbers.extend(&unit.found.numbers);
+                }
+            }
+        }
+        numbers
     }
 
     /// How much there is of each resource, by name.
@@ -504,7 +563,7 @@ fn due(unit: &Unit) -> Option<Mono> {
     }
 }
 
-fn refusal(resource: &Resource, demand: &Demand, new: &Held, had: &[Box<str>]) -> Refusal {
+fn refusal(resource: &Resource, demand: &Demand, available: u32, had: &[Box<str>]) -> Refusal {
     let name = || demand.resource.as_str().into();
     if had.iter().any(|id| !resource.has(id)) {
         return Refusal::NoLongerHealthy(name());
@@ -515,12 +574,18 @@ fn refusal(resource: &Resource, demand: &Demand, new: &Held, had: &[Box<str>]) -
     Refusal::TooFew {
         resource: name(),
         requested: demand.count,
-        available: u32::try_from(new.ids.len()).unwrap_or(u32::MAX),
+        available,
     }
 }
 
 /// How often a pod holds a unit: plain init containers run one after the other, and before the others.
 fn uses(held: &[Held], resource: &str, id: &str) -> u32 {
+    let (init, others) = parts(held, resource, id);
+    init.max(others)
+}
+
+/// The same of its plain init containers, and of the others.
+fn parts(held: &[Held], resource: &str, id: &str) -> (u32, u32) {
     let (mut init, mut others) = (0, 0_u32);
     for held in held.iter().filter(|h| *h.resource == *resource) {
         let times = held.ids.iter().filter(|i| ***i == *id).count();
@@ -530,7 +595,7 @@ fn uses(held: &[Held], resource: &str, id: &str) -> u32 {
             false => others = others.saturating_add(times),
         }
     }
-    init.max(others)
+    (init, others)
 }
 
 #[cfg(test)]
@@ -550,6 +615,14 @@ mod tests {
             id: id.into(),
             nodes: format!("/dev/{id}").into(),
             mark,
+            numbers: Vec::new(),
+        }
+    }
+
+    fn tty(id: &str, minor: u32) -> Found {
+        Found {
+            numbers: vec![(false, 188, minor)],
+            ..found(id, u64::from(minor))
         }
     }
 
@@ -663,6 +736,85 @@ mod tests {
             .allocate(&pod("p"), &[asks("init", 1), asks("c", 1)])
             .expect("b");
         assert_eq!(ids(&table, "p"), "init=b c=b");
+    }
+
+    #[test]
+    fn far_too_many() {
+        // DEV-07
+        let mut table = table(1024, &["a", "b"]);
+        table.allocate(&pod("p"), &[asks("c", 3)]).expect("some");
+        for container in ["c", "init"] {
+            let refused = table.check(&pod("q"), &[asks(container, 4_000_000_000)]);
+            assert_eq!(
+                refused.expect_err("too many"),
+                Refusal::TooFew {
+                    resource: R.into(),
+                    requested: 4_000_000_000,
+                    available: 2045
+                }
+            );
+        }
+        // What another container of the pod has is not free either.
+        let refused = table.check(&pod("q"), &[asks("c", 2000), asks("d", 46)]);
+        let refused = refused.expect_err("too many").to_string();
+        assert!(refused.ends_with("Requested: 46, Available: 45"));
+        let all = [asks("init", 2045), asks("c", 2000), asks("d", 45)];
+        table.allocate(&pod("q"), &all).expect("the rest");
+    }
+
+    #[test]
+    fn another_takes_the_number() {
+        // DEV-40
+        const OTHER: &str = "picolet/other";
+        let mut table = table(1, &[]);
+        table.declare(OTHER, 1);
+        table.report(R, vec![tty("a", 0), tty("b", 1)], Mono(0));
+        table.allocate(&pod("p"), &[asks("c", 1)]).expect("a");
+        table.report(R, vec![tty("b", 0), tty("d", 2)], Mono(1));
+        table.report(OTHER, vec![tty("x", 0)], Mono(1));
+        let mut other = asks("c", 1);
+        other.resource = OTHER.into();
+        for lost in [false, true] {
+            if lost {
+                table.handle_timeout(Mono(10_000));
+            }
+            let refused = table.check(&pod("q"), &[asks("c", 2)]).expect_err("one");
+            assert_eq!(
+                refused.to_string(),
+                "requested number of devices unavailable for picolet/serial. Requested: 2, Available: 1"
+            );
+            let refused = table.check(&pod("q"), core::slice::from_ref(&other));
+            let refused = refused.expect_err("of any resource").to_string();
+            assert!(refused.ends_with("Requested: 1, Available: 0"), "{refused}");
+        }
+        // Its own number is nothing new to the holder, of which nothing runs then.
+        assert_eq!(table.check(&pod("p"), &[asks("c", 2)]), Ok(()));
+        table.allocate(&pod("q"), &[asks("c", 1)]).expect("d");
+        assert_eq!(ids(&table, "q"), "c=d");
+        // The holding ends.
+        let mut after = table.clone();
+        after.release(|p| *p != pod("p"));
+        after.allocate(&pod("r"), &[asks("c", 1)]).expect("b");
+        assert_eq!(ids(&after, "r"), "c=b");
+        // Or what is held is back, with another number.
+        table.report(R, vec![tty("a", 3), tty("b", 0), tty("d", 2)], Mono(11_000));
+        table.allocate(&pod("r"), &[asks("c", 1)]).expect("b");
+        assert_eq!(ids(&table, "r"), "c=b");
+    }
+
+    #[test]
+    fn a_twin_is_plugged_in() {
+        // DEV-36 DEV-40
+        let mut table = table(1, &[]);
+        table.report(R, vec![tty("serial", 0)], Mono(0));
+        table.allocate(&pod("p"), &[asks("c", 1)]).expect("it");
+        // By their ports now.
+        let two = vec![tty("port1", 0), tty("port2", 1)];
+        table.report(R, two, Mono(1));
+        table.allocate(&pod("q"), &[asks("c", 1)]).expect("twin");
+        assert_eq!(ids(&table, "q"), "c=port2");
+        assert!(table.check(&pod("r"), &[asks("c", 1)]).is_err());
+        assert_eq!(ids(&table, "p"), "c=serial");
     }
 
     #[test]

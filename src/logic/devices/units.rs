@@ -6,7 +6,7 @@ use super::{
     Declared, Entry, Held, MAX_UNITS,
     declared::{Match, What},
     glob,
-    table::Found,
+    table::{Found, Number},
 };
 use crate::{
     api::{
@@ -39,6 +39,7 @@ pub fn units(declared: &Declared, seen: &Seen) -> Vec<Vec<Found>> {
                 id: unit.id.as_str().into(),
                 nodes: names(&unit.nodes).join(",").into(),
                 mark: mark(&unit.nodes),
+                numbers: unit.nodes.iter().map(|node| number(node)).collect(),
             })
             .collect()
     })
@@ -114,18 +115,22 @@ fn names(nodes: &[&Node]) -> Vec<String> {
     nodes.iter().map(|node| node.name.clone()).collect()
 }
 
-/// Another one: whoever has opened the nodes cannot go on with them.
+fn number(node: &Node) -> Number {
+    (node.block, node.major, node.minor)
+}
+
+/// Another one: whoever has opened the nodes cannot go on with them. The name does not count: udev may make a link to the
+/// node a moment later.
 fn mark(nodes: &[&Node]) -> u64 {
     let text = |node: &&Node| {
         let Node {
-            name,
             path,
             block,
             major,
             minor,
             ..
         } = node;
-        format!("{name} {path} {block} {major}:{minor}\n")
+        format!("{path} {block} {major}:{minor}\n")
     };
     fnv1a(nodes.iter().map(text).collect::<String>().bytes())
 }
@@ -156,7 +161,7 @@ fn find<'a>(entry: &Entry, seen: &'a Seen) -> Vec<Unit<'a>> {
     // What two alternatives find is one unit: that of the first.
     let mut known = BTreeSet::new();
     sets.retain(|nodes| {
-        let numbers: Vec<_> = nodes.iter().map(|n| (n.block, n.major, n.minor)).collect();
+        let numbers: Vec<_> = nodes.iter().map(|node| number(node)).collect();
         !nodes.is_empty() && known.insert(numbers)
     });
     sets.truncate(MAX_UNITS);
@@ -411,6 +416,43 @@ mod tests {
         assert_eq!(at("/devices/a", 1), at("/devices/a", 2));
         assert_ne!(at("/devices/a", 1), at("/devices/b", 1));
         assert_eq!(at("", 1), at("", 2));
+    }
+
+    #[test]
+    fn a_link_comes_later() {
+        // DEV-40
+        let all =
+            one(&json!({"match": [{"path": "/dev/serial/by-id/*"}, {"path": "/dev/ttyUSB*"}]}));
+        let line = Node {
+            sysfs: "/devices/1-1/ttyUSB0".into(),
+            ..node("/dev/ttyUSB0", 0)
+        };
+        let link = Node {
+            name: "/dev/serial/by-id/a".into(),
+            ..line.clone()
+        };
+        let of = |nodes: Vec<Node>| units(&all, &seen(nodes)).remove(0).remove(0);
+        let before = of(vec![line.clone()]);
+        let after = of(vec![link, line.clone()]);
+        assert_ne!(before.nodes, after.nodes);
+        assert_eq!((&before.id, before.mark), (&after.id, after.mark));
+        assert_eq!(after.numbers, [(false, 188, 0)]);
+        for other in [
+            Node {
+                minor: 1,
+                ..line.clone()
+            },
+            Node {
+                block: true,
+                ..line.clone()
+            },
+            Node {
+                path: "/dev/ttyUSB1".into(),
+                ..line
+            },
+        ] {
+            assert_ne!(of(vec![other]).mark, before.mark);
+        }
     }
 
     #[test]
