@@ -451,7 +451,7 @@ fn limits_are_looked_at_within_a_budget() {
     world.advance(s(30));
     assert!(looks() >= 1);
     let file = volume(&uid).join("x");
-    let written = std::fs::write(&file, vec![1; 2 << 20]);
+    let written = fs::write(&file, vec![1; 2 << 20]);
     written.unwrap_or_else(|e| panic!("{}: {e}", file.display()));
     world.until("goes", |_| api.phase("full") == "Failed");
     let pod = api.get("ns", "full").expect("there");
