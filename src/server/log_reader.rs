@@ -109,6 +109,8 @@ impl LogReader {
             self.unread -= u64::try_from(n).unwrap_or(0);
         }
         if n == 0 && !self.reopen_if_rotated()? {
+            // There may be no more for hours.
+            self.pending.shrink_to_fit();
             return Ok(Chunk::End);
         }
         let mut out = Vec::with_capacity(n);

@@ -11,6 +11,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 use std::thread;
 
+use picolet::api::Mono;
 use picolet::grpc::hpack::Decoder;
 use picolet::sys::clock;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
@@ -67,6 +68,8 @@ pub(crate) struct Link {
     pub(crate) fields: Vec<(String, String)>,
     /// It has shown a certificate that the cluster has signed.
     pub(crate) is_known: bool,
+    /// As what the server answered it, and when.
+    pub(crate) answered: (Habits, Mono),
     /// What came, but for bytes of connections that were made by `CONNECT`.
     packets: Mutex<Vec<Packet>>,
     out: Mutex<VecDeque<Vec<u8>>>,
@@ -209,6 +212,11 @@ impl Konnectivity {
         let links = lock(&self.shared.links);
         let open = links.iter().filter(|link| !link.is_gone());
         open.map(Arc::clone).collect()
+    }
+
+    /// All streams that there were, oldest first.
+    pub(crate) fn all(&self) -> Vec<Arc<Link>> {
+        lock(&self.shared.links).clone()
     }
 
     /// Waits for a stream that is none of these.
@@ -647,6 +655,7 @@ impl Session {
         let fields = fields.expect("short").into_iter();
         let fields: Vec<_> = fields.map(|(n, v)| (text(&n), text(&v))).collect();
         let habits = lock(&self.shared.habits).clone();
+        let now = clock::mono();
         let status = (":status", "200");
         let kind = ("content-type", "application/grpc");
         if habits.refuses {
@@ -664,6 +673,7 @@ impl Session {
         let link = Arc::new(Link {
             fields,
             is_known: self.tls.peer_certificates().is_some(),
+            answered: (habits, now),
             packets: Mutex::default(),
             out: Mutex::default(),
             messages: Mutex::default(),

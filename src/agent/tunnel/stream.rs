@@ -22,7 +22,7 @@ use crate::{
     grpc::client::{Call, Client},
     logic::tunnel::{
         Own,
-        line::{Ending, Line, Silence},
+        line::{Ending, Line, SILENCE, Silence},
         stream::{Act, Heard, Id, MAX_INWARD_BYTES, Refusal, Stream},
     },
     server::pipe::{Far, pipe},
@@ -50,6 +50,8 @@ pub(super) struct Carrying {
     held: Option<(Id, Vec<u8>, usize)>,
     /// When the server was asked whether it is there.
     asked: Option<Mono>,
+    /// When the addresses of the node were looked at.
+    looked: Mono,
     alarm: Option<(Mono, Alarm)>,
     /// Another is to take its place, or none.
     is_left: bool,
@@ -81,6 +83,7 @@ impl Carrying {
             answers: VecDeque::new(),
             held: None,
             asked: None,
+            looked: shared.clock.now(),
             alarm: None,
             is_left: false,
             is_leaving: false,
@@ -142,8 +145,14 @@ impl Carrying {
         // Bounded: goes on only when an alarm has rung, and the next is later.
         loop {
             let now = self.shared.clock.now();
+            if self.is_other(now) {
+                let why = "the addresses of the node have changed";
+                return Poll::Ready(Turned::Leaves(why));
+            }
             let heard = Mono(0) + self.client.heard();
-            if self.asked.is_some() && !self.client.awaits_pong() {
+            // On a slow link the answer may stand behind what else is sent: that counts, too.
+            let has_come = |asked| heard > asked || !self.client.awaits_pong();
+            if self.asked.is_some_and(has_come) {
                 self.asked = None;
             }
             let silent = match line.silence(heard, self.asked, now) {
@@ -151,17 +160,6 @@ impl Carrying {
                 Silence::Ask => {
                     self.client.ping();
                     self.asked = Some(now);
-                    // It is a time at which something is looked at anyway.
-                    if !self.is_left
-                        && self
-                            .shared
-                            .who()
-                            .is_some_and(|(id, _)| id != self.identifiers)
-                    {
-                        return Poll::Ready(Turned::Leaves(
-                            "the addresses of the node have changed",
-                        ));
-                    }
                     continue;
                 }
                 Silence::Dead => {
@@ -187,6 +185,16 @@ impl Carrying {
                 return Poll::Pending;
             }
         }
+    }
+
+    /// Whether servers are to know this node as another. Looks now and then.
+    fn is_other(&mut self, now: Mono) -> bool {
+        if self.is_left || now < self.looked + SILENCE {
+            return false;
+        }
+        self.looked = now;
+        let who = self.shared.who();
+        who.is_some_and(|(id, _)| id != self.identifiers)
     }
 
     /// Ends connections that hold up the others; whether there were any.
