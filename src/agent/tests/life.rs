@@ -8,7 +8,7 @@ use super::super::{
     core::Event,
     ring::{self, Heard, Line, Made},
 };
-use super::world::{IMAGE, World, manifest};
+use super::world::{IMAGE, World, fails, manifest};
 use crate::{
     api::{Mono, PodUid, cri::ContainerState, pod::CONFIG_SOURCE, pod_status::Phase},
     runtime::fake::{Fault, OnStop, Op, Trouble},
@@ -743,4 +743,55 @@ fn a_dump_tells_all_and_replays() {
     }
     again.advance(world.now() - again.now());
     assert_eq!(dump(&again), told);
+}
+
+#[test]
+fn pods_that_come_before_the_runtime_was_listed() {
+    // LOOP-02 LOOP-12
+    let with_port = |uid: &str| {
+        let ports = json!([{"containerPort": 80, "hostPort": 28080}]);
+        let container = json!({"name": "c", "image": IMAGE, "command": ["sleep"], "ports": ports});
+        manifest(uid, json!({"containers": [container]}))
+    };
+    let world = World::new();
+    world.fake.offer_image("other:1");
+    world.apply(&[with_port("z")]);
+    world.until("runs", |w| w.phase("z") == Some(Phase::Running));
+    world.apply(&[with_port("a"), with_port("z")]);
+    world.until("is refused", |w| w.phase("a") == Some(Phase::Failed));
+    let ran = world.fake.container(&PodUid::from("z"), "c").expect("runs");
+
+    let world = world.restart_agent_with(|fake| {
+        fake.take_calls();
+        fake.add_fault(fails(Op::ListPods, 20));
+    });
+    let plain = |uid: &str| manifest(uid, json!({}));
+    world.apply(&[
+        with_port("a"),
+        with_port("z"),
+        plain("edited"),
+        plain("gone"),
+    ]);
+    world.advance(s(3));
+    let other = json!([{"name": "c", "image": "other:1", "command": ["sleep"]}]);
+    let edited = manifest("edited", json!({"containers": other}));
+    world.apply(&[with_port("a"), with_port("z"), edited]);
+    world.advance(s(3));
+    let sandboxes = |world: &World| {
+        let calls = world.fake.take_calls().into_iter();
+        let made = calls.filter(|(op, _)| *op == Op::RunPodSandbox);
+        made.map(|(_, of)| of).collect::<Vec<_>>()
+    };
+    assert!(sandboxes(&world).is_empty(), "nobody knows who runs");
+    world.until("runs", |w| w.phase("edited") == Some(Phase::Running));
+    world.advance(s(60));
+    let made = sandboxes(&world);
+    assert!(made.len() == 1 && made[0].contains("edited"), "{made:?}");
+    let image = world.status("edited").expect("status").container_statuses[0]
+        .image
+        .clone();
+    assert_eq!(image, "other:1", "the newest word counts");
+    assert_eq!(world.phase("a"), Some(Phase::Failed), "it has no place");
+    let runs = world.fake.container(&PodUid::from("z"), "c").expect("runs");
+    assert_eq!((runs.id, runs.state), (ran.id, ContainerState::Running));
 }

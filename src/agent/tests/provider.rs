@@ -7,6 +7,7 @@ use std::io;
 use serde_json::{Value, json};
 
 use super::{
+    super::assembly,
     probes::s,
     world::{NODE, World, manifest},
 };
@@ -212,6 +213,16 @@ fn lamp_with(uid: &str, more: Value) -> Value {
 }
 
 /// A world with a provider, a lamp, and a container beside it.
+#[test]
+fn a_node_without_providers_pays_nothing_for_them() {
+    let plain = World::new();
+    assert!(plain.parts.machine.providers.is_none(), "no thread");
+    let watchers = |world: &World| assembly::providers(&world.parts, &world.events).len();
+    assert_eq!(watchers(&plain), 0, "no task");
+    let (with_one, _) = world();
+    assert_eq!(watchers(&with_one), 1);
+}
+
 fn world() -> (World, Rc<FakeProvider>) {
     let provider = Rc::new(FakeProvider::default());
     let world = World::with_provider(&provider);
