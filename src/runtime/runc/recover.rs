@@ -84,8 +84,12 @@ impl Runc {
             let dir = self.settings.run_dir.join(kind);
             files::names(&dir).map_err(failed(&format!("read {}", dir.display())))
         };
+        let mut unusable = Vec::new();
         for name in names("sandboxes")? {
-            self.recover_sandbox(&SandboxId::new(name));
+            let id = SandboxId::new(name);
+            if self.recover_sandbox(&id) {
+                unusable.push(id);
+            }
         }
         crash::point("recover.sandboxes");
         let deadline = clock::mono() + LAUNCH_WAIT;
@@ -95,6 +99,7 @@ impl Runc {
             crash::point("recover.container");
         }
         self.count_on();
+        self.finish_stops(unusable).await;
         self.sweep_layers().await;
         crash::point("recover.layers");
         let live: BTreeSet<SandboxId> = {
@@ -107,7 +112,25 @@ impl Runc {
         Ok(())
     }
 
-    fn recover_sandbox(&self, id: &SandboxId) {
+    /// Ends what an agent before this one began to stop. If its pod has ended, nobody asks for that again.
+    async fn finish_stops(&self, mut sandboxes: Vec<SandboxId>) {
+        sandboxes.retain(|id| {
+            let table = self.table.borrow();
+            let runs = |c: &ContainerId| {
+                let container = table.containers.get(c);
+                container.is_some_and(|c| c.status.state == ContainerState::Running)
+            };
+            !table.containers_of(id).iter().any(runs)
+        });
+        for id in sandboxes {
+            if let Err(e) = self.stop_sandbox(&id).await {
+                log::warn!("sandbox={id} {}", chain(&e));
+            }
+        }
+    }
+
+    /// Whether it is of this boot, was ready, and can no longer be used.
+    fn recover_sandbox(&self, id: &SandboxId) -> bool {
         let dir = self.sandbox_dir(id);
         let record = match record::load::<SandboxRecord>(&dir) {
             Ok(Some(record)) => record,
@@ -116,17 +139,16 @@ impl Runc {
                 if let Err(e) = files::remove_tree(&dir) {
                     log::warn!("sandbox={id} {e}");
                 }
-                return;
+                return false;
             }
             Err(e) => {
                 log::error!("sandbox={id} {}: {e}; left alone", dir.display());
-                return;
+                return false;
             }
         };
         let config = &record.config;
-        let mut usable = record.boot_id == self.boot.id
-            && record.phase == SandboxPhase::Ready
-            && sandbox::has_namespaces(&dir, config);
+        let was_ready = record.boot_id == self.boot.id && record.phase == SandboxPhase::Ready;
+        let mut usable = was_ready && sandbox::has_namespaces(&dir, config);
         let holder = record
             .holder
             .filter(|_| record.boot_id == self.boot.id)
@@ -150,6 +172,7 @@ impl Runc {
         {
             log::warn!("sandbox={id} watch its init: {e}");
         }
+        was_ready && !usable
     }
 
     async fn recover_container(&self, id: &ContainerId, deadline: Mono) {
