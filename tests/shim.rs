@@ -183,11 +183,19 @@ fn log_is_complete() {
 fn log_rotation_loses_nothing() {
     real!();
     // RTM-07
-    let bundle = Bundle::new("seq 1 300000", |_| ());
+    // It stays until its file was moved away twice, however late that is.
+    let bundle = Bundle::new(
+        "seq 1 300000; while [ ! -e /tmp/go ]; do usleep 10000; done",
+        |_| (),
+    );
+    let go = bundle.dir.parent().expect("top").join("rootfs/tmp/go");
     let shim = create(&launch_of(&bundle));
     bundle.start();
     let mut files = 0;
     while shim::read_exit(&bundle.dir).expect("readable").is_none() {
+        if files == 2 {
+            fs::write(&go, "").expect("go");
+        }
         fs::rename(
             &bundle.log,
             bundle.log.with_extension(format!("{files:06}")),
