@@ -213,7 +213,7 @@ fn ports(kubectl: &Kubectl) {
     let mut nothing = Vec::new();
     // An end or a reset.
     let _ = refused.read_to_end(&mut nothing);
-    assert!(nothing.is_empty());
+    assert!(nothing.is_empty(), "{}", text(&nothing));
 }
 
 fn attached(kubectl: &Kubectl) {
