@@ -10,7 +10,7 @@ use super::{
     asker::Asker,
     cluster_views::OwnNode,
     core::{Event, TELLING},
-    devices,
+    device_watch, devices,
     driver::{Containers, PodDriver},
     event_loop::{Caller, Hands},
     eviction::{self, Evictor, Limits, PodFiles},
@@ -468,7 +468,7 @@ pub(super) fn first_devices(parts: &Parts) -> Option<devices::Beginning> {
 
 /// What tells of devices that come and go, if pods may ask for any.
 pub(super) fn device_watch(parts: &Parts, events: &Sender<Event>) -> Option<Task> {
-    let watch = devices::Watch {
+    let watch = device_watch::Watch {
         devices: parts.machine.devices.clone()?,
         clock: Rc::clone(&parts.tools.clock),
         doorbell: parts.cfg.doorbells,

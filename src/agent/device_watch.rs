@@ -1,0 +1,85 @@
+//! Tells the loop of devices that come and go: they are looked at every ten seconds, and when the kernel rings (DEV-39).
+
+use alloc::rc::Rc;
+use core::{future::pending, time::Duration};
+
+use smol::{channel::Sender, future::FutureExt as _};
+
+use super::{
+    clock::{Clock, in_step},
+    core::Event,
+    devices::Devices,
+};
+use crate::{api::device::Seen, device::Doorbell};
+
+/// Time between two looks.
+const POLL: Duration = Duration::from_secs(10);
+/// Once the kernel has said nothing for so long, udev has made its links and modes.
+const QUIET: Duration = Duration::from_millis(200);
+/// A machine whose kernel never is quiet is looked at all the same.
+const MOST_QUIETS: usize = 10;
+
+/// Tells the loop what there is, whenever it is something else.
+pub(super) struct Watch {
+    pub(super) devices: Devices,
+    pub(super) clock: Rc<dyn Clock>,
+    /// Whether the kernel may ring.
+    pub(super) doorbell: bool,
+    pub(super) events: Sender<Event>,
+}
+
+impl Watch {
+    /// Until the loop is gone.
+    pub(super) async fn run(self) {
+        let doorbell = self.doorbell.then(Doorbell::lay);
+        let mut doorbell = doorbell.and_then(|laid| {
+            let told = laid.inspect_err(|e| {
+                log::info!(
+                    "the kernel does not tell of devices, they are looked at every ten seconds: {e}"
+                );
+            });
+            told.ok()
+        });
+        let mut told: Option<Seen> = None;
+        // Bounded: by its pauses.
+        loop {
+            let seen = self.devices.look().await;
+            if told.as_ref() != Some(&seen) {
+                let event = Event::Devices(Box::new(seen.clone()));
+                if self.events.send(event).await.is_err() {
+                    return;
+                }
+                told = Some(seen);
+            }
+            let now = self.clock.now();
+            let poll = self.clock.until(in_step(now + POLL, now));
+            let poll = async {
+                poll.await;
+                Ok(())
+            };
+            if let Err(e) = poll.or(rung(doorbell.as_ref(), &*self.clock)).await {
+                log::info!("the kernel no longer tells of devices: {e}");
+                doorbell = None;
+            }
+        }
+    }
+}
+
+/// The kernel rang, and is quiet again.
+async fn rung(doorbell: Option<&Doorbell>, clock: &dyn Clock) -> std::io::Result<()> {
+    let Some(doorbell) = doorbell else {
+        return pending().await;
+    };
+    doorbell.ring().await?;
+    for _ in 0..MOST_QUIETS {
+        let quiet = async {
+            clock.until(clock.now() + QUIET).await;
+            Ok(true)
+        };
+        let again = async { doorbell.ring().await.map(|()| false) };
+        if quiet.or(again).await? {
+            break;
+        }
+    }
+    Ok(())
+}
