@@ -482,9 +482,19 @@ impl Control {
                     false => "removed by force",
                 });
             }
+            // The node controller turns a condition that is True, keeps its other words, and leaves one that is False alone.
             (Deed::NotReady, Some(mut object)) => {
-                let ready = json!({"type": "Ready", "status": "False", "reason": "NodeNotReady", "lastTransitionTime": now});
-                if set_condition(&mut object, ready) {
+                let conditions = object["status"]["conditions"].as_array();
+                let ready = conditions
+                    .into_iter()
+                    .flatten()
+                    .find(|c| c["type"] == "Ready" && c["status"] == "True");
+                let turned = ready.cloned().map(|mut ready| {
+                    ready["status"] = "False".into();
+                    ready["lastTransitionTime"] = json!(now);
+                    ready
+                });
+                if turned.is_some_and(|ready| set_condition(&mut object, ready)) {
                     put(object);
                     what = Some("not ready by others");
                 }

@@ -163,8 +163,10 @@ impl Disk {
 
     fn all_is_synced(&self) {
         let mut known = Known::default();
-        for (path, (_, content)) in self.0.tree() {
+        for (path, (mode, content)) in self.0.tree() {
             match content {
+                // What it points to is no content: after the next cut it is a link again, or not there.
+                _ if mode == LINK => {}
                 Some(content) => _ = known.files.insert(path, (content, true)),
                 None => _ = known.dirs.insert(path),
             }
@@ -240,6 +242,9 @@ impl State {
         known.dirs.retain(|p| !inside(p));
         for entry in fs::read_dir(path).into_iter().flatten().flatten() {
             let path = entry.path();
+            if path.is_symlink() {
+                continue;
+            }
             if path.is_dir() {
                 known.dirs.insert(path);
             } else if let (Ok(meta), Ok(content)) = (entry.metadata(), fs::read(&path)) {

@@ -16,7 +16,7 @@ impl ApiPoll {
         match self.find_or_add(item, now) {
             Some(index) => {
                 let slot = &mut self.slots[index];
-                slot.tell(&item.version);
+                slot.show(&item.version);
                 slot.doubt(item.deleting, self.listing == Some(List::Live));
                 if !known && self.listing == Some(List::All) {
                     slot.presume_terminal();
@@ -34,7 +34,7 @@ impl ApiPoll {
         };
         let namesakes = self.namesake(index).is_some();
         let slot = &mut self.slots[index];
-        slot.tell(&item.version);
+        slot.show(&item.version);
         // Of two with one name only a `GET` tells which is the one.
         if slot.is_overtaken_in_list() || !slot.wants_read() || namesakes {
             return Verdict::Ignore;
@@ -108,7 +108,7 @@ impl ApiPoll {
         let overtaken = self.slots[index].end_get();
         if self.slots[index].uid() != item.uid.as_str() {
             // Another pod has the name by now, so this one is gone.
-            self.free(index);
+            self.is_gone(index);
             let Some(index) = self.find_or_add(item, now) else {
                 self.refuse(item);
                 return Verdict::Ignore;
@@ -139,7 +139,7 @@ impl ApiPoll {
         match failure {
             Failure::NotFound => {
                 self.went_well();
-                self.free(index);
+                self.is_gone(index);
             }
             Failure::Forbidden => {
                 slot.forbid();
@@ -188,7 +188,7 @@ impl ApiPoll {
     /// The API has deleted the pod at our word: it is gone, not only marked.
     pub fn on_deleted(&mut self, uid: &PodUid) {
         if let Some(index) = self.find(uid) {
-            self.free(index);
+            self.is_gone(index);
         }
     }
 
@@ -230,6 +230,13 @@ impl ApiPoll {
         self.gets = self.gets.saturating_sub(1);
         let slot = self.slots.get(ticket.index)?;
         (slot.is_used() && slot.generation == ticket.generation).then_some(ticket.index)
+    }
+
+    /// An answer says that the pod is gone. If it was shown while that was on its way, its store may have been restored since
+    /// then: the next list tells, and it is another pod.
+    fn is_gone(&mut self, index: usize) {
+        self.wanted |= self.slots[index].was_shown();
+        self.free(index);
     }
 
     fn take_in(&mut self, index: usize, sight: Sight, now: Mono) -> Verdict {

@@ -101,12 +101,13 @@ impl ApiPoll {
             return;
         }
         let news = match (self.find(&ring.item.uid), ring.kind) {
-            (Some(index), _) => self.slots[index].tell(&ring.item.version),
+            (Some(index), RingKind::Deleted) => self.slots[index].tell(&ring.item.version),
+            (Some(index), _) => self.slots[index].show(&ring.item.version),
             // Nobody here knows it, and nobody will.
             (None, RingKind::Deleted) => false,
             (None, RingKind::Changed | RingKind::Bookmark) => {
                 match self.find_or_add(&ring.item, now) {
-                    Some(index) => self.slots[index].tell(&ring.item.version),
+                    Some(index) => self.slots[index].show(&ring.item.version),
                     // It may have ended long ago: whether it has to be refused is told by the list of those alive.
                     None => {
                         self.wanted = true;

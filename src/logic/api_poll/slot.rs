@@ -28,6 +28,8 @@ const RUNG: u16 = 1 << 8;
 const WROTE_SINCE_GET: u16 = 1 << 9;
 /// A write of ours began since the list did.
 const WROTE_SINCE_LIST: u16 = 1 << 10;
+/// It was shown to be there, in another version, since the last request about it began.
+const SHOWN: u16 = 1 << 11;
 
 /// One pod. A free one has no identity.
 #[derive(Clone, Debug, Default)]
@@ -135,12 +137,12 @@ impl Slot {
 
     pub(super) fn begin_get(&mut self) {
         self.set(READING, true);
-        self.set(RUNG, false);
-        self.set(WROTE_SINCE_GET, false);
+        self.set(RUNG | SHOWN | WROTE_SINCE_GET, false);
     }
 
     pub(super) fn begin_write(&mut self) {
         self.writing = self.writing.saturating_add(1);
+        self.set(SHOWN, false);
         self.set(WROTE_SINCE_GET | WROTE_SINCE_LIST, true);
     }
 
@@ -157,7 +159,21 @@ impl Slot {
         }
     }
 
-    /// Somebody says that the pod is there in this version. Returns whether that is news.
+    /// A list or the doorbell shows the pod in this version. Returns whether that is news.
+    pub(super) fn show(&mut self, text: &str) -> bool {
+        let news = self.tell(text);
+        if news {
+            self.set(SHOWN, true);
+        }
+        news
+    }
+
+    /// Whether it was shown while the answer to the last request was on its way: an answer that it is gone may be the older word.
+    pub(super) fn was_shown(&self) -> bool {
+        self.is(SHOWN)
+    }
+
+    /// Somebody says that the pod was last in this version. Returns whether that is news.
     pub(super) fn tell(&mut self, text: &str) -> bool {
         let version = version(text);
         self.set(MARKED, true);

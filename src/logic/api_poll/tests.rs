@@ -468,6 +468,32 @@ fn a_store_that_went_back_in_time() {
     assert_eq!(desk.asks(), ["complete a", "watch 20"]);
 }
 
+/// The answer to a deletion is late, and the store was restored meanwhile.
+#[test]
+fn what_is_shown_after_it_was_deleted_is_there_again() {
+    for restored in [false, true] {
+        let mut desk = Desk::started();
+        desk.poll.on_write_started(&"a".into());
+        desk.wait(300_000);
+        assert_eq!(desk.asks(), ["Live"]);
+        let version = if restored { "3" } else { "1" };
+        desk.list("9", &[("a", version)]);
+        let asked = desk.asks();
+        assert!(!asked.contains(&"get pod-a".to_owned()), "{asked:?}");
+        desk.poll.on_write_ended(&"a".into(), None, desk.now);
+        desk.poll.on_deleted(&"a".into());
+        desk.wait(1000);
+        let asked = desk.asks();
+        assert!(asked.contains(&"gone a".to_owned()), "{asked:?}");
+        assert_eq!(asked.contains(&"Live".to_owned()), restored, "{asked:?}");
+        if restored {
+            desk.list("10", &[("a", version)]);
+            assert!(desk.asks().contains(&"get pod-a".to_owned()));
+            assert_eq!(desk.read("a", running(version)), Verdict::Deliver);
+        }
+    }
+}
+
 #[test]
 fn a_stale_list_forgets_no_ring() {
     let mut desk = Desk::started();
