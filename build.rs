@@ -79,7 +79,9 @@ fn script() -> String {
         } else if line.starts_with('*') {
             script += &format!("{line}\n");
         } else if !line.is_empty() && !line.starts_with('#') {
-            script += &format!("*(.text._R*_{}*)\n", mangled(line, &crates));
+            let name = mangled(line, &crates);
+            // The compiler keeps what it takes for rare apart, such as the growth of a vector.
+            script += &format!("*(.text._R*_{name}* .text.unlikely._R*_{name}*)\n");
         }
     }
     script + "}\n}\nINSERT AFTER .text;\n"

@@ -1,11 +1,16 @@
 //! Asking the loop. A question is an event: the loop answers it between two others, and nobody borrows the agent.
 
-use smol::channel::Sender;
+use core::any::Any;
+
+use smol::channel::{Sender, bounded};
 
 use super::{
     core::{Agent, Delivery, Event, Question, SourceNews},
     views::{LoopEnded, Taken},
 };
+
+/// What a question reads of the agent.
+type Look = Box<dyn FnOnce(&Agent) -> Box<dyn Any>>;
 
 /// Whom to ask. Each question costs a turn of the loop: ask when somebody wants to know.
 #[derive(Clone)]
@@ -21,7 +26,14 @@ impl Asker {
 
     /// The answer of the loop. It never comes once the loop has ended: the agent ends then, too.
     pub(super) async fn ask<T: 'static>(&self, look: impl FnOnce(&Agent) -> T + 'static) -> T {
-        let (answer, answered) = smol::channel::bounded(1);
+        let look: Look = Box::new(|agent| Box::new(look(agent)));
+        let answer = self.answer(look).await;
+        *answer.downcast().expect("it is what was asked for")
+    }
+
+    /// For all questions, whatever is asked: this is in the program once, and not once for each.
+    async fn answer(&self, look: Look) -> Box<dyn Any> {
+        let (answer, answered) = bounded(1);
         let question: Question = Box::new(move |agent| {
             // Who asked may have gone.
             let _ = answer.try_send(look(agent));
@@ -35,7 +47,7 @@ impl Asker {
 
     /// Hands what a source says to the loop; comes back when it is acted upon.
     pub(super) async fn deliver(&self, news: SourceNews) -> Result<Taken, LoopEnded> {
-        let (answer, taken) = smol::channel::bounded(1);
+        let (answer, taken) = bounded(1);
         let delivery = Delivery { news, answer };
         let told = self.events.send(Event::Delivered(delivery)).await;
         told.map_err(|_| LoopEnded)?;

@@ -2,7 +2,10 @@
 //!
 //! A lane is one thread, or a few, with a named stack size and a bounded queue. No lane waits for another.
 
+use core::any::Any;
 use std::{io, thread};
+
+use smol::channel::{Sender, bounded};
 
 /// Jobs that may wait in one lane; a producer that finds it full waits on the executor (see [`Lane::run`]).
 pub const LANE_QUEUE: usize = 128;
@@ -11,13 +14,19 @@ pub const LANE_QUEUE: usize = 128;
 /// finds that it may do without.
 pub const LANE_STACK_BYTES: usize = 1024 * 1024;
 
-type Job = Box<dyn FnOnce() + Send>;
+/// What a job came to. Of one type for all jobs: so queue and answers are in the program once, and not once for each job.
+type Answer = Box<dyn Any + Send>;
+
+struct Job {
+    work: Box<dyn FnOnce() -> Answer + Send>,
+    reply: Sender<Answer>,
+}
 
 /// Worker threads and their queue.
 #[derive(Clone)]
 pub struct Lane {
     /// `None`: jobs run where they are asked for.
-    jobs: Option<smol::channel::Sender<Job>>,
+    jobs: Option<Sender<Job>>,
 }
 
 impl Lane {
@@ -28,7 +37,7 @@ impl Lane {
 
     /// Starts a lane of several threads that share one queue: jobs begin in order and may overtake each other.
     pub fn start_threads(name: &str, threads: usize, stack_bytes: usize) -> io::Result<Self> {
-        let (jobs, queue) = smol::channel::bounded::<Job>(LANE_QUEUE);
+        let (jobs, queue) = bounded::<Job>(LANE_QUEUE);
         for _ in 0..threads {
             let queue = queue.clone();
             thread::Builder::new()
@@ -36,7 +45,8 @@ impl Lane {
                 .stack_size(stack_bytes)
                 .spawn(move || {
                     while let Ok(job) = queue.recv_blocking() {
-                        job();
+                        // The asker may have gone: nobody needs the answer then.
+                        let _ = job.reply.try_send((job.work)());
                     }
                 })?;
         }
@@ -49,16 +59,18 @@ impl Lane {
         let Some(jobs) = &self.jobs else {
             return job();
         };
-        let (reply, answer) = smol::channel::bounded(1);
-        let job: Job = Box::new(move || {
-            // The asker may have gone: nobody needs the answer then.
-            let _ = reply.try_send(job());
-        });
-        jobs.send(job)
-            .await
-            .expect("a lane's thread lives as long as the agent");
-        answer.recv().await.expect("a lane answers every job")
+        let answer = answer(jobs, Box::new(move || Box::new(job()))).await;
+        *answer.downcast().expect("it is what the job came to")
     }
+}
+
+/// Has a job done by whoever reads `jobs`.
+async fn answer(jobs: &Sender<Job>, work: Box<dyn FnOnce() -> Answer + Send>) -> Answer {
+    let (reply, answer) = bounded(1);
+    jobs.send(Job { work, reply })
+        .await
+        .expect("a lane's thread lives as long as the agent");
+    answer.recv().await.expect("a lane answers every job")
 }
 
 /// A value that is worked on in a lane, a piece at a time, so that others get the lane in between.
@@ -101,7 +113,7 @@ pub async fn on_fresh_thread<T: Send + 'static>(
     name: &str,
     job: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<T> {
-    let (reply, answer) = smol::channel::bounded(1);
+    let (reply, answer) = bounded(1);
     let handle = thread::Builder::new()
         .name(name.into())
         .stack_size(LANE_STACK_BYTES)
