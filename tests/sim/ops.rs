@@ -406,11 +406,15 @@ impl Judge {
             .any(|(op, how)| op == Op::StopContainer && how != "uses the grace up");
         // The second that a hard threshold leaves may be over before the first stop.
         let evicted = case.past.graces.contains(&EVICTED_GRACE_S);
-        let ordered = !failed && !evicted && (self.agents == 1 || case.past.wanted);
+        // One that has just come back may end as what it was without its manifest: known to an agent's runtime only.
+        let returned = self.agents > 1
+            && case.past.wanted
+            && case.past.ended_by.is_some_and(|at| at + LATE >= case.now);
+        let ordered = !failed && !evicted && !returned && (self.agents == 1 || case.past.wanted);
         case.grace(grace)
             .or_else(|| self.sidecar(case, name).filter(|_| ordered))
             .or_else(|| {
-                let told = first && agent.pods().is_configured(case.uid);
+                let told = first && !returned && agent.pods().is_configured(case.uid);
                 let heard = |(op, _): &(Op, &str)| matches!(op, Op::Exec | Op::PodStatus);
                 let heard = !fake.hits().keys().any(heard);
                 pre_stop(case, fake, container).filter(|_| told && heard)
