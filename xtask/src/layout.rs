@@ -1,7 +1,8 @@
 //! `cargo xtask layout`: names the functions that agents at rest run, for `cross/rest.txt`.
 //!
 //! Agents are stepped instruction by instruction for a while. A function is named by its path, without the types that it is
-//! made for: such names stay when the compiler, a dependency or the board is another.
+//! made for: such names stay when the compiler, a dependency or the board is another. What has no such name is told beside
+//! that, with its address and its bytes: a pattern for it goes into `cross/layout.txt`, if it lies far from the rest.
 
 use core::time::Duration;
 use std::{
@@ -45,7 +46,14 @@ pub(crate) fn run(agents: &[String]) -> Result<(), Failure> {
         let functions = functions(&program.display().to_string())?;
         let run = stepped(Pid::from_raw(pid))?;
         println!("[rest{n}]");
-        for path in paths(&functions, &run) {
+        let found = paths(&functions, &run);
+        for (at, len, name) in &functions {
+            let ran = run.range(*at..at + len).next().is_some();
+            if ran && path(name).is_none_or(|path| !found.contains(&path)) {
+                eprintln!("without a path: {at:x} {len} {name}");
+            }
+        }
+        for path in found {
             if known.insert(path.clone()) {
                 println!("{path}");
             }
