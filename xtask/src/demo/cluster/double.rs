@@ -22,13 +22,13 @@ use crate::{
 const TURNED: Duration = Duration::from_secs(10);
 
 /// The running server; ends with its value, and with this task.
-pub(super) struct Double {
+pub(crate) struct Double {
     child: Child,
 }
 
 impl Double {
     /// Builds and starts it. `dir` is an empty directory.
-    pub(super) fn start(dir: &Path) -> Result<(Self, Client), Failure> {
+    pub(crate) fn start(dir: &Path) -> Result<(Self, Client), Failure> {
         let log = File::create(dir.join("test-apiserver.log"))?;
         let mut child = Command::new(build()?)
             .arg("--dir")
