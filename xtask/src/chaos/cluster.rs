@@ -21,6 +21,8 @@ use crate::{
 
 /// Subnets of this node's pods, one of each family.
 pub(super) const SUBNETS: [&str; 2] = ["10.122.7.0/24", "fd00:7a:7::/64"];
+/// Objects are as large as those of a cluster, and a node may not read at once what a new pod refers to.
+const LIKE_A_REAL_ONE: [&str; 3] = ["--managed-fields", "--graph-lag", "500"];
 /// The service account of the namespace is made, the node is ready, by then.
 const LIMIT: Duration = Duration::from_secs(60);
 /// The claim of all pods that have one.
@@ -55,7 +57,7 @@ impl Cluster {
         // Not by the stage's name: what is called by it is the agent's.
         let dir = std::env::temp_dir().join(format!("picolet-plane-{}", std::process::id()));
         fs::create_dir_all(&dir)?;
-        let (plane, client) = Double::start(&dir)?;
+        let (plane, client) = Double::start(&dir, &LIKE_A_REAL_ONE)?;
         let files = stage.base.join("claim");
         fs::create_dir_all(&files)?;
         client.post(

@@ -27,12 +27,13 @@ pub(crate) struct Double {
 }
 
 impl Double {
-    /// Builds and starts it. `dir` is an empty directory.
-    pub(crate) fn start(dir: &Path) -> Result<(Self, Client), Failure> {
+    /// Builds and starts it with more options. `dir` is an empty directory.
+    pub(crate) fn start(dir: &Path, options: &[&str]) -> Result<(Self, Client), Failure> {
         let log = File::create(dir.join("test-apiserver.log"))?;
         let mut child = Command::new(build()?)
             .arg("--dir")
             .arg(dir)
+            .args(options)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(log)
