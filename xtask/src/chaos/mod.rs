@@ -43,9 +43,6 @@ const KILLS_PER_MEMBER_KILL: u32 = 3;
 const QUICK_KILLS: u32 = 15;
 /// Crash points between two audits of a quick run; a full one audits after each.
 const QUICK_POINTS_PER_AUDIT: usize = 16;
-/// Random kills of a short run, and when they end at the latest.
-const SHORT_KILLS: u32 = 12;
-const SHORT: Duration = Duration::from_secs(40);
 /// Longest time an agent lives between two random kills, milliseconds.
 const LIFE_MS: u64 = 1200;
 /// Size of the file system that the agent's root directory lies on.
@@ -184,30 +181,6 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// On a machine with nothing but what pods need: kills of agent and shims, for a while at most. The program needs no crash points.
-pub(crate) fn short(program: &Path) -> Result<String, Failure> {
-    let options = Options {
-        kills: SHORT_KILLS,
-        seed: 1,
-        limit: Some(SHORT),
-        quick: true,
-        only: None,
-        program: None,
-    };
-    let mut stage = Stage::with("chaos", program.to_owned())?;
-    stage.subnet = SUBNET;
-    let mut world = World::new(stage, Place::Bare, Rng::new(options.seed))?;
-    let mut seen = String::new();
-    guarded(&mut world, &options, |world| {
-        set_up(world)?;
-        seen = random_kills(world, &options)?;
-        audit_briefly(world)?;
-        seen += &format!("; shims: {}", trouble::shims(world, &options)?);
-        finish(world, "end")
-    })?;
-    Ok(format!("{seen}; {} starts", world.ledger.starts()))
-}
-
 /// An agent with a disk of its own.
 fn world(name: &str, program: &Path, seed: u64, place: Place) -> Result<World, Failure> {
     let mut stage = Stage::with(name, program.to_owned())?;
@@ -321,9 +294,7 @@ fn finish(world: &mut World, name: &str) -> Result<(), Failure> {
             Err(format!("mounts are left: {left:?}").into())
         }
     })?;
-    if disk(&world.stage).exists() {
-        output(Command::new("umount").arg(world.stage.base.join("root")))?;
-    }
+    output(Command::new("umount").arg(world.stage.base.join("root")))?;
     world.stage.dismantle()?;
     let traces = world.stage.traces();
     if traces.is_empty() {

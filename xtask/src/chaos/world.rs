@@ -112,8 +112,6 @@ pub(super) enum Place {
     Host,
     /// On this machine, in a cluster.
     Cluster,
-    /// On a machine with nothing but what pods need.
-    Bare,
 }
 
 /// The agent, the pods that it should run, and the ledger.
@@ -150,7 +148,6 @@ impl World {
                 subnets = cluster::SUBNETS.to_vec();
             }
             Place::Host => lamps = Some(provider(&mut stage)?),
-            Place::Bare => {}
         }
         let busybox = crate::install::static_busybox().ok_or("no static busybox")?;
         Ok(Self {
@@ -161,8 +158,8 @@ impl World {
             subnets,
             rng,
             pods: BTreeMap::new(),
-            crowd: if place == Place::Bare { 5 } else { 9 },
-            frugal: place == Place::Bare,
+            crowd: 9,
+            frugal: false,
             log: Vec::new(),
             images: Vec::new(),
             next: 0,
