@@ -114,7 +114,10 @@ impl PodsView for Agent {
 
     fn every_api_pod(&self, known: &dyn Fn(&PodUid) -> bool) -> bool {
         let mut of_api = self.pods().configs().filter(|(_, pod)| !pod.is_static);
-        let all = of_api.all(|(uid, pod)| pod.api_phase_terminal || known(uid));
+        // What this agent has seen end is not configured anew for it.
+        let status = |uid| self.pods().status(uid);
+        let has_ended = |uid| status(uid).is_some_and(|s| s.phase.is_terminal());
+        let all = of_api.all(|(uid, pod)| pod.api_phase_terminal || has_ended(uid) || known(uid));
         all && !self.pods().some_arrive()
     }
 

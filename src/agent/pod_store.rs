@@ -232,10 +232,12 @@ impl PodStore {
     /// waits, for the next agent of this boot. Returns whether it does.
     pub(super) fn keep_outcome(&self, uid: &PodUid, text: &[u8]) -> io::Result<bool> {
         // The pod's directory is as young as its record, and a name like any other.
+        crash::point("outcome.due");
         let kept = file::write_atomic(&self.dir(uid).join(OUTCOME), text, 0o600, true)
             .and_then(|()| file::sync_dir(&self.pods));
         match kept {
             Ok(()) => {
+                crash::point("outcome.kept");
                 self.waits_no_more(OUTCOME, uid).map_err(io::Error::other)?;
                 Ok(false)
             }

@@ -15,7 +15,7 @@ use std::os::unix::fs::{DirBuilderExt as _, symlink};
 use std::path::{Path, PathBuf};
 
 use crate::api::Wall;
-use crate::sys::file;
+use crate::sys::{crash, file};
 
 /// Largest file of a certificate and its key, bytes.
 const MAX_PAIR_BYTES: u64 = 256 * 1024;
@@ -155,6 +155,7 @@ impl Store {
         let newline = if chain.ends_with('\n') { "" } else { "\n" };
         let text = format!("{chain}{newline}{key}");
         file::write_atomic(&path, text.as_bytes(), 0o600, true).map_err(failed("write", &path))?;
+        crash::point("certificate.written");
         match fs::remove_file(&updated) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
                 return Err(failed("remove", &updated)(e));
@@ -162,7 +163,9 @@ impl Store {
             _ => {}
         }
         symlink(&path, &updated).map_err(failed("make", &updated))?;
+        crash::point("certificate.linked");
         fs::rename(&updated, &current).map_err(failed("rename", &updated))?;
+        crash::point("certificate.switched");
         file::sync_dir(&self.dir).map_err(failed("sync", &self.dir))?;
         Ok(path)
     }

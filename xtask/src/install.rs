@@ -66,6 +66,13 @@ pub(crate) const HOST: [Need; 6] = [
     },
 ];
 
+/// Only `chaos`: what a table of nft that is left is seen by.
+pub(crate) const CHAOS: [Need; 1] = [Need {
+    package: "nftables",
+    purpose: "shows all rules of the packet filter",
+    present: || find("nft").is_some(),
+}];
+
 /// Building: the program is linked statically with glibc.
 pub(crate) const BUILD: [Need; 2] = [
     Need {

@@ -52,7 +52,8 @@ Tasks of picolet. Usage: cargo xtask TASK
   bench    Measure memory, processor time and latency beside runc and CNI called bare (root); `bench pull`: a large image
            from a registry, beside skopeo and umoci; `bench --runtime containerd`: the agent alone, with pods on Debian's
            containerd; `--program FILE` measures that file
-  chaos    Kill agent and shims at random and at every crash point, break runc and the disk, audit what is left (root)
+  chaos    Kill agent and shims at random and at every crash point, alone and in a cluster, break runc and the disk, audit what
+           is left (root)
            [--kills N] [--seed S] [--minutes M] [--quick] [--only PHASE,…] [--program FILE]
   sim      Simulate the agent: 10,000 schedules of everything going wrong, or as many as asked for
   mutants  Plant the bugs of tests/mutants, one after the other, and name the tests that notice: mutants [--all] [NAME…]

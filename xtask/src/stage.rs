@@ -143,6 +143,11 @@ impl Stage {
         self.run.join("picolet.sock")
     }
 
+    /// The program that the agent is.
+    pub(crate) fn program(&self) -> &Path {
+        &self.program
+    }
+
     /// Pid of the running agent.
     pub(crate) fn agent_pid(&self) -> Option<u32> {
         self.agent.as_ref().map(Child::id)
@@ -350,17 +355,28 @@ impl Stage {
         Path::new("/sys/class/net").join(&self.mark).exists()
     }
 
-    /// Rules of the packet filter that carry the name of this stage's network.
+    /// Rules and chains of the packet filter that carry the name of this stage's network, of both families, and tables of
+    /// nft that do and are not those of iptables.
     pub(crate) fn rules(&self) -> Vec<String> {
-        let Some(save) = find("iptables-save") else {
-            return Vec::new();
-        };
-        output(&mut Command::new(save))
-            .unwrap_or_default()
-            .lines()
-            .filter(|line| line.contains(&self.mark))
-            .map(str::to_owned)
-            .collect()
+        let mut found = Vec::new();
+        for save in ["iptables-save", "ip6tables-save"] {
+            let said = find(save).map(|save| output(&mut Command::new(save)));
+            let said = said.and_then(Result::ok).unwrap_or_default();
+            let own = said.lines().filter(|line| line.contains(&self.mark));
+            found.extend(own.map(str::to_owned));
+        }
+        const OF_IPTABLES: [&str; 5] = ["filter", "mangle", "nat", "raw", "security"];
+        let said = find("nft").map(|nft| output(Command::new(nft).args(["list", "ruleset"])));
+        let said = said.and_then(Result::ok).unwrap_or_default();
+        for table in format!("\n{said}").split("\ntable ").skip(1) {
+            let head: Vec<&str> = table.split_whitespace().take(2).collect();
+            let of_iptables =
+                matches!(head[..], ["ip" | "ip6", name] if OF_IPTABLES.contains(&name));
+            if !of_iptables && table.contains(&self.mark) {
+                found.push(format!("table {}", head.join(" ")));
+            }
+        }
+        found
     }
 
     /// Removes what a node keeps for its next pod and a stage must not: the bridge and its masquerading, the mounts of the agent's directories onto

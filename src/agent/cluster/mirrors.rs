@@ -23,7 +23,7 @@ use crate::{
         mirror::{self, FullName, InTheWay, MirrorError},
         static_pod,
     },
-    sys::lane::Lane,
+    sys::{crash, lane::Lane},
 };
 
 /// Keeps mirrors.
@@ -155,6 +155,7 @@ impl MirrorKeeper {
             Ok(Seen::of(made?, &node))
         };
         let seen = self.lanes.work(job).await?;
+        crash::point("mirror.made");
         let Seen { item, sight, pod } = seen.ok_or(KeepError::Answer(None))?;
         let found = pod.map_err(|e| KeepError::Answer(Some(e)))?;
         match mirror::in_the_way(&found.pod.metadata, &meta) {

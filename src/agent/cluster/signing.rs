@@ -20,7 +20,7 @@ use crate::{
     },
     logic::certificates::{CSR_WAIT, Held, Verdict, Wanted, judge, rotate_at},
     net::{ProxyVariables, Url},
-    sys::lane::Lane,
+    sys::{crash, lane::Lane},
 };
 
 /// Longest wait for anything that the wall clock decides.
@@ -164,6 +164,7 @@ impl Signer {
         }
         let request = move |api: &dyn Api| bootstrap::request(api, signer, &subject);
         let requested = self.ask(other.clone(), request).await?;
+        crash::point("certificate.requested");
         log::info!(
             "request {} for a {what} certificate waits for its approval",
             requested.name

@@ -26,6 +26,7 @@ use crate::{
         api_poll::Item,
         status_writer::{ApiCopy, Failure, Next, Word, Write},
     },
+    sys::crash,
 };
 
 /// Sends statuses and deletions.
@@ -117,6 +118,7 @@ impl StatusSender {
             None => Err(not_sent()),
             Some((namespace, name)) => {
                 let (own, node) = (uid.clone(), self.node.clone());
+                crash::point("status.due");
                 let job = move |api: &dyn Api| {
                     let body = body.to_string();
                     let kind = Patch::Strategic;
@@ -128,6 +130,7 @@ impl StatusSender {
                 self.lanes.work(job).await
             }
         };
+        crash::point("status.answered");
         let ended_by_others = match &answer {
             Ok((Some(seen), _)) if !tells_end => self.is_ended_by_others(uid, seen).await,
             _ => false,
@@ -189,6 +192,7 @@ impl StatusSender {
             None => Err(not_sent()),
             Some((namespace, name)) => {
                 let (own, node) = (uid.clone(), self.node.clone());
+                crash::point("deletion.due");
                 let job = move |api: &dyn Api| {
                     let left = api.delete_pod(&namespace, &name, &own)?;
                     Ok(left.map(|raw| Seen::of(raw, &node).map(Box::new)))
@@ -196,6 +200,7 @@ impl StatusSender {
                 self.lanes.work(job).await
             }
         };
+        crash::point("deletion.answered");
         let word = word(&answer).filter(|word| self.writer.is_new_word(uid, *word));
         let now = self.clock.now();
         let mut more = None;

@@ -316,6 +316,26 @@ fn tokens_are_replaced_in_time_and_go_with_the_pod() {
 }
 
 #[test]
+fn what_a_crash_left_goes_although_a_pod_has_ended() {
+    // OBJ-02
+    let (world, api) = cluster();
+    api.put_object("configmaps/ns/cm", config_map(HI));
+    let mut spec = mounting(&[config_volume(false)]);
+    run(&world, &api, "stays", spec.clone());
+    spec["restartPolicy"] = "Never".into();
+    let uid = run(&world, &api, "ended", spec);
+    let container = world.fake.container(&PodUid::from(uid.as_str()), "c");
+    assert!(world.fake.exit(&container.expect("runs").id, 0));
+    world.until("has ended", |_| api.phase("ended") == "Succeeded");
+    let left = world.parts.cfg.dirs.root.join("objects/secret-left");
+    fs::write(&left, "").expect("left");
+    world.until("is looked for", |_| !left.exists());
+    let kept = copies(&world);
+    let of_map = |path: &&PathBuf| path.display().to_string().contains("configmap-");
+    assert_eq!(kept.iter().filter(of_map).count(), 1, "{kept:?}");
+}
+
+#[test]
 fn a_clock_that_is_set_does_not_outdate_tokens() {
     // TOK-03
     let (world, api) = cluster();

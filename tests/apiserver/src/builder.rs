@@ -32,6 +32,18 @@ impl Builder {
         self
     }
 
+    /// Whether objects say who wrote which field.
+    pub fn managed_fields(mut self, on: bool) -> Self {
+        self.0.managed_fields = on;
+        self
+    }
+
+    /// How long after its binding the Node authorizer learns of a pod; at once otherwise.
+    pub fn graph_lag(mut self, lag: Duration) -> Self {
+        self.0.graph_lag = lag;
+        self
+    }
+
     /// Nodes that [`TestServer::write_files`] writes kubeconfigs for.
     pub fn nodes<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
         self.0.nodes = names.into_iter().map(Into::into).collect();

@@ -39,6 +39,10 @@ pub(crate) struct Config {
     pub(crate) controllers: bool,
     /// A node's lease may be this old.
     pub(crate) node_grace: Option<Duration>,
+    /// Objects have `metadata.managedFields`.
+    pub(crate) managed_fields: bool,
+    /// So long after its binding the Node authorizer learns of a pod.
+    pub(crate) graph_lag: Duration,
     pub(crate) anonymous: bool,
     /// Bearer tokens beside those of service accounts: token, user, groups.
     pub(crate) tokens: BTreeMap<String, (String, Vec<String>)>,
@@ -69,6 +73,8 @@ impl Default for Config {
             certificate_life: Duration::from_secs(365 * 24 * 3600),
             controllers: false,
             node_grace: None,
+            managed_fields: false,
+            graph_lag: Duration::ZERO,
             anonymous: true,
             tokens: BTreeMap::from([(
                 crate::BOOTSTRAP_TOKEN.to_owned(),

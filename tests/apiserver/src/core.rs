@@ -60,6 +60,7 @@ impl Core {
             stopped: AtomicBool::new(false),
             config,
         };
+        core.store().graph_lag = core.config.graph_lag;
         for name in ["default", "kube-system", "kube-public", "kube-node-lease"] {
             core.admin_create(
                 &json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}),

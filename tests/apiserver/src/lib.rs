@@ -10,6 +10,7 @@
 //! serve    one request: authn, faults     auth      authorizer, graph, NodeRestriction
 //! http     HTTP/1.1                       rules     defaults and validation, per resource
 //! store    objects, versions, history     schema    types: unknown fields, wrong types
+//! managed  who wrote which field, if wanted
 //! patch    merge, JSON, strategic         csr token pki   certificates and tokens
 //! kubeadm supervisor   what kubeadm and k3s have for who joins
 //! control  faults over HTTP               controllers     scheduler and node controllers, if wanted
@@ -40,6 +41,7 @@ mod http;
 mod json;
 mod kinds;
 mod kubeadm;
+mod managed;
 mod patch;
 mod path;
 mod pki;

@@ -25,6 +25,8 @@ Writes DIR/admin.kubeconfig, DIR/bootstrap.kubeconfig, DIR/ca.crt and DIR/NODE.k
   --version MINOR        behave as Kubernetes 1.MINOR (36)
   --csr MODE             auto, manual, deny or never-sign (auto)
   --node-grace SECONDS   how long a node may be silent (50)
+  --graph-lag MS         how long after its binding a node may not read what a pod refers to (0)
+  --managed-fields       objects say who wrote which field
   --no-controllers       neither bind pods nor watch over nodes
   --forever              do not end with standard input
 ";
@@ -43,6 +45,10 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Args, String> {
     while let Some(flag) = args.next() {
         if flag == "--no-controllers" {
             builder = builder.controllers(false);
+            continue;
+        }
+        if flag == "--managed-fields" {
+            builder = builder.managed_fields(true);
             continue;
         }
         if flag == "--forever" {
@@ -77,6 +83,7 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Args, String> {
                     _ => return Err(format!("{flag}: not a mode: {value}")),
                 });
             }
+            "--graph-lag" => builder = builder.graph_lag(Duration::from_millis(number()?.into())),
             "--node-grace" => builder = builder.node_grace(Duration::from_secs(number()?.into())),
             _ => return Err(format!("unknown option {flag}")),
         }

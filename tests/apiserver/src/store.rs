@@ -5,9 +5,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use crate::clock;
 use crate::json::{object, text};
 
 /// Changes that are kept when nothing else is configured; older ones are compacted away.
@@ -39,6 +41,10 @@ pub(crate) struct Store {
     keep: usize,
     /// Grows with each restore: watches of an earlier one end.
     pub(crate) restores: u64,
+    /// So long after its binding the Node authorizer learns of a pod.
+    pub(crate) graph_lag: Duration,
+    /// When pods were bound, by their uid.
+    bound: BTreeMap<String, Instant>,
 }
 
 impl Store {
@@ -50,6 +56,8 @@ impl Store {
             compacted: 0,
             keep,
             restores: 0,
+            graph_lag: Duration::ZERO,
+            bound: BTreeMap::new(),
         }
     }
 
@@ -95,14 +103,27 @@ impl Store {
         self.rv += 1;
         stamp(&mut value, &self.rv.to_string());
         let new = Arc::new(value);
+        let node = |pod: &Value| text(pod, "/spec/nodeName").to_owned();
+        let was = old.as_deref().map(node).unwrap_or_default();
+        if key.0 == "pods" && !self.graph_lag.is_zero() && was != node(&new) {
+            let uid = text(&new, "/metadata/uid").to_owned();
+            self.bound.insert(uid, clock::instant());
+        }
         self.objects.insert(key.clone(), Arc::clone(&new));
         self.record(key, old, Arc::clone(&new), false);
         new
     }
 
+    /// Whether the Node authorizer knows of this pod by now.
+    pub(crate) fn in_graph(&self, pod: &Value) -> bool {
+        let bound = self.bound.get(text(pod, "/metadata/uid"));
+        bound.is_none_or(|at| at.elapsed() >= self.graph_lag)
+    }
+
     /// Removes an object and returns its last state.
     pub(crate) fn remove(&mut self, key: &Key) -> Option<Arc<Value>> {
         let old = self.objects.remove(key)?;
+        self.bound.remove(text(&old, "/metadata/uid"));
         self.rv += 1;
         let mut last = Value::clone(&old);
         stamp(&mut last, &self.rv.to_string());

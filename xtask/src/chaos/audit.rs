@@ -5,13 +5,17 @@ use std::{
     fs,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
+    process::Command,
     time::Duration,
 };
 
 use serde_json::Value;
 use sha2::{Digest as _, Sha512};
 
-use super::world::{POD_MEMORY, World, derived_id, hex, read_json};
+use super::{
+    cluster::Cluster,
+    world::{Kind, POD_MEMORY, World, derived_id, hex, read_json},
+};
 use crate::{
     Failure,
     process::{find, output, pids, with_word},
@@ -30,19 +34,19 @@ pub(super) fn audit(world: &World) -> Result<(), Failure> {
     look(world, true)
 }
 
-/// [`audit`] without the logs of pods that are gone: they go once a minute.
+/// [`audit`] without the logs of pods that are gone, and copies of their objects: what a crash has left goes once a minute.
 pub(super) fn audit_briefly(world: &World) -> Result<(), Failure> {
     look(world, false)
 }
 
-fn look(world: &World, logs: bool) -> Result<(), Failure> {
+fn look(world: &World, whole: bool) -> Result<(), Failure> {
     let witnessed = world.ledger.problems();
     if !witnessed.is_empty() {
         return Err(witnessed.join("\n").into());
     }
     until_each(LOOK, LIMIT, || {
         let pods = world.settle()?;
-        let problems = Audit::of(world, &pods, logs)?.problems;
+        let problems = Audit::of(world, &pods, whole)?.problems;
         if problems.is_empty() {
             Ok(())
         } else {
@@ -89,7 +93,7 @@ struct Audit<'a> {
 }
 
 impl<'a> Audit<'a> {
-    fn of(world: &'a World, pods: &[Value], logs: bool) -> Result<Self, Failure> {
+    fn of(world: &'a World, pods: &[Value], whole: bool) -> Result<Self, Failure> {
         let mut audit = Audit {
             world,
             pods: BTreeMap::new(),
@@ -128,8 +132,12 @@ impl<'a> Audit<'a> {
         audit.cgroups();
         audit.processes();
         audit.directories();
-        if logs {
+        audit.images();
+        audit.temporary();
+        audit.cluster(pods)?;
+        if whole {
             audit.logs();
+            audit.copies(pods);
         }
         Ok(audit)
     }
@@ -148,7 +156,8 @@ impl<'a> Audit<'a> {
 
     /// The provider has the pods that are shown, and no others.
     fn lamps(&mut self) {
-        let lit: BTreeSet<String> = self.world.lamps.pods().into_iter().map(|p| p.0).collect();
+        let lit = self.world.lamps.as_ref().map(|lamps| lamps.pods());
+        let lit: BTreeSet<String> = lit.into_iter().flatten().map(|p| p.0).collect();
         for uid in lit.symmetric_difference(&self.lamps.clone()) {
             self.say(format!(
                 "the provider and the agent do not agree on pod {uid}"
@@ -326,13 +335,18 @@ impl<'a> Audit<'a> {
                 self.say(format!("sandbox {id} has no attachment"));
             }
         }
-        let (chain, subnet) = (format!("PICOLET-MASQ-{mark}"), self.world.stage.subnet);
+        let chain = format!("PICOLET-MASQ-{mark}");
         // Of the whole subnet: made before the first pod, and kept.
-        let common = [
-            format!("-A POSTROUTING -s {subnet} -j {chain}"),
-            format!("-A {chain} -d {subnet} -j RETURN"),
-            format!("-A {chain} ! -d 224.0.0.0/4 -j MASQUERADE"),
-        ];
+        let mut common = BTreeSet::new();
+        for subnet in &self.world.subnets {
+            let six = subnet.contains(':');
+            let multicast = if six { "ff00::/8" } else { "224.0.0.0/4" };
+            common.extend([
+                format!("-A POSTROUTING -s {subnet} -j {chain}"),
+                format!("-A {chain} -d {subnet} -j RETURN"),
+                format!("-A {chain} ! -d {multicast} -j MASQUERADE"),
+            ]);
+        }
         let rules = self.world.stage.rules();
         for rule in &common {
             let found = rules.iter().filter(|r| *r == rule).count();
@@ -353,10 +367,12 @@ impl<'a> Audit<'a> {
                 self.say(format!("rule of a sandbox that is gone: {rule}"));
             }
         }
-        let Some(save) = find("iptables-save") else {
-            return Ok(());
-        };
-        let saved = output(std::process::Command::new(save).args(["-t", "nat"]))?;
+        let mut saved = String::new();
+        for save in ["iptables-save", "ip6tables-save"] {
+            // A kernel without a family has no rules of it.
+            let said = find(save).map(|s| output(Command::new(s).args(["-t", "nat"])));
+            saved += &said.and_then(Result::ok).unwrap_or_default();
+        }
         for uid in self.world.ledger.uids() {
             for attempt in 0..ATTEMPTS {
                 let id = derived_id(&uid, "", attempt);
@@ -520,23 +536,119 @@ impl<'a> Audit<'a> {
         for name in names(&self.run().join("pod-records")) {
             self.say(format!("record {name} waits for the disk"));
         }
-        const OWN: [&str; 9] = [
-            "backoff.json",
-            "calls.lock",
-            "cni",
-            "containers",
-            "picolet.lock",
-            "picolet.sock",
-            "pod-records",
-            "runtime",
-            "sandboxes",
-        ];
         for name in names(self.run()) {
             // A staged file is replaced by the next one of its name.
-            let staged = [".new", ".tmp"].iter().any(|end| name.ends_with(end))
-                || name.starts_with(super::points::SHIM_MARK);
-            if !OWN.contains(&name.as_str()) && !staged {
+            let own = staged(&name).unwrap_or(&name);
+            if !OWN.contains(&own) && !own.starts_with(super::points::SHIM_MARK) {
                 self.say(format!("{name} in the run directory"));
+            }
+        }
+    }
+
+    /// Layers of images that are there, each of them; nothing on its way from a registry, for there is none.
+    fn images(&mut self) {
+        let store = self.root().join("images");
+        let mut wanted = BTreeSet::from(["empty".to_owned()]);
+        for name in names(&store.join("records")) {
+            let record = read_json(&store.join("records").join(name)).unwrap_or_default();
+            let layers = record["layers"].as_array().into_iter().flatten();
+            wanted.extend(layers.filter_map(|l| Some(l["dir"].as_str()?.to_owned())));
+        }
+        let found: BTreeSet<String> = names(&store.join("layers")).into_iter().collect();
+        for name in found.difference(&wanted) {
+            self.say(format!("layer {name} of no image"));
+        }
+        for name in wanted.difference(&found) {
+            self.say(format!("layer {name} of an image is missing"));
+        }
+        for name in names(&store.join("pulls/blobs/sha256")) {
+            self.say(format!("blob {name} of no image"));
+        }
+    }
+
+    /// Files on their way to a name are of something that is there: the next write of the name takes them.
+    fn temporary(&mut self) {
+        let (run, root) = (self.run(), self.root());
+        let mut dirs = vec![
+            run.join("cni/attachments"),
+            root.join("objects"),
+            root.join("images"),
+            root.join("images/records"),
+            root.join("image_manager"),
+        ];
+        for all in ["sandboxes", "containers", "pod-records"].map(|name| run.join(name)) {
+            dirs.extend(names(&all).iter().map(|id| all.join(id)));
+            dirs.push(all);
+        }
+        let pods = root.join("pods");
+        dirs.extend(names(&pods).iter().map(|uid| pods.join(uid)));
+        for dir in dirs {
+            for name in names(&dir) {
+                if staged(&name).is_some_and(|of| !dir.join(of).exists()) {
+                    self.say(format!(
+                        "{} was on its way to a name that is not there",
+                        dir.join(name).display()
+                    ));
+                }
+            }
+        }
+    }
+
+    /// The API has the pods that the agent shows, static ones by their mirrors, as they are; and sessions have ended that lost
+    /// their agent.
+    fn cluster(&mut self, pods: &[Value]) -> Result<(), Failure> {
+        let Some(cluster) = &self.world.cluster else {
+            return Ok(());
+        };
+        let name = |pod: &Value| {
+            pod["metadata"]["name"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        let mut api: BTreeMap<String, Value> = cluster
+            .pods()?
+            .into_iter()
+            .map(|pod| (name(&pod), pod))
+            .collect();
+        for pod in pods {
+            let name = name(pod);
+            let Some(seen) = api.remove(&name) else {
+                self.say(format!("the API has no pod {name}"));
+                continue;
+            };
+            let (ours, theirs) = (told(pod), told(&seen));
+            if ours != theirs {
+                self.say(format!("pod {name} is {ours}, and {theirs} in the API"));
+            }
+            if !seen["metadata"]["deletionTimestamp"].is_null() {
+                self.say(format!("pod {name} is still to be deleted in the API"));
+            }
+        }
+        for name in api.keys() {
+            self.say(format!("pod {name} in the API, which is gone"));
+        }
+        for problem in cluster.session_problems(self.world.stage.agent_pid()) {
+            self.say(problem);
+        }
+        Ok(())
+    }
+
+    /// Copies of what pods of the API refer to.
+    fn copies(&mut self, pods: &[Value]) {
+        let mut wanted = Vec::new();
+        let kinds = self.world.shown();
+        for pod in pods {
+            let text = |key: &str| pod["metadata"][key].as_str().unwrap_or_default();
+            if matches!(kinds.get(text("name")), Some(Kind::Member | Kind::Task)) {
+                wanted.extend(Cluster::copies(text("uid"), text("name")));
+                // Of the namespace, for their variables.
+                wanted.push("services-".into());
+            }
+        }
+        for name in names(&self.root().join("objects")) {
+            if !wanted.iter().any(|begin| name.starts_with(begin.as_str())) {
+                self.say(format!("copy {name} of an object that no pod needs"));
             }
         }
     }
@@ -557,6 +669,47 @@ impl<'a> Audit<'a> {
             }
         }
     }
+}
+
+/// What the agent has in its run directory.
+const OWN: [&str; 10] = [
+    "backoff.json",
+    "calls.lock",
+    "cni",
+    "containers",
+    "picolet.lock",
+    "picolet.sock",
+    "pod-records",
+    "probes.json",
+    "runtime",
+    "sandboxes",
+];
+
+/// The name that a file is on its way to.
+fn staged(name: &str) -> Option<&str> {
+    let name = name.strip_prefix('.')?;
+    name.strip_suffix(".new")
+        .or_else(|| name.strip_suffix(".tmp"))
+}
+
+/// What is to be the same wherever a pod is shown.
+fn told(pod: &Value) -> String {
+    let status = &pod["status"];
+    let mut told = status["phase"].as_str().unwrap_or_default().to_owned();
+    for list in ["initContainerStatuses", "containerStatuses"] {
+        for container in status[list].as_array().into_iter().flatten() {
+            let state = container["state"].as_object();
+            let state = state.and_then(|s| s.keys().next()).cloned();
+            told += &format!(
+                " {}: {} {} {}",
+                container["name"],
+                container["containerID"],
+                container["restartCount"],
+                state.unwrap_or_default()
+            );
+        }
+    }
+    told
 }
 
 fn names(dir: &Path) -> Vec<String> {

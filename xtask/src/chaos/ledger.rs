@@ -6,10 +6,12 @@
 //! | `D` | it starts although another one of the same container lives |
 //! | `E` | it ends by itself |
 //! | `T` | it is told to end |
+//! | `H` | its hook runs that follows the start |
+//! | `B` | its hook runs that comes before the end |
 //!
 //! A container holds a lock as long as any of its processes lives, so that "two at a time" and "none" are both seen. The
 //! name of a container says what it may do: `idle…` never ends, `crash…` and `retry…` end and are started again, `once…`
-//! is started once.
+//! is started once. The one called [`HOOKED`] has hooks.
 
 use std::{
     collections::BTreeMap,
@@ -22,6 +24,9 @@ use crate::Failure;
 
 /// The word by which this program is called inside of a container: takes the lock of its standard input.
 pub(crate) const WITNESS: &str = "chaos-witness";
+
+/// Name of the container that has hooks.
+pub(super) const HOOKED: &str = "idle-hooked";
 
 /// Exits with 0 if the lock on standard input is free and now held by whoever shares that descriptor.
 pub(crate) fn witness() -> std::process::ExitCode {
@@ -110,6 +115,13 @@ impl Ledger {
             if told_and_started(&lines) {
                 say("was started after its pod's end");
             }
+            let (starts, hooks) = (count(&lines, "S"), count(&lines, "H"));
+            if hooks > starts {
+                say(&format!("had its hook {hooks} times after {starts} starts"));
+            }
+            if container == HOOKED && told_without_hook(&lines) {
+                say("was told to end before its hook");
+            }
             let own_ends = match container
                 .split_once('-')
                 .map_or(container.as_str(), |c| c.0)
@@ -123,7 +135,6 @@ impl Ledger {
                 .copied()
                 .unwrap_or(0);
             let allowed = 1 + own_ends + struck;
-            let starts = count(&lines, "S");
             if starts > allowed {
                 say(&format!("was started {starts} times, {allowed} allowed"));
             }
@@ -161,6 +172,11 @@ fn told_and_started(lines: &str) -> bool {
     told.is_some_and(|at| lines.lines().skip(at).any(|line| line == "S"))
 }
 
+fn told_without_hook(lines: &str) -> bool {
+    let mut before = lines.lines().take_while(|line| *line != "T");
+    lines.lines().any(|line| line == "T") && !before.any(|line| line == "B")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,6 +195,14 @@ mod tests {
             ("u1.idle-3", "S\nD\n", "ran twice"),
             ("u1.idle-4", "S\nT\n", ""),
             ("u1.crash-5", "S\nE\nT\nS\n", "after its pod's end"),
+            ("u1.idle-hooked", "S\nH\nB\nT\n", ""),
+            ("u1.idle-hooked", "S\nB\nB\nT\n", ""),
+            ("u1.idle-hooked", "S\nH\nT\nB\n", "before its hook"),
+            (
+                "u1.idle-hooked",
+                "S\nH\nH\n",
+                "its hook 2 times after 1 starts",
+            ),
         ] {
             fs::write(dir.join(file), lines).unwrap();
             let found = ledger.problems().join("\n");

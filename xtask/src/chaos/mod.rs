@@ -1,10 +1,11 @@
 //! `cargo xtask chaos`: an agent under churn whose surroundings fail: it is killed at random moments and at every named crash
-//! point, its shims die, runc fails or hangs, the disk is full, read-only, or does not answer. After each phase the machine is
-//! audited: nothing lost, doubled, restarted without cause, or left behind.
+//! point, its shims die, runc fails or hangs, the disk is full, read-only, or does not answer. A second agent is a node of a
+//! cluster. After each phase the machine is audited: nothing lost, doubled, restarted without cause, or left behind.
 //!
 //! Its choices follow from a seed; the kernel's do not. A failure names seed and phase and keeps the evidence.
 
 mod audit;
+mod cluster;
 mod ledger;
 mod planted;
 mod points;
@@ -24,7 +25,7 @@ pub(crate) use ledger::{WITNESS, witness};
 use self::{
     audit::{audit, audit_briefly},
     rng::Rng,
-    world::{Kind, World},
+    world::{Kind, Place, World},
 };
 use crate::{
     Failure, install,
@@ -36,6 +37,8 @@ use crate::{
 /// Random kills of a full run, and between two audits.
 const KILLS: u32 = 300;
 const KILLS_PER_AUDIT: u32 = 25;
+/// How many of them there are for each of a node of a cluster.
+const KILLS_PER_MEMBER_KILL: u32 = 3;
 /// Random kills of a quick run.
 const QUICK_KILLS: u32 = 15;
 /// Crash points between two audits of a quick run; a full one audits after each.
@@ -100,7 +103,13 @@ type Phase = (
     fn(&mut World, &Options) -> Result<String, Failure>,
 );
 
-const PHASES: [Phase; 11] = [
+/// Those of a node of a cluster. It is audited in the end, when time has passed that others needed.
+const OF_MEMBER: [Phase; 3] = [
+    ("cluster-audit", true, planted::planted),
+    ("cluster-points", true, every_point),
+    ("cluster-kills", true, random_kills),
+];
+const OF_HOST: [Phase; 10] = [
     ("audit", true, planted::planted),
     ("points", true, every_point),
     ("kills", true, random_kills),
@@ -111,7 +120,6 @@ const PHASES: [Phase; 11] = [
     ("disk-full", false, trouble::disk_full),
     ("disk-read-only", false, trouble::disk_read_only),
     ("disk-slow", false, trouble::disk_slow),
-    ("end", true, end),
 ];
 
 pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
@@ -119,7 +127,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     if !is_root() {
         return Err("chaos makes namespaces, mounts and interfaces: run it as root".into());
     }
-    let missing = install::ensure(&[&install::BUILD, &install::HOST])?;
+    let missing = install::ensure(&[&install::BUILD, &install::HOST, &install::CHAOS])?;
     if !missing.is_empty() {
         return Err(format!("still missing after installation: {}", missing.join(", ")).into());
     }
@@ -131,72 +139,145 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     };
     println!("Seed {}", options.seed);
     let watch = Watch::start();
-    let mut stage = Stage::with("chaos", program)?;
-    stage.subnet = SUBNET;
-    stage.run_in_memory()?;
-    mount_disk(&stage)?;
-    let mut world = World::new(stage, Rng::new(options.seed))?;
-    let done = all_phases(&mut world, &options);
-    let kept = done.is_err().then(|| keep_evidence(&mut world));
-    trouble::heal(&mut world);
-    let starts = world.ledger.starts();
-    let lamps = world.lamps.file();
-    drop(world);
-    let _ = lamps.parent().map(fs::remove_dir_all);
-    if let (Err(why), Some(kept)) = (&done, kept) {
-        let kept = kept.map_or_else(
-            |e| format!("(not kept: {e})"),
-            |dir| dir.display().to_string(),
-        );
-        return Err(format!(
-            "{why}\n\nseed {}; evidence: {kept}; again: cargo xtask chaos --seed {}",
-            options.seed, options.seed
-        )
-        .into());
+    let of_member = |name: &str| OF_MEMBER.iter().any(|phase| phase.0 == name);
+    let asked = |member: bool| {
+        let only = options.only.as_ref();
+        only.is_none_or(|only| only.split(',').any(|name| of_member(name) == member))
+    };
+    let (mut starts, mut sessions) = (0, 0);
+    let mut member = asked(true)
+        .then(|| world("chapi", &program, options.seed, Place::Cluster))
+        .transpose()?;
+    if let Some(world) = &mut member {
+        guarded(world, &options, |world| {
+            set_up(world)?;
+            phases(world, &options, &OF_MEMBER)?;
+            // What goes once a minute goes while others are at work.
+            world.remove_all()?;
+            world.settle().map(drop)
+        })?;
     }
-    done?;
+    if asked(false) {
+        let mut host = world("chaos", &program, options.seed, Place::Host)?;
+        guarded(&mut host, &options, |world| {
+            set_up(world)?;
+            phases(world, &options, &OF_HOST)?;
+            finish(world, "end")
+        })?;
+        starts += host.ledger.starts();
+    }
+    if let Some(world) = &mut member {
+        sessions = world.cluster.as_ref().map_or(0, cluster::Cluster::sessions);
+        guarded(world, &options, |world| finish(world, "cluster-end"))?;
+        starts += world.ledger.starts();
+        if sessions == 0 {
+            return Err("no session was ever open".into());
+        }
+    }
     println!(
-        "\nNothing lost, doubled, restarted without cause or left behind: {starts} starts of containers, {:.0} s.",
+        "\nNothing lost, doubled, restarted without cause or left behind: {starts} starts of containers, {sessions} sessions, {:.0} s.",
         watch.elapsed().as_secs_f64()
     );
     Ok(())
 }
 
-fn all_phases(world: &mut World, options: &Options) -> Result<(), Failure> {
+/// An agent with a disk of its own.
+fn world(name: &str, program: &Path, seed: u64, place: Place) -> Result<World, Failure> {
+    let mut stage = Stage::with(name, program.to_owned())?;
+    stage.subnet = SUBNET;
+    stage.run_in_memory()?;
+    mount_disk(&stage)?;
+    World::new(stage, place, Rng::new(seed))
+}
+
+/// Does `what`; if it fails, keeps the evidence and undoes troubles.
+fn guarded(
+    world: &mut World,
+    options: &Options,
+    what: impl FnOnce(&mut World) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let Err(why) = what(world) else {
+        return Ok(());
+    };
+    let kept = keep_evidence(world);
+    trouble::heal(world);
+    let kept = kept.map_or_else(
+        |e| format!("(not kept: {e})"),
+        |dir| dir.display().to_string(),
+    );
+    Err(format!(
+        "{why}\n\nseed {}; evidence: {kept}; again: cargo xtask chaos --seed {}",
+        options.seed, options.seed
+    )
+    .into())
+}
+
+/// The agent starts and has its first pods.
+fn set_up(world: &mut World) -> Result<(), Failure> {
     world.stage.start_agent()?;
     let archive = world.stage.base.join("first.tar");
     world.stage.write_image(&archive, IMAGE)?;
     world
         .stage
         .client(&["image", "import", &archive.display().to_string()])?;
-    for kind in [Kind::Full, Kind::Plain, Kind::Plain, Kind::Job] {
+    let kinds = match &world.cluster {
+        Some(cluster) => {
+            cluster.ready()?;
+            [Kind::Member, Kind::Member, Kind::Task, Kind::Plain]
+        }
+        None => [Kind::Full, Kind::Plain, Kind::Plain, Kind::Job],
+    };
+    for kind in kinds {
         world.add(kind)?;
     }
-    world.settle()?;
-    for (name, quick, phase) in PHASES {
-        let asked = options.only.as_ref().is_none_or(|only| {
-            only.split(',').any(|o| o == name) || matches!(name, "audit" | "end")
-        });
-        if !asked || options.quick && !quick {
-            continue;
+    world.settle().map(drop)
+}
+
+fn phases(world: &mut World, options: &Options, phases: &[Phase]) -> Result<(), Failure> {
+    for (name, quick, phase) in phases {
+        let audits = name.ends_with("audit");
+        let asked = options
+            .only
+            .as_ref()
+            .is_none_or(|only| audits || only.split(',').any(|o| o == *name));
+        if asked && (*quick || !options.quick) {
+            one_phase(world, name, options.quick, |world| phase(world, options))?;
         }
-        let watch = Watch::start();
-        let done = phase(world, options).and_then(|seen| {
-            if options.quick && name != "end" {
-                audit_briefly(world)?;
-            } else {
-                audit(world)?;
-            }
-            Ok(seen)
-        });
-        match done {
-            Ok(seen) => println!("✓ {name}: {seen} ({:.0} s)", watch.elapsed().as_secs_f64()),
-            Err(why) => {
-                return Err(format!("✗ {name}: {why}\nlast done: {:?}", world.told()).into());
-            }
-        }
-        world.told();
     }
+    Ok(())
+}
+
+/// One phase and the audit that follows.
+fn one_phase(
+    world: &mut World,
+    name: &str,
+    briefly: bool,
+    phase: impl FnOnce(&mut World) -> Result<String, Failure>,
+) -> Result<(), Failure> {
+    let watch = Watch::start();
+    let done = phase(world).and_then(|seen| {
+        if briefly {
+            audit_briefly(world)?;
+        } else {
+            audit(world)?;
+        }
+        Ok(seen)
+    });
+    let told = world.told();
+    match done {
+        Ok(seen) => println!("✓ {name}: {seen} ({:.0} s)", watch.elapsed().as_secs_f64()),
+        Err(why) => return Err(format!("✗ {name}: {why}\nlast done: {told:?}").into()),
+    }
+    Ok(())
+}
+
+/// Every pod is removed; the audit then allows nothing. Then the agent ends, and no trace of it is left.
+fn finish(world: &mut World, name: &str) -> Result<(), Failure> {
+    one_phase(world, name, false, |world| {
+        world.remove_all()?;
+        world.settle()?;
+        Ok("all pods removed".into())
+    })?;
     world.stage.stop_all()?;
     until(LIMIT, || {
         let left: Vec<String> = world
@@ -213,7 +294,7 @@ fn all_phases(world: &mut World, options: &Options) -> Result<(), Failure> {
             Err(format!("mounts are left: {left:?}").into())
         }
     })?;
-    unmount_disk(&world.stage)?;
+    output(Command::new("umount").arg(world.stage.base.join("root")))?;
     world.stage.dismantle()?;
     let traces = world.stage.traces();
     if traces.is_empty() {
@@ -225,7 +306,8 @@ fn all_phases(world: &mut World, options: &Options) -> Result<(), Failure> {
 
 /// The agent dies at each crash point.
 fn every_point(world: &mut World, options: &Options) -> Result<String, Failure> {
-    let points = points::all(Path::new("src"))?;
+    let mut points = points::all(Path::new("src"))?;
+    points.retain(|point| points::is_of_cluster(point) == world.cluster.is_some());
     for (count, point) in points.iter().enumerate() {
         let since = Watch::start();
         points::meet(world, point, options.quick).map_err(|e| format!("at {point}: {e}"))?;
@@ -246,7 +328,11 @@ fn random_kills(world: &mut World, options: &Options) -> Result<String, Failure>
     let watch = Watch::start();
     let mut killed = 0;
     let mut audited = 0;
-    while killed < options.kills && options.limit.is_none_or(|limit| watch.elapsed() < limit) {
+    let kills = match world.cluster.is_some() {
+        true => options.kills / KILLS_PER_MEMBER_KILL,
+        false => options.kills,
+    };
+    while killed < kills && options.limit.is_none_or(|limit| watch.elapsed() < limit) {
         for _ in 0..=world.rng.below(3) {
             world.churn()?;
         }
@@ -256,7 +342,7 @@ fn random_kills(world: &mut World, options: &Options) -> Result<String, Failure>
         if world.rng.chance(30) {
             world.churn()?;
         }
-        if killed < options.kills && world.rng.chance(25) {
+        if killed < kills && world.rng.chance(25) {
             // Also while it looks for what the one before it left.
             world.stage.spawn_agent()?;
             pass(Duration::from_millis(world.rng.below(150)));
@@ -274,16 +360,9 @@ fn random_kills(world: &mut World, options: &Options) -> Result<String, Failure>
     Ok(format!("killed {killed} times"))
 }
 
-/// Every pod is removed; the audit then allows nothing.
-fn end(world: &mut World, _: &Options) -> Result<String, Failure> {
-    world.remove_all()?;
-    world.settle()?;
-    Ok("all pods removed".into())
-}
-
 /// Puts the agent's root directory on a disk of its own, which can then be filled, frozen and made read-only.
 fn mount_disk(stage: &Stage) -> Result<(), Failure> {
-    let file = stage.base.join("disk");
+    let file = disk(stage);
     call(Command::new("truncate").args(["-s", DISK]).arg(&file))?;
     call(
         Command::new("mkfs.ext4")
@@ -298,8 +377,9 @@ fn mount_disk(stage: &Stage) -> Result<(), Failure> {
     )
 }
 
-fn unmount_disk(stage: &Stage) -> Result<(), Failure> {
-    output(Command::new("umount").arg(stage.base.join("root"))).map(drop)
+/// The file that is the disk.
+fn disk(stage: &Stage) -> PathBuf {
+    stage.base.join("disk")
 }
 
 /// Copies what tells how it came to a failure.
@@ -318,11 +398,17 @@ fn keep_evidence(world: &mut World) -> Result<PathBuf, Failure> {
     copy(&stage.run, "run");
     copy(&stage.base.join("ledger"), "ledger");
     copy(&stage.base.join("manifests"), "manifests");
+    if let Some(cluster) = &world.cluster {
+        copy(cluster.dir(), "plane");
+        let pods = cluster.pods().map(serde_json::Value::from);
+        let pods = pods.map_or_else(|e| e.to_string(), |pods| pods.to_string());
+        fs::write(dir.join("api-pods.json"), pods)?;
+    }
     let _ = fs::copy(stage.base.join("agent.log"), dir.join("agent.log"));
     for (name, script) in [
         ("mountinfo", "cat /proc/self/mountinfo"),
         ("processes", "ps axfww -o pid,ppid,stat,lstart,args"),
-        ("rules", "iptables-save"),
+        ("rules", "iptables-save; ip6tables-save; nft list ruleset"),
     ] {
         let said =
             output(Command::new("sh").args(["-c", script])).unwrap_or_else(|e| e.to_string());

@@ -7,11 +7,14 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
+use serde_json::json;
+
 use super::{
     Options,
     audit::{self, audit},
+    cluster::session_word,
     ledger::WITNESS,
-    world::World,
+    world::{Kind, World},
 };
 use crate::{
     Failure,
@@ -20,19 +23,23 @@ use crate::{
 
 /// The agent is away meanwhile: it would clean up some of it.
 pub(super) fn planted(world: &mut World, _: &Options) -> Result<String, Failure> {
+    let plants: &[_] = match world.cluster.is_some() {
+        true => &IN_CLUSTER,
+        false => &PLANTS,
+    };
     audit(world)?;
     let pods = world.settle()?;
     world.stage.kill_agent()?;
     let victim = audit::sandbox_with_network(world, &pods)?;
     let mut found = Vec::new();
-    for (what, plant) in PLANTS {
+    for (what, plant) in plants {
         let (planted, words) = plant(world, &victim)?;
         let problems = audit::problems(world, &pods)?;
         drop(planted);
         if !problems.iter().any(|p| p.contains(&words)) {
             return Err(format!("the audit does not see {what} ({words}): {problems:?}").into());
         }
-        found.push(what);
+        found.push(*what);
     }
     world.stage.start_agent()?;
     Ok(format!("found {}", found.join(", ")))
@@ -43,14 +50,18 @@ type Planted = Box<dyn std::any::Any>;
 /// Leaves something, given the id of a sandbox that is ready; with words that the audit must say.
 type Plant = fn(&World, &str) -> Result<(Planted, String), Failure>;
 
-const PLANTS: [(&str, Plant); 16] = [
+const PLANTS: [(&str, Plant); 22] = [
     ("a mount", mount),
     ("a namespace", namespace),
     ("a process", process),
     ("a process in a pod's network", intruder),
     ("an interface", interface),
-    ("a rule", rule),
+    ("a rule", |world, _| rule(world, "iptables", "10.121.255.9")),
+    ("a rule of IPv6", |world, _| {
+        rule(world, "ip6tables", "fd00:79::9")
+    }),
     ("a chain", chain),
+    ("a table of nft", table),
     ("an address", address),
     ("an attachment", left_attachment),
     ("a lost attachment", lost_attachment),
@@ -69,6 +80,50 @@ const PLANTS: [(&str, Plant); 16] = [
         directory(dir, "logs default_pod_left")
     }),
     ("a second instance", twin),
+    ("a layer of an image", |world, _| {
+        let dir = world.stage.base.join("root/images/layers/left");
+        directory(dir, "layer left of no image")
+    }),
+    ("a blob", |world, _| {
+        let dir = world.stage.base.join("root/images/pulls/blobs/sha256");
+        fs::create_dir_all(&dir)?;
+        directory(dir.join("left"), "blob left of no image")
+    }),
+    ("a copy of an object", |world, _| {
+        let dir = world.stage.base.join("root/objects");
+        fs::create_dir_all(&dir)?;
+        directory(dir.join("secret-left"), "copy secret-left of an object")
+    }),
+    ("a temporary file", |world, _| {
+        let file = attachment(world, ".left").with_extension("json.tmp");
+        fs::write(&file, "")?;
+        let words = format!("{} was on its way", file.display());
+        Ok((undo(move || drop(fs::remove_file(&file))), words))
+    }),
+];
+
+/// What only a node of a cluster can leave.
+const IN_CLUSTER: [(&str, Plant); 4] = [
+    ("a copy of a token", |world, _| {
+        let dir = world.stage.base.join("root/objects/token-left-left");
+        directory(dir, "copy token-left-left of an object")
+    }),
+    ("a pod in the API", |world, _| {
+        let cluster = world.cluster.as_ref().ok_or("no cluster")?;
+        let spec = json!({"containers": [{"name": "main", "image": "none"}]});
+        cluster.create("left", json!({"metadata": {"name": "left"}, "spec": spec}))?;
+        // Nobody has begun it: by force it is gone at once.
+        let path = "/api/v1/namespaces/default/pods/left";
+        let client = cluster.client.clone();
+        let planted = undo(move || drop(client.delete(path, Some(0))));
+        Ok((planted, "pod left in the API, which is gone".into()))
+    }),
+    ("another phase in the API", phase),
+    ("the command of a session", |_, _| {
+        let child = reader(&mut command("sh", &["-c", "read x", &session_word()])?)?;
+        let words = format!("commands [{}] of sessions", child.id());
+        Ok((ending(child), words))
+    }),
 ];
 
 /// Calls a function when it is dropped. What cannot be undone is found by the audit after this phase.
@@ -183,21 +238,19 @@ fn interface(world: &World, _: &str) -> Result<(Planted, String), Failure> {
     Ok((planted, "the bridge has".into()))
 }
 
-fn rule(world: &World, _: &str) -> Result<(Planted, String), Failure> {
+fn rule(world: &World, iptables: &'static str, from: &str) -> Result<(Planted, String), Failure> {
     let comment = format!("name: \"picolet-{}\" id: \"left\"", world.stage.mark);
     let words = |how| {
-        let rule = ["-s", "10.121.255.9", "-m", "comment", "--comment", &comment];
+        let rule = ["-s", from, "-m", "comment", "--comment", &comment];
         let mut words = vec!["-w", "-t", "nat", how, "POSTROUTING"];
         words.extend(rule);
         words.extend(["-j", "RETURN"]);
         words
     };
-    call("iptables", &words("-A"))?;
-    let planted = undo_by("iptables", &words("-D"));
-    Ok((
-        planted,
-        "rule of a sandbox that is gone: -A POSTROUTING -s 10.121.255.9".into(),
-    ))
+    call(iptables, &words("-A"))?;
+    let planted = undo_by(iptables, &words("-D"));
+    let found = format!("rule of a sandbox that is gone: -A POSTROUTING -s {from}");
+    Ok((planted, found))
 }
 
 fn chain(world: &World, _: &str) -> Result<(Planted, String), Failure> {
@@ -208,6 +261,27 @@ fn chain(world: &World, _: &str) -> Result<(Planted, String), Failure> {
         undo_by("iptables", &["-w", "-t", "nat", "-X", &chain]),
         words,
     ))
+}
+
+fn table(world: &World, _: &str) -> Result<(Planted, String), Failure> {
+    let mark = &world.stage.mark;
+    call("nft", &["add", "table", "inet", mark])?;
+    let planted = undo_by("nft", &["delete", "table", "inet", mark]);
+    let found = format!("rule of a sandbox that is gone: table inet {mark}");
+    Ok((planted, found))
+}
+
+/// What has succeeded is told to run.
+fn phase(world: &World, _: &str) -> Result<(Planted, String), Failure> {
+    let cluster = world.cluster.as_ref().ok_or("no cluster")?;
+    let ended = world.pods.iter().find(|(_, kind)| **kind == Kind::Task);
+    let name = ended.ok_or("no pod of the API has ended")?.0.clone();
+    let path = format!("/api/v1/namespaces/default/pods/{name}/status");
+    let told = |phase: &str| json!({"status": {"phase": phase}});
+    cluster.client.patch(&path, &told("Running"))?;
+    let client = cluster.client.clone();
+    let planted = undo(move || drop(client.patch(&path, &told("Succeeded"))));
+    Ok((planted, format!("pod {name} is Succeeded")))
 }
 
 /// The file that says how a sandbox is attached to its network.
@@ -255,9 +329,10 @@ fn cgroup(world: &World, _: &str) -> Result<(Planted, String), Failure> {
 }
 
 fn lamp(world: &World, _: &str) -> Result<(Planted, String), Failure> {
-    let (file, before) = (world.lamps.file(), world.lamps.state());
+    let lamps = world.lamps.as_ref().ok_or("there is no provider")?;
+    let (file, before) = (lamps.file(), lamps.state());
     let mut more = before.clone();
-    more["pods"]["left"] = serde_json::json!({"told": {"name": "left"}});
+    more["pods"]["left"] = json!({"told": {"name": "left"}});
     fs::write(&file, more.to_string())?;
     let planted = undo(move || drop(fs::write(&file, before.to_string())));
     Ok((planted, "do not agree on pod left".into()))

@@ -2,7 +2,10 @@
 
 use std::{fs, os::unix::process::ExitStatusExt, path::Path, time::Duration};
 
-use super::world::{Kind, World};
+use super::{
+    cluster::Cluster,
+    world::{Kind, World},
+};
 use crate::{
     Failure,
     wait::{Watch, pass},
@@ -16,6 +19,8 @@ const QUICK_STEP: Duration = Duration::from_millis(120);
 /// Passed while a launch is undone that an agent left which died at [`LAUNCHED`].
 const UNDOING: [&str; 2] = ["recover.abandoned", "recover.cleared"];
 const LAUNCHED: &str = "container.launched";
+/// Those that only an agent with an apiserver comes to, by the beginnings of their names.
+const IN_CLUSTER: [&str; 5] = ["certificate.", "deletion.", "mirror.", "object.", "status."];
 /// The variable and the file of `sys::crash`.
 const VARIABLE: &str = "PICOLET_CRASH_AT";
 pub(super) const SHIM_MARK: &str = "crashed-";
@@ -56,11 +61,19 @@ fn collect(dir: &Path, found: &mut Vec<String>) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Whether only an agent with an apiserver comes to this point.
+pub(super) fn is_of_cluster(point: &str) -> bool {
+    IN_CLUSTER.iter().any(|begin| point.starts_with(begin))
+}
+
 /// Starts an agent that dies at `point`, leads it there, and starts another one.
 pub(super) fn meet(world: &mut World, point: &str, quick: bool) -> Result<(), Failure> {
     world.stage.kill_agent()?;
     if UNDOING.contains(&point) {
         reach(world, LAUNCHED, quick)?;
+    }
+    if point.starts_with("certificate.") {
+        Cluster::forget_identity(&world.stage)?;
     }
     reach(world, point, quick)?;
     world.stage.start_agent()
@@ -73,6 +86,8 @@ fn reach(world: &mut World, point: &str, quick: bool) -> Result<(), Failure> {
         "recover.container" => 1 + world.rng.below(4),
         // The first ones are those of all pods together.
         "cgroup.made" => 5 + world.rng.below(4),
+        "status.due" | "status.answered" => 1 + world.rng.below(4),
+        _ if point.starts_with("object.") => 1 + world.rng.below(3),
         _ => 1,
     };
     world.stage.variables = vec![(VARIABLE, format!("{point}:{nth}"))];
@@ -95,7 +110,10 @@ fn reach(world: &mut World, point: &str, quick: bool) -> Result<(), Failure> {
         if watch.elapsed() > REACH_LIMIT {
             return Err(format!("{point} was not reached: {:?}", world.told()).into());
         }
-        lead(world, step)?;
+        match world.cluster.is_some() {
+            true => lead_member(world, step)?,
+            false => lead(world, step)?,
+        }
         step += 1;
         pass(if quick { QUICK_STEP } else { STEP });
     }
@@ -128,6 +146,24 @@ fn lead(world: &mut World, step: usize) -> Result<(), Failure> {
     }
 }
 
+/// The same for what an agent does in a cluster.
+fn lead_member(world: &mut World, step: usize) -> Result<(), Failure> {
+    match step % 12 {
+        0 => {
+            world.add(Kind::Member)?;
+            world.remove_oldest(Kind::Member).map(drop)
+        }
+        1 => world.add(Kind::Task),
+        2 => world.add(Kind::Plain),
+        3 => world.edit_any(),
+        4 => world.remove_oldest(Kind::Task).map(drop),
+        5 => world.remove_oldest(Kind::Plain).map(drop),
+        6 => world.hold_session(),
+        7 => world.kill_shim().map(drop),
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,7 +180,11 @@ mod tests {
             "pod.",
             "volume.",
             "shim.",
-        ] {
+            "outcome.",
+        ]
+        .iter()
+        .chain(&IN_CLUSTER)
+        {
             assert!(points.iter().any(|p| p.starts_with(part)), "{part}");
         }
     }

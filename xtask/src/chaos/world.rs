@@ -11,7 +11,11 @@ use std::{
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::{ledger::Ledger, rng::Rng};
+use super::{
+    cluster::{self, CLAIM, Cluster},
+    ledger::{HOOKED, Ledger},
+    rng::Rng,
+};
 use crate::{
     Failure, image,
     lamps::{self, Lamps},
@@ -31,8 +35,18 @@ pub(super) const POD_MEMORY: u64 = 2 * CONTAINER_MEMORY;
 /// Handler of the pods at the provider.
 const PROVIDER: &str = "lamps";
 /// Every container's name, and how often one may have been tried.
-const NAMES: [&str; 6] = ["idle", "idle-side", "crash", "once", "once-init", "retry"];
+const NAMES: [&str; 7] = [
+    "idle",
+    HOOKED,
+    "idle-side",
+    "crash",
+    "once",
+    "once-init",
+    "retry",
+];
 const ATTEMPTS: u32 = 100;
+/// What a pod with a hook before its end has time for, seconds: the hook's process has to start.
+const MEMBER_GRACE_S: u32 = 10;
 /// Ports that are used in turn.
 const PORTS: u32 = 500;
 
@@ -53,6 +67,16 @@ pub(super) enum Kind {
     HostNetwork,
     /// At a provider: no container.
     Lamp,
+    /// Of the API: ConfigMap, Secret, token, claim, probes, hooks.
+    Member,
+    /// Of the API: variables of a ConfigMap and a Secret; init container and container that each run once.
+    Task,
+}
+
+impl Kind {
+    const fn is_of_api(self) -> bool {
+        matches!(self, Self::Member | Self::Task)
+    }
 }
 
 /// All kinds, those that work hardest more often.
@@ -68,15 +92,38 @@ const KINDS: [Kind; 10] = [
     Kind::HostNetwork,
     Kind::Lamp,
 ];
+/// Those of a node of a cluster.
+const CLUSTER_KINDS: [Kind; 7] = [
+    Kind::Member,
+    Kind::Member,
+    Kind::Member,
+    Kind::Task,
+    Kind::Task,
+    Kind::Plain,
+    Kind::Job,
+];
 /// Those that need no byte of the disk once they run.
 const FRUGAL: [Kind; 3] = [Kind::Full, Kind::Plain, Kind::HostNetwork];
+
+/// Where an agent is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// On this machine, with a provider.
+    Host,
+    /// On this machine, in a cluster.
+    Cluster,
+}
 
 /// The agent, the pods that it should run, and the ledger.
 pub(super) struct World {
     pub(super) stage: Stage,
     pub(super) ledger: Ledger,
-    /// The provider; it lives as long as the world does.
-    pub(super) lamps: Lamps,
+    /// The provider, if there is one; it lives as long as the world does.
+    pub(super) lamps: Option<Lamps>,
+    /// What the node is a member of, if anything.
+    pub(super) cluster: Option<Cluster>,
+    /// Subnets of its pods.
+    pub(super) subnets: Vec<&'static str>,
     pub(super) rng: Rng,
     /// Wanted pods by the name in their manifest.
     pub(super) pods: BTreeMap<String, Kind>,
@@ -92,23 +139,23 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) fn new(mut stage: Stage, rng: Rng) -> Result<Self, Failure> {
+    pub(super) fn new(mut stage: Stage, place: Place, rng: Rng) -> Result<Self, Failure> {
         let ledger = Ledger::new(stage.base.join("ledger"))?;
-        // Not by the stage's name: what is called by it is the agent's.
-        let dir = std::env::temp_dir().join(format!("picolet-lamps-{}", std::process::id()));
-        let lamps = Lamps::start(&dir);
-        let config = json!({
-            "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
-            "picolet": {"providers": {PROVIDER: lamps.socket()}},
-        });
-        let path = stage.base.join("config.json");
-        fs::write(&path, config.to_string())?;
-        stage.flags.push(format!("--config={}", path.display()));
+        let (mut cluster, mut lamps, mut subnets) = (None, None, vec![stage.subnet]);
+        match place {
+            Place::Cluster => {
+                cluster = Some(Cluster::start(&mut stage, ledger.dir())?);
+                subnets = cluster::SUBNETS.to_vec();
+            }
+            Place::Host => lamps = Some(provider(&mut stage)?),
+        }
         let busybox = crate::install::static_busybox().ok_or("no static busybox")?;
         Ok(Self {
             stage,
             ledger,
             lamps,
+            cluster,
+            subnets,
             rng,
             pods: BTreeMap::new(),
             crowd: 9,
@@ -132,9 +179,14 @@ impl World {
     /// Does one thing, as the dice fall.
     pub(super) fn churn(&mut self) -> Result<(), Failure> {
         let many = self.pods.len() >= self.crowd;
+        self.hold_session()?;
         match self.rng.below(100) {
             0..=39 if !many => {
-                let kinds: &[Kind] = if self.frugal { &FRUGAL } else { &KINDS };
+                let kinds: &[Kind] = match (self.frugal, &self.cluster) {
+                    (true, _) => &FRUGAL,
+                    (false, Some(_)) => &CLUSTER_KINDS,
+                    (false, None) => &KINDS,
+                };
                 let kind = self.rng.pick(kinds).copied().unwrap_or(Kind::Plain);
                 self.add(kind)
             }
@@ -154,7 +206,12 @@ impl World {
     pub(super) fn add(&mut self, kind: Kind) -> Result<(), Failure> {
         self.next += 1;
         let name = format!("p{}", self.next);
-        self.write(&name, kind)?;
+        if kind.is_of_api() {
+            let pod = manifest(&name, kind, self.next, self.ledger.dir());
+            self.cluster()?.create(&name, pod)?;
+        } else {
+            self.write(&name, kind)?;
+        }
         self.tell(format!("add {name} {kind:?}"));
         self.pods.insert(name, kind);
         Ok(())
@@ -166,6 +223,19 @@ impl World {
         let manifest = manifest(name, kind, self.next, self.ledger.dir());
         self.stage
             .write_manifest(&format!("{name}.json"), &serde_json::to_string(&manifest)?)
+    }
+
+    fn cluster(&self) -> Result<&Cluster, Failure> {
+        Ok(self.cluster.as_ref().ok_or("there is no cluster")?)
+    }
+
+    /// Keeps a session open in a pod, if there is one that may have it.
+    pub(super) fn hold_session(&mut self) -> Result<(), Failure> {
+        let pod = self.pods.iter().find(|(_, kind)| **kind == Kind::Member);
+        match (&mut self.cluster, pod) {
+            (Some(cluster), Some((pod, _))) => cluster.hold_session(&self.stage, pod),
+            _ => Ok(()),
+        }
     }
 
     fn any(&mut self) -> Option<(String, Kind)> {
@@ -219,9 +289,10 @@ impl World {
 
     fn remove(&mut self, name: &str) -> Result<(), Failure> {
         self.tell(format!("remove {name}"));
-        self.stage.remove_manifest(&format!("{name}.json"))?;
-        self.pods.remove(name);
-        Ok(())
+        match self.pods.remove(name) {
+            Some(kind) if kind.is_of_api() => self.cluster()?.delete(name),
+            _ => self.stage.remove_manifest(&format!("{name}.json")),
+        }
     }
 
     /// Removes every pod.
@@ -230,11 +301,15 @@ impl World {
         names.iter().try_for_each(|name| self.remove(name))
     }
 
-    fn edit_any(&mut self) -> Result<(), Failure> {
+    pub(super) fn edit_any(&mut self) -> Result<(), Failure> {
         let Some((name, kind)) = self.any() else {
             return Ok(());
         };
         self.tell(format!("edit {name}"));
+        if kind.is_of_api() {
+            self.next += 1;
+            return self.cluster()?.edit(&name, self.next);
+        }
         self.write(&name, kind)
     }
 
@@ -351,8 +426,8 @@ impl World {
     pub(super) fn settle(&self) -> Result<Vec<Value>, Failure> {
         until(SETTLE_LIMIT, || {
             let pods = self.stage.pods()?;
-            let wanted: BTreeSet<String> =
-                self.pods.keys().map(|n| format!("{n}-{NODE}")).collect();
+            let kinds = self.shown();
+            let wanted: BTreeSet<String> = kinds.keys().cloned().collect();
             let mut shown = BTreeSet::new();
             for pod in &pods {
                 let name = pod["metadata"]["name"].as_str().unwrap_or_default();
@@ -367,7 +442,7 @@ impl World {
             }
             for pod in &pods {
                 let name = pod["metadata"]["name"].as_str().unwrap_or_default();
-                let kind = self.pods[&name[..name.len() - NODE.len() - 1]];
+                let kind = kinds[name];
                 self.as_wanted(pod, kind)
                     .map_err(|why| format!("{name} ({kind:?}): {why}: {}", pod["status"]))?;
             }
@@ -375,11 +450,20 @@ impl World {
         })
     }
 
+    /// Wanted pods by the name that they are shown by.
+    pub(super) fn shown(&self) -> BTreeMap<String, Kind> {
+        let shown = |(name, kind): (&String, &Kind)| match kind.is_of_api() {
+            true => (name.clone(), *kind),
+            false => (format!("{name}-{NODE}"), *kind),
+        };
+        self.pods.iter().map(shown).collect()
+    }
+
     fn as_wanted(&self, pod: &Value, kind: Kind) -> Result<(), String> {
         let phase = pod["status"]["phase"].as_str().unwrap_or_default();
         let wanted = match kind {
-            Kind::Full | Kind::Plain | Kind::HostNetwork | Kind::Lamp => "Running",
-            Kind::Job | Kind::Retry => "Succeeded",
+            Kind::Full | Kind::Plain | Kind::HostNetwork | Kind::Lamp | Kind::Member => "Running",
+            Kind::Job | Kind::Retry | Kind::Task => "Succeeded",
             Kind::Broken => "Failed",
         };
         let uid = pod["metadata"]["uid"].as_str().unwrap_or_default();
@@ -392,6 +476,11 @@ impl World {
         }
         if wanted != "Running" {
             return Ok(());
+        }
+        let conditions = pod["status"]["conditions"].as_array();
+        let is_ready = |c: &Value| c["type"] == "Ready" && c["status"] == "True";
+        if kind == Kind::Member && !conditions.is_some_and(|all| all.iter().any(is_ready)) {
+            return Err("it is not ready".into());
         }
         for list in ["initContainers", "containers"] {
             for container in pod["spec"][list].as_array().into_iter().flatten() {
@@ -409,6 +498,30 @@ impl World {
         }
         Ok(())
     }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if let Some(lamps) = &mut self.lamps {
+            lamps.kill();
+            let _ = lamps.file().parent().map(fs::remove_dir_all);
+        }
+    }
+}
+
+/// Starts the provider, and has the agent know of it.
+fn provider(stage: &mut Stage) -> Result<Lamps, Failure> {
+    // Not by the stage's name: what is called by it is the agent's.
+    let dir = std::env::temp_dir().join(format!("picolet-lamps-{}", std::process::id()));
+    let lamps = Lamps::start(&dir);
+    let config = json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
+        "picolet": {"providers": {PROVIDER: lamps.socket()}},
+    });
+    let path = stage.base.join("config.json");
+    fs::write(&path, config.to_string())?;
+    stage.flags.push(format!("--config={}", path.display()));
+    Ok(lamps)
 }
 
 /// A shim, and whose.
@@ -538,8 +651,58 @@ fn manifest(name: &str, kind: Kind, generation: u32, ledger: &Path) -> Value {
             "runtimeClassName": PROVIDER,
             "containers": [lamps::lamp("lamp", None)],
         }),
+        Kind::Member => {
+            volumes.extend([
+                json!({"name": "settings", "configMap": {"name": name}}),
+                json!({"name": "secret", "secret": {"secretName": name}}),
+                json!({"name": "token", "projected": {"sources": [
+                    {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}},
+                    {"configMap": {"name": name}},
+                ]}}),
+                json!({"name": "claim", "persistentVolumeClaim": {"claimName": CLAIM}}),
+            ]);
+            let check =
+                "test -s /settings/generation -a -s /secret/word -a -s /token/token -a -d /claim";
+            let probe = json!({
+                "exec": {"command": ["sh", "-c", check]},
+                "periodSeconds": 1, "timeoutSeconds": 30, "failureThreshold": 30,
+            });
+            let hook = |letter| {
+                let script = format!("echo {letter} >> /ledger/$POD_UID.{HOOKED}");
+                json!({"exec": {"command": ["sh", "-c", script]}})
+            };
+            json!({"containers": [container(HOOKED, IDLE, json!({
+                "volumeMounts": [
+                    {"name": "settings", "mountPath": "/settings"},
+                    {"name": "secret", "mountPath": "/secret"},
+                    {"name": "token", "mountPath": "/token"},
+                    {"name": "claim", "mountPath": "/claim"},
+                ],
+                "startupProbe": probe, "livenessProbe": probe, "readinessProbe": probe,
+                "lifecycle": {"postStart": hook("H"), "preStop": hook("B")},
+            }))]})
+        }
+        Kind::Task => {
+            let mut once = container("once", ONCE, json!({}));
+            if let Value::Array(env) = &mut once["env"] {
+                env.extend([
+                    json!({"name": "GENERATION", "valueFrom": {"configMapKeyRef": {"name": name, "key": "generation"}}}),
+                    json!({"name": "WORD", "valueFrom": {"secretKeyRef": {"name": name, "key": "word"}}}),
+                ]);
+            }
+            json!({
+                "restartPolicy": "Never",
+                "initContainers": [container("once-init", ONCE, json!({}))],
+                "containers": [once],
+            })
+        }
     };
-    spec["terminationGracePeriodSeconds"] = 2.into();
+    let grace_s = if kind == Kind::Member {
+        MEMBER_GRACE_S
+    } else {
+        2
+    };
+    spec["terminationGracePeriodSeconds"] = grace_s.into();
     spec["volumes"] = volumes.into();
     json!({
         "apiVersion": "v1",

@@ -5,6 +5,8 @@ mod cluster;
 mod manifests;
 mod steps;
 
+pub(crate) use cluster::{Client, Double};
+
 use std::{path::PathBuf, time::Duration};
 
 use crate::{Failure, install, process::is_root, stage::Stage, wait::Watch};

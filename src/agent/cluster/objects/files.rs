@@ -24,7 +24,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::api::{PodUid, hex, order::Gather as _, strict};
 use crate::logic::pod_refs::{Key, Kind, TokenRef};
-use crate::sys::file;
+use crate::sys::{crash, file};
 
 /// Version of a file's form.
 const VERSION: u32 = 1;
@@ -264,11 +264,14 @@ fn put(path: PathBuf, text: &[u8]) -> io::Result<Option<PathBuf>> {
             .mode(0o700)
             .create(dir)?;
     }
+    crash::point("object.read");
     file::write_atomic(&path, text, 0o600, false)?;
+    crash::point("object.copied");
     Ok(Some(path))
 }
 
 fn remove(path: &Path) {
+    crash::point("object.unwanted");
     match file::change(path).and_then(|()| fs::remove_file(path)) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => {
             log::warn!("cannot remove {}: {e}", path.display());

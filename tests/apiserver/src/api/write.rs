@@ -18,7 +18,7 @@ use crate::kinds::Kind;
 use crate::path::Info;
 use crate::rules::{self, Context};
 use crate::store::{Key, Store};
-use crate::{csr, lock, patch, schema};
+use crate::{csr, lock, managed, patch, schema};
 
 /// Writes, and does at once what controllers of every cluster do a moment later.
 pub(crate) fn commit(core: &Core, store: &mut Store, key: Key, value: Value) -> Arc<Value> {
@@ -154,7 +154,8 @@ pub(crate) fn create(
     schema::drop_newer(core.config.minor, kind.plural, &mut new);
     let mut guard = core.store();
     let store = &mut *guard;
-    let value = build(core, store, user, kind, ns, new)?;
+    let mut value = build(core, store, user, kind, ns, new)?;
+    note(core, user, kind, "", &mut value, &Value::Null);
     let name = text(&value, "/metadata/name").to_owned();
     let key = key(kind, ns, &name);
     if store.get(&key).is_some() {
@@ -164,6 +165,14 @@ pub(crate) fn create(
         return Ok(present(kind, &value));
     }
     Ok(present(kind, &commit(core, store, key, value)))
+}
+
+/// Has an object say who wrote its fields, if it is to.
+fn note(core: &Core, user: &User, kind: &Kind, sub: &str, new: &mut Value, old: &Value) {
+    if core.config.managed_fields {
+        let time = clock::rfc3339(core.clock.now_s());
+        managed::note(&user.name, sub, &kind.api_version(), &time, new, old);
+    }
 }
 
 /// Everything of a creation but the write.
@@ -438,22 +447,7 @@ pub(crate) fn update(
         .ok_or_else(|| ApiError::not_found(kind, name))?;
     let mut new = make(&old)?;
     schema::drop_newer(core.config.minor, kind.plural, &mut new);
-    let given = text(&new, "/metadata/resourceVersion");
-    if given.is_empty() && !kind.updates.unconditional {
-        let mut errors = Fields::default();
-        errors.invalid(
-            "metadata.resourceVersion",
-            &json!(0),
-            "must be specified for an update",
-        );
-        return Err(errors
-            .finish_as(kind.group, kind.plural, name)
-            .err()
-            .unwrap_or_else(ApiError::method));
-    }
-    if !given.is_empty() && given != text(&old, "/metadata/resourceVersion") {
-        return Err(ApiError::modified(kind, name));
-    }
+    let given = text(&new, "/metadata/resourceVersion").to_owned();
     let version = at(&old, "/metadata/resourceVersion").clone();
     new["metadata"]["resourceVersion"] = version;
     keep_metadata(&mut new, &old);
@@ -476,11 +470,27 @@ pub(crate) fn update(
         &new,
         &old,
     )?;
+    if given.is_empty() && !kind.updates.unconditional {
+        let mut errors = Fields::default();
+        errors.invalid(
+            "metadata.resourceVersion",
+            &json!(0),
+            "must be specified for an update",
+        );
+        return Err(errors
+            .finish_as(kind.group, kind.plural, name)
+            .err()
+            .unwrap_or_else(ApiError::method));
+    }
+    if !given.is_empty() && given != text(&old, "/metadata/resourceVersion") {
+        return Err(ApiError::modified(kind, name));
+    }
     rules::prepare_update(kind, &context, sub, &mut new, &old);
     rules::validate_update(kind, sub, &new, &old)?;
     if dry {
         return Ok(Arc::new(new));
     }
+    note(core, user, kind, sub, &mut new, &old);
     let held = !list(&new, "/metadata/finalizers").is_empty();
     let grace = at(&old, "/metadata/deletionGracePeriodSeconds")
         .as_i64()

@@ -1,6 +1,7 @@
 //! What a node is related to: the objects that pods bound to it refer to.
 //!
-//! Source: `plugin/pkg/auth/authorizer/node/graph.go`. Upstream's graph trails the writes; this one never does.
+//! Source: `plugin/pkg/auth/authorizer/node/graph.go`. Upstream's graph trails the writes; this one does as far as a
+//! test wants it to.
 
 use serde_json::Value;
 
@@ -32,9 +33,9 @@ fn volumes<'a>(store: &'a Store, node: &'a str) -> impl Iterator<Item = &'a Valu
             let ns = text(volume, "/spec/claimRef/namespace");
             let claim = text(volume, "/spec/claimRef/name");
             !claim.is_empty()
-                && store
-                    .iter("pods", ns)
-                    .any(|(_, pod)| grants(pod, node, "persistentvolumeclaims", ns, claim))
+                && store.iter("pods", ns).any(|(_, pod)| {
+                    store.in_graph(pod) && grants(pod, node, "persistentvolumeclaims", ns, claim)
+                })
         })
 }
 
@@ -61,7 +62,7 @@ pub(super) fn related(store: &Store, node: &str, plural: &str, ns: &str, name: &
     let by_pod = || {
         store
             .iter("pods", ns)
-            .any(|(_, pod)| grants(pod, node, plural, ns, name))
+            .any(|(_, pod)| store.in_graph(pod) && grants(pod, node, plural, ns, name))
     };
     match plural {
         "secrets" => by_pod() || by_volume(store, node, ns, name),

@@ -54,6 +54,13 @@ pub(super) fn default(kind: &Kind, new: &mut Value) {
                 json!("Retain"),
             );
             fill(new, &["spec"], "volumeMode", json!("Filesystem"));
+            if new["spec"]["hostPath"].is_object() {
+                fill(new, &["spec", "hostPath"], "type", json!(""));
+            }
+            // No pointer, as it is in a claim: the empty one is none.
+            if text(new, "/spec/storageClassName").is_empty() {
+                child(new, &["spec"]).remove("storageClassName");
+            }
         }
         "persistentvolumeclaims" => fill(new, &["spec"], "volumeMode", json!("Filesystem")),
         "csidrivers" => {

@@ -1,10 +1,14 @@
 //! What a node may do: the Node authorizer and NodeRestriction.
 
+use std::thread;
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use super::client::Client;
 use super::reads::pod;
 use crate::TestServer;
+use crate::clock::instant;
 
 fn node_object(name: &str) -> Value {
     json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"kubernetes.io/os": "linux"}}})
@@ -14,6 +18,33 @@ fn start() -> (TestServer, Client) {
     let server = TestServer::builder().start().expect("server");
     let client = Client::node(&server, "n1");
     (server, client)
+}
+
+#[test]
+fn the_authorizer_learns_late_of_a_pod() {
+    let uri = "/api/v1/namespaces/default/configmaps/m";
+    let setting = |lag| {
+        let server = TestServer::builder()
+            .graph_lag(lag)
+            .start()
+            .expect("server");
+        let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m"}});
+        server.create(&map).expect("map");
+        let mut pod = pod("p", "n1");
+        pod["spec"]["volumes"] = json!([{"name": "v", "configMap": {"name": "m"}}]);
+        server.create(&pod).expect("pod");
+        let node = Client::node(&server, "n1");
+        (server, node)
+    };
+    let (_server, mut node) = setting(Duration::from_secs(3600));
+    let why = node.get(uri).refusal(403);
+    assert!(why.contains("no relationship found"), "{why}");
+    let (_server, mut node) = setting(Duration::from_millis(100));
+    let end = instant() + Duration::from_secs(60);
+    while node.get(uri).code != 200 {
+        assert!(instant() < end, "never");
+        thread::park_timeout(Duration::from_millis(20));
+    }
 }
 
 // AUTHZ-02 AUTHZ-09 AUTHZ-10

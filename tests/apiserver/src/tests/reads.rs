@@ -341,6 +341,36 @@ fn after_a_restore_old_versions_are_the_future() {
 }
 
 #[test]
+fn a_slow_watcher_is_cut_off() {
+    /// Bytes of each, and how many there are: more than the sockets of a connection hold.
+    const BYTES: usize = 512 << 10;
+    const MANY: u64 = 80;
+    let server = TestServer::builder().history(10).start().expect("server");
+    let mut slow = Client::admin(&server);
+    let from = server.resource_version();
+    slow.watch(&format!(
+        "/api/v1/configmaps?watch=1&resourceVersion={from}"
+    ));
+    let text = "x".repeat(BYTES);
+    for n in 0..MANY {
+        let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": format!("c{n}")},
+            "data": {"k": text}});
+        server.create(&object).expect("created");
+    }
+    let mut seen = 0;
+    while slow.event().expect("a clean end").is_some() {
+        seen += 1;
+    }
+    assert!(0 < seen && seen < MANY, "{seen}");
+    // It is told so, and begins anew.
+    slow.watch(&format!(
+        "/api/v1/configmaps?watch=1&resourceVersion={from}"
+    ));
+    let (kind, status) = slow.event().expect("event").expect("one");
+    assert_eq!((&*kind, &status["code"]), ("ERROR", &json!(410)));
+}
+
+#[test]
 fn what_is_no_path() {
     let server = server();
     let mut client = Client::admin(&server);

@@ -22,7 +22,8 @@ const LIMIT: Duration = Duration::from_secs(20);
 const ANSWER_LIMIT: u64 = 64 * 1024 * 1024;
 
 /// Who asks, and whom.
-pub(super) struct Client {
+#[derive(Clone)]
+pub(crate) struct Client {
     address: SocketAddr,
     tls: Arc<ClientConfig>,
 }
@@ -114,26 +115,26 @@ impl Client {
         parse(&answer).ok_or_else(|| format!("{method} {path}: the answer is not whole").into())
     }
 
-    pub(super) fn get(&self, path: &str) -> Result<Value, Failure> {
+    pub(crate) fn get(&self, path: &str) -> Result<Value, Failure> {
         self.ask("GET", path, "application/json", &Value::Null)?
             .ok()
             .map_err(|e| format!("GET {path}: {e}").into())
     }
 
-    pub(super) fn post(&self, path: &str, body: &Value) -> Result<Value, Failure> {
+    pub(crate) fn post(&self, path: &str, body: &Value) -> Result<Value, Failure> {
         self.ask("POST", path, "application/json", body)?
             .ok()
             .map_err(|e| format!("POST {path}: {e}").into())
     }
 
-    pub(super) fn patch(&self, path: &str, body: &Value) -> Result<Value, Failure> {
+    pub(crate) fn patch(&self, path: &str, body: &Value) -> Result<Value, Failure> {
         self.ask("PATCH", path, "application/merge-patch+json", body)?
             .ok()
             .map_err(|e| format!("PATCH {path}: {e}").into())
     }
 
     /// `grace_s` of none leaves it to the object.
-    pub(super) fn delete(&self, path: &str, grace_s: Option<u32>) -> Result<Value, Failure> {
+    pub(crate) fn delete(&self, path: &str, grace_s: Option<u32>) -> Result<Value, Failure> {
         let options = json!({
             "kind": "DeleteOptions", "apiVersion": "v1",
             "gracePeriodSeconds": grace_s, "propagationPolicy": "Background",

@@ -22,17 +22,18 @@ use crate::{
 const TURNED: Duration = Duration::from_secs(10);
 
 /// The running server; ends with its value, and with this task.
-pub(super) struct Double {
+pub(crate) struct Double {
     child: Child,
 }
 
 impl Double {
-    /// Builds and starts it. `dir` is an empty directory.
-    pub(super) fn start(dir: &Path) -> Result<(Self, Client), Failure> {
+    /// Builds and starts it with more options. `dir` is an empty directory.
+    pub(crate) fn start(dir: &Path, options: &[&str]) -> Result<(Self, Client), Failure> {
         let log = File::create(dir.join("test-apiserver.log"))?;
         let mut child = Command::new(build()?)
             .arg("--dir")
             .arg(dir)
+            .args(options)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(log)

@@ -20,6 +20,7 @@ mod real;
 mod steps;
 mod world;
 
+pub(crate) use self::{client::Client, double::Double};
 use self::{plane::Plane, world::World};
 use super::Show;
 use crate::{Failure, stage::Stage};
