@@ -15,6 +15,7 @@ int main(int argc, char **argv) {
         return puts(MODE == 3 ? "{\"checks\":[{\"name\":\"records\",\"level\":\"error\",\"message\":\"x is of version 2\"}]}"
                               : "{\"checks\":[]}") < 0;
     if (MODE == 0) return 1;
+    snprintf(at.sun_path, sizeof at.sun_path, "/run/picolet/picolet.sock");
     for (int n = 1; MODE == 2 && n + 1 < argc; n++)
         if (strcmp(argv[n], "--run-dir") == 0) snprintf(at.sun_path, sizeof at.sun_path, "%s/picolet.sock", argv[n + 1]);
     if (MODE == 1) for (;;) pause();

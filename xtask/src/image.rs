@@ -16,9 +16,19 @@ const APPLETS: [&str; 20] = [
 
 /// Writes the archive at `path`: hidden first, then renamed, so that a watched directory never shows half of it.
 pub(crate) fn write(path: &Path, reference: &str, busybox: &[u8]) -> Result<(), Failure> {
+    write_for(architecture(), path, reference, busybox)
+}
+
+/// [`write`] for machines of that architecture, by its name in Go.
+pub(crate) fn write_for(
+    architecture: &str,
+    path: &Path,
+    reference: &str,
+    busybox: &[u8],
+) -> Result<(), Failure> {
     let layer = layer(busybox)?;
     let config = serde_json::to_vec(&json!({
-        "architecture": architecture(),
+        "architecture": architecture,
         "os": "linux",
         "created": "2026-01-01T00:00:00Z",
         "config": { "Env": ["PATH=/bin"], "Cmd": ["sh"], "WorkingDir": "/" },

@@ -194,6 +194,30 @@ pub(crate) const QEMU: [Need; 1] = [Need {
     present: || find("qemu-system-x86_64").is_some(),
 }];
 
+/// Emulated boards.
+pub(crate) const BOARD: [Need; 4] = [
+    Need {
+        package: "qemu-system-arm",
+        purpose: "emulates the boards",
+        present: || find("qemu-system-arm").is_some(),
+    },
+    Need {
+        package: "qemu-user-static",
+        purpose: "runs their programs while they are installed",
+        present: || Path::new("/usr/lib/binfmt.d/qemu-aarch64.conf").exists(),
+    },
+    Need {
+        package: "arch-test",
+        purpose: "tells that these run",
+        present: || find("arch-test").is_some(),
+    },
+    Need {
+        package: "kmod",
+        purpose: "finds the kernel's modules",
+        present: || find("depmod").is_some(),
+    },
+];
+
 /// The same without help of the processor.
 pub(crate) const UML: [Need; 1] = [Need {
     package: "user-mode-linux",

@@ -19,6 +19,7 @@ mod install;
 #[path = "../../tests/common/lamps.rs"]
 #[expect(dead_code, reason = "tests use more of it")]
 mod lamps;
+#[cfg(target_arch = "x86_64")]
 mod layout;
 mod mutants;
 mod pictures;
@@ -65,6 +66,7 @@ Tasks of picolet. Usage: cargo xtask TASK
   vm       Show the pod host on cgroup v2 under systemd, in virtual machines of 512 and 256 MiB, through a power cut (root)
            [--uml|--qemu]: by User Mode Linux, or by qemu, which is taken where there is KVM; `--program FILE` shows that file;
            `--pressure`: instead a machine that runs short of memory, disk, inodes and process numbers
+  board    Show a release on whole emulated boards: aarch64, armv7 or both. install.sh, pods, power cuts, cable, clock, upgrades (root)
 ";
 
 /// What a task could not do; printed once, at the end.
@@ -72,7 +74,7 @@ type Failure = Box<dyn std::error::Error>;
 
 fn main() -> ExitCode {
     let task = env::args().nth(1).unwrap_or_default();
-    // The part of `vm` that runs inside the machine, where there is no project.
+    // The part of `vm` and `board` that runs inside the machine, where there is no project.
     if task == "vm-guest" {
         return vm::run_guest();
     }
@@ -93,6 +95,7 @@ fn main() -> ExitCode {
         "test" => test::run(&env::args().skip(2).collect::<Vec<_>>()),
         "fuzz" => fuzz::run(&env::args().skip(2).collect::<Vec<_>>()),
         "sim" => sim::run(&env::args().skip(2).collect::<Vec<_>>()),
+        #[cfg(target_arch = "x86_64")]
         "layout" => layout::run(&env::args().skip(2).collect::<Vec<_>>()),
         "reach" => reach::run(),
         "crates" => crates::run(),
@@ -105,6 +108,7 @@ fn main() -> ExitCode {
         "release" => release::run(&env::args().skip(2).collect::<Vec<_>>()),
         "emulate" => dist::emulator::run(&env::args().skip(2).collect::<Vec<_>>()),
         "vm" => vm::run(&env::args().skip(2).collect::<Vec<_>>()),
+        "board" => vm::run_boards(&env::args().skip(2).collect::<Vec<_>>()),
         "" | "help" | "-h" | "--help" => {
             print!("{HELP}");
             Ok(())

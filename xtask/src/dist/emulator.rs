@@ -107,6 +107,30 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// `cargo subcommand` for what is emulated: quick to build, with what most of its time is spent in optimized.
+pub(super) fn cargo(
+    toolchain: &Toolchain,
+    subcommand: &str,
+    boards: &[Board],
+    optimized: bool,
+) -> Result<Command, Failure> {
+    let mut command = toolchain.cargo(subcommand, boards, Std::Test)?;
+    command
+        .args(OPTIMIZED.iter().flat_map(|name| {
+            [
+                "--config".to_owned(),
+                format!("profile.dev.package.{name}.opt-level=2"),
+            ]
+        }))
+        .env("CARGO_PROFILE_DEV_DEBUG", "false")
+        .env(
+            "CARGO_PROFILE_DEV_OPT_LEVEL",
+            if optimized { "1" } else { "0" },
+        )
+        .env("CARGO_INCREMENTAL", "0");
+    Ok(command)
+}
+
 /// How the tests are built.
 struct Tests {
     toolchain: Toolchain,
@@ -116,31 +140,18 @@ struct Tests {
 impl Tests {
     /// `cargo test` for `boards`.
     fn cargo(&self, boards: &[Board]) -> Result<Command, Failure> {
-        let mut command = self.toolchain.cargo("test", boards, Std::Test)?;
-        command
-            .args([
-                "--package",
-                "picolet",
-                "--package",
-                "picolet-api",
-                "--package",
-                "picolet-grpc",
-                "--package",
-                "picolet-logic",
-                "--lib",
-            ])
-            .args(OPTIMIZED.iter().flat_map(|name| {
-                [
-                    "--config".to_owned(),
-                    format!("profile.dev.package.{name}.opt-level=2"),
-                ]
-            }))
-            .env("CARGO_PROFILE_DEV_DEBUG", "false")
-            .env(
-                "CARGO_PROFILE_DEV_OPT_LEVEL",
-                if self.optimized { "1" } else { "0" },
-            )
-            .env("CARGO_INCREMENTAL", "0");
+        let mut command = cargo(&self.toolchain, "test", boards, self.optimized)?;
+        command.args([
+            "--package",
+            "picolet",
+            "--package",
+            "picolet-api",
+            "--package",
+            "picolet-grpc",
+            "--package",
+            "picolet-logic",
+            "--lib",
+        ]);
         Ok(command)
     }
 

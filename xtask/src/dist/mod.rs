@@ -11,6 +11,7 @@ use std::{
 };
 
 pub(crate) use board::{Board, boards};
+pub(crate) use toolchain::c_compiler;
 use toolchain::{Std, TARGET_DIR, Toolchain};
 
 use crate::{
@@ -65,6 +66,17 @@ pub(crate) fn prepare(names: &[&str]) -> Result<(), Failure> {
         emulator::emulator(board)?;
     }
     Ok(())
+}
+
+/// Builds this task for a board, as the tests that are emulated are built, and returns where it is.
+pub(crate) fn guest(board: &Board) -> Result<PathBuf, Failure> {
+    let toolchain = Toolchain::find(std::slice::from_ref(board))?;
+    let mut command = emulator::cargo(&toolchain, "build", std::slice::from_ref(board), true)?;
+    command.args(["--package", "xtask", "--bin", "xtask"]);
+    run_command(&mut command)?;
+    Ok(Path::new(TARGET_DIR)
+        .join(&board.triple)
+        .join("debug/xtask"))
 }
 
 /// Where the program for a board is put.

@@ -234,6 +234,11 @@ fn zig() -> Result<PathBuf, Failure> {
     Ok(zig)
 }
 
+/// A C compiler for a board, and its linker.
+pub(crate) fn c_compiler(board: &Board) -> Result<PathBuf, Failure> {
+    Ok(write_tools(board, &zig()?)?.cc)
+}
+
 /// Writes the scripts that tell zig the board: cargo, and crates that build C code, call a program without words.
 fn write_tools(board: &Board, zig: &Path) -> Result<Tools, Failure> {
     let here = env::current_dir()?;

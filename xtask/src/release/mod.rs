@@ -19,7 +19,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{
     Failure,
-    dist::{self, boards},
+    dist::{self, Board, boards},
     process::output,
     stage,
 };
@@ -71,17 +71,25 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
             name => names.push(name),
         }
     }
-    let boards = boards(&names)?;
     let key = key.map(|path| Key::read(&path)).transpose()?;
+    pack(Path::new(DIR), &boards(&names)?, key.as_ref())
+}
+
+/// A release for a test in `dir`, signed by a key that nobody keeps.
+pub(crate) fn pack_signed(dir: &Path, boards: &[Board]) -> Result<(), Failure> {
+    pack(dir, boards, Some(&Key::new()?))
+}
+
+fn pack(dir: &Path, boards: &[Board], key: Option<&Key>) -> Result<(), Failure> {
     let source = Source {
         root: env::current_dir()?,
         date: date()?,
         version: program_version()?,
-        public_key: key.as_ref().map(Key::public),
+        public_key: key.map(Key::public),
         texts: texts()?,
     };
     let mut files = Vec::new();
-    for board in &boards {
+    for board in boards {
         let program = dist::program(board);
         let program = fs::read(&program).map_err(|e| {
             let (file, name) = (program.display(), &board.name);
@@ -92,7 +100,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         files.extend(source.files(&board.name, board.debian.as_deref(), &program, &sbom)?);
     }
     files.push(("install.sh".into(), fs::read("cross/install.sh")?));
-    finish(Path::new(DIR), files, key.as_ref())
+    finish(dir, files, key)
 }
 
 /// Writes the files, their sums, and the signature.

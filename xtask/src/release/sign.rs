@@ -3,7 +3,10 @@
 use std::{fs, path::Path};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use ring::signature::{Ed25519KeyPair, KeyPair as _};
+use ring::{
+    rand::SystemRandom,
+    signature::{Ed25519KeyPair, KeyPair as _},
+};
 
 use crate::Failure;
 
@@ -16,6 +19,14 @@ const DER_HEAD: [u8; 12] = [
 pub(super) struct Key(Ed25519KeyPair);
 
 impl Key {
+    /// Another one.
+    pub(super) fn new() -> Result<Self, Failure> {
+        let failed = |_| "no random numbers for a key";
+        let document = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).map_err(failed)?;
+        let pair = Ed25519KeyPair::from_pkcs8(document.as_ref());
+        Ok(Self(pair.map_err(|e| e.to_string())?))
+    }
+
     /// Of a file in PEM, as `openssl genpkey -algorithm ed25519` writes it.
     pub(super) fn read(path: &Path) -> Result<Self, Failure> {
         let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;

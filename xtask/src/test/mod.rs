@@ -56,7 +56,7 @@ enum When {
 type Lane = (&'static str, When, fn(&mut Run) -> Result<(), Failure>);
 
 /// In their order: first what tells most a minute; last the tests, so that what CI shows of a long log ends with their count.
-const LANES: [Lane; 22] = [
+const LANES: [Lane; 23] = [
     ("format", When::Always, format),
     ("crates", When::Always, crates),
     ("lints", When::Always, lints),
@@ -77,6 +77,7 @@ const LANES: [Lane; 22] = [
     ("whole chaos", When::Long, whole_chaos),
     ("demos", When::Long, demos),
     ("all boards", When::Long, all_boards),
+    ("board", When::Long, board),
     ("bench", When::Long, bench),
     ("tests", When::Always, tests),
 ];
@@ -273,6 +274,15 @@ fn emulation(run: &mut Run) -> Result<(), Failure> {
 fn all_boards(run: &mut Run) -> Result<(), Failure> {
     run.step(task("dist").arg("--start"));
     run.step(task("emulate").args(["--all"]).args(BUILT_BOARDS));
+    Ok(())
+}
+
+/// Whole boards, installed from a release.
+fn board(run: &mut Run) -> Result<(), Failure> {
+    if can_build(run, &BUILT_BOARDS) {
+        let shipped = run.shipped()?;
+        run.step(task("board").env(SHIPPED, shipped));
+    }
     Ok(())
 }
 

@@ -30,6 +30,8 @@ const PACKAGES: [&str; 10] = [
     "systemd-sysv",
     "udev",
 ];
+/// More for a board, whose tarball is checked there.
+const BOARD_PACKAGES: [&str; 1] = ["openssl"];
 /// The kernel of a machine in qemu.
 const KERNEL: &str = "linux-image-cloud-amd64";
 /// Size of the root file system; the file has holes.
@@ -66,33 +68,35 @@ pub(super) struct Base {
     pub(super) kernel: PathBuf,
     /// Only for qemu.
     pub(super) initrd: PathBuf,
+    /// Only of a board: a static one for its processor.
+    pub(super) busybox: PathBuf,
 }
 
 /// The base image in `dir`, made anew if its recipe has changed.
 pub(super) fn base(dir: &Path, backend: Backend) -> Result<Base, Failure> {
     let root = dir.join("base.ext4");
-    let base = match backend {
-        Backend::Qemu => Base {
-            backend,
-            root,
-            kernel: dir.join("vmlinuz"),
-            initrd: dir.join("initrd.img"),
+    let base = Base {
+        backend,
+        root,
+        kernel: match backend {
+            Backend::Qemu | Backend::Board(_) => dir.join("vmlinuz"),
+            Backend::Uml => uml::kernel().ok_or("User Mode Linux is not installed")?,
         },
-        Backend::Uml => Base {
-            backend,
-            root,
-            kernel: uml::kernel().ok_or("User Mode Linux is not installed")?,
-            initrd: PathBuf::new(),
-        },
+        initrd: dir.join("initrd.img"),
+        busybox: dir.join("busybox"),
     };
     let (packages, payload) = match backend {
         Backend::Qemu => ([&PACKAGES[..], &[KERNEL]].concat(), "/dev/vdb"),
         Backend::Uml => (PACKAGES.to_vec(), "/dev/ubdb"),
+        Backend::Board(_) => ([&PACKAGES[..], &BOARD_PACKAGES].concat(), "LABEL=payload"),
     };
     let mut recipe = format!("{SUITE}\n{packages:?}\n{ROOT_SIZE}\n{UNIT}\n{HOSTNAME}\n{payload}\n");
     if backend == Backend::Uml {
         // Its modules are in the image.
         recipe.push_str(&uml::recipe(&base.kernel)?);
+    }
+    if let Backend::Board(board) = backend {
+        recipe.push_str(&board.recipe()?);
     }
     let stamp = dir.join("base.recipe");
     if fs::read_to_string(&stamp).is_ok_and(|old| old == recipe) {
@@ -103,7 +107,7 @@ pub(super) fn base(dir: &Path, backend: Backend) -> Result<Base, Failure> {
     let tree = dir.join("tree");
     persist(|| {
         remove(&tree)?;
-        debian(&tree, &packages)
+        debian(&tree, &packages, backend)
     })?;
 
     fs::write(tree.join("etc/hostname"), format!("{HOSTNAME}\n"))?;
@@ -130,16 +134,20 @@ pub(super) fn base(dir: &Path, backend: Backend) -> Result<Base, Failure> {
             fs::copy(tree.join("initrd.img"), &base.initrd)?;
         }
         Backend::Uml => uml::furnish(&tree)?,
+        Backend::Board(board) => board.furnish(&tree, &base)?,
     }
-    make(&tree, &base.root, ROOT_SIZE)?;
+    make(&tree, &base.root, ROOT_SIZE, "root")?;
     remove(&tree)?;
     fs::write(stamp, recipe)?;
     Ok(base)
 }
 
 /// Installs Debian into `tree`.
-fn debian(tree: &Path, packages: &[&str]) -> Result<(), Failure> {
-    let mut command = Command::new(find("mmdebstrap").ok_or("mmdebstrap is not installed")?);
+fn debian(tree: &Path, packages: &[&str], backend: Backend) -> Result<(), Failure> {
+    let mut command = match backend {
+        Backend::Board(board) => board.mmdebstrap()?,
+        Backend::Qemu | Backend::Uml => Command::new("mmdebstrap"),
+    };
     command
         .args(["--quiet", "--mode=root", "--format=directory"])
         .args(["--variant=minbase", "--include", &packages.join(",")])
@@ -147,7 +155,15 @@ fn debian(tree: &Path, packages: &[&str]) -> Result<(), Failure> {
         .arg(SUITE)
         .arg(tree);
     // The packages come from where this machine's own come from; without such a file from mmdebstrap's default.
-    command.args(sources()?);
+    let sources = sources()?;
+    if let Backend::Board(_) = backend {
+        // The release alone: its updates for other processors are out of step for hours at times, and then none are taken.
+        let texts = sources.iter().map(fs::read_to_string);
+        let texts = texts.collect::<Result<Vec<_>, _>>()?;
+        command.args(texts.iter().find_map(|text| mirror(text)));
+    } else {
+        command.args(sources);
+    }
     run(&mut command)
 }
 
@@ -169,6 +185,17 @@ fn sources() -> Result<Vec<PathBuf>, Failure> {
     Ok(found)
 }
 
+/// The first address in such a file, as a source of the release.
+fn mirror(text: &str) -> Option<String> {
+    let lines = text
+        .lines()
+        .filter(|line| !line.trim_start().starts_with('#'));
+    let address = lines
+        .flat_map(str::split_whitespace)
+        .find(|word| word.contains("://"))?;
+    Some(format!("deb {address} {SUITE} main"))
+}
+
 /// Whether a file in either of apt's formats names the release and the component `main`.
 fn offers(text: &str) -> bool {
     let has = |word: &str| {
@@ -179,11 +206,22 @@ fn offers(text: &str) -> bool {
     has(SUITE) && has("main")
 }
 
-/// The disk with the program, its unit, an image and this task.
-pub(super) fn payload(dir: &Path, program: &Path) -> Result<PathBuf, Failure> {
+/// The disk with what `fill` puts into its directory.
+pub(super) fn payload(
+    dir: &Path,
+    fill: impl FnOnce(&Path) -> Result<(), Failure>,
+) -> Result<PathBuf, Failure> {
     let tree = dir.join("payload");
     remove(&tree)?;
     fs::create_dir_all(&tree)?;
+    fill(&tree)?;
+    let disk = dir.join("payload.ext4");
+    make(&tree, &disk, PAYLOAD_SIZE, "payload")?;
+    Ok(disk)
+}
+
+/// For a virtual machine: the program, its unit, an image and this task.
+pub(super) fn fill(tree: &Path, program: &Path) -> Result<(), Failure> {
     for (from, name) in [
         (program, "picolet"),
         // Not by its path: cargo may have put another there meanwhile.
@@ -197,10 +235,7 @@ pub(super) fn payload(dir: &Path, program: &Path) -> Result<PathBuf, Failure> {
         fs::copy(Path::new("systemd").join(unit), tree.join(unit))?;
     }
     let busybox = static_busybox().ok_or("no static busybox is installed")?;
-    image::write(&tree.join("image.tar"), IMAGE, &fs::read(busybox)?)?;
-    let disk = dir.join("payload.ext4");
-    make(&tree, &disk, PAYLOAD_SIZE)?;
-    Ok(disk)
+    image::write(&tree.join("image.tar"), IMAGE, &fs::read(busybox)?)
 }
 
 /// A root disk that may be written, for one run.
@@ -211,14 +246,14 @@ pub(super) fn copy(base: &Base, to: &Path) -> Result<(), Failure> {
         .arg(to))
 }
 
-fn make(tree: &Path, disk: &Path, size: &str) -> Result<(), Failure> {
+fn make(tree: &Path, disk: &Path, size: &str, label: &str) -> Result<(), Failure> {
     match fs::remove_file(disk) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(e.into()),
         _ => {}
     }
     output(
         Command::new(find("mke2fs").ok_or("mke2fs is not installed")?)
-            .args(["-q", "-t", "ext4", "-d"])
+            .args(["-q", "-t", "ext4", "-L", label, "-d"])
             .args([tree, disk])
             .arg(size),
     )?;
@@ -274,5 +309,17 @@ mod tests {
         ] {
             assert_eq!(offers(text), wanted, "{name}");
         }
+    }
+
+    #[test]
+    fn addresses() {
+        let wanted = Some("deb http://m/debian bookworm main".to_owned());
+        for text in [
+            "# http://other\ndeb [arch=amd64] http://m/debian bookworm main\n",
+            "Types: deb\nURIs: http://m/debian http://other\nSuites: bookworm\n",
+        ] {
+            assert_eq!(mirror(text), wanted, "{text}");
+        }
+        assert_eq!(mirror("Types: deb\n"), None);
     }
 }

@@ -2,7 +2,8 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader, Read},
+    io::{BufRead, BufReader, Read, Write},
+    os::unix::net::UnixStream,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::mpsc,
@@ -10,8 +11,13 @@ use std::{
     time::Duration,
 };
 
-use super::{disk::Base, report::Boot, uml};
-use crate::{Failure, process::find};
+use super::{
+    disk::Base,
+    emulated::{self, CABLE, Emulated},
+    report::{self, Boot},
+    uml,
+};
+use crate::{Failure, process::find, wait::until};
 
 /// What both kernels are told: the journal has to be read from outside when a check does not hold.
 pub(super) const WORDS: &str =
@@ -21,6 +27,8 @@ pub(super) const WORDS: &str =
 /// - `no_timer_check`: on a busy machine the emulated timer may come too late for the kernel, which then gives up.
 /// - `mitigations=off`: what they cost is many times as much when it is emulated, and nothing hostile runs here.
 const QEMU_WORDS: &str = "root=/dev/vda rw console=ttyS0 panic=-1 no_timer_check mitigations=off";
+/// Until qemu takes commands.
+const MONITOR_LIMIT: Duration = Duration::from_secs(60);
 /// Longest line that is taken from the guest, bytes.
 const LINE_LIMIT: u64 = 64 << 10;
 /// Switching off, with every pod ended first, on an emulated processor that has other things to do.
@@ -33,6 +41,8 @@ pub(crate) enum Backend {
     Qemu,
     /// User Mode Linux: Debian's kernel as a program of this machine's kernel, with one processor. Not for every machine.
     Uml,
+    /// Another processor, by qemu.
+    Board(&'static Emulated),
 }
 
 impl Backend {
@@ -49,6 +59,7 @@ impl Backend {
         match self {
             Self::Qemu => "qemu",
             Self::Uml => "uml",
+            Self::Board(board) => board.name,
         }
     }
 
@@ -57,6 +68,7 @@ impl Backend {
         match self {
             Self::Qemu => format!("qemu, {}", accelerator()),
             Self::Uml => "User Mode Linux".into(),
+            Self::Board(board) => format!("{}, emulated by qemu", board.name),
         }
     }
 }
@@ -76,14 +88,17 @@ pub(super) struct Machine {
     backend: Backend,
     child: Child,
     lines: mpsc::Receiver<String>,
+    /// Of a board.
+    monitor: Option<UnixStream>,
 }
 
 impl Machine {
     pub(super) fn start(plan: &Plan<'_>) -> Result<Self, Failure> {
         let backend = plan.base.backend;
         let mut command = match backend {
-            Backend::Qemu => qemu(plan)?,
+            Backend::Qemu => qemu(plan, pc(plan)?),
             Backend::Uml => uml::command(plan)?,
+            Backend::Board(board) => qemu(plan, board.command(plan)?),
         };
         let mut child = command
             .stdin(Stdio::null())
@@ -108,16 +123,33 @@ impl Machine {
                 line.clear();
             }
         });
-        Ok(Self {
+        let mut machine = Self {
             backend,
             child,
             lines,
-        })
+            monitor: None,
+        };
+        if let Backend::Board(_) = backend {
+            let path = emulated::monitor(plan.dir);
+            let monitor = until(MONITOR_LIMIT, || Ok(UnixStream::connect(&path)?))?;
+            machine.monitor = Some(monitor);
+            if plan.boot == Boot::Unplugged {
+                machine.tell(&format!("set_link {CABLE} off"))?;
+            }
+            machine.tell("cont")?;
+        }
+        Ok(machine)
     }
 
-    /// What the guest writes to its second serial port.
-    pub(super) fn lines(&self) -> &mpsc::Receiver<String> {
-        &self.lines
+    /// Has qemu do something with the machine.
+    fn tell(&self, command: &str) -> Result<(), Failure> {
+        let mut monitor = self.monitor.as_ref().ok_or("it has no monitor")?;
+        Ok(writeln!(monitor, "{command}")?)
+    }
+
+    /// What the guest writes to its second serial port, until it ends; what that wants of qemu is done.
+    pub(super) fn report(&self, boot: Boot) -> Result<u32, Failure> {
+        report::read(&self.lines, boot, |command| self.tell(command))
     }
 
     pub(super) fn has_ended(&mut self) -> Result<(), Failure> {
@@ -140,22 +172,28 @@ impl Drop for Machine {
     }
 }
 
-fn qemu(plan: &Plan<'_>) -> Result<Command, Failure> {
+/// What every machine in qemu has, beside what is its own.
+fn qemu(plan: &Plan<'_>, mut command: Command) -> Command {
+    command
+        .args(["-smp", "2", "-m", &plan.boot.memory_mib().to_string()])
+        .args(["-nodefaults", "-no-user-config", "-display", "none"])
+        .arg("-no-reboot")
+        .arg("-kernel")
+        .arg(&plan.base.kernel)
+        .arg("-initrd")
+        .arg(&plan.base.initrd);
+    command
+}
+
+fn pc(plan: &Plan<'_>) -> Result<Command, Failure> {
     let program = find("qemu-system-x86_64").ok_or("qemu-system-x86_64 is not installed")?;
     let mut command = Command::new(program);
     command
         .args(["-machine", "q35", "-accel", accelerator()])
-        .args(["-cpu", "max", "-smp", "2"])
-        .args(["-m", &plan.boot.memory_mib().to_string()])
-        .args(["-nodefaults", "-no-user-config", "-display", "none"])
-        .args(["-nic", "none", "-no-reboot"])
+        .args(["-cpu", "max", "-nic", "none"])
         .args(["-device", "virtio-rng-pci"])
-        .arg("-kernel")
-        .arg(&plan.base.kernel)
-        .arg("-initrd")
-        .arg(&plan.base.initrd)
         .arg("-append")
-        .arg(format!("{QEMU_WORDS} {WORDS} {}", plan.boot.word()))
+        .arg(format!("{QEMU_WORDS} {WORDS} {}", plan.boot.words()))
         .arg("-drive")
         // What the guest has written is in the file when qemu is killed, whether the file is on a disk or not: there
         // is no reason to wait for one.
@@ -193,10 +231,5 @@ pub(super) fn accelerator() -> &'static str {
 
 /// The first serial port: kernel, systemd and journal.
 pub(super) fn console(dir: &Path, boot: Boot) -> PathBuf {
-    dir.join(match boot {
-        Boot::Fresh => "console-1.log",
-        Boot::AfterPowerCut => "console-2.log",
-        Boot::Small => "console-3.log",
-        Boot::Pressure => "console-4.log",
-    })
+    dir.join(format!("console-{}.log", boot.name()))
 }

@@ -32,6 +32,16 @@ pub(super) fn sleeper(name: &str, seconds: u32) -> String {
         .replace("SECONDS", &seconds.to_string())
 }
 
+/// A pod that prints a line and is alive as long as a file is there.
+pub(super) fn lively(name: &str) -> String {
+    fill(LIVELY).replace("NAME", name)
+}
+
+/// A pod of that image.
+pub(super) fn of_image(name: &str, image: &str) -> String {
+    sleeper(name, 1_000_000).replace(IMAGE, image)
+}
+
 /// Pods that take little, of which nothing may end.
 pub(super) const BYSTANDERS: [&str; 3] = ["modest-1", "modest-2", "modest-3"];
 
@@ -283,6 +293,20 @@ spec:
     command: [sleep, 'SECONDS']
 "#;
 
+const LIVELY: &str = r#"apiVersion: v1
+kind: Pod
+metadata: {name: NAME}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers:
+  - name: main
+    image: IMAGE
+    imagePullPolicy: Never
+    command: [sh, -c, 'touch /tmp/alive; echo begun; sleep 1000000']
+    startupProbe: {exec: {command: [test, -f, /tmp/alive]}, periodSeconds: 1, failureThreshold: 300}
+    livenessProbe: {exec: {command: [test, -f, /tmp/alive]}, periodSeconds: 2, timeoutSeconds: 30}
+"#;
+
 const EATER: &str = r#"apiVersion: v1
 kind: Pod
 metadata: {name: NAME}
@@ -317,6 +341,8 @@ mod tests {
     fn the_agent_takes_them() {
         let mut all = few();
         all.push(("sleeper", sleeper("crowd-1", 7)));
+        all.push(("lively", lively("lively")));
+        all.push(("foreign", of_image("foreign", "localhost/x:1")));
         all.push(("stray", under_profile("stray", "other")));
         let few: Vec<_> = bystanders();
         all.extend(few.into_iter().map(|(_, text)| ("bystander", text)));

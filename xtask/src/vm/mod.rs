@@ -5,8 +5,11 @@
 //! the same program ([`guest`]) does what is to be checked and reports. The machine has no network. It is started twice: the
 //! first time its power is cut in the middle of churn, the second time it has to come up by itself. A second machine has
 //! 256 MiB and shows how many pods that is enough for. A third one, only with `--pressure`, runs short of everything.
+//!
+//! `cargo xtask board`: the same on emulated boards, installed from a release, and what only these show ([`emulated`]).
 
 mod disk;
+mod emulated;
 mod guest;
 mod machine;
 mod manifests;
@@ -15,6 +18,7 @@ mod uml;
 
 use std::path::{Path, PathBuf};
 
+use emulated::EMULATED;
 use machine::{Backend, Machine, Plan};
 use report::Boot;
 
@@ -30,7 +34,7 @@ pub(crate) use guest::run as run_guest;
 /// Disks and logs; the base image stays for the next run.
 const DIR: &str = "target/vm";
 /// Lines of a console that are shown when something did not hold.
-const TAIL_LINES: usize = 60;
+const TAIL_LINES: usize = 100;
 
 /// Whether the agent told of each pod of the small machine that it ends it. Nothing else there has ended a pod: what is
 /// told was told while the machine went down. How long that took says little on an emulated processor.
@@ -64,13 +68,13 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     const KNOWN: &str = "known: --qemu, --uml, --pressure, --program FILE";
     let mut backend = Backend::quick();
     let mut program = None;
-    let mut is_asked: fn(&Boot) -> bool = |boot| *boot != Boot::Pressure;
+    let mut boots = Boot::MACHINE.to_vec();
     let mut words = words.iter();
     while let Some(word) = words.next() {
         match word.as_str() {
             "--qemu" => backend = Backend::Qemu,
             "--uml" => backend = Backend::Uml,
-            "--pressure" => is_asked = |boot| *boot == Boot::Pressure,
+            "--pressure" => boots = vec![Boot::Pressure],
             "--program" => {
                 let file = words.next().ok_or_else(|| format!("which? {KNOWN}"))?;
                 program = Some(PathBuf::from(file));
@@ -88,6 +92,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     let its_own: &[install::Need] = match backend {
         Backend::Qemu => &install::QEMU,
         Backend::Uml => &install::UML,
+        Backend::Board(_) => &install::BOARD,
     };
     let missing = install::ensure(&[&install::BUILD, &install::HOST, &install::VM, its_own])?;
     if !missing.is_empty() {
@@ -101,16 +106,47 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
             stage::program()?
         }
     };
+    show(backend, &boots, |tree, _| disk::fill(tree, &program))
+}
+
+/// Boards by name; none: all.
+pub(crate) fn run_boards(words: &[String]) -> Result<(), Failure> {
+    let known = EMULATED.map(|board| board.name);
+    if let Some(odd) = words.iter().find(|word| !known.contains(&word.as_str())) {
+        return Err(format!("unknown board {odd:?}; there are {}", known.join(", ")).into());
+    }
+    if !is_root() {
+        return Err("a board's image holds files of root: run this as root".into());
+    }
+    let missing = install::ensure(&[&install::HOST, &install::VM, &install::BOARD])?;
+    if !missing.is_empty() {
+        eprintln!("SKIPPED board: not installed: {}", missing.join(", "));
+        return Ok(());
+    }
+    for board in &EMULATED {
+        if words.is_empty() || words.iter().any(|word| word == board.name) {
+            let fill = |tree: &Path, base: &disk::Base| board.payload(tree, base);
+            show(Backend::Board(board), &Boot::BOARD, fill)?;
+        }
+    }
+    Ok(())
+}
+
+fn show(
+    backend: Backend,
+    boots: &[Boot],
+    fill: impl FnOnce(&Path, &disk::Base) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     let dir = &Path::new(DIR).join(backend.name());
     let base = disk::base(dir, backend)?;
-    let payload = disk::payload(dir, &program)?;
+    let payload = disk::payload(dir, |tree| fill(tree, &base))?;
     println!("Starting the machine ({})", backend.title());
     let watch = Watch::start();
     let site = Site {
         dir,
         base: &base,
         payload: &payload,
-        boots: Boot::ALL.into_iter().filter(is_asked).collect(),
+        boots,
     };
     let mut steps = site.show();
     // Seen once, in qemu without the processor's help: a step that takes a minute told nothing for seven.
@@ -131,7 +167,7 @@ struct Site<'a> {
     dir: &'a Path,
     base: &'a disk::Base,
     payload: &'a Path,
-    boots: Vec<Boot>,
+    boots: &'a [Boot],
 }
 
 impl Site<'_> {
@@ -139,7 +175,7 @@ impl Site<'_> {
     fn show(&self) -> Result<u32, Failure> {
         let root = self.dir.join("root.ext4");
         let mut steps = 0;
-        for &boot in &self.boots {
+        for &boot in self.boots {
             println!("\n== {}", boot.title());
             if boot.is_new() {
                 disk::copy(self.base, &root)?;
@@ -158,7 +194,7 @@ impl Site<'_> {
             boot,
         })?;
         let console = machine::console(self.dir, boot);
-        let mut steps = report::read(machine.lines(), boot).inspect_err(|e| {
+        let mut steps = machine.report(boot).inspect_err(|e| {
             println!("error: {e}; the end of what the machine's console said:");
             println!("{}", tail(&console));
         })?;

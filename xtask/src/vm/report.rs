@@ -16,6 +16,9 @@ const FAILED: &str = "failed ";
 const NOTE: &str = "note ";
 const END: &str = "end";
 const ALIVE: &str = "alive";
+const MONITOR: &str = "monitor ";
+/// Tells the guest which boot it is.
+const WORD: &str = "picolet.boot=";
 
 /// Which start of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,16 +29,27 @@ pub(super) enum Boot {
     AfterPowerCut,
     /// Another new machine, with half the memory.
     Small,
-    /// The same anew, where pods take what there is. Only if it is asked for.
+    /// The same disk again, with the cable out. Ends in an upgrade, in which the power is cut.
+    Unplugged,
+    /// The same disk once more.
+    AfterUpgradeCut,
+    /// The same, and the kernel is told to have no memory controller.
+    WithoutMemory,
+    /// A new small machine, where pods take what there is. Only if it is asked for.
     Pressure,
 }
 
 impl Boot {
-    pub(super) const ALL: [Self; 4] = [
+    /// Those of a virtual machine.
+    pub(super) const MACHINE: [Self; 3] = [Self::Fresh, Self::AfterPowerCut, Self::Small];
+    /// Those of an emulated board.
+    pub(super) const BOARD: [Self; 6] = [
         Self::Fresh,
         Self::AfterPowerCut,
         Self::Small,
-        Self::Pressure,
+        Self::Unplugged,
+        Self::AfterUpgradeCut,
+        Self::WithoutMemory,
     ];
 
     pub(super) fn title(self) -> &'static str {
@@ -43,42 +57,59 @@ impl Boot {
             Self::Fresh => "a new machine",
             Self::AfterPowerCut => "the same machine after a power cut",
             Self::Small => "a new machine of 256 MiB",
+            Self::Unplugged => "the same machine with the cable out",
+            Self::AfterUpgradeCut => "the same machine after a power cut in an upgrade",
+            Self::WithoutMemory => "the same machine without the memory controller",
             Self::Pressure => "a new machine of 256 MiB that runs short",
         }
     }
 
-    /// Its word on the kernel's command line.
-    pub(super) fn word(self) -> &'static str {
+    /// Also that of its log.
+    pub(super) fn name(self) -> &'static str {
         match self {
-            Self::Fresh => "picolet.boot=fresh",
-            Self::AfterPowerCut => "picolet.boot=cut",
-            Self::Small => "picolet.boot=small",
-            Self::Pressure => "picolet.boot=pressure",
+            Self::Fresh => "fresh",
+            Self::AfterPowerCut => "cut",
+            Self::Small => "small",
+            Self::Unplugged => "unplugged",
+            Self::AfterUpgradeCut => "upgrade",
+            Self::WithoutMemory => "memory",
+            Self::Pressure => "pressure",
         }
+    }
+
+    /// Its words on the kernel's command line.
+    pub(super) fn words(self) -> String {
+        let more = match self {
+            Self::WithoutMemory => " cgroup_disable=memory",
+            _ => "",
+        };
+        format!("{WORD}{}{more}", self.name())
+    }
+
+    /// The one of a command line.
+    pub(super) fn of(line: &str) -> Option<Self> {
+        let mut words = line.split_whitespace();
+        let name = words.find_map(|word| word.strip_prefix(WORD))?;
+        let mut all = Self::BOARD.into_iter().chain([Self::Pressure]);
+        all.find(|boot| boot.name() == name)
     }
 
     /// Memory of the machine, MiB: the smallest board that is aimed at, and half of that.
     pub(super) fn memory_mib(self) -> u32 {
         match self {
             Self::Fresh | Self::AfterPowerCut => 512,
-            Self::Small | Self::Pressure => 256,
+            _ => 256,
         }
     }
 
     /// Whether the disk is a new one.
     pub(super) fn is_new(self) -> bool {
-        match self {
-            Self::Fresh | Self::Small | Self::Pressure => true,
-            Self::AfterPowerCut => false,
-        }
+        matches!(self, Self::Fresh | Self::Small | Self::Pressure)
     }
 
     /// Whether the machine is switched off at the end; otherwise its power is cut.
     pub(super) fn ends_in_order(self) -> bool {
-        match self {
-            Self::Fresh => false,
-            Self::AfterPowerCut | Self::Small | Self::Pressure => true,
-        }
+        !matches!(self, Self::Fresh | Self::Unplugged)
     }
 }
 
@@ -91,6 +122,8 @@ pub(super) enum Line {
     Failed(String),
     /// A figure, or where something stands.
     Note(String),
+    /// What the machine's monitor is to be told: the guest cannot pull its own cable.
+    Monitor(String),
     /// A sign of life.
     Alive,
     /// Nothing follows.
@@ -104,6 +137,7 @@ impl Line {
             Self::Held(what) => format!("{HELD}{}", plain(what)),
             Self::Failed(what) => format!("{FAILED}{}", plain(what)),
             Self::Note(what) => format!("{NOTE}{}", plain(what)),
+            Self::Monitor(what) => format!("{MONITOR}{}", plain(what)),
             Self::Alive => ALIVE.to_owned(),
             Self::End => END.to_owned(),
         }
@@ -117,6 +151,7 @@ impl Line {
             .map(Self::Held)
             .or_else(|| rest(FAILED).map(Self::Failed))
             .or_else(|| rest(NOTE).map(Self::Note))
+            .or_else(|| rest(MONITOR).map(Self::Monitor))
             .or_else(|| (line == END).then_some(Self::End))
             .or_else(|| (line == ALIVE).then_some(Self::Alive))
     }
@@ -136,7 +171,12 @@ impl fmt::Display for Stalled {
 impl std::error::Error for Stalled {}
 
 /// Prints what comes until the end and returns how many checks held. One that did not is an error, and so is silence.
-pub(super) fn read(lines: &mpsc::Receiver<String>, boot: Boot) -> Result<u32, Failure> {
+/// `monitor` takes what the guest wants of the machine.
+pub(super) fn read(
+    lines: &mpsc::Receiver<String>,
+    boot: Boot,
+    mut monitor: impl FnMut(&str) -> Result<(), Failure>,
+) -> Result<u32, Failure> {
     let mut held = 0;
     let mut failed = 0;
     let mut lives = false;
@@ -169,6 +209,7 @@ pub(super) fn read(lines: &mpsc::Receiver<String>, boot: Boot) -> Result<u32, Fa
                 failed += 1;
             }
             Some(Line::Note(what)) => println!("  {what}"),
+            Some(Line::Monitor(what)) => monitor(&what)?,
             Some(Line::End) if failed > 0 => {
                 return Err(format!("{}: {failed} steps did not hold", boot.title()).into());
             }
@@ -189,7 +230,7 @@ mod tests {
             sender.send((*line).to_owned()).expect("open");
         }
         drop(sender);
-        read(&receiver, Boot::Fresh).map_err(|e| e.to_string())
+        read(&receiver, Boot::Fresh, |_| Ok(())).map_err(|e| e.to_string())
     }
 
     #[test]
@@ -215,6 +256,7 @@ mod tests {
             Line::Held("a: b".into()),
             Line::Failed("c".into()),
             Line::Note("d".into()),
+            Line::Monitor("set_link cable off".into()),
             Line::Alive,
             Line::End,
         ] {
@@ -224,5 +266,13 @@ mod tests {
             Line::Failed("two\nlines".into()).text(),
             "failed two | lines"
         );
+    }
+
+    #[test]
+    fn every_boot_is_told_from_the_others() {
+        for boot in Boot::BOARD.into_iter().chain([Boot::Pressure]) {
+            assert_eq!(Boot::of(&format!("quiet {}", boot.words())), Some(boot));
+        }
+        assert_eq!(Boot::of("quiet"), None);
     }
 }

@@ -120,7 +120,7 @@ pub(super) fn command(plan: &Plan<'_>) -> Result<Command, Failure> {
         .arg(format!("ubd0={}", name(plan.root)?))
         .args(KERNEL_WORDS.split_whitespace())
         .args(WORDS.split_whitespace())
-        .arg(plan.boot.word())
+        .arg(plan.boot.words())
         .current_dir(plan.dir)
         .stderr(File::create(console(plan.dir, plan.boot))?);
     let memory = if has_room(plan.boot.memory_mib()) {

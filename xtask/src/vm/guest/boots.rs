@@ -3,7 +3,7 @@
 use std::{fs, net::IpAddr, path::Path, thread};
 
 use super::{
-    Guest, LIMIT, apparmor, call, container_id, expect,
+    Guest, LIMIT, apparmor, board, call, container_id, expect,
     facts::{TREE, control_groups, http, inits, mounts, shims, text, unit, veths},
     figures, groups,
     node::{self, STATE, drop_manifest, hidden, init, manifest, no_restarts, sync_manifest},
@@ -81,6 +81,9 @@ pub(super) fn fresh(guest: &mut Guest) {
         groups::unit_alone,
     );
     guest.step("Memory is within what is promised", figures::hold);
+    if board::is_one() {
+        board::pods(guest);
+    }
 
     let before = inits();
     for (what, words) in [

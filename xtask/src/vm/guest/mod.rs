@@ -1,6 +1,7 @@
 //! Inside the machine: installs picolet as an operator does and checks what cannot be checked on another machine.
 
 mod apparmor;
+mod board;
 mod boots;
 mod facts;
 mod figures;
@@ -28,7 +29,7 @@ use crate::{
     wait::{Watch, pass, until_each},
 };
 
-/// Where the verdicts go.
+/// Where the verdicts go, if no port of a board is named after them.
 const PORT: &str = "/dev/ttyS1";
 /// A pod's start, and everything else that takes its time on an emulated processor.
 const LIMIT: Duration = Duration::from_secs(400);
@@ -38,26 +39,27 @@ const POLL: Duration = Duration::from_millis(250);
 
 /// Runs the checks of this boot; `xtask vm-guest`.
 pub(crate) fn run() -> ExitCode {
-    let port = match File::options().write(true).open(PORT) {
+    let path = board::port().unwrap_or_else(|| PORT.into());
+    let port = match File::options().write(true).open(&path) {
         Ok(port) => port,
         Err(e) => {
-            eprintln!("error: {PORT}: {e}");
+            eprintln!("error: {path}: {e}");
             return ExitCode::FAILURE;
         }
     };
     match port.try_clone() {
         Ok(port) => _ = std::thread::spawn(move || live(Guest { port })),
-        Err(e) => eprintln!("error: {PORT}: {e}"),
+        Err(e) => eprintln!("error: {path}: {e}"),
     }
     let mut guest = Guest { port };
     let line = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
-    match Boot::ALL
-        .into_iter()
-        .find(|boot| line.split_whitespace().any(|w| w == boot.word()))
-    {
+    match Boot::of(&line) {
         Some(Boot::Fresh) => boots::fresh(&mut guest),
         Some(Boot::AfterPowerCut) => boots::after_power_cut(&mut guest),
         Some(Boot::Small) => small::run(&mut guest),
+        Some(Boot::Unplugged) => board::unplugged(&mut guest),
+        Some(Boot::AfterUpgradeCut) => board::after_upgrade_cut(&mut guest),
+        Some(Boot::WithoutMemory) => board::without_memory(&mut guest),
         Some(Boot::Pressure) => pressure::run(&mut guest),
         None => guest.say(&Line::Failed("no word of a boot".into())),
     }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    Guest, LIMIT, call, container_id, expect,
+    Guest, LIMIT, board, call, container_id, expect,
     facts::{TREE, inits, text, unit},
     pod, pods, until,
 };
@@ -31,7 +31,11 @@ pub(super) const RESERVED_PIDS: u64 = 100;
 /// Installs picolet and starts it, up to an imported image.
 pub(super) fn set_up(guest: &mut Guest) {
     guest.step("The machine is what a board is", machine);
-    guest.step("Installed as the README says", install);
+    if board::is_one() {
+        board::install(guest);
+    } else {
+        guest.step("Installed as the README says", install);
+    }
     guest.step(
         "systemctl start waits until it is ready (Type=notify)",
         || {
@@ -89,6 +93,15 @@ fn install() -> Result<String, Failure> {
         let unit = format!("{PAYLOAD}/{name}");
         call(&["install", "-m", "644", &unit, "/etc/systemd/system/"])?;
     }
+    configure()?;
+    // What was installed is to be there after the power cut. The agent has not run yet: nothing of it is synced here.
+    call(&["systemctl", "enable", "picolet"])?;
+    call(&["sync"])?;
+    Ok(String::new())
+}
+
+/// What is there before the agent starts.
+pub(super) fn configure() -> Result<(), Failure> {
     fs::create_dir_all(MANIFESTS)?;
     fs::write(
         "/etc/picolet/config.yaml",
@@ -100,10 +113,7 @@ fn install() -> Result<String, Failure> {
     let profile = "/etc/apparmor.d/picolet-vm";
     fs::write(profile, manifests::profile())?;
     call(&["apparmor_parser", "--replace", profile])?;
-    // What was installed is to be there after the power cut. The agent has not run yet: nothing of it is synced here.
-    call(&["systemctl", "enable", "picolet"])?;
-    call(&["sync"])?;
-    Ok(String::new())
+    Ok(())
 }
 
 pub(super) fn manifest(name: &str) -> PathBuf {

@@ -17,6 +17,11 @@ use crate::vm::{
 /// groups, an interface, mounts. Measured: 1045 on Debian's kernel with two processors.
 const POD_KIB: u64 = 1536;
 
+/// The pods.
+pub(super) fn crowd() -> Vec<String> {
+    (0..SMALL_CROWD).map(|n| format!("crowd-{n}")).collect()
+}
+
 pub(super) fn run(guest: &mut Guest) {
     guest.step("It has no more memory than that", || {
         let total: u64 = text("/proc/meminfo")?
@@ -40,7 +45,7 @@ pub(super) fn run(guest: &mut Guest) {
             .map_or_else(ToString::to_string, Figures::text),
     );
 
-    let names: Vec<_> = (0..SMALL_CROWD).map(|n| format!("crowd-{n}")).collect();
+    let names = crowd();
     guest.step("All pods of a crowd run", || {
         for name in &names {
             drop_manifest(name, &manifests::sleeper(name, 1_000_000))?;
