@@ -106,13 +106,19 @@ impl<'a> Pass<'a> {
         self.config_pod(uid).is_none() && !self.runs(uid)
     }
 
-    /// Pods to create. A kubelet does that without asking admission; here it is asked again, for another pod may have what
+    /// Pods to create: those that are wanted, and those that have ended and wait for their deletion. A kubelet does that without asking admission; here it is asked again, for another pod may have what
     /// they want by now.
     pub fn restarts(&self) -> impl Iterator<Item = Restart<'a>> + use<'a> {
         let pass = *self;
         pass.config
             .iter()
-            .filter(move |pod| (pod.active || pod.restart_requested) && !pod.api_phase_terminal)
+            .filter(move |pod| {
+                // Somebody has to find that nothing is left of it. The API's own word of its end may be on its way.
+                let ended = pod.api_phase_terminal || !pod.active;
+                let deleted = pod.deletion_requested && !pod.is_static && !pass.runs(pod.uid);
+                let wanted = pod.active || pod.restart_requested;
+                (ended && deleted) || (wanted && !pod.api_phase_terminal)
+            })
             .filter(move |pod| pass.known(pod.uid).is_none())
             .map(|pod| Restart {
                 uid: pod.uid,
@@ -319,7 +325,16 @@ mod tests {
     #[test]
     fn restarts() {
         let a = uid("a");
-        // CLEAN-09
+        // CLEAN-09 CLEAN-10
+        let ended = ConfigPod {
+            active: false,
+            api_phase_terminal: true,
+            ..wanted(&a)
+        };
+        let deleted = ConfigPod {
+            deletion_requested: true,
+            ..ended
+        };
         for (name, pod, is_known, restarts) in [
             ("active and missing", wanted(&a), false, true),
             ("active and there", wanted(&a), true, false),
@@ -351,6 +366,23 @@ mod tests {
                 true,
                 false,
             ),
+            ("ended", ended, false, false),
+            ("ended, and deleted since", deleted, false, true),
+            (
+                "ended as far as this node knows, and deleted since",
+                ConfigPod {
+                    api_phase_terminal: false,
+                    ..deleted
+                },
+                false,
+                true,
+            ),
+            (
+                "ended, deleted, and its worker is there",
+                deleted,
+                true,
+                false,
+            ),
         ] {
             let known = [known("a", WorkState::Terminated)];
             let pass = Pass {
@@ -366,6 +398,13 @@ mod tests {
             });
             assert_eq!(pass.restarts().next(), expected, "{name}");
         }
+        let pass = Pass {
+            config: &[deleted],
+            mirrors: &[],
+            known: &[],
+            running: &[running("a")],
+        };
+        assert_eq!(pass.restarts().next(), None, "it is ended first");
     }
 
     #[test]
