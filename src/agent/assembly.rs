@@ -104,6 +104,7 @@ pub(super) fn hands(
         garbage,
         housekeeper: Rc::new(housekeeper),
         evictor: Rc::new(evictor),
+        devices: machine.devices.clone(),
         relist,
         events: events.clone(),
     }
@@ -463,13 +464,32 @@ pub(super) fn providers(parts: &Parts, events: &Sender<Event>) -> Vec<Task> {
 /// What devices there are before the first pod is admitted, if pods may ask for any. Blocking.
 pub(super) fn first_devices(parts: &Parts) -> Option<devices::Beginning> {
     let devices = parts.machine.devices.as_ref()?;
-    Some(devices.begin(&parts.machine.store))
+    Some(devices.begin())
 }
 
-/// What tells of devices that come and go, if pods may ask for any.
+/// What takes registrations of device plugins, if they may come.
+pub(super) fn device_plugins(
+    parts: &Parts,
+    executor: &Rc<LocalExecutor<'static>>,
+    events: &Sender<Event>,
+) -> std::io::Result<Option<Task>> {
+    let devices = parts.machine.devices.as_ref();
+    let Some(plugins) = devices.and_then(|devices| devices.plugins.clone()) else {
+        return Ok(None);
+    };
+    let listener = plugins.listen()?;
+    let serve = plugins.serve(listener, Rc::clone(executor), events.clone());
+    Ok(Some(boxed(serve)))
+}
+
+/// What tells of devices that come and go, if any is declared.
 pub(super) fn device_watch(parts: &Parts, events: &Sender<Event>) -> Option<Task> {
+    let devices = parts.machine.devices.clone()?;
+    if devices.declared.entries.is_empty() {
+        return None;
+    }
     let watch = device_watch::Watch {
-        devices: parts.machine.devices.clone()?,
+        devices,
         clock: Rc::clone(&parts.tools.clock),
         doorbell: parts.cfg.doorbells,
         events: events.clone(),

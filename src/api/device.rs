@@ -1,4 +1,11 @@
-//! What a look at the machine shows of its devices: data that crosses from whoever looks to whoever decides.
+//! What a look at the machine shows of its devices, and what plugins say of theirs: data that crosses from whoever looks to
+//! whoever decides.
+
+use alloc::{collections::BTreeMap, string::String, vec::Vec};
+
+use serde::{Deserialize, Serialize};
+
+use crate::cri::{Device, Mount};
 
 /// Devices of the machine, as far as somebody asked for them.
 ///
@@ -50,6 +57,24 @@ pub struct Usb {
     pub place: Place,
     /// Its nodes with their subsystems, sorted. Its own under `/dev/bus/usb` is of the subsystem `usb`.
     pub nodes: Vec<(String, Node)>,
+}
+
+/// What a container gets of a plugin for units that it holds.
+///
+/// - Source: `ContainerAllocateResponse` of `pkg/apis/deviceplugin/v1beta1/api.proto`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Answer {
+    /// Variables.
+    pub env: BTreeMap<String, String>,
+    /// Mounts.
+    pub mounts: Vec<Mount>,
+    /// Nodes, or directories of nodes. Their numbers are not known yet.
+    pub nodes: Vec<Device>,
+    /// Annotations, for the runtime.
+    pub annotations: BTreeMap<String, String>,
+    /// Names of CDI devices.
+    pub cdi_devices: Vec<String>,
 }
 
 /// What is looked for.

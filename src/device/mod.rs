@@ -1,5 +1,7 @@
-//! Devices of the machine: what nodes there are, and when that may have changed. What is made of it is not decided here.
+//! Devices of the machine: what nodes there are, and when that may have changed; and how device plugins are spoken with. What
+//! is made of it is not decided here.
 
+pub mod plugin;
 mod scan;
 mod uevent;
 
