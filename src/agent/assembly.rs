@@ -467,19 +467,21 @@ pub(super) fn first_devices(parts: &Parts) -> Option<devices::Beginning> {
     Some(devices.begin())
 }
 
-/// What takes registrations of device plugins, if they may come.
+/// What takes registrations of device plugins, and tells what pods have, if they may come.
 pub(super) fn device_plugins(
     parts: &Parts,
     executor: &Rc<LocalExecutor<'static>>,
     events: &Sender<Event>,
-) -> std::io::Result<Option<Task>> {
+) -> std::io::Result<Vec<Task>> {
     let devices = parts.machine.devices.as_ref();
     let Some(plugins) = devices.and_then(|devices| devices.plugins.clone()) else {
-        return Ok(None);
+        return Ok(Vec::new());
     };
-    let listener = plugins.listen()?;
-    let serve = plugins.serve(listener, Rc::clone(executor), events.clone());
-    Ok(Some(boxed(serve)))
+    let [of_plugins, of_readers] = plugins.listen()?;
+    let agent = Asker::new(events.clone());
+    let tell = Rc::clone(&plugins).tell_holdings(of_readers, Rc::clone(executor), agent);
+    let serve = plugins.serve(of_plugins, Rc::clone(executor), events.clone());
+    Ok(vec![boxed(serve), boxed(tell)])
 }
 
 /// What tells of devices that come and go, if any is declared.

@@ -8,7 +8,7 @@ use alloc::{
     rc::Rc,
     sync::Arc,
 };
-use core::cell::RefCell;
+use core::cell::{Cell, RefCell};
 use std::{
     fs::File,
     io::{self, Read as _},
@@ -19,18 +19,26 @@ use serde::{Deserialize, Serialize};
 use smol::{LocalExecutor, channel::Sender};
 
 use super::{
+    asker::Asker,
     clock::{Clock, Ticks},
     complaints::Complaints,
-    core::Event,
+    core::{Agent, Event},
 };
 use crate::{
     api::{PodUid, device::Answer, strict::from_json},
-    device::plugin::{Listener, Plugin, RegisterRequest, Registered},
+    device::{
+        Listener,
+        plugin::{self, Plugin, RegisterRequest, Registered},
+        pod_resources::{self, Asked},
+    },
     grpc::{
         Time,
         status::{Code, Status},
     },
-    logic::devices::{self, Declared, Listed, Preferred, Question, Wrong},
+    logic::{
+        devices::{self, Declared, Listed, Preferred, Question, Wrong},
+        pull_rate::PullRate,
+    },
     sys::{file, lane::Lane},
 };
 
@@ -38,6 +46,37 @@ use crate::{
 const FILE: &str = "device-plugins.json";
 /// Bytes of it.
 const MAX_BYTES: u64 = 64 << 10;
+/// Name of the directory, beside that of plugins, of the socket for those who ask what pods have.
+const RESOURCES_DIR: &str = "pod-resources";
+/// How often they may.
+const READS_PER_SECOND: u32 = 100;
+const READS_AT_ONCE: u32 = 10;
+
+/// Why a plugin is not there, or does not give what it is to give.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PluginError {
+    /// It was not, or is not any more.
+    #[error("the device plugin of {0} is not there")]
+    Absent(Box<str>),
+    /// It does not answer as it should.
+    #[error("{}", .0.message)]
+    Call(Status),
+    /// What it says is not what it has to be.
+    #[error("{0}")]
+    Wrong(Wrong),
+    /// It ends its list.
+    #[error("it ends its list")]
+    Ended,
+    /// That it is there cannot be kept.
+    #[error("cannot write {0}: {1}")]
+    Record(String, io::Error),
+    /// Of which resource.
+    #[error("the device plugin of {0}: {1}")]
+    Of(Box<str>, Box<Self>),
+    /// None is asked here.
+    #[error("picolet.devicePlugins is off: no plugin can be asked")]
+    Off,
+}
 
 /// Something that the loop is told of plugins.
 pub(super) enum News {
@@ -131,9 +170,38 @@ impl Plugins {
         self.state.borrow().known.iter().cloned().collect()
     }
 
-    /// Opens the socket.
-    pub(super) fn listen(&self) -> io::Result<Listener> {
-        Listener::bind(&self.dir)
+    /// Opens the sockets: for plugins, and for those who ask what pods have.
+    pub(super) fn listen(&self) -> io::Result<[Listener; 2]> {
+        let beside = self.dir.with_file_name(RESOURCES_DIR);
+        Ok([
+            Listener::of_plugins(&self.dir)?,
+            Listener::of_readers(&beside)?,
+        ])
+    }
+
+    /// Tells who has which devices, as long as the agent runs (DEV-17).
+    pub(super) async fn tell_holdings(
+        self: Rc<Self>,
+        listener: Listener,
+        executor: Rc<LocalExecutor<'static>>,
+        agent: Asker,
+    ) {
+        let (clock, time) = (Rc::clone(&self.clock), self.time());
+        let rate = PullRate::new(READS_PER_SECOND, READS_AT_ONCE, clock.now());
+        let rate = Cell::new(rate);
+        let ask = move || -> Asked {
+            let mut now = rate.get();
+            let allowed = now.allows(clock.now());
+            rate.set(now);
+            let agent = agent.clone();
+            Box::pin(async move {
+                match allowed {
+                    true => Some(agent.ask(Agent::holdings).await),
+                    false => None,
+                }
+            })
+        };
+        pod_resources::serve(listener, Rc::new(ask), executor, time).await;
     }
 
     /// Takes registrations as long as the agent runs.
@@ -150,7 +218,7 @@ impl Plugins {
             let events = events.clone();
             Box::pin(async move { plugins.register(request, executor, events).await })
         };
-        listener.serve(Rc::new(register), spawner, time).await;
+        plugin::serve(listener, Rc::new(register), spawner, time).await;
     }
 
     fn time(&self) -> Rc<dyn Time> {
@@ -188,7 +256,7 @@ impl Plugins {
         let _turn = self.registering.lock().await;
         let resource: Box<str> = resource_name.as_str().into();
         let kept = self.remember(&resource).await;
-        kept.map_err(|e| refused(Status::new(Code::UNAVAILABLE, e)))?;
+        kept.map_err(|e| refused(Status::new(Code::UNAVAILABLE, e.to_string())))?;
         // One that is there under this name is not any more: its end is not told.
         let before = self.state.borrow_mut().live.remove(&resource);
         drop(before);
@@ -223,22 +291,22 @@ impl Plugins {
     }
 
     /// Keeps the name of a resource. Errors: it cannot be kept, or there are too many.
-    async fn remember(&self, resource: &str) -> Result<(), String> {
+    async fn remember(&self, resource: &str) -> Result<(), PluginError> {
         let mut resources = self.state.borrow().known.clone();
         if !resources.insert(resource.into()) {
             return Ok(());
         }
         if resources.len() > devices::MAX_PLUGINS {
-            return Err(Wrong::Plugins.to_string());
+            return Err(PluginError::Wrong(Wrong::Plugins));
         }
         let known = Known { resources };
-        let text = serde_json::to_vec(&known).map_err(|e| e.to_string())?;
+        let failed = |e: io::Error| PluginError::Record(self.file.display().to_string(), e);
+        let text = serde_json::to_vec(&known).map_err(|e| failed(e.into()))?;
         let path = self.file.clone();
         let kept = self
             .disk
             .run(move || file::write_atomic(&path, &text, 0o600, true));
-        kept.await
-            .map_err(|e| format!("cannot write {}: {e}", self.file.display()))?;
+        kept.await.map_err(failed)?;
         self.state.borrow_mut().known = known.resources;
         Ok(())
     }
@@ -252,7 +320,7 @@ impl Plugins {
         events: Sender<Event>,
     ) {
         let end = self.read(&resource, &plugin, number, &events).await;
-        let why = end.err().unwrap_or_else(|| "it ends its list".into());
+        let why = end.err().unwrap_or(PluginError::Ended);
         let text = format!("the device plugin of {resource} has gone: {why}");
         self.complaints.complain(&text);
         let news = News::Gone {
@@ -279,14 +347,13 @@ impl Plugins {
         plugin: &Plugin,
         number: u64,
         events: &Sender<Event>,
-    ) -> Result<(), String> {
+    ) -> Result<(), PluginError> {
         let time = self.time();
-        let said = |e: Status| e.message;
-        let mut lists = plugin.lists().await.map_err(said)?;
+        let mut lists = plugin.lists().await.map_err(PluginError::Call)?;
         // Bounded: by the pauses between lists.
-        while let Some(units) = lists.next(&*time).await.map_err(said)? {
+        while let Some(units) = lists.next(&*time).await.map_err(PluginError::Call)? {
             let others = self.units_of_others(number);
-            let units = devices::listed(units, others).map_err(|why| why.to_string())?;
+            let units = devices::listed(units, others).map_err(PluginError::Wrong)?;
             if let Some(live) = self.state.borrow_mut().live.get_mut(resource) {
                 live.units = units.len();
             }
@@ -302,10 +369,10 @@ impl Plugins {
         others.map(|live| live.units).sum()
     }
 
-    fn plugin(&self, resource: &str) -> Result<Plugin, String> {
+    fn plugin(&self, resource: &str) -> Result<Plugin, PluginError> {
         let state = self.state.borrow();
         let live = state.live.get(resource);
-        let live = live.ok_or_else(|| format!("the device plugin of {resource} is not there"))?;
+        let live = live.ok_or_else(|| PluginError::Absent(resource.into()))?;
         Ok(live.plugin.clone())
     }
 
@@ -314,20 +381,22 @@ impl Plugins {
         &self,
         resource: &str,
         ids: &[Box<str>],
-    ) -> Result<(Answer, bool), String> {
+    ) -> Result<(Answer, bool), PluginError> {
         let plugin = self.plugin(resource)?;
-        let answer = plugin.allocate(ids).await;
-        let answer =
-            answer.map_err(|e| format!("the device plugin of {resource}: {}", e.message))?;
-        let answer = devices::answer(answer);
-        let answer = answer.map_err(|why| format!("the device plugin of {resource}: {why}"))?;
+        let answer = plugin.allocate(ids).await.map_err(PluginError::Call);
+        let answer = answer.and_then(|a| devices::answer(a).map_err(PluginError::Wrong));
+        let answer = answer.map_err(|e| PluginError::Of(resource.into(), Box::new(e)))?;
         Ok((answer, plugin.pre_start))
     }
 
     /// A container that holds these units is about to start.
-    pub(super) async fn pre_start(&self, resource: &str, ids: &[Box<str>]) -> Result<(), String> {
+    pub(super) async fn pre_start(
+        &self,
+        resource: &str,
+        ids: &[Box<str>],
+    ) -> Result<(), PluginError> {
         let told = self.plugin(resource)?.pre_start(ids).await;
-        told.map_err(|e| format!("the device plugin of {resource}: {}", e.message))
+        told.map_err(|e| PluginError::Of(resource.into(), Box::new(PluginError::Call(e))))
     }
 
     /// Which units the plugin would choose; none if it does not say.
@@ -342,9 +411,9 @@ impl Plugins {
         let asked = async {
             let plugin = self.plugin(&resource)?;
             let preferred = plugin.preferred(&available, &must_include, size).await;
-            preferred.map_err(|e| e.message)
+            preferred.map_err(PluginError::Call)
         };
-        let ids = asked.await.unwrap_or_else(|why| {
+        let ids = asked.await.unwrap_or_else(|why: PluginError| {
             let text = format!("the device plugin of {resource}: {why}");
             self.complaints.complain(&text);
             Vec::new()

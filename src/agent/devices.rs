@@ -8,7 +8,7 @@ use alloc::{rc::Rc, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    device_plugins::{News, Plugins},
+    device_plugins::{News, PluginError, Plugins},
     pod_store::PodStore,
 };
 use crate::{
@@ -46,6 +46,17 @@ pub(super) struct Beginning {
     pub(super) held: Vec<(PodUid, Vec<Held>)>,
     /// Resources that plugins offered then.
     pub(super) offered: Vec<Box<str>>,
+}
+
+/// Why nothing of a pod may start.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NotSettled {
+    /// What it holds cannot be kept.
+    #[error("cannot record the devices of the pod: {0}")]
+    Record(#[from] std::io::Error),
+    /// A plugin does not say what it gives.
+    #[error("{0}")]
+    Plugin(#[from] PluginError),
 }
 
 /// Why a container does not get what its pod holds.
@@ -96,7 +107,7 @@ impl Devices {
     /// (DEV-05): each is asked once for a container.
     ///
     /// - Errors: that cannot be kept, or a plugin does not answer. It is tried again.
-    pub(super) async fn settle(&self, uid: &PodUid, held: &[Held]) -> Result<(), String> {
+    pub(super) async fn settle(&self, uid: &PodUid, held: &[Held]) -> Result<(), NotSettled> {
         let (store, of) = (self.store.clone(), uid.clone());
         let kept = self.disk.run(move || recall(&store, &of)).await;
         let mut kept = kept.unwrap_or_default();
@@ -126,12 +137,11 @@ impl Devices {
         kept.devices = held.to_vec();
         let (store, uid) = (self.store.clone(), uid.clone());
         let kept = self.disk.run(move || keep(&store, &uid, &kept)).await;
-        kept.map_err(|e| format!("cannot record the devices of the pod: {e}"))
+        Ok(kept?)
     }
 
-    fn plugins(&self) -> Result<&Plugins, String> {
-        let plugins = self.plugins.as_deref();
-        plugins.ok_or_else(|| "picolet.devicePlugins is off: no plugin can be asked".into())
+    fn plugins(&self) -> Result<&Plugins, PluginError> {
+        self.plugins.as_deref().ok_or(PluginError::Off)
     }
 
     /// What a container that is about to start gets for what its pod holds: of units as they are here now (DEV-41), and what
@@ -164,13 +174,14 @@ impl Devices {
         }
         for answered in &mut answers {
             if answered.pre_start {
-                let plugins = self.plugins().map_err(NotGiven::PreStart)?;
+                let refused = |e: PluginError| NotGiven::PreStart(e.to_string());
+                let plugins = self.plugins().map_err(refused)?;
                 let told = plugins.pre_start(&answered.resource, &answered.ids).await;
-                told.map_err(NotGiven::PreStart)?;
+                told.map_err(refused)?;
             }
             let named = core::mem::take(&mut answered.answer.nodes);
             let nodes = self.disk.run(move || plugin::nodes(named)).await;
-            answered.answer.nodes = nodes.map_err(NotGiven::Create)?;
+            answered.answer.nodes = nodes.map_err(|e| NotGiven::Create(e.to_string()))?;
         }
         merge(&mut all, answers);
         Ok(all)

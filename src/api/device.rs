@@ -77,6 +77,29 @@ pub struct Answer {
     pub cdi_devices: Vec<String>,
 }
 
+/// Ids by their resources, in order.
+pub type IdsByResource = Vec<(String, Vec<String>)>;
+
+/// What an active pod has of devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodHolds {
+    /// Its name.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its containers, but for plain init containers, also those that hold nothing.
+    pub containers: Vec<(String, IdsByResource)>,
+}
+
+/// Who has which devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holdings {
+    /// Active pods.
+    pub pods: Vec<PodHolds>,
+    /// Those that can be given, held or not.
+    pub healthy: IdsByResource,
+}
+
 /// What is looked for.
 pub trait Wanted: Send + Sync {
     /// Whether a node of this name is wanted.

@@ -2,13 +2,16 @@
 //! is made of it is not decided here.
 
 pub mod plugin;
+pub mod pod_resources;
 mod scan;
+mod socket;
 mod uevent;
 
 use std::path::{Path, PathBuf};
 
 use crate::api::device::{Seen, Wanted};
 
+pub use socket::Listener;
 pub use uevent::Doorbell;
 
 /// Where devices can be looked at. Every call blocks for some milliseconds.

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 
 use picolet::api::Mono;
-use picolet::grpc::client::{self, Options};
-use picolet::grpc::proto::message;
+use picolet::grpc::client::{self, Client, Options};
+use picolet::grpc::proto::{Message, message};
 use picolet::grpc::server::{Answering, Exchange, Handler, serve};
 use picolet::grpc::status::{Code, Status};
 use picolet::grpc::{Sleep, Time};
@@ -81,6 +81,52 @@ message! {
         2 mounts: Vec<MountMessage>,
         3 nodes: Vec<NodeMessage>,
         4 annotations: BTreeMap<String, String>,
+        5 cdi_devices: Vec<CdiMessage>,
+    }
+}
+message! {
+    pub(crate) struct CdiMessage {
+        1 name: String,
+    }
+}
+message! {
+    pub(crate) struct ContainerDevices {
+        1 resource: String,
+        2 ids: Vec<String>,
+    }
+}
+message! {
+    struct ContainerHolds {
+        1 name: String,
+        2 devices: Vec<ContainerDevices>,
+    }
+}
+message! {
+    struct PodHolds {
+        1 name: String,
+        2 namespace: String,
+        3 containers: Vec<ContainerHolds>,
+    }
+}
+message! {
+    struct PodsHold {
+        1 pods: Vec<PodHolds>,
+    }
+}
+message! {
+    struct OnePod {
+        1 pod: Option<PodHolds>,
+    }
+}
+message! {
+    struct WhichPod {
+        1 name: String,
+        2 namespace: String,
+    }
+}
+message! {
+    struct AllDevices {
+        1 devices: Vec<ContainerDevices>,
     }
 }
 message! {
@@ -291,17 +337,93 @@ pub(crate) fn register(
         endpoint: endpoint.into(),
         resource_name: resource.into(),
     };
+    let path = "/v1beta1.Registration/Register";
+    ask::<Empty>(dir, path, &mut request).map(drop)
+}
+
+/// Asks the agent that serves in `dir`.
+fn ask<A: Message + Default>(
+    dir: &Path,
+    path: &str,
+    request: &mut dyn Message,
+) -> Result<A, String> {
+    connected(dir, async |client: Client| {
+        let options = Options::default();
+        let asked = client.unary::<A>(path, request, &options).await;
+        asked.map_err(|e| e.message)
+    })
+}
+
+fn connected<T>(
+    dir: &Path,
+    work: impl AsyncFnOnce(Client) -> Result<T, String>,
+) -> Result<T, String> {
     let socket = dir.join("kubelet.sock");
     let executor = LocalExecutor::new();
-    let ask = async {
+    let work = async {
         let pipe = Async::<UnixStream>::connect(&socket).await;
         let pipe = pipe.map_err(|e| e.to_string())?;
         let (client, driver) = client::connect(pipe, "localhost", Rc::new(Clock));
         executor.spawn(driver).detach();
-        let options = Options::default();
-        let path = "/v1beta1.Registration/Register";
-        let asked = client.unary::<Empty>(path, &mut request, &options).await;
-        asked.map(drop).map_err(|e| e.message)
+        work(client).await
     };
-    smol::block_on(executor.run(ask))
+    smol::block_on(executor.run(work))
+}
+
+/// Asks so often, without a pause, what can be given, until it is refused. The error is how.
+pub(crate) fn hurry(dir: &Path, times: usize) -> Result<(), String> {
+    connected(dir, async |client: Client| {
+        for _ in 0..times {
+            let options = Options::default();
+            let path = "/v1.PodResourcesLister/GetAllocatableResources";
+            let asked = client.unary::<AllDevices>(path, &mut Empty {}, &options);
+            asked
+                .await
+                .map_err(|e| format!("{}: {}", e.code, e.message))?;
+        }
+        Ok(())
+    })
+}
+
+fn shown(devices: Vec<ContainerDevices>) -> String {
+    let all = devices.into_iter();
+    let all = all.map(|d| format!("{}={}", d.resource, d.ids.join("+")));
+    all.collect::<Vec<_>>().join(" ")
+}
+
+fn lines(pod: PodHolds) -> Vec<String> {
+    let PodHolds {
+        name,
+        namespace,
+        containers,
+    } = pod;
+    let all = containers.into_iter();
+    all.map(|c| format!("{namespace}/{name}/{}: {}", c.name, shown(c.devices)))
+        .collect()
+}
+
+/// What the agent says that pods hold, container by container, sorted.
+pub(crate) fn list(dir: &Path) -> Result<Vec<String>, String> {
+    let path = "/v1.PodResourcesLister/List";
+    let all: PodsHold = ask(dir, path, &mut Empty {})?;
+    let mut lines: Vec<String> = all.pods.into_iter().flat_map(lines).collect();
+    lines.sort();
+    Ok(lines)
+}
+
+/// The same of one pod.
+pub(crate) fn get(dir: &Path, namespace: &str, name: &str) -> Result<Vec<String>, String> {
+    let mut which = WhichPod {
+        name: name.into(),
+        namespace: namespace.into(),
+    };
+    let pod: OnePod = ask(dir, "/v1.PodResourcesLister/Get", &mut which)?;
+    Ok(pod.pod.map(lines).unwrap_or_default())
+}
+
+/// What it says that can be given.
+pub(crate) fn allocatable(dir: &Path) -> Result<String, String> {
+    let path = "/v1.PodResourcesLister/GetAllocatableResources";
+    let all: AllDevices = ask(dir, path, &mut Empty {})?;
+    Ok(shown(all.devices))
 }

@@ -1,15 +1,19 @@
 //! Device plugins, as a user sees them: one registers, containers get what it gives, and it and the agent come and go.
 
 use std::fs;
+use std::io::Write as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::{Mode, SFlag, mknod};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
+use crate::containerd;
 use crate::host::{self, Host, IDLE, full, sh, status_of, with};
-use crate::plugin::{Gift, Habits, MountMessage, NodeMessage, Plugin, register};
+use crate::plugin::{self, CdiMessage, Gift, Habits, MountMessage, NodeMessage, Plugin, register};
 
 /// Four bytes of a device that no container may use by itself.
 const DEVICE: &str = "/dev/cpu_dma_latency";
@@ -24,7 +28,7 @@ picolet:
   devicePluginDir: DIR
   devices:
   - resource: example.com/declared
-    match: {path: /dev/nothing}
+    match: {path: /dev/full}
 "#;
 
 /// A host that plugins may come to, and where.
@@ -33,14 +37,20 @@ fn start() -> Option<(Host, PathBuf)> {
         return None;
     }
     let mut host = Host::new(&[]);
+    let dir = configure(&mut host);
+    host.start_agent();
+    host.import();
+    Some((host, dir))
+}
+
+/// Lets plugins come, from the agent's next start on. Returns where.
+fn configure(host: &mut Host) -> PathBuf {
     let (config, dir) = (host.path("config.yaml"), host.path("plugins"));
     let text = CONFIG.replace("DIR", &dir.display().to_string());
     fs::write(&config, text).expect("configuration");
     host.flags
         .extend(["--config".into(), config.display().to_string()]);
-    host.start_agent();
-    host.import();
-    Some((host, dir))
+    dir
 }
 
 fn units(all: &[(&str, bool)]) -> Vec<(String, bool)> {
@@ -115,19 +125,15 @@ fn id_of(host: &Host, pod: &str) -> Value {
 /// Ends the container's process; another one takes its place.
 fn start_anew(host: &Host, pod: &str) {
     let before = id_of(host, pod);
-    host.cli(&["exec", &full(pod), "--", "kill", "1"]);
-    nix::sys::signal::kill(
-        nix::unistd::Pid::from_raw(host.pid(pod, "main")),
-        Signal::SIGKILL,
-    )
-    .ok();
+    let pid = Pid::from_raw(host.pid(pod, "main"));
+    kill(pid, Signal::SIGKILL).expect("killed");
     host.wait_pod(pod, "starts anew", |pod| {
         let status = status_of(pod, "main");
         status["containerID"] != before && !status["state"]["running"].is_null()
     });
 }
 
-// DEV-01 DEV-02 DEV-03 DEV-05 DEV-06 DEV-09 DEV-10
+// DEV-01 DEV-02 DEV-03 DEV-05 DEV-06 DEV-09 DEV-10 DEV-17
 #[test]
 fn what_a_plugin_gives() {
     if !Path::new(DEVICE).exists() {
@@ -254,6 +260,52 @@ fn what_a_plugin_gives() {
     says(&host, "third", "IDS=two\n");
     node_has(&host, "3", "3");
 
+    // Who counts devices sees who has which, of plugins and of the machine.
+    let of_machine = with(
+        sh("main", IDLE),
+        json!({"resources": {"limits": {"example.com/declared": 1}}}),
+    );
+    let without = sh("beside", IDLE);
+    host.pod("fourth", json!({"containers": [of_machine, without]}));
+    host.wait_ready("fourth");
+    let readers = host.path("pod-resources");
+    let list = plugin::list(&readers).expect("a list");
+    let line = |pod: &str, held: &str| format!("default/{}/{held}", full(pod));
+    let (declared, id) = list[2].rsplit_once('=').expect("an id");
+    assert_eq!(
+        declared,
+        line("fourth", "main: example.com/declared"),
+        "{list:?}"
+    );
+    let first = line("first", "main: example.com/probe=three");
+    assert_eq!(
+        list,
+        [
+            first.clone(),
+            line("fourth", "beside: "),
+            line("fourth", &format!("main: example.com/declared={id}")),
+            line("second", "main: example.com/probe=one"),
+            line("third", "main: example.com/probe=two"),
+        ]
+    );
+    let own = plugin::get(&readers, "default", &full("first"));
+    assert_eq!(own, Ok(vec![first]));
+    let none = plugin::get(&readers, "default", "none");
+    assert_eq!(none, Err("pod none in namespace default not found".into()));
+    let all = plugin::allocatable(&readers).expect("devices");
+    assert_eq!(
+        all,
+        format!("example.com/declared={id} example.com/probe=one+three+two")
+    );
+    let refused = plugin::hurry(&readers, 100_000);
+    let text = "ResourceExhausted: rejected by rate limit";
+    assert_eq!(refused, Err(text.into()));
+    // It may again a while later.
+    host.until("it is answered", |_| {
+        let list = plugin::list(&readers);
+        (list.is_ok(), format!("{list:?}"))
+    });
+
     // A unit that is held becomes ill: it runs on.
     let running = id_of(&host, "first");
     plugin.change(|habits| habits.units[2].1 = false);
@@ -265,6 +317,10 @@ fn what_a_plugin_gives() {
         )
     });
     node_has(&host, "3", "2");
+    host.until("it is told", |_| {
+        let all = plugin::allocatable(&readers).expect("devices");
+        (all.ends_with("example.com/probe=one+two"), all)
+    });
     plugin.change(|habits| habits.units[2].1 = true);
     host.until("it is told", |host| {
         let told = messages(host, "DeviceBack");
@@ -368,7 +424,19 @@ fn plugins_that_misbehave() {
         refuses,
         ..Habits::default()
     };
-    // One that does not say what it can do is no plugin.
+    // One that speaks another protocol is no plugin, neither here nor there.
+    let mut garbage = UnixStream::connect(dir.join("kubelet.sock")).expect("connected");
+    garbage.write_all(&[0xff; 4096]).expect("written");
+    let listener = UnixListener::bind(dir.join("garbage.sock")).expect("socket");
+    let speak = std::thread::spawn(move || {
+        let (mut agent, _) = listener.accept().expect("the agent");
+        agent.write_all(&[b'x'; 4096]).expect("written");
+        agent
+    });
+    let refused = register(&dir, "v1beta1", "garbage.sock", RESOURCE).expect_err("garbage");
+    assert!(refused.starts_with("GetDevicePluginOptions: "), "{refused}");
+    drop((garbage, speak.join()));
+    // One that does not say what it can do neither.
     let plugin = Plugin::start(&socket, habits("GetDevicePluginOptions", ""));
     let refused = register(&dir, "v1beta1", "probe.sock", RESOURCE);
     let text = "GetDevicePluginOptions: context deadline exceeded";
@@ -417,5 +485,81 @@ fn plugins_that_misbehave() {
     plugin.register(RESOURCE);
     node_has(&host, "1", "1");
     assert_eq!(id_of(&host, "first"), running);
+    // What this runtime does not know is not left out.
+    host.remove("first.yaml");
+    host.wait_gone("first");
+    let name = "vendor.com/class=one";
+    plugin.change(|all| all.gift.cdi_devices = vec![CdiMessage { name: name.into() }]);
+    host.pod("second", prober(""));
+    host.wait_pod("second", "waits", |pod| {
+        let waiting = &status_of(pod, "main")["state"]["waiting"];
+        let message = waiting["message"].as_str().unwrap_or_default();
+        waiting["reason"] == "CreateContainerError"
+            && message.contains("CDI device vendor.com/class=one: only a runtime that serves CRI")
+    });
+    // Resources without a healthy device are named.
+    plugin.change(|all| all.units[0].1 = false);
+    node_has(&host, "1", "0");
+    let check = host.command_with_flags("check", &[]);
+    let said = host::text(&check.stdout);
+    assert!(
+        said.contains("no device of example.com/probe is healthy"),
+        "{said}"
+    );
     host.finish();
+}
+
+// DEV-09
+#[test]
+fn what_a_plugin_gives_in_containerd() {
+    let Some((containerd, mut host)) =
+        containerd::start_containerd("device_plugins::what_a_plugin_gives_in_containerd")
+    else {
+        return;
+    };
+    let dir = configure(&mut host);
+    host.start_agent();
+    let given = host.path("shared/given");
+    fs::create_dir(&given).expect("directory");
+    fs::write(given.join("file-of-the-plugin"), "").expect("file");
+    let nodes = host.path("shared/nodes");
+    fs::create_dir(&nodes).expect("directory");
+    let number = fs::metadata("/dev/loop-control").or_else(|_| fs::metadata("/dev/fuse"));
+    let number = number
+        .or_else(|_| fs::metadata("/dev/kmsg"))
+        .expect("device")
+        .rdev();
+    mknod(&nodes.join("one"), SFlag::S_IFCHR, Mode::S_IRUSR, number).expect("node");
+    let gift = Gift {
+        mounts: vec![MountMessage {
+            container_path: "/given".into(),
+            host_path: given.display().to_string(),
+            read_only: true,
+        }],
+        nodes: vec![NodeMessage {
+            container_path: "/dev/probe".into(),
+            host_path: nodes.display().to_string(),
+            permissions: "mrw".into(),
+        }],
+        ..Gift::default()
+    };
+    let habits = Habits {
+        units: units(&[("one", true)]),
+        gift,
+        ..Habits::default()
+    };
+    let plugin = Plugin::start(&dir.join("probe.sock"), habits);
+    plugin.register(RESOURCE);
+    let script = "echo IDS=$IDS; ls /given /dev/probe; test -c /dev/probe/one && \
+                  : < /dev/probe/one && echo opened; echo said; while :; do sleep 1; done";
+    let more = json!({"resources": {"limits": {RESOURCE: 1}}});
+    let container = containerd::container("main", script, &more);
+    host.pod("first", json!({"containers": [container]}));
+    host.wait_ready("first");
+    says(&host, "first", "IDS=one\n");
+    says(&host, "first", "file-of-the-plugin\n");
+    says(&host, "first", "opened\n");
+    assert_eq!(plugin.calls(), ["Allocate one"]);
+    drop(host);
+    drop(containerd);
 }

@@ -1,7 +1,10 @@
 //! Devices: who gets which, who waits for one, and what comes of it when one goes or comes back. The rules are
 //! `logic::devices`'s (DEV).
 
-use alloc::{collections::BTreeMap, sync::Arc};
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 use core::time::Duration;
 
 use super::{Agent, Effect, Purpose};
@@ -11,7 +14,11 @@ use crate::{
         devices::Beginning,
         recorder::{About, Severity},
     },
-    api::{ContainerId, Mono, Pod, PodUid, cri::ContainerState, device::Seen},
+    api::{
+        ContainerId, Mono, Pod, PodUid,
+        cri::ContainerState,
+        device::{Holdings, PodHolds, Seen},
+    },
     config::DeviceConfig,
     logic::{
         devices::{
@@ -365,6 +372,47 @@ impl Agent {
         let all = self.devices.restarts.iter();
         let own = all.filter(|(pod, _)| pod == uid);
         own.map(|(_, id)| id.clone()).collect()
+    }
+
+    /// Who has which devices, for those who count them (DEV-17).
+    pub(in crate::agent) fn holdings(&self) -> Holdings {
+        let pods = self.pods.active().map(|(uid, config)| {
+            let held = self.devices.table.held_by(uid);
+            let held = held.map_or(&[][..], |held| held);
+            let held = || held.iter().filter(|held| !held.plain_init);
+            let status = self.pods.status(uid);
+            let shown = status.map_or(&[][..], |status| &status.container_statuses);
+            let shown = shown.iter().map(|container| &*container.name);
+            let names: BTreeSet<&str> = held().map(|h| &*h.container).chain(shown).collect();
+            let of = |name: &str| {
+                let own = held().filter(|held| *held.container == *name);
+                own.map(|held| {
+                    let ids: BTreeSet<&str> = held.ids.iter().map(|id| &**id).collect();
+                    let ids = ids.into_iter().map(String::from).collect();
+                    (String::from(&*held.resource), ids)
+                })
+                .collect()
+            };
+            PodHolds {
+                name: String::from(&*config.id.name.name),
+                namespace: String::from(&*config.id.name.namespace),
+                containers: names
+                    .into_iter()
+                    .map(|name| (String::from(name), of(name)))
+                    .collect(),
+            }
+        });
+        let mut healthy: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for unit in self.devices.table.shown() {
+            if unit.healthy {
+                let ids = healthy.entry(unit.resource.into()).or_default();
+                ids.push(unit.id.into());
+            }
+        }
+        Holdings {
+            pods: pods.collect(),
+            healthy: healthy.into_iter().collect(),
+        }
     }
 
     /// Every unit, for people.

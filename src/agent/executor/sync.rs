@@ -283,7 +283,8 @@ impl Syncer {
         };
         // A plugin may take its time.
         let settled = settled.or(cancelled).await;
-        settled.unwrap_or(Ok(())).map_err(|message| {
+        settled.unwrap_or(Ok(())).map_err(|e| {
+            let message = e.to_string();
             self.warn(pod, "DeviceNotReady", &message);
             SyncError::new(message)
         })

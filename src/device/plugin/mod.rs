@@ -4,20 +4,21 @@
 mod wire;
 
 use alloc::rc::Rc;
-use core::{cell::Cell, time::Duration};
+use core::{pin::Pin, time::Duration};
 use std::{
     fs, io,
     os::unix::{
-        fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _},
-        net::{UnixListener, UnixStream},
+        fs::{FileTypeExt as _, MetadataExt as _},
+        net::UnixStream,
     },
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
 use smol::{Async, LocalExecutor, Task, future::or};
 
 pub use wire::RegisterRequest;
 
+use super::socket::Listener;
 use crate::{
     api::{
         cri::{Device, Mount},
@@ -28,22 +29,15 @@ use crate::{
         Time,
         client::{self, Call, Client},
         proto::{self, Limits, Message},
-        server::{Answering, Exchange, Handler, serve},
+        server::{Answering, Exchange, Handler},
         status::{Code, Status},
     },
 };
 
-/// Name of the agent's socket.
-const SOCKET: &str = "kubelet.sock";
 /// How long a plugin may take to be reached, and to say what it can do.
 const DIAL_TIME: Duration = Duration::from_secs(10);
 /// How long it may take for any other answer (DEV-08, DEV-10).
 const ANSWER_TIME: Duration = Duration::from_secs(30);
-/// Connections of plugins that register, at a time, and how long one may last.
-const MAX_CONNECTIONS: usize = 16;
-const CONNECTION_TIME: Duration = Duration::from_secs(60);
-/// Pause after a connection that could not be taken.
-const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 /// Bytes of a list (DEV-03), and what reading it may take.
 const MAX_LIST_BYTES: usize = 4 << 20;
 const LIST_LIMITS: Limits = Limits {
@@ -57,74 +51,19 @@ const LIST_PAUSE: Duration = Duration::from_millis(200);
 const MAX_NODES: usize = 64;
 const MAX_DEPTH: usize = 4;
 
-/// The agent's socket, at which plugins register.
-#[derive(Debug)]
-pub struct Listener {
-    socket: Async<UnixListener>,
-}
-
 /// What becomes of a registration: the error is what the plugin is answered.
-pub type Registered = core::pin::Pin<Box<dyn Future<Output = Result<(), Status>>>>;
+pub type Registered = Pin<Box<dyn Future<Output = Result<(), Status>>>>;
 
-impl Listener {
-    /// Listens in `dir`. All sockets in it are unlinked, which is a plugin's sign to register again (DEV-01); other files stay.
-    pub fn bind(dir: &Path) -> io::Result<Self> {
-        let mut builder = fs::DirBuilder::new();
-        builder.recursive(true).mode(0o750).create(dir)?;
-        for entry in fs::read_dir(dir)? {
-            let entry = entry?;
-            if entry.file_type()?.is_socket() {
-                fs::remove_file(entry.path())?;
-            }
-        }
-        let path = dir.join(SOCKET);
-        let socket = UnixListener::bind(&path)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
-        let socket = Async::new(socket)?;
-        Ok(Self { socket })
-    }
-
-    /// Takes registrations until it is dropped.
-    pub async fn serve(
-        self,
-        register: Rc<dyn Fn(RegisterRequest) -> Registered>,
-        executor: Rc<LocalExecutor<'static>>,
-        time: Rc<dyn Time>,
-    ) {
-        let handler: Handler = Rc::new(move |exchange| -> Answering {
-            Box::pin(answer(exchange, Rc::clone(&register)))
-        });
-        let open = Rc::new(Cell::new(0_usize));
-        // Bounded: each turn waits for a plugin.
-        loop {
-            let accepted = self.socket.accept().await;
-            let pipe = match accepted {
-                Ok((pipe, _)) if open.get() < MAX_CONNECTIONS => pipe,
-                Ok(_) => {
-                    log::warn!("more than {MAX_CONNECTIONS} device plugins register at once");
-                    continue;
-                }
-                Err(e) => {
-                    log::warn!("device plugins: cannot accept: {e}");
-                    time.sleep(ACCEPT_PAUSE).await;
-                    continue;
-                }
-            };
-            open.set(open.get() + 1);
-            let (open, handler, time) = (Rc::clone(&open), Rc::clone(&handler), Rc::clone(&time));
-            let connection = async move {
-                let late = time.sleep(CONNECTION_TIME);
-                let late = async {
-                    late.await;
-                    Status::new(Code::DEADLINE_EXCEEDED, "it lasts too long")
-                };
-                let end = or(serve(pipe, handler, Rc::clone(&time)), late).await;
-                log::debug!("a device plugin's connection has ended: {end}");
-                open.set(open.get() - 1);
-            };
-            executor.spawn(connection).detach();
-        }
-    }
+/// Takes registrations until it is dropped.
+pub async fn serve(
+    listener: Listener,
+    register: Rc<dyn Fn(RegisterRequest) -> Registered>,
+    executor: Rc<LocalExecutor<'static>>,
+    time: Rc<dyn Time>,
+) {
+    let handler: Handler =
+        Rc::new(move |exchange| -> Answering { Box::pin(answer(exchange, Rc::clone(&register))) });
+    listener.serve(handler, executor, time).await;
 }
 
 async fn answer(
@@ -318,11 +257,12 @@ impl Lists {
 /// The nodes that plugins name, with their numbers; of a directory all that are in it. Blocking.
 ///
 /// - Errors: there is none.
-pub fn nodes(named: Vec<Device>) -> Result<Vec<Device>, String> {
+pub fn nodes(named: Vec<Device>) -> io::Result<Vec<Device>> {
     let mut nodes = Vec::new();
     for device in named {
         let path = device.host_path.clone();
-        add(device, 0, &mut nodes).map_err(|e| format!("device {path}: {e}"))?;
+        add(device, 0, &mut nodes)
+            .map_err(|e| io::Error::new(e.kind(), format!("device {path}: {e}")))?;
     }
     Ok(nodes)
 }

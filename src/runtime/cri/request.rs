@@ -418,6 +418,24 @@ mod tests {
     }
 
     #[test]
+    fn devices_of_plugins() {
+        // DEV-09
+        let config = ContainerConfig {
+            cdi_devices: vec!["v.com/c=1".into()],
+            ..ContainerConfig::default()
+        };
+        let mut sent = container(&config, &settings());
+        let bytes = encode(&mut sent);
+        // Field 17, in it field 1.
+        let name = [
+            &[17 << 3 & 0x7f | 0x80 | 2, 1, 11, 0x0a, 9],
+            &b"v.com/c=1"[..],
+        ]
+        .concat();
+        assert!(bytes.windows(name.len()).any(|w| w == name), "{bytes:?}");
+    }
+
+    #[test]
     fn labels_and_limits() {
         // CRI-32
         let label = selinux("u:r:t:s0:c1,c2").expect("a label");
