@@ -104,6 +104,7 @@ pub(super) fn hands(
         garbage,
         housekeeper: Rc::new(housekeeper),
         evictor: Rc::new(evictor),
+        devices: machine.devices.clone(),
         relist,
         events: events.clone(),
     }
@@ -463,13 +464,34 @@ pub(super) fn providers(parts: &Parts, events: &Sender<Event>) -> Vec<Task> {
 /// What devices there are before the first pod is admitted, if pods may ask for any. Blocking.
 pub(super) fn first_devices(parts: &Parts) -> Option<devices::Beginning> {
     let devices = parts.machine.devices.as_ref()?;
-    Some(devices.begin(&parts.machine.store))
+    Some(devices.begin())
 }
 
-/// What tells of devices that come and go, if pods may ask for any.
+/// What takes registrations of device plugins, and tells what pods have, if they may come.
+pub(super) fn device_plugins(
+    parts: &Parts,
+    executor: &Rc<LocalExecutor<'static>>,
+    events: &Sender<Event>,
+) -> std::io::Result<Vec<Task>> {
+    let devices = parts.machine.devices.as_ref();
+    let Some(plugins) = devices.and_then(|devices| devices.plugins.clone()) else {
+        return Ok(Vec::new());
+    };
+    let [of_plugins, of_readers] = plugins.listen()?;
+    let agent = Asker::new(events.clone());
+    let tell = Rc::clone(&plugins).tell_holdings(of_readers, Rc::clone(executor), agent);
+    let serve = plugins.serve(of_plugins, Rc::clone(executor), events.clone());
+    Ok(vec![boxed(serve), boxed(tell)])
+}
+
+/// What tells of devices that come and go, if any is declared.
 pub(super) fn device_watch(parts: &Parts, events: &Sender<Event>) -> Option<Task> {
+    let devices = parts.machine.devices.clone()?;
+    if devices.declared.entries.is_empty() {
+        return None;
+    }
     let watch = device_watch::Watch {
-        devices: parts.machine.devices.clone()?,
+        devices,
         clock: Rc::clone(&parts.tools.clock),
         doorbell: parts.cfg.doorbells,
         events: events.clone(),

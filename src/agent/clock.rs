@@ -11,6 +11,7 @@ use std::{io, rc::Rc};
 
 use crate::{
     api::{Mono, Wall},
+    grpc::{Sleep, Time},
     sys::{self, timer::Timer},
 };
 
@@ -25,6 +26,19 @@ pub(super) trait Clock {
     fn wall(&self) -> Wall;
     /// Resolves once `now()` is at least `deadline`; may be late.
     fn until(&self, deadline: Mono) -> Alarm;
+}
+
+/// The same, as gRPC asks for the time.
+pub(super) struct Ticks(pub(super) Rc<dyn Clock>);
+
+impl Time for Ticks {
+    fn now(&self) -> Duration {
+        self.0.now() - Mono(0)
+    }
+
+    fn sleep(&self, time: Duration) -> Sleep {
+        self.0.until(self.0.now() + time)
+    }
 }
 
 /// The machine's clocks. All waits of an agent share one timer of the kernel: those for the same time end by one wake-up, and

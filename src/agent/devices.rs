@@ -1,17 +1,20 @@
-//! Devices of the machine, looked at on the disk lane; and the records of who holds which, beside the pods' own:
-//! `<root>/pods/<uid>/devices.json`.
+//! Devices of the machine, looked at on the disk lane; what plugins give of theirs; and the records of who holds which, beside
+//! the pods' own: `<root>/pods/<uid>/devices.json`.
 //!
-//! None of it is there where no device is declared.
+//! None of it is there where no device is declared, and no plugin may come.
 
-use alloc::sync::Arc;
+use alloc::{rc::Rc, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-use super::pod_store::PodStore;
+use super::{
+    device_plugins::{News, PluginError, Plugins},
+    pod_store::PodStore,
+};
 use crate::{
     api::{PodError, PodUid, device::Seen, strict::from_json},
-    device::Machine,
-    logic::devices::{Declared, Given, Held, given},
+    device::{Machine, plugin},
+    logic::devices::{Answered, Declared, Given, Held, Question, given, merge},
     sys::lane::Lane,
 };
 
@@ -20,14 +23,18 @@ const VERSION: u32 = 1;
 /// Bytes of a record: what a pod of a hundred containers can hold.
 const MAX_BYTES: u64 = 256 << 10;
 
-/// Looks at devices.
+/// Looks at devices, and speaks with plugins.
 #[derive(Clone)]
 pub(super) struct Devices {
     /// What is looked for.
     pub(super) declared: Arc<Declared>,
     /// Where.
     pub(super) machine: Arc<dyn Machine>,
-    /// For looks: they block.
+    /// Plugins, if they may come.
+    pub(super) plugins: Option<Rc<Plugins>>,
+    /// Records.
+    pub(super) store: PodStore,
+    /// For looks, and records: they block.
     pub(super) disk: Lane,
 }
 
@@ -37,18 +44,50 @@ pub(super) struct Beginning {
     pub(super) seen: Seen,
     /// What pods hold since an agent before this one.
     pub(super) held: Vec<(PodUid, Vec<Held>)>,
+    /// Resources that plugins offered then.
+    pub(super) offered: Vec<Box<str>>,
+}
+
+/// Why nothing of a pod may start.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NotSettled {
+    /// What it holds cannot be kept.
+    #[error("cannot record the devices of the pod: {0}")]
+    Record(#[from] std::io::Error),
+    /// A plugin does not say what it gives.
+    #[error("{0}")]
+    Plugin(#[from] PluginError),
+}
+
+/// Why a container does not get what its pod holds.
+pub(super) enum NotGiven {
+    /// It cannot be made as it is to be.
+    Create(String),
+    /// A plugin was to be told before its start, and was not.
+    PreStart(String),
+}
+
+impl From<PodError> for NotGiven {
+    fn from(e: PodError) -> Self {
+        Self::Create(e.to_string())
+    }
 }
 
 impl Devices {
     /// What there is before the first pod is admitted (DEV-12, DEV-38). Blocking.
-    pub(super) fn begin(&self, store: &PodStore) -> Beginning {
-        let held = store.recorded().into_iter();
+    pub(super) fn begin(&self) -> Beginning {
+        let held = self.store.recorded().into_iter();
+        let offered = self.plugins.as_ref().map(|plugins| plugins.known());
         Beginning {
-            seen: self.machine.look(&*self.declared),
+            seen: match self.declared.entries.is_empty() {
+                true => Seen::default(),
+                false => self.machine.look(&*self.declared),
+            },
             held: held
-                .filter_map(|uid| Some((recall(store, &uid)?, uid)))
+                .filter_map(|uid| Some((recall(&self.store, &uid)?.devices, uid)))
                 .map(|(held, uid)| (uid, held))
                 .collect(),
+            offered: offered.unwrap_or_default(),
         }
     }
 
@@ -58,61 +97,163 @@ impl Devices {
         self.disk.run(move || machine.look(&*declared)).await
     }
 
-    /// What a container gets for what its pod holds, of what is here now (DEV-41).
-    pub(super) async fn given(&self, held: &[Held], container: &str) -> Result<Given, PodError> {
-        if !held.iter().any(|held| *held.container == *container) {
-            return Ok(Given::default());
+    /// Which units a plugin would choose.
+    pub(super) async fn preferred(&self, pod: PodUid, question: Question) -> Option<News> {
+        let answer = self.plugins.as_ref()?.preferred(question).await;
+        Some(News::Preferred { pod, answer })
+    }
+
+    /// Keeps what a pod holds before anything of it starts (DEV-12), with what plugins say that its containers get for it
+    /// (DEV-05): each is asked once for a container.
+    ///
+    /// - Errors: that cannot be kept, or a plugin does not answer. It is tried again.
+    pub(super) async fn settle(&self, uid: &PodUid, held: &[Held]) -> Result<(), NotSettled> {
+        let (store, of) = (self.store.clone(), uid.clone());
+        let kept = self.disk.run(move || recall(&store, &of)).await;
+        let mut kept = kept.unwrap_or_default();
+        let answers = kept.answers.len();
+        let of_plugins = || held.iter().filter(|held| held.plugin);
+        kept.answers
+            .retain(|answered| of_plugins().any(|held| is_for(answered, held)));
+        let mut is_new = kept.devices != held || kept.answers.len() != answers;
+        for held in of_plugins() {
+            if kept.answers.iter().any(|answered| is_for(answered, held)) {
+                continue;
+            }
+            let (answer, pre_start) = self.plugins()?.allocate(&held.resource, &held.ids).await?;
+            kept.answers.push(Answered {
+                container: held.container.clone(),
+                resource: held.resource.clone(),
+                ids: held.ids.clone(),
+                pre_start,
+                answer,
+            });
+            is_new = true;
         }
-        given(&self.declared, &self.look().await, held, container)
+        if !is_new {
+            return Ok(());
+        }
+        kept.v = VERSION;
+        kept.devices = held.to_vec();
+        let (store, uid) = (self.store.clone(), uid.clone());
+        let kept = self.disk.run(move || keep(&store, &uid, &kept)).await;
+        Ok(kept?)
+    }
+
+    fn plugins(&self) -> Result<&Plugins, PluginError> {
+        self.plugins.as_deref().ok_or(PluginError::Off)
+    }
+
+    /// What a container that is about to start gets for what its pod holds: of units as they are here now (DEV-41), and what
+    /// plugins have said (DEV-09). Plugins that want to know of the start are told (DEV-10).
+    pub(super) async fn given(
+        &self,
+        uid: &PodUid,
+        held: &[Held],
+        container: &str,
+    ) -> Result<Given, NotGiven> {
+        let own = || held.iter().filter(|held| *held.container == *container);
+        let mut all = Given::default();
+        if own().any(|held| !held.plugin) {
+            all = given(&self.declared, &self.look().await, held, container)?;
+        }
+        let mut answers = Vec::new();
+        if own().any(|held| held.plugin) {
+            let (store, uid) = (self.store.clone(), uid.clone());
+            let kept = self.disk.run(move || recall(&store, &uid)).await;
+            let kept = kept.unwrap_or_default().answers;
+            for held in own().filter(|held| held.plugin) {
+                let answered = kept.iter().find(|answered| is_for(answered, held));
+                let resource = &held.resource;
+                let answered = answered.cloned().ok_or_else(|| {
+                    let text = format!("what its plugin gives for {resource} is not known");
+                    NotGiven::Create(text)
+                })?;
+                answers.push(answered);
+            }
+        }
+        for answered in &mut answers {
+            if answered.pre_start {
+                let refused = |e: PluginError| NotGiven::PreStart(e.to_string());
+                let plugins = self.plugins().map_err(refused)?;
+                let told = plugins.pre_start(&answered.resource, &answered.ids).await;
+                told.map_err(refused)?;
+            }
+            let named = core::mem::take(&mut answered.answer.nodes);
+            let nodes = self.disk.run(move || plugin::nodes(named)).await;
+            answered.answer.nodes = nodes.map_err(|e| NotGiven::Create(e.to_string()))?;
+        }
+        merge(&mut all, answers);
+        Ok(all)
     }
 }
 
-#[derive(Debug, Serialize, Deserialize)]
+fn is_for(answered: &Answered, held: &Held) -> bool {
+    answered.container == held.container
+        && answered.resource == held.resource
+        && answered.ids == held.ids
+}
+
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Kept {
     v: u32,
     devices: Vec<Held>,
+    /// What plugins have said of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    answers: Vec<Answered>,
 }
 
-/// Keeps what a pod holds, unless that is what is kept. Durable: no other pod may get it after a power cut. Blocking.
-pub(super) fn keep(store: &PodStore, uid: &PodUid, held: &[Held]) -> std::io::Result<()> {
-    if recall(store, uid).is_some_and(|kept| kept == held) {
-        return Ok(());
+/// Keeps what a pod holds. Durable: no other pod may get it after a power cut. Blocking.
+fn keep(store: &PodStore, uid: &PodUid, kept: &Kept) -> std::io::Result<()> {
+    let text = serde_json::to_vec(kept)?;
+    if u64::try_from(text.len()).is_ok_and(|len| len > MAX_BYTES) {
+        let text = format!("more than {MAX_BYTES} bytes");
+        return Err(std::io::Error::other(text));
     }
-    let kept = Kept {
-        v: VERSION,
-        devices: held.to_vec(),
-    };
-    store.keep_devices(uid, &serde_json::to_vec(&kept)?)
+    store.keep_devices(uid, &text)
 }
 
 /// A damaged record counts as none: what runs goes on, and what starts asks anew.
-fn recall(store: &PodStore, uid: &PodUid) -> Option<Vec<Held>> {
+fn recall(store: &PodStore, uid: &PodUid) -> Option<Kept> {
     let text = store.devices(uid, MAX_BYTES)?;
     let kept: Kept = from_json(&text)
         .inspect_err(|e| log::warn!("uid={uid} its record of devices is unusable: {e}"))
         .ok()?;
-    (kept.v == VERSION).then_some(kept.devices)
+    (kept.v == VERSION).then_some(kept)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::device::Answer;
 
     #[test]
     fn records_come_back() {
-        // DEV-12
+        // DEV-11 DEV-12
         let root = std::env::temp_dir().join(format!("picolet-held-{}", std::process::id()));
         let store = PodStore::new(&root, &root.join("run"), "boot");
         let uid = PodUid::from("a");
         std::fs::create_dir_all(store.dir(&uid)).expect("directory");
         assert_eq!(recall(&store, &uid), None);
-        let held = |id: &str| {
-            vec![Held {
+        let held = |id: &str| Kept {
+            v: VERSION,
+            devices: vec![Held {
                 container: "c".into(),
                 resource: "picolet/x".into(),
                 ids: vec![id.into()],
                 plain_init: false,
-            }]
+                plugin: true,
+            }],
+            answers: vec![Answered {
+                container: "c".into(),
+                resource: "picolet/x".into(),
+                ids: vec![id.into()],
+                pre_start: true,
+                answer: Answer {
+                    cdi_devices: vec!["a/b=c".into()],
+                    ..Answer::default()
+                },
+            }],
         };
         for id in ["1", "2", "2"] {
             keep(&store, &uid, &held(id)).expect("kept");
@@ -120,10 +261,21 @@ mod tests {
         }
         assert_eq!(store.recorded(), core::slice::from_ref(&uid));
         let path = store.dir(&uid).join("devices.json");
+        // As it was before there were plugins.
+        let old =
+            r#"{"v":1,"devices":[{"container":"c","resource":"r","ids":["1"],"plainInit":false}]}"#;
+        std::fs::write(&path, old).expect("written");
+        let kept = recall(&store, &uid).expect("read");
+        assert!(!kept.devices[0].plugin && kept.answers.is_empty());
+        assert_eq!(serde_json::to_string(&kept).expect("text"), old);
         for text in ["", "{}", "{\"v\":2,\"devices\":[]}"] {
             std::fs::write(&path, text).expect("written");
             assert_eq!(recall(&store, &uid), None, "{text}");
         }
+        let mut large = held("1");
+        large.devices[0].ids = vec!["x".repeat(63).into(); 5000];
+        let refused = keep(&store, &uid, &large).expect_err("too large");
+        assert_eq!(refused.to_string(), "more than 262144 bytes");
         std::fs::remove_dir_all(root).expect("clean");
     }
 }

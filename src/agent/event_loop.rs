@@ -13,6 +13,7 @@ use super::{
     claims::Claims,
     clock::Clock,
     core::{Agent, Effect, Event, Purpose},
+    devices::Devices,
     driver::{PodDriver, Stop},
     eviction::Evictor,
     executor::{Cancel, Tell},
@@ -99,6 +100,7 @@ pub(super) struct Hands {
     pub(super) garbage: Rc<Garbage>,
     pub(super) housekeeper: Rc<Housekeeper>,
     pub(super) evictor: Rc<Evictor>,
+    pub(super) devices: Option<Devices>,
     /// Where relists are asked for.
     pub(super) relist: Sender<Mono>,
     /// To the loop. It is gone only when the agent ends.
@@ -175,6 +177,15 @@ impl Hands {
                 self.spawn(async move {
                     let input = evictor.carry_out(work).await;
                     let _ = events.send(Event::Eviction(Box::new(input))).await;
+                });
+            }
+            Effect::Prefer(uid, question) => {
+                let devices = self.devices.clone();
+                self.spawn(async move {
+                    let Some(devices) = devices else { return };
+                    if let Some(news) = devices.preferred(uid, question).await {
+                        let _ = events.send(Event::Plugin(Box::new(news))).await;
+                    }
                 });
             }
             Effect::Start(start, uid, cancel) => {

@@ -8,6 +8,7 @@ use super::{
     clock::Clock,
     cluster::{self, Cluster, Joined},
     complaints::Complaints,
+    device_plugins::Plugins,
     devices::Devices,
     eviction::gauge::Gauge,
     executor::PodCgroups,
@@ -171,9 +172,22 @@ impl Parts {
             Arc::clone(&cgroups),
             given.disk.clone(),
         );
+        let store = PodStore::new(&cfg.dirs.root, &cfg.dirs.run, &given.boot_id);
+        let store = store.of_cluster(&authority);
         let devices = cfg.devices.as_ref().map(|devices| Devices {
             declared: Arc::clone(&devices.declared),
             machine: given.devices,
+            plugins: devices.plugins.clone().map(|dir| {
+                Rc::new(Plugins::new(
+                    dir,
+                    &cfg.dirs.root,
+                    Arc::clone(&devices.declared),
+                    Rc::clone(&clock),
+                    given.disk.clone(),
+                    Rc::clone(&complaints),
+                ))
+            }),
+            store: store.clone(),
             disk: given.disk.clone(),
         });
         Self {
@@ -190,8 +204,7 @@ impl Parts {
             machine: Machine {
                 runtime,
                 providers: given.providers,
-                store: PodStore::new(&cfg.dirs.root, &cfg.dirs.run, &given.boot_id)
-                    .of_cluster(&authority),
+                store,
                 disk: given.disk,
                 volumes,
                 cgroups,

@@ -468,6 +468,10 @@ async fn serve(
     assembly::device_watch(&parts, &sender)
         .into_iter()
         .for_each(spawn);
+    assembly::device_plugins(&parts, &executor, &sender)
+        .map_err(|e| fatal(format!("picolet.devicePlugins: cannot listen: {e}")))?
+        .into_iter()
+        .for_each(spawn);
     let hands = assembly::hands(&parts, &driver, &executor, &sender, relist);
     event_loop::run(agent, hands, parts.tools.loop_watch.clone(), events).await;
     tell(notify, Notify::stopping);

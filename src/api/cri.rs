@@ -371,9 +371,12 @@ pub struct ContainerConfig {
     /// Device nodes, no two of one path in the container.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<Device>,
+    /// Names of CDI devices.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cdi_devices: Vec<String>,
     /// `io.kubernetes.*` labels.
     pub labels: BTreeMap<String, String>,
-    /// `io.kubernetes.*` annotations.
+    /// `io.kubernetes.*` annotations, and those of device plugins.
     pub annotations: BTreeMap<String, String>,
     /// Log file, relative to the sandbox's log directory.
     pub log_path: String,

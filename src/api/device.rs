@@ -1,4 +1,11 @@
-//! What a look at the machine shows of its devices: data that crosses from whoever looks to whoever decides.
+//! What a look at the machine shows of its devices, and what plugins say of theirs: data that crosses from whoever looks to
+//! whoever decides.
+
+use alloc::{collections::BTreeMap, string::String, vec::Vec};
+
+use serde::{Deserialize, Serialize};
+
+use crate::cri::{Device, Mount};
 
 /// Devices of the machine, as far as somebody asked for them.
 ///
@@ -50,6 +57,47 @@ pub struct Usb {
     pub place: Place,
     /// Its nodes with their subsystems, sorted. Its own under `/dev/bus/usb` is of the subsystem `usb`.
     pub nodes: Vec<(String, Node)>,
+}
+
+/// What a container gets of a plugin for units that it holds.
+///
+/// - Source: `ContainerAllocateResponse` of `pkg/apis/deviceplugin/v1beta1/api.proto`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct Answer {
+    /// Variables.
+    pub env: BTreeMap<String, String>,
+    /// Mounts.
+    pub mounts: Vec<Mount>,
+    /// Nodes, or directories of nodes. Their numbers are not known yet.
+    pub nodes: Vec<Device>,
+    /// Annotations, for the runtime.
+    pub annotations: BTreeMap<String, String>,
+    /// Names of CDI devices.
+    pub cdi_devices: Vec<String>,
+}
+
+/// Ids by their resources, in order.
+pub type IdsByResource = Vec<(String, Vec<String>)>;
+
+/// What an active pod has of devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodHolds {
+    /// Its name.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its containers, but for plain init containers, also those that hold nothing.
+    pub containers: Vec<(String, IdsByResource)>,
+}
+
+/// Who has which devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holdings {
+    /// Active pods.
+    pub pods: Vec<PodHolds>,
+    /// Those that can be given, held or not.
+    pub healthy: IdsByResource,
 }
 
 /// What is looked for.

@@ -336,7 +336,12 @@ pub(super) fn device_row(device: &DeviceShown) -> Vec<String> {
         device.resource.clone(),
         device.id.clone(),
         plain(&device.nodes),
-        if device.healthy { "Healthy" } else { "Lost" }.to_owned(),
+        match (device.healthy, device.plugin) {
+            (true, _) => "Healthy",
+            (false, true) => "Unhealthy",
+            (false, false) => "Lost",
+        }
+        .to_owned(),
         format!("{}/{}", device.holders.len(), device.shares),
         plain(&device.holders.join(",")),
     ]

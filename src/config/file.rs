@@ -72,7 +72,7 @@ fn checked(read: decode::Document) -> Result<Document, DecodeError> {
 }
 
 /// Fields whose relative values are resolved against the directory of the file.
-const PATHS: [&str; 20] = [
+const PATHS: [&str; 21] = [
     "/staticPodPath",
     "/authentication/x509/clientCAFile",
     "/tlsCertFile",
@@ -92,6 +92,7 @@ const PATHS: [&str; 20] = [
     "/picolet/imageCredentialProviderConfig",
     "/picolet/imageCredentialProviderBinDir",
     "/picolet/manifestURLCA",
+    "/picolet/devicePluginDir",
     "/picolet/deviceRoot",
 ];
 
@@ -167,7 +168,7 @@ const FIELDS: &[&str] = &[
     "nodeLeaseDurationSeconds", "nodeStatusMaxImages", "nodeStatusReportFrequency", "nodeStatusUpdateFrequency",
     "oomScoreAdj",
     "picolet.apiServers", "picolet.bootstrapKubeconfig", "picolet.builtinNetwork.bridge", "picolet.builtinNetwork.subnet",
-    "picolet.certDir", "picolet.cloudProvider", "picolet.cniBinDir", "picolet.cniConfDir", "picolet.containerLogDir", "picolet.deviceRoot", "picolet.deviceWait", "picolet.devices", "picolet.doorbells", "picolet.evictStaticPods", "picolet.handlers",
+    "picolet.certDir", "picolet.cloudProvider", "picolet.cniBinDir", "picolet.cniConfDir", "picolet.containerLogDir", "picolet.devicePluginDir", "picolet.devicePlugins", "picolet.deviceRoot", "picolet.deviceWait", "picolet.devices", "picolet.doorbells", "picolet.evictStaticPods", "picolet.handlers",
     "picolet.hostnameOverride", "picolet.imageCredentialProviderBinDir", "picolet.imageCredentialProviderConfig",
     "picolet.imageDir", "picolet.imagePolicy.allowedRegistries", "picolet.imagePolicy.requireDigest",
     "picolet.imagePullBandwidth", "picolet.k3sPasswordFile", "picolet.k3sServer", "picolet.kubeconfig", "picolet.kubeletVersion", "picolet.manifestURLCA", "picolet.maxLogBytes",
@@ -447,6 +448,8 @@ pub struct Own {
     pub cni_conf_dir: Option<String>,
     pub container_log_dir: Option<String>,
     pub cloud_provider: Option<String>,
+    pub device_plugin_dir: Option<String>,
+    pub device_plugins: Option<bool>,
     pub device_root: Option<String>,
     pub device_wait: Option<GoDuration>,
     pub devices: Value,

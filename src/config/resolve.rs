@@ -53,6 +53,8 @@ const MAX_HANDLERS: usize = 16;
 const MAX_SHUTDOWN_GROUPS: usize = 64;
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
+/// Where device plugins look for a kubelet, whatever its root directory is (DEV-01).
+const DEVICE_PLUGIN_DIR: &str = "/var/lib/kubelet/device-plugins";
 /// How long a pod of the apiserver waits for a device.
 const DEVICE_WAIT: Duration = Duration::from_secs(120);
 
@@ -158,8 +160,13 @@ fn devices(own: &Own) -> Result<Option<DeviceConfig>, Invalid> {
     })?;
     let root = absolute("picolet.deviceRoot", own.device_root.as_deref(), "/")?;
     let wait = kept(own.device_wait, DEVICE_WAIT);
-    Ok((!declared.entries.is_empty()).then(|| DeviceConfig {
+    let plugins = own.device_plugin_dir.as_deref();
+    let plugins = absolute("picolet.devicePluginDir", plugins, DEVICE_PLUGIN_DIR)?;
+    let plugins = own.device_plugins.unwrap_or(false).then_some(plugins);
+    let is_wanted = plugins.is_some() || !declared.entries.is_empty();
+    Ok(is_wanted.then(|| DeviceConfig {
         declared: Arc::new(declared),
+        plugins,
         root,
         wait,
     }))

@@ -271,8 +271,10 @@ pub struct TimeConfig {
 /// Devices of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceConfig {
-    /// What pods may ask for: at least one entry.
+    /// What pods may ask for: at least one entry, or device plugins may come.
     pub declared: Arc<Declared>,
+    /// Where sockets of device plugins are; `None`: none may come.
+    pub plugins: Option<PathBuf>,
     /// Below which `dev` and `sys` of the machine are. Default `/`.
     pub root: PathBuf,
     /// How long a pod of the apiserver waits for a device. Default 2 min.

@@ -1,12 +1,17 @@
-//! Devices of the machine: what nodes there are, and when that may have changed. What is made of it is not decided here.
+//! Devices of the machine: what nodes there are, and when that may have changed; and how device plugins are spoken with. What
+//! is made of it is not decided here.
 
+pub mod plugin;
+pub mod pod_resources;
 mod scan;
+mod socket;
 mod uevent;
 
 use std::path::{Path, PathBuf};
 
 use crate::api::device::{Seen, Wanted};
 
+pub use socket::Listener;
 pub use uevent::Doorbell;
 
 /// Where devices can be looked at. Every call blocks for some milliseconds.

@@ -201,6 +201,9 @@ pub struct DeviceShown {
     pub nodes: String,
     /// It is here.
     pub healthy: bool,
+    /// It is a device plugin's.
+    #[serde(default)]
+    pub plugin: bool,
     /// How often it may be held at once.
     pub shares: u32,
     /// Containers that hold it: `namespace/pod/container`.

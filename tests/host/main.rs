@@ -10,6 +10,8 @@ mod skipped;
 mod evicted;
 #[path = "../common/lamps.rs"]
 mod lamps;
+#[path = "../common/plugin.rs"]
+mod plugin;
 
 mod host;
 mod image;
@@ -18,6 +20,7 @@ mod commands;
 mod containerd;
 mod crash;
 mod dashboard;
+mod device_plugins;
 mod devices;
 mod eviction;
 mod image_volumes;

@@ -1,21 +1,29 @@
 //! Devices: who gets which, who waits for one, and what comes of it when one goes or comes back. The rules are
 //! `logic::devices`'s (DEV).
 
-use alloc::{collections::BTreeMap, sync::Arc};
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 use core::time::Duration;
 
-use super::Agent;
+use super::{Agent, Effect, Purpose};
 use crate::{
     agent::{
+        device_plugins::News,
         devices::Beginning,
         recorder::{About, Severity},
     },
-    api::{ContainerId, Mono, Pod, PodUid, cri::ContainerState, device::Seen},
+    api::{
+        ContainerId, Mono, Pod, PodUid,
+        cri::ContainerState,
+        device::{Holdings, PodHolds, Seen},
+    },
     config::DeviceConfig,
     logic::{
         devices::{
-            self, Amount, Change, Declared, Demand, Holder, OnReplug, PodDevices, Refusal, Table,
-            Verdict, What,
+            self, Amount, Change, Declared, Demand, Holder, OnReplug, Patience, PodDevices,
+            Refusal, Table, Verdict, What,
         },
         pod_kind,
     },
@@ -30,6 +38,8 @@ struct Waiting {
     demands: Vec<Demand>,
     is_static: bool,
     since: Mono,
+    /// A plugin is asked which units it would choose.
+    asks: bool,
 }
 
 /// See the module's words.
@@ -40,6 +50,10 @@ pub(super) struct Devices {
     waiting: BTreeMap<PodUid, Waiting>,
     /// How long pods of the apiserver wait.
     wait: Duration,
+    /// Plugins may come.
+    plugins: bool,
+    /// When the agent started.
+    started: Mono,
     /// Instances that are to be restarted, by their pods.
     restarts: Vec<(PodUid, ContainerId)>,
 }
@@ -53,12 +67,17 @@ impl Devices {
         let mut devices = Self {
             declared: Arc::clone(&cfg.declared),
             wait: cfg.wait,
+            plugins: cfg.plugins.is_some(),
+            started: now,
             ..Self::default()
         };
         for entry in &devices.declared.entries {
             devices.table.declare(&entry.resource, entry.shares);
         }
         devices.report(&beginning.seen, now);
+        for resource in &beginning.offered {
+            devices.table.recall(resource);
+        }
         for (uid, held) in beginning.held {
             devices.table.restore(uid, held);
         }
@@ -101,7 +120,21 @@ impl Devices {
     }
 
     fn judge(&self, why: &Refusal, waiting: &Waiting, now: Mono) -> Verdict {
-        devices::judge(why, waiting.is_static, now - waiting.since, self.wait)
+        let resource = why.resource();
+        let may_come = self.plugins && self.declared.entry(resource).is_none();
+        let pod = Patience {
+            is_static: waiting.is_static,
+            waited: now - waiting.since,
+            at_most: self.wait,
+            of_plugin: self.table.is_plugins(resource) || may_come,
+            came_after: waiting.since - self.started,
+        };
+        devices::judge(why, pod)
+    }
+
+    /// A plugin is asked which units it would choose for the pod.
+    fn asks(&self, uid: &PodUid) -> bool {
+        self.waiting.get(uid).is_some_and(|waiting| waiting.asks)
     }
 
     /// The pod does not wait any more: it goes, or runs.
@@ -125,12 +158,16 @@ impl Agent {
         if asks_nothing || self.runs(uid) {
             return true;
         }
+        if self.devices.asks(uid) {
+            return false;
+        }
         let is_new = !self.is_told_to_wait(uid);
         let is_static = pod_kind::is_static(pod);
         let waiting = Waiting {
             demands,
             is_static,
             since: self.devices.waiting.get(uid).map_or(now, |w| w.since),
+            asks: false,
         };
         if !self.view.is_idle(uid) {
             // It may run with what it has, and that could not be looked at yet.
@@ -141,8 +178,22 @@ impl Agent {
         let demands = &waiting.demands;
         let unknown = self.devices.table.unregistered(demands);
         // A node without devices is not asked for any. A cluster may count what nobody here gives.
-        let gives = self.devices.table.resources().next().is_some();
+        let gives = self.devices.plugins || self.devices.table.resources().next().is_some();
         let unknown = unknown.filter(|_| is_static && gives && !self.counts_others(demands));
+        let question = match &unknown {
+            Some(_) => None,
+            None => self.devices.table.question(uid, demands),
+        };
+        if let Some(question) = question {
+            let waiting = Waiting {
+                asks: true,
+                ..waiting
+            };
+            self.devices.waiting.insert(uid.clone(), waiting);
+            let effect = Effect::Prefer(uid.clone(), question);
+            self.effects.push_back(effect);
+            return false;
+        }
         let given = match unknown {
             Some(refusal) => Err(refusal),
             None => self.devices.table.allocate(uid, demands),
@@ -182,6 +233,7 @@ impl Agent {
     /// Whether the pod waits for a device, and for longer yet.
     pub(super) fn waits_for_device(&self, uid: &PodUid, now: Mono) -> bool {
         match self.view.is_idle(uid) {
+            true if self.devices.asks(uid) => true,
             true => self.is_told_to_wait(uid) && self.devices.holds_up(uid, now),
             false => self.devices.is_waiting(uid) && !self.runs(uid),
         }
@@ -218,6 +270,26 @@ impl Agent {
         self.after_devices(changes, now);
     }
 
+    /// A plugin says something.
+    pub(super) fn on_plugin(&mut self, news: News, now: Mono) {
+        let table = &mut self.devices.table;
+        let mut changes = Vec::new();
+        match news {
+            News::Registered { resource, prefers } => table.register(&resource, prefers),
+            News::Listed { resource, units } => changes = table.list(&resource, units),
+            News::Gone { resource } => table.disconnect(&resource, now),
+            News::Preferred { pod, answer } => {
+                if let Some(waiting) = self.devices.waiting.get_mut(&pod) {
+                    waiting.asks = false;
+                    table.prefer(&pod, answer);
+                    self.effects.push_back(Effect::Load(pod, Purpose::Create));
+                }
+                return;
+            }
+        }
+        self.after_devices(changes, now);
+    }
+
     /// Time has passed.
     pub(super) fn turn_devices(&mut self, now: Mono) {
         if self.devices.next_timeout().is_some_and(|due| due <= now) {
@@ -244,11 +316,16 @@ impl Agent {
         } = change;
         let entry = self.devices.declared.entry(resource);
         let on_replug = entry.map(|e| e.on_replug).unwrap_or_default();
+        // Nodes of a plugin's are not known here.
+        let of_plugin = self.devices.table.is_plugins(resource);
+        let shown = if nodes.is_empty() { id } else { nodes };
         for holder in holders {
             let uid = &holder.pod;
-            let (severity, reason, text) = match what {
-                What::Lost => (Severity::Warning, "DeviceLost", "is gone"),
-                What::Back { .. } => (Severity::Normal, "DeviceBack", "is back"),
+            let (severity, reason, text) = match (what, of_plugin) {
+                (What::Lost, false) => (Severity::Warning, "DeviceLost", "is gone"),
+                (What::Lost, true) => (Severity::Warning, "DeviceLost", "is unhealthy"),
+                (What::Back { .. }, false) => (Severity::Normal, "DeviceBack", "is back"),
+                (What::Back { .. }, true) => (Severity::Normal, "DeviceBack", "is healthy"),
             };
             if let Some(config) = self.pods.config(uid) {
                 let about = About {
@@ -258,7 +335,7 @@ impl Agent {
                     field_path: &format!("spec.containers{{{}}}", holder.container),
                     annotations: "",
                 };
-                let message = format!("Device {resource} ({nodes}) {text}");
+                let message = format!("Device {resource} ({shown}) {text}");
                 self.tools.recorder.about(about, severity, reason, &message);
             }
             log::info!("uid={uid} device {id} of {resource} ({nodes}) {text}");
@@ -297,6 +374,47 @@ impl Agent {
         own.map(|(_, id)| id.clone()).collect()
     }
 
+    /// Who has which devices, for those who count them (DEV-17).
+    pub(in crate::agent) fn holdings(&self) -> Holdings {
+        let pods = self.pods.active().map(|(uid, config)| {
+            let held = self.devices.table.held_by(uid);
+            let held = held.map_or(&[][..], |held| held);
+            let held = || held.iter().filter(|held| !held.plain_init);
+            let status = self.pods.status(uid);
+            let shown = status.map_or(&[][..], |status| &status.container_statuses);
+            let shown = shown.iter().map(|container| &*container.name);
+            let names: BTreeSet<&str> = held().map(|h| &*h.container).chain(shown).collect();
+            let of = |name: &str| {
+                let own = held().filter(|held| *held.container == *name);
+                own.map(|held| {
+                    let ids: BTreeSet<&str> = held.ids.iter().map(|id| &**id).collect();
+                    let ids = ids.into_iter().map(String::from).collect();
+                    (String::from(&*held.resource), ids)
+                })
+                .collect()
+            };
+            PodHolds {
+                name: String::from(&*config.id.name.name),
+                namespace: String::from(&*config.id.name.namespace),
+                containers: names
+                    .into_iter()
+                    .map(|name| (String::from(name), of(name)))
+                    .collect(),
+            }
+        });
+        let mut healthy: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for unit in self.devices.table.shown() {
+            if unit.healthy {
+                let ids = healthy.entry(unit.resource.into()).or_default();
+                ids.push(unit.id.into());
+            }
+        }
+        Holdings {
+            pods: pods.collect(),
+            healthy: healthy.into_iter().collect(),
+        }
+    }
+
     /// Every unit, for people.
     pub(in crate::agent) fn devices(&self) -> Vec<DeviceShown> {
         let holder = |holder: &Holder| {
@@ -315,6 +433,7 @@ impl Agent {
             id: unit.id.into(),
             nodes: unit.nodes.into(),
             healthy: unit.healthy,
+            plugin: unit.plugin,
             shares: unit.shares,
             holders: unit.holders.iter().map(holder).collect(),
         })

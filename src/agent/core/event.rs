@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     agent::{
+        device_plugins::News,
         executor::{Cancel, Step},
         pod_store::StoreError,
         probes::Probed,
@@ -21,6 +22,7 @@ use crate::{
     },
     api::{ContainerId, Pod, PodUid, cri::RuntimeStatus, device::Seen},
     logic::{
+        devices,
         eviction::Input,
         pod_table::{Handle, Start},
         pod_worker::Outcome,
@@ -95,6 +97,8 @@ pub(in crate::agent) enum Event {
     Eviction(Box<Input>),
     /// Devices of the machine came or went: what is there now.
     Devices(Box<Seen>),
+    /// A device plugin says something.
+    Plugin(Box<News>),
     /// SIGTERM or SIGINT: the agent ends, pods go on.
     Terminate,
 }
@@ -130,6 +134,8 @@ pub(in crate::agent) enum Effect {
     Housekeeping(Box<Chores>),
     /// Do something for a round of eviction; ends with [`Event::Eviction`].
     Eviction(EvictionWork),
+    /// Ask a device plugin which units it would choose for a pod; ends with [`Event::Plugin`].
+    Prefer(PodUid, devices::Question),
 }
 
 /// Why a pod is read.

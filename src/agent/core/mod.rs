@@ -232,6 +232,7 @@ impl Agent {
             Event::MemoryBell => self.on_memory_bell(now),
             Event::Eviction(input) => self.on_eviction(*input, now),
             Event::Devices(seen) => self.on_devices(&seen, now),
+            Event::Plugin(news) => self.on_plugin(*news, now),
             Event::Terminate => self.finish(),
         }
     }

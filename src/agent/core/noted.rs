@@ -58,6 +58,7 @@ impl Agent {
             | Event::MemoryBell
             | Event::Eviction(_)
             | Event::Devices(_)
+            | Event::Plugin(_)
             | Event::Cleaned
             | Event::Collected
             // Nothing is decided by them.
@@ -153,7 +154,8 @@ impl Agent {
             | Effect::SettleRecords
             | Effect::KeepShown(..)
             | Effect::ForgetOutcomes(_)
-            | Effect::Eviction(_) => {}
+            | Effect::Eviction(_)
+            | Effect::Prefer(..) => {}
         }
     }
 

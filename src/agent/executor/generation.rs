@@ -17,7 +17,7 @@ use super::{
 use crate::{
     agent::{
         cluster::{self, Loaded},
-        devices::Devices,
+        devices::{Devices, NotGiven},
         node::NodeFacts,
         pod_store::PodStore,
         recorder::{Recorder, Severity},
@@ -211,10 +211,13 @@ impl Generator {
             .await
             .map_err(refused)?;
         let given = match (&self.devices, &plan.devices) {
-            (Some(devices), Some(held)) => devices.given(held, &container.name).await,
+            (Some(devices), Some(held)) => devices.given(&plan.uid, held, &container.name).await,
             _ => Ok(Given::default()),
         };
-        let given = given.map_err(|e| StartError::new("CreateContainerError", e.to_string()))?;
+        let given = given.map_err(|e| match e {
+            NotGiven::Create(why) => StartError::new("CreateContainerError", why),
+            NotGiven::PreStart(why) => StartError::new(CONFIG_ERROR, why),
+        })?;
         for (name, value) in given.env {
             if environment.get(&name).is_none() {
                 environment.set(&name, value).map_err(refused)?;
@@ -272,6 +275,12 @@ impl Generator {
         })
         .map_err(refused)?;
         config.devices = given.nodes;
+        config.cdi_devices = given.cdi_devices;
+        // A volume may lie over one of these.
+        config.mounts.splice(0..0, given.mounts);
+        for (key, value) in given.annotations {
+            config.annotations.entry(key).or_insert(value);
+        }
         let groups = &mut config.security.supplemental_groups;
         for group in volume_groups {
             if !groups.contains(&group) {

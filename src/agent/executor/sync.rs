@@ -6,6 +6,8 @@
 use alloc::rc::Rc;
 use core::{net::IpAddr, pin::Pin};
 
+use smol::future::FutureExt as _;
+
 use super::{
     cgroups::{Ensured, PodCgroups},
     errors::SyncError,
@@ -17,7 +19,7 @@ use super::{
 use crate::{
     agent::{
         complaints::Complaints,
-        devices, outcome,
+        outcome,
         pod_store::PodStore,
         recorder::{Recorder, Severity},
     },
@@ -162,6 +164,9 @@ impl Syncer {
         self.make_pod_dirs(pod).await?;
         crash::point("pod.directories");
         self.keep_devices(plan, pod).await?;
+        if plan.cancel.is_cancelled() {
+            return Ok(Outcome::Canceled);
+        }
         let mounted = self.mounter.set_up(pod, plan).await?;
         crash::point("pod.volumes");
         if plan.cancel.is_cancelled() {
@@ -265,16 +270,22 @@ impl Syncer {
         })
     }
 
-    /// Nothing of the pod starts before it is on disk what it holds (DEV-12).
+    /// Nothing of the pod starts before it is on disk what it holds, and what plugins give for that (DEV-05, DEV-12).
     async fn keep_devices(&self, plan: &Plan, pod: &Pod) -> Result<(), SyncError> {
-        let Some(held) = plan.devices.as_deref().cloned() else {
+        let devices = self.starter.generator.devices.as_ref();
+        let (Some(devices), Some(held)) = (devices, plan.devices.as_deref()) else {
             return Ok(());
         };
-        let (store, uid) = (self.store.clone(), plan.uid.clone());
-        let kept = self.disk.run(move || devices::keep(&store, &uid, &held));
-        kept.await.map_err(|e| {
-            let message = format!("cannot record the devices of the pod: {e}");
-            self.warn(pod, "Failed", &message);
+        let settled = async { Some(devices.settle(&plan.uid, held).await) };
+        let cancelled = async {
+            plan.cancel.cancelled().await;
+            None
+        };
+        // A plugin may take its time.
+        let settled = settled.or(cancelled).await;
+        settled.unwrap_or(Ok(())).map_err(|e| {
+            let message = e.to_string();
+            self.warn(pod, "DeviceNotReady", &message);
             SyncError::new(message)
         })
     }

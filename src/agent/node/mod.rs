@@ -119,8 +119,13 @@ impl Node {
         self.admission.borrow_mut().pressure = names;
     }
 
-    /// Amounts of the devices that are given to pods.
+    /// Amounts of the devices that are given to pods. What a plugin begins to offer is its own from then on, whatever the Node
+    /// had of it.
     pub(super) fn set_devices(&self, amounts: Vec<Amount>) {
+        let mut admission = self.admission.borrow_mut();
+        admission.devices = amounts.iter().map(|a| a.resource.clone()).collect();
+        let is_device = |name: &str| amounts.iter().any(|a| *a.resource == *name);
+        admission.allocatable.retain(|name, _| !is_device(name));
         *self.devices.borrow_mut() = amounts;
     }
 

@@ -14,11 +14,10 @@ use smol::future::FutureExt as _;
 
 use super::{Shared, packet::MAX_MESSAGE_BYTES};
 use crate::{
-    agent::clock::{Alarm, Clock},
-    api::Mono,
+    agent::clock::{Alarm, Ticks},
     error::chain,
     grpc::{
-        Sleep, Time,
+        Time,
         client::{Call, Client, Options, connect},
         hpack::Field,
         status::Status,
@@ -41,19 +40,6 @@ const MAX_ADDRESSES: usize = 4;
 const NAME_STACK_BYTES: usize = 128 * 1024;
 /// Plain text that the session takes before it has to be sent: one record.
 const SESSION_BUFFER_BYTES: usize = 16 * 1024;
-
-/// The agent's clock, as gRPC asks for the time.
-pub(super) struct Ticks(pub(super) Rc<dyn Clock>);
-
-impl Time for Ticks {
-    fn now(&self) -> Duration {
-        self.0.now() - Mono(0)
-    }
-
-    fn sleep(&self, time: Duration) -> Sleep {
-        self.0.until(self.0.now() + time)
-    }
-}
 
 /// A stream that has just begun.
 pub(super) struct Opened {

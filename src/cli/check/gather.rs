@@ -31,7 +31,7 @@ use crate::{
         static_pod, validation,
     },
     runtime::runc::{self, apparmor, cni::NetworkConfig, host},
-    server::backend::Health,
+    server::backend::{DeviceShown, Health, List},
     shim,
     source::{ManifestDir, Reading, Rules, Trigger},
     sys::{
@@ -147,7 +147,7 @@ pub(super) fn facts(flags: Vec<OsString>) -> Result<Facts, CliError> {
         ),
     };
     Ok(Facts {
-        devices: devices(&cfg, cgroups.v2),
+        devices: devices(&cfg, cgroups.v2, pid.map(|_| &*socket)),
         kernel: kernel(&detected.unwrap_or_else(|_| no_cgroups())),
         cgroups,
         runtime: runtime::look(&cfg),
@@ -167,7 +167,8 @@ pub(super) fn facts(flags: Vec<OsString>) -> Result<Facts, CliError> {
     })
 }
 
-fn devices(cfg: &Config, v2: bool) -> check::Devices {
+/// `socket`: of the agent, if there is one.
+fn devices(cfg: &Config, v2: bool, socket: Option<&Path>) -> check::Devices {
     let Some(devices) = &cfg.devices else {
         return check::Devices::default();
     };
@@ -188,8 +189,30 @@ fn devices(cfg: &Config, v2: bool) -> check::Devices {
             .zip(found)
             .map(|(entry, units)| (entry.resource.clone(), units.len()))
             .collect(),
+        plugins: match (&devices.plugins, socket) {
+            (Some(_), Some(socket)) => plugins(socket),
+            _ => Vec::new(),
+        },
         lacks: lacks.into_iter().find(|option| option == needed),
     }
+}
+
+/// Resources of device plugins, as the agent knows them; none if it does not say.
+fn plugins(socket: &Path) -> Vec<(String, usize)> {
+    let known: Result<List<DeviceShown>, _> = Client::new(socket).read("/devices");
+    let mut resources: Vec<(String, usize)> = Vec::new();
+    for unit in known.map(|list| list.items).unwrap_or_default() {
+        if !unit.plugin {
+            continue;
+        }
+        let count = usize::from(unit.healthy);
+        match resources.last_mut() {
+            // They come by their resources.
+            Some((resource, all)) if *resource == unit.resource => *all += count,
+            _ => resources.push((unit.resource, count)),
+        }
+    }
+    resources
 }
 
 /// Where an agent with these flags is found, and what is its own.

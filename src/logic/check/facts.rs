@@ -74,6 +74,8 @@ pub struct Wanted {
 pub struct Devices {
     /// Resources with the numbers of their units, as they are configured.
     pub units: Vec<(String, usize)>,
+    /// Resources of device plugins with the numbers of their healthy units, as the agent knows them.
+    pub plugins: Vec<(String, usize)>,
     /// Option without which the kernel cannot let containers use them, and has not.
     pub lacks: Option<String>,
 }

@@ -105,10 +105,10 @@ pub(super) fn rtc(facts: &Facts) -> Finding {
     }
 }
 
-/// Devices that are declared and nowhere are named (DEV-37); a kernel that cannot give any is (DEV-42).
+/// Devices that are declared and nowhere are named (DEV-37), and those of plugins that cannot be given; a kernel that cannot give any is (DEV-42).
 pub(super) fn devices(facts: &Facts) -> Finding {
-    let units = &facts.devices.units;
-    if units.is_empty() {
+    let (units, plugins) = (&facts.devices.units, &facts.devices.plugins);
+    if units.is_empty() && plugins.is_empty() {
         return Finding::ok("none for pods");
     }
     if let Some(option) = &facts.devices.lacks {
@@ -118,15 +118,24 @@ pub(super) fn devices(facts: &Facts) -> Finding {
         );
     }
     let is_absent = |(_, count): &&(String, usize)| *count == 0;
-    let absent: Vec<&str> = units.iter().filter(is_absent).map(|(r, _)| &**r).collect();
-    if !absent.is_empty() {
-        let absent = some_of(absent.into_iter(), MAX_NAMED);
+    let absent = |units: &[(String, usize)]| {
+        let absent = units.iter().filter(is_absent).map(|(r, _)| &**r);
+        let absent: Vec<&str> = absent.collect();
+        (!absent.is_empty()).then(|| some_of(absent.into_iter(), MAX_NAMED))
+    };
+    if let Some(absent) = absent(units) {
         return Finding::warning(
             format!("nothing is here of {absent}: pods that ask for it wait"),
             "plug it in, load its module (modprobe), or mend match in picolet.devices: ls -l /dev shows what there is",
         );
     }
-    let all: usize = units.iter().map(|(_, count)| count).sum();
+    if let Some(absent) = absent(plugins) {
+        return Finding::warning(
+            format!("no device of {absent} is healthy: pods that ask for it wait"),
+            "look at the pod of its device plugin: picolet get pods",
+        );
+    }
+    let all: usize = units.iter().chain(plugins).map(|(_, count)| count).sum();
     Finding::ok(format!("{all} for pods"))
 }
 

@@ -276,6 +276,9 @@ const BAD: &[(&str, Change, Level, &str, &str)] = &[
     ("devices", |f| f.devices.units = vec![("picolet/a".into(), 1), ("picolet/b".into(), 0)], Level::Warning,
         "nothing is here of picolet/b: pods that ask for it wait",
         "plug it in, load its module (modprobe), or mend match in picolet.devices: ls -l /dev shows what there is"),
+    ("devices", |f| f.devices.plugins = vec![("example.com/a".into(), 0), ("example.com/b".into(), 1)], Level::Warning,
+        "no device of example.com/a is healthy: pods that ask for it wait",
+        "look at the pod of its device plugin: picolet get pods"),
     // DEV-42
     ("devices", |f| { f.devices.units = vec![("picolet/a".into(), 1)]; f.devices.lacks = Some("CONFIG_CGROUP_BPF".into()); },
         Level::Error, "the kernel has no CONFIG_CGROUP_BPF", "boot a kernel with CONFIG_CGROUP_BPF=y"),
@@ -440,6 +443,7 @@ const ODD: &[(&str, Change, &str)] = &[
     ("architecture", |f| { f.kernel.program = "armv7".into(); f.kernel.userland_bits = Some(32); }, "armv7 on a 32-bit system (aarch64 kernel)"),
     ("devices", |_| (), "none for pods"),
     ("devices", |f| f.devices.units = vec![("picolet/a".into(), 2), ("picolet/b".into(), 1)], "3 for pods"),
+    ("devices", |f| f.devices.plugins = vec![("example.com/a".into(), 2)], "2 for pods"),
     ("rtc", |f| { f.clock.rtc = true; f.clock.saved_time = None; }, "battery"),
     ("inodes", |f| { f.dirs.root.inodes = 0; f.dirs.root.inodes_free = 0; f.dirs.logs.inodes = 0; }, "100 %"),
     ("eviction", |f| f.wanted.kept_free.clear(), "nothing is kept free"),

@@ -347,15 +347,20 @@ fn mode(value: &Value) -> Option<u32> {
     u32::from_str_radix(text, 8).ok().filter(|m| *m <= 0o777)
 }
 
+/// Whether pods can ask for it, and a quota count it.
+///
 /// - Source: `pkg/apis/core/v1/helper`, `IsExtendedResourceName`: a quota has `requests.` before it.
+pub(super) fn is_resource(name: &str) -> bool {
+    is_extended(name)
+        && !name.starts_with("requests.")
+        && names::is_qualified_name(&format!("requests.{name}"))
+}
+
 fn wrong_resource(name: &str) -> Option<String> {
     if name.is_empty() {
         return Some("is missing".into());
     }
-    if !is_extended(name)
-        || name.starts_with("requests.")
-        || !names::is_qualified_name(&format!("requests.{name}"))
-    {
+    if !is_resource(name) {
         return Some(format!(
             "is {name:?}, must be the name of an extended resource, such as {PREFIX}serial"
         ));

@@ -5,6 +5,7 @@
 //! | `glob` | patterns of device nodes |
 //! | `declared` | the operator's entries, checked; `preset`: those that everybody needs |
 //! | `units` | from a look at the machine to units with lasting ids |
+//! | `plugin` | what plugins say, checked; what a container gets of it |
 //! | `demand` | what a pod asks for |
 //! | `table` | resources, their units, their holders. Where a resource comes from does not matter here |
 //!
@@ -13,15 +14,17 @@
 mod declared;
 mod demand;
 mod glob;
+mod plugin;
 mod preset;
 mod table;
 mod units;
 
 pub use declared::{Declared, Entry, OnReplug, declared};
 pub use demand::{Demand, demands};
+pub use plugin::{Answered, Wrong, answer, listed, merge, registration};
 pub use table::{
-    Amount, Change, Found, Held, Holder, Number, PodDevices, Refusal, Shown, Table, Verdict, What,
-    judge,
+    Amount, Change, Found, Held, Holder, Listed, Number, Patience, PodDevices, Preferred, Question,
+    Refusal, Shown, Table, Verdict, What, judge,
 };
 pub use units::{Given, given, units};
 
@@ -33,3 +36,9 @@ pub const MAX_ENTRIES: usize = 64;
 pub const MAX_MATCHES: usize = 16;
 /// Pods that may hold one unit at once.
 pub const MAX_SHARES: u32 = 1024;
+/// Resources of plugins.
+pub const MAX_PLUGINS: usize = 64;
+/// Units that one plugin lists.
+pub const MAX_LISTED: usize = 1024;
+/// Units of all plugins together.
+pub const MAX_ALL_LISTED: usize = 4096;

@@ -1,5 +1,5 @@
-//! Resources, their units, and who holds them (DEV-03, DEV-06, DEV-07, DEV-35, DEV-40). Whether a resource is declared in the
-//! configuration or is a plugin's does not matter here: its units are reported.
+//! Resources, their units, and who holds them (DEV-03, DEV-04, DEV-06, DEV-07, DEV-35, DEV-40). A resource is declared in the
+//! configuration, and what is here of it is reported; or it is a plugin's, which lists it.
 
 use alloc::{
     boxed::Box,
@@ -20,6 +20,11 @@ use crate::{
 
 /// A unit that is gone no longer than this is not told of: a device resets itself, or somebody pulls the wrong plug.
 const SHORT_ABSENCE: Duration = Duration::from_secs(5);
+
+/// How long a resource is told of whose plugin has gone (DEV-04).
+const PLUGIN_ABSENCE: Duration = Duration::from_secs(5 * 60);
+/// How long after the start of the agent pods wait for plugins, which are pods themselves (DEV-13).
+const PLUGIN_START: Duration = Duration::from_secs(5 * 60);
 
 /// A unit that is here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -50,6 +55,44 @@ pub struct Held {
     /// The container ends before the regular ones begin, which may take over what it holds.
     #[serde(default)]
     pub plain_init: bool,
+    /// It is a plugin's, which says what the container gets.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub plugin: bool,
+}
+
+/// A unit as its plugin lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its id, 1 to 63 bytes.
+    pub id: Box<str>,
+    /// It can be given.
+    pub healthy: bool,
+}
+
+/// What a plugin is asked before units are chosen: which of them it would choose.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// Container.
+    pub container: Box<str>,
+    /// Resource.
+    pub resource: Box<str>,
+    /// Ids among which is chosen.
+    pub available: Vec<Box<str>>,
+    /// Those that the container gets anyway.
+    pub must_include: Vec<Box<str>>,
+    /// How many it gets in all.
+    pub size: u32,
+}
+
+/// What the plugin would choose: a hint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Preferred {
+    /// Container.
+    pub container: Box<str>,
+    /// Resource.
+    pub resource: Box<str>,
+    /// Ids; what is not free of them does not count.
+    pub ids: Vec<Box<str>>,
 }
 
 /// What a pod holds, container by container.
@@ -115,6 +158,8 @@ pub struct Shown {
     pub nodes: Box<str>,
     /// It is here.
     pub healthy: bool,
+    /// It is a plugin's.
+    pub plugin: bool,
     /// How often it may be held.
     pub shares: u32,
     /// Who holds it.
@@ -166,6 +211,15 @@ impl fmt::Display for Refusal {
 }
 
 impl Refusal {
+    /// What there is not enough of.
+    #[must_use]
+    pub fn resource(&self) -> &str {
+        match self {
+            Self::Unregistered(r) | Self::NoneHealthy(r) | Self::NoLongerHealthy(r) => r,
+            Self::TooFew { resource, .. } => resource,
+        }
+    }
+
     /// As admission tells it.
     #[must_use]
     pub fn rejection(&self) -> Rejection {
@@ -185,18 +239,41 @@ pub enum Verdict {
     Refuse,
 }
 
-/// Decides about a pod that has waited for `waited` (DEV-13, DEV-38): a static pod, which nobody would make anew, waits for
-/// ever, others for `at_most`. For what nobody offers nobody waits.
+/// How a pod waits.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// Nobody would make it anew.
+    pub is_static: bool,
+    /// How long it has waited.
+    pub waited: Duration,
+    /// How long it waits as a rule.
+    pub at_most: Duration,
+    /// What it waits for is a plugin's, or may be.
+    pub of_plugin: bool,
+    /// How long after the start of the agent it came.
+    pub came_after: Duration,
+}
+
+/// Decides about a pod that does not get what it asks for (DEV-13, DEV-38): a static pod, which nobody would make anew, waits
+/// for ever, others for a while, and for a plugin after the start of the agent for longer. For what nobody offers nobody waits,
+/// but static pods where a plugin may come.
 #[must_use]
-pub fn judge(refusal: &Refusal, is_static: bool, waited: Duration, at_most: Duration) -> Verdict {
-    match refusal {
-        Refusal::Unregistered(_) => Verdict::Refuse,
+pub fn judge(refusal: &Refusal, pod: Patience) -> Verdict {
+    let start = PLUGIN_START.saturating_sub(pod.came_after);
+    let at_most = match pod.of_plugin {
+        true => pod.at_most.max(start),
+        false => pod.at_most,
+    };
+    let waits = match refusal {
+        Refusal::Unregistered(_) => pod.is_static && pod.of_plugin,
         Refusal::NoneHealthy(_) | Refusal::NoLongerHealthy(_) | Refusal::TooFew { .. } => {
-            match is_static || waited < at_most {
-                true => Verdict::Wait,
-                false => Verdict::Refuse,
-            }
+            pod.is_static || pod.waited < at_most
         }
+    };
+    if waits {
+        Verdict::Wait
+    } else {
+        Verdict::Refuse
     }
 }
 
@@ -205,6 +282,8 @@ enum Presence {
     Here,
     /// Since when, and nobody was told.
     Missing(Mono),
+    /// Its plugin is, and nobody was told.
+    Unknown,
     Lost,
 }
 
@@ -212,17 +291,63 @@ enum Presence {
 struct Unit {
     found: Found,
     presence: Presence,
+    /// It is a part of what the node has, here or not.
+    counts: bool,
+}
+
+impl Unit {
+    const fn new(found: Found, presence: Presence) -> Self {
+        Self {
+            found,
+            presence,
+            counts: true,
+        }
+    }
+
+    const fn is_told_of(&self) -> bool {
+        matches!(self.presence, Presence::Here | Presence::Missing(_))
+    }
+}
+
+/// How a resource that is a plugin's stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Plugin {
+    /// It is connected. Whether it has a say in which units are chosen.
+    Here { prefers: bool },
+    /// It has gone.
+    Gone(Mono),
+    /// That is long ago, or was before this agent.
+    Forgotten,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Resource {
     shares: u32,
     units: Vec<Unit>,
+    /// `None`: it is declared.
+    plugin: Option<Plugin>,
 }
 
 impl Resource {
     fn here(&self) -> impl Iterator<Item = &Unit> {
         self.units.iter().filter(|u| u.presence == Presence::Here)
+    }
+
+    /// What was listed does not hold any more.
+    fn doubt(&mut self) {
+        for unit in &mut self.units {
+            if unit.presence == Presence::Here {
+                unit.presence = Presence::Unknown;
+            }
+        }
+    }
+
+    /// When it is forgotten.
+    fn gone(&self) -> Option<Mono> {
+        match self.plugin {
+            Some(Plugin::Gone(since)) => Some(since + PLUGIN_ABSENCE),
+            Some(Plugin::Here { .. } | Plugin::Forgotten) | None => None,
+        }
     }
 
     fn has(&self, id: &str) -> bool {
@@ -236,6 +361,8 @@ struct Room<'a> {
     /// How often it has it already.
     times: u32,
     had: bool,
+    /// Its plugin would choose it.
+    preferred: bool,
     /// So often the pod holds it anyway.
     no_charge: u32,
     /// How often other pods hold it.
@@ -245,11 +372,16 @@ struct Room<'a> {
 }
 
 impl Room<'_> {
-    /// The least is next: one that the container had, one that an init container of the pod is done with by then, then the
-    /// one that is used least.
-    fn order(&self) -> (u32, bool, bool, u32) {
+    /// The least is next: one that the container had, one that an init container of the pod is done with by then, one that
+    /// the plugin prefers, then the one that is used least.
+    fn order(&self) -> (u32, bool, bool, bool, u32) {
         let costs = self.times >= self.no_charge;
-        (self.times, !self.had, costs, self.others)
+        (self.times, !self.had, costs, !self.preferred, self.others)
+    }
+
+    /// The container gets it anyway.
+    const fn is_given(&self) -> bool {
+        self.most > 0 && (self.had || self.no_charge > 0)
     }
 }
 
@@ -258,14 +390,101 @@ impl Room<'_> {
 pub struct Table {
     resources: BTreeMap<Box<str>, Resource>,
     holders: BTreeMap<PodUid, PodDevices>,
+    /// What plugins would choose for pods that wait.
+    preferred: BTreeMap<PodUid, Vec<Preferred>>,
 }
 
 impl Table {
     /// There is such a resource, whose units may be held so often. It has none yet.
     pub fn declare(&mut self, resource: &str, shares: u32) {
-        let units = Vec::new();
-        self.resources
-            .insert(resource.into(), Resource { shares, units });
+        let new = Resource {
+            shares,
+            ..Resource::default()
+        };
+        self.resources.insert(resource.into(), new);
+    }
+
+    /// A plugin offered the resource to an agent before this one. It has no units yet (DEV-12).
+    pub fn recall(&mut self, resource: &str) {
+        let known = self.resources.entry(resource.into());
+        known.or_insert_with(|| Resource {
+            shares: 1,
+            units: Vec::new(),
+            plugin: Some(Plugin::Forgotten),
+        });
+    }
+
+    /// A plugin offers the resource, and lists its units next. `prefers`: it has a say in which units are chosen. Nothing
+    /// happens if the resource is declared.
+    pub fn register(&mut self, resource: &str, prefers: bool) {
+        self.recall(resource);
+        if let Some(known) = self.resources.get_mut(resource)
+            && known.plugin.is_some()
+        {
+            known.plugin = Some(Plugin::Here { prefers });
+            known.doubt();
+        }
+    }
+
+    /// Whether the resource is a plugin's.
+    #[must_use]
+    pub fn is_plugins(&self, resource: &str) -> bool {
+        let known = self.resources.get(resource);
+        known.is_some_and(|known| known.plugin.is_some())
+    }
+
+    /// A plugin lists its units, all of them (DEV-03). Returns what happened to those that are held.
+    pub fn list(&mut self, resource: &str, all: Vec<Listed>) -> Vec<Change> {
+        let known = self.resources.get_mut(resource);
+        let Some(known) = known.filter(|known| known.plugin.is_some()) else {
+            return Vec::new();
+        };
+        let mut all: BTreeMap<Box<str>, bool> =
+            all.into_iter().map(|l| (l.id, l.healthy)).collect();
+        let mut changes = Vec::new();
+        for unit in &mut known.units {
+            let listed = all.remove(&unit.found.id);
+            let was_lost = unit.presence == Presence::Lost;
+            unit.counts = listed.is_some();
+            unit.presence = match listed {
+                Some(true) => Presence::Here,
+                Some(false) | None => Presence::Lost,
+            };
+            let what = match (was_lost, unit.presence == Presence::Lost) {
+                (false, true) => What::Lost,
+                (true, false) => What::Back {
+                    moved: false,
+                    told: true,
+                },
+                (true, true) | (false, false) => continue,
+            };
+            changes.push((unit.found.clone(), what));
+        }
+        for (id, healthy) in all {
+            let presence = match healthy {
+                true => Presence::Here,
+                false => Presence::Lost,
+            };
+            let found = Found {
+                id,
+                ..Found::default()
+            };
+            known.units.push(Unit::new(found, presence));
+        }
+        let changes = self.of_holders(resource, changes);
+        self.forget_lost();
+        changes
+    }
+
+    /// The plugin has gone: nothing of it can be given (DEV-04). Containers that hold something go on, and nobody is told: as a
+    /// rule it is back soon.
+    pub fn disconnect(&mut self, resource: &str, now: Mono) {
+        let known = self.resources.get_mut(resource);
+        let Some(known) = known.filter(|known| known.plugin.is_some()) else {
+            return;
+        };
+        known.plugin = Some(Plugin::Gone(now));
+        known.doubt();
     }
 
     /// Names of the resources, sorted.
@@ -276,6 +495,9 @@ impl Table {
     /// A pod holds this since before this agent.
     pub fn restore(&mut self, pod: PodUid, held: Vec<Held>) {
         for held in &held {
+            if held.plugin {
+                self.recall(&held.resource);
+            }
             let Some(resource) = self.resources.get_mut(&held.resource) else {
                 continue;
             };
@@ -285,8 +507,13 @@ impl Table {
                         id: id.clone(),
                         ..Found::default()
                     };
-                    let presence = Presence::Lost;
-                    resource.units.push(Unit { found, presence });
+                    let mut unit = Unit::new(found, Presence::Lost);
+                    if resource.plugin.is_some() {
+                        // It is not lost: its plugin begins, too.
+                        unit.presence = Presence::Unknown;
+                        unit.counts = false;
+                    }
+                    resource.units.push(unit);
                 }
             }
         }
@@ -316,8 +543,7 @@ impl Table {
         }
         for found in all {
             if !known.units.iter().any(|unit| unit.found.id == found.id) {
-                let presence = Presence::Here;
-                known.units.push(Unit { found, presence });
+                known.units.push(Unit::new(found, Presence::Here));
             }
         }
         self.of_holders(resource, changes)
@@ -327,8 +553,14 @@ impl Table {
     pub fn handle_timeout(&mut self, now: Mono) -> Vec<Change> {
         let mut lost = Vec::new();
         for (name, resource) in &mut self.resources {
+            let gone = resource.gone().is_some_and(|due| due <= now);
+            if gone {
+                resource.plugin = Some(Plugin::Forgotten);
+            }
             for unit in &mut resource.units {
-                if due(unit).is_some_and(|due| due <= now) {
+                unit.counts &= !gone;
+                let is_new = unit.presence != Presence::Lost;
+                if gone && is_new || due(unit).is_some_and(|due| due <= now) {
                     unit.presence = Presence::Lost;
                     lost.push((name.clone(), unit.found.clone()));
                 }
@@ -345,8 +577,9 @@ impl Table {
     /// When [`Table::handle_timeout`] has something to do.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Mono> {
+        let gone = self.resources.values().filter_map(Resource::gone);
         let all = self.resources.values().flat_map(|r| &r.units);
-        all.filter_map(due).min()
+        all.filter_map(due).chain(gone).min()
     }
 
     fn of_holders(&self, resource: &str, changes: Vec<(Found, What)>) -> Vec<Change> {
@@ -377,8 +610,12 @@ impl Table {
         for (name, resource) in &mut self.resources {
             let holders = &self.holders;
             let is_held = |id: &str| holders.values().any(|held| uses(held, name, id) > 0);
+            let plugin = resource.plugin.is_some();
             let units = &mut resource.units;
-            units.retain(|unit| unit.presence != Presence::Lost || is_held(&unit.found.id));
+            units.retain(|unit| {
+                let stays = unit.is_told_of() || plugin && unit.counts;
+                stays || is_held(&unit.found.id)
+            });
         }
     }
 
@@ -392,6 +629,7 @@ impl Table {
     pub fn release(&mut self, keeps: impl Fn(&PodUid) -> bool) {
         let before = self.holders.len();
         self.holders.retain(|pod, _| keeps(pod));
+        self.preferred.retain(|pod, _| keeps(pod));
         if self.holders.len() < before {
             self.forget_lost();
         }
@@ -413,6 +651,46 @@ impl Table {
         self.choose(pod, demands).map(drop)
     }
 
+    /// What a plugin is to be asked before the pod is given what it asks for (DEV-06); `None`: nothing, or it would get nothing.
+    #[must_use]
+    pub fn question(&self, pod: &PodUid, demands: &[Demand]) -> Option<Question> {
+        let mut question = None;
+        let chosen = self.choose_each(pod, demands, |resource, demand, rooms| {
+            let prefers = resource.plugin == Some(Plugin::Here { prefers: true });
+            if !prefers || question.is_some() || self.preference(pod, demand).is_some() {
+                return;
+            }
+            let ids = |rooms: &mut dyn Iterator<Item = &Room<'_>>| {
+                rooms.map(|room| room.id.into()).collect::<Vec<Box<str>>>()
+            };
+            let mut must_include = ids(&mut rooms.iter().filter(|room| room.is_given()));
+            let size = usize::try_from(demand.count).unwrap_or(usize::MAX);
+            must_include.truncate(size);
+            if must_include.len() == size {
+                return;
+            }
+            question = Some(Question {
+                container: demand.container.as_str().into(),
+                resource: demand.resource.as_str().into(),
+                available: ids(&mut rooms.iter().filter(|room| room.most > 0)),
+                must_include,
+                size: demand.count,
+            });
+        });
+        chosen.ok().and(question)
+    }
+
+    /// A plugin has answered.
+    pub fn prefer(&mut self, pod: &PodUid, answer: Preferred) {
+        self.preferred.entry(pod.clone()).or_default().push(answer);
+    }
+
+    fn preference(&self, pod: &PodUid, demand: &Demand) -> Option<&Preferred> {
+        let of =
+            |p: &&Preferred| *p.container == *demand.container && *p.resource == *demand.resource;
+        self.preferred.get(pod)?.iter().find(of)
+    }
+
     /// Gives a pod what it asks for, of which nothing runs: what it holds and can use it keeps. Resources that are not
     /// known here are passed over: a cluster may count them by itself.
     ///
@@ -420,6 +698,7 @@ impl Table {
     /// Something is not here or is not free. Nothing has changed then.
     pub fn allocate(&mut self, pod: &PodUid, demands: &[Demand]) -> Result<(), Refusal> {
         let held = self.choose(pod, demands)?;
+        self.preferred.remove(pod);
         match held.is_empty() {
             true => self.holders.remove(pod),
             false => self.holders.insert(pod.clone(), Rc::new(held)),
@@ -429,6 +708,16 @@ impl Table {
     }
 
     fn choose(&self, pod: &PodUid, demands: &[Demand]) -> Result<Vec<Held>, Refusal> {
+        self.choose_each(pod, demands, |_, _, _| {})
+    }
+
+    /// Chooses for one demand after the other; `look` sees what there is for each that can be met.
+    fn choose_each(
+        &self,
+        pod: &PodUid,
+        demands: &[Demand],
+        mut look: impl FnMut(&Resource, &Demand, &[Room<'_>]),
+    ) -> Result<Vec<Held>, Refusal> {
         let before = self.holders.get(pod).map_or(&[][..], |held| held);
         let mut held: Vec<Held> = Vec::new();
         for demand in demands {
@@ -445,6 +734,7 @@ impl Table {
                 resource: name.into(),
                 ids: Vec::new(),
                 plain_init: demand.plain_init,
+                plugin: resource.plugin.is_some(),
             };
             let mut rooms = self.rooms(pod, resource, demand, &held, had);
             let available = rooms.iter().map(|room| room.most);
@@ -452,6 +742,7 @@ impl Table {
             if available < demand.count {
                 return Err(refusal(resource, demand, available, had));
             }
+            look(resource, demand, &rooms);
             for _ in 0..demand.count {
                 let free = rooms.iter_mut().filter(|room| room.times < room.most);
                 let Some(best) = free.min_by_key(|room| room.order()) else {
@@ -476,6 +767,8 @@ impl Table {
     ) -> Vec<Room<'a>> {
         let name = demand.resource.as_str();
         let reachable = self.reachable(pod);
+        let preferred = self.preference(pod, demand);
+        let preferred = preferred.map_or(&[][..], |p| &p.ids);
         let closed = |unit: &Unit| unit.found.numbers.iter().any(|n| reachable.contains(n));
         let units = resource.here().filter(|unit| !closed(unit));
         let rooms = units.map(|unit| {
@@ -494,6 +787,7 @@ impl Table {
                 id,
                 times: 0,
                 had: had.contains(id),
+                preferred: preferred.contains(id),
                 no_charge,
                 others,
                 most,
@@ -527,12 +821,11 @@ impl Table {
                 let units = u32::try_from(units).unwrap_or(u32::MAX);
                 units.saturating_mul(resource.shares)
             };
-            let lost = |unit: &&Unit| unit.presence == Presence::Lost;
-            let lost = resource.units.iter().filter(lost).count();
+            let all = || resource.units.iter().filter(|unit| unit.counts);
             Amount {
                 resource: name.clone(),
-                capacity: count(resource.units.len()),
-                allocatable: count(resource.units.len() - lost),
+                capacity: count(all().count()),
+                allocatable: count(all().filter(|unit| unit.is_told_of()).count()),
             }
         })
         .collect()
@@ -548,7 +841,8 @@ impl Table {
                 resource: name.clone(),
                 id: unit.found.id.clone(),
                 nodes: unit.found.nodes.clone(),
-                healthy: unit.presence != Presence::Lost,
+                healthy: unit.is_told_of(),
+                plugin: resource.plugin.is_some(),
                 shares: resource.shares,
                 holders: self.holders_of(name, &unit.found.id),
             })
@@ -559,7 +853,7 @@ impl Table {
 fn due(unit: &Unit) -> Option<Mono> {
     match unit.presence {
         Presence::Missing(since) => Some(since + SHORT_ABSENCE),
-        Presence::Here | Presence::Lost => None,
+        Presence::Here | Presence::Unknown | Presence::Lost => None,
     }
 }
 
@@ -903,6 +1197,7 @@ mod tests {
                 resource: R.into(),
                 ids: ids.iter().map(|id| (*id).into()).collect(),
                 plain_init: false,
+                plugin: false,
             }]
         };
         table.restore(pod("p"), held(&["a"]));
@@ -946,7 +1241,211 @@ mod tests {
             (&none, true, s(9999), Verdict::Wait),
             (&unknown, true, s(0), Verdict::Refuse),
         ] {
-            assert_eq!(judge(refusal, is_static, waited, wait), verdict);
+            let pod = Patience {
+                is_static,
+                waited,
+                at_most: wait,
+                of_plugin: false,
+                came_after: s(0),
+            };
+            assert_eq!(judge(refusal, pod), verdict);
+        }
+    }
+
+    fn listed(ids: &[(&str, bool)]) -> Vec<Listed> {
+        let all = ids.iter();
+        all.map(|(id, healthy)| Listed {
+            id: (*id).into(),
+            healthy: *healthy,
+        })
+        .collect()
+    }
+
+    fn of_plugin(ids: &[(&str, bool)], prefers: bool) -> Table {
+        let mut table = Table::default();
+        table.register(R, prefers);
+        assert_eq!(table.list(R, listed(ids)), []);
+        table
+    }
+
+    fn amounts(table: &Table) -> (u32, u32) {
+        let amount = table.amounts().remove(0);
+        (amount.capacity, amount.allocatable)
+    }
+
+    #[test]
+    fn lists_of_a_plugin() {
+        // DEV-03
+        let mut table = of_plugin(&[("a", true), ("b", false), ("c", true)], false);
+        assert_eq!(
+            amounts(&table),
+            (3, 2),
+            "all ids, and those that are healthy"
+        );
+        table.allocate(&pod("p"), &[asks("c", 2)]).expect("two");
+        assert_eq!(ids(&table, "p"), "c=a+c");
+        assert!(table.held_by(&pod("p")).expect("held")[0].plugin);
+        let refused = table.check(&pod("q"), &[asks("c", 1)]).expect_err("none");
+        assert!(refused.to_string().ends_with("Available: 0"));
+        // A list replaces what was before. What is held and not listed is lost, and no part of the node any more.
+        let changes = table.list(R, listed(&[("a", false), ("b", true)]));
+        let lost = |c: &&Change| c.what == What::Lost;
+        assert_eq!(changes.iter().filter(lost).count(), 2, "{changes:?}");
+        assert_eq!(amounts(&table), (2, 1));
+        assert_eq!(ids(&table, "p"), "c=a+c", "the allocation is kept");
+        let changes = table.list(R, listed(&[("a", true)]));
+        let [back] = &*changes else {
+            panic!("one that is held: {changes:?}");
+        };
+        let what = What::Back {
+            moved: false,
+            told: true,
+        };
+        assert_eq!((&*back.id, back.what), ("a", what));
+        assert_eq!(amounts(&table), (1, 1));
+        let shown = table.shown();
+        let shown: Vec<_> = shown
+            .iter()
+            .map(|s| (&*s.id, s.healthy, s.plugin))
+            .collect();
+        assert_eq!(shown, [("a", true, true), ("c", false, true)]);
+    }
+
+    #[test]
+    fn what_is_declared_is_no_plugins() {
+        // DEV-30
+        let mut table = table(1, &["a"]);
+        table.register(R, false);
+        assert_eq!(table.list(R, listed(&[("x", true)])), []);
+        table.disconnect(R, Mono(0));
+        table.recall(R);
+        assert_eq!(amounts(&table), (1, 1));
+        assert!(!table.is_plugins(R));
+    }
+
+    #[test]
+    fn a_plugin_goes() {
+        // DEV-04
+        let at = |s: u64| Mono(s * 1000);
+        let mut table = of_plugin(&[("a", true), ("b", true)], false);
+        table.allocate(&pod("p"), &[asks("c", 1)]).expect("a");
+        table.disconnect(R, at(10));
+        assert_eq!(amounts(&table), (2, 0), "at once");
+        let refused = table.check(&pod("q"), &[asks("c", 1)]).expect_err("gone");
+        assert_eq!(refused, Refusal::NoneHealthy(R.into()));
+        // It is back: nobody is told of anything.
+        table.register(R, false);
+        assert_eq!(amounts(&table), (2, 0), "until it lists");
+        assert_eq!(table.list(R, listed(&[("a", true), ("b", true)])), []);
+        assert_eq!((amounts(&table), table.next_timeout()), ((2, 2), None));
+        // It does not come back.
+        table.disconnect(R, at(20));
+        assert_eq!(table.next_timeout(), Some(at(320)));
+        assert_eq!(table.handle_timeout(at(319)), []);
+        assert_eq!(amounts(&table), (2, 0));
+        let lost = table.handle_timeout(at(320));
+        assert_eq!(lost.len(), 1, "what is held");
+        assert_eq!(amounts(&table), (0, 0), "none, but told of");
+        assert_eq!(table.next_timeout(), None);
+        assert_eq!(ids(&table, "p"), "c=a");
+    }
+
+    #[test]
+    fn another_agent_begins_before_the_plugin() {
+        // DEV-12 DEV-13
+        let mut table = Table::default();
+        table.recall("example.com/known");
+        let held = Held {
+            container: "c".into(),
+            resource: R.into(),
+            ids: vec!["a".into()],
+            plain_init: false,
+            plugin: true,
+        };
+        table.restore(pod("p"), vec![held]);
+        let all = table.amounts().into_iter();
+        let all: Vec<_> = all.map(|a| (a.capacity, a.allocatable)).collect();
+        assert_eq!(all, [(0, 0), (0, 0)]);
+        let mut known = asks("c", 1);
+        known.resource = "example.com/known".into();
+        let refused = table.check(&pod("q"), &[known]).expect_err("not yet");
+        assert_eq!(refused, Refusal::NoneHealthy("example.com/known".into()));
+        table.register(R, false);
+        let all = listed(&[("a", true), ("b", true)]);
+        assert_eq!(table.list(R, all), [], "it was never lost");
+        table.allocate(&pod("q"), &[asks("c", 1)]).expect("b");
+        assert_eq!(ids(&table, "q"), "c=b");
+        table.allocate(&pod("p"), &[asks("c", 1)]).expect("its own");
+        assert_eq!(ids(&table, "p"), "c=a");
+    }
+
+    #[test]
+    fn a_plugin_has_a_say() {
+        // DEV-06
+        let all = [("a", true), ("b", true), ("c", true), ("d", false)];
+        let mut table = of_plugin(&all, true);
+        let demands = [asks("init", 1), asks("c", 2)];
+        let question = table.question(&pod("p"), &demands).expect("asks");
+        let texts = |ids: &[&str]| ids.iter().map(|id| (*id).into()).collect::<Vec<Box<str>>>();
+        assert_eq!(
+            question,
+            Question {
+                container: "init".into(),
+                resource: R.into(),
+                available: texts(&["a", "b", "c"]),
+                must_include: vec![],
+                size: 1,
+            }
+        );
+        let answer = |container: &str, ids: &[&str]| Preferred {
+            container: container.into(),
+            resource: R.into(),
+            ids: texts(ids),
+        };
+        table.prefer(&pod("p"), answer("init", &["c"]));
+        let question = table.question(&pod("p"), &demands).expect("asks again");
+        assert_eq!(
+            (&*question.container, question.must_include),
+            ("c", texts(&["c"])),
+            "what its init container had"
+        );
+        // What is not there, or not healthy, does not count.
+        table.prefer(&pod("p"), answer("c", &["d", "x", "b"]));
+        assert_eq!(table.question(&pod("p"), &demands), None);
+        table.allocate(&pod("p"), &demands).expect("given");
+        assert_eq!(ids(&table, "p"), "init=c c=c+b");
+        // What it has it keeps, and nobody is asked.
+        assert_eq!(table.question(&pod("p"), &demands), None);
+        // Nothing is asked where nothing can be given, or the plugin has no say.
+        assert_eq!(table.question(&pod("q"), &[asks("c", 2)]), None);
+        let table = of_plugin(&all, false);
+        assert_eq!(table.question(&pod("p"), &demands), None);
+    }
+
+    #[test]
+    fn who_waits_for_a_plugin() {
+        // DEV-05 DEV-13
+        let s = Duration::from_secs;
+        let none = Refusal::NoneHealthy(R.into());
+        let unknown = Refusal::Unregistered(R.into());
+        for (refusal, is_static, came_after, waited, verdict) in [
+            // Five minutes after the start, or two minutes after the pod came.
+            (&none, false, s(10), s(289), Verdict::Wait),
+            (&none, false, s(10), s(290), Verdict::Refuse),
+            (&none, false, s(400), s(119), Verdict::Wait),
+            (&none, false, s(400), s(120), Verdict::Refuse),
+            (&none, true, s(400), s(9999), Verdict::Wait),
+            (&unknown, true, s(400), s(9999), Verdict::Wait),
+            (&unknown, false, s(0), s(0), Verdict::Refuse),
+        ] {
+            let pod = Patience {
+                is_static,
+                waited,
+                at_most: s(120),
+                of_plugin: true,
+                came_after,
+            };
+            assert_eq!(judge(refusal, pod), verdict, "{refusal:?} {pod:?}");
         }
     }
 
@@ -958,9 +1457,19 @@ mod tests {
             resource: R.into(),
             ids: vec!["a".into()],
             plain_init: true,
+            plugin: false,
         };
         let text = r#"{"container":"c","resource":"picolet/serial","ids":["a"],"plainInit":true}"#;
         assert_eq!(serde_json::to_string(&held).expect("text"), text.to_owned());
         assert_eq!(serde_json::from_str::<Held>(text).expect("held"), held);
+        let text = r#"{"container":"c","resource":"picolet/serial","ids":["a"],"plainInit":true,"plugin":true}"#;
+        let of_plugin = Held {
+            plugin: true,
+            ..held
+        };
+        assert_eq!(
+            serde_json::to_string(&of_plugin).expect("text"),
+            text.to_owned()
+        );
     }
 }

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     api::{
         PodError,
-        cri::Device,
+        cri::{Device, Mount},
         device::{Node, Seen},
         order::Order as _,
     },
@@ -53,6 +53,12 @@ pub struct Given {
     pub nodes: Vec<Device>,
     /// Variables that tell of them.
     pub env: Vec<(String, String)>,
+    /// Mounts.
+    pub mounts: Vec<Mount>,
+    /// Annotations, for the runtime.
+    pub annotations: Vec<(String, String)>,
+    /// Names of CDI devices.
+    pub cdi_devices: Vec<String>,
 }
 
 /// What `container` gets for what its pod holds, of units as they are seen now (DEV-41). The numbers of the nodes are what
@@ -66,7 +72,9 @@ pub fn given(
     container: &str,
 ) -> Result<Given, PodError> {
     let mut given = Given::default();
-    let mut own: Vec<&Held> = held.iter().filter(|h| *h.container == *container).collect();
+    let own = held.iter().filter(|h| *h.container == *container);
+    // What a plugin gives for its units it has said.
+    let mut own: Vec<&Held> = own.filter(|h| !h.plugin).collect();
     own.order_by(|a, b| a.resource.cmp(&b.resource));
     for held in own {
         let resource = &held.resource;
@@ -512,6 +520,7 @@ mod tests {
                 resource: "picolet/x".into(),
                 ids,
                 plain_init: false,
+                plugin: false,
             }]
         };
         let got = given(&all, &now, &held(&found[1..]), "c").expect("here");

@@ -156,8 +156,13 @@ pub(super) fn container(config: &ContainerConfig, settings: &Settings) -> wire::
             resources: Some(resources(&config.resources)),
             security: Some(security(&config.security, settings)),
         }),
+        cdi_devices: config.cdi_devices.iter().map(cdi_device).collect(),
         stop_signal: signal(&config.stop_signal),
     }
+}
+
+fn cdi_device(name: &String) -> wire::CdiDevice {
+    wire::CdiDevice { name: name.clone() }
 }
 
 /// An image as a pod and the runtime name it.
@@ -410,6 +415,24 @@ mod tests {
         assert_eq!((modes.network, modes.ipc, modes.pid), (2, 0, 1));
         assert_eq!(modes.userns.map(|u| u.mode), Some(2));
         assert_eq!(security.seccomp, Some(wire::SecurityProfile::default()));
+    }
+
+    #[test]
+    fn devices_of_plugins() {
+        // DEV-09
+        let config = ContainerConfig {
+            cdi_devices: vec!["v.com/c=1".into()],
+            ..ContainerConfig::default()
+        };
+        let mut sent = container(&config, &settings());
+        let bytes = encode(&mut sent);
+        // Field 17, in it field 1.
+        let name = [
+            &[17 << 3 & 0x7f | 0x80 | 2, 1, 11, 0x0a, 9],
+            &b"v.com/c=1"[..],
+        ]
+        .concat();
+        assert!(bytes.windows(name.len()).any(|w| w == name), "{bytes:?}");
     }
 
     #[test]

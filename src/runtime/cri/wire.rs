@@ -307,6 +307,11 @@ message! {
     }
 }
 message! {
+    pub(super) struct CdiDevice {
+        1 name: String,
+    }
+}
+message! {
     pub(super) struct HugepageLimit {
         1 page_size: String,
         2 limit: u64,
@@ -373,6 +378,7 @@ message! {
         13 stdin_once: bool,
         14 tty: bool,
         15 linux: Option<LinuxContainer>,
+        17 cdi_devices: Vec<CdiDevice>,
         18 stop_signal: i32,
     }
 }

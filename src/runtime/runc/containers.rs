@@ -85,6 +85,11 @@ impl Runc {
             }
             Some(true) => {}
         }
+        if let Some(name) = config.cdi_devices.first() {
+            return Err(RuntimeError::Invalid(format!(
+                "CDI device {name}: only a runtime that serves CRI knows CDI"
+            )));
+        }
         let parent = record::load::<SandboxRecord>(&self.sandbox_dir(sandbox))
             .map_err(failed("read the sandbox record"))?
             .ok_or_else(|| not_found("sandbox", sandbox))?;

@@ -1,0 +1,439 @@
+//! Device plugins that are there: they register at a socket, list their units to the loop, and are asked what containers get.
+//!
+//! None of it is there where `picolet.devicePlugins` is off. Which resources plugins offered is kept in the root directory:
+//! the next agent tells of them, and pods that ask for them wait, before the plugins are back (DEV-12).
+
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+    sync::Arc,
+};
+use core::cell::{Cell, RefCell};
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+use smol::{LocalExecutor, channel::Sender};
+
+use super::{
+    asker::Asker,
+    clock::{Clock, Ticks},
+    complaints::Complaints,
+    core::{Agent, Event},
+};
+use crate::{
+    api::{PodUid, device::Answer, strict::from_json},
+    device::{
+        Listener,
+        plugin::{self, Plugin, RegisterRequest, Registered},
+        pod_resources::{self, Asked},
+    },
+    grpc::{
+        Time,
+        status::{Code, Status},
+    },
+    logic::{
+        devices::{self, Declared, Listed, Preferred, Question, Wrong},
+        pull_rate::PullRate,
+    },
+    sys::{file, lane::Lane},
+};
+
+/// What plugins have offered, in the root directory.
+const FILE: &str = "device-plugins.json";
+/// Bytes of it.
+const MAX_BYTES: u64 = 64 << 10;
+/// Name of the directory, beside that of plugins, of the socket for those who ask what pods have.
+const RESOURCES_DIR: &str = "pod-resources";
+/// How often they may.
+const READS_PER_SECOND: u32 = 100;
+const READS_AT_ONCE: u32 = 10;
+
+/// Why a plugin is not there, or does not give what it is to give.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PluginError {
+    /// It was not, or is not any more.
+    #[error("the device plugin of {0} is not there")]
+    Absent(Box<str>),
+    /// It does not answer as it should.
+    #[error("{}", .0.message)]
+    Call(Status),
+    /// What it says is not what it has to be.
+    #[error("{0}")]
+    Wrong(Wrong),
+    /// It ends its list.
+    #[error("it ends its list")]
+    Ended,
+    /// That it is there cannot be kept.
+    #[error("cannot write {0}: {1}")]
+    Record(String, io::Error),
+    /// Of which resource.
+    #[error("the device plugin of {0}: {1}")]
+    Of(Box<str>, Box<Self>),
+    /// None is asked here.
+    #[error("picolet.devicePlugins is off: no plugin can be asked")]
+    Off,
+}
+
+/// Something that the loop is told of plugins.
+pub(super) enum News {
+    /// One offers a resource. Whether it has a say in which units are chosen.
+    Registered { resource: Box<str>, prefers: bool },
+    /// It lists its units.
+    Listed {
+        resource: Box<str>,
+        units: Vec<Listed>,
+    },
+    /// It has gone.
+    Gone { resource: Box<str> },
+    /// It was asked what it would choose for a pod; no answer is an empty one.
+    Preferred { pod: PodUid, answer: Preferred },
+}
+
+/// See the module.
+pub(super) struct Plugins {
+    /// Where sockets are.
+    dir: PathBuf,
+    /// [`FILE`].
+    file: PathBuf,
+    declared: Arc<Declared>,
+    clock: Rc<dyn Clock>,
+    disk: Lane,
+    complaints: Rc<Complaints>,
+    state: RefCell<State>,
+    /// Two plugins do not register at the same time.
+    registering: smol::lock::Mutex<()>,
+}
+
+#[derive(Default)]
+struct State {
+    live: BTreeMap<Box<str>, Live>,
+    /// Resources that were offered by now.
+    known: BTreeSet<Box<str>>,
+    /// Number of the last connection.
+    number: u64,
+}
+
+/// A plugin that is there.
+struct Live {
+    plugin: Plugin,
+    number: u64,
+    /// Units that it lists.
+    units: usize,
+    /// It ends with this: what carries the connection, and what reads the lists.
+    tasks: [smol::Task<()>; 2],
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Known {
+    resources: BTreeSet<Box<str>>,
+}
+
+impl Plugins {
+    /// None yet. Reads what was offered to an agent before this one. Blocking.
+    pub(super) fn new(
+        dir: PathBuf,
+        root: &Path,
+        declared: Arc<Declared>,
+        clock: Rc<dyn Clock>,
+        disk: Lane,
+        complaints: Rc<Complaints>,
+    ) -> Self {
+        let file = root.join(FILE);
+        let known = recall(&file).unwrap_or_else(|e| {
+            if e.kind() != io::ErrorKind::NotFound {
+                log::warn!("{}: {e}", file.display());
+            }
+            BTreeSet::new()
+        });
+        let state = State {
+            known: known.into_iter().take(devices::MAX_PLUGINS).collect(),
+            ..State::default()
+        };
+        Self {
+            dir,
+            file,
+            declared,
+            clock,
+            disk,
+            complaints,
+            state: RefCell::new(state),
+            registering: smol::lock::Mutex::new(()),
+        }
+    }
+
+    /// Resources that were offered by now.
+    pub(super) fn known(&self) -> Vec<Box<str>> {
+        self.state.borrow().known.iter().cloned().collect()
+    }
+
+    /// Opens the sockets: for plugins, and for those who ask what pods have.
+    pub(super) fn listen(&self) -> io::Result<[Listener; 2]> {
+        let beside = self.dir.with_file_name(RESOURCES_DIR);
+        Ok([
+            Listener::of_plugins(&self.dir)?,
+            Listener::of_readers(&beside)?,
+        ])
+    }
+
+    /// Tells who has which devices, as long as the agent runs (DEV-17).
+    pub(super) async fn tell_holdings(
+        self: Rc<Self>,
+        listener: Listener,
+        executor: Rc<LocalExecutor<'static>>,
+        agent: Asker,
+    ) {
+        let (clock, time) = (Rc::clone(&self.clock), self.time());
+        let rate = PullRate::new(READS_PER_SECOND, READS_AT_ONCE, clock.now());
+        let rate = Cell::new(rate);
+        let ask = move || -> Asked {
+            let mut now = rate.get();
+            let allowed = now.allows(clock.now());
+            rate.set(now);
+            let agent = agent.clone();
+            Box::pin(async move {
+                match allowed {
+                    true => Some(agent.ask(Agent::holdings).await),
+                    false => None,
+                }
+            })
+        };
+        pod_resources::serve(listener, Rc::new(ask), executor, time).await;
+    }
+
+    /// Takes registrations as long as the agent runs.
+    pub(super) async fn serve(
+        self: Rc<Self>,
+        listener: Listener,
+        executor: Rc<LocalExecutor<'static>>,
+        events: Sender<Event>,
+    ) {
+        let time = self.time();
+        let spawner = Rc::clone(&executor);
+        let register = move |request| -> Registered {
+            let (plugins, executor) = (Rc::clone(&self), Rc::clone(&executor));
+            let events = events.clone();
+            Box::pin(async move { plugins.register(request, executor, events).await })
+        };
+        plugin::serve(listener, Rc::new(register), spawner, time).await;
+    }
+
+    fn time(&self) -> Rc<dyn Time> {
+        Rc::new(Ticks(Rc::clone(&self.clock)))
+    }
+
+    /// A plugin offers a resource. It is dialled before it is answered (DEV-02).
+    async fn register(
+        self: Rc<Self>,
+        request: RegisterRequest,
+        executor: Rc<LocalExecutor<'static>>,
+        events: Sender<Event>,
+    ) -> Result<(), Status> {
+        let RegisterRequest {
+            version,
+            endpoint,
+            resource_name,
+        } = request;
+        let declared = self.declared.entry(&resource_name).is_some();
+        let known = self.others(&resource_name);
+        let wanted = devices::registration(&version, &endpoint, &resource_name, declared, known);
+        if let Err(why) = wanted {
+            let text = format!("a device plugin is refused: {why}");
+            self.complaints.complain(&text);
+            return Err(Status::new(Code::UNKNOWN, why.to_string()));
+        }
+        let refused = |why: Status| {
+            let text = format!("the device plugin of {resource_name}: {}", why.message);
+            self.complaints.complain(&text);
+            why
+        };
+        let path = self.dir.join(&endpoint);
+        let dialled = Plugin::dial(path, &executor, self.time()).await;
+        let (plugin, driver) = dialled.map_err(refused)?;
+        let _turn = self.registering.lock().await;
+        let resource: Box<str> = resource_name.as_str().into();
+        let kept = self.remember(&resource).await;
+        kept.map_err(|e| refused(Status::new(Code::UNAVAILABLE, e.to_string())))?;
+        // One that is there under this name is not any more: its end is not told.
+        let before = self.state.borrow_mut().live.remove(&resource);
+        drop(before);
+        log::info!("device plugin {endpoint} offers {resource}");
+        let news = News::Registered {
+            resource: resource.clone(),
+            prefers: plugin.prefers,
+        };
+        tell(&events, news).await;
+        let mut state = self.state.borrow_mut();
+        state.number += 1;
+        let number = state.number;
+        let watch = Rc::clone(&self).watch(resource.clone(), plugin.clone(), number, events);
+        let live = Live {
+            plugin,
+            number,
+            units: 0,
+            tasks: [driver, executor.spawn(watch)],
+        };
+        state.live.insert(resource, live);
+        Ok(())
+    }
+
+    /// How many resources plugins have offered by now, this one left out.
+    fn others(&self, resource: &str) -> usize {
+        let state = self.state.borrow();
+        state
+            .known
+            .iter()
+            .filter(|name| ***name != *resource)
+            .count()
+    }
+
+    /// Keeps the name of a resource. Errors: it cannot be kept, or there are too many.
+    async fn remember(&self, resource: &str) -> Result<(), PluginError> {
+        let mut resources = self.state.borrow().known.clone();
+        if !resources.insert(resource.into()) {
+            return Ok(());
+        }
+        if resources.len() > devices::MAX_PLUGINS {
+            return Err(PluginError::Wrong(Wrong::Plugins));
+        }
+        let known = Known { resources };
+        let failed = |e: io::Error| PluginError::Record(self.file.display().to_string(), e);
+        let text = serde_json::to_vec(&known).map_err(|e| failed(e.into()))?;
+        let path = self.file.clone();
+        let kept = self
+            .disk
+            .run(move || file::write_atomic(&path, &text, 0o600, true));
+        kept.await.map_err(failed)?;
+        self.state.borrow_mut().known = known.resources;
+        Ok(())
+    }
+
+    /// Tells the loop of all lists, and of the end.
+    async fn watch(
+        self: Rc<Self>,
+        resource: Box<str>,
+        plugin: Plugin,
+        number: u64,
+        events: Sender<Event>,
+    ) {
+        let end = self.read(&resource, &plugin, number, &events).await;
+        let why = end.err().unwrap_or(PluginError::Ended);
+        let text = format!("the device plugin of {resource} has gone: {why}");
+        self.complaints.complain(&text);
+        let news = News::Gone {
+            resource: resource.clone(),
+        };
+        tell(&events, news).await;
+        let live = {
+            let mut state = self.state.borrow_mut();
+            let is_own = |live: &Live| live.number == number;
+            let is_own = state.live.get(&resource).is_some_and(is_own);
+            is_own.then(|| state.live.remove(&resource)).flatten()
+        };
+        if let Some(live) = live {
+            let [driver, own] = live.tasks;
+            drop(driver);
+            // This is it.
+            own.detach();
+        }
+    }
+
+    async fn read(
+        &self,
+        resource: &str,
+        plugin: &Plugin,
+        number: u64,
+        events: &Sender<Event>,
+    ) -> Result<(), PluginError> {
+        let time = self.time();
+        let mut lists = plugin.lists().await.map_err(PluginError::Call)?;
+        // Bounded: by the pauses between lists.
+        while let Some(units) = lists.next(&*time).await.map_err(PluginError::Call)? {
+            let others = self.units_of_others(number);
+            let units = devices::listed(units, others).map_err(PluginError::Wrong)?;
+            if let Some(live) = self.state.borrow_mut().live.get_mut(resource) {
+                live.units = units.len();
+            }
+            let resource = resource.into();
+            tell(events, News::Listed { resource, units }).await;
+        }
+        Ok(())
+    }
+
+    fn units_of_others(&self, number: u64) -> usize {
+        let state = self.state.borrow();
+        let others = state.live.values().filter(|live| live.number != number);
+        others.map(|live| live.units).sum()
+    }
+
+    fn plugin(&self, resource: &str) -> Result<Plugin, PluginError> {
+        let state = self.state.borrow();
+        let live = state.live.get(resource);
+        let live = live.ok_or_else(|| PluginError::Absent(resource.into()))?;
+        Ok(live.plugin.clone())
+    }
+
+    /// What a container gets for these units, and whether the plugin is to be told before each start.
+    pub(super) async fn allocate(
+        &self,
+        resource: &str,
+        ids: &[Box<str>],
+    ) -> Result<(Answer, bool), PluginError> {
+        let plugin = self.plugin(resource)?;
+        let answer = plugin.allocate(ids).await.map_err(PluginError::Call);
+        let answer = answer.and_then(|a| devices::answer(a).map_err(PluginError::Wrong));
+        let answer = answer.map_err(|e| PluginError::Of(resource.into(), Box::new(e)))?;
+        Ok((answer, plugin.pre_start))
+    }
+
+    /// A container that holds these units is about to start.
+    pub(super) async fn pre_start(
+        &self,
+        resource: &str,
+        ids: &[Box<str>],
+    ) -> Result<(), PluginError> {
+        let told = self.plugin(resource)?.pre_start(ids).await;
+        told.map_err(|e| PluginError::Of(resource.into(), Box::new(PluginError::Call(e))))
+    }
+
+    /// Which units the plugin would choose; none if it does not say.
+    pub(super) async fn preferred(&self, question: Question) -> Preferred {
+        let Question {
+            container,
+            resource,
+            available,
+            must_include,
+            size,
+        } = question;
+        let asked = async {
+            let plugin = self.plugin(&resource)?;
+            let preferred = plugin.preferred(&available, &must_include, size).await;
+            preferred.map_err(PluginError::Call)
+        };
+        let ids = asked.await.unwrap_or_else(|why: PluginError| {
+            let text = format!("the device plugin of {resource}: {why}");
+            self.complaints.complain(&text);
+            Vec::new()
+        });
+        Preferred {
+            container,
+            resource,
+            ids,
+        }
+    }
+}
+
+fn recall(path: &Path) -> io::Result<BTreeSet<Box<str>>> {
+    let mut text = Vec::new();
+    File::open(path)?.take(MAX_BYTES).read_to_end(&mut text)?;
+    let known: Known = from_json(&text).map_err(io::Error::other)?;
+    Ok(known.resources)
+}
+
+async fn tell(events: &Sender<Event>, news: News) {
+    // It is gone only when the agent ends.
+    let _ = events.send(Event::Plugin(Box::new(news))).await;
+}

@@ -1,0 +1,308 @@
+//! How device plugins are spoken with: a plugin dials the agent's socket and says what it offers; then the agent dials the
+//! plugin's. What is believed of it is not decided here.
+
+mod wire;
+
+use alloc::rc::Rc;
+use core::{pin::Pin, time::Duration};
+use std::{
+    fs, io,
+    os::unix::{
+        fs::{FileTypeExt as _, MetadataExt as _},
+        net::UnixStream,
+    },
+    path::PathBuf,
+};
+
+use smol::{Async, LocalExecutor, Task, future::or};
+
+pub use wire::RegisterRequest;
+
+use super::socket::Listener;
+use crate::{
+    api::{
+        cri::{Device, Mount},
+        device::Answer,
+        order::Order as _,
+    },
+    grpc::{
+        Time,
+        client::{self, Call, Client},
+        proto::{self, Limits, Message},
+        server::{Answering, Exchange, Handler},
+        status::{Code, Status},
+    },
+};
+
+/// How long a plugin may take to be reached, and to say what it can do.
+const DIAL_TIME: Duration = Duration::from_secs(10);
+/// How long it may take for any other answer (DEV-08, DEV-10).
+const ANSWER_TIME: Duration = Duration::from_secs(30);
+/// Bytes of a list (DEV-03), and what reading it may take.
+const MAX_LIST_BYTES: usize = 4 << 20;
+const LIST_LIMITS: Limits = Limits {
+    depth: 4,
+    entries: 16 << 10,
+    bytes: 4 << 20,
+};
+/// Between two lists of one plugin: each is compared with all that is known.
+const LIST_PAUSE: Duration = Duration::from_millis(200);
+/// Nodes of a directory that a plugin names, and directories within each other.
+const MAX_NODES: usize = 64;
+const MAX_DEPTH: usize = 4;
+
+/// What becomes of a registration: the error is what the plugin is answered.
+pub type Registered = Pin<Box<dyn Future<Output = Result<(), Status>>>>;
+
+/// Takes registrations until it is dropped.
+pub async fn serve(
+    listener: Listener,
+    register: Rc<dyn Fn(RegisterRequest) -> Registered>,
+    executor: Rc<LocalExecutor<'static>>,
+    time: Rc<dyn Time>,
+) {
+    let handler: Handler =
+        Rc::new(move |exchange| -> Answering { Box::pin(answer(exchange, Rc::clone(&register))) });
+    listener.serve(handler, executor, time).await;
+}
+
+async fn answer(
+    mut call: Exchange,
+    register: Rc<dyn Fn(RegisterRequest) -> Registered>,
+) -> Result<(), Status> {
+    if call.path() != "/v1beta1.Registration/Register" {
+        let text = format!("{}: device plugins register here", call.path());
+        return Err(Status::new(Code::UNIMPLEMENTED, text));
+    }
+    register(call.request().await?).await?;
+    call.answer(&mut wire::Empty {}).await
+}
+
+/// A plugin that was dialled.
+#[derive(Clone)]
+pub struct Plugin {
+    client: Client,
+    /// It is to be told before each start of a container.
+    pub pre_start: bool,
+    /// It has a say in which units are chosen.
+    pub prefers: bool,
+}
+
+impl Plugin {
+    /// Dials the plugin at `path`, and asks what it can do. The task carries the connection.
+    pub async fn dial(
+        path: PathBuf,
+        executor: &LocalExecutor<'static>,
+        time: Rc<dyn Time>,
+    ) -> Result<(Self, Task<()>), Status> {
+        let shown = path.display().to_string();
+        let failed = |why: &dyn core::fmt::Display| {
+            Status::new(Code::UNAVAILABLE, format!("cannot dial {shown}: {why}"))
+        };
+        let connect = async {
+            let pipe = Async::<UnixStream>::connect(&path).await;
+            pipe.map_err(|e| failed(&e))
+        };
+        let late = async {
+            time.sleep(DIAL_TIME).await;
+            Err(failed(&"it takes too long"))
+        };
+        let pipe = or(connect, late).await?;
+        let (client, driver) = client::connect(pipe, "localhost", time);
+        let driver = executor.spawn(async move {
+            driver.await;
+        });
+        let mut plugin = Self {
+            client,
+            pre_start: false,
+            prefers: false,
+        };
+        let mut options = wire::PluginOptions::default();
+        let method = "GetDevicePluginOptions";
+        plugin
+            .ask(method, &mut wire::Empty {}, &mut options, DIAL_TIME)
+            .await?;
+        plugin.pre_start = options.pre_start_required;
+        plugin.prefers = options.preferred_allocation;
+        Ok((plugin, driver))
+    }
+
+    async fn ask(
+        &self,
+        method: &str,
+        request: &mut dyn Message,
+        answer: &mut dyn Message,
+        timeout: Duration,
+    ) -> Result<(), Status> {
+        let path = format!("/v1beta1.DevicePlugin/{method}");
+        let options = client::Options {
+            timeout: Some(timeout),
+            ..client::Options::default()
+        };
+        let asked = self
+            .client
+            .exchange(&path, proto::encode(request), answer, &options);
+        asked
+            .await
+            .map_err(|e| Status::new(e.code, format!("{method}: {}", e.message)))
+    }
+
+    /// Its lists, as long as the plugin is there.
+    pub async fn lists(&self) -> Result<Lists, Status> {
+        let path = "/v1beta1.DevicePlugin/ListAndWatch";
+        let options = client::Options::default();
+        let mut call = self.client.call(path, &options).await?;
+        call.settle(MAX_LIST_BYTES);
+        call.send(&proto::encode(&mut wire::Empty {})).await?;
+        call.finish();
+        Ok(Lists { call, began: false })
+    }
+
+    /// What a container gets for these units.
+    pub async fn allocate(&self, ids: &[Box<str>]) -> Result<Answer, Status> {
+        let mut request = wire::ContainersIds {
+            containers: vec![wire::Ids { ids: texts(ids) }],
+        };
+        let mut response = wire::AllocateResponse::default();
+        self.ask("Allocate", &mut request, &mut response, ANSWER_TIME)
+            .await?;
+        let Some(response) = response.containers.into_iter().next() else {
+            let text = "Allocate: no containers return in allocation response";
+            return Err(Status::new(Code::INTERNAL, text));
+        };
+        let mounts = response.mounts.into_iter().map(|mount| Mount {
+            container_path: mount.container_path,
+            host_path: mount.host_path,
+            read_only: mount.read_only,
+            ..Mount::default()
+        });
+        let nodes = response.devices.into_iter().map(|device| Device {
+            container_path: device.container_path,
+            host_path: device.host_path,
+            permissions: device.permissions,
+            ..Device::default()
+        });
+        let names = response.cdi_devices.into_iter();
+        Ok(Answer {
+            env: response.envs,
+            mounts: mounts.collect(),
+            nodes: nodes.collect(),
+            annotations: response.annotations,
+            cdi_devices: names.map(|device| device.name).collect(),
+        })
+    }
+
+    /// Which units it would choose.
+    pub async fn preferred(
+        &self,
+        available: &[Box<str>],
+        must_include: &[Box<str>],
+        size: u32,
+    ) -> Result<Vec<Box<str>>, Status> {
+        let mut request = wire::PreferredRequest {
+            containers: vec![wire::ContainerPreferredRequest {
+                available: texts(available),
+                must_include: texts(must_include),
+                size: i32::try_from(size).unwrap_or(i32::MAX),
+            }],
+        };
+        let mut response = wire::ContainersIds::default();
+        let method = "GetPreferredAllocation";
+        self.ask(method, &mut request, &mut response, ANSWER_TIME)
+            .await?;
+        let first = response.containers.into_iter().next().unwrap_or_default();
+        Ok(first.ids.into_iter().map(Into::into).collect())
+    }
+
+    /// A container that holds these units is about to start.
+    pub async fn pre_start(&self, ids: &[Box<str>]) -> Result<(), Status> {
+        let mut request = wire::Ids { ids: texts(ids) };
+        let mut answer = wire::Empty {};
+        let method = "PreStartContainer";
+        self.ask(method, &mut request, &mut answer, ANSWER_TIME)
+            .await
+    }
+}
+
+fn texts(ids: &[Box<str>]) -> Vec<String> {
+    ids.iter().map(|id| String::from(&**id)).collect()
+}
+
+/// Lists of a plugin.
+pub struct Lists {
+    call: Call,
+    /// One has come.
+    began: bool,
+}
+
+impl Lists {
+    /// The next one: ids, and how they are. `None` at the end. Not sooner than some time after the last one: who floods is
+    /// held back.
+    pub async fn next(&mut self, time: &dyn Time) -> Result<Option<Vec<(String, String)>>, Status> {
+        if self.began {
+            time.sleep(LIST_PAUSE).await;
+        }
+        self.began = true;
+        let Some(bytes) = self.call.next().await? else {
+            return Ok(None);
+        };
+        let mut list = wire::ListAndWatchResponse::default();
+        let read = proto::decode(&mut list, &bytes, LIST_LIMITS);
+        read.map_err(|e| Status::new(Code::INTERNAL, format!("its list is no message: {e}")))?;
+        let all = list.devices.into_iter();
+        Ok(Some(all.map(|device| (device.id, device.health)).collect()))
+    }
+}
+
+/// The nodes that plugins name, with their numbers; of a directory all that are in it. Blocking.
+///
+/// - Errors: there is none.
+pub fn nodes(named: Vec<Device>) -> io::Result<Vec<Device>> {
+    let mut nodes = Vec::new();
+    for device in named {
+        let path = device.host_path.clone();
+        add(device, 0, &mut nodes)
+            .map_err(|e| io::Error::new(e.kind(), format!("device {path}: {e}")))?;
+    }
+    Ok(nodes)
+}
+
+fn add(device: Device, depth: usize, nodes: &mut Vec<Device>) -> io::Result<()> {
+    let metadata = fs::metadata(&device.host_path)?;
+    let kind = metadata.file_type();
+    if kind.is_dir() && depth < MAX_DEPTH {
+        let mut entries = fs::read_dir(&device.host_path)?.collect::<io::Result<Vec<_>>>()?;
+        entries.order_by_key(fs::DirEntry::file_name);
+        for entry in entries {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let below = Device {
+                host_path: format!("{}/{name}", device.host_path),
+                container_path: format!("{}/{name}", device.container_path),
+                ..device.clone()
+            };
+            // A link may lead nowhere.
+            let Ok(metadata) = fs::metadata(&below.host_path) else {
+                continue;
+            };
+            let kind = metadata.file_type();
+            if kind.is_dir() || kind.is_char_device() || kind.is_block_device() {
+                add(below, depth + 1, nodes)?;
+            }
+        }
+        return Ok(());
+    }
+    if !kind.is_char_device() && !kind.is_block_device() {
+        return Err(io::Error::other("is no device node"));
+    }
+    if nodes.len() >= MAX_NODES {
+        return Err(io::Error::other(format!("more than {MAX_NODES} nodes")));
+    }
+    let number = metadata.rdev();
+    nodes.push(Device {
+        block: kind.is_block_device(),
+        major: libc::major(number),
+        minor: libc::minor(number),
+        ..device
+    });
+    Ok(())
+}

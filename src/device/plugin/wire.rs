@@ -1,0 +1,96 @@
+//! Messages of device plugins, as far as they are used.
+//!
+//! Source: kubelet `pkg/apis/deviceplugin/v1beta1/api.proto`.
+
+use alloc::collections::BTreeMap;
+
+use crate::grpc::proto::message;
+
+message! {
+    pub(super) struct Empty {}
+}
+message! {
+    /// What a plugin offers.
+    pub struct RegisterRequest {
+        /// Version of the protocol.
+        1 version: String,
+        /// Name of its socket.
+        2 endpoint: String,
+        /// Extended resource.
+        3 resource_name: String,
+    }
+}
+message! {
+    pub(super) struct PluginOptions {
+        1 pre_start_required: bool,
+        2 preferred_allocation: bool,
+    }
+}
+message! {
+    pub(super) struct ListAndWatchResponse {
+        1 devices: Vec<ListedDevice>,
+    }
+}
+message! {
+    pub(super) struct ListedDevice {
+        1 id: String,
+        2 health: String,
+    }
+}
+message! {
+    /// Of `Allocate`, for one container, and of `PreStartContainer`.
+    pub(super) struct Ids {
+        1 ids: Vec<String>,
+    }
+}
+message! {
+    /// Of `Allocate`; and the answer of `GetPreferredAllocation`.
+    pub(super) struct ContainersIds {
+        1 containers: Vec<Ids>,
+    }
+}
+message! {
+    pub(super) struct PreferredRequest {
+        1 containers: Vec<ContainerPreferredRequest>,
+    }
+}
+message! {
+    pub(super) struct ContainerPreferredRequest {
+        1 available: Vec<String>,
+        2 must_include: Vec<String>,
+        3 size: i32,
+    }
+}
+message! {
+    pub(super) struct AllocateResponse {
+        1 containers: Vec<ContainerAllocateResponse>,
+    }
+}
+message! {
+    pub(super) struct ContainerAllocateResponse {
+        1 envs: BTreeMap<String, String>,
+        2 mounts: Vec<Mount>,
+        3 devices: Vec<DeviceSpec>,
+        4 annotations: BTreeMap<String, String>,
+        5 cdi_devices: Vec<CdiDevice>,
+    }
+}
+message! {
+    pub(super) struct Mount {
+        1 container_path: String,
+        2 host_path: String,
+        3 read_only: bool,
+    }
+}
+message! {
+    pub(super) struct DeviceSpec {
+        1 container_path: String,
+        2 host_path: String,
+        3 permissions: String,
+    }
+}
+message! {
+    pub(super) struct CdiDevice {
+        1 name: String,
+    }
+}

@@ -1,0 +1,442 @@
+//! What device plugins say, checked: plugins are strangers. And what a container gets of what they say (DEV-02, DEV-03,
+//! DEV-09).
+
+use alloc::{
+    boxed::Box,
+    collections::BTreeSet,
+    format,
+    string::{String, ToString as _},
+    vec::Vec,
+};
+use core::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Given, Listed, MAX_ALL_LISTED, MAX_LISTED, MAX_PLUGINS, declared::is_resource};
+use crate::api::{
+    cri::{Device, Mount},
+    device::Answer,
+    order::Order as _,
+};
+
+/// The only version of the protocol.
+const VERSION: &str = "v1beta1";
+/// With it a unit can be given.
+const HEALTHY: &str = "Healthy";
+/// Bytes of an id.
+const MAX_ID_BYTES: usize = 63;
+/// Bytes of the name of a socket: that of its directory has to go before it.
+const MAX_ENDPOINT_BYTES: usize = 64;
+/// Entries of an answer of each kind.
+const MAX_ENTRIES: usize = 256;
+/// Bytes of all texts of an answer.
+const MAX_ANSWER_BYTES: usize = 32 << 10;
+
+/// What is wrong with what a plugin says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wrong {
+    /// It speaks another version.
+    Version(String),
+    /// Its resource has no name that pods could ask for.
+    Resource(String),
+    /// Its resource is declared in the configuration.
+    Declared(String),
+    /// Its socket is not in the directory.
+    Endpoint(String),
+    /// There are too many.
+    Plugins,
+    /// It lists too many units.
+    Listed(usize),
+    /// All plugins together do.
+    AllListed,
+    /// It lists such an id.
+    Id(String),
+    /// Its answer for a container is not what it has to be.
+    Answer(String),
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Version(version) => write!(
+                f,
+                "requested API version {version:?} is not supported by kubelet. Supported version is {VERSION:?}"
+            ),
+            Self::Resource(name) => write!(f, "the ResourceName {name:?} is invalid"),
+            Self::Declared(name) => {
+                write!(f, "{name} is given by picolet.devices: take it out there")
+            }
+            Self::Endpoint(name) => write!(
+                f,
+                "the endpoint {name:?} is not the name of a socket beside kubelet.sock"
+            ),
+            Self::Plugins => write!(f, "plugins offer {MAX_PLUGINS} resources already"),
+            Self::Listed(count) => write!(
+                f,
+                "it lists {count} devices, more than {MAX_LISTED} are not taken"
+            ),
+            Self::AllListed => write!(
+                f,
+                "all plugins together list more than {MAX_ALL_LISTED} devices"
+            ),
+            Self::Id(id) => write!(
+                f,
+                "it lists a device {id:?}, an id has 1 to {MAX_ID_BYTES} bytes"
+            ),
+            Self::Answer(why) => write!(f, "its answer is wrong: {why}"),
+        }
+    }
+}
+
+/// Whether a plugin may offer a resource. `declared`: the configuration does. `known`: resources of plugins by now, without
+/// this one.
+///
+/// - Errors: what it is answered (DEV-02).
+/// - Source: kubelet `cm/devicemanager/plugin/v1beta1/server.go`, `Register`.
+pub fn registration(
+    version: &str,
+    endpoint: &str,
+    resource: &str,
+    declared: bool,
+    known: usize,
+) -> Result<(), Wrong> {
+    if version != VERSION {
+        return Err(Wrong::Version(cut(version)));
+    }
+    if !is_resource(resource) {
+        return Err(Wrong::Resource(cut(resource)));
+    }
+    if declared {
+        return Err(Wrong::Declared(resource.into()));
+    }
+    let is_name = !endpoint.is_empty()
+        && endpoint.len() <= MAX_ENDPOINT_BYTES
+        && ![".", ".."].contains(&endpoint)
+        && !endpoint.contains(['/', '\0']);
+    if !is_name {
+        return Err(Wrong::Endpoint(cut(endpoint)));
+    }
+    if known >= MAX_PLUGINS {
+        return Err(Wrong::Plugins);
+    }
+    Ok(())
+}
+
+/// What strangers wrote is shown in part.
+fn cut(text: &str) -> String {
+    let len = text.floor_char_boundary(MAX_ID_BYTES);
+    text[..len].into()
+}
+
+/// A list of ids and their health (DEV-03). `others`: units that other plugins list.
+///
+/// - Errors: the plugin is cut off, and this is logged.
+pub fn listed(units: Vec<(String, String)>, others: usize) -> Result<Vec<Listed>, Wrong> {
+    if units.len() > MAX_LISTED {
+        return Err(Wrong::Listed(units.len()));
+    }
+    if units.len() + others > MAX_ALL_LISTED {
+        return Err(Wrong::AllListed);
+    }
+    let all = units.into_iter().map(|(id, health)| {
+        if id.is_empty() || id.len() > MAX_ID_BYTES {
+            return Err(Wrong::Id(cut(&id)));
+        }
+        Ok(Listed {
+            id: id.into(),
+            healthy: health == HEALTHY,
+        })
+    });
+    all.collect()
+}
+
+/// An answer for a container, checked.
+///
+/// - Errors: what is wrong with it.
+pub fn answer(mut answer: Answer) -> Result<Answer, Wrong> {
+    let wrong = |why: String| Err(Wrong::Answer(why));
+    let counts = [
+        answer.env.len(),
+        answer.mounts.len(),
+        answer.nodes.len(),
+        answer.annotations.len(),
+        answer.cdi_devices.len(),
+    ];
+    if counts.into_iter().any(|count| count > MAX_ENTRIES) {
+        return wrong(format!("more than {MAX_ENTRIES} entries of a kind"));
+    }
+    let pairs = answer.env.iter().chain(&answer.annotations);
+    let pairs = pairs.map(|(key, value)| key.len() + value.len());
+    let mounts = answer.mounts.iter();
+    let mounts = mounts.map(|m| m.container_path.len() + m.host_path.len());
+    let nodes = answer.nodes.iter();
+    let nodes = nodes.map(|n| n.container_path.len() + n.host_path.len() + n.permissions.len());
+    let names = answer.cdi_devices.iter().map(String::len);
+    if pairs.chain(mounts).chain(nodes).chain(names).sum::<usize>() > MAX_ANSWER_BYTES {
+        return wrong(format!("more than {MAX_ANSWER_BYTES} bytes"));
+    }
+    let mounts = answer.mounts.iter();
+    let mounts = mounts.flat_map(|m| [&m.container_path, &m.host_path]);
+    let nodes = answer.nodes.iter();
+    let nodes = nodes.flat_map(|n| [&n.container_path, &n.host_path]);
+    let is_wrong = |path: &&String| !path.starts_with('/') || path.contains('\0');
+    if let Some(path) = mounts.chain(nodes).find(is_wrong) {
+        return wrong(format!("{:?} is no absolute path", cut(path)));
+    }
+    for node in &mut answer.nodes {
+        if node.permissions.is_empty() {
+            node.permissions = "rwm".into();
+        }
+        if node.permissions.contains(|c| !"rwm".contains(c)) {
+            return wrong(format!(
+                "permissions {:?}, must be letters of rwm",
+                cut(&node.permissions)
+            ));
+        }
+    }
+    Ok(answer)
+}
+
+/// What a plugin has answered for units that a container holds. It is kept with the pod.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Answered {
+    /// Container.
+    pub container: Box<str>,
+    /// Resource.
+    pub resource: Box<str>,
+    /// Units for which it holds.
+    pub ids: Vec<Box<str>>,
+    /// The plugin is to be told before each start of the container.
+    #[serde(default)]
+    pub pre_start: bool,
+    /// What it has said.
+    pub answer: Answer,
+}
+
+/// Adds what plugins have answered for a container (DEV-09): by the names of resources, the first one of a name or a path
+/// wins.
+pub fn merge(given: &mut Given, mut answers: Vec<Answered>) {
+    answers.order_by(|a, b| a.resource.cmp(&b.resource));
+    for Answered { answer, .. } in answers {
+        given.env.extend(answer.env);
+        given.mounts.extend(answer.mounts);
+        given.nodes.extend(answer.nodes);
+        given.annotations.extend(answer.annotations);
+        given.cdi_devices.extend(answer.cdi_devices);
+    }
+    firsts(&mut given.env, |(name, _)| name);
+    firsts(&mut given.mounts, |mount: &Mount| &mount.container_path);
+    firsts(&mut given.nodes, |node: &Device| &node.container_path);
+    firsts(&mut given.annotations, |(key, _)| key);
+    firsts(&mut given.cdi_devices, |name| name);
+}
+
+fn firsts<T>(all: &mut Vec<T>, key: fn(&T) -> &String) {
+    let mut taken = BTreeSet::new();
+    all.retain(|one| taken.insert(key(one).to_string()));
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use super::*;
+
+    #[test]
+    fn who_may_register() {
+        // DEV-02
+        let ask = |version, endpoint, resource| registration(version, endpoint, resource, false, 0);
+        assert_eq!(ask("v1beta1", "a.sock", "example.com/a"), Ok(()));
+        for (version, endpoint, resource, why) in [
+            (
+                "v1alpha1",
+                "a.sock",
+                "example.com/a",
+                "requested API version \"v1alpha1\" is not supported by kubelet. Supported version is \"v1beta1\"",
+            ),
+            (
+                "",
+                "a.sock",
+                "example.com/a",
+                "requested API version \"\" is not supported by kubelet. Supported version is \"v1beta1\"",
+            ),
+            (
+                "v1beta1",
+                "a.sock",
+                "cpu",
+                "the ResourceName \"cpu\" is invalid",
+            ),
+            (
+                "v1beta1",
+                "a.sock",
+                "x.kubernetes.io/a",
+                "the ResourceName \"x.kubernetes.io/a\" is invalid",
+            ),
+            (
+                "v1beta1",
+                "a.sock",
+                "requests.example.com/a",
+                "the ResourceName \"requests.example.com/a\" is invalid",
+            ),
+            (
+                "v1beta1",
+                "a.sock",
+                "example.com/a b",
+                "the ResourceName \"example.com/a b\" is invalid",
+            ),
+            (
+                "v1beta1",
+                "../a.sock",
+                "example.com/a",
+                "the endpoint \"../a.sock\" is not the name of a socket beside kubelet.sock",
+            ),
+            (
+                "v1beta1",
+                "..",
+                "example.com/a",
+                "the endpoint \"..\" is not the name of a socket beside kubelet.sock",
+            ),
+            (
+                "v1beta1",
+                "",
+                "example.com/a",
+                "the endpoint \"\" is not the name of a socket beside kubelet.sock",
+            ),
+        ] {
+            let refused = ask(version, endpoint, resource).expect_err(why);
+            assert_eq!(refused.to_string(), why);
+        }
+        let long = "é".repeat(10_000);
+        let refused = ask(&long, &long, &long).expect_err("long").to_string();
+        assert!(refused.len() < 200);
+        let declared = registration("v1beta1", "a", "example.com/a", true, 0);
+        assert_eq!(
+            declared.expect_err("declared").to_string(),
+            "example.com/a is given by picolet.devices: take it out there"
+        );
+        let many = |known| registration("v1beta1", "a", "example.com/a", false, known);
+        assert_eq!(many(MAX_PLUGINS - 1), Ok(()));
+        assert_eq!(many(MAX_PLUGINS), Err(Wrong::Plugins));
+    }
+
+    #[test]
+    fn what_is_listed() {
+        // DEV-03
+        let unit = |id: &str, health: &str| (id.into(), health.into());
+        let all = vec![
+            unit("a", "Healthy"),
+            unit("b", "Unhealthy"),
+            unit("c", "healthy"),
+            unit("d", ""),
+        ];
+        let all = listed(all, 0).expect("a list");
+        let shown: Vec<_> = all.iter().map(|l| (&*l.id, l.healthy)).collect();
+        assert_eq!(
+            shown,
+            [("a", true), ("b", false), ("c", false), ("d", false)]
+        );
+        let many = |n: usize| (0..n).map(|n| unit(&n.to_string(), "Healthy")).collect();
+        assert!(listed(many(MAX_LISTED), 0).is_ok());
+        let refused = listed(many(MAX_LISTED + 1), 0).expect_err("too many");
+        assert_eq!(
+            refused.to_string(),
+            "it lists 1025 devices, more than 1024 are not taken"
+        );
+        assert!(listed(many(96), MAX_ALL_LISTED - 96).is_ok());
+        let refused = listed(many(96), MAX_ALL_LISTED - 95).expect_err("too many");
+        assert_eq!(refused, Wrong::AllListed);
+        for id in [String::new(), "x".repeat(64)] {
+            let refused = listed(vec![(id, HEALTHY.into())], 0).expect_err("an id");
+            assert!(refused.to_string().ends_with("an id has 1 to 63 bytes"));
+        }
+        assert!(listed(vec![("x".repeat(63), HEALTHY.into())], 0).is_ok());
+    }
+
+    fn node(container_path: &str, permissions: &str) -> Device {
+        Device {
+            container_path: container_path.into(),
+            host_path: "/dev/null".into(),
+            permissions: permissions.into(),
+            ..Device::default()
+        }
+    }
+
+    fn mount(container_path: &str, host_path: &str) -> Mount {
+        Mount {
+            container_path: container_path.into(),
+            host_path: host_path.into(),
+            ..Mount::default()
+        }
+    }
+
+    #[test]
+    fn wrong_answers() {
+        // DEV-09
+        let text = |answered: Answer| answer(answered).expect_err("wrong").to_string();
+        let nodes = |nodes| Answer {
+            nodes,
+            ..Answer::default()
+        };
+        let mounts = |mounts| Answer {
+            mounts,
+            ..Answer::default()
+        };
+        let good = answer(nodes(vec![node("/dev/a", ""), node("/dev/b", "mrw")])).expect("good");
+        assert_eq!(good.nodes[0].permissions, "rwm");
+        assert_eq!(
+            text(nodes(vec![node("/dev/a", "rx")])),
+            "its answer is wrong: permissions \"rx\", must be letters of rwm"
+        );
+        assert_eq!(
+            text(nodes(vec![node("dev/a", "r")])),
+            "its answer is wrong: \"dev/a\" is no absolute path"
+        );
+        assert_eq!(
+            text(mounts(vec![mount("/a", "b")])),
+            "its answer is wrong: \"b\" is no absolute path"
+        );
+        assert_eq!(
+            text(mounts(vec![mount("/a\0", "/b")])),
+            "its answer is wrong: \"/a\\0\" is no absolute path"
+        );
+        assert_eq!(
+            text(mounts(vec![mount("/a", "/b"); 257])),
+            "its answer is wrong: more than 256 entries of a kind"
+        );
+        let large = Answer {
+            env: [("A".into(), "x".repeat(MAX_ANSWER_BYTES))].into(),
+            ..Answer::default()
+        };
+        assert_eq!(text(large), "its answer is wrong: more than 32768 bytes");
+    }
+
+    #[test]
+    fn the_first_one_wins() {
+        // DEV-09
+        let answered = |resource: &str, host_path: &str| Answered {
+            container: "c".into(),
+            resource: resource.into(),
+            ids: vec![],
+            pre_start: false,
+            answer: Answer {
+                env: [("WHO".into(), resource.into())].into(),
+                mounts: vec![mount("/m", host_path)],
+                nodes: vec![node("/dev/n", resource)],
+                annotations: [("k".into(), resource.into())].into(),
+                cdi_devices: vec!["vendor/class=one".into(), resource.into()],
+            },
+        };
+        let mut given = Given {
+            env: vec![("OWN".into(), "1".into())],
+            ..Given::default()
+        };
+        merge(&mut given, vec![answered("b", "/2"), answered("a", "/1")]);
+        let pair = |name: &str, value: &str| (name.into(), value.into());
+        assert_eq!(given.env, [pair("OWN", "1"), pair("WHO", "a")]);
+        assert_eq!(given.mounts, [mount("/m", "/1")]);
+        assert_eq!(given.nodes, [node("/dev/n", "a")]);
+        assert_eq!(given.annotations, [pair("k", "a")]);
+        assert_eq!(given.cdi_devices, ["vendor/class=one", "a", "b"]);
+    }
+}
