@@ -480,7 +480,7 @@ fn what_is_shown_after_it_was_deleted_is_there_again() {
         desk.list("9", &[("a", version)]);
         let asked = desk.asks();
         assert!(!asked.contains(&"get pod-a".to_owned()), "{asked:?}");
-        desk.poll.on_write_ended(&"a".into(), None, desk.now);
+        let _ = desk.poll.on_write_ended(&"a".into(), None, desk.now);
         desk.poll.on_deleted(&"a".into());
         desk.wait(1000);
         let asked = desk.asks();

@@ -156,13 +156,13 @@ pub(super) fn container(config: &ContainerConfig, settings: &Settings) -> wire::
             resources: Some(resources(&config.resources)),
             security: Some(security(&config.security, settings)),
         }),
-        cdi_devices: config.cdi_devices.iter().map(cdi_device).collect(),
+        cdi_devices: config
+            .cdi_devices
+            .iter()
+            .map(|name| wire::CdiDevice { name: name.clone() })
+            .collect(),
         stop_signal: signal(&config.stop_signal),
     }
-}
-
-fn cdi_device(name: &String) -> wire::CdiDevice {
-    wire::CdiDevice { name: name.clone() }
 }
 
 /// An image as a pod and the runtime name it.
