@@ -19,7 +19,7 @@ pub(crate) fn write(path: &Path, reference: &str, busybox: &[u8]) -> Result<(), 
     write_for(architecture(), path, reference, busybox)
 }
 
-/// [`write`] for machines of that architecture, by its name in Go.
+/// [`write()`] for machines of that architecture, by its name in Go.
 pub(crate) fn write_for(
     architecture: &str,
     path: &Path,
