@@ -101,7 +101,7 @@ fn a_mount_namespace_of_its_own_stops_the_agent() {
 }
 
 #[test]
-fn units_start_after_disks_and_wait_for_no_link() {
+fn units_start_after_disks_and_never_after_time_sync() {
     // SVC-04
     for name in AGENTS {
         let unit = unit(name);
@@ -110,16 +110,18 @@ fn units_start_after_disks_and_wait_for_no_link() {
             "local-fs.target",
             "remote-fs.target",
             "time-set.target",
-            "network.target",
+            "network-online.target",
         ] {
             assert!(after.iter().any(|word| word == target), "{name}: {target}");
         }
+        assert!(
+            words(&unit, "Wants").contains(&"network-online.target".to_owned()),
+            "{name}"
+        );
         for directive in ["After", "Wants", "Requires", "BindsTo"] {
             let named = words(&unit, directive);
             assert!(
-                !named
-                    .iter()
-                    .any(|word| word == "time-sync.target" || word == "network-online.target"),
+                !named.iter().any(|word| word == "time-sync.target"),
                 "{name}"
             );
         }
