@@ -50,7 +50,7 @@ impl Poller {
         self.last = None;
     }
 
-    /// Waits for the next snapshot or failure; reads that find nothing new are not returned.
+    /// Waits for the next snapshot, failure or poll. Of reads between two polls those that find nothing new are not returned.
     ///
     /// Dropping the future is safe: a result that got lost is made up for by reading everything anew.
     pub async fn next(&mut self, lane: &Lane) -> Reading {
@@ -81,7 +81,7 @@ impl Poller {
                 _ => now,
             };
             self.last = Some((now, polled));
-            if !matches!(reading, Reading::Unchanged) {
+            if trigger == Trigger::Poll || !matches!(reading, Reading::Unchanged) {
                 return reading;
             }
         }

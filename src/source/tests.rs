@@ -635,5 +635,8 @@ fn without_doorbell_the_poll_finds_it() {
     let mut poller = Poller::new(source(scratch.dir()), Duration::from_millis(20), false);
     assert_eq!(say(&smol::block_on(poller.next(&lane))), "");
     scratch.put("a.yaml", &pod("a", "1"));
-    assert_eq!(say(&smol::block_on(poller.next(&lane))), "+a.yaml:1");
+    wait_for(|| say(&smol::block_on(poller.next(&lane))) == "+a.yaml:1");
+    // Whoever asks for the agent's health is told when it last looked, not only when it last found something.
+    wait_for(|| say(&smol::block_on(poller.next(&lane))) == "unchanged");
+    assert_eq!(say(&smol::block_on(poller.next(&lane))), "unchanged");
 }
