@@ -7,15 +7,26 @@ set -eu
 unshare --user --mount sh -c '
 set -eu
 # Until it has its users.
-until [ -n "$(cat /proc/self/gid_map)" ]; do sleep 0.1; done
+tries=0
+until [ -n "$(cat /proc/self/gid_map)" ]; do
+	tries=$((tries + 1))
+	[ $tries -lt 300 ] || exit 1
+	sleep 0.1
+done
 processor=$1 && shift
 mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc
 cat "/usr/lib/binfmt.d/qemu-$processor.conf" >/proc/sys/fs/binfmt_misc/register
 exec setpriv --reuid 0 --regid 0 --clear-groups "$@"
 ' foreign "$@" &
 child=$!
+trap 'kill $child 2>/dev/null || true' EXIT
 own=$(readlink /proc/self/ns/user)
-until [ "$(readlink /proc/$child/ns/user)" != "$own" ]; do sleep 0.1; done
+tries=0
+until [ "$(readlink /proc/$child/ns/user)" != "$own" ]; do
+	tries=$((tries + 1))
+	[ $tries -lt 300 ] || exit 1
+	sleep 0.1
+done
 echo "0 0 4294967295" >/proc/$child/uid_map
 echo "0 0 4294967295" >/proc/$child/gid_map
 wait $child

@@ -56,6 +56,8 @@ pub struct Restart<'a> {
     pub is_static: bool,
     /// Drop its local status first: it tells of the incarnation before, and would end this one at once.
     pub drop_status: bool,
+    /// It has ended, and only waits for its deletion: it counts for nobody as a pod that is restarted.
+    pub ended: bool,
 }
 
 /// What to do with a cgroup whose pod is neither syncing nor terminating.
@@ -112,18 +114,17 @@ impl<'a> Pass<'a> {
         let pass = *self;
         pass.config
             .iter()
-            .filter(move |pod| {
-                // Somebody has to find that nothing is left of it. The API's own word of its end may be on its way.
-                let ended = pod.api_phase_terminal || !pod.active;
-                let deleted = pod.deletion_requested && !pod.is_static && !pass.runs(pod.uid);
-                let wanted = pod.active || pod.restart_requested;
-                (ended && deleted) || (wanted && !pod.api_phase_terminal)
-            })
             .filter(move |pod| pass.known(pod.uid).is_none())
-            .map(|pod| Restart {
-                uid: pod.uid,
-                is_static: pod.is_static,
-                drop_status: pod.restart_requested,
+            .filter_map(move |pod| {
+                // Somebody has to find that nothing is left of it. The API's own word of its end may be on its way.
+                let over = pod.api_phase_terminal || !(pod.active || pod.restart_requested);
+                let deleted = pod.deletion_requested && !pod.is_static && !pass.runs(pod.uid);
+                (!over || deleted).then_some(Restart {
+                    uid: pod.uid,
+                    is_static: pod.is_static,
+                    drop_status: pod.restart_requested,
+                    ended: over,
+                })
             })
     }
 
@@ -395,6 +396,7 @@ mod tests {
                 uid: &a,
                 is_static: false,
                 drop_status: pod.restart_requested,
+                ended: pod.deletion_requested,
             });
             assert_eq!(pass.restarts().next(), expected, "{name}");
         }

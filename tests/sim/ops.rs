@@ -52,6 +52,8 @@ struct Past {
     wanted: bool,
     /// When it was last not wanted, or something ended it from outside.
     ended_by: Option<Mono>,
+    /// When it came back after that, under the same uid.
+    returned: Option<Mono>,
     /// Graces with which it was to end.
     graces: BTreeSet<i64>,
     /// Containers that must not start again.
@@ -171,6 +173,7 @@ impl Judge {
                 // Another life under its uid. An agent that has heard of neither may still go by a word before.
                 let heard = past.ended_by.is_some_and(|at| now - at >= LATE);
                 past.ended_by = Some(now);
+                past.returned = Some(now);
                 let in_force = past.told.iter().rposition(|(at, ..)| now - *at >= LATE);
                 let first = if heard {
                     past.told.len()
@@ -409,7 +412,7 @@ impl Judge {
         // One that has just come back may end as what it was without its manifest: known to an agent's runtime only.
         let returned = self.agents > 1
             && case.past.wanted
-            && case.past.ended_by.is_some_and(|at| at + LATE >= case.now);
+            && case.past.returned.is_some_and(|at| at + LATE >= case.now);
         let ordered = !failed && !evicted && !returned && (self.agents == 1 || case.past.wanted);
         case.grace(grace)
             .or_else(|| self.sidecar(case, name).filter(|_| ordered))

@@ -49,7 +49,7 @@ pub(crate) fn run(agents: &[String]) -> Result<(), Failure> {
         let found = paths(&functions, &run);
         for (at, len, name) in &functions {
             let ran = run.range(*at..at + len).next().is_some();
-            if ran && path(name).is_none_or(|path| !found.contains(&path)) {
+            if ran && path(name).is_none() {
                 eprintln!("without a path: {at:x} {len} {name}");
             }
         }

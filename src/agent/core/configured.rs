@@ -383,6 +383,10 @@ impl Agent {
     }
 
     fn tell_full(&mut self, pod: &Pod, e: TableFull) {
+        if pod.metadata.deletion_timestamp.is_some() {
+            // It ends all the same: the next round of housekeeping finds it again.
+            return;
+        }
         let message = format!("Node didn't have enough resource: pods: {e}");
         self.reject(pod, "OutOfpods", &message);
     }

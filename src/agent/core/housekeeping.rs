@@ -124,8 +124,10 @@ impl Agent {
             if self.waits_for_device(restart.uid, now) {
                 continue;
             }
-            self.pods
-                .count(|totals| totals.count_restart(restart.is_static));
+            if !restart.ended {
+                self.pods
+                    .count(|totals| totals.count_restart(restart.is_static));
+            }
             create.push((restart.uid.clone(), restart.drop_status));
         }
         for orphan in pass.runtime_orphans() {

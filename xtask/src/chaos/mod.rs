@@ -170,7 +170,8 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         sessions = world.cluster.as_ref().map_or(0, cluster::Cluster::sessions);
         guarded(world, &options, |world| finish(world, "cluster-end"))?;
         starts += world.ledger.starts();
-        if sessions == 0 {
+        let audited = options.only.as_deref() == Some("cluster-audit");
+        if sessions == 0 && !audited {
             return Err("no session was ever open".into());
         }
     }

@@ -191,7 +191,7 @@ pub(super) fn ready() -> Result<String, Failure> {
     Ok(format!("READY {:.1} s after the power came", micros / 1e6))
 }
 
-// QEMU-26 QEMU-27 QEMU-28
+// QEMU-26 QEMU-28
 pub(super) fn unplugged(guest: &mut Guest) {
     let crowd = small::crowd();
     guest.step("With the cable out all pods run", || {
