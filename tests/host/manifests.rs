@@ -1,5 +1,8 @@
 //! Manifests that change: edited, broken, removed, renamed, refused.
 
+use core::time::Duration;
+
+use picolet::sys::clock;
 use serde_json::{Value, json};
 
 use crate::host::{self, Host, IDLE, full, http, manifest, sh, status_of, text, with};
@@ -26,6 +29,28 @@ fn slow(host: &Host, word: &str) -> Value {
 fn said(host: &Host, file: &str) -> Option<u64> {
     let text = std::fs::read_to_string(host.path("shared").join(file)).ok()?;
     text.trim().parse().ok()
+}
+
+/// What has not changed was looked at all the same.
+#[test]
+fn a_quiet_node_is_healthy() {
+    if !host::able() {
+        return;
+    }
+    let host = Host::start(&["--file-check-frequency", "1s"]);
+    let asked = |host: &Host| {
+        let said = host.cli(&["health"]);
+        (said.status.success(), text(&said.stderr))
+    };
+    host.until("it is healthy", asked);
+    let begun = clock::mono();
+    host.until("more than three times the interval has passed", |_| {
+        (
+            clock::mono() - begun > Duration::from_secs(4),
+            String::new(),
+        )
+    });
+    host.until("it is healthy still", asked);
 }
 
 // SRC-15 SRC-16 SRC-25 SRC-03 PW-10 PW-19 PW-20 LOOP-14 KILL-01 KILL-11 CLEAN-05
