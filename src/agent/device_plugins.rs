@@ -401,28 +401,24 @@ impl Plugins {
 
     /// Which units the plugin would choose; none if it does not say.
     pub(super) async fn preferred(&self, question: Question) -> Preferred {
-        let Question {
-            container,
-            resource,
-            available,
-            must_include,
-            size,
-        } = question;
         let asked = async {
-            let plugin = self.plugin(&resource)?;
-            let preferred = plugin.preferred(&available, &must_include, size).await;
+            let Question {
+                resource,
+                available,
+                must_include,
+                size,
+                ..
+            } = &question;
+            let plugin = self.plugin(resource)?;
+            let preferred = plugin.preferred(available, must_include, *size).await;
             preferred.map_err(PluginError::Call)
         };
         let ids = asked.await.unwrap_or_else(|why: PluginError| {
-            let text = format!("the device plugin of {resource}: {why}");
+            let text = format!("the device plugin of {}: {why}", question.resource);
             self.complaints.complain(&text);
             Vec::new()
         });
-        Preferred {
-            container,
-            resource,
-            ids,
-        }
+        devices::preferred(question, ids)
     }
 }
 

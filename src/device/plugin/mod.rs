@@ -192,13 +192,13 @@ impl Plugin {
         })
     }
 
-    /// Which units it would choose.
+    /// Which units it would choose. What it says is not checked here.
     pub async fn preferred(
         &self,
         available: &[Box<str>],
         must_include: &[Box<str>],
         size: u32,
-    ) -> Result<Vec<Box<str>>, Status> {
+    ) -> Result<Vec<String>, Status> {
         let mut request = wire::PreferredRequest {
             containers: vec![wire::ContainerPreferredRequest {
                 available: texts(available),
@@ -211,7 +211,7 @@ impl Plugin {
         self.ask(method, &mut request, &mut response, ANSWER_TIME)
             .await?;
         let first = response.containers.into_iter().next().unwrap_or_default();
-        Ok(first.ids.into_iter().map(Into::into).collect())
+        Ok(first.ids)
     }
 
     /// A container that holds these units is about to start.

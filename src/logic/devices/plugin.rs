@@ -12,7 +12,10 @@ use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Given, Listed, MAX_ALL_LISTED, MAX_LISTED, MAX_PLUGINS, declared::is_resource};
+use super::{
+    Given, Listed, MAX_ALL_LISTED, MAX_LISTED, MAX_PLUGINS, Preferred, Question,
+    declared::is_resource,
+};
 use crate::api::{
     cri::{Device, Mount},
     device::Answer,
@@ -148,6 +151,28 @@ pub fn listed(units: Vec<(String, String)>, others: usize) -> Result<Vec<Listed>
         })
     });
     all.collect()
+}
+
+/// What a plugin would choose, cut to what it was asked for: of the units that were available the first so many, each once.
+#[must_use]
+pub fn preferred(question: Question, ids: Vec<String>) -> Preferred {
+    let Question {
+        container,
+        resource,
+        mut available,
+        size,
+        ..
+    } = question;
+    let size = usize::try_from(size).unwrap_or(usize::MAX);
+    let taken = ids.into_iter().filter_map(|id| {
+        let at = available.iter().position(|free| **free == *id)?;
+        Some(available.swap_remove(at))
+    });
+    Preferred {
+        container,
+        resource,
+        ids: taken.take(size).collect(),
+    }
 }
 
 /// An answer for a container, checked.
@@ -351,6 +376,30 @@ mod tests {
             assert!(refused.to_string().ends_with("an id has 1 to 63 bytes"));
         }
         assert!(listed(vec![("x".repeat(63), HEALTHY.into())], 0).is_ok());
+    }
+
+    #[test]
+    fn what_is_preferred() {
+        // DEV-06
+        let texts = |ids: &[&str]| ids.iter().map(|id| (*id).into()).collect::<Vec<Box<str>>>();
+        let ids = |size, ids: &[&str]| {
+            let question = Question {
+                container: "c".into(),
+                resource: "example.com/a".into(),
+                available: texts(&["a", "b", "c"]),
+                must_include: texts(&["b"]),
+                size,
+            };
+            let named = ids.iter().map(|id| (*id).into()).collect();
+            preferred(question, named).ids
+        };
+        assert_eq!(ids(2, &["c", "a"]), texts(&["c", "a"]));
+        assert_eq!(ids(2, &["c", "b", "a"]), texts(&["c", "b"]));
+        let long = "x".repeat(1 << 20);
+        let odd = [&long, "x", "", "b", "b", "a", "c"];
+        assert_eq!(ids(2, &odd), texts(&["b", "a"]));
+        assert_eq!(ids(u32::MAX, &odd), texts(&["b", "a", "c"]));
+        assert_eq!(ids(0, &["a"]), texts(&[]));
     }
 
     fn node(container_path: &str, permissions: &str) -> Device {
