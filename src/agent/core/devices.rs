@@ -111,14 +111,6 @@ impl Devices {
         self.waiting.contains_key(uid)
     }
 
-    /// Whether the pod, of which nothing runs, waits for longer yet.
-    fn holds_up(&self, uid: &PodUid, now: Mono) -> bool {
-        self.waiting.get(uid).is_some_and(|waiting| {
-            let refused = self.table.check(uid, &waiting.demands).err();
-            refused.is_some_and(|why| self.judge(&why, waiting, now) == Verdict::Wait)
-        })
-    }
-
     fn judge(&self, why: &Refusal, waiting: &Waiting, now: Mono) -> Verdict {
         let resource = why.resource();
         let may_come = self.plugins && self.declared.entry(resource).is_none();
@@ -176,10 +168,7 @@ impl Agent {
         }
         self.release_devices();
         let demands = &waiting.demands;
-        let unknown = self.devices.table.unregistered(demands);
-        // A node without devices is not asked for any. A cluster may count what nobody here gives.
-        let gives = self.devices.plugins || self.devices.table.resources().next().is_some();
-        let unknown = unknown.filter(|_| is_static && gives && !self.counts_others(demands));
+        let unknown = self.unknown(&waiting);
         let question = match &unknown {
             Some(_) => None,
             None => self.devices.table.question(uid, demands),
@@ -234,9 +223,28 @@ impl Agent {
     pub(super) fn waits_for_device(&self, uid: &PodUid, now: Mono) -> bool {
         match self.view.is_idle(uid) {
             true if self.devices.asks(uid) => true,
-            true => self.is_told_to_wait(uid) && self.devices.holds_up(uid, now),
+            true => self.is_told_to_wait(uid) && self.holds_up(uid, now),
             false => self.devices.is_waiting(uid) && !self.runs(uid),
         }
+    }
+
+    /// Whether the pod, of which nothing runs, waits for longer yet.
+    fn holds_up(&self, uid: &PodUid, now: Mono) -> bool {
+        let devices = &self.devices;
+        devices.waiting.get(uid).is_some_and(|waiting| {
+            let check = || devices.table.check(uid, &waiting.demands).err();
+            let refused = self.unknown(waiting).or_else(check);
+            refused.is_some_and(|why| devices.judge(&why, waiting, now) == Verdict::Wait)
+        })
+    }
+
+    /// What a static pod asks for that nobody here has ever offered (DEV-05).
+    fn unknown(&self, waiting: &Waiting) -> Option<Refusal> {
+        let unknown = self.devices.table.unregistered(&waiting.demands);
+        // A node without devices is not asked for any. A cluster may count what nobody here gives.
+        let gives = self.devices.plugins || self.devices.table.resources().next().is_some();
+        let counts = || self.counts_others(&waiting.demands);
+        unknown.filter(|_| waiting.is_static && gives && !counts())
     }
 
     /// Whether the Node has amounts of all that is not given here.
