@@ -48,6 +48,8 @@ pub(super) struct Devices {
     declared: Arc<Declared>,
     table: Table,
     waiting: BTreeMap<PodUid, Waiting>,
+    /// Pods that cannot begin with what they hold, and since when.
+    stuck: BTreeMap<PodUid, Mono>,
     /// How long pods of the apiserver wait.
     wait: Duration,
     /// Plugins may come.
@@ -132,6 +134,7 @@ impl Devices {
     /// The pod does not wait any more: it goes, or runs.
     pub(super) fn forget_waiting(&mut self, uid: &PodUid) {
         self.waiting.remove(uid);
+        self.stuck.remove(uid);
     }
 
     /// When there is something to do.
@@ -207,6 +210,34 @@ impl Agent {
             }
         }
         false
+    }
+
+    /// A pod cannot begin with what it holds. What it cannot use of that is replaced; if nothing can replace it, the pod waits as
+    /// one that comes does (DEV-08).
+    pub(super) fn devices_not_settled(&mut self, pod: &Pod, now: Mono) {
+        let uid = &pod.metadata.uid;
+        if !self.view.is_idle(uid) {
+            return;
+        }
+        let demands = devices::demands(pod);
+        let Err(why) = self.devices.table.allocate_again(uid, &demands) else {
+            self.devices.stuck.remove(uid);
+            return;
+        };
+        let waiting = Waiting {
+            demands,
+            is_static: pod_kind::is_static(pod),
+            since: *self.devices.stuck.entry(uid.clone()).or_insert(now),
+            asks: false,
+        };
+        match self.devices.judge(&why, &waiting, now) {
+            // Its sync tries it again, and tells why.
+            Verdict::Wait => {}
+            Verdict::Refuse => {
+                self.devices.stuck.remove(uid);
+                self.refuse(pod, &why.rejection());
+            }
+        }
     }
 
     /// Whether the pod is known to run.
@@ -310,6 +341,8 @@ impl Agent {
         for change in changes {
             self.on_device(&change, now);
         }
+        let Devices { stuck, table, .. } = &mut self.devices;
+        stuck.retain(|uid, _| !table.can_use(uid));
         self.owners.node.set_devices(self.devices.amounts());
         // Who waits is looked at by housekeeping.
     }

@@ -707,6 +707,30 @@ impl Table {
         Ok(())
     }
 
+    /// Whether all that the pod holds is here.
+    #[must_use]
+    pub fn can_use(&self, pod: &PodUid) -> bool {
+        let is_here = |held: &Held| {
+            let known = self.resources.get(&held.resource);
+            known.is_some_and(|known| held.ids.iter().all(|id| known.has(id)))
+        };
+        self.holders
+            .get(pod)
+            .is_none_or(|held| held.iter().all(is_here))
+    }
+
+    /// Gives a pod other units for those that it cannot use any more: before anything of it began, and it could not begin with
+    /// what it holds. Nothing happens if all of that is here (DEV-08).
+    ///
+    /// # Errors
+    /// As of [`Table::allocate`].
+    pub fn allocate_again(&mut self, pod: &PodUid, demands: &[Demand]) -> Result<(), Refusal> {
+        match self.can_use(pod) {
+            true => Ok(()),
+            false => self.allocate(pod, demands),
+        }
+    }
+
     fn choose(&self, pod: &PodUid, demands: &[Demand]) -> Result<Vec<Held>, Refusal> {
         self.choose_each(pod, demands, |_, _, _| {})
     }
@@ -1348,6 +1372,36 @@ mod tests {
         assert_eq!(amounts(&table), (0, 0), "none, but told of");
         assert_eq!(table.next_timeout(), None);
         assert_eq!(ids(&table, "p"), "c=a");
+    }
+
+    #[test]
+    fn what_went_bad_before_it_was_used() {
+        // DEV-08
+        let all = [("a", true), ("b", true), ("c", true)];
+        let mut table = of_plugin(&all, false);
+        let demands = [asks("c", 2)];
+        table.allocate(&pod("p"), &demands).expect("two");
+        assert_eq!(ids(&table, "p"), "c=a+b");
+        // The plugin refuses, and its units are well.
+        assert!(table.can_use(&pod("p")));
+        assert_eq!(table.allocate_again(&pod("p"), &demands), Ok(()));
+        assert_eq!(ids(&table, "p"), "c=a+b");
+        // One is not: the other one stays.
+        table.list(R, listed(&[("a", false), ("b", true), ("c", true)]));
+        assert!(!table.can_use(&pod("p")));
+        assert_eq!(table.allocate_again(&pod("p"), &demands), Ok(()));
+        assert_eq!(ids(&table, "p"), "c=b+c");
+        // There is no other one: it keeps what it has.
+        table.list(R, listed(&[("a", false), ("b", true), ("c", false)]));
+        assert_eq!(
+            table.allocate_again(&pod("p"), &demands),
+            Err(Refusal::NoLongerHealthy(R.into()))
+        );
+        assert_eq!(ids(&table, "p"), "c=b+c");
+        // Nor while the plugin is away.
+        table.disconnect(R, Mono(0));
+        assert!(table.allocate_again(&pod("p"), &demands).is_err());
+        assert!(table.can_use(&pod("q")), "it has none");
     }
 
     #[test]
