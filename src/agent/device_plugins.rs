@@ -389,6 +389,12 @@ impl Plugins {
         Ok((answer, plugin.pre_start))
     }
 
+    /// Whether the plugin is to be told before each start of a container; `None`: it is not there.
+    pub(super) fn wants_starts(&self, resource: &str) -> Option<bool> {
+        let state = self.state.borrow();
+        state.live.get(resource).map(|live| live.plugin.pre_start)
+    }
+
     /// A container that holds these units is about to start.
     pub(super) async fn pre_start(
         &self,
