@@ -173,9 +173,10 @@ impl Plugins {
     /// Opens the sockets: for plugins, and for those who ask what pods have.
     pub(super) fn listen(&self) -> io::Result<[Listener; 2]> {
         let beside = self.dir.with_file_name(RESOURCES_DIR);
+        let of = |what: &str, e: io::Error| io::Error::new(e.kind(), format!("{what}: {e}"));
         Ok([
-            Listener::of_plugins(&self.dir)?,
-            Listener::of_readers(&beside)?,
+            Listener::of_plugins(&self.dir).map_err(|e| of("for plugins", e))?,
+            Listener::of_readers(&beside).map_err(|e| of("for readers of pod resources", e))?,
         ])
     }
 
