@@ -258,16 +258,12 @@ impl Plugins {
         let resource: Box<str> = resource_name.as_str().into();
         let kept = self.remember(&resource).await;
         kept.map_err(|e| refused(Status::new(Code::UNAVAILABLE, e.to_string())))?;
-        // One that is there under this name is not any more: its end is not told.
-        let before = self.state.borrow_mut().live.remove(&resource);
-        drop(before);
         log::info!("device plugin {endpoint} offers {resource}");
-        let news = News::Registered {
-            resource: resource.clone(),
-            prefers: plugin.prefers,
-        };
-        tell(&events, news).await;
+        // From here on nothing waits: this call may be given up wherever it does.
         let mut state = self.state.borrow_mut();
+        // One that is there under this name is not any more: its end is not told.
+        let before = state.live.remove(&resource);
+        drop(before);
         state.number += 1;
         let number = state.number;
         let watch = Rc::clone(&self).watch(resource.clone(), plugin.clone(), number, events);
@@ -312,7 +308,7 @@ impl Plugins {
         Ok(())
     }
 
-    /// Tells the loop of all lists, and of the end.
+    /// Tells the loop of the plugin, of all its lists, and of its end.
     async fn watch(
         self: Rc<Self>,
         resource: Box<str>,
@@ -320,6 +316,11 @@ impl Plugins {
         number: u64,
         events: Sender<Event>,
     ) {
+        let news = News::Registered {
+            resource: resource.clone(),
+            prefers: plugin.prefers,
+        };
+        tell(&events, news).await;
         let end = self.read(&resource, &plugin, number, &events).await;
         let why = end.err().unwrap_or(PluginError::Ended);
         let text = format!("the device plugin of {resource} has gone: {why}");
