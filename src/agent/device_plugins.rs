@@ -48,6 +48,8 @@ const FILE: &str = "device-plugins.json";
 const MAX_BYTES: u64 = 64 << 10;
 /// Name of the directory, beside that of plugins, of the socket for those who ask what pods have.
 const RESOURCES_DIR: &str = "pod-resources";
+/// Registrations under way at a time.
+const MAX_REGISTERING: usize = 8;
 /// How often they may.
 const READS_PER_SECOND: u32 = 100;
 const READS_AT_ONCE: u32 = 10;
@@ -106,6 +108,8 @@ pub(super) struct Plugins {
     state: RefCell<State>,
     /// Two plugins do not register at the same time.
     registering: smol::lock::Mutex<()>,
+    /// Each registration under way has one more of it.
+    under_way: Rc<()>,
 }
 
 #[derive(Default)]
@@ -162,6 +166,7 @@ impl Plugins {
             complaints,
             state: RefCell::new(state),
             registering: smol::lock::Mutex::new(()),
+            under_way: Rc::default(),
         }
     }
 
@@ -238,6 +243,12 @@ impl Plugins {
             endpoint,
             resource_name,
         } = request;
+        let _one_more = Rc::clone(&self.under_way);
+        if Rc::strong_count(&self.under_way) - 1 > MAX_REGISTERING {
+            let text = format!("{MAX_REGISTERING} device plugins register already");
+            self.complaints.complain(&text);
+            return Err(Status::new(Code::RESOURCE_EXHAUSTED, text));
+        }
         let declared = self.declared.entry(&resource_name).is_some();
         let known = self.others(&resource_name);
         let wanted = devices::registration(&version, &endpoint, &resource_name, declared, known);

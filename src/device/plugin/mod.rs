@@ -45,6 +45,14 @@ const LIST_LIMITS: Limits = Limits {
     entries: 16 << 10,
     bytes: 4 << 20,
 };
+/// Bytes of any other answer, and what reading it may take: more than is believed of it, as units that it prefers, all that it
+/// lists.
+const MAX_ANSWER_BYTES: usize = 128 << 10;
+const ANSWER_LIMITS: Limits = Limits {
+    depth: 4,
+    entries: 4 << 10,
+    bytes: 128 << 10,
+};
 /// Between two lists of one plugin: each is compared with all that is known.
 const LIST_PAUSE: Duration = Duration::from_millis(200);
 /// Nodes of a directory that a plugin names, and directories within each other.
@@ -139,12 +147,22 @@ impl Plugin {
             timeout: Some(timeout),
             ..client::Options::default()
         };
-        let asked = self
-            .client
-            .exchange(&path, proto::encode(request), answer, &options);
-        asked
-            .await
-            .map_err(|e| Status::new(e.code, format!("{method}: {}", e.message)))
+        let asked = async {
+            let mut call = self.client.call(&path, &options).await?;
+            call.settle(MAX_ANSWER_BYTES);
+            call.send(&proto::encode(request)).await?;
+            call.finish();
+            let odd = |text| Status::new(Code::INTERNAL, text);
+            let bytes = call.next().await?;
+            let bytes = bytes.ok_or_else(|| odd("there is no answer".into()))?;
+            if call.next().await?.is_some() {
+                return Err(odd("there is more than one answer".into()));
+            }
+            let read = proto::decode(answer, &bytes, ANSWER_LIMITS);
+            read.map_err(|e| odd(format!("its answer is no message: {e}")))
+        };
+        let asked: Result<(), Status> = asked.await;
+        asked.map_err(|e| Status::new(e.code, format!("{method}: {}", e.message)))
     }
 
     /// Its lists, as long as the plugin is there.
