@@ -60,9 +60,9 @@ pub(super) enum PluginError {
     /// It was not, or is not any more.
     #[error("the device plugin of {0} is not there")]
     Absent(Box<str>),
-    /// It does not answer as it should.
-    #[error("{}", .0.message)]
-    Call(Status),
+    /// It does not answer as it should: what it says, as it may be shown.
+    #[error("{0}")]
+    Call(String),
     /// What it says is not what it has to be.
     #[error("{0}")]
     Wrong(Wrong),
@@ -253,13 +253,14 @@ impl Plugins {
         let known = self.others(&resource_name);
         let wanted = devices::registration(&version, &endpoint, &resource_name, declared, known);
         if let Err(why) = wanted {
-            let text = format!("a device plugin is refused: {why}");
-            self.complaints.complain(&text);
+            let what = "a device plugin is refused";
+            self.complaints.complain_of(what, &format!("{what}: {why}"));
             return Err(Status::new(Code::UNKNOWN, why.to_string()));
         }
         let refused = |why: Status| {
-            let text = format!("the device plugin of {resource_name}: {}", why.message);
-            self.complaints.complain(&text);
+            let what = format!("the device plugin of {resource_name}");
+            let text = format!("{what}: {}", devices::shown(&why.message));
+            self.complaints.complain_of(&what, &text);
             why
         };
         let path = self.dir.join(&endpoint);
@@ -334,8 +335,9 @@ impl Plugins {
         tell(&events, news).await;
         let end = self.read(&resource, &plugin, number, &events).await;
         let why = end.err().unwrap_or(PluginError::Ended);
-        let text = format!("the device plugin of {resource} has gone: {why}");
-        self.complaints.complain(&text);
+        let what = format!("the device plugin of {resource} has gone");
+        let text = format!("{what}: {why}");
+        self.complaints.complain_of(&what, &text);
         let news = News::Gone {
             resource: resource.clone(),
         };
@@ -362,9 +364,9 @@ impl Plugins {
         events: &Sender<Event>,
     ) -> Result<(), PluginError> {
         let time = self.time();
-        let mut lists = plugin.lists().await.map_err(PluginError::Call)?;
+        let mut lists = plugin.lists().await.map_err(|e| says(&e))?;
         // Bounded: by the pauses between lists.
-        while let Some(units) = lists.next(&*time).await.map_err(PluginError::Call)? {
+        while let Some(units) = lists.next(&*time).await.map_err(|e| says(&e))? {
             let others = self.units_of_others(number);
             let units = devices::listed(units, others).map_err(PluginError::Wrong)?;
             if let Some(live) = self.state.borrow_mut().live.get_mut(resource) {
@@ -396,7 +398,7 @@ impl Plugins {
         ids: &[Box<str>],
     ) -> Result<(Answer, bool), PluginError> {
         let plugin = self.plugin(resource)?;
-        let answer = plugin.allocate(ids).await.map_err(PluginError::Call);
+        let answer = plugin.allocate(ids).await.map_err(|e| says(&e));
         let answer = answer.and_then(|a| devices::answer(a).map_err(PluginError::Wrong));
         let answer = answer.map_err(|e| PluginError::Of(resource.into(), Box::new(e)))?;
         Ok((answer, plugin.pre_start))
@@ -415,7 +417,7 @@ impl Plugins {
         ids: &[Box<str>],
     ) -> Result<(), PluginError> {
         let told = self.plugin(resource)?.pre_start(ids).await;
-        told.map_err(|e| PluginError::Of(resource.into(), Box::new(PluginError::Call(e))))
+        told.map_err(|e| PluginError::Of(resource.into(), Box::new(says(&e))))
     }
 
     /// Which units the plugin would choose; none if it does not say.
@@ -430,15 +432,21 @@ impl Plugins {
             } = &question;
             let plugin = self.plugin(resource)?;
             let preferred = plugin.preferred(available, must_include, *size).await;
-            preferred.map_err(PluginError::Call)
+            preferred.map_err(|e| says(&e))
         };
         let ids = asked.await.unwrap_or_else(|why: PluginError| {
+            let what = format!("the device plugin of {}, asked", question.resource);
             let text = format!("the device plugin of {}: {why}", question.resource);
-            self.complaints.complain(&text);
+            self.complaints.complain_of(&what, &text);
             Vec::new()
         });
         devices::preferred(question, ids)
     }
+}
+
+/// What a plugin says where it should have answered.
+fn says(status: &Status) -> PluginError {
+    PluginError::Call(devices::shown(&status.message))
 }
 
 fn recall(path: &Path) -> io::Result<BTreeSet<Box<str>>> {

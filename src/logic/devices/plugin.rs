@@ -30,6 +30,8 @@ const HEALTHY: &str = "Healthy";
 const MAX_ID_BYTES: usize = 63;
 /// Bytes of the name of a socket: that of its directory has to go before it.
 const MAX_ENDPOINT_BYTES: usize = 64;
+/// Bytes of a message that is shown.
+const MAX_SHOWN_BYTES: usize = 512;
 /// Entries of an answer of each kind.
 const MAX_ENTRIES: usize = 256;
 /// Bytes of all texts of an answer.
@@ -84,7 +86,7 @@ impl fmt::Display for Wrong {
             ),
             Self::Id(id) => write!(
                 f,
-                "it lists a device {id:?}, an id has 1 to {MAX_ID_BYTES} bytes"
+                "it lists a device {id:?}, an id has 1 to {MAX_ID_BYTES} bytes and no control characters"
             ),
             Self::Answer(why) => write!(f, "its answer is wrong: {why}"),
         }
@@ -115,7 +117,8 @@ pub fn registration(
     let is_name = !endpoint.is_empty()
         && endpoint.len() <= MAX_ENDPOINT_BYTES
         && ![".", ".."].contains(&endpoint)
-        && !endpoint.contains(['/', '\0']);
+        && !endpoint.contains('/')
+        && !has_controls(endpoint);
     if !is_name {
         return Err(Wrong::Endpoint(cut(endpoint)));
     }
@@ -123,6 +126,28 @@ pub fn registration(
         return Err(Wrong::Plugins);
     }
     Ok(())
+}
+
+/// It would be something else on a terminal, or in a log.
+fn has_controls(text: &str) -> bool {
+    text.contains(char::is_control)
+}
+
+/// A message of a plugin as it is logged and told: its beginning, on one line.
+#[must_use]
+pub fn shown(text: &str) -> String {
+    let len = text.floor_char_boundary(MAX_SHOWN_BYTES);
+    let mut out = String::new();
+    for c in text[..len].chars() {
+        match c.is_control() {
+            true => out.extend(c.escape_default()),
+            false => out.push(c),
+        }
+    }
+    if len < text.len() {
+        out.push_str(" …");
+    }
+    out
 }
 
 /// What strangers wrote is shown in part.
@@ -142,7 +167,7 @@ pub fn listed(units: Vec<(String, String)>, others: usize) -> Result<Vec<Listed>
         return Err(Wrong::AllListed);
     }
     let all = units.into_iter().map(|(id, health)| {
-        if id.is_empty() || id.len() > MAX_ID_BYTES {
+        if id.is_empty() || id.len() > MAX_ID_BYTES || has_controls(&id) {
             return Err(Wrong::Id(cut(&id)));
         }
         Ok(Listed {
@@ -332,6 +357,11 @@ mod tests {
             let refused = ask(version, endpoint, resource).expect_err(why);
             assert_eq!(refused.to_string(), why);
         }
+        let refused = ask("v1beta1", "a\n.sock", "example.com/a").expect_err("control");
+        assert_eq!(
+            refused.to_string(),
+            "the endpoint \"a\\n.sock\" is not the name of a socket beside kubelet.sock"
+        );
         let long = "é".repeat(10_000);
         let refused = ask(&long, &long, &long).expect_err("long").to_string();
         assert!(refused.len() < 200);
@@ -371,11 +401,21 @@ mod tests {
         assert!(listed(many(96), MAX_ALL_LISTED - 96).is_ok());
         let refused = listed(many(96), MAX_ALL_LISTED - 95).expect_err("too many");
         assert_eq!(refused, Wrong::AllListed);
-        for id in [String::new(), "x".repeat(64)] {
+        for id in [String::new(), "x".repeat(64), "a\nb".into()] {
             let refused = listed(vec![(id, HEALTHY.into())], 0).expect_err("an id");
-            assert!(refused.to_string().ends_with("an id has 1 to 63 bytes"));
+            let text = "an id has 1 to 63 bytes and no control characters";
+            assert!(refused.to_string().ends_with(text));
         }
         assert!(listed(vec![("x".repeat(63), HEALTHY.into())], 0).is_ok());
+    }
+
+    #[test]
+    fn what_is_shown() {
+        // DEV-08
+        assert_eq!(shown("not today: \"é\""), "not today: \"é\"");
+        assert_eq!(shown("a\nWARN b\u{1b}[m"), "a\\nWARN b\\u{1b}[m");
+        let long = shown(&"é".repeat(10_000));
+        assert_eq!((long.len(), long.ends_with("é …")), (512 + 4, true));
     }
 
     #[test]
