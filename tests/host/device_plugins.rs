@@ -456,6 +456,9 @@ fn plugins_that_misbehave() {
     host.pod("other", other);
     host.wait_ready("other");
     let late = "the device plugin of example.com/probe: Allocate: context deadline exceeded";
+    // It was there while the first one still waited: that takes half a minute.
+    let told = messages(&host, "DeviceNotReady");
+    assert!(!told.iter().any(|told| told == late), "{told:?}");
     host.until("it is told", |host| {
         let told = messages(host, "DeviceNotReady");
         (told.iter().any(|told| told == late), format!("{told:?}"))
