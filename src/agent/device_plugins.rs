@@ -91,6 +91,8 @@ pub(super) enum News {
     },
     /// It has gone.
     Gone { resource: Box<str> },
+    /// Its resource makes room for that of another one.
+    Spared { resource: Box<str> },
     /// It was asked what it would choose for a pod; no answer is an empty one.
     Preferred { pod: PodUid, answer: Preferred },
 }
@@ -250,8 +252,7 @@ impl Plugins {
             return Err(Status::new(Code::RESOURCE_EXHAUSTED, text));
         }
         let declared = self.declared.entry(&resource_name).is_some();
-        let known = self.others(&resource_name);
-        let wanted = devices::registration(&version, &endpoint, &resource_name, declared, known);
+        let wanted = devices::registration(&version, &endpoint, &resource_name, declared);
         if let Err(why) = wanted {
             let what = "a device plugin is refused";
             self.complaints.complain_of(what, &format!("{what}: {why}"));
@@ -268,7 +269,7 @@ impl Plugins {
         let (plugin, driver) = dialled.map_err(refused)?;
         let _turn = self.registering.lock().await;
         let resource: Box<str> = resource_name.as_str().into();
-        let kept = self.remember(&resource).await;
+        let kept = self.remember(&resource, &events).await;
         kept.map_err(|e| refused(Status::new(Code::UNAVAILABLE, e.to_string())))?;
         log::info!("device plugin {endpoint} offers {resource}");
         // From here on nothing waits: this call may be given up wherever it does.
@@ -289,25 +290,28 @@ impl Plugins {
         Ok(())
     }
 
-    /// How many resources plugins have offered by now, this one left out.
-    fn others(&self, resource: &str) -> usize {
-        let state = self.state.borrow();
-        state
-            .known
-            .iter()
-            .filter(|name| ***name != *resource)
-            .count()
-    }
-
-    /// Keeps the name of a resource. Errors: it cannot be kept, or there are too many.
-    async fn remember(&self, resource: &str) -> Result<(), PluginError> {
+    /// Keeps the name of a resource. If there are too many, one makes room that nobody needs.
+    ///
+    /// - Errors: it cannot be kept, or there are too many.
+    pub(super) async fn remember(
+        &self,
+        resource: &str,
+        events: &Sender<Event>,
+    ) -> Result<(), PluginError> {
         let mut resources = self.state.borrow().known.clone();
-        if !resources.insert(resource.into()) {
+        if resources.contains(resource) {
             return Ok(());
         }
-        if resources.len() > devices::MAX_PLUGINS {
-            return Err(PluginError::Wrong(Wrong::Plugins));
+        let mut spared = None;
+        if resources.len() >= devices::MAX_PLUGINS {
+            let known = resources.clone();
+            let agent = Asker::new(events.clone());
+            let spare = agent.ask(move |agent| agent.spare_resource(&known)).await;
+            let spare = spare.ok_or(PluginError::Wrong(Wrong::Plugins))?;
+            resources.remove(&spare);
+            spared = Some(spare);
         }
+        resources.insert(resource.into());
         let known = Known { resources };
         let failed = |e: io::Error| PluginError::Record(self.file.display().to_string(), e);
         let text = serde_json::to_vec(&known).map_err(|e| failed(e.into()))?;
@@ -317,6 +321,9 @@ impl Plugins {
             .run(move || file::write_atomic(&path, &text, 0o600, true));
         kept.await.map_err(failed)?;
         self.state.borrow_mut().known = known.resources;
+        if let Some(resource) = spared {
+            tell(events, News::Spared { resource }).await;
+        }
         Ok(())
     }
 

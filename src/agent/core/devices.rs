@@ -317,6 +317,7 @@ impl Agent {
             News::Registered { resource, prefers } => table.register(&resource, prefers),
             News::Listed { resource, units } => changes = table.list(&resource, units),
             News::Gone { resource } => table.disconnect(&resource, now),
+            News::Spared { resource } => table.spare(&resource),
             News::Preferred { pod, answer } => {
                 if let Some(waiting) = self.devices.waiting.get_mut(&pod) {
                     waiting.asks = false;
@@ -327,6 +328,18 @@ impl Agent {
             }
         }
         self.after_devices(changes, now);
+    }
+
+    /// The first of these resources that can make room for another one: no pod holds any of it, or waits for it.
+    pub(in crate::agent) fn spare_resource(&self, known: &BTreeSet<Box<str>>) -> Option<Box<str>> {
+        let devices = &self.devices;
+        let waits = |name: &str| {
+            let mut all = devices.waiting.values().flat_map(|w| &w.demands);
+            all.any(|demand| demand.resource == name)
+        };
+        let mut known = known.iter();
+        let spare = known.find(|name| devices.table.can_spare(name) && !waits(name));
+        spare.cloned()
     }
 
     /// Time has passed.

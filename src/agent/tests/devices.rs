@@ -19,7 +19,7 @@ use crate::{
         pod_status::Phase,
     },
     device::Machine,
-    logic::devices::Listed,
+    logic::devices::{Listed, MAX_PLUGINS},
     runtime::fake::Op,
     server::backend::Figures,
 };
@@ -430,4 +430,52 @@ fn a_pod_of_an_apiserver_that_cannot_begin_is_refused_in_the_end() {
     assert!(waited >= s(110), "{waited:?}");
     let pod = api.get("ns", "a").expect("it stays");
     assert_eq!(pod["status"]["reason"], "UnexpectedAdmissionError");
+}
+
+#[test]
+fn a_resource_that_nobody_needs_makes_room() {
+    // DEV-11
+    let world = plugged();
+    let devices = world.parts.machine.devices.as_ref().expect("devices");
+    let plugins = devices.plugins.as_ref().expect("plugins");
+    let remember = |name: &str| {
+        let kept = world.wait(plugins.remember(name, &world.events));
+        kept.map_err(|e| e.to_string())
+    };
+    let name = |n: usize| format!("example.com/{n:02}");
+    let registers = |n: usize| News::Registered {
+        resource: name(n).into(),
+        prefers: false,
+    };
+    for n in 0..MAX_PLUGINS {
+        assert_eq!(remember(&name(n)), Ok(()));
+        tell(&world, registers(n));
+        world.settle();
+    }
+    let full = Err("plugins offer 64 resources already".into());
+    assert_eq!(remember(&name(64)), full, "all are there");
+    assert_eq!(remember(&name(63)), Ok(()), "it is known");
+    for n in [5, 7] {
+        let resource = name(n).into();
+        tell(&world, News::Gone { resource });
+    }
+    world.advance(s(60));
+    assert_eq!(remember(&name(64)), full, "they may come back");
+    // One that a pod waits for stays.
+    let mut waits = asking();
+    waits["containers"][0]["resources"] = json!({"limits": {name(5): 1}});
+    world.apply(&[manifest("a", waits)]);
+    world.until("waits", |w| w.phase("a") == Some(Phase::Pending));
+    world.advance(s(300));
+    assert_eq!(remember(&name(64)), Ok(()));
+    let known = plugins.known();
+    assert_eq!(known.len(), MAX_PLUGINS);
+    assert!(known.contains(&name(5).into()) && known.contains(&name(64).into()));
+    assert!(!known.contains(&name(7).into()));
+    tell(&world, registers(64));
+    world.advance(s(60));
+    let status = world.node_object()["status"].clone();
+    assert_eq!(status["capacity"][name(5)], "0");
+    assert_eq!(status["capacity"][name(64)], "0");
+    assert_eq!(remember(&name(65)), full);
 }

@@ -93,8 +93,7 @@ impl fmt::Display for Wrong {
     }
 }
 
-/// Whether a plugin may offer a resource. `declared`: the configuration does. `known`: resources of plugins by now, without
-/// this one.
+/// Whether a plugin may offer a resource. `declared`: the configuration does.
 ///
 /// - Errors: what it is answered (DEV-02).
 /// - Source: kubelet `cm/devicemanager/plugin/v1beta1/server.go`, `Register`.
@@ -103,7 +102,6 @@ pub fn registration(
     endpoint: &str,
     resource: &str,
     declared: bool,
-    known: usize,
 ) -> Result<(), Wrong> {
     if version != VERSION {
         return Err(Wrong::Version(cut(version)));
@@ -121,9 +119,6 @@ pub fn registration(
         && !has_controls(endpoint);
     if !is_name {
         return Err(Wrong::Endpoint(cut(endpoint)));
-    }
-    if known >= MAX_PLUGINS {
-        return Err(Wrong::Plugins);
     }
     Ok(())
 }
@@ -296,7 +291,7 @@ mod tests {
     #[test]
     fn who_may_register() {
         // DEV-02
-        let ask = |version, endpoint, resource| registration(version, endpoint, resource, false, 0);
+        let ask = |version, endpoint, resource| registration(version, endpoint, resource, false);
         assert_eq!(ask("v1beta1", "a.sock", "example.com/a"), Ok(()));
         for (version, endpoint, resource, why) in [
             (
@@ -365,14 +360,11 @@ mod tests {
         let long = "é".repeat(10_000);
         let refused = ask(&long, &long, &long).expect_err("long").to_string();
         assert!(refused.len() < 200);
-        let declared = registration("v1beta1", "a", "example.com/a", true, 0);
+        let declared = registration("v1beta1", "a", "example.com/a", true);
         assert_eq!(
             declared.expect_err("declared").to_string(),
             "example.com/a is given by picolet.devices: take it out there"
         );
-        let many = |known| registration("v1beta1", "a", "example.com/a", false, known);
-        assert_eq!(many(MAX_PLUGINS - 1), Ok(()));
-        assert_eq!(many(MAX_PLUGINS), Err(Wrong::Plugins));
     }
 
     #[test]

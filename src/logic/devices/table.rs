@@ -487,6 +487,23 @@ impl Table {
         known.doubt();
     }
 
+    /// Whether the resource can make room for that of another plugin: its own has gone long ago, the node tells of none of its
+    /// units by now, and no pod holds any (DEV-11).
+    #[must_use]
+    pub fn can_spare(&self, resource: &str) -> bool {
+        let known = self.resources.get(resource);
+        let is_held = |held: &Held| *held.resource == *resource;
+        known.is_some_and(|known| known.plugin == Some(Plugin::Forgotten))
+            && !self.holders.values().any(|all| all.iter().any(is_held))
+    }
+
+    /// The resource makes room. Nothing happens if it cannot.
+    pub fn spare(&mut self, resource: &str) {
+        if self.can_spare(resource) {
+            self.resources.remove(resource);
+        }
+    }
+
     /// Names of the resources, sorted.
     pub fn resources(&self) -> impl Iterator<Item = &str> {
         self.resources.keys().map(|name| &**name)
@@ -1402,6 +1419,37 @@ mod tests {
         table.disconnect(R, Mono(0));
         assert!(table.allocate_again(&pod("p"), &demands).is_err());
         assert!(table.can_use(&pod("q")), "it has none");
+    }
+
+    #[test]
+    fn what_makes_room() {
+        // DEV-11
+        let mut table = of_plugin(&[("a", true)], false);
+        let spares = |table: &Table| table.can_spare(R);
+        assert!(!spares(&table), "its plugin is here");
+        table.allocate(&pod("p"), &[asks("c", 1)]).expect("a");
+        table.disconnect(R, Mono(0));
+        table.release(|_| false);
+        assert!(!spares(&table), "the node tells of it");
+        table.spare(R);
+        assert_eq!(table.amounts().len(), 1);
+        table.handle_timeout(Mono(300_000));
+        let held = Held {
+            container: "c".into(),
+            resource: R.into(),
+            ids: vec!["a".into()],
+            plain_init: false,
+            plugin: true,
+        };
+        table.restore(pod("p"), vec![held]);
+        assert!(!spares(&table), "a pod holds it");
+        table.release(|_| false);
+        assert!(spares(&table));
+        table.spare(R);
+        assert_eq!(table.amounts(), []);
+        let mut declared = self::table(1, &[]);
+        declared.spare(R);
+        assert_eq!(declared.amounts().len(), 1);
     }
 
     #[test]
