@@ -498,9 +498,23 @@ fn plugins_that_misbehave() {
     plugin.register(RESOURCE);
     node_has(&host, "1", "1");
     assert_eq!(id_of(&host, "first"), running);
-    // What this runtime does not know is not left out.
     host.remove("first.yaml");
     host.wait_gone("first");
+    // One that does not answer before a start does not hold up the end of the pod either.
+    plugin.change(|all| *all = habits("PreStartContainer", ""));
+    host.pod("ends", prober(""));
+    host.until("it is asked", |_| {
+        let calls = plugin.calls();
+        let is_asked = calls.iter().any(|call| call == "PreStartContainer ");
+        (is_asked, format!("{calls:?}"))
+    });
+    host.remove("ends.yaml");
+    host.wait_gone("ends");
+    let told = messages(&host, "Failed");
+    let is_late = |told: &String| told.contains("PreStartContainer: context deadline exceeded");
+    assert!(!told.iter().any(is_late), "{told:?}");
+    plugin.change(|all| *all = habits("", ""));
+    // What this runtime does not know is not left out.
     let name = "vendor.com/class=one";
     plugin.change(|all| all.gift.cdi_devices = vec![CdiMessage { name: name.into() }]);
     host.pod("second", prober(""));
