@@ -274,9 +274,6 @@ impl Plugins {
         log::info!("device plugin {endpoint} offers {resource}");
         // From here on nothing waits: this call may be given up wherever it does.
         let mut state = self.state.borrow_mut();
-        // One that is there under this name is not any more: its end is not told.
-        let before = state.live.remove(&resource);
-        drop(before);
         state.number += 1;
         let number = state.number;
         let watch = Rc::clone(&self).watch(resource.clone(), plugin.clone(), number, events);
@@ -286,7 +283,10 @@ impl Plugins {
             units: 0,
             tasks: [driver, executor.spawn(watch)],
         };
-        state.live.insert(resource, live);
+        let before = state.live.insert(resource, live);
+        drop(state);
+        // One that was there under this name is not any more: its end is not told.
+        drop(before);
         Ok(())
     }
 
