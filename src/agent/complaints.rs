@@ -37,7 +37,12 @@ impl Complaints {
 
     /// Warns, with the same text at most once a minute.
     pub(super) fn complain(&self, text: &str) {
-        let told = self.lately.borrow_mut().tell(text, self.clock.now());
+        self.complain_of(text, text);
+    }
+
+    /// Warns of the same `what` at most once a minute, whatever the text is: a stranger has written of it.
+    pub(super) fn complain_of(&self, what: &str, text: &str) {
+        let told = self.lately.borrow_mut().tell(what, self.clock.now());
         match told {
             Some(0) => log::warn!("{text}"),
             Some(more) => log::warn!("{text} ({more} times more since it was told)"),

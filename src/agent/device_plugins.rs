@@ -48,6 +48,8 @@ const FILE: &str = "device-plugins.json";
 const MAX_BYTES: u64 = 64 << 10;
 /// Name of the directory, beside that of plugins, of the socket for those who ask what pods have.
 const RESOURCES_DIR: &str = "pod-resources";
+/// Registrations under way at a time.
+const MAX_REGISTERING: usize = 8;
 /// How often they may.
 const READS_PER_SECOND: u32 = 100;
 const READS_AT_ONCE: u32 = 10;
@@ -58,9 +60,9 @@ pub(super) enum PluginError {
     /// It was not, or is not any more.
     #[error("the device plugin of {0} is not there")]
     Absent(Box<str>),
-    /// It does not answer as it should.
-    #[error("{}", .0.message)]
-    Call(Status),
+    /// It does not answer as it should: what it says, as it may be shown.
+    #[error("{0}")]
+    Call(String),
     /// What it says is not what it has to be.
     #[error("{0}")]
     Wrong(Wrong),
@@ -89,6 +91,8 @@ pub(super) enum News {
     },
     /// It has gone.
     Gone { resource: Box<str> },
+    /// Its resource makes room for that of another one.
+    Spared { resource: Box<str> },
     /// It was asked what it would choose for a pod; no answer is an empty one.
     Preferred { pod: PodUid, answer: Preferred },
 }
@@ -106,6 +110,8 @@ pub(super) struct Plugins {
     state: RefCell<State>,
     /// Two plugins do not register at the same time.
     registering: smol::lock::Mutex<()>,
+    /// Each registration under way has one more of it.
+    under_way: Rc<()>,
 }
 
 #[derive(Default)]
@@ -162,6 +168,7 @@ impl Plugins {
             complaints,
             state: RefCell::new(state),
             registering: smol::lock::Mutex::new(()),
+            under_way: Rc::default(),
         }
     }
 
@@ -173,9 +180,10 @@ impl Plugins {
     /// Opens the sockets: for plugins, and for those who ask what pods have.
     pub(super) fn listen(&self) -> io::Result<[Listener; 2]> {
         let beside = self.dir.with_file_name(RESOURCES_DIR);
+        let of = |what: &str, e: io::Error| io::Error::new(e.kind(), format!("{what}: {e}"));
         Ok([
-            Listener::of_plugins(&self.dir)?,
-            Listener::of_readers(&beside)?,
+            Listener::of_plugins(&self.dir).map_err(|e| of("for plugins", e))?,
+            Listener::of_readers(&beside).map_err(|e| of("for readers of pod resources", e))?,
         ])
     }
 
@@ -237,17 +245,23 @@ impl Plugins {
             endpoint,
             resource_name,
         } = request;
-        let declared = self.declared.entry(&resource_name).is_some();
-        let known = self.others(&resource_name);
-        let wanted = devices::registration(&version, &endpoint, &resource_name, declared, known);
-        if let Err(why) = wanted {
-            let text = format!("a device plugin is refused: {why}");
+        let _one_more = Rc::clone(&self.under_way);
+        if Rc::strong_count(&self.under_way) - 1 > MAX_REGISTERING {
+            let text = format!("{MAX_REGISTERING} device plugins register already");
             self.complaints.complain(&text);
+            return Err(Status::new(Code::RESOURCE_EXHAUSTED, text));
+        }
+        let declared = self.declared.entry(&resource_name).is_some();
+        let wanted = devices::registration(&version, &endpoint, &resource_name, declared);
+        if let Err(why) = wanted {
+            let what = "a device plugin is refused";
+            self.complaints.complain_of(what, &format!("{what}: {why}"));
             return Err(Status::new(Code::UNKNOWN, why.to_string()));
         }
         let refused = |why: Status| {
-            let text = format!("the device plugin of {resource_name}: {}", why.message);
-            self.complaints.complain(&text);
+            let what = format!("the device plugin of {resource_name}");
+            let text = format!("{what}: {}", devices::shown(&why.message));
+            self.complaints.complain_of(&what, &text);
             why
         };
         let path = self.dir.join(&endpoint);
@@ -255,17 +269,10 @@ impl Plugins {
         let (plugin, driver) = dialled.map_err(refused)?;
         let _turn = self.registering.lock().await;
         let resource: Box<str> = resource_name.as_str().into();
-        let kept = self.remember(&resource).await;
+        let kept = self.remember(&resource, &events).await;
         kept.map_err(|e| refused(Status::new(Code::UNAVAILABLE, e.to_string())))?;
-        // One that is there under this name is not any more: its end is not told.
-        let before = self.state.borrow_mut().live.remove(&resource);
-        drop(before);
         log::info!("device plugin {endpoint} offers {resource}");
-        let news = News::Registered {
-            resource: resource.clone(),
-            prefers: plugin.prefers,
-        };
-        tell(&events, news).await;
+        // From here on nothing waits: this call may be given up wherever it does.
         let mut state = self.state.borrow_mut();
         state.number += 1;
         let number = state.number;
@@ -276,29 +283,35 @@ impl Plugins {
             units: 0,
             tasks: [driver, executor.spawn(watch)],
         };
-        state.live.insert(resource, live);
+        let before = state.live.insert(resource, live);
+        drop(state);
+        // One that was there under this name is not any more: its end is not told.
+        drop(before);
         Ok(())
     }
 
-    /// How many resources plugins have offered by now, this one left out.
-    fn others(&self, resource: &str) -> usize {
-        let state = self.state.borrow();
-        state
-            .known
-            .iter()
-            .filter(|name| ***name != *resource)
-            .count()
-    }
-
-    /// Keeps the name of a resource. Errors: it cannot be kept, or there are too many.
-    async fn remember(&self, resource: &str) -> Result<(), PluginError> {
+    /// Keeps the name of a resource. If there are too many, one makes room that nobody needs.
+    ///
+    /// - Errors: it cannot be kept, or there are too many.
+    pub(super) async fn remember(
+        &self,
+        resource: &str,
+        events: &Sender<Event>,
+    ) -> Result<(), PluginError> {
         let mut resources = self.state.borrow().known.clone();
-        if !resources.insert(resource.into()) {
+        if resources.contains(resource) {
             return Ok(());
         }
-        if resources.len() > devices::MAX_PLUGINS {
-            return Err(PluginError::Wrong(Wrong::Plugins));
+        let mut spared = None;
+        if resources.len() >= devices::MAX_PLUGINS {
+            let known = resources.clone();
+            let agent = Asker::new(events.clone());
+            let spare = agent.ask(move |agent| agent.spare_resource(&known)).await;
+            let spare = spare.ok_or(PluginError::Wrong(Wrong::Plugins))?;
+            resources.remove(&spare);
+            spared = Some(spare);
         }
+        resources.insert(resource.into());
         let known = Known { resources };
         let failed = |e: io::Error| PluginError::Record(self.file.display().to_string(), e);
         let text = serde_json::to_vec(&known).map_err(|e| failed(e.into()))?;
@@ -308,10 +321,13 @@ impl Plugins {
             .run(move || file::write_atomic(&path, &text, 0o600, true));
         kept.await.map_err(failed)?;
         self.state.borrow_mut().known = known.resources;
+        if let Some(resource) = spared {
+            tell(events, News::Spared { resource }).await;
+        }
         Ok(())
     }
 
-    /// Tells the loop of all lists, and of the end.
+    /// Tells the loop of the plugin, of all its lists, and of its end.
     async fn watch(
         self: Rc<Self>,
         resource: Box<str>,
@@ -319,10 +335,16 @@ impl Plugins {
         number: u64,
         events: Sender<Event>,
     ) {
+        let news = News::Registered {
+            resource: resource.clone(),
+            prefers: plugin.prefers,
+        };
+        tell(&events, news).await;
         let end = self.read(&resource, &plugin, number, &events).await;
         let why = end.err().unwrap_or(PluginError::Ended);
-        let text = format!("the device plugin of {resource} has gone: {why}");
-        self.complaints.complain(&text);
+        let what = format!("the device plugin of {resource} has gone");
+        let text = format!("{what}: {why}");
+        self.complaints.complain_of(&what, &text);
         let news = News::Gone {
             resource: resource.clone(),
         };
@@ -349,9 +371,9 @@ impl Plugins {
         events: &Sender<Event>,
     ) -> Result<(), PluginError> {
         let time = self.time();
-        let mut lists = plugin.lists().await.map_err(PluginError::Call)?;
+        let mut lists = plugin.lists().await.map_err(|e| says(&e))?;
         // Bounded: by the pauses between lists.
-        while let Some(units) = lists.next(&*time).await.map_err(PluginError::Call)? {
+        while let Some(units) = lists.next(&*time).await.map_err(|e| says(&e))? {
             let others = self.units_of_others(number);
             let units = devices::listed(units, others).map_err(PluginError::Wrong)?;
             if let Some(live) = self.state.borrow_mut().live.get_mut(resource) {
@@ -383,10 +405,16 @@ impl Plugins {
         ids: &[Box<str>],
     ) -> Result<(Answer, bool), PluginError> {
         let plugin = self.plugin(resource)?;
-        let answer = plugin.allocate(ids).await.map_err(PluginError::Call);
+        let answer = plugin.allocate(ids).await.map_err(|e| says(&e));
         let answer = answer.and_then(|a| devices::answer(a).map_err(PluginError::Wrong));
         let answer = answer.map_err(|e| PluginError::Of(resource.into(), Box::new(e)))?;
         Ok((answer, plugin.pre_start))
+    }
+
+    /// Whether the plugin is to be told before each start of a container; `None`: it is not there.
+    pub(super) fn wants_starts(&self, resource: &str) -> Option<bool> {
+        let state = self.state.borrow();
+        state.live.get(resource).map(|live| live.plugin.pre_start)
     }
 
     /// A container that holds these units is about to start.
@@ -396,34 +424,36 @@ impl Plugins {
         ids: &[Box<str>],
     ) -> Result<(), PluginError> {
         let told = self.plugin(resource)?.pre_start(ids).await;
-        told.map_err(|e| PluginError::Of(resource.into(), Box::new(PluginError::Call(e))))
+        told.map_err(|e| PluginError::Of(resource.into(), Box::new(says(&e))))
     }
 
     /// Which units the plugin would choose; none if it does not say.
     pub(super) async fn preferred(&self, question: Question) -> Preferred {
-        let Question {
-            container,
-            resource,
-            available,
-            must_include,
-            size,
-        } = question;
         let asked = async {
-            let plugin = self.plugin(&resource)?;
-            let preferred = plugin.preferred(&available, &must_include, size).await;
-            preferred.map_err(PluginError::Call)
+            let Question {
+                resource,
+                available,
+                must_include,
+                size,
+                ..
+            } = &question;
+            let plugin = self.plugin(resource)?;
+            let preferred = plugin.preferred(available, must_include, *size).await;
+            preferred.map_err(|e| says(&e))
         };
         let ids = asked.await.unwrap_or_else(|why: PluginError| {
-            let text = format!("the device plugin of {resource}: {why}");
-            self.complaints.complain(&text);
+            let what = format!("the device plugin of {}, asked", question.resource);
+            let text = format!("the device plugin of {}: {why}", question.resource);
+            self.complaints.complain_of(&what, &text);
             Vec::new()
         });
-        Preferred {
-            container,
-            resource,
-            ids,
-        }
+        devices::preferred(question, ids)
     }
+}
+
+/// What a plugin says where it should have answered.
+fn says(status: &Status) -> PluginError {
+    PluginError::Call(devices::shown(&status.message))
 }
 
 fn recall(path: &Path) -> io::Result<BTreeSet<Box<str>>> {

@@ -173,18 +173,30 @@ impl Devices {
             }
         }
         for answered in &mut answers {
-            if answered.pre_start {
-                let refused = |e: PluginError| NotGiven::PreStart(e.to_string());
-                let plugins = self.plugins().map_err(refused)?;
-                let told = plugins.pre_start(&answered.resource, &answered.ids).await;
-                told.map_err(refused)?;
-            }
+            let told = self.tell_start(answered).await;
+            told.map_err(|e| NotGiven::PreStart(e.to_string()))?;
             let named = core::mem::take(&mut answered.answer.nodes);
             let nodes = self.disk.run(move || plugin::nodes(named)).await;
             answered.answer.nodes = nodes.map_err(|e| NotGiven::Create(e.to_string()))?;
         }
         merge(&mut all, answers);
         Ok(all)
+    }
+
+    /// A container that holds this is about to start. Whether its plugin wants to know it says when it registers; while it is
+    /// away what it said when it was asked counts.
+    async fn tell_start(&self, answered: &Answered) -> Result<(), PluginError> {
+        let plugins = match self.plugins() {
+            Ok(plugins) => plugins,
+            Err(e) if answered.pre_start => return Err(e),
+            Err(_) => return Ok(()),
+        };
+        let wants = plugins.wants_starts(&answered.resource);
+        if wants.unwrap_or(answered.pre_start) {
+            let told = plugins.pre_start(&answered.resource, &answered.ids);
+            told.await?;
+        }
+        Ok(())
     }
 }
 

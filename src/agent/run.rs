@@ -469,7 +469,7 @@ async fn serve(
         .into_iter()
         .for_each(spawn);
     assembly::device_plugins(&parts, &executor, &sender)
-        .map_err(|e| fatal(format!("picolet.devicePlugins: cannot listen: {e}")))?
+        .map_err(|e| fatal(format!("picolet.devicePlugins: {e}")))?
         .into_iter()
         .for_each(spawn);
     let hands = assembly::hands(&parts, &driver, &executor, &sender, relist);

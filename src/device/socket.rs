@@ -40,11 +40,15 @@ impl Listener {
     /// files stay.
     pub fn of_plugins(dir: &Path) -> io::Result<Self> {
         make(dir)?;
-        for entry in fs::read_dir(dir)? {
-            let entry = entry?;
-            if entry.file_type()?.is_socket() {
-                fs::remove_file(entry.path())?;
-            }
+        let entries = fs::read_dir(dir).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+        for entry in entries.map_err(|e| failed("read the directory", dir, &e))? {
+            let path = entry.path();
+            let cleared = match entry.file_type() {
+                Ok(kind) if kind.is_socket() => fs::remove_file(&path),
+                Ok(_) => Ok(()),
+                Err(e) => Err(e),
+            };
+            unless_gone(cleared).map_err(|e| failed("remove the socket", &path, &e))?;
         }
         Self::bind(dir, true)
     }
@@ -52,18 +56,18 @@ impl Listener {
     /// For those who ask what pods have: they may stay.
     pub fn of_readers(dir: &Path) -> io::Result<Self> {
         make(dir)?;
-        match fs::remove_file(dir.join(SOCKET)) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-            _ => {}
-        }
+        let path = dir.join(SOCKET);
+        unless_gone(fs::remove_file(&path)).map_err(|e| failed("remove the socket", &path, &e))?;
         Self::bind(dir, false)
     }
 
     fn bind(dir: &Path, short: bool) -> io::Result<Self> {
         let path = dir.join(SOCKET);
-        let socket = UnixListener::bind(&path)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
-        let socket = Async::new(socket)?;
+        let bound = UnixListener::bind(&path).and_then(|socket| {
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+            Async::new(socket)
+        });
+        let socket = bound.map_err(|e| failed("make the socket", &path, &e))?;
         Ok(Self { socket, short })
     }
 
@@ -109,5 +113,56 @@ impl Listener {
 
 fn make(dir: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
-    builder.recursive(true).mode(0o750).create(dir)
+    let made = builder.recursive(true).mode(0o750).create(dir);
+    made.map_err(|e| failed("make the directory", dir, &e))
+}
+
+/// What a plugin takes away meanwhile is gone as well.
+fn unless_gone(done: io::Result<()>) -> io::Result<()> {
+    match done {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}
+
+fn failed(what: &str, path: &Path, why: &io::Error) -> io::Error {
+    let text = format!("cannot {what} {}: {why}", path.display());
+    io::Error::new(why.kind(), text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_name_the_path() {
+        // DEV-01
+        let root = std::env::temp_dir().join(format!("picolet-socket-{}", std::process::id()));
+        fs::create_dir_all(root.join("dir").join(SOCKET)).expect("directory");
+        fs::write(root.join("file"), "").expect("file");
+        let shown = root.display();
+        let text = |listener: io::Result<Listener>| listener.expect_err("wrong").to_string();
+        let said = text(Listener::of_plugins(&root.join("file")));
+        let beginning = format!("cannot make the directory {shown}/file: ");
+        assert!(said.starts_with(&beginning), "{said}");
+        let said = text(Listener::of_plugins(&root.join("dir")));
+        let beginning = format!("cannot make the socket {shown}/dir/{SOCKET}: ");
+        assert!(said.starts_with(&beginning), "{said}");
+        let said = text(Listener::of_readers(&root.join("dir")));
+        let beginning = format!("cannot remove the socket {shown}/dir/{SOCKET}: ");
+        assert!(said.starts_with(&beginning), "{said}");
+        // A socket goes, another file stays.
+        let dir = root.join("plugins");
+        fs::create_dir(&dir).expect("directory");
+        let old = UnixListener::bind(dir.join("old.sock"));
+        fs::write(dir.join("file"), "").expect("file");
+        Listener::of_plugins(&dir).expect("listens");
+        let names = fs::read_dir(&dir).expect("directory");
+        let mut names: Vec<_> = names.map(|e| e.expect("entry").file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["file", SOCKET]);
+        drop(old);
+        assert!(unless_gone(fs::remove_file(dir.join("none"))).is_ok());
+        fs::remove_dir_all(root).expect("clean");
+    }
 }

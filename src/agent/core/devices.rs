@@ -48,6 +48,8 @@ pub(super) struct Devices {
     declared: Arc<Declared>,
     table: Table,
     waiting: BTreeMap<PodUid, Waiting>,
+    /// Pods that cannot begin with what they hold, and since when.
+    stuck: BTreeMap<PodUid, Mono>,
     /// How long pods of the apiserver wait.
     wait: Duration,
     /// Plugins may come.
@@ -111,14 +113,6 @@ impl Devices {
         self.waiting.contains_key(uid)
     }
 
-    /// Whether the pod, of which nothing runs, waits for longer yet.
-    fn holds_up(&self, uid: &PodUid, now: Mono) -> bool {
-        self.waiting.get(uid).is_some_and(|waiting| {
-            let refused = self.table.check(uid, &waiting.demands).err();
-            refused.is_some_and(|why| self.judge(&why, waiting, now) == Verdict::Wait)
-        })
-    }
-
     fn judge(&self, why: &Refusal, waiting: &Waiting, now: Mono) -> Verdict {
         let resource = why.resource();
         let may_come = self.plugins && self.declared.entry(resource).is_none();
@@ -140,6 +134,7 @@ impl Devices {
     /// The pod does not wait any more: it goes, or runs.
     pub(super) fn forget_waiting(&mut self, uid: &PodUid) {
         self.waiting.remove(uid);
+        self.stuck.remove(uid);
     }
 
     /// When there is something to do.
@@ -176,10 +171,7 @@ impl Agent {
         }
         self.release_devices();
         let demands = &waiting.demands;
-        let unknown = self.devices.table.unregistered(demands);
-        // A node without devices is not asked for any. A cluster may count what nobody here gives.
-        let gives = self.devices.plugins || self.devices.table.resources().next().is_some();
-        let unknown = unknown.filter(|_| is_static && gives && !self.counts_others(demands));
+        let unknown = self.unknown(&waiting);
         let question = match &unknown {
             Some(_) => None,
             None => self.devices.table.question(uid, demands),
@@ -220,6 +212,34 @@ impl Agent {
         false
     }
 
+    /// A pod cannot begin with what it holds. What it cannot use of that is replaced; if nothing can replace it, the pod waits as
+    /// one that comes does (DEV-08).
+    pub(super) fn devices_not_settled(&mut self, pod: &Pod, now: Mono) {
+        let uid = &pod.metadata.uid;
+        if !self.view.is_idle(uid) {
+            return;
+        }
+        let demands = devices::demands(pod);
+        let Err(why) = self.devices.table.allocate_again(uid, &demands) else {
+            self.devices.stuck.remove(uid);
+            return;
+        };
+        let waiting = Waiting {
+            demands,
+            is_static: pod_kind::is_static(pod),
+            since: *self.devices.stuck.entry(uid.clone()).or_insert(now),
+            asks: false,
+        };
+        match self.devices.judge(&why, &waiting, now) {
+            // Its sync tries it again, and tells why.
+            Verdict::Wait => {}
+            Verdict::Refuse => {
+                self.devices.stuck.remove(uid);
+                self.refuse(pod, &why.rejection());
+            }
+        }
+    }
+
     /// Whether the pod is known to run.
     fn runs(&self, uid: &PodUid) -> bool {
         self.view.status(uid).is_running()
@@ -234,9 +254,28 @@ impl Agent {
     pub(super) fn waits_for_device(&self, uid: &PodUid, now: Mono) -> bool {
         match self.view.is_idle(uid) {
             true if self.devices.asks(uid) => true,
-            true => self.is_told_to_wait(uid) && self.devices.holds_up(uid, now),
+            true => self.is_told_to_wait(uid) && self.holds_up(uid, now),
             false => self.devices.is_waiting(uid) && !self.runs(uid),
         }
+    }
+
+    /// Whether the pod, of which nothing runs, waits for longer yet.
+    fn holds_up(&self, uid: &PodUid, now: Mono) -> bool {
+        let devices = &self.devices;
+        devices.waiting.get(uid).is_some_and(|waiting| {
+            let check = || devices.table.check(uid, &waiting.demands).err();
+            let refused = self.unknown(waiting).or_else(check);
+            refused.is_some_and(|why| devices.judge(&why, waiting, now) == Verdict::Wait)
+        })
+    }
+
+    /// What a static pod asks for that nobody here has ever offered (DEV-05).
+    fn unknown(&self, waiting: &Waiting) -> Option<Refusal> {
+        let unknown = self.devices.table.unregistered(&waiting.demands);
+        // A node without devices is not asked for any. A cluster may count what nobody here gives.
+        let gives = self.devices.plugins || self.devices.table.resources().next().is_some();
+        let counts = || self.counts_others(&waiting.demands);
+        unknown.filter(|_| waiting.is_static && gives && !counts())
     }
 
     /// Whether the Node has amounts of all that is not given here.
@@ -278,6 +317,7 @@ impl Agent {
             News::Registered { resource, prefers } => table.register(&resource, prefers),
             News::Listed { resource, units } => changes = table.list(&resource, units),
             News::Gone { resource } => table.disconnect(&resource, now),
+            News::Spared { resource } => table.spare(&resource),
             News::Preferred { pod, answer } => {
                 if let Some(waiting) = self.devices.waiting.get_mut(&pod) {
                     waiting.asks = false;
@@ -288,6 +328,18 @@ impl Agent {
             }
         }
         self.after_devices(changes, now);
+    }
+
+    /// The first of these resources that can make room for another one: no pod holds any of it, or waits for it.
+    pub(in crate::agent) fn spare_resource(&self, known: &BTreeSet<Box<str>>) -> Option<Box<str>> {
+        let devices = &self.devices;
+        let waits = |name: &str| {
+            let mut all = devices.waiting.values().flat_map(|w| &w.demands);
+            all.any(|demand| demand.resource == name)
+        };
+        let mut known = known.iter();
+        let spare = known.find(|name| devices.table.can_spare(name) && !waits(name));
+        spare.cloned()
     }
 
     /// Time has passed.
@@ -302,6 +354,8 @@ impl Agent {
         for change in changes {
             self.on_device(&change, now);
         }
+        let Devices { stuck, table, .. } = &mut self.devices;
+        stuck.retain(|uid, _| !table.can_use(uid));
         self.owners.node.set_devices(self.devices.amounts());
         // Who waits is looked at by housekeeping.
     }

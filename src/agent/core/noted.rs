@@ -85,6 +85,7 @@ impl Agent {
                 return;
             }
             Step::Begun { .. }
+            | Step::Unsettled(_)
             | Step::Mounted(_)
             | Step::Restarts { .. }
             | Step::Stopping { .. }

@@ -64,6 +64,7 @@ impl Agent {
                 answer.give(uid.is_some_and(|uid| self.pods.is_configured(&uid)));
             }
             Step::Limited(limited) => self.set_limited(call, limited),
+            Step::Unsettled(pod) => self.devices_not_settled(&pod, now),
             Step::Mounted(pod) => {
                 if self.owners.probes.add(&pod, now) {
                     let step = Stepped::of(&pod.metadata.uid, "probed");

@@ -8,6 +8,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use smol::future::FutureExt as _;
+
 use super::{
     errors::StartError,
     start::Pass,
@@ -211,7 +213,16 @@ impl Generator {
             .await
             .map_err(refused)?;
         let given = match (&self.devices, &plan.devices) {
-            (Some(devices), Some(held)) => devices.given(&plan.uid, held, &container.name).await,
+            (Some(devices), Some(held)) => {
+                let given = devices.given(&plan.uid, held, &container.name);
+                let cancelled = async {
+                    plan.cancel.cancelled().await;
+                    // Nothing is created then.
+                    Ok(Given::default())
+                };
+                // A plugin may take its time.
+                given.or(cancelled).await
+            }
             _ => Ok(Given::default()),
         };
         let given = given.map_err(|e| match e {

@@ -57,6 +57,8 @@ pub(in crate::agent) enum Step {
     OutcomeKept(bool, Answer<bool>),
     /// Whether the pod's cgroup has its limits by now.
     Limited(bool),
+    /// It cannot be kept what the pod holds of devices, or a plugin does not give it.
+    Unsettled(Rc<Pod>),
     /// Volumes are there: probes may begin (SYNC-12).
     Mounted(Rc<Pod>),
     /// A new sandbox with its network is up: shown before images are pulled (SYNC-16, ACT-24).

@@ -271,7 +271,7 @@ impl Syncer {
     }
 
     /// Nothing of the pod starts before it is on disk what it holds, and what plugins give for that (DEV-05, DEV-12).
-    async fn keep_devices(&self, plan: &Plan, pod: &Pod) -> Result<(), SyncError> {
+    async fn keep_devices(&self, plan: &Plan, pod: &Rc<Pod>) -> Result<(), SyncError> {
         let devices = self.starter.generator.devices.as_ref();
         let (Some(devices), Some(held)) = (devices, plan.devices.as_deref()) else {
             return Ok(());
@@ -283,11 +283,13 @@ impl Syncer {
         };
         // A plugin may take its time.
         let settled = settled.or(cancelled).await;
-        settled.unwrap_or(Ok(())).map_err(|e| {
-            let message = e.to_string();
-            self.warn(pod, "DeviceNotReady", &message);
-            SyncError::new(message)
-        })
+        let Err(e) = settled.unwrap_or(Ok(())) else {
+            return Ok(());
+        };
+        let message = e.to_string();
+        self.warn(pod, "DeviceNotReady", &message);
+        plan.line.tell(Step::Unsettled(Rc::clone(pod))).await;
+        Err(SyncError::new(message))
     }
 
     /// Carries out the actions, in the order of ACT-03. What it starts is noted in `starts`.

@@ -11,6 +11,7 @@ use super::{
     world::{IMAGE, World, fails, manifest},
 };
 use crate::{
+    agent::{core::Event, device_plugins::News},
     api::{
         PodUid,
         cri::ContainerStatus,
@@ -18,7 +19,9 @@ use crate::{
         pod_status::Phase,
     },
     device::Machine,
+    logic::devices::{Listed, MAX_PLUGINS},
     runtime::fake::Op,
+    server::backend::Figures,
 };
 
 /// Devices of a machine.
@@ -317,4 +320,162 @@ fn another_agent_takes_over() {
         made("a") && made("b")
     });
     assert_eq!((nodes(&world, "a"), nodes(&world, "b")), (of_a, of_b));
+}
+
+/// A machine to which plugins may come.
+fn plugged() -> World {
+    let devices = Arc::new(FakeDevices::default());
+    World::with_devices("[]\n  devicePlugins: true", &devices, None)
+}
+
+const OF_PLUGIN: &str = "example.com/x";
+
+/// A spec whose container asks for one of a plugin's.
+fn asking_a_plugin() -> Value {
+    let mut spec = asking();
+    spec["containers"][0]["resources"] = json!({"limits": {OF_PLUGIN: 1}});
+    spec
+}
+
+fn tell(world: &World, news: News) {
+    let event = Event::Plugin(Box::new(news));
+    world.events.try_send(event).expect("room");
+}
+
+/// The plugin lists these units.
+fn lists(world: &World, units: &[(&str, bool)]) {
+    let units = units.iter().map(|(id, healthy)| Listed {
+        id: (*id).into(),
+        healthy: *healthy,
+    });
+    let news = News::Listed {
+        resource: OF_PLUGIN.into(),
+        units: units.collect(),
+    };
+    tell(world, news);
+}
+
+/// Units that a pod holds.
+fn held(world: &World) -> Vec<String> {
+    let all = world.agent.borrow().devices().into_iter();
+    let held = all.filter(|unit| !unit.holders.is_empty());
+    held.map(|unit| unit.id).collect()
+}
+
+#[test]
+fn one_that_waits_for_a_plugin_is_not_created_again_and_again() {
+    // DEV-05 DEV-13
+    let world = plugged();
+    world.apply(&[manifest("a", asking_a_plugin())]);
+    world.until("waits", |w| w.phase("a") == Some(Phase::Pending));
+    assert_eq!(
+        message(&world, "a"),
+        "waits for a device: cannot allocate unregistered device example.com/x"
+    );
+    world.advance(s(60));
+    let page = world.wait(world.metrics.page(Figures::Own));
+    let page: String = page.map_err(|e| e.status).expect("figures").collect();
+    let restarted = "kubelet_restarted_pods_total{static=\"true\"} ";
+    let count = page.lines().find_map(|line| line.strip_prefix(restarted));
+    assert_eq!(count, Some("0"), "{page}");
+}
+
+#[test]
+fn a_unit_that_went_bad_before_it_was_used_is_replaced() {
+    // DEV-08
+    let world = plugged();
+    let news = News::Registered {
+        resource: OF_PLUGIN.into(),
+        prefers: false,
+    };
+    tell(&world, news);
+    lists(&world, &[("one", true), ("two", true)]);
+    world.apply(&[manifest("a", asking_a_plugin())]);
+    // It is no plugin that could be asked.
+    world.until("cannot begin", |w| w.events_of("DeviceNotReady") > 0);
+    world.advance(s(60));
+    assert_eq!(held(&world), ["one"], "which is well");
+    lists(&world, &[("one", false), ("two", true)]);
+    world.until("has another one", |w| held(w) == ["two"]);
+    // There is no other one: a static pod waits.
+    lists(&world, &[("one", false), ("two", false)]);
+    world.advance(s(600));
+    assert_eq!(held(&world), ["two"]);
+    assert_eq!(world.phase("a"), Some(Phase::Pending));
+    lists(&world, &[("one", true), ("two", false)]);
+    world.until("has the first one again", |w| held(w) == ["one"]);
+}
+
+#[test]
+fn a_pod_of_an_apiserver_that_cannot_begin_is_refused_in_the_end() {
+    // DEV-08 DEV-13
+    let api = Arc::new(FakeApi::default());
+    let devices = Arc::new(FakeDevices::default());
+    let world = World::with_devices("[]\n  devicePlugins: true", &devices, Some(&api));
+    world.apply(&[]);
+    let news = News::Registered {
+        resource: OF_PLUGIN.into(),
+        prefers: false,
+    };
+    tell(&world, news);
+    lists(&world, &[("one", true)]);
+    api.create("a", asking_a_plugin());
+    world.until("cannot begin", |w| w.events_of("DeviceNotReady") > 0);
+    world.advance(s(600));
+    assert_eq!(api.phase("a"), "Pending", "its unit is well");
+    lists(&world, &[("one", false)]);
+    let since = world.now();
+    world.until("is refused", |_| api.phase("a") == "Failed");
+    let waited = world.now() - since;
+    assert!(waited >= s(110), "{waited:?}");
+    let pod = api.get("ns", "a").expect("it stays");
+    assert_eq!(pod["status"]["reason"], "UnexpectedAdmissionError");
+}
+
+#[test]
+fn a_resource_that_nobody_needs_makes_room() {
+    // DEV-11
+    let world = plugged();
+    let devices = world.parts.machine.devices.as_ref().expect("devices");
+    let plugins = devices.plugins.as_ref().expect("plugins");
+    let remember = |name: &str| {
+        let kept = world.wait(plugins.remember(name, &world.events));
+        kept.map_err(|e| e.to_string())
+    };
+    let name = |n: usize| format!("example.com/{n:02}");
+    let registers = |n: usize| News::Registered {
+        resource: name(n).into(),
+        prefers: false,
+    };
+    for n in 0..MAX_PLUGINS {
+        assert_eq!(remember(&name(n)), Ok(()));
+        tell(&world, registers(n));
+        world.settle();
+    }
+    let full = Err("plugins offer 64 resources already".into());
+    assert_eq!(remember(&name(64)), full, "all are there");
+    assert_eq!(remember(&name(63)), Ok(()), "it is known");
+    for n in [5, 7] {
+        let resource = name(n).into();
+        tell(&world, News::Gone { resource });
+    }
+    world.advance(s(60));
+    assert_eq!(remember(&name(64)), full, "they may come back");
+    // One that a pod waits for stays.
+    let mut waits = asking();
+    waits["containers"][0]["resources"] = json!({"limits": {name(5): 1}});
+    world.apply(&[manifest("a", waits)]);
+    world.until("waits", |w| w.phase("a") == Some(Phase::Pending));
+    world.advance(s(300));
+    assert_eq!(remember(&name(64)), Ok(()));
+    let known = plugins.known();
+    assert_eq!(known.len(), MAX_PLUGINS);
+    assert!(known.contains(&name(5).into()) && known.contains(&name(64).into()));
+    assert!(!known.contains(&name(7).into()));
+    tell(&world, registers(64));
+    world.advance(s(60));
+    let status = world.node_object()["status"].clone();
+    assert_eq!(status["capacity"][name(5)], "0");
+    assert_eq!(status["capacity"][name(64)], "0");
+    assert_eq!(remember(&name(65)), full);
 }

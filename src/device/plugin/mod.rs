@@ -45,10 +45,19 @@ const LIST_LIMITS: Limits = Limits {
     entries: 16 << 10,
     bytes: 4 << 20,
 };
+/// Bytes of any other answer, and what reading it may take: more than is believed of it, as units that it prefers, all that it
+/// lists.
+const MAX_ANSWER_BYTES: usize = 128 << 10;
+const ANSWER_LIMITS: Limits = Limits {
+    depth: 4,
+    entries: 4 << 10,
+    bytes: 128 << 10,
+};
 /// Between two lists of one plugin: each is compared with all that is known.
 const LIST_PAUSE: Duration = Duration::from_millis(200);
-/// Nodes of a directory that a plugin names, and directories within each other.
+/// Nodes of what a plugin names, entries of directories in which they are looked for, and directories within each other.
 const MAX_NODES: usize = 64;
+const MAX_ENTRIES: usize = 256;
 const MAX_DEPTH: usize = 4;
 
 /// What becomes of a registration: the error is what the plugin is answered.
@@ -139,12 +148,22 @@ impl Plugin {
             timeout: Some(timeout),
             ..client::Options::default()
         };
-        let asked = self
-            .client
-            .exchange(&path, proto::encode(request), answer, &options);
-        asked
-            .await
-            .map_err(|e| Status::new(e.code, format!("{method}: {}", e.message)))
+        let asked = async {
+            let mut call = self.client.call(&path, &options).await?;
+            call.settle(MAX_ANSWER_BYTES);
+            call.send(&proto::encode(request)).await?;
+            call.finish();
+            let odd = |text| Status::new(Code::INTERNAL, text);
+            let bytes = call.next().await?;
+            let bytes = bytes.ok_or_else(|| odd("there is no answer".into()))?;
+            if call.next().await?.is_some() {
+                return Err(odd("there is more than one answer".into()));
+            }
+            let read = proto::decode(answer, &bytes, ANSWER_LIMITS);
+            read.map_err(|e| odd(format!("its answer is no message: {e}")))
+        };
+        let asked: Result<(), Status> = asked.await;
+        asked.map_err(|e| Status::new(e.code, format!("{method}: {}", e.message)))
     }
 
     /// Its lists, as long as the plugin is there.
@@ -192,13 +211,13 @@ impl Plugin {
         })
     }
 
-    /// Which units it would choose.
+    /// Which units it would choose. What it says is not checked here.
     pub async fn preferred(
         &self,
         available: &[Box<str>],
         must_include: &[Box<str>],
         size: u32,
-    ) -> Result<Vec<Box<str>>, Status> {
+    ) -> Result<Vec<String>, Status> {
         let mut request = wire::PreferredRequest {
             containers: vec![wire::ContainerPreferredRequest {
                 available: texts(available),
@@ -211,7 +230,7 @@ impl Plugin {
         self.ask(method, &mut request, &mut response, ANSWER_TIME)
             .await?;
         let first = response.containers.into_iter().next().unwrap_or_default();
-        Ok(first.ids.into_iter().map(Into::into).collect())
+        Ok(first.ids)
     }
 
     /// A container that holds these units is about to start.
@@ -256,53 +275,133 @@ impl Lists {
 
 /// The nodes that plugins name, with their numbers; of a directory all that are in it. Blocking.
 ///
-/// - Errors: there is none.
+/// - Errors: there is none, or there are too many; with the path.
 pub fn nodes(named: Vec<Device>) -> io::Result<Vec<Device>> {
-    let mut nodes = Vec::new();
+    let mut walk = Walk::default();
     for device in named {
-        let path = device.host_path.clone();
-        add(device, 0, &mut nodes)
-            .map_err(|e| io::Error::new(e.kind(), format!("device {path}: {e}")))?;
+        walk.add(device, 0)?;
     }
-    Ok(nodes)
+    Ok(walk.nodes)
 }
 
-fn add(device: Device, depth: usize, nodes: &mut Vec<Device>) -> io::Result<()> {
-    let metadata = fs::metadata(&device.host_path)?;
-    let kind = metadata.file_type();
-    if kind.is_dir() && depth < MAX_DEPTH {
-        let mut entries = fs::read_dir(&device.host_path)?.collect::<io::Result<Vec<_>>>()?;
-        entries.order_by_key(fs::DirEntry::file_name);
-        for entry in entries {
-            let name = entry.file_name().to_string_lossy().into_owned();
-            let below = Device {
-                host_path: format!("{}/{name}", device.host_path),
-                container_path: format!("{}/{name}", device.container_path),
-                ..device.clone()
-            };
-            // A link may lead nowhere.
-            let Ok(metadata) = fs::metadata(&below.host_path) else {
-                continue;
-            };
-            let kind = metadata.file_type();
-            if kind.is_dir() || kind.is_char_device() || kind.is_block_device() {
-                add(below, depth + 1, nodes)?;
+#[derive(Default)]
+struct Walk {
+    nodes: Vec<Device>,
+    /// Entries of directories by now.
+    entries: usize,
+}
+
+impl Walk {
+    fn add(&mut self, device: Device, depth: usize) -> io::Result<()> {
+        let failed = |e: io::Error| {
+            let text = format!("device {}: {e}", device.host_path);
+            io::Error::new(e.kind(), text)
+        };
+        let metadata = fs::metadata(&device.host_path).map_err(failed)?;
+        let kind = metadata.file_type();
+        if kind.is_dir() && depth < MAX_DEPTH {
+            let mut names = self.names(&device.host_path).map_err(failed)?;
+            names.order_by(Ord::cmp);
+            for name in names {
+                let below = Device {
+                    host_path: format!("{}/{name}", device.host_path),
+                    container_path: format!("{}/{name}", device.container_path),
+                    ..device.clone()
+                };
+                // A link may lead nowhere.
+                let Ok(metadata) = fs::metadata(&below.host_path) else {
+                    continue;
+                };
+                let kind = metadata.file_type();
+                if kind.is_dir() || kind.is_char_device() || kind.is_block_device() {
+                    self.add(below, depth + 1)?;
+                }
             }
+            return Ok(());
         }
-        return Ok(());
+        if !kind.is_char_device() && !kind.is_block_device() {
+            return Err(failed(io::Error::other("is no device node")));
+        }
+        if self.nodes.len() >= MAX_NODES {
+            let text = format!("more than {MAX_NODES} nodes");
+            return Err(failed(io::Error::other(text)));
+        }
+        let number = metadata.rdev();
+        self.nodes.push(Device {
+            block: kind.is_block_device(),
+            major: libc::major(number),
+            minor: libc::minor(number),
+            ..device
+        });
+        Ok(())
     }
-    if !kind.is_char_device() && !kind.is_block_device() {
-        return Err(io::Error::other("is no device node"));
+
+    fn names(&mut self, dir: &str) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(dir)? {
+            self.entries += 1;
+            if self.entries > MAX_ENTRIES {
+                let text = format!("more than {MAX_ENTRIES} entries in directories");
+                return Err(io::Error::other(text));
+            }
+            names.push(entry?.file_name().to_string_lossy().into_owned());
+        }
+        Ok(names)
     }
-    if nodes.len() >= MAX_NODES {
-        return Err(io::Error::other(format!("more than {MAX_NODES} nodes")));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_of_directories() {
+        // DEV-09
+        let root = std::env::temp_dir().join(format!("picolet-nodes-{}", std::process::id()));
+        let of = |name: &str| {
+            let device = Device {
+                host_path: root.join(name).display().to_string(),
+                container_path: "/dev/x".into(),
+                ..Device::default()
+            };
+            nodes(vec![device])
+        };
+        let text = |name: &str| {
+            let said = of(name).expect_err("wrong").to_string();
+            said.replace(&root.display().to_string(), "")
+        };
+        let link = |path: &str| std::os::unix::fs::symlink("/dev/null", root.join(path));
+        fs::create_dir_all(root.join("a/b/c/d/e")).expect("directory");
+        link("a/null").expect("link");
+        link("a/b/null").expect("link");
+        std::os::unix::fs::symlink("/none", root.join("a/none")).expect("link");
+        fs::write(root.join("a/file"), "").expect("file");
+        assert_eq!(text("a"), "device /a/b/c/d/e: is no device node");
+        fs::remove_dir(root.join("a/b/c/d/e")).expect("removed");
+        let found = of("a").expect("nodes");
+        let paths: Vec<_> = found.iter().map(|node| &*node.container_path).collect();
+        assert_eq!(paths, ["/dev/x/b/null", "/dev/x/null"]);
+        let number = fs::metadata("/dev/null").expect("node").rdev();
+        assert_eq!(
+            (found[0].major, found[0].minor),
+            (libc::major(number), libc::minor(number))
+        );
+        assert!(text("none").starts_with("device /none: "));
+        assert_eq!(text("a/file"), "device /a/file: is no device node");
+        fs::create_dir(root.join("many")).expect("directory");
+        for n in 0..=MAX_NODES {
+            link(&format!("many/{n:03}")).expect("link");
+        }
+        assert_eq!(text("many"), "device /many/064: more than 64 nodes");
+        // Files count as well.
+        fs::create_dir_all(root.join("far/too")).expect("directory");
+        for n in 0..MAX_ENTRIES {
+            fs::write(root.join(format!("far/too/{n}")), "").expect("file");
+        }
+        assert_eq!(
+            text("far"),
+            "device /far/too: more than 256 entries in directories"
+        );
+        fs::remove_dir_all(root).expect("clean");
     }
-    let number = metadata.rdev();
-    nodes.push(Device {
-        block: kind.is_block_device(),
-        major: libc::major(number),
-        minor: libc::minor(number),
-        ..device
-    });
-    Ok(())
 }

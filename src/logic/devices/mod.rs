@@ -21,7 +21,7 @@ mod units;
 
 pub use declared::{Declared, Entry, OnReplug, declared};
 pub use demand::{Demand, demands};
-pub use plugin::{Answered, Wrong, answer, listed, merge, registration};
+pub use plugin::{Answered, Wrong, answer, listed, merge, preferred, registration, shown};
 pub use table::{
     Amount, Change, Found, Held, Holder, Listed, Number, Patience, PodDevices, Preferred, Question,
     Refusal, Shown, Table, Verdict, What, judge,

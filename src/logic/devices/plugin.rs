@@ -12,7 +12,10 @@ use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Given, Listed, MAX_ALL_LISTED, MAX_LISTED, MAX_PLUGINS, declared::is_resource};
+use super::{
+    Given, Listed, MAX_ALL_LISTED, MAX_LISTED, MAX_PLUGINS, Preferred, Question,
+    declared::is_resource,
+};
 use crate::api::{
     cri::{Device, Mount},
     device::Answer,
@@ -27,6 +30,8 @@ const HEALTHY: &str = "Healthy";
 const MAX_ID_BYTES: usize = 63;
 /// Bytes of the name of a socket: that of its directory has to go before it.
 const MAX_ENDPOINT_BYTES: usize = 64;
+/// Bytes of a message that is shown.
+const MAX_SHOWN_BYTES: usize = 512;
 /// Entries of an answer of each kind.
 const MAX_ENTRIES: usize = 256;
 /// Bytes of all texts of an answer.
@@ -81,15 +86,14 @@ impl fmt::Display for Wrong {
             ),
             Self::Id(id) => write!(
                 f,
-                "it lists a device {id:?}, an id has 1 to {MAX_ID_BYTES} bytes"
+                "it lists a device {id:?}, an id has 1 to {MAX_ID_BYTES} bytes and no control characters"
             ),
             Self::Answer(why) => write!(f, "its answer is wrong: {why}"),
         }
     }
 }
 
-/// Whether a plugin may offer a resource. `declared`: the configuration does. `known`: resources of plugins by now, without
-/// this one.
+/// Whether a plugin may offer a resource. `declared`: the configuration does.
 ///
 /// - Errors: what it is answered (DEV-02).
 /// - Source: kubelet `cm/devicemanager/plugin/v1beta1/server.go`, `Register`.
@@ -98,7 +102,6 @@ pub fn registration(
     endpoint: &str,
     resource: &str,
     declared: bool,
-    known: usize,
 ) -> Result<(), Wrong> {
     if version != VERSION {
         return Err(Wrong::Version(cut(version)));
@@ -112,14 +115,34 @@ pub fn registration(
     let is_name = !endpoint.is_empty()
         && endpoint.len() <= MAX_ENDPOINT_BYTES
         && ![".", ".."].contains(&endpoint)
-        && !endpoint.contains(['/', '\0']);
+        && !endpoint.contains('/')
+        && !has_controls(endpoint);
     if !is_name {
         return Err(Wrong::Endpoint(cut(endpoint)));
     }
-    if known >= MAX_PLUGINS {
-        return Err(Wrong::Plugins);
-    }
     Ok(())
+}
+
+/// It would be something else on a terminal, or in a log.
+fn has_controls(text: &str) -> bool {
+    text.contains(char::is_control)
+}
+
+/// A message of a plugin as it is logged and told: its beginning, on one line.
+#[must_use]
+pub fn shown(text: &str) -> String {
+    let len = text.floor_char_boundary(MAX_SHOWN_BYTES);
+    let mut out = String::new();
+    for c in text[..len].chars() {
+        match c.is_control() {
+            true => out.extend(c.escape_default()),
+            false => out.push(c),
+        }
+    }
+    if len < text.len() {
+        out.push_str(" …");
+    }
+    out
 }
 
 /// What strangers wrote is shown in part.
@@ -139,7 +162,7 @@ pub fn listed(units: Vec<(String, String)>, others: usize) -> Result<Vec<Listed>
         return Err(Wrong::AllListed);
     }
     let all = units.into_iter().map(|(id, health)| {
-        if id.is_empty() || id.len() > MAX_ID_BYTES {
+        if id.is_empty() || id.len() > MAX_ID_BYTES || has_controls(&id) {
             return Err(Wrong::Id(cut(&id)));
         }
         Ok(Listed {
@@ -148,6 +171,28 @@ pub fn listed(units: Vec<(String, String)>, others: usize) -> Result<Vec<Listed>
         })
     });
     all.collect()
+}
+
+/// What a plugin would choose, cut to what it was asked for: of the units that were available the first so many, each once.
+#[must_use]
+pub fn preferred(question: Question, ids: Vec<String>) -> Preferred {
+    let Question {
+        container,
+        resource,
+        mut available,
+        size,
+        ..
+    } = question;
+    let size = usize::try_from(size).unwrap_or(usize::MAX);
+    let taken = ids.into_iter().filter_map(|id| {
+        let at = available.iter().position(|free| **free == *id)?;
+        Some(available.swap_remove(at))
+    });
+    Preferred {
+        container,
+        resource,
+        ids: taken.take(size).collect(),
+    }
 }
 
 /// An answer for a container, checked.
@@ -246,7 +291,7 @@ mod tests {
     #[test]
     fn who_may_register() {
         // DEV-02
-        let ask = |version, endpoint, resource| registration(version, endpoint, resource, false, 0);
+        let ask = |version, endpoint, resource| registration(version, endpoint, resource, false);
         assert_eq!(ask("v1beta1", "a.sock", "example.com/a"), Ok(()));
         for (version, endpoint, resource, why) in [
             (
@@ -307,17 +352,19 @@ mod tests {
             let refused = ask(version, endpoint, resource).expect_err(why);
             assert_eq!(refused.to_string(), why);
         }
+        let refused = ask("v1beta1", "a\n.sock", "example.com/a").expect_err("control");
+        assert_eq!(
+            refused.to_string(),
+            "the endpoint \"a\\n.sock\" is not the name of a socket beside kubelet.sock"
+        );
         let long = "é".repeat(10_000);
         let refused = ask(&long, &long, &long).expect_err("long").to_string();
         assert!(refused.len() < 200);
-        let declared = registration("v1beta1", "a", "example.com/a", true, 0);
+        let declared = registration("v1beta1", "a", "example.com/a", true);
         assert_eq!(
             declared.expect_err("declared").to_string(),
             "example.com/a is given by picolet.devices: take it out there"
         );
-        let many = |known| registration("v1beta1", "a", "example.com/a", false, known);
-        assert_eq!(many(MAX_PLUGINS - 1), Ok(()));
-        assert_eq!(many(MAX_PLUGINS), Err(Wrong::Plugins));
     }
 
     #[test]
@@ -346,11 +393,45 @@ mod tests {
         assert!(listed(many(96), MAX_ALL_LISTED - 96).is_ok());
         let refused = listed(many(96), MAX_ALL_LISTED - 95).expect_err("too many");
         assert_eq!(refused, Wrong::AllListed);
-        for id in [String::new(), "x".repeat(64)] {
+        for id in [String::new(), "x".repeat(64), "a\nb".into()] {
             let refused = listed(vec![(id, HEALTHY.into())], 0).expect_err("an id");
-            assert!(refused.to_string().ends_with("an id has 1 to 63 bytes"));
+            let text = "an id has 1 to 63 bytes and no control characters";
+            assert!(refused.to_string().ends_with(text));
         }
         assert!(listed(vec![("x".repeat(63), HEALTHY.into())], 0).is_ok());
+    }
+
+    #[test]
+    fn what_is_shown() {
+        // DEV-08
+        assert_eq!(shown("not today: \"é\""), "not today: \"é\"");
+        assert_eq!(shown("a\nWARN b\u{1b}[m"), "a\\nWARN b\\u{1b}[m");
+        let long = shown(&"é".repeat(10_000));
+        assert_eq!((long.len(), long.ends_with("é …")), (512 + 4, true));
+    }
+
+    #[test]
+    fn what_is_preferred() {
+        // DEV-06
+        let texts = |ids: &[&str]| ids.iter().map(|id| (*id).into()).collect::<Vec<Box<str>>>();
+        let ids = |size, ids: &[&str]| {
+            let question = Question {
+                container: "c".into(),
+                resource: "example.com/a".into(),
+                available: texts(&["a", "b", "c"]),
+                must_include: texts(&["b"]),
+                size,
+            };
+            let named = ids.iter().map(|id| (*id).into()).collect();
+            preferred(question, named).ids
+        };
+        assert_eq!(ids(2, &["c", "a"]), texts(&["c", "a"]));
+        assert_eq!(ids(2, &["c", "b", "a"]), texts(&["c", "b"]));
+        let long = "x".repeat(1 << 20);
+        let odd = [&long, "x", "", "b", "b", "a", "c"];
+        assert_eq!(ids(2, &odd), texts(&["b", "a"]));
+        assert_eq!(ids(u32::MAX, &odd), texts(&["b", "a", "c"]));
+        assert_eq!(ids(0, &["a"]), texts(&[]));
     }
 
     fn node(container_path: &str, permissions: &str) -> Device {

@@ -487,6 +487,23 @@ impl Table {
         known.doubt();
     }
 
+    /// Whether the resource can make room for that of another plugin: its own has gone long ago, the node tells of none of its
+    /// units by now, and no pod holds any (DEV-11).
+    #[must_use]
+    pub fn can_spare(&self, resource: &str) -> bool {
+        let known = self.resources.get(resource);
+        let is_held = |held: &Held| *held.resource == *resource;
+        known.is_some_and(|known| known.plugin == Some(Plugin::Forgotten))
+            && !self.holders.values().any(|all| all.iter().any(is_held))
+    }
+
+    /// The resource makes room. Nothing happens if it cannot.
+    pub fn spare(&mut self, resource: &str) {
+        if self.can_spare(resource) {
+            self.resources.remove(resource);
+        }
+    }
+
     /// Names of the resources, sorted.
     pub fn resources(&self) -> impl Iterator<Item = &str> {
         self.resources.keys().map(|name| &**name)
@@ -705,6 +722,30 @@ impl Table {
         };
         self.forget_lost();
         Ok(())
+    }
+
+    /// Whether all that the pod holds is here.
+    #[must_use]
+    pub fn can_use(&self, pod: &PodUid) -> bool {
+        let is_here = |held: &Held| {
+            let known = self.resources.get(&held.resource);
+            known.is_some_and(|known| held.ids.iter().all(|id| known.has(id)))
+        };
+        self.holders
+            .get(pod)
+            .is_none_or(|held| held.iter().all(is_here))
+    }
+
+    /// Gives a pod other units for those that it cannot use any more: before anything of it began, and it could not begin with
+    /// what it holds. Nothing happens if all of that is here (DEV-08).
+    ///
+    /// # Errors
+    /// As of [`Table::allocate`].
+    pub fn allocate_again(&mut self, pod: &PodUid, demands: &[Demand]) -> Result<(), Refusal> {
+        match self.can_use(pod) {
+            true => Ok(()),
+            false => self.allocate(pod, demands),
+        }
     }
 
     fn choose(&self, pod: &PodUid, demands: &[Demand]) -> Result<Vec<Held>, Refusal> {
@@ -1348,6 +1389,67 @@ mod tests {
         assert_eq!(amounts(&table), (0, 0), "none, but told of");
         assert_eq!(table.next_timeout(), None);
         assert_eq!(ids(&table, "p"), "c=a");
+    }
+
+    #[test]
+    fn what_went_bad_before_it_was_used() {
+        // DEV-08
+        let all = [("a", true), ("b", true), ("c", true)];
+        let mut table = of_plugin(&all, false);
+        let demands = [asks("c", 2)];
+        table.allocate(&pod("p"), &demands).expect("two");
+        assert_eq!(ids(&table, "p"), "c=a+b");
+        // The plugin refuses, and its units are well.
+        assert!(table.can_use(&pod("p")));
+        assert_eq!(table.allocate_again(&pod("p"), &demands), Ok(()));
+        assert_eq!(ids(&table, "p"), "c=a+b");
+        // One is not: the other one stays.
+        table.list(R, listed(&[("a", false), ("b", true), ("c", true)]));
+        assert!(!table.can_use(&pod("p")));
+        assert_eq!(table.allocate_again(&pod("p"), &demands), Ok(()));
+        assert_eq!(ids(&table, "p"), "c=b+c");
+        // There is no other one: it keeps what it has.
+        table.list(R, listed(&[("a", false), ("b", true), ("c", false)]));
+        assert_eq!(
+            table.allocate_again(&pod("p"), &demands),
+            Err(Refusal::NoLongerHealthy(R.into()))
+        );
+        assert_eq!(ids(&table, "p"), "c=b+c");
+        // Nor while the plugin is away.
+        table.disconnect(R, Mono(0));
+        assert!(table.allocate_again(&pod("p"), &demands).is_err());
+        assert!(table.can_use(&pod("q")), "it has none");
+    }
+
+    #[test]
+    fn what_makes_room() {
+        // DEV-11
+        let mut table = of_plugin(&[("a", true)], false);
+        let spares = |table: &Table| table.can_spare(R);
+        assert!(!spares(&table), "its plugin is here");
+        table.allocate(&pod("p"), &[asks("c", 1)]).expect("a");
+        table.disconnect(R, Mono(0));
+        table.release(|_| false);
+        assert!(!spares(&table), "the node tells of it");
+        table.spare(R);
+        assert_eq!(table.amounts().len(), 1);
+        table.handle_timeout(Mono(300_000));
+        let held = Held {
+            container: "c".into(),
+            resource: R.into(),
+            ids: vec!["a".into()],
+            plain_init: false,
+            plugin: true,
+        };
+        table.restore(pod("p"), vec![held]);
+        assert!(!spares(&table), "a pod holds it");
+        table.release(|_| false);
+        assert!(spares(&table));
+        table.spare(R);
+        assert_eq!(table.amounts(), []);
+        let mut declared = self::table(1, &[]);
+        declared.spare(R);
+        assert_eq!(declared.amounts().len(), 1);
     }
 
     #[test]
