@@ -298,10 +298,10 @@ fn ends_in_order() {
     host.until("all have ended", |_| (order() == wanted, order()));
 
     let pid = host.pid("stubborn", "main");
-    let asked = picolet::sys::clock::mono();
+    let asked = clock::mono();
     host.remove("stubborn.yaml");
     host.wait_process_gone(pid);
-    let took = (picolet::sys::clock::mono() - asked).as_secs();
+    let took = (clock::mono() - asked).as_secs();
     assert!((3..30).contains(&took), "killed after {took} s");
     host.wait_gone("stubborn");
     host.finish();
