@@ -99,7 +99,11 @@ fn pods_that_start_later_use_the_subnet_given_last() {
     // What was moved still leads out: the answer comes from the other side of the bridge.
     host.pod("last", json!({"containers": [sh("c", SERVER)]}));
     let last = ip(&host.wait_ready("last"));
-    assert_eq!(get(host.pid("second", "c"), &last), "first");
+    // Ready is not yet listening: it has no probe.
+    host.until("it answers", |host| {
+        let said = get(host.pid("second", "c"), &last);
+        (said == "first", said)
+    });
     assert_eq!(wrong(&server), [""; 0]);
     host.finish();
 }

@@ -246,13 +246,13 @@ fn twenty_kills_of_the_agent_and_of_the_provider() {
         }
         let now = server.get("pods", "default", "steady").expect("there");
         assert_eq!(id(&now), id(&steady), "round {round}");
-        let mut names: Vec<String> = lamps.pods().into_iter().map(|(_, name)| name).collect();
-        names.sort();
-        assert_eq!(
-            names,
-            [new, "steady".into()],
-            "round {round}: none lost, none doubled"
-        );
+        // What has ended stays at its provider until the API has let go of it.
+        let wanted = [new, "steady".into()];
+        host.until("none lost, none doubled", |_| {
+            let mut names: Vec<String> = lamps.pods().into_iter().map(|(_, name)| name).collect();
+            names.sort();
+            (names == wanted, format!("round {round}: {names:?}"))
+        });
     }
     for name in ["steady", &format!("p{}", KILLS - 1)] {
         server
@@ -260,7 +260,10 @@ fn twenty_kills_of_the_agent_and_of_the_provider() {
             .expect("delete");
         wait_gone(&server, name);
     }
-    assert!(lamps.pods().is_empty());
+    host.until("the provider has none", |_| {
+        let left = lamps.pods();
+        (left.is_empty(), format!("{left:?}"))
+    });
     let node = server.get("nodes", "", NODE).expect("node");
     assert!(node.to_string().contains("ProviderReady"));
     host.until("ready", |_| {
