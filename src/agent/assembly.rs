@@ -10,7 +10,7 @@ use super::{
     asker::Asker,
     cluster_views::OwnNode,
     core::{Event, TELLING},
-    device_watch, devices,
+    device_news, device_watch,
     driver::{Containers, PodDriver},
     event_loop::{Caller, Hands},
     eviction::{self, Evictor, Limits, PodFiles},
@@ -462,7 +462,7 @@ pub(super) fn providers(parts: &Parts, events: &Sender<Event>) -> Vec<Task> {
 }
 
 /// What devices there are before the first pod is admitted, if pods may ask for any. Blocking.
-pub(super) fn first_devices(parts: &Parts) -> Option<devices::Beginning> {
+pub(super) fn first_devices(parts: &Parts) -> Option<device_news::Beginning> {
     let devices = parts.machine.devices.as_ref()?;
     Some(devices.begin())
 }

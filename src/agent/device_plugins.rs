@@ -23,9 +23,10 @@ use super::{
     clock::{Clock, Ticks},
     complaints::Complaints,
     core::{Agent, Event},
+    device_news::News,
 };
 use crate::{
-    api::{PodUid, device::Answer, strict::from_json},
+    api::{device::Answer, strict::from_json},
     device::{
         Listener,
         plugin::{self, Plugin, RegisterRequest, Registered},
@@ -36,7 +37,7 @@ use crate::{
         status::{Code, Status},
     },
     logic::{
-        devices::{self, Declared, Listed, Preferred, Question, Wrong},
+        devices::{self, Declared, Preferred, Question, Wrong},
         pull_rate::PullRate,
     },
     sys::{file, lane::Lane},
@@ -78,23 +79,6 @@ pub(super) enum PluginError {
     /// None is asked here.
     #[error("picolet.devicePlugins is off: no plugin can be asked")]
     Off,
-}
-
-/// Something that the loop is told of plugins.
-pub(super) enum News {
-    /// One offers a resource. Whether it has a say in which units are chosen.
-    Registered { resource: Box<str>, prefers: bool },
-    /// It lists its units.
-    Listed {
-        resource: Box<str>,
-        units: Vec<Listed>,
-    },
-    /// It has gone.
-    Gone { resource: Box<str> },
-    /// Its resource makes room for that of another one.
-    Spared { resource: Box<str> },
-    /// It was asked what it would choose for a pod; no answer is an empty one.
-    Preferred { pod: PodUid, answer: Preferred },
 }
 
 /// See the module.

@@ -8,7 +8,8 @@ use alloc::{rc::Rc, sync::Arc};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    device_plugins::{News, PluginError, Plugins},
+    device_news::{Beginning, News},
+    device_plugins::{PluginError, Plugins},
     pod_store::PodStore,
 };
 use crate::{
@@ -36,16 +37,6 @@ pub(super) struct Devices {
     pub(super) store: PodStore,
     /// For looks, and records: they block.
     pub(super) disk: Lane,
-}
-
-/// What there was before the first pod was admitted.
-pub(super) struct Beginning {
-    /// Devices.
-    pub(super) seen: Seen,
-    /// What pods hold since an agent before this one.
-    pub(super) held: Vec<(PodUid, Vec<Held>)>,
-    /// Resources that plugins offered then.
-    pub(super) offered: Vec<Box<str>>,
 }
 
 /// Why nothing of a pod may start.

@@ -46,6 +46,7 @@ mod cluster;
 mod cluster_views;
 mod complaints;
 mod core;
+mod device_news;
 mod device_plugins;
 mod device_watch;
 mod devices;

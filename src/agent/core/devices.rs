@@ -10,8 +10,8 @@ use core::time::Duration;
 use super::{Agent, Effect, Purpose};
 use crate::{
     agent::{
-        device_plugins::News,
-        devices::Beginning,
+        device_news::Beginning,
+        device_news::News,
         recorder::{About, Severity},
     },
     api::{

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     agent::{
-        device_plugins::News,
+        device_news::News,
         executor::{Cancel, Step},
         pod_store::StoreError,
         probes::Probed,

@@ -55,7 +55,7 @@ pub(super) use sources::{ConfigOp, Delivery, Recorded, Recording, SourceNews};
 
 use super::{
     cluster::News,
-    devices::Beginning,
+    device_news::Beginning,
     executor::PodCgroups,
     objects::Objects,
     parts::{Owners, Parts, Tools},

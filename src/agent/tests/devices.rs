@@ -11,7 +11,7 @@ use super::{
     world::{IMAGE, World, fails, manifest},
 };
 use crate::{
-    agent::{core::Event, device_plugins::News},
+    agent::{core::Event, device_news::News},
     api::{
         PodUid,
         cri::ContainerStatus,
