@@ -30,6 +30,7 @@ use crate::{
         metrics::own::Work,
         pod_table::Start,
         pod_worker::{Call, Outcome},
+        work_queue::Retry,
     },
     sys::lane::Lane,
 };
@@ -223,8 +224,10 @@ impl Caller {
         let (of, tell) = (uid.clone(), Rc::clone(&self.tell));
         let plan = self
             .asker
-            .ask(move |agent| agent.plan(start.handle, of, cancel, tell))
-            .await;
+            .ask(move |agent| agent.plan(start.handle, of, cancel, tell));
+        let Some(plan) = plan.await else {
+            return Outcome::Failed(Retry::Error);
+        };
         let driver = &self.driver;
         let (done, work) = match start.call {
             Call::Sync => (driver.sync(&plan), Work::Sync),

@@ -240,9 +240,10 @@ impl Agent {
         }
     }
 
-    /// Whether the pod is known to run.
+    /// Whether the pod is known to run, or may do so for all the runtime says.
     fn runs(&self, uid: &PodUid) -> bool {
-        self.view.status(uid).is_running()
+        let status = self.view.status(uid);
+        status.map_or(true, |status| status.is_running())
     }
 
     fn is_told_to_wait(&self, uid: &PodUid) -> bool {
@@ -398,8 +399,10 @@ impl Agent {
                 (What::Back { .. }, OnReplug::Restart) => true,
                 (What::Back { .. }, OnReplug::Leave) | (What::Lost, _) => false,
             };
-            let status = self.view.status(uid);
-            let newest = status.newest(&holder.container);
+            let status = self.view.status(uid).ok();
+            let newest = status
+                .as_ref()
+                .and_then(|status| status.newest(&holder.container));
             let runs = newest.filter(|c| restarts && c.state == ContainerState::Running);
             if let Some(instance) = runs {
                 let restart = (uid.clone(), instance.id.clone());
@@ -417,7 +420,9 @@ impl Agent {
         }
         let view = &self.view;
         self.devices.restarts.retain(|(uid, id)| {
-            let status = view.status(uid);
+            let Ok(status) = view.status(uid) else {
+                return true;
+            };
             let runs = |c: &crate::api::cri::ContainerStatus| {
                 c.id == *id && c.state == ContainerState::Running
             };

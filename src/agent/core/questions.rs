@@ -60,7 +60,11 @@ impl Agent {
 
     /// What the runtime last said of a pod; an empty status if it said nothing or could not answer.
     pub(in crate::agent) fn runtime_status(&self, uid: &PodUid) -> PodRuntimeStatus {
-        PodRuntimeStatus::clone(&self.view.status(uid))
+        let status = self.view.status(uid);
+        status.map_or_else(
+            |_| PodRuntimeStatus::default(),
+            |status| PodRuntimeStatus::clone(&status),
+        )
     }
 
     /// What it last said of each pod, sorted by UID.

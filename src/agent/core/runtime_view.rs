@@ -73,15 +73,9 @@ impl RuntimeView {
         }
     }
 
-    /// What the runtime last said of a pod; an empty status if it said nothing or could not answer.
-    pub(super) fn status(&self, uid: &PodUid) -> Rc<PodRuntimeStatus> {
-        let known = self.cache.get(uid);
-        known.unwrap_or_else(|_| {
-            Rc::new(PodRuntimeStatus {
-                uid: uid.clone(),
-                ..PodRuntimeStatus::default()
-            })
-        })
+    /// What the runtime last said of a pod: an empty status if it does not know it.
+    pub(super) fn status(&self, uid: &PodUid) -> Status {
+        self.cache.get(uid)
     }
 
     /// Why the status of a pod could not be read, if so.

@@ -23,16 +23,23 @@ use crate::{
 };
 
 impl Agent {
-    /// What a call is given that begins now.
+    /// What a call is given that begins now. `None`: the runtime can no longer say what there is of the pod, so nothing may be
+    /// decided by that; it could when the call became due.
     pub(in crate::agent) fn plan(
         &self,
         call: Handle,
         uid: PodUid,
         cancel: Rc<Cancel>,
         tell: Tell,
-    ) -> Plan {
-        Plan {
-            runtime: self.known_status(&uid),
+    ) -> Option<Plan> {
+        let Ok(runtime) = self.view.status(&uid) else {
+            self.tell_status_failed(call);
+            return None;
+        };
+        // Behind it what the runtime has forgotten since a boot ago.
+        let runtime = with_succeeded(runtime, self.pods.succeeded(&uid));
+        Some(Plan {
+            runtime,
             objects: Rc::clone(&self.objects),
             host_ips: self.owners.node.host_ips(),
             asked: self.pods.asked(),
@@ -43,7 +50,7 @@ impl Agent {
             cancel,
             line: Line { call, tell },
             uid,
-        }
+        })
     }
 
     /// Takes in a step of a call.
@@ -129,11 +136,6 @@ impl Agent {
                 }
             }
         }
-    }
-
-    /// What the runtime last said of a pod, and behind it what it has forgotten since a boot ago.
-    fn known_status(&self, uid: &PodUid) -> Rc<PodRuntimeStatus> {
-        with_succeeded(self.view.status(uid), self.pods.succeeded(uid))
     }
 
     fn begun(

@@ -155,6 +155,52 @@ fn a_relist_that_fails_is_no_news() {
 }
 
 #[test]
+fn a_status_that_cannot_be_read_any_more_when_a_sync_has_its_turn() {
+    // PW-24
+    let world = World::new();
+    let container = |name: &str| json!({"name": name, "image": IMAGE});
+    let spec = json!({"containers": [container("c"), container("d")]});
+    world.apply(&[manifest("a", spec)]);
+    let uid = PodUid::from("a");
+    let newest = |world: &World, name: &str| world.fake.container(&uid, name).expect("there");
+    let runs = |world: &World, name: &str, n: u32| {
+        let now = world.fake.container(&uid, name);
+        now.is_some_and(|c| c.restart_count == n && c.state == ContainerState::Running)
+    };
+    world.until("runs", |w| runs(w, "c", 0) && runs(w, "d", 0));
+    world.fake.exit(&newest(&world, "c").id, 1);
+    world.until("runs again", |w| runs(w, "c", 1));
+    // What removes the first instance has the pod's turn for as long as it takes.
+    let hangs = Fault {
+        op: Op::RemoveContainer,
+        target: None,
+        times: 1,
+        trouble: Trouble::Hangs,
+    };
+    world.fake.add_fault(hangs);
+    world.fake.exit(&newest(&world, "c").id, 1);
+    world.until("removes", |w| w.fake.hanging(Op::RemoveContainer) == 1);
+    world.advance(s(60));
+    assert!(
+        runs(&world, "d", 0) && !runs(&world, "c", 2),
+        "a sync waits"
+    );
+    world.fake.add_fault(fails(Op::PodStatus, 1000));
+    world.fake.exit(&newest(&world, "d").id, 1);
+    world.advance(s(5));
+    world.fake.take_calls();
+    world.fake.release(Op::RemoveContainer);
+    world.advance(s(60));
+    let acts = [Op::RunPodSandbox, Op::CreateContainer, Op::StartContainer];
+    let calls = world.fake.take_calls();
+    let acted: Vec<_> = calls.iter().filter(|(op, _)| acts.contains(op)).collect();
+    assert!(acted.is_empty(), "by a status that is not known: {acted:?}");
+    world.fake.heal();
+    world.until("runs on", |w| runs(w, "c", 2) && runs(w, "d", 1));
+    assert_eq!(world.fake.violations(), Vec::<String>::new());
+}
+
+#[test]
 fn without_a_fresh_list_housekeeping_removes_and_creates_nothing() {
     // CLEAN-02 DIR-04
     let world = World::new();

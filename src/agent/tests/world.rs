@@ -788,12 +788,19 @@ impl Template {
     pub(in crate::agent) fn wipe(&self) {
         fs::remove_dir_all(&self.cfg.dirs.run).expect("removed");
         fs::create_dir(&self.cfg.dirs.run).expect("made");
-        for dir in fs::read_dir(self.cfg.dirs.root.join("pods"))
-            .into_iter()
-            .flatten()
-            .flatten()
-        {
-            let _ = fs::remove_dir_all(dir.path());
+        let root = &self.cfg.dirs.root;
+        let beside =
+            ["cgroup", "images", "links", "logs", "manifests"].map(|dir| self.root.join(dir));
+        let within = ["image_manager", "objects", "pods"].map(|dir| root.join(dir));
+        for dir in beside.iter().chain(&within) {
+            for left in fs::read_dir(dir).into_iter().flatten().flatten() {
+                let path = left.path();
+                match left.file_type().is_ok_and(|kind| kind.is_dir()) {
+                    true => fs::remove_dir_all(path),
+                    false => fs::remove_file(path),
+                }
+                .expect("removed");
+            }
         }
     }
 
