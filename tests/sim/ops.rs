@@ -476,8 +476,11 @@ impl Judge {
                 let mut again = before.iter().filter(|_| is_regular);
                 let again = again.find(|old| match pod.spec.restart_policy {
                     RestartPolicy::Always => false,
+                    // One that ends while it is stopped, for its sandbox is gone, runs on in the next.
                     RestartPolicy::OnFailure => {
-                        old.state == ContainerState::Exited && old.exit_code == 0
+                        old.state == ContainerState::Exited
+                            && old.exit_code == 0
+                            && !self.was_stopped(fake, &old.id)
                     }
                     RestartPolicy::Never => old.started_at.is_some(),
                 });
@@ -488,6 +491,13 @@ impl Judge {
             }
         }
         self.back_off(case, fake, container)
+    }
+
+    /// Whether an instance had been told to stop before it ended.
+    fn was_stopped(&self, fake: &Fake, id: &ContainerId) -> bool {
+        let told = self.stopped.get(id).map(|(at, _)| *at);
+        told.zip(fake.ended_at(id))
+            .is_some_and(|(told, ended)| told <= ended)
     }
 
     /// Earlier instances of the same life of the pod.
