@@ -160,7 +160,7 @@ impl Cgroups {
         self.hierarchy.process_dirs(path)
     }
 
-    /// Makes a group with all its parents and writes its limits. An existing group gets the limits written again.
+    /// Makes a group for groups, with all its parents, and writes its limits. An existing group gets the limits written again.
     ///
     /// # Errors
     /// See [`CgroupError`]; a half-made group is left and made whole by the next call.
@@ -169,6 +169,25 @@ impl Cgroups {
         self.make_slice(path, values)?;
         self.make(path)?;
         crash::point("cgroup.made");
+        values::write(&self.hierarchy, path, values)
+    }
+
+    /// Makes a group for processes that this program moves into it itself, with all its parents, and writes its limits. On version
+    /// 2 it hands down nothing: a group that does takes no process.
+    ///
+    /// # Errors
+    /// See [`CgroupError`]; a half-made group is left and made whole by the next call.
+    pub fn create_limited_leaf(
+        &self,
+        path: &str,
+        values: &LinuxResources,
+    ) -> Result<(), CgroupError> {
+        plain(path)?;
+        match path.rsplit_once('/') {
+            Some((above, _)) if self.version() == Version::V2 => self.make(above)?,
+            _ => self.make(path)?,
+        }
+        self.create_leaf(path)?;
         values::write(&self.hierarchy, path, values)
     }
 
@@ -396,5 +415,48 @@ mod tests {
         ] {
             assert_eq!(plain(path).is_ok(), ok, "{path}");
         }
+    }
+
+    /// On the kernel's own version 2, which is there beside version 1, too. A group that hands controllers down takes no process.
+    #[test]
+    fn a_limited_leaf_takes_a_process() {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
+        let mount = mounts.lines().find(|line| line.contains(" - cgroup2 "));
+        let Some(hierarchy) = mount.and_then(Hierarchy::parse) else {
+            eprintln!("SKIPPED a_limited_leaf_takes_a_process: no cgroup2 is mounted");
+            return;
+        };
+        let cgroups = Cgroups::with(hierarchy);
+        let top = format!("/picolet-leaf-{}", std::process::id());
+        let (pod, leaf) = (format!("{top}/pod"), format!("{top}/pod/leaf"));
+        let values = LinuxResources::default();
+        if !nix::unistd::geteuid().is_root() {
+            eprintln!("SKIPPED a_limited_leaf_takes_a_process: needs root");
+            return;
+        }
+        cgroups.create(&pod, &values).expect("made");
+        cgroups.create_limited_leaf(&leaf, &values).expect("made");
+        let mut sleeper = std::process::Command::new("sleep")
+            .arg("1000")
+            .spawn()
+            .expect("sleep");
+        let pid = i32::try_from(sleeper.id()).expect("a pid");
+        let joined = cgroups.join(&leaf, pid);
+        let pids = cgroups.pids(&leaf);
+        sleeper.kill().expect("it lives");
+        sleeper.wait().expect("it ends");
+        for path in [leaf, pod, top] {
+            cgroups.remove_empty(&path);
+            assert!(
+                cgroups
+                    .hierarchy
+                    .dirs(&path)
+                    .iter()
+                    .all(|dir| !dir.exists()),
+                "{path} is left"
+            );
+        }
+        joined.expect("joined");
+        assert_eq!(pids, [pid]);
     }
 }

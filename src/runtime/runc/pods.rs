@@ -155,8 +155,7 @@ impl Runc {
             ..LinuxResources::default()
         };
         self.cgroups
-            .create(&cgroup, &values)
-            .and_then(|()| self.cgroups.create_leaf(&cgroup))
+            .create_limited_leaf(&cgroup, &values)
             .and_then(|()| self.cgroups.join(&cgroup, pid))
             .map_err(|e| io::Error::other(chain(&e)))?;
         Ok(holder)

@@ -416,8 +416,7 @@ fn create(root: &Path, bundle: &Path, pid_file: &Path, id: &str) -> Result<(), P
         .map_err(system("make its directory"))?;
     let cgroups = Cgroups::detect().map_err(refused)?;
     cgroups
-        .create(&record.cgroup, &record.config.resources)
-        .and_then(|()| cgroups.create_leaf(&record.cgroup))
+        .create_limited_leaf(&record.cgroup, &record.config.resources)
         .map_err(refused)?;
     let words = &record.config.command;
     let words: Vec<&str> = words.iter().map(String::as_str).collect();

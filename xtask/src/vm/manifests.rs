@@ -19,6 +19,7 @@ pub(super) fn few() -> Vec<(&'static str, String)> {
         ("hog", HOG),
         ("armored", ARMORED),
         ("guarded", GUARDED),
+        ("shared", SHARED),
     ]
     .into_iter()
     .map(|(name, text)| (name, fill(text)))
@@ -244,6 +245,24 @@ spec:
 "#;
 
 /// Under an AppArmor profile that denies a single file.
+/// Its containers see each other's processes.
+const SHARED: &str = r#"apiVersion: v1
+kind: Pod
+metadata: {name: shared}
+spec:
+  terminationGracePeriodSeconds: 1
+  shareProcessNamespace: true
+  containers:
+  - name: main
+    image: IMAGE
+    imagePullPolicy: Never
+    command: [sleep, '1000000']
+    resources: {limits: {memory: 16Mi}}
+  - name: other
+    image: IMAGE
+    imagePullPolicy: Never
+    command: [sh, -c, 'until pidof sleep; do sleep 0.1; done; exec sleep 1000000']
+"#;
 const ARMORED: &str = r#"apiVersion: v1
 kind: Pod
 metadata: {name: armored}
