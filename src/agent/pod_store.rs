@@ -257,6 +257,12 @@ impl PodStore {
         self.beside(OUTCOME, uid, limit)
     }
 
+    /// Makes the name of what was kept of a pod survive a power cut. The agent that wrote it may have been killed before it did.
+    pub(super) fn sync_names(&self, uid: &PodUid) -> io::Result<()> {
+        file::sync_dir(&self.dir(uid))?;
+        file::sync_dir(&self.pods)
+    }
+
     /// Forgets what came of a pod.
     pub(super) fn forget_outcome(&self, uid: &PodUid) -> Result<(), StoreError> {
         let dir = self.dir(uid);

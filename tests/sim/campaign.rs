@@ -33,14 +33,17 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(900);
 const ARRIVAL: Duration = Duration::from_secs(16);
 /// The longest that calls go on which hang one after the other: three looks of a probe.
 const HANGING: Duration = Duration::from_secs(70);
-/// The same of a node of a cluster: what happened to ended pods is found by a list of all phases.
-const CLUSTER_ARRIVAL: Duration = Duration::from_secs(75);
+/// The same of a node of a cluster: the longest back-off of a list, lengthened by half, and what happened to ended pods is
+/// found by the next list of all phases.
+const CLUSTER_ARRIVAL: Duration = Duration::from_secs(155);
 /// Time for which nothing may happen then.
 const QUIET: Duration = Duration::from_secs(5);
 /// The same of a node of a cluster: longer than the paces of its writers.
 const CLUSTER_QUIET: Duration = Duration::from_secs(45);
 /// A sync that has nothing to do has ended within this time: some calls of the runtime.
 const IDLE_LIMIT: Duration = Duration::from_secs(30);
+/// By then the runtime has been listed again.
+const RELIST: Duration = Duration::from_secs(2);
 /// Such times until nothing is left to be removed: garbage goes once a minute.
 const MAX_QUIETS: u32 = 8;
 
@@ -145,6 +148,11 @@ fn go(machine: &mut Machine, schedule: &[Timed]) -> Result<(), String> {
         let end = machine.now() + IDLE_LIMIT;
         while !machine.is_idle() && machine.now() < end {
             let next = machine.now() + Duration::from_millis(500);
+            machine.advance_to(next)?;
+        }
+        // Garbage may go at this very moment: the next relist knows of it.
+        if machine.is_settled().is_err() {
+            let next = machine.now() + RELIST;
             machine.advance_to(next)?;
         }
         machine.is_settled()?;

@@ -45,7 +45,7 @@ struct State {
     /// Changes until it stops.
     stops_after: Cell<Option<u32>>,
     /// As it was when it stopped.
-    stopped: RefCell<Option<Tree>>,
+    stopped: RefCell<Option<Taken>>,
     on_stop: Box<dyn Fn()>,
     trouble: Cell<Option<i32>>,
     /// The same of volumes alone.
@@ -122,12 +122,21 @@ impl Disk {
     pub(super) fn take(&self) -> Taken {
         self.stop_after(None);
         let stopped = self.0.stopped.take();
-        Taken(stopped.unwrap_or_else(|| self.0.tree()))
+        stopped.unwrap_or_else(|| self.0.taken())
     }
 
-    /// Puts it back to what it was.
+    /// Puts it back to what it was. What an agent has done since then, and synced, is nothing.
     pub(super) fn put_back(&self, taken: Taken) {
-        write_tree(&self.0.tree(), &taken.0);
+        write_tree(&self.0.tree(), &taken.tree);
+        let synced = taken.synced.iter().filter_map(|path| {
+            let content = taken.tree.get(path)?.1.clone()?;
+            Some((fs::metadata(path).ok()?.ino(), content))
+        });
+        self.0.known.replace(Known {
+            contents: synced.collect(),
+            files: taken.files,
+            dirs: taken.dirs,
+        });
     }
 
     /// Every change fails with this error of the kernel from now on, or none does.
@@ -167,7 +176,11 @@ impl Disk {
             match content {
                 // What it points to is no content: after the next cut it is a link again, or not there.
                 _ if mode == LINK => {}
-                Some(content) => _ = known.files.insert(path, (content, true)),
+                Some(content) => {
+                    let inode = fs::metadata(&path).expect("it is there").ino();
+                    known.contents.insert(inode, content.clone());
+                    known.files.insert(path, (content, true));
+                }
                 None => _ = known.dirs.insert(path),
             }
         }
@@ -182,7 +195,13 @@ impl Drop for Disk {
 }
 
 /// The disk at one instant.
-pub(super) struct Taken(Tree);
+pub(super) struct Taken {
+    tree: Tree,
+    /// Files whose content is there for good, whatever their names.
+    synced: BTreeSet<PathBuf>,
+    files: BTreeMap<PathBuf, (Vec<u8>, bool)>,
+    dirs: BTreeSet<PathBuf>,
+}
 
 impl State {
     fn tree(&self) -> Tree {
@@ -191,6 +210,22 @@ impl State {
             read_tree(dir, &mut tree);
         }
         tree
+    }
+
+    fn taken(&self) -> Taken {
+        let tree = self.tree();
+        let known = self.known.borrow();
+        let is_synced = |(path, (_, content)): &(&PathBuf, &(u32, Option<Vec<u8>>))| {
+            let inode = fs::symlink_metadata(path).map_or(0, |meta| meta.ino());
+            content.is_some() && known.contents.get(&inode) == content.as_ref()
+        };
+        let synced = tree.iter().filter(is_synced);
+        Taken {
+            synced: synced.map(|(path, _)| path.clone()).collect(),
+            files: known.files.clone(),
+            dirs: known.dirs.clone(),
+            tree,
+        }
     }
 
     fn on(&self, path: &Path, is_synced: bool) -> io::Result<()> {
@@ -208,7 +243,7 @@ impl State {
         match self.stops_after.get() {
             Some(0) => {
                 self.stops_after.set(None);
-                self.stopped.replace(Some(self.tree()));
+                self.stopped.replace(Some(self.taken()));
                 (self.on_stop)();
                 return Ok(());
             }
