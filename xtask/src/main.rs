@@ -78,6 +78,9 @@ fn main() -> ExitCode {
     if task == "vm-guest" {
         return vm::run_guest();
     }
+    if task == vm::CHAOS_GUEST {
+        return ended(chaos::run(&env::args().skip(2).collect::<Vec<_>>()));
+    }
     // The part of `chaos` that runs inside of containers.
     if task == chaos::WITNESS {
         return chaos::witness();
@@ -115,6 +118,10 @@ fn main() -> ExitCode {
         }
         other => Err(format!("unknown task {other:?}\n\n{HELP}").into()),
     };
+    ended(done)
+}
+
+fn ended(done: Result<(), Failure>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {

@@ -492,6 +492,10 @@ impl<'a> Audit<'a> {
             }
         }
         let agent = self.world.stage.agent_pid();
+        // Where processes start slowly there is no moment without a probe's command of the agent that lives. It is a session's
+        // or a probe's, and names who waits for it.
+        let own = agent.map(|pid| format!("/exec-{pid}-"));
+        let is_own = |line: &str| own.as_ref().is_some_and(|own| line.contains(own));
         let mut inits: BTreeMap<String, usize> = BTreeMap::new();
         for pid in with_word(&self.world.stage.mark) {
             let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -499,7 +503,10 @@ impl<'a> Audit<'a> {
             let init = words.nth(1) == Some("pod-init");
             if init && let Some(id) = words.next().and_then(|dir| dir.rsplit('/').next()) {
                 *inits.entry(id.to_owned()).or_default() += 1;
-            } else if Some(pid) != agent && !shims.iter().any(|shim| shim.pid == pid) {
+            } else if Some(pid) != agent
+                && !is_own(&line)
+                && !shims.iter().any(|shim| shim.pid == pid)
+            {
                 self.say(format!("process {pid}: {}", line.replace('\0', " ")));
             }
         }

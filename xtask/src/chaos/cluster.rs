@@ -52,12 +52,17 @@ struct Session {
 }
 
 impl Cluster {
-    /// Starts it and has the stage's agent join. `ledger` is where containers write.
-    pub(super) fn start(stage: &mut Stage, ledger: &Path) -> Result<Self, Failure> {
+    /// Starts it and has the stage's agent join. `ledger` is where containers write, `program` the API server.
+    pub(super) fn start(
+        stage: &mut Stage,
+        ledger: &Path,
+        program: Option<PathBuf>,
+    ) -> Result<Self, Failure> {
         // Not by the stage's name: what is called by it is the agent's.
         let dir = std::env::temp_dir().join(format!("picolet-plane-{}", std::process::id()));
         fs::create_dir_all(&dir)?;
-        let (plane, client) = Double::start(&dir, &LIKE_A_REAL_ONE)?;
+        let program = program.map_or_else(Double::build, Ok)?;
+        let (plane, client) = Double::start(&program, &dir, &LIKE_A_REAL_ONE)?;
         let files = stage.base.join("claim");
         fs::create_dir_all(&files)?;
         client.post(

@@ -49,6 +49,8 @@ const LIFE_MS: u64 = 1200;
 const DISK: &str = "256M";
 /// Subnet of this task's pods.
 const SUBNET: &str = "10.121.0.0/16";
+/// Warnings of the agent that a failure shows.
+const LAST_WARNINGS: usize = 20;
 /// Pods end, and the image is there, by then.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -62,7 +64,15 @@ struct Options {
     only: Option<String>,
     /// A program with crash points, instead of one that is built.
     program: Option<PathBuf>,
+    /// Where all there is lies: the program, its sources, the test API server. Nothing is installed or built.
+    from: Option<PathBuf>,
 }
+
+/// In a directory where all there is lies: the program with crash points, and the test API server.
+pub(crate) const PROGRAM: &str = "picolet-crash-points";
+pub(crate) const APISERVER: &str = "test-apiserver";
+/// There, and in the project.
+pub(crate) const SOURCES: &str = "src";
 
 impl Options {
     fn parse(words: &[String]) -> Result<Self, Failure> {
@@ -73,6 +83,7 @@ impl Options {
             quick: false,
             only: None,
             program: None,
+            from: None,
         };
         let mut words = words.iter();
         while let Some(word) = words.next() {
@@ -85,6 +96,7 @@ impl Options {
                 }
                 "--only" => options.only = Some(value()?.clone()),
                 "--program" => options.program = Some(value()?.into()),
+                "--from" => options.from = Some(value()?.into()),
                 "--quick" => {
                     options.quick = true;
                     options.kills = QUICK_KILLS;
@@ -127,16 +139,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     if !is_root() {
         return Err("chaos makes namespaces, mounts and interfaces: run it as root".into());
     }
-    let missing = install::ensure(&[&install::BUILD, &install::HOST, &install::CHAOS])?;
-    if !missing.is_empty() {
-        return Err(format!("still missing after installation: {}", missing.join(", ")).into());
-    }
-    let program = if let Some(file) = &options.program {
-        std::path::absolute(file)?
-    } else {
-        println!("Building the program with crash points");
-        build("try", "crash-points")?
-    };
+    let (program, apiserver) = programs(&options)?;
     println!("Seed {}", options.seed);
     let watch = Watch::start();
     let of_member = |name: &str| OF_MEMBER.iter().any(|phase| phase.0 == name);
@@ -146,7 +149,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     };
     let (mut starts, mut sessions) = (0, 0);
     let mut member = asked(true)
-        .then(|| world("chapi", &program, options.seed, Place::Cluster))
+        .then(|| world("chapi", &program, options.seed, Place::Cluster(apiserver)))
         .transpose()?;
     if let Some(world) = &mut member {
         guarded(world, &options, |world| {
@@ -182,6 +185,24 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// What is at work: the program, and the test API server if it is built already.
+fn programs(options: &Options) -> Result<(PathBuf, Option<PathBuf>), Failure> {
+    if let Some(dir) = &options.from {
+        return Ok((dir.join(PROGRAM), Some(dir.join(APISERVER))));
+    }
+    let missing = install::ensure(&[&install::BUILD, &install::HOST, &install::CHAOS])?;
+    if !missing.is_empty() {
+        return Err(format!("still missing after installation: {}", missing.join(", ")).into());
+    }
+    let program = if let Some(file) = &options.program {
+        std::path::absolute(file)?
+    } else {
+        println!("Building the program with crash points");
+        build("try", "crash-points")?
+    };
+    Ok((program, None))
+}
+
 /// An agent with a disk of its own.
 fn world(name: &str, program: &Path, seed: u64, place: Place) -> Result<World, Failure> {
     let mut stage = Stage::with(name, program.to_owned())?;
@@ -201,14 +222,24 @@ fn guarded(
         return Ok(());
     };
     let kept = keep_evidence(world);
+    let said = world.stage.agent_log();
+    let said: Vec<&str> = said
+        .lines()
+        .filter(|line| line.starts_with("WARN"))
+        .rev()
+        .take(LAST_WARNINGS)
+        .collect();
+    let said: Vec<&str> = said.into_iter().rev().collect();
     trouble::heal(world);
     let kept = kept.map_or_else(
         |e| format!("(not kept: {e})"),
         |dir| dir.display().to_string(),
     );
     Err(format!(
-        "{why}\n\nseed {}; evidence: {kept}; again: cargo xtask chaos --seed {}",
-        options.seed, options.seed
+        "{why}\n\nthe last warnings of the agent:\n{}\n\nseed {}; evidence: {kept}; again: cargo xtask chaos --seed {}",
+        said.join("\n"),
+        options.seed,
+        options.seed
     )
     .into())
 }
@@ -307,7 +338,8 @@ fn finish(world: &mut World, name: &str) -> Result<(), Failure> {
 
 /// The agent dies at each crash point.
 fn every_point(world: &mut World, options: &Options) -> Result<String, Failure> {
-    let mut points = points::all(Path::new("src"))?;
+    let dir = options.from.as_deref().unwrap_or(Path::new(""));
+    let mut points = points::all(&dir.join(SOURCES))?;
     points.retain(|point| points::is_of_cluster(point) == world.cluster.is_some());
     for (count, point) in points.iter().enumerate() {
         let since = Watch::start();

@@ -106,12 +106,12 @@ const CLUSTER_KINDS: [Kind; 7] = [
 const FRUGAL: [Kind; 3] = [Kind::Full, Kind::Plain, Kind::HostNetwork];
 
 /// Where an agent is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// On this machine, with a provider.
     Host,
-    /// On this machine, in a cluster.
-    Cluster,
+    /// On this machine, in a cluster of this API server; `None`: it is to be built.
+    Cluster(Option<PathBuf>),
 }
 
 /// The agent, the pods that it should run, and the ledger.
@@ -143,8 +143,8 @@ impl World {
         let ledger = Ledger::new(stage.base.join("ledger"))?;
         let (mut cluster, mut lamps, mut subnets) = (None, None, vec![stage.subnet]);
         match place {
-            Place::Cluster => {
-                cluster = Some(Cluster::start(&mut stage, ledger.dir())?);
+            Place::Cluster(apiserver) => {
+                cluster = Some(Cluster::start(&mut stage, ledger.dir(), apiserver)?);
                 subnets = cluster::SUBNETS.to_vec();
             }
             Place::Host => lamps = Some(provider(&mut stage)?),

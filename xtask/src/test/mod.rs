@@ -251,7 +251,11 @@ fn chaos(run: &mut Run) -> Result<(), Failure> {
 
 fn whole_chaos(run: &mut Run) -> Result<(), Failure> {
     let program = run.tests()?.crashing.clone();
-    run.step(task("chaos").arg("--program").arg(program));
+    run.step(task("chaos").arg("--program").arg(&program));
+    // On control groups version 2.
+    if vm::is_possible() {
+        run.step(task("vm").args(["--chaos", "--program"]).arg(&program));
+    }
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use std::{
 
 use super::{machine::Backend, uml};
 use crate::{
-    Failure, image,
+    Failure, chaos, image,
     install::{persist, static_busybox},
     process::{find, output, run},
     stage::IMAGE,
@@ -32,12 +32,15 @@ const PACKAGES: [&str; 10] = [
 ];
 /// More for a board, whose tarball is checked there.
 const BOARD_PACKAGES: [&str; 1] = ["openssl"];
+/// More for a machine where agents are killed: a disk is made there, all rules of the packet filter are looked at, and there is
+/// a provider.
+const CHAOS_PACKAGES: [&str; 3] = ["e2fsprogs", "nftables", "python3-minimal"];
 /// The kernel of a machine in qemu.
 const KERNEL: &str = "linux-image-cloud-amd64";
 /// Size of the root file system; the file has holes.
 const ROOT_SIZE: &str = "2G";
 /// Size of the disk with what is to be tested.
-const PAYLOAD_SIZE: &str = "96M";
+const PAYLOAD_SIZE: &str = "256M";
 /// Where the guest finds that disk.
 pub(super) const PAYLOAD: &str = "/payload";
 /// What an operator installs for systemd.
@@ -86,8 +89,11 @@ pub(super) fn base(dir: &Path, backend: Backend) -> Result<Base, Failure> {
         busybox: dir.join("busybox"),
     };
     let (packages, payload) = match backend {
-        Backend::Qemu => ([&PACKAGES[..], &[KERNEL]].concat(), "/dev/vdb"),
-        Backend::Uml => (PACKAGES.to_vec(), "/dev/ubdb"),
+        Backend::Qemu => (
+            [&PACKAGES[..], &CHAOS_PACKAGES, &[KERNEL]].concat(),
+            "/dev/vdb",
+        ),
+        Backend::Uml => ([&PACKAGES[..], &CHAOS_PACKAGES].concat(), "/dev/ubdb"),
         Backend::Board(_) => ([&PACKAGES[..], &BOARD_PACKAGES].concat(), "LABEL=payload"),
     };
     let mut recipe = format!("{SUITE}\n{packages:?}\n{ROOT_SIZE}\n{UNIT}\n{HOSTNAME}\n{payload}\n");
@@ -236,6 +242,16 @@ pub(super) fn fill(tree: &Path, program: &Path) -> Result<(), Failure> {
     }
     let busybox = static_busybox().ok_or("no static busybox is installed")?;
     image::write(&tree.join("image.tar"), IMAGE, &fs::read(busybox)?)
+}
+
+/// What [`chaos`] needs there beside that.
+pub(super) fn fill_chaos(tree: &Path, program: &Path, apiserver: &Path) -> Result<(), Failure> {
+    for (from, name) in [(program, chaos::PROGRAM), (apiserver, chaos::APISERVER)] {
+        fs::copy(from, tree.join(name)).map_err(|e| format!("{}: {e}", from.display()))?;
+    }
+    run(Command::new("cp")
+        .args(["--archive", chaos::SOURCES])
+        .arg(tree))
 }
 
 /// A root disk that may be written, for one run.

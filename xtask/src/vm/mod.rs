@@ -4,7 +4,8 @@
 //! The task is on both sides. Outside it makes the disks, starts the machine and reads verdicts from the second serial port; inside
 //! the same program ([`guest`]) does what is to be checked and reports. The machine has no network. It is started twice: the
 //! first time its power is cut in the middle of churn, the second time it has to come up by itself. A second machine has
-//! 256 MiB and shows how many pods that is enough for. A third one, only with `--pressure`, runs short of everything.
+//! 256 MiB and shows how many pods that is enough for. Two more are started only if they are asked for: `--pressure` runs short
+//! of everything, in `--chaos` agents are killed.
 //!
 //! `cargo xtask board`: the same on emulated boards, installed from a release, and what only these show ([`emulated`]).
 
@@ -23,13 +24,15 @@ use machine::{Backend, Machine, Plan};
 use report::Boot;
 
 use crate::{
-    Failure, install,
+    Failure,
+    demo::Double,
+    install,
     process::is_root,
     stage,
     wait::{Watch, until},
 };
 
-pub(crate) use guest::run as run_guest;
+pub(crate) use guest::{CHAOS_GUEST, run as run_guest};
 
 /// Disks and logs; the base image stays for the next run.
 const DIR: &str = "target/vm";
@@ -63,9 +66,10 @@ pub(crate) fn is_possible() -> bool {
 }
 
 /// `--qemu` or `--uml`: what the machine is, else what is quick here. `--program FILE`: what is shown, else the release
-/// program. `--pressure`: only the machine that runs short.
+/// program. `--pressure`: only the machine that runs short. `--chaos`: only the one where agents are killed; then FILE is the
+/// program with crash points.
 pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
-    const KNOWN: &str = "known: --qemu, --uml, --pressure, --program FILE";
+    const KNOWN: &str = "known: --qemu, --uml, --pressure, --chaos, --program FILE";
     let mut backend = Backend::quick();
     let mut program = None;
     let mut boots = Boot::MACHINE.to_vec();
@@ -75,6 +79,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
             "--qemu" => backend = Backend::Qemu,
             "--uml" => backend = Backend::Uml,
             "--pressure" => boots = vec![Boot::Pressure],
+            "--chaos" => boots = vec![Boot::Chaos],
             "--program" => {
                 let file = words.next().ok_or_else(|| format!("which? {KNOWN}"))?;
                 program = Some(PathBuf::from(file));
@@ -99,14 +104,25 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         eprintln!("SKIPPED vm: not installed: {}", missing.join(", "));
         return Ok(());
     }
+    let with_points = boots == [Boot::Chaos];
     let program = match program {
         Some(file) => file,
         None => {
             println!("Building the program");
-            stage::program()?
+            match with_points {
+                true => stage::build("try", "crash-points")?,
+                false => stage::program()?,
+            }
         }
     };
-    show(backend, &boots, |tree, _| disk::fill(tree, &program))
+    let apiserver = with_points.then(Double::build).transpose()?;
+    show(backend, &boots, |tree, _| {
+        disk::fill(tree, &program)?;
+        match &apiserver {
+            Some(apiserver) => disk::fill_chaos(tree, &program, apiserver),
+            None => Ok(()),
+        }
+    })
 }
 
 /// Boards by name; none: all.

@@ -37,6 +37,8 @@ pub(super) enum Boot {
     WithoutMemory,
     /// A new small machine, where pods take what there is. Only if it is asked for.
     Pressure,
+    /// A new machine, where agents are killed. Only if it is asked for.
+    Chaos,
 }
 
 impl Boot {
@@ -51,6 +53,8 @@ impl Boot {
         Self::AfterUpgradeCut,
         Self::WithoutMemory,
     ];
+    /// Those that are only started alone.
+    const ASKED_FOR: [Self; 2] = [Self::Pressure, Self::Chaos];
 
     pub(super) fn title(self) -> &'static str {
         match self {
@@ -61,6 +65,7 @@ impl Boot {
             Self::AfterUpgradeCut => "the same machine after a power cut in an upgrade",
             Self::WithoutMemory => "the same machine without the memory controller",
             Self::Pressure => "a new machine of 256 MiB that runs short",
+            Self::Chaos => "a new machine where agents are killed",
         }
     }
 
@@ -74,6 +79,7 @@ impl Boot {
             Self::AfterUpgradeCut => "upgrade",
             Self::WithoutMemory => "memory",
             Self::Pressure => "pressure",
+            Self::Chaos => "chaos",
         }
     }
 
@@ -90,21 +96,24 @@ impl Boot {
     pub(super) fn of(line: &str) -> Option<Self> {
         let mut words = line.split_whitespace();
         let name = words.find_map(|word| word.strip_prefix(WORD))?;
-        let mut all = Self::BOARD.into_iter().chain([Self::Pressure]);
+        let mut all = Self::BOARD.into_iter().chain(Self::ASKED_FOR);
         all.find(|boot| boot.name() == name)
     }
 
     /// Memory of the machine, MiB: the smallest board that is aimed at, and half of that.
     pub(super) fn memory_mib(self) -> u32 {
         match self {
-            Self::Fresh | Self::AfterPowerCut => 512,
+            Self::Fresh | Self::AfterPowerCut | Self::Chaos => 512,
             _ => 256,
         }
     }
 
     /// Whether the disk is a new one.
     pub(super) fn is_new(self) -> bool {
-        matches!(self, Self::Fresh | Self::Small | Self::Pressure)
+        matches!(
+            self,
+            Self::Fresh | Self::Small | Self::Pressure | Self::Chaos
+        )
     }
 
     /// Whether the machine is switched off at the end; otherwise its power is cut.
@@ -270,7 +279,7 @@ mod tests {
 
     #[test]
     fn every_boot_is_told_from_the_others() {
-        for boot in Boot::BOARD.into_iter().chain([Boot::Pressure]) {
+        for boot in Boot::BOARD.into_iter().chain(Boot::ASKED_FOR) {
             assert_eq!(Boot::of(&format!("quiet {}", boot.words())), Some(boot));
         }
         assert_eq!(Boot::of("quiet"), None);

@@ -27,10 +27,33 @@ pub(crate) struct Double {
 }
 
 impl Double {
-    /// Builds and starts it with more options. `dir` is an empty directory.
-    pub(crate) fn start(dir: &Path, options: &[&str]) -> Result<(Self, Client), Failure> {
+    /// Builds it and returns where it is.
+    pub(crate) fn build() -> Result<PathBuf, Failure> {
+        let build = || {
+            let mut command = cargo();
+            command.args(["build", "--package", "picolet-test-apiserver"]);
+            command.args(["--bin", "test-apiserver"]);
+            command
+        };
+        run(build().arg("--quiet"))?;
+        // Nothing is built the second time: this only asks where the file is.
+        let messages = output(build().args(["--message-format", "json"]))?;
+        let path: PathBuf = messages
+            .lines()
+            .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+            .find_map(|m| Some(m.get("executable")?.as_str()?.into()))
+            .ok_or("cargo named no program")?;
+        Ok(env::current_dir()?.join(path))
+    }
+
+    /// Starts `program` with more options. `dir` is an empty directory.
+    pub(crate) fn start(
+        program: &Path,
+        dir: &Path,
+        options: &[&str],
+    ) -> Result<(Self, Client), Failure> {
         let log = File::create(dir.join("test-apiserver.log"))?;
-        let mut child = Command::new(build()?)
+        let mut child = Command::new(program)
             .arg("--dir")
             .arg(dir)
             .args(options)
@@ -73,22 +96,4 @@ impl Drop for Double {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-fn build() -> Result<PathBuf, Failure> {
-    let build = || {
-        let mut command = cargo();
-        command.args(["build", "--package", "picolet-test-apiserver"]);
-        command.args(["--bin", "test-apiserver"]);
-        command
-    };
-    run(build().arg("--quiet"))?;
-    // Nothing is built the second time: this only asks where the file is.
-    let messages = output(build().args(["--message-format", "json"]))?;
-    let path: PathBuf = messages
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-        .find_map(|m| Some(m.get("executable")?.as_str()?.into()))
-        .ok_or("cargo named no program")?;
-    Ok(env::current_dir()?.join(path))
 }

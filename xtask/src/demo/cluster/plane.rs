@@ -44,7 +44,7 @@ impl Plane {
             let (real, client) = Real::start(dir)?;
             (Kind::Real(real), client)
         } else {
-            let (double, client) = Double::start(dir, &[])?;
+            let (double, client) = Double::start(&Double::build()?, dir, &[])?;
             (Kind::Double(double), client)
         };
         Ok(Self {

@@ -3,6 +3,7 @@
 mod apparmor;
 mod board;
 mod boots;
+mod chaos;
 mod facts;
 mod figures;
 mod groups;
@@ -18,6 +19,8 @@ use std::{
 };
 
 use serde_json::Value;
+
+pub(crate) use chaos::TASK as CHAOS_GUEST;
 
 use super::{
     disk::HOSTNAME,
@@ -61,6 +64,7 @@ pub(crate) fn run() -> ExitCode {
         Some(Boot::AfterUpgradeCut) => board::after_upgrade_cut(&mut guest),
         Some(Boot::WithoutMemory) => board::without_memory(&mut guest),
         Some(Boot::Pressure) => pressure::run(&mut guest),
+        Some(Boot::Chaos) => chaos::run(&mut guest),
         None => guest.say(&Line::Failed("no word of a boot".into())),
     }
     ExitCode::SUCCESS
