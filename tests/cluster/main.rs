@@ -15,10 +15,13 @@ mod skipped;
 mod host;
 #[path = "../host/image.rs"]
 mod image;
+#[path = "../common/loop_disk.rs"]
+mod loop_disk;
 
 mod addresses;
 mod containerd;
 mod debug;
+mod flash;
 mod hostile;
 mod identity;
 mod join;
