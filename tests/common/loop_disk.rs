@@ -54,6 +54,11 @@ impl LoopDisk {
         })
     }
 
+    /// `loop3`
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Bytes that it was written, with what waited in memory.
     pub(crate) fn written(&self) -> u64 {
         let dir = File::open(&self.dir).expect("mounted");

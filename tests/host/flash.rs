@@ -1,8 +1,11 @@
 //! What is written to the disk of the root directory, as the kernel counts it.
 
-use serde_json::json;
+use std::fs;
+
+use serde_json::{Value, json};
 
 use crate::host::{Host, IDLE, able, sh, status_of, with};
+use crate::image;
 use crate::loop_disk::{LoopDisk, least, no_access_times, written_by};
 use crate::metrics::{get, samples};
 
@@ -22,6 +25,9 @@ const LIFE_BYTES: u64 = 192 << 10;
 const PROBES: f64 = 5.0;
 /// Periods after which a node rests: the first one may still read what is new, of which the kernel keeps the time.
 const PERIODS: usize = 3;
+
+/// Runs what follows, in a mount namespace where the second directory is what is in the first one.
+const EMMC: &str = r#"mount --bind "$1" "$2"; shift 2; "$@" & wait $!"#;
 
 /// A host whose root directory is on a disk of its own. Elsewhere reading leaves no trace, so that what its processes are said
 /// to write is there.
@@ -169,6 +175,77 @@ fn a_probe_by_command_writes_nothing() {
         let now = disk.written();
         (now == before, format!("{before} {now}"))
     });
+    drop(disk);
+    host.finish();
+}
+
+// WEAR-06
+#[test]
+fn it_is_told_who_writes_and_how_worn_the_disk_is() {
+    let test = "it_is_told_who_writes_and_how_worn_the_disk_is";
+    if !able() {
+        return;
+    }
+    let mut host = Host::new(&[]);
+    let Some(disk) = LoopDisk::mount(test, DISK_BYTES, &host.path("root")) else {
+        return;
+    };
+    // What the kernel would say of an eMMC.
+    let emmc = host.path("emmc");
+    fs::create_dir_all(emmc.join("device")).expect("directory");
+    for (name, text) in [
+        ("stat", "1 0 8 1 4 0 4194304 1 0 1 1\n"),
+        ("dev", "179:0\n"),
+        ("device/life_time", "0x02 0x09\n"),
+        ("device/pre_eol_info", "0x01\n"),
+    ] {
+        fs::write(emmc.join(name), text).expect("written");
+    }
+    let of_disk = format!("/sys/class/block/{}", disk.name());
+    let of_disk = fs::canonicalize(of_disk).expect("a disk");
+    let inside = ["unshare", "--mount", "--pid", "--fork", "--mount-proc"];
+    let script = ["sh", "-c", EMMC, "sh"];
+    let dirs = [emmc, of_disk].map(|dir| dir.display().to_string());
+    let words = inside.iter().chain(&script).map(|&word| word.to_owned());
+    host.inside = words.chain(dirs).collect();
+    host.start_agent();
+    host.import();
+    let text = get(&host, "/stats/disk");
+    let writers: Vec<Value> = serde_json::from_str(&text).expect("JSON");
+    let written = |name: &str| {
+        let mut lines = writers.iter();
+        let line = lines.find(|w| w["name"] == name);
+        line.unwrap_or_else(|| panic!("{name}: {text}"))["writtenBytes"].as_u64()
+    };
+    let size = fs::metadata(image::BUSYBOX).expect("busybox").len();
+    let images = written("images").expect("known");
+    assert!((size..2 * size).contains(&images), "{size}: {text}");
+    assert!(
+        written("agent").is_some() && written("logs") == Some(0),
+        "{text}"
+    );
+    let name = disk.name();
+    assert_eq!(written(name), Some(2 << 30));
+    let shown = host.ok(&["top", "disk"]);
+    let line = |name: &str| {
+        let mut lines = shown.lines();
+        let found = lines.find(|line| line.split_whitespace().next() == Some(name));
+        found
+            .unwrap_or_else(|| panic!("{name}: {shown}"))
+            .to_owned()
+    };
+    assert!(line("NAME").contains("A-DAY(bytes)"), "{shown}");
+    assert!(
+        line(name).ends_with("90%") && line(name).contains(" 2048Mi "),
+        "{shown}"
+    );
+    for writer in ["agent", "images", "logs", "pods"] {
+        line(writer);
+    }
+    let node = host.ok(&["get", "node", "-o", "json"]);
+    let node: Value = serde_json::from_str(&node).expect("a node");
+    let text = node.to_string();
+    assert!(text.contains("StorageIsWorn"), "{text}");
     drop(disk);
     host.finish();
 }
