@@ -65,8 +65,8 @@ pub struct Facts {
     pub agent: Option<Wrote>,
     /// What of it was images, bytes.
     pub images_bytes: u64,
-    /// Each shim that runs now: it writes the log of its container.
-    pub shims: Vec<Wrote>,
+    /// Each shim that runs now: it writes the log of its container. `None`: another runtime writes logs, or no container ever ran.
+    pub shims: Option<Vec<Wrote>>,
     /// All pods; `None` with control groups of version 1, which do not tell.
     pub pods: Option<Wrote>,
     /// The disk of the root directory, since the machine was started.
@@ -99,7 +99,10 @@ pub fn page(facts: &Facts) -> String {
             "images",
             agent.map(|(_, seconds)| (facts.images_bytes, seconds)),
         ),
-        logs(&facts.shims),
+        facts
+            .shims
+            .as_deref()
+            .map_or_else(|| line("logs", None), logs),
         line("pods", facts.pods),
     ]);
     if let Some((disk, seconds)) = &facts.disk {
@@ -213,7 +216,7 @@ mod tests {
             agent: Some((900, 2 * day)),
             images_bytes: 600,
             // One began a minute ago: as if it were an hour.
-            shims: [(100, day), (1000, 2 * day), (10, 60)].into(),
+            shims: Some([(100, day), (1000, 2 * day), (10, 60)].into()),
             pods: Some((4 << 30, 4 * day)),
             disk: Some((disk(Some(30), false), 2 * day)),
         };
@@ -237,7 +240,7 @@ mod tests {
         };
         assert_eq!(
             read(&facts),
-            json!([{"name": "agent"}, {"name": "images"}, line("logs", 0, 0, 0), {"name": "pods"}])
+            json!([{"name": "agent"}, {"name": "images"}, {"name": "logs"}, {"name": "pods"}])
         );
     }
 }

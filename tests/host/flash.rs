@@ -220,10 +220,7 @@ fn it_is_told_who_writes_and_how_worn_the_disk_is() {
     let size = fs::metadata(image::BUSYBOX).expect("busybox").len();
     let images = written("images").expect("known");
     assert!((size..2 * size).contains(&images), "{size}: {text}");
-    assert!(
-        written("agent").is_some() && written("logs") == Some(0),
-        "{text}"
-    );
+    assert!(written("agent").is_some(), "{text}");
     let name = disk.name();
     assert_eq!(written(name), Some(2 << 30));
     let shown = host.ok(&["top", "disk"]);

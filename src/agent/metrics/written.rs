@@ -21,13 +21,14 @@ pub(super) async fn page(metrics: &Metrics) -> String {
             let age = up.saturating_sub(proc::start_time(pid).ok()? / proc::TICKS);
             Some((proc::written_bytes(pid)?, age))
         };
-        let pids = shims.map_or_else(Vec::new, |path| cgroups.pids(&path));
+        let shims = shims.filter(|path| cgroups.exists(path));
+        let shims = shims.map(|path| cgroups.pids(&path).into_iter());
         let number = disk.as_ref().map(|(_, number)| &**number);
         let of_pods = pods.zip(number);
         flash::Facts {
             agent: i32::try_from(std::process::id()).ok().and_then(of_process),
             images_bytes: image::written_bytes(),
-            shims: pids.into_iter().filter_map(of_process).collect(),
+            shims: shims.map(|pids| pids.filter_map(of_process).collect()),
             pods: of_pods
                 .and_then(|(path, number)| cgroups.written(&path, number))
                 .map(|bytes| (bytes, up)),
