@@ -235,6 +235,14 @@ impl Cgroups {
         usage::read(&self.hierarchy, path, detail)
     }
 
+    /// Bytes that the group and all below it had written to a disk (`179:0`); `None`: nobody knows, as with version 1, where
+    /// what waits in memory is counted to nobody.
+    #[must_use]
+    pub fn written(&self, path: &str, disk: &str) -> Option<u64> {
+        plain(path).ok()?;
+        usage::written(self.hierarchy.tree()?, path, disk)
+    }
+
     /// What the whole machine has used.
     #[must_use]
     pub fn machine_usage(&self, detail: Detail) -> Usage {

@@ -34,6 +34,21 @@ pub(super) fn read(hierarchy: &Hierarchy, path: &str, detail: Detail) -> Option<
     (usage.cpu.is_some() || usage.memory.is_some()).then_some(usage)
 }
 
+/// Bytes written to `disk`, `MAJOR:MINOR`, by a group of version 2 and those below it; `None`: its writes are not counted.
+/// A disk that it never used has no line.
+pub(super) fn written(root: &Path, path: &str, disk: &str) -> Option<u64> {
+    let mut files = Files::new();
+    let stat = files.read(&root.join(path.trim_start_matches('/')), "io.stat")?;
+    let line = stat
+        .lines()
+        .find_map(|line| line.strip_prefix(disk)?.strip_prefix(' '));
+    let bytes = |line: &str| {
+        let mut words = line.split_whitespace();
+        words.find_map(|word| word.strip_prefix("wbytes=")?.parse().ok())
+    };
+    line.map_or(Some(0), bytes)
+}
+
 /// Reads the figures of the whole machine.
 pub(super) fn read_machine(hierarchy: &Hierarchy, proc: &Path, detail: Detail) -> Usage {
     let mut files = Files::new();
@@ -494,6 +509,25 @@ mod tests {
         let bare = read(&tree.v1(), "/b", Detail::Full).expect("there");
         assert_eq!((bare.cpu, bare.swap), (None, None));
         assert_eq!(bare.memory.expect("memory").limit_bytes, None);
+    }
+
+    #[test]
+    fn what_pods_have_written_to_a_disk() {
+        // WEAR-06
+        let tree = Tree::new(
+            "written",
+            &[
+                (
+                    "pods/io.stat",
+                    "8:16 rbytes=1 wbytes=2 rios=1\n179:0 rbytes=4096 wbytes=8192 rios=1 wios=2 dbytes=0 dios=0\n",
+                ),
+                ("none/cgroup.procs", ""),
+            ],
+        );
+        let root = tree.0.as_path();
+        assert_eq!(written(root, "/pods", "179:0"), Some(8192));
+        assert_eq!(written(root, "/pods", "8:1"), Some(0), "not that of 8:16");
+        assert_eq!(written(root, "/none", "179:0"), None, "not counted");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `picolet top pods|node`: what runs costs, in kubectl's columns.
+//! `picolet top pods|node`: what runs costs, in kubectl's columns. `picolet top disk`: who writes to it.
 //!
 //! Source: kubectl `pkg/metricsutil/metrics_printer.go`.
 
@@ -108,10 +108,15 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     let look = match top.kind.as_str() {
         "pod" | "pods" | "po" => pods,
         "node" | "nodes" | "no" => node,
-        "" => return Err(CliError::new("you must say what to show: pods or node")),
+        "disk" => disk,
+        "" => {
+            return Err(CliError::new(
+                "you must say what to show: pods, node or disk",
+            ));
+        }
         other => {
             return Err(CliError::new(format!(
-                "there are no figures of {other:?}, only of pods and node"
+                "there are no figures of {other:?}, only of pods, node and disk"
             )));
         }
     };
@@ -280,6 +285,44 @@ fn node_row(stats: &Usage, node: &Node) -> Option<Vec<String>> {
     ])
 }
 
+/// Who writes to the disk of the root directory.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Writer {
+    name: String,
+    written_bytes: Option<u64>,
+    seconds: Option<u64>,
+    day_bytes: Option<u64>,
+    used_life_percent: Option<u8>,
+}
+
+fn disk(client: &Client, _: &Top) -> Result<Seen, CliError> {
+    let writers: Vec<Writer> = client.read("/stats/disk")?;
+    Ok(Seen {
+        header: ["NAME", "WRITTEN(bytes)", "IN", "A-DAY(bytes)", "LIFE(%)"].to_vec(),
+        rows: writers
+            .iter()
+            .map(|w| Row::named(writer_row(w), 1))
+            .collect(),
+        notes: Vec::new(),
+    })
+}
+
+/// `LIFE(%)`: how much of it is used at most.
+fn writer_row(writer: &Writer) -> Vec<String> {
+    let known = |text: Option<String>| text.unwrap_or_else(|| "<unknown>".into());
+    let mib = |bytes: u64| format!("{}Mi", bytes.div_ceil(1 << 20));
+    let time = |seconds: u64| table::human_duration(i64::try_from(seconds).unwrap_or(i64::MAX));
+    let life = writer.used_life_percent.map(|used| format!("{used}%"));
+    vec![
+        writer.name.clone(),
+        known(writer.written_bytes.map(mib)),
+        known(writer.seconds.map(time)),
+        known(writer.day_bytes.map(mib)),
+        life.unwrap_or_default(),
+    ]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -287,6 +330,19 @@ mod tests {
 
     fn read<T: serde::de::DeserializeOwned>(value: serde_json::Value) -> T {
         crate::api::strict::typed(&value).expect("an answer")
+    }
+
+    #[test]
+    fn writers_have_a_line_each() {
+        // WEAR-06
+        let row = |value: serde_json::Value| writer_row(&read(value));
+        let agent =
+            json!({"name": "agent", "writtenBytes": 1, "seconds": 7200, "dayBytes": 3 << 20});
+        assert_eq!(row(agent), ["agent", "1Mi", "120m", "3Mi", ""]);
+        let disk = json!({"name": "mmcblk0", "writtenBytes": 0, "seconds": 59, "dayBytes": 0, "usedLifePercent": 90});
+        assert_eq!(row(disk), ["mmcblk0", "0Mi", "59s", "0Mi", "90%"]);
+        let unknown = ["pods", "<unknown>", "<unknown>", "<unknown>", ""];
+        assert_eq!(row(json!({"name": "pods"})), unknown);
     }
 
     #[test]

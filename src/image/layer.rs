@@ -465,6 +465,7 @@ impl Target<'_> {
             self.budget.take_bytes(n as u64)?;
             file.write_all(&self.buffer[..n])
                 .map_err(Problem::write("write the file"))?;
+            super::count_written(n);
             left -= n as u64;
             self.size_bytes += n as u64;
             if (self.on_bytes)(self.size_bytes).is_break() {

@@ -20,6 +20,8 @@
 //!
 //! What comes from a registry passes through a directory of growing files and then through the same import.
 
+use core::sync::atomic::{AtomicU64, Ordering};
+
 pub mod archive;
 pub mod below;
 pub mod compress;
@@ -59,3 +61,16 @@ pub use record::{ImageRecord, LayerRecord};
 pub use reference::Reference;
 pub use store::{Hold, Store};
 pub use verify::{Damaged, Repair, Verification, Verified, Verifying};
+
+/// Counted by whatever thread writes.
+static WRITTEN_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes of images that this process has written: as they arrived, and unpacked.
+pub fn written_bytes() -> u64 {
+    WRITTEN_BYTES.load(Ordering::Relaxed)
+}
+
+fn count_written(bytes: usize) {
+    let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+    WRITTEN_BYTES.fetch_add(bytes, Ordering::Relaxed);
+}

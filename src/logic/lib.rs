@@ -65,6 +65,7 @@ pub mod devices;
 pub mod dispatch;
 pub mod events;
 pub mod eviction;
+pub mod flash;
 pub mod fnv;
 pub mod gc;
 pub mod housekeeping;

@@ -36,6 +36,8 @@ pub enum Figures {
     Cadvisor,
     /// `/stats/summary`.
     Summary(Detail),
+    /// `/stats/disk`.
+    Disk,
 }
 
 /// A log to read.

@@ -27,6 +27,7 @@ pub(super) fn asked(path: &[&str], request: &Request) -> Option<Result<Figures, 
             (Figures::Summary(Detail::Basic), &["GET", "POST"])
         }
         ["stats", "summary"] => (Figures::Summary(Detail::Full), &["GET", "POST"]),
+        ["stats", "disk"] => (Figures::Disk, &["GET"]),
         _ => return None,
     };
     let method = request.method.as_str();
@@ -51,7 +52,7 @@ pub(super) async fn serve(
         Err(refusal) => return Ok(Err(refusal)),
     };
     let kind = match figures {
-        Figures::Summary(_) => "application/json",
+        Figures::Summary(_) | Figures::Disk => "application/json",
         Figures::Own | Figures::Slis | Figures::Probes | Figures::Resource | Figures::Cadvisor => {
             EXPOSITION
         }
@@ -93,6 +94,8 @@ mod tests {
             ("GET", "stats/summary", "", Ok(full)),
             ("POST", "stats/summary", "true", Ok(basic)),
             ("GET", "stats/summary", "false", Ok(full)),
+            ("GET", "stats/disk", "", Ok(Some(Figures::Disk))),
+            ("POST", "stats/disk", "", Err(405)),
             ("DELETE", "stats/summary", "", Err(405)),
             ("GET", "stats", "", Ok(None)),
         ] {

@@ -12,7 +12,7 @@
 //! | `POST /pods/{namespace}/{pod}/restart` | text |
 //! | `POST /stop[?all=true][?shutdown=true]` | text |
 //! | `GET /metrics`, `/metrics/slis`, `/metrics/probes`, `/metrics/resource`, `/metrics/cadvisor` | Prometheus text, streamed |
-//! | `GET /stats/summary[?only_cpu_and_memory=true]` | JSON, streamed |
+//! | `GET /stats/summary[?only_cpu_and_memory=true]`, `/stats/disk` | JSON, streamed |
 //!
 //! The container name `-` means the pod's default container.
 

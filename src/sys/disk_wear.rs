@@ -16,6 +16,8 @@ const NORMAL: u8 = 1;
 pub struct DiskWear {
     /// `mmcblk0`, `sda`, …
     pub name: String,
+    /// As the kernel numbers it: `179:0`.
+    pub number: String,
     /// Bytes written to it since the machine was started.
     pub written: u64,
     /// How much of its life is used at most, percent; `None`: it does not say.
@@ -54,6 +56,7 @@ fn in_sysfs(at: &Path) -> Option<DiskWear> {
     let eol = read("device/pre_eol_info").unwrap_or_default();
     Some(DiskWear {
         name: at.file_name()?.to_string_lossy().into(),
+        number: read("dev").unwrap_or_default().trim().into(),
         written: sectors.saturating_mul(SECTOR),
         used_life: tenths.filter(|n| *n > 0).map(|n| n.min(10) * 10),
         at_its_end: hex(eol.trim()).is_some_and(|stage| stage > NORMAL),
@@ -72,8 +75,10 @@ mod tests {
         let write = |name: &str, text: &str| fs::write(disk.join(name), text).expect("file");
         assert_eq!(in_sysfs(&disk), None, "no disk");
         write("stat", "   10 0 80 5 20 0 2048 7 0 9 12\n");
+        write("dev", "179:0\n");
         let silent = DiskWear {
             name: "mmcblk0".into(),
+            number: "179:0".into(),
             written: 1 << 20,
             ..DiskWear::default()
         };
@@ -81,6 +86,7 @@ mod tests {
         for (life, eol, used_life, at_its_end) in [
             ("0x01 0x03", "0x01", Some(30), false),
             ("0x0b 0x01", "0x02", Some(100), true),
+            ("0x09 0x01", "0x01", Some(90), false),
             ("0x00 0x00", "0x00", None, false),
         ] {
             write("device/life_time", &format!("{life}\n"));

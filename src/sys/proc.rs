@@ -28,6 +28,27 @@ fn parse_start_time(stat: &str) -> Option<u64> {
     rest.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
 }
 
+/// Ticks a second of the times in `/proc`; the same on every architecture that Linux still has.
+pub const TICKS: u64 = 100;
+
+/// Seconds since the machine was started. Source: proc_uptime(5).
+pub fn uptime_s() -> io::Result<u64> {
+    let mut buffer = [0; 64];
+    let text = read_small("/proc/uptime", &mut buffer)?;
+    let seconds = text.split(['.', ' ']).next().and_then(|s| s.parse().ok());
+    seconds.ok_or_else(|| io::Error::other("unknown form of /proc/uptime"))
+}
+
+/// Bytes that process `pid`, and those that it started and waited for, had written to disks; `None`: it is gone, or the
+/// kernel does not count. Source: proc_pid_io(5).
+#[must_use]
+pub fn written_bytes(pid: i32) -> Option<u64> {
+    let mut buffer = [0; 512];
+    let text = read_small(&format!("/proc/{pid}/io"), &mut buffer).ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("write_bytes: "));
+    line?.parse().ok()
+}
+
 /// Reads a small text file into `buffer`; what does not fit is cut off.
 pub fn read_small<'b>(path: &str, buffer: &'b mut [u8]) -> io::Result<&'b str> {
     let mut file = File::open(path)?;

@@ -15,10 +15,17 @@ mod skipped;
 mod host;
 #[path = "../host/image.rs"]
 mod image;
+#[path = "../common/loop_disk.rs"]
+#[expect(
+    dead_code,
+    reason = "more is used by the tests of a node without a cluster"
+)]
+mod loop_disk;
 
 mod addresses;
 mod containerd;
 mod debug;
+mod flash;
 mod hostile;
 mod identity;
 mod join;

@@ -20,6 +20,15 @@ pub(crate) fn cluster(flags: &[&str]) -> (Host, TestServer) {
 
 /// The same with a server that is there.
 pub(crate) fn cluster_with(server: TestServer, flags: &[&str]) -> (Host, TestServer) {
+    cluster_on(server, flags, |_| {})
+}
+
+/// The same on directories that `prepare` has made ready.
+pub(crate) fn cluster_on(
+    server: TestServer,
+    flags: &[&str],
+    prepare: impl FnOnce(&Host),
+) -> (Host, TestServer) {
     // What the control plane writes to each node of a small cluster.
     let ttl = json!({"node.alpha.kubernetes.io/ttl": "0"});
     let metadata = json!({"name": NODE, "annotations": ttl});
@@ -31,14 +40,13 @@ pub(crate) fn cluster_with(server: TestServer, flags: &[&str]) -> (Host, TestSer
     let path = path.display().to_string();
     let mut all = vec!["--kubeconfig", &*path];
     all.extend(flags);
+    let mut host = Host::new(&all);
+    prepare(&host);
+    host.start_agent();
     // Images of another runtime are its own.
-    let host = if flags.contains(&"--container-runtime-endpoint") {
-        let mut host = Host::new(&all);
-        host.start_agent();
-        host
-    } else {
-        Host::start(&all)
-    };
+    if !flags.contains(&"--container-runtime-endpoint") {
+        host.import();
+    }
     (host, server)
 }
 

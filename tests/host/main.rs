@@ -10,6 +10,8 @@ mod skipped;
 mod evicted;
 #[path = "../common/lamps.rs"]
 mod lamps;
+#[path = "../common/loop_disk.rs"]
+mod loop_disk;
 #[path = "../common/plugin.rs"]
 mod plugin;
 
@@ -23,6 +25,7 @@ mod dashboard;
 mod device_plugins;
 mod devices;
 mod eviction;
+mod flash;
 mod image_volumes;
 mod inside;
 mod installed;

@@ -162,7 +162,7 @@ fn ask(host: &Host, target: &str) -> UnixStream {
     stream
 }
 
-fn get(host: &Host, target: &str) -> String {
+pub(crate) fn get(host: &Host, target: &str) -> String {
     let mut text = String::new();
     ask(host, target).read_to_string(&mut text).expect("answer");
     let (_, body) = text.split_once("\r\n\r\n").expect("a body");
@@ -191,7 +191,7 @@ fn cpu_ns(of: &Value) -> u64 {
 }
 
 /// Values of one family by their labels.
-fn samples(text: &str, family: &str) -> BTreeMap<String, f64> {
+pub(crate) fn samples(text: &str, family: &str) -> BTreeMap<String, f64> {
     text.lines()
         .filter_map(|line| line.strip_prefix(family))
         .filter(|rest| rest.starts_with(['{', ' ']))

@@ -4,6 +4,7 @@
 mod claims;
 mod disk;
 mod own;
+mod written;
 
 use alloc::{
     rc::{Rc, Weak},
@@ -183,6 +184,7 @@ impl Metrics {
             Figures::Probes => Box::new(probes::page(self.tools.agent.ask(Agent::probes).await)),
             Figures::Resource => Box::new(resource::page(self.sample(Detail::Basic).await)),
             Figures::Cadvisor => Box::new(cadvisor::page(self.sample(Detail::Full).await)),
+            Figures::Disk => Box::new(core::iter::once(written::page(self).await)),
             Figures::Summary(detail) => {
                 Box::new(summary::pieces(self.sample(detail).await, detail))
             }

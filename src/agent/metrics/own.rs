@@ -2,22 +2,19 @@
 
 use std::fs;
 
-use super::{Metrics, Tools};
+use super::{super::node::machine, Metrics, Tools};
 use crate::{
     api::Wall,
     cgroup::Version,
-    logic::{
-        check::Disk,
-        metrics::{
-            exposition::{Kind, Text, Value},
-            own::{self, Counters, Facts, Machine, Process},
-        },
+    logic::metrics::{
+        exposition::{Kind, Text, Value},
+        own::{self, Counters, Facts, Machine, Process},
     },
-    sys::{clock, disk_usage, disk_wear, pages, proc::read_small},
+    sys::{
+        clock, disk_usage, pages,
+        proc::{TICKS, read_small},
+    },
 };
-
-/// Ticks a second of the times in `/proc`; the same on every architecture that Linux still has.
-const TICKS: u64 = 100;
 
 /// `/metrics`.
 pub(super) async fn page(metrics: &Metrics) -> String {
@@ -29,7 +26,7 @@ pub(super) async fn page(metrics: &Metrics) -> String {
         .ask(|agent| (agent.counts(), agent.probes(), agent.standing()));
     let (counts, probes, standing) = asked.await;
     let root = tools.settings.root_dir.clone();
-    let below = move || (disk_usage::file_system(&root).ok(), disk_wear::of(&root));
+    let below = move || (disk_usage::file_system(&root).ok(), machine::disk(&root));
     let (fs, disk) = tools.disk.run(below).await;
     let wall = tools.clock.wall();
     let left = |end: Wall| end.secs().saturating_sub(wall.secs());
@@ -38,12 +35,7 @@ pub(super) async fn page(metrics: &Metrics) -> String {
         pressure: standing.pressure,
         clock_synchronized: clock::synchronized(),
         fs,
-        disk: disk.map(|disk| Disk {
-            name: disk.name,
-            written: disk.written,
-            used_life: disk.used_life,
-            at_its_end: disk.at_its_end,
-        }),
+        disk: disk.map(|(disk, _)| disk),
         certificate_s: counts.certificate.map(|end| end.map(left)),
     };
     let page = |counters: &Counters| {

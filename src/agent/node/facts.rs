@@ -4,11 +4,12 @@ use core::net::IpAddr;
 
 use super::{machine, network};
 use crate::{
-    api::Quantity,
+    api::{Quantity, cri::Condition},
     config::{Config, Reserved},
     logic::{
         downward::Allocatable,
         eviction::{Signal, Threshold},
+        flash,
         node::{self, Settings},
         node_resources::{self, Capacity, OverReserved, Reservations},
     },
@@ -31,6 +32,9 @@ pub(in crate::agent) struct NodeFacts {
     pub(in crate::agent) cpu_milli: u64,
     /// Bytes of the file system of the root dir.
     pub(in crate::agent) storage_bytes: u64,
+    /// Whether the disk of the root dir will last, or why not; `None`: it does not tell. The kernel reads that when it finds
+    /// the disk, so it stays the same until the machine is started again.
+    pub(in crate::agent) storage: Option<Condition>,
     /// Swap of the machine, bytes.
     pub(in crate::agent) swap_bytes: u64,
     /// Bytes of a page of memory.
@@ -100,6 +104,7 @@ pub(in crate::agent) fn facts(cfg: &Config) -> Result<NodeFacts, OverReserved> {
         memory_bytes: machine::memory_bytes(),
         cpu_milli: machine::cpus().saturating_mul(1000),
         storage_bytes: machine::storage_bytes(&cfg.dirs.root),
+        storage: machine::disk(&cfg.dirs.root).and_then(|(disk, _)| flash::condition(&disk)),
         page_bytes: pages::bytes(),
         hugepages: machine::hugepages(),
         swap_bytes: machine::swap_bytes(),

@@ -4,7 +4,12 @@ use std::{fs, fs::File, io::Read as _, path::Path};
 
 use nix::sys::statvfs::statvfs;
 
-use crate::{api::order::Order as _, image::platform::Machine, logic::node::Identity};
+use crate::{
+    api::order::Order as _,
+    image::platform::Machine,
+    logic::{check::Disk, node::Identity},
+    sys::disk_wear,
+};
 
 /// Bytes read of one file below `/proc`, `/sys` or `/etc`.
 const MAX_FACT_BYTES: u64 = 64 * 1024;
@@ -23,6 +28,18 @@ pub(super) fn read_head(path: &str, limit: u64) -> String {
     let mut bytes = Vec::new();
     let _ = File::open(path).and_then(|f| f.take(limit).read_to_end(&mut bytes));
     String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The disk that `path` is on, and its number; `None`: it is on none that could tell.
+pub(in crate::agent) fn disk(path: &Path) -> Option<(Disk, String)> {
+    let wear = disk_wear::of(path)?;
+    let disk = Disk {
+        name: wear.name,
+        written: wear.written,
+        used_life: wear.used_life,
+        at_its_end: wear.at_its_end,
+    };
+    Some((disk, wear.number))
 }
 
 /// What tells this machine from others, and one boot from the next (NODE-12).

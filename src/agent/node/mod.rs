@@ -5,7 +5,7 @@
 //! - [`Node`] owns all of it; [`Node::gather`] reads what may have changed, [`Node::bring_up_to_date`] puts it into an object.
 
 pub(super) mod facts;
-mod machine;
+pub(super) mod machine;
 mod network;
 
 use alloc::rc::Rc;
@@ -200,6 +200,7 @@ impl Node {
             pressure: &gathered.pressure,
             not_ready: &gathered.not_ready,
             providers: gathered.providers.as_ref(),
+            storage: self.facts.storage.as_ref(),
             volumes_in_use: None,
         }
     }

@@ -750,6 +750,7 @@ impl Template {
             memory_bytes: 1 << 30,
             cpu_milli: 4000,
             storage_bytes: 1 << 34,
+            storage: None,
             swap_bytes: 0,
             // As a Raspberry Pi 5 has them.
             page_bytes: 16_384,

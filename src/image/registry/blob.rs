@@ -281,6 +281,7 @@ impl Fetch<'_> {
         part.file
             .write_all(bytes)
             .map_err(|e| self.failed_write(part, e))?;
+        crate::image::count_written(bytes.len());
         part.hash.update(bytes);
         part.length += bytes.len() as u64;
         (self.arrived)(signed(bytes.len() as u64));

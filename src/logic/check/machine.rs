@@ -3,6 +3,7 @@
 use alloc::{string::String, vec::Vec};
 
 use super::{Dir, Facts, Finding, some_of};
+use crate::flash;
 
 /// How a clock is set.
 pub(super) const SET_CLOCK: &str = "apt-get install systemd-timesyncd && timedatectl set-ntp true; without a network: date -s '2026-01-31 12:00'";
@@ -143,9 +144,6 @@ pub(super) fn devices(facts: &Facts) -> Finding {
 fn percent(free: u64, of: u64) -> u64 {
     u64::try_from(u128::from(free) * 100 / u128::from(of.max(1))).unwrap_or(100)
 }
-
-/// From here on a disk is to be replaced.
-const WORN_PERCENT: u8 = 90;
 
 fn mib(bytes: u64) -> String {
     format!("{} MiB", bytes >> 20)
@@ -306,20 +304,12 @@ pub(super) fn wear(facts: &Facts) -> Finding {
             facts.dirs.root.path
         ));
     };
-    let written = mib(disk.written);
-    let life = match disk.used_life {
-        Some(percent) => format!("up to {percent} % of its life is used"),
-        None => "it does not tell of its wear".into(),
-    };
     let says = format!(
-        "{}: {life}; {written} written since the machine was started",
-        disk.name
+        "{}; {} written since the machine was started",
+        flash::life(disk),
+        mib(disk.written)
     );
-    if disk.at_its_end
-        || disk
-            .used_life
-            .is_some_and(|percent| percent >= WORN_PERCENT)
-    {
+    if flash::is_worn(disk) {
         return Finding::warning(says, "replace the card or the module before it fails");
     }
     Finding::ok(says)

@@ -262,6 +262,7 @@ const BAD: &[(&str, Change, Level, &str, &str)] = &[
     // SWP-05
     ("swap", |f| { f.kernel.swaps = vec!["/dev/zram0".into()]; f.kernel.zram_bytes = (40 << 20) + 1; f.wanted.system_memory = 32 << 20; },
         Level::Warning, "takes 41 MiB of memory that is no pod's, and systemReserved keeps 32 MiB", "systemReserved: {memory: 41Mi} in the configuration"),
+    // WEAR-06
     ("wear", |f| f.dirs.root_disk.as_mut().expect("one").used_life = Some(90), Level::Warning, "up to 90 % of its life is used",
         "replace the card or the module before it fails"),
     ("wear", |f| f.dirs.root_disk.as_mut().expect("one").at_its_end = true, Level::Warning, "mmcblk0: ", "replace the card or the module before it fails"),

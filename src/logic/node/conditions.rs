@@ -142,17 +142,28 @@ pub(super) fn set_pressures(
     }
 }
 
-/// `ProviderReady`, of a node that has providers of pods (PRVD-07). It says nothing about `Ready`.
-pub(super) fn set_providers(conditions: &mut Vec<NodeCondition>, providers: &Condition, now: Wall) {
-    let condition = place(conditions, "ProviderReady");
-    let ready = status(providers.ok);
-    if condition.status != ready {
+/// A condition that a kubelet does not have: `ProviderReady` (PRVD-07), `StorageWorn` (WEAR-06). It says nothing about `Ready`.
+/// `None`: there is nothing to tell, and it goes. `is_trouble`: it holds while something is wrong.
+pub(super) fn set_own(
+    conditions: &mut Vec<NodeCondition>,
+    kind: &str,
+    told: Option<&Condition>,
+    is_trouble: bool,
+    now: Wall,
+) {
+    let Some(told) = told else {
+        conditions.retain(|c| c.kind != kind);
+        return;
+    };
+    let condition = place(conditions, kind);
+    let holds = status(told.ok != is_trouble);
+    if condition.status != holds {
         condition.last_transition_time = Some(now);
     }
-    condition.status = ready.into();
+    condition.status = holds.into();
     condition.last_heartbeat_time = Some(now);
-    condition.reason.clone_from(&providers.reason);
-    condition.message = cut(&providers.message, MAX_MESSAGE_BYTES).into();
+    condition.reason.clone_from(&told.reason);
+    condition.message = cut(&told.message, MAX_MESSAGE_BYTES).into();
 }
 
 /// `Ready` (NODE-19, NODE-20). `errors`: why not, as the runtime, the network and the others say.
@@ -312,6 +323,30 @@ mod tests {
         );
         round(&none, 5);
         assert!(round(&detail, 6).0[1].contains("(kubelet has disk pressure: full)"));
+    }
+
+    #[test]
+    fn storage_that_is_worn() {
+        // WEAR-06
+        let mut conditions = Vec::new();
+        let mut round = |ok: Option<bool>, s| {
+            let told = ok.map(|ok| Condition {
+                ok,
+                reason: if ok { "Fine" } else { "Bad" }.into(),
+                message: "90 %".into(),
+            });
+            set_own(&mut conditions, "StorageWorn", told.as_ref(), true, at(s));
+            shown(&conditions)
+        };
+        assert!(round(None, 1).is_empty());
+        for (ok, s, want) in [
+            (true, 2, "StorageWorn=False Fine (90 %) beat 2 since 2"),
+            (false, 3, "StorageWorn=True Bad (90 %) beat 3 since 3"),
+            (false, 4, "StorageWorn=True Bad (90 %) beat 4 since 3"),
+        ] {
+            assert_eq!(round(Some(ok), s), [want]);
+        }
+        assert!(round(None, 5).is_empty(), "another disk");
     }
 
     #[test]

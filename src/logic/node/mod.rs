@@ -156,6 +156,8 @@ pub struct View<'a> {
     pub not_ready: &'a [String],
     /// Whether the providers of pods answer, or why not; `None`: there are none.
     pub providers: Option<&'a Condition>,
+    /// Whether the disk will last, or why not; `None`: it does not tell.
+    pub storage: Option<&'a Condition>,
     /// Sorted unique names of attached volumes in use; `None` until that is known.
     pub volumes_in_use: Option<&'a [String]>,
 }

@@ -77,11 +77,10 @@ pub fn apply(node: &mut Node, view: &View<'_>, now: Wall) -> Applied {
         now,
         &mut done.events,
     );
-    match view.providers {
-        Some(providers) => conditions::set_providers(&mut status.conditions, providers, now),
-        // Its providers were taken out of the configuration.
-        None => status.conditions.retain(|c| c.kind != "ProviderReady"),
-    }
+    // What is not looked at any more is not told: providers that were taken out of the configuration, another disk.
+    let all = &mut status.conditions;
+    conditions::set_own(all, "ProviderReady", view.providers, false, now);
+    conditions::set_own(all, "StorageWorn", view.storage, true, now);
     if let Some(volumes) = view.volumes_in_use {
         status.volumes_in_use = volumes.to_vec();
     }

@@ -22,6 +22,7 @@ pub(crate) struct Parts {
     pub(crate) pressure: Pressure,
     pub(crate) not_ready: Vec<String>,
     pub(crate) providers: Option<Condition>,
+    pub(crate) storage: Option<Condition>,
     pub(crate) volumes: Option<Vec<String>>,
 }
 
@@ -93,6 +94,7 @@ impl Parts {
             pressure: &self.pressure,
             not_ready: &self.not_ready,
             providers: self.providers.as_ref(),
+            storage: self.storage.as_ref(),
             volumes_in_use: self.volumes.as_deref(),
         }
     }

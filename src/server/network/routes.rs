@@ -7,6 +7,7 @@
 //! | `GET /configz` | JSON |
 //! | `GET /metrics`, `/metrics/slis`, `/metrics/probes`, `/metrics/resource`, `/metrics/cadvisor` | Prometheus text, streamed |
 //! | `GET /stats/summary`, or `POST` | JSON, streamed |
+//! | `GET /stats/disk` | JSON |
 //! | `GET /containerLogs/{namespace}/{pod}/{container}` | text, streamed |
 //! | `GET /statusz` | text |
 //! | `GET /logs/…`, `/debug/pprof/…`, `PUT /debug/flags/v` | 405, as of a kubelet that has them switched off |

@@ -210,8 +210,8 @@ fn status(answer: &str) -> u16 {
     word.and_then(|w| w.parse().ok()).unwrap_or(0)
 }
 
-/// One of each kind that a kubelet has.
-const PAGES: [&str; 22] = [
+/// One of each kind.
+const PAGES: [&str; 23] = [
     "GET /",
     "GET /healthz",
     "GET /healthz/ping",
@@ -229,6 +229,7 @@ const PAGES: [&str; 22] = [
     "GET /metrics/resource",
     "GET /metrics/probes",
     "GET /stats/summary",
+    "GET /stats/disk",
     "GET /logs/",
     "GET /debug/pprof/",
     "PUT /debug/flags/v",

@@ -339,7 +339,7 @@ impl Objects {
             return;
         };
         let mut unsynced = self.unsynced.borrow_mut();
-        if unsynced.len() < MAX_UNSYNCED {
+        if unsynced.len() < MAX_UNSYNCED && !unsynced.contains(&path) {
             unsynced.push(path);
             drop(unsynced);
             self.written.wake_all();

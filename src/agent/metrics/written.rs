@@ -1,0 +1,39 @@
+//! Who writes to the disk of the root directory, read when somebody asks (`picolet top disk`).
+
+use super::{super::node::machine, Metrics};
+use crate::{
+    cgroup::Cgroups,
+    image,
+    logic::flash::{self, Wrote},
+    sys::proc,
+};
+
+/// `/stats/disk`.
+pub(super) async fn page(metrics: &Metrics) -> String {
+    let tools = &metrics.tools;
+    let root = tools.settings.root_dir.clone();
+    let cgroups = Cgroups::clone(&tools.cgroups);
+    let [_, (_, shims), (_, pods)] = super::system_groups(&tools.settings.tree);
+    let read = move || {
+        let up = proc::uptime_s().unwrap_or(0);
+        let disk = machine::disk(&root);
+        let of_process = |pid: i32| -> Option<Wrote> {
+            let age = up.saturating_sub(proc::start_time(pid).ok()? / proc::TICKS);
+            Some((proc::written_bytes(pid)?, age))
+        };
+        let shims = shims.filter(|path| cgroups.exists(path));
+        let shims = shims.map(|path| cgroups.pids(&path).into_iter());
+        let number = disk.as_ref().map(|(_, number)| &**number);
+        let of_pods = pods.zip(number);
+        flash::Facts {
+            agent: i32::try_from(std::process::id()).ok().and_then(of_process),
+            images_bytes: image::written_bytes(),
+            shims: shims.map(|pids| pids.filter_map(of_process).collect()),
+            pods: of_pods
+                .and_then(|(path, number)| cgroups.written(&path, number))
+                .map(|bytes| (bytes, up)),
+            disk: disk.map(|(disk, _)| (disk, up)),
+        }
+    };
+    flash::page(&tools.disk.run(read).await)
+}

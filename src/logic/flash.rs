@@ -1,0 +1,246 @@
+//! What is written to the disk of the root directory, and how much of its life is left (WEAR-06).
+
+use alloc::{
+    format,
+    string::{String, ToString as _},
+    vec::Vec,
+};
+
+use serde::Serialize;
+
+use super::check::Disk;
+use crate::api::cri::Condition;
+
+/// Part of its life from which on a disk is worn, percent: 0x09 in an eMMC's `life_time`.
+const WORN_PERCENT: u8 = 90;
+/// Whoever has written for less time counts as if it were this, seconds: a start is no measure of a day.
+const LEAST_SECONDS: u64 = 3600;
+const DAY_SECONDS: u64 = 24 * 3600;
+
+/// Whether the disk says that it will not last.
+#[must_use]
+pub fn is_worn(disk: &Disk) -> bool {
+    disk.at_its_end || disk.used_life.is_some_and(|used| used >= WORN_PERCENT)
+}
+
+/// How much of its life is used, for people.
+#[must_use]
+pub fn life(disk: &Disk) -> String {
+    match disk.used_life {
+        Some(percent) => format!("{}: up to {percent} % of its life is used", disk.name),
+        None => format!("{}: it does not tell of its wear", disk.name),
+    }
+}
+
+/// `StorageWorn` of the node, [`Condition::ok`] while it is not; `None`: the disk does not tell.
+#[must_use]
+pub fn condition(disk: &Disk) -> Option<Condition> {
+    if disk.used_life.is_none() && !disk.at_its_end {
+        return None;
+    }
+    let ok = !is_worn(disk);
+    let spare = match disk.at_its_end {
+        true => "; its spare blocks come to an end",
+        false => "",
+    };
+    Some(Condition {
+        ok,
+        reason: if ok {
+            "StorageIsNotWorn"
+        } else {
+            "StorageIsWorn"
+        }
+        .into(),
+        message: format!("{}{spare}", life(disk)),
+    })
+}
+
+/// Bytes that something wrote in so many seconds.
+pub type Wrote = (u64, u64);
+
+/// What the kernel says of writers.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    /// The agent, with the programs that it ran.
+    pub agent: Option<Wrote>,
+    /// What of it was images, bytes.
+    pub images_bytes: u64,
+    /// Each shim that runs now: it writes the log of its container. `None`: another runtime writes logs, or no container ever ran.
+    pub shims: Option<Vec<Wrote>>,
+    /// All pods; `None` with control groups of version 1, which do not tell.
+    pub pods: Option<Wrote>,
+    /// The disk of the root directory, since the machine was started.
+    pub disk: Option<(Disk, u64)>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Line {
+    name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    written_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seconds: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    day_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    used_life_percent: Option<u8>,
+}
+
+/// `/stats/disk`: a JSON list of who writes: `name`, `writtenBytes` in `seconds`, `dayBytes` at that rate,
+/// `usedLifePercent`. What is not known is left out.
+#[must_use]
+pub fn page(facts: &Facts) -> String {
+    let agent = facts.agent;
+    let own = agent.map(|(bytes, seconds)| (bytes.saturating_sub(facts.images_bytes), seconds));
+    let mut lines = Vec::from([
+        line("agent", own),
+        line(
+            "images",
+            agent.map(|(_, seconds)| (facts.images_bytes, seconds)),
+        ),
+        facts
+            .shims
+            .as_deref()
+            .map_or_else(|| line("logs", None), logs),
+        line("pods", facts.pods),
+    ]);
+    if let Some((disk, seconds)) = &facts.disk {
+        let mut line = line(&disk.name, Some((disk.written, *seconds)));
+        line.used_life_percent = disk.used_life;
+        lines.push(line);
+    }
+    serde_json::to_value(lines).unwrap_or_default().to_string() + "\n"
+}
+
+fn line(name: &str, wrote: Option<Wrote>) -> Line {
+    Line {
+        name: name.into(),
+        written_bytes: wrote.map(|(bytes, _)| bytes),
+        seconds: wrote.map(|(_, seconds)| seconds),
+        day_bytes: wrote.map(a_day),
+        used_life_percent: None,
+    }
+}
+
+/// Shims come and go with their containers: what those of now have written, each in its own time.
+fn logs(shims: &[Wrote]) -> Line {
+    let sum = |of: fn(Wrote) -> u64| {
+        shims
+            .iter()
+            .map(|wrote| of(*wrote))
+            .fold(0, u64::saturating_add)
+    };
+    let longest = shims.iter().map(|(_, seconds)| *seconds).max();
+    Line {
+        day_bytes: Some(sum(a_day)),
+        ..line(
+            "logs",
+            Some((sum(|(bytes, _)| bytes), longest.unwrap_or(0))),
+        )
+    }
+}
+
+fn a_day((bytes, seconds): Wrote) -> u64 {
+    let day = u128::from(bytes) * u128::from(DAY_SECONDS) / u128::from(seconds.max(LEAST_SECONDS));
+    u64::try_from(day).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn disk(used_life: Option<u8>, at_its_end: bool) -> Disk {
+        Disk {
+            name: "mmcblk0".into(),
+            written: 2 << 30,
+            used_life,
+            at_its_end,
+        }
+    }
+
+    #[test]
+    fn from_when_on_a_disk_is_worn() {
+        // WEAR-06
+        let seen = |used_life, at_its_end| {
+            let condition = condition(&disk(used_life, at_its_end))?;
+            Some((condition.ok, condition.reason, condition.message))
+        };
+        assert_eq!(seen(None, false), None, "it does not tell");
+        for (used, at_its_end, ok, message) in [
+            (
+                Some(80),
+                false,
+                true,
+                "mmcblk0: up to 80 % of its life is used",
+            ),
+            (
+                Some(90),
+                false,
+                false,
+                "mmcblk0: up to 90 % of its life is used",
+            ),
+            (
+                Some(10),
+                true,
+                false,
+                "mmcblk0: up to 10 % of its life is used; its spare blocks come to an end",
+            ),
+            (
+                None,
+                true,
+                false,
+                "mmcblk0: it does not tell of its wear; its spare blocks come to an end",
+            ),
+        ] {
+            let reason = if ok {
+                "StorageIsNotWorn"
+            } else {
+                "StorageIsWorn"
+            };
+            assert_eq!(
+                seen(used, at_its_end),
+                Some((ok, reason.into(), message.into()))
+            );
+            assert_eq!(is_worn(&disk(used, at_its_end)), !ok);
+        }
+    }
+
+    #[test]
+    fn who_writes_how_much_a_day() {
+        // WEAR-06
+        let day = 24 * 3600;
+        let mut facts = Facts {
+            agent: Some((900, 2 * day)),
+            images_bytes: 600,
+            // One began a minute ago: as if it were an hour.
+            shims: Some([(100, day), (1000, 2 * day), (10, 60)].into()),
+            pods: Some((4 << 30, 4 * day)),
+            disk: Some((disk(Some(30), false), 2 * day)),
+        };
+        let read = |facts: &Facts| -> Value { serde_json::from_str(&page(facts)).expect("JSON") };
+        let line = |name: &str, bytes: u64, seconds: u64, a_day: u64| json!({"name": name, "writtenBytes": bytes, "seconds": seconds, "dayBytes": a_day});
+        let mut of_disk = line("mmcblk0", 2 << 30, 2 * day, 1 << 30);
+        of_disk["usedLifePercent"] = 30.into();
+        assert_eq!(
+            read(&facts),
+            json!([
+                line("agent", 300, 2 * day, 150),
+                line("images", 600, 2 * day, 300),
+                line("logs", 1110, 2 * day, 100 + 500 + 240),
+                line("pods", 4 << 30, 4 * day, 1 << 30),
+                of_disk,
+            ])
+        );
+        facts = Facts {
+            images_bytes: 1,
+            ..Facts::default()
+        };
+        assert_eq!(
+            read(&facts),
+            json!([{"name": "agent"}, {"name": "images"}, {"name": "logs"}, {"name": "pods"}])
+        );
+    }
+}

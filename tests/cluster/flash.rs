@@ -1,0 +1,193 @@
+//! What a node of a cluster writes to the disk of its root directory, as the kernel counts it.
+
+use std::fs;
+
+use picolet_test_apiserver::TestServer;
+use serde_json::{Value, json};
+
+use crate::host::{Host, IDLE, NODE, PATIENCE, able, sh, with};
+use crate::loop_disk::{LoopDisk, least, no_access_times, written_by};
+use crate::pods::{cluster_on, finish, pod, wait_gone, wait_ready};
+
+/// Room for one image and a few pods.
+const DISK_BYTES: u64 = 128 << 20;
+/// Pods of a node at rest.
+const PODS: usize = 10;
+/// Renewals of the lease in a period: as many seconds, and what has the longest interval of what can be waited for, looks for
+/// dead containers and for tokens to renew, comes each minute.
+const REST_RENEWALS: u32 = 65;
+/// Pods one after the other, of which the cheapest counts: other programs of the machine may write everything down (sync(2))
+/// at any moment, and what they do to this disk looks like the agent's.
+const ROUNDS: usize = 4;
+/// Start and end of a pod.
+const LIFE_BYTES: u64 = 192 << 10;
+/// How often that waits for the disk: for how the pod ended, its name, that of its directory, and that it is forgotten.
+const LIFE_SYNCS: u64 = 4;
+/// A restart in a crash loop.
+const RESTART_BYTES: u64 = 128 << 10;
+/// Periods after which a node rests: the first one may still write what came before.
+const PERIODS: usize = 3;
+/// Each second the lease and the status of the node, whether it is news or not.
+const BUSY: &str =
+    "nodeLeaseDurationSeconds: 4\nnodeStatusUpdateFrequency: 1s\nnodeStatusReportFrequency: 1s\n";
+
+/// An agent of a cluster whose root directory is on a disk of its own. Elsewhere reading leaves no trace.
+fn on_disk(test: &str, configuration: &str) -> Option<(Host, TestServer, LoopDisk)> {
+    if !able() {
+        return None;
+    }
+    let server = TestServer::builder().start().expect("server");
+    let mut disk = None;
+    let file = std::env::temp_dir().join(format!("picolet-flash-{}", server.port()));
+    let text = format!(
+        "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n{configuration}"
+    );
+    fs::write(&file, text).expect("configuration");
+    let flag = format!("--config={}", file.display());
+    let (host, server) = cluster_on(server, &[&flag], |host| {
+        no_access_times(&host.path(""));
+        disk = LoopDisk::mount(test, DISK_BYTES, &host.path("root"));
+    });
+    let _ = fs::remove_file(file);
+    let Some(disk) = disk else {
+        finish(host, &server);
+        return None;
+    };
+    Some((host, server, disk))
+}
+
+/// What the device, the agent and its shims have written.
+fn written(host: &Host, disk: &LoopDisk) -> Vec<(String, u64)> {
+    let shims = host.processes().into_iter();
+    let shims = shims.filter(|(_, words)| words.contains(" shim "));
+    let mut all: Vec<_> = shims
+        .chain([(host.agent_pid(), "agent".to_owned())])
+        .filter_map(|(pid, words)| Some((format!("{pid} {words}"), written_by(pid)?)))
+        .collect();
+    all.push(("device".to_owned(), disk.written()));
+    all
+}
+
+fn wait_renewals(server: &TestServer, count: u32) {
+    let mut last = Value::Null;
+    for _ in 0..=count {
+        last = server.wait_for("the lease is renewed", PATIENCE, |view| {
+            let lease = view.get("leases", "kube-node-lease", NODE)?;
+            let renewed = &lease["spec"]["renewTime"];
+            (*renewed != last).then(|| renewed.clone())
+        });
+    }
+}
+
+// WEAR-01 WEAR-02
+#[test]
+fn a_node_at_rest_writes_nothing() {
+    let Some((host, server, disk)) = on_disk("a_node_at_rest_writes_nothing", BUSY) else {
+        return;
+    };
+    for (kind, name) in [("ConfigMap", "conf"), ("Secret", "login")] {
+        let metadata = json!({"name": name, "namespace": "default"});
+        let object =
+            json!({"apiVersion": "v1", "kind": kind, "metadata": metadata, "data": {"a": "MQ=="}});
+        server.create(&object).expect("created");
+    }
+    let names: Vec<String> = (0..PODS).map(|number| format!("p{number}")).collect();
+    for (number, name) in names.iter().enumerate() {
+        let token = json!({"serviceAccountToken": {"path": "token", "expirationSeconds": 600}});
+        let volumes = json!([
+            {"name": "conf", "configMap": {"name": "conf"}},
+            {"name": "login", "secret": {"secretName": "login"}},
+            {"name": "token", "projected": {"sources": [token]}},
+            {"name": "own", "emptyDir": {}},
+        ]);
+        let mounts = ["conf", "login", "token", "own"];
+        let mounts = mounts.map(|name| json!({"name": name, "mountPath": format!("/{name}")}));
+        let container = with(sh("c", IDLE), json!({"volumeMounts": mounts}));
+        let more = match number {
+            0 => json!({"containers": [container], "volumes": volumes}),
+            _ => json!({}),
+        };
+        server.create(&pod(name, more)).expect("create");
+    }
+    for name in &names {
+        wait_ready(&server, name);
+    }
+    let token = host.mounts().into_iter();
+    let mut token = token.filter(|point| point.ends_with("kubernetes.io~projected/token"));
+    assert!(token.next().is_some(), "tokens are in memory");
+    let mut before = written(&host, &disk);
+    assert_eq!(before.len(), PODS + 2, "a shim each");
+    for left in (0..PERIODS).rev() {
+        wait_renewals(&server, REST_RENEWALS);
+        let now = written(&host, &disk);
+        if now == before {
+            break;
+        }
+        assert!(left > 0, "{before:#?} {now:#?}");
+        before = now;
+    }
+    drop(disk);
+    finish(host, &server);
+}
+
+// WEAR-02
+#[test]
+fn what_a_pod_costs_the_disk() {
+    let Some((host, server, disk)) = on_disk("what_a_pod_costs_the_disk", "") else {
+        return;
+    };
+    let create = |name: &str, more: Value| {
+        server.create(&pod(name, more)).expect("create");
+    };
+    let delete = |name: &str| {
+        let deleted = server.delete("pods", "default", name, None);
+        deleted.expect("delete");
+        wait_gone(&server, name);
+    };
+    // Copies of services are written for the first pod of a namespace, and stay until its last one goes.
+    create("first", json!({}));
+    wait_ready(&server, "first");
+    let costs = (0..ROUNDS).map(|round| {
+        let name = format!("p{round}");
+        disk.cost(|| {
+            create(&name, json!({}));
+            wait_ready(&server, &name);
+            delete(&name);
+        })
+    });
+    let (bytes, syncs) = least(costs);
+    assert!(bytes <= LIFE_BYTES, "a pod: {bytes} bytes");
+    assert!(syncs <= LIFE_SYNCS, "a pod: {syncs} times");
+    let costs = (0..ROUNDS).map(|round| {
+        let name = format!("job{round}");
+        let job = json!({"restartPolicy": "Never", "containers": [sh("c", "exit 0")]});
+        disk.cost(|| {
+            create(&name, job);
+            server.wait_for_phase("default", &name, "Succeeded", PATIENCE);
+            delete(&name);
+        })
+    });
+    let (bytes, syncs) = least(costs);
+    assert!(bytes <= LIFE_BYTES, "a job: {bytes} bytes");
+    assert!(syncs <= LIFE_SYNCS, "a job: {syncs} times");
+    let costs = (0..ROUNDS).map(|round| {
+        let name = format!("crash{round}");
+        create(&name, json!({"containers": [sh("c", "exit 1")]}));
+        let restarted = |count: u64| {
+            server.wait_for("it is restarted", PATIENCE, |view| {
+                let pod = view.get("pods", "default", &name)?;
+                let status = &pod["status"]["containerStatuses"][0];
+                (status["restartCount"].as_u64() >= Some(count)).then_some(())
+            });
+        };
+        restarted(1);
+        let cost = disk.cost(|| restarted(2));
+        delete(&name);
+        cost
+    });
+    let (bytes, syncs) = least(costs);
+    assert!(bytes <= RESTART_BYTES, "a restart: {bytes} bytes");
+    assert_eq!(syncs, 0, "a restart");
+    drop(disk);
+    finish(host, &server);
+}
