@@ -35,10 +35,12 @@ use crate::{
         eviction::{self, Measure, Short, Signal},
         pod_kind, static_pod,
     },
+    net::meter,
     runtime::RuntimeService,
     server::{
         backend::{
-            Backend, Check, DeviceShown, Figures, Health, Incoming, LogTarget, NextShown, Pieces,
+            Backend, Check, DeviceShown, Figures, Health, Incoming, LinkShown, LogTarget, NextShown,
+            Pieces,
             PressureShown, Reply, RunningPod, ShortShown, Uptime,
         },
         http::Refusal,
@@ -447,6 +449,13 @@ impl Backend for LocalBackend {
 
     fn figures(&self, which: Figures) -> Reply<'_, Pieces> {
         Box::pin(self.metrics.page(which))
+    }
+
+    fn link(&self) -> LinkShown {
+        LinkShown {
+            bytes: meter::counted(),
+            budget: None,
+        }
     }
 
     fn node(&self) -> Reply<'_, api::Node> {

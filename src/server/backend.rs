@@ -8,7 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{http::Refusal, log_reader::LogOptions};
 use crate::{
-    api::{ContainerId, Event, Node, PodUid, SandboxId, Wall, cri::ExecOutput, stats::Detail},
+    api::{
+        ContainerId, Event, Node, PodUid, SandboxId, Wall, cri::ExecOutput, link::LinkBytes,
+        stats::Detail,
+    },
     image::{Progress, Verification},
     runtime::{AttachOptions, Call, Connect, ExecOptions, Start, Stream},
     stream::remote_command::CREATION_TIMEOUT,
@@ -175,6 +178,16 @@ pub struct Health {
     pub apiserver: Option<ApiserverHealth>,
     /// The tunnel; `None`: there is none.
     pub tunnel: Option<TunnelHealth>,
+}
+
+/// What went over the link.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LinkShown {
+    /// Bytes of the agent.
+    pub bytes: LinkBytes,
+    /// How the budget of the day stands, for people; `None`: there is none.
+    pub budget: Option<String>,
 }
 
 /// What the node is short of, and who would go for it.
@@ -356,6 +369,8 @@ pub trait Backend: Streaming {
     fn dump(&self) -> Reply<'_, String>;
     /// Figures of the agent, or of what runs.
     fn figures(&self, which: Figures) -> Reply<'_, Pieces>;
+    /// What went over the link.
+    fn link(&self) -> LinkShown;
     /// The Node object.
     fn node(&self) -> Reply<'_, Node>;
     /// What the node is short of; with `order` also who would go for it.

@@ -3,7 +3,7 @@
 //! | route | answer |
 //! |---|---|
 //! | `GET /healthz`, `/version`, `/debug/dump` | text |
-//! | `GET /pods[?namespace=]`, `/configmaps[…]`, `/secrets[…]`, `/events[…][limit=]`, `/node`, `/pressure[?order=]`, `/devices`, `/images`, `/health` | JSON |
+//! | `GET /pods[?namespace=]`, `/configmaps[…]`, `/secrets[…]`, `/events[…][limit=]`, `/node`, `/link`, `/pressure[?order=]`, `/devices`, `/images`, `/health` | JSON |
 //! | `GET /containerLogs/{namespace}/{pod}/{container}` | text, streamed; kubelet's parameters |
 //! | `/exec`, `/attach`, `/run`, `/portForward` | see [`super::streaming`] |
 //! | `POST /images/import`, `/images/prune`, `DELETE /images` | text; `import?progress=true`: JSON lines |
@@ -99,6 +99,10 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
             let node = backend.node().await;
             json(connection, node.map(|node| node.to_object())).await
         }
+        ("GET", ["link"]) => {
+            let shown = strict::to_value(&backend.link()).unwrap_or_default();
+            json(connection, Ok(shown)).await
+        }
         ("GET", ["pressure"]) => {
             let shown = |pressure| strict::to_value(&pressure).unwrap_or_default();
             let pressure = backend.pressure(request.flag("order")).await;
@@ -178,7 +182,7 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
             _,
             [
                 "healthz" | "health" | "events" | "version" | "pods" | "configmaps" | "secrets"
-                | "node" | "pressure" | "images" | "stop",
+                | "node" | "link" | "pressure" | "images" | "stop",
             ],
         )
         | (_, ["containerLogs", _, _, _] | ["pods", _, _, "restart"])

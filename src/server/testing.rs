@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::{
     backend::{
-        Backend, Check, DeviceShown, Figures, Health, LogTarget, Pieces, PodName, PressureShown,
-        Reply, Running, RunningPod, Streaming, Uptime,
+        Backend, Check, DeviceShown, Figures, Health, LinkShown, LogTarget, Pieces, PodName,
+        PressureShown, Reply, Running, RunningPod, Streaming, Uptime,
     },
     http::Refusal,
 };
@@ -198,6 +198,10 @@ impl Backend for FakeBackend {
                 id: ContainerId::from("id"),
             })
         })
+    }
+
+    fn link(&self) -> LinkShown {
+        LinkShown::default()
     }
 
     fn is_running<'a>(&'a self, _: &'a ContainerId) -> Reply<'a, bool> {

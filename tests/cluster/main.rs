@@ -17,6 +17,7 @@ mod host;
 mod image;
 
 mod addresses;
+mod bytes;
 mod containerd;
 mod debug;
 mod hostile;

@@ -13,6 +13,7 @@ use crate::{
             own::{self, Counters, Facts, Machine, Process},
         },
     },
+    net::meter,
     sys::{clock, disk_usage, disk_wear, pages, proc::read_small},
 };
 
@@ -64,6 +65,7 @@ pub(super) async fn page(metrics: &Metrics) -> String {
             readers: small(metrics.readers.get().saturating_sub(1)),
             apiserver_age: counts.answered.map(|at| now - at),
             tunnel: tools.tunnel.as_ref().map(|board| board.figures()),
+            link: meter::counted(),
             machine: machine.clone(),
             counters,
         })
