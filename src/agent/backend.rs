@@ -1,6 +1,6 @@
 //! The agent as the local server sees it.
 
-use alloc::rc::Rc;
+use alloc::{rc::Rc, sync::Arc};
 use core::time::Duration;
 use std::path::PathBuf;
 
@@ -13,6 +13,7 @@ use super::{
     core::{Agent, Command},
     eviction::Evictor,
     images::ImageCommands,
+    link_budget::LinkBudget,
     metrics::Metrics,
     node::Node,
     pod_store::PodStore,
@@ -39,9 +40,8 @@ use crate::{
     runtime::RuntimeService,
     server::{
         backend::{
-            Backend, Check, DeviceShown, Figures, Health, Incoming, LinkShown, LogTarget, NextShown,
-            Pieces,
-            PressureShown, Reply, RunningPod, ShortShown, Uptime,
+            Backend, Check, DeviceShown, Figures, Health, Incoming, LinkShown, LogTarget,
+            NextShown, Pieces, PressureShown, Reply, RunningPod, ShortShown, Uptime,
         },
         http::Refusal,
         log_reader::LogOptions,
@@ -68,6 +68,8 @@ pub(super) struct Settings {
     pub(super) providers: Option<Rc<Providers>>,
     /// How the tunnel is, if there is one.
     pub(super) tunnel: Option<Rc<Board>>,
+    /// What may go over the link, if that is limited.
+    pub(super) budget: Option<Arc<LinkBudget>>,
 }
 
 /// Serves the local commands and the node's server.
@@ -454,7 +456,7 @@ impl Backend for LocalBackend {
     fn link(&self) -> LinkShown {
         LinkShown {
             bytes: meter::counted(),
-            budget: None,
+            budget: self.settings.budget.as_ref().map(|budget| budget.says()),
         }
     }
 
@@ -470,6 +472,8 @@ impl Backend for LocalBackend {
             let tunnel = self.settings.tunnel.as_ref();
             let conditions = &mut shown.status.conditions;
             conditions.extend(tunnel.map(|board| board.condition(clock.wall())));
+            let budget = self.settings.budget.as_ref();
+            conditions.extend(budget.map(|budget| budget.condition(clock.wall())));
             Ok(shown)
         })
     }
@@ -584,9 +588,9 @@ impl Backend for LocalBackend {
         })
     }
 
-    fn pull_image<'a>(&'a self, reference: &'a str) -> Reply<'a, String> {
+    fn pull_image<'a>(&'a self, reference: &'a str, now: bool) -> Reply<'a, String> {
         Box::pin(async move {
-            let id = self.images.pull(reference).await?;
+            let id = self.images.pull(reference, now).await?;
             // The loop's end is no reason to call the pull failed.
             let _ = self.commands.send(Command::ImagesArrived).await;
             Ok(id)

@@ -13,6 +13,7 @@ use super::{
     eviction::gauge::Gauge,
     executor::PodCgroups,
     images::{self, Images, NodeKeyring, UnusedImages},
+    link_budget::LinkBudget,
     metered::Metered,
     node::Node,
     pod_store::PodStore,
@@ -51,6 +52,8 @@ pub(super) struct Given {
     pub(super) unused_images: Option<UnusedImages>,
     /// Which boot of the machine this is.
     pub(super) boot_id: String,
+    /// What may go over the link, if that is limited.
+    pub(super) budget: Option<Arc<LinkBudget>>,
     /// Where devices are looked at, if pods may ask for any.
     pub(super) devices: Arc<dyn device::Machine>,
 }
@@ -114,6 +117,8 @@ pub(super) struct Owners {
     pub(super) claims: Rc<Claims>,
     /// What is told of the tunnel; `None`: there is none.
     pub(super) tunnel: Option<Rc<Board>>,
+    /// What may go over the link; `None`: as much as there is.
+    pub(super) budget: Option<Arc<LinkBudget>>,
 }
 
 /// See the module's words.
@@ -150,6 +155,7 @@ impl Parts {
             disk: given.disk.clone(),
             complaints: Rc::clone(&complaints),
             unused_images: given.unused_images.clone(),
+            budget: given.budget.clone(),
         };
         let images = Images::new(&cfg.images, entries, &cfg.dirs.root, tools);
         let joined = given.joined.as_ref();
@@ -161,6 +167,7 @@ impl Parts {
                 complaints: Rc::clone(&complaints),
                 disk: given.disk.clone(),
                 volumes: volumes.clone(),
+                budget: given.budget.clone(),
             };
             Rc::new(Cluster::new(joined, &cfg, slots, labels, tools))
         });
@@ -200,6 +207,7 @@ impl Parts {
                 cluster,
                 claims: Rc::default(),
                 tunnel: cfg.tunnel.as_ref().map(|_| Rc::default()),
+                budget: given.budget,
             },
             machine: Machine {
                 runtime,
@@ -233,6 +241,7 @@ impl Parts {
             complaints: Rc::clone(&self.tools.complaints),
             disk: self.machine.disk.clone(),
             volumes: self.machine.volumes.clone(),
+            budget: self.owners.budget.clone(),
         }
     }
 }

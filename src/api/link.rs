@@ -24,6 +24,16 @@ pub enum LinkClass {
 impl LinkClass {
     /// How many there are.
     pub const COUNT: usize = 7;
+    /// All of them.
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::Heartbeat,
+        Self::Api,
+        Self::Image,
+        Self::Tunnel,
+        Self::Stream,
+        Self::Figures,
+        Self::Update,
+    ];
     /// The name of each, in order.
     pub const NAMES: [&'static str; Self::COUNT] = [
         "heartbeat",

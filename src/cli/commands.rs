@@ -187,6 +187,7 @@ pub(super) const COMMANDS: &[Command] = &[
         QUIET,
     ], agent_flags: false, takes: Takes::Files },
     Command { name: "image pull", args: "REFERENCE...", group: IMAGES, help: "Pull images from their registries", flags: &[
+        switch("now", None, "also if the link has no bytes left for it today"),
         QUIET,
     ], agent_flags: false, takes: Takes::Images },
     Command { name: "image ls", args: "", group: IMAGES, help: "List images", flags: &[

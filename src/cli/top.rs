@@ -14,7 +14,7 @@ use super::{
     print, table,
 };
 use crate::{
-    api::{Node, Quantity, link::LinkClass, order::Order as _},
+    api::{Node, Quantity, link::LinkClass, order::Order as _, quantity::human_bytes},
     server::backend::LinkShown,
     sys::start,
 };
@@ -110,7 +110,11 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
         "pod" | "pods" | "po" => pods,
         "node" | "nodes" | "no" => node,
         "net" => net,
-        "" => return Err(CliError::new("you must say what to show: pods, node or net")),
+        "" => {
+            return Err(CliError::new(
+                "you must say what to show: pods, node or net",
+            ));
+        }
         other => {
             return Err(CliError::new(format!(
                 "there are no figures of {other:?}, only of pods, node and net"
@@ -277,7 +281,7 @@ fn net(client: &Client, _: &Top) -> Result<Seen, CliError> {
 fn net_rows(link: &LinkShown) -> Vec<Row> {
     let of = |name: &str, both: [u64; 2]| {
         let mut cells = vec![name.to_owned()];
-        cells.extend(both.map(table::human_bytes));
+        cells.extend(both.map(human_bytes));
         Row::named(cells, 1)
     };
     let classes = LinkClass::NAMES.iter().zip(link.bytes.0);

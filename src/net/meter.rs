@@ -89,7 +89,9 @@ pub(crate) struct Meter {
 impl Meter {
     /// Of a connection of which nothing is counted yet.
     pub(crate) fn new(socket: &TcpStream) -> Self {
-        let ends = socket.local_addr().and_then(|own| Ok((own, socket.peer_addr()?)));
+        let ends = socket
+            .local_addr()
+            .and_then(|own| Ok((own, socket.peer_addr()?)));
         let header = ends.ok().and_then(|(own, other)| {
             let (own, other) = (own.ip().to_canonical(), other.ip().to_canonical());
             let stays = other.is_loopback() || own == other || leads_to_pods(other);
@@ -157,8 +159,12 @@ fn leads_to_pods(ip: IpAddr) -> bool {
     };
     let found = all.find(|entry| {
         let address = entry.address.as_ref();
-        let v4 = address.and_then(|a| a.as_sockaddr_in()).map(|a| IpAddr::V4(a.ip()));
-        let v6 = address.and_then(|a| a.as_sockaddr_in6()).map(|a| IpAddr::V6(a.ip()));
+        let v4 = address
+            .and_then(|a| a.as_sockaddr_in())
+            .map(|a| IpAddr::V4(a.ip()));
+        let v6 = address
+            .and_then(|a| a.as_sockaddr_in6())
+            .map(|a| IpAddr::V6(a.ip()));
         v4.or(v6) == Some(own.ip())
     });
     found.is_some_and(|entry| {
@@ -172,7 +178,9 @@ fn is_bridge_of_pods(interface: &Path) -> bool {
     };
     let all = interface.with_file_name("");
     let is_device = |name: &Path| all.join(name).join("device").exists();
-    !ports.flatten().any(|port| is_device(Path::new(&port.file_name())))
+    !ports
+        .flatten()
+        .any(|port| is_device(Path::new(&port.file_name())))
 }
 
 /// A connection of the executor that is counted.

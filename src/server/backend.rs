@@ -178,6 +178,18 @@ pub struct Health {
     pub apiserver: Option<ApiserverHealth>,
     /// The tunnel; `None`: there is none.
     pub tunnel: Option<TunnelHealth>,
+    /// The budget of the link; `None`: there is none.
+    pub link: Option<LinkHealth>,
+}
+
+/// How the budget of the link stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LinkHealth {
+    /// For people.
+    pub says: String,
+    /// Images wait.
+    pub waits: bool,
 }
 
 /// What went over the link.
@@ -406,8 +418,9 @@ pub trait Backend: Streaming {
         name: String,
         steps: Option<smol::channel::Sender<Progress>>,
     ) -> Reply<'_, Vec<String>>;
-    /// Pulls an image with the credentials of the node, whatever is in the store; returns its id.
-    fn pull_image<'a>(&'a self, reference: &'a str) -> Reply<'a, String>;
+    /// Pulls an image with the credentials of the node, whatever is in the store; `now`: whatever the link has left. Returns
+    /// its id.
+    fn pull_image<'a>(&'a self, reference: &'a str, now: bool) -> Reply<'a, String>;
     /// How far that is; `None` if no pull of it is under way.
     fn pull_progress(&self, reference: &str) -> Option<Progress>;
     /// Removes an image by reference or id.

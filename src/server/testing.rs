@@ -225,7 +225,7 @@ impl Backend for FakeBackend {
         unused()
     }
 
-    fn pull_image<'a>(&'a self, _: &'a str) -> Reply<'a, String> {
+    fn pull_image<'a>(&'a self, _: &'a str, _: bool) -> Reply<'a, String> {
         unused()
     }
 

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 use ureq::Agent;
 
-use crate::config::decode::MAX_DOCUMENT_BYTES;
 use crate::api::link::LinkClass;
+use crate::config::decode::MAX_DOCUMENT_BYTES;
 use crate::net::tls::{self, Pem, Roots};
 use crate::net::{ProxyVariables, Url, client};
 use crate::sys::clock;

@@ -160,7 +160,10 @@ mod tests {
         let counts = tcp_counts(near.as_raw_fd()).expect("counts");
         assert_eq!(counts.bytes, [300, 1000]);
         // A SYN, an ACK and the bytes; its answer and the bytes.
-        assert!(counts.segments[1] >= 3 && counts.segments[0] >= 2, "{counts:?}");
+        assert!(
+            counts.segments[1] >= 3 && counts.segments[0] >= 2,
+            "{counts:?}"
+        );
         assert!(tcp_counts(listener.as_raw_fd()).is_ok());
         assert!(tcp_counts(-1).is_err());
     }

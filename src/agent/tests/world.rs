@@ -828,6 +828,7 @@ impl Template {
                 hands: Rc::clone(&hands),
             }),
             unused_images: None,
+            budget: None,
             boot_id: format!("boot {}", hands.boots.get()),
             clock: Box::new(TestClock(hands)),
             runtime: fake,

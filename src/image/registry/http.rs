@@ -220,12 +220,7 @@ impl<'a> Http<'a> {
             None
         };
         let stop = Arc::clone(&self.stop);
-        Ok(client::agent(
-            config.build(),
-            tls,
-            stop,
-            LinkClass::Image,
-        ))
+        Ok(client::agent(config.build(), tls, stop, LinkClass::Image))
     }
 
     fn proxy(&self, url: &Url) -> Result<Option<Proxy>, RegistryError> {

@@ -167,7 +167,12 @@ impl Network {
         let _ = setsockopt(&stream, sockopt::TcpKeepInterval, &KEEP_ALIVE_S);
         let class = Rc::new(Cell::new(LinkClass::Api));
         let below = Below::Counted(stream.as_raw_fd(), Rc::clone(&class));
-        self.admit(Box::new(Counted::new(stream, class)), below, Caller::Peer(peer), executor);
+        self.admit(
+            Box::new(Counted::new(stream, class)),
+            below,
+            Caller::Peer(peer),
+            executor,
+        );
     }
 
     /// Takes one that came through a tunnel. It is one from outside in all that follows: it gives no right.
