@@ -20,7 +20,10 @@ use crate::{
         node::NodeCondition,
         strict,
     },
-    image::{Reference, pull::Gate},
+    image::{
+        Reference,
+        pull::{Gate, NoBytes},
+    },
     logic::link_budget::{Budget, Kept, Now, Settings, Until, Urgency},
     net::meter,
     server::backend::LinkHealth,
@@ -272,7 +275,7 @@ impl LinkBudget {
 }
 
 impl Gate for LinkBudget {
-    fn admit(&self, reference: &Reference, needs: u64) -> Result<(), String> {
+    fn admit(&self, reference: &Reference, needs: u64) -> Result<(), NoBytes> {
         let now = (self.now)();
         let mut state = self.lock();
         let key = reference.to_string();
@@ -289,16 +292,16 @@ impl Gate for LinkBudget {
                 state.needs.insert(key, needs);
             }
         }
-        admitted.map_err(|deferral| deferral.to_string())
+        admitted.map_err(|deferral| NoBytes(deferral.to_string()))
     }
 
-    fn go_on(&self, reference: &Reference) -> Result<(), String> {
+    fn go_on(&self, reference: &Reference) -> Result<(), NoBytes> {
         let now = (self.now)();
         let mut state = self.lock();
         let urgency = state.urgent.get(&reference.to_string());
         let urgency = urgency.map_or(Urgency::Normal, |(urgency, _)| *urgency);
         let goes_on = state.budget.go_on(urgency, now);
-        goes_on.map_err(|deferral| deferral.to_string())
+        goes_on.map_err(|deferral| NoBytes(deferral.to_string()))
     }
 
     fn ended(&self, needs: u64) {
@@ -370,7 +373,7 @@ mod tests {
         moment.counted.store(300, Ordering::Relaxed);
         // Its size is known only after its manifest was read.
         assert_eq!(begins(), Ok(()));
-        let why = budget.admit(&parsed, 600).expect_err("too much");
+        let why = budget.admit(&parsed, 600).expect_err("too much").0;
         assert!(why.contains("needs 600B, 500B of 800B are left"), "{why}");
         let told = begins().expect_err("it waits");
         assert_eq!((told.says, told.is_news), (why.clone(), true));

@@ -25,6 +25,16 @@ use crate::{
     sys::lane::Lane,
 };
 
+/// How images are had.
+pub(in crate::agent) struct Supply {
+    /// What the node itself has for pulls.
+    pub(in crate::agent) keyring: Rc<dyn NodeKeyring>,
+    /// Who removes images that nobody uses, if somebody does.
+    pub(in crate::agent) unused: Option<UnusedImages>,
+    /// What may go over the link, if that is limited.
+    pub(in crate::agent) budget: Option<Arc<LinkBudget>>,
+}
+
 /// What [`Images`] works with.
 pub(in crate::agent) struct Tools {
     pub(in crate::agent) service: Rc<dyn ImageService>,

@@ -85,18 +85,23 @@ pub struct Settings {
     pub gate: Option<Arc<dyn Gate>>,
 }
 
+/// The link has no bytes left for an image: how many it needs, and when it goes on, for people.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct NoBytes(pub String);
+
 /// Says whether bytes may be fetched. Asked by threads of pulls.
 pub trait Gate: Send + Sync {
     /// Whether so many bytes that are missing of an image may be fetched; then [`Gate::ended`] is told.
     ///
     /// # Errors
-    /// They have to wait: why, for people.
-    fn admit(&self, reference: &Reference, bytes: u64) -> Result<(), String>;
+    /// They have to wait.
+    fn admit(&self, reference: &Reference, bytes: u64) -> Result<(), NoBytes>;
     /// Whether a fetch that was admitted goes on.
     ///
     /// # Errors
-    /// The rest has to wait: why, for people.
-    fn go_on(&self, reference: &Reference) -> Result<(), String>;
+    /// The rest has to wait.
+    fn go_on(&self, reference: &Reference) -> Result<(), NoBytes>;
     /// A fetch that was admitted is over, however it ended.
     fn ended(&self, bytes: u64);
 }
@@ -120,8 +125,8 @@ pub enum PullError {
     #[error("{0}")]
     Full(String),
     /// The link has no bytes left for it today (waiting reason `PullDeferred`).
-    #[error("{0}")]
-    Deferred(String),
+    #[error(transparent)]
+    Deferred(NoBytes),
     /// Anything else (waiting reason `ErrImagePull`).
     #[error("{0}")]
     Failed(String),

@@ -192,7 +192,7 @@ fn lists_come_less_often_while_somebody_says_so() {
         doorbell: false,
         ..Paces::NORMAL
     });
-    let mut until = |desk: &mut Desk, end: u64| {
+    let until = |desk: &mut Desk, end: u64| {
         let mut lists = 0;
         while desk.now < Mono(end) {
             for ask in desk.asks() {
