@@ -383,9 +383,24 @@ pub(super) fn tunnel(
         disk: parts.machine.disk.clone(),
         node: Rc::clone(node),
         network: network?,
+        budget: parts.owners.budget.clone(),
     };
     let board = parts.owners.tunnel.clone()?;
     Some(Tunnel::start(settings, tools, board, executor))
+}
+
+/// What keeps the budget of the link, if there is one.
+pub(super) fn link_budget(parts: &Parts) -> Option<Task> {
+    let budget = parts.owners.budget.clone()?;
+    let root = parts.cfg.dirs.root.clone();
+    let clock = Rc::clone(&parts.tools.clock);
+    let complaints = Rc::clone(&parts.tools.complaints);
+    Some(boxed(budget.keep(
+        root,
+        clock,
+        parts.machine.disk.clone(),
+        complaints,
+    )))
 }
 
 /// What reads the manifest directory, if there is one.

@@ -1,6 +1,6 @@
 //! The agent as the local server sees it.
 
-use alloc::rc::Rc;
+use alloc::{rc::Rc, sync::Arc};
 use core::time::Duration;
 use std::path::PathBuf;
 
@@ -13,6 +13,7 @@ use super::{
     core::{Agent, Command},
     eviction::Evictor,
     images::ImageCommands,
+    link_budget::LinkBudget,
     metrics::Metrics,
     node::Node,
     pod_store::PodStore,
@@ -35,11 +36,12 @@ use crate::{
         eviction::{self, Measure, Short, Signal},
         pod_kind, static_pod,
     },
+    net::meter,
     runtime::RuntimeService,
     server::{
         backend::{
-            Backend, Check, DeviceShown, Figures, Health, Incoming, LogTarget, NextShown, Pieces,
-            PressureShown, Reply, RunningPod, ShortShown, Uptime,
+            Backend, Check, DeviceShown, Figures, Health, Incoming, LinkShown, LogTarget,
+            NextShown, Pieces, PressureShown, Reply, RunningPod, ShortShown, Uptime,
         },
         http::Refusal,
         log_reader::LogOptions,
@@ -66,6 +68,8 @@ pub(super) struct Settings {
     pub(super) providers: Option<Rc<Providers>>,
     /// How the tunnel is, if there is one.
     pub(super) tunnel: Option<Rc<Board>>,
+    /// What may go over the link, if that is limited.
+    pub(super) budget: Option<Arc<LinkBudget>>,
 }
 
 /// Serves the local commands and the node's server.
@@ -449,6 +453,13 @@ impl Backend for LocalBackend {
         Box::pin(self.metrics.page(which))
     }
 
+    fn link(&self) -> LinkShown {
+        LinkShown {
+            bytes: meter::counted(),
+            budget: self.settings.budget.as_ref().map(|budget| budget.says()),
+        }
+    }
+
     fn node(&self) -> Reply<'_, api::Node> {
         Box::pin(async {
             let (runtime, clock) = (&*self.runtime, &*self.clock);
@@ -461,6 +472,8 @@ impl Backend for LocalBackend {
             let tunnel = self.settings.tunnel.as_ref();
             let conditions = &mut shown.status.conditions;
             conditions.extend(tunnel.map(|board| board.condition(clock.wall())));
+            let budget = self.settings.budget.as_ref();
+            conditions.extend(budget.map(|budget| budget.condition(clock.wall())));
             Ok(shown)
         })
     }
@@ -575,9 +588,9 @@ impl Backend for LocalBackend {
         })
     }
 
-    fn pull_image<'a>(&'a self, reference: &'a str) -> Reply<'a, String> {
+    fn pull_image<'a>(&'a self, reference: &'a str, now: bool) -> Reply<'a, String> {
         Box::pin(async move {
-            let id = self.images.pull(reference).await?;
+            let id = self.images.pull(reference, now).await?;
             // The loop's end is no reason to call the pull failed.
             let _ = self.commands.send(Command::ImagesArrived).await;
             Ok(id)

@@ -58,6 +58,7 @@ mod gc;
 mod housekeeping;
 mod images;
 mod inhibitor;
+mod link_budget;
 mod log_rotation;
 mod manifests;
 mod metered;

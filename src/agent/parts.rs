@@ -12,7 +12,8 @@ use super::{
     devices::Devices,
     eviction::gauge::Gauge,
     executor::PodCgroups,
-    images::{self, Images, NodeKeyring, UnusedImages},
+    images::{self, Images, Supply, UnusedImages},
+    link_budget::LinkBudget,
     metered::Metered,
     node::Node,
     pod_store::PodStore,
@@ -41,14 +42,13 @@ pub(super) struct Given {
     pub(super) runtime: Rc<dyn RuntimeService>,
     /// What runs pods that are no containers, if anything does; `runtime` leads to them too.
     pub(super) providers: Option<Rc<Providers>>,
-    pub(super) keyring: Rc<dyn NodeKeyring>,
+    pub(super) images: Supply,
     pub(super) volumes: Volumes,
     pub(super) cgroups: Cgroups,
     pub(super) disk: Lane,
     pub(super) joined: Option<Joined>,
     pub(super) wire: Rc<dyn Wire>,
     pub(super) gauge: Rc<dyn Gauge>,
-    pub(super) unused_images: Option<UnusedImages>,
     /// Which boot of the machine this is.
     pub(super) boot_id: String,
     /// Where devices are looked at, if pods may ask for any.
@@ -114,6 +114,8 @@ pub(super) struct Owners {
     pub(super) claims: Rc<Claims>,
     /// What is told of the tunnel; `None`: there is none.
     pub(super) tunnel: Option<Rc<Board>>,
+    /// What may go over the link; `None`: as much as there is.
+    pub(super) budget: Option<Arc<LinkBudget>>,
 }
 
 /// See the module's words.
@@ -145,11 +147,12 @@ impl Parts {
         });
         let tools = images::Tools {
             service: Rc::clone(&runtime) as Rc<dyn ImageService>,
-            keyring: given.keyring,
+            keyring: given.images.keyring,
             clock: Rc::clone(&clock),
             disk: given.disk.clone(),
             complaints: Rc::clone(&complaints),
-            unused_images: given.unused_images.clone(),
+            unused_images: given.images.unused.clone(),
+            budget: given.images.budget.clone(),
         };
         let images = Images::new(&cfg.images, entries, &cfg.dirs.root, tools);
         let joined = given.joined.as_ref();
@@ -161,6 +164,7 @@ impl Parts {
                 complaints: Rc::clone(&complaints),
                 disk: given.disk.clone(),
                 volumes: volumes.clone(),
+                budget: given.images.budget.clone(),
             };
             Rc::new(Cluster::new(joined, &cfg, slots, labels, tools))
         });
@@ -200,6 +204,7 @@ impl Parts {
                 cluster,
                 claims: Rc::default(),
                 tunnel: cfg.tunnel.as_ref().map(|_| Rc::default()),
+                budget: given.images.budget,
             },
             machine: Machine {
                 runtime,
@@ -211,7 +216,7 @@ impl Parts {
                 pod_cgroups,
                 wire: given.wire,
                 gauge: given.gauge,
-                unused_images: given.unused_images,
+                unused_images: given.images.unused,
                 devices,
             },
             tools: Tools {
@@ -233,6 +238,7 @@ impl Parts {
             complaints: Rc::clone(&self.tools.complaints),
             disk: self.machine.disk.clone(),
             volumes: self.machine.volumes.clone(),
+            budget: self.owners.budget.clone(),
         }
     }
 }

@@ -31,7 +31,8 @@ use super::{
     event_loop,
     eviction::gauge::{MachineGauge, Places},
     executor,
-    images::{self, ImageCommands, ImageDirectory, ImageGarbage, Stock, UnusedImages},
+    images::{self, ImageCommands, ImageDirectory, ImageGarbage, Stock, Supply, UnusedImages},
+    link_budget::LinkBudget,
     neighbours,
     node::{self, Node},
     parts::{Given, Parts},
@@ -50,6 +51,7 @@ use crate::{
     config::{self, Config},
     device,
     error::chain,
+    image::pull::Gate,
     logic::node_resources,
     net::ProxyVariables,
     probe::Prober,
@@ -380,6 +382,7 @@ async fn serve(
             kubelet_version: parts.cfg.node.kubelet_version.clone(),
             providers: parts.machine.providers.clone(),
             tunnel: parts.owners.tunnel.clone(),
+            budget: parts.owners.budget.clone(),
         },
     });
     let served = assembly::served_parts(&parts, asker.clone(), Rc::clone(&backend));
@@ -461,6 +464,7 @@ async fn serve(
     cluster_views::tasks(&parts, &executor, &sender)
         .into_iter()
         .for_each(spawn);
+    assembly::link_budget(&parts).into_iter().for_each(spawn);
     let tunnel = assembly::tunnel(&parts, served.network, &executor);
     let delays = backoff_store::restore(&parts.cfg.dirs.run);
     let beginning = assembly::first_devices(&parts);
@@ -483,6 +487,10 @@ async fn serve(
         smol::future::yield_now().await;
     }
     let _ = fs::remove_file(&parts.cfg.dirs.socket);
+    if let Some(budget) = &parts.owners.budget {
+        let saved = budget.save(&parts.cfg.dirs.root);
+        saved.unwrap_or_else(|e| log::warn!("the link's budget cannot be noted: {e}"));
+    }
     if let Some(why) = parts.owners.cluster.as_ref().and_then(|c| c.ended()) {
         return Err(fatal(why));
     }
@@ -553,7 +561,11 @@ async fn assemble(
     let host = runc::host::facts(&cgroups);
     let (kernel, apparmor) = (host.kernel, host.apparmor);
     let pulls = images::settings(&cfg.images, &cfg.dirs, proxies);
-    let pulls = pulls.map_err(|e| wrong(&e))?;
+    let mut pulls = pulls.map_err(|e| wrong(&e))?;
+    let budget = cfg
+        .link_budget
+        .map(|it| Arc::new(LinkBudget::open(it, &cfg.dirs.root)));
+    pulls.gate = budget.clone().map(|budget| budget as Arc<dyn Gate>);
     let tools = backends::Tools {
         executor,
         disk: disk.clone(),
@@ -605,14 +617,17 @@ async fn assemble(
     let parts = Parts::new(Given {
         devices: Arc::new(device::Host::below(device_root)),
         gauge: Rc::new(gauge),
-        unused_images: Some(unused_images),
         node: Rc::new(Node::new(facts, node::addresses, context, admission)),
         clock: Box::new(clock),
         joined,
         wire: Rc::new(Prober::default()),
         runtime,
         providers,
-        keyring,
+        images: Supply {
+            keyring,
+            unused: Some(unused_images),
+            budget,
+        },
         boot_id: proc::boot_id().map_err(|e| fatal(format!("boot id: {e}")))?,
         volumes,
         cgroups,

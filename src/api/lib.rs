@@ -4,7 +4,7 @@
 //!   What is not modelled here is kept in the pod record as received and takes part in the pod's digest.
 //! - [`node`], [`lease`]: what the agent says of this machine.
 //! - [`certificates`]: requests for certificates. [`service`], [`storage`]: what pods refer to.
-//! - [`stats`]: what runs costs. [`event`]: what was told of it.
+//! - [`stats`]: what runs costs. [`event`]: what was told of it. [`link`]: bytes that went over the link.
 //! - [`cri`]: what crosses the runtime seam, in the words of CRI v1.
 //! - [`device`]: what a look at the machine's devices shows.
 //! - [`oci`]: the OCI runtime configuration (`config.json`) and image configuration.
@@ -25,6 +25,7 @@ pub mod event;
 pub mod hex;
 pub mod ids;
 pub mod lease;
+pub mod link;
 pub mod meta;
 pub mod names;
 pub mod node;

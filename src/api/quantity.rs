@@ -186,6 +186,22 @@ impl<'de> Deserialize<'de> for Quantity {
     }
 }
 
+/// `4.5MB`: decimal units with three significant digits, as crictl prints sizes.
+#[must_use]
+pub fn human_bytes(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
+    let (mut tenths, mut unit) = (u128::from(bytes) * 10, 0);
+    while tenths >= 10_000 && unit + 1 < UNITS.len() {
+        tenths /= 1000;
+        unit += 1;
+    }
+    if unit == 0 || tenths >= 1000 {
+        format!("{}{}", tenths / 10, UNITS[unit])
+    } else {
+        format!("{}.{}{}", tenths / 10, tenths % 10, UNITS[unit])
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -245,6 +261,19 @@ mod tests {
             ".",
         ] {
             assert!(Quantity::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn sizes() {
+        for (bytes, text) in [
+            (0, "0B"),
+            (999, "999B"),
+            (1234, "1.2kB"),
+            (4_500_000, "4.5MB"),
+            (145_000_000, "145MB"),
+        ] {
+            assert_eq!(human_bytes(bytes), text);
         }
     }
 }

@@ -146,7 +146,7 @@ pub(super) const COMMANDS: &[Command] = &[
         NAMESPACE,
         switch("eviction-order", None, "of the node: also which pods would be evicted first"),
     ], agent_flags: false, takes: Takes::Kinds },
-    Command { name: "top", args: "pods|node|disk [NAME]", group: PODS, help: "Show how much processor and memory pods or the node use, or who writes to the disk", flags: &[
+    Command { name: "top", args: "pods|node|disk|net [NAME]", group: PODS, help: "Show how much processor and memory pods or the node use, who writes to the disk, or bytes of the link", flags: &[
         NAMESPACE,
         ALL_NAMESPACES,
         switch("containers", None, "each container of the pods"),
@@ -187,6 +187,7 @@ pub(super) const COMMANDS: &[Command] = &[
         QUIET,
     ], agent_flags: false, takes: Takes::Files },
     Command { name: "image pull", args: "REFERENCE...", group: IMAGES, help: "Pull images from their registries", flags: &[
+        switch("now", None, "also if the link has no bytes left for it today"),
         QUIET,
     ], agent_flags: false, takes: Takes::Images },
     Command { name: "image ls", args: "", group: IMAGES, help: "List images", flags: &[

@@ -64,6 +64,7 @@ pub(super) fn facts(health: Health) -> check::AgentFacts {
             misrouted: tunnel.misrouted,
             trouble: tunnel.trouble,
         }),
+        link: health.link.map(|link| (link.says, link.waits)),
     }
 }
 

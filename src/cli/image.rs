@@ -19,11 +19,12 @@ pub(super) fn run(verb: &str, mut words: Words) -> Result<(), CliError> {
     }
     let mut values = Vec::new();
     let mut name = String::new();
-    let (mut wide, mut no_headers, mut quiet) = (false, false, false);
+    let (mut wide, mut no_headers, mut quiet, mut now) = (false, false, false, false);
     while let Some(word) = words.next()? {
         match word {
             Word::Flag("name") => name = words.value()?,
             Word::Flag("quiet") => quiet = words.switch()?,
+            Word::Flag("now") => now = words.switch()?,
             Word::Flag("no-headers") => no_headers = words.switch()?,
             Word::Flag("output") => wide = words.value()? == "wide",
             Word::Value(value) => values.push(value),
@@ -60,7 +61,8 @@ pub(super) fn run(verb: &str, mut words: Words) -> Result<(), CliError> {
                 return Err(CliError::new("expected 'image pull REFERENCE...'"));
             }
             for image in values {
-                let target = format!("/images/pull?reference={}", encode(&image));
+                let more = if now { "&now=true" } else { "" };
+                let target = format!("/images/pull?reference={}{more}", encode(&image));
                 let answer = client.send("POST", &target, "")?;
                 for id in follow(answer, &mut Progress::new(&image, quiet))? {
                     print(&format!("Pulled: {image} {id}\n"))?;

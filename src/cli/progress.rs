@@ -4,7 +4,7 @@
 use std::io::{self, IsTerminal as _, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd};
 
-use super::table::human_bytes;
+use crate::api::quantity::human_bytes;
 use crate::image::Progress as Step;
 use crate::sys::tty;
 

@@ -7,6 +7,7 @@ use crate::{
         Event, Pod, Wall,
         cri::Image,
         pod_status::{ContainerState, ContainerStatus, Phase},
+        quantity::human_bytes,
     },
     server::backend::DeviceShown,
 };
@@ -377,21 +378,6 @@ pub(super) fn image_rows(image: &Image, wide: bool) -> Vec<Vec<String>> {
     vec![row(name, "<none>")]
 }
 
-/// `4.5MB`: decimal units with three significant digits, as crictl prints sizes.
-pub(super) fn human_bytes(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "kB", "MB", "GB", "TB"];
-    let (mut tenths, mut unit) = (u128::from(bytes) * 10, 0);
-    while tenths >= 10_000 && unit + 1 < UNITS.len() {
-        tenths /= 1000;
-        unit += 1;
-    }
-    if unit == 0 || tenths >= 1000 {
-        format!("{}{}", tenths / 10, UNITS[unit])
-    } else {
-        format!("{}.{}{}", tenths / 10, tenths % 10, UNITS[unit])
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -427,19 +413,6 @@ mod tests {
         let mut out = String::new();
         line(&mut out, &widths, &row);
         assert_eq!(out, "a b [2J   c");
-    }
-
-    #[test]
-    fn sizes() {
-        for (bytes, text) in [
-            (0, "0B"),
-            (999, "999B"),
-            (1234, "1.2kB"),
-            (4_500_000, "4.5MB"),
-            (145_000_000, "145MB"),
-        ] {
-            assert_eq!(human_bytes(bytes), text);
-        }
     }
 
     fn pod(text: &str) -> Pod {

@@ -1,4 +1,5 @@
-//! `picolet top pods|node`: what runs costs, in kubectl's columns. `picolet top disk`: who writes to it.
+//! `picolet top pods|node`: what runs costs, in kubectl's columns. `picolet top disk`: who writes to it. `picolet top net`: what
+//! went over the link.
 //!
 //! Source: kubectl `pkg/metricsutil/metrics_printer.go`.
 
@@ -14,7 +15,8 @@ use super::{
     print, table,
 };
 use crate::{
-    api::{Node, Quantity, order::Order as _},
+    api::{Node, Quantity, link::LinkClass, order::Order as _, quantity::human_bytes},
+    server::backend::LinkShown,
     sys::start,
 };
 
@@ -109,14 +111,15 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
         "pod" | "pods" | "po" => pods,
         "node" | "nodes" | "no" => node,
         "disk" => disk,
+        "net" => net,
         "" => {
             return Err(CliError::new(
-                "you must say what to show: pods, node or disk",
+                "you must say what to show: pods, node, disk or net",
             ));
         }
         other => {
             return Err(CliError::new(format!(
-                "there are no figures of {other:?}, only of pods, node and disk"
+                "there are no figures of {other:?}, only of pods, node, disk and net"
             )));
         }
     };
@@ -125,7 +128,10 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
         return live::watch(EVERY, no_headers, Box::new(move || look(&client, &top)));
     }
     let seen = look(&client, &top)?;
-    if let Some(nothing) = seen.notes.into_iter().next() {
+    let mut notes = seen.notes.into_iter();
+    if seen.rows.is_empty()
+        && let Some(nothing) = notes.next()
+    {
         return Err(CliError::new(nothing));
     }
     let rows: Vec<_> = seen.rows.into_iter().map(|row| row.cells).collect();
@@ -133,7 +139,8 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     print(match top.no_headers {
         true => text.split_once('\n').map_or("", |(_, rows)| rows),
         false => &text,
-    })
+    })?;
+    notes.try_for_each(|note| print(&format!("{note}\n")))
 }
 
 fn sort_by(text: &str) -> Result<SortBy, CliError> {
@@ -263,6 +270,29 @@ fn node(client: &Client, _: &Top) -> Result<Seen, CliError> {
     })
 }
 
+fn net(client: &Client, _: &Top) -> Result<Seen, CliError> {
+    let link = client.read("/link")?;
+    Ok(Seen {
+        header: ["CLASS", "RECEIVED", "SENT"].to_vec(),
+        rows: net_rows(&link),
+        notes: link.budget.into_iter().collect(),
+    })
+}
+
+/// A line for each class of which there was something, and one for all.
+fn net_rows(link: &LinkShown) -> Vec<Row> {
+    let of = |name: &str, both: [u64; 2]| {
+        let mut cells = vec![name.to_owned()];
+        cells.extend(both.map(human_bytes));
+        Row::named(cells, 1)
+    };
+    let classes = LinkClass::NAMES.iter().zip(link.bytes.0);
+    let sum = |way: usize| link.bytes.0.iter().map(|both| both[way]).sum();
+    let rows = classes.filter(|(_, both)| both.iter().any(|n| *n > 0));
+    let rows = rows.map(|(name, both)| of(name, both));
+    rows.chain([of("all", [sum(0), sum(1)])]).collect()
+}
+
 fn node_row(stats: &Usage, node: &Node) -> Option<Vec<String>> {
     let (milli, bytes) = stats.figures()?;
     let allocatable = |name: &str, amount: fn(&Quantity) -> i64| {
@@ -386,6 +416,18 @@ mod tests {
         let mut node = figures(1_500_000_000, 512);
         node["nodeName"] = "pi".into();
         let object = json!({"status": {"allocatable": {"cpu": "4", "memory": "1Gi"}}});
+        let mut link = LinkShown::default();
+        link.bytes.0[LinkClass::Heartbeat as usize] = [1500, 700];
+        link.bytes.0[LinkClass::Image as usize] = [4_500_000, 0];
+        let rows: Vec<_> = net_rows(&link).into_iter().map(|row| row.cells).collect();
+        assert_eq!(
+            rows,
+            [
+                ["heartbeat", "1.5kB", "700B"],
+                ["image", "4.5MB", "0B"],
+                ["all", "4.5MB", "700B"]
+            ]
+        );
         let row = node_row(&read(node), &read(object)).expect("figures");
         assert_eq!(row, ["pi", "1500m", "37%", "512Mi", "50%"]);
     }

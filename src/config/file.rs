@@ -171,7 +171,7 @@ const FIELDS: &[&str] = &[
     "picolet.certDir", "picolet.cloudProvider", "picolet.cniBinDir", "picolet.cniConfDir", "picolet.containerLogDir", "picolet.devicePluginDir", "picolet.devicePlugins", "picolet.deviceRoot", "picolet.deviceWait", "picolet.devices", "picolet.doorbells", "picolet.evictStaticPods", "picolet.handlers",
     "picolet.hostnameOverride", "picolet.imageCredentialProviderBinDir", "picolet.imageCredentialProviderConfig",
     "picolet.imageDir", "picolet.imagePolicy.allowedRegistries", "picolet.imagePolicy.requireDigest",
-    "picolet.imagePullBandwidth", "picolet.k3sPasswordFile", "picolet.k3sServer", "picolet.kubeconfig", "picolet.kubeletVersion", "picolet.manifestURLCA", "picolet.maxLogBytes",
+    "picolet.imagePullBandwidth", "picolet.k3sPasswordFile", "picolet.k3sServer", "picolet.kubeconfig", "picolet.kubeletVersion", "picolet.link.dailyBytes", "picolet.link.pullWindow", "picolet.manifestURLCA", "picolet.maxLogBytes",
     "picolet.maximumDeadContainers", "picolet.maximumDeadContainersPerContainer", "picolet.metered", "picolet.minimumContainerTTLDuration",
     "picolet.nodeIP", "picolet.nodeLabels", "picolet.ociRuntime", "picolet.ociRuntimeRoot", "picolet.offlineSecrets", "picolet.process.allowRoot", "picolet.process.directories", "picolet.profile", "picolet.providers",
     "picolet.registriesFile", "picolet.rootDir", "picolet.runDir", "picolet.socket", "picolet.tunnel.ca", "picolet.tunnel.servers",
@@ -466,6 +466,7 @@ pub struct Own {
     pub k3s_server: Option<String>,
     pub kubeconfig: Option<String>,
     pub kubelet_version: Option<String>,
+    pub link: Link,
     #[serde(rename = "manifestURLCA")]
     pub manifest_url_ca: Option<String>,
     pub max_log_bytes: Option<Quantity>,
@@ -507,6 +508,15 @@ pub struct ImagePolicy {
 pub struct Process {
     pub allow_root: Option<bool>,
     pub directories: Vec<String>,
+}
+
+/// `picolet.link`
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[expect(missing_docs, reason = "see the fields of Config they end in")]
+pub struct Link {
+    pub daily_bytes: Option<Quantity>,
+    pub pull_window: Option<String>,
 }
 
 /// `picolet.tunnel`

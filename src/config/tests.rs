@@ -713,6 +713,17 @@ fn node_object() {
 }
 
 #[test]
+fn a_budget_of_the_link() {
+    // METER-02
+    let cfg = |text: &str| load("link", text, "").expect("a configuration");
+    assert_eq!(cfg("").link_budget, None);
+    let budget = cfg("picolet: {link: {dailyBytes: 50M, pullWindow: \"23:00-05:00\"}}").link_budget;
+    let budget = budget.expect("a budget");
+    assert_eq!(budget.daily_bytes, 50_000_000);
+    assert!(budget.pull_window.is_some());
+}
+
+#[test]
 fn a_tunnel() {
     // TUN-01 TUN-09
     let of = |text: &str| load("tunnel", text, "").expect("a configuration");
@@ -831,6 +842,18 @@ fn refused() {
         (
             "picolet: {providers: {a: /x, b: /x, c: /x, d: /x, e: /x, f: /x, g: /x, h: /x, i: /x}}",
             "picolet.providers: has 9 entries, must have at most 8",
+        ),
+        (
+            "picolet: {link: {dailyBytes: 0}}",
+            "picolet.link.dailyBytes: is 0, must be more than 0",
+        ),
+        (
+            "picolet: {link: {pullWindow: \"01:00-02:00\"}}",
+            "picolet.link.pullWindow: needs picolet.link.dailyBytes",
+        ),
+        (
+            "picolet: {link: {dailyBytes: 50M, pullWindow: \"1-2\"}}",
+            "picolet.link.pullWindow: is \"1-2\", must be HH:MM-HH:MM, two times of a day (UTC)",
         ),
         (
             "picolet: {tunnel: {servers: [a]}}",

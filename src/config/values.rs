@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use crate::{
     api::{Quantity, node::Taint},
-    logic::{cgroup::CgroupTree, devices::Declared, eviction, shutdown},
+    logic::{cgroup::CgroupTree, devices::Declared, eviction, link_budget, shutdown},
     net::Url,
     runtime::runc::process::Allowed,
 };
@@ -41,6 +41,8 @@ pub struct Config {
     pub server: ServerConfig,
     /// By which it is reached from a network that cannot dial this node; `None`: there is no tunnel.
     pub tunnel: Option<TunnelConfig>,
+    /// What may go over the link in a day; `None`: as much as there is.
+    pub link_budget: Option<link_budget::Settings>,
     /// All of this as a `KubeletConfiguration`, JSON.
     pub document: String,
     /// Manifests at a URL; `None`: nowhere.

@@ -31,7 +31,7 @@ use super::error::{ApiError, KubeError, MAX_STATUS_BYTES};
 use super::kubeconfig::Kubeconfig;
 use super::rate::Rate;
 use super::stream::{self, BUFFER_BYTES, BadItem, ListMeta, ReadError};
-use crate::api::Wall;
+use crate::api::{Wall, link::LinkClass};
 use crate::net::tcp::LongTcpConnector;
 use crate::net::tls::TlsConnector;
 use crate::net::{Names, ProxyVariables, Url};
@@ -221,6 +221,8 @@ pub struct Client {
     pub(super) cluster: Arc<Cluster>,
     timeouts: Timeouts,
     rate: Option<Arc<Rate>>,
+    /// What its bytes count as.
+    class: LinkClass,
     connections: Mutex<Option<Connections>>,
 }
 
@@ -233,13 +235,19 @@ struct Connections {
 }
 
 impl Client {
-    /// A client that waits for its turn by `rate`.
+    /// A client that waits for its turn by `rate`. Its bytes count as `class`.
     #[must_use]
-    pub fn new(cluster: Arc<Cluster>, timeouts: Timeouts, rate: Option<Arc<Rate>>) -> Self {
+    pub fn new(
+        cluster: Arc<Cluster>,
+        timeouts: Timeouts,
+        rate: Option<Arc<Rate>>,
+        class: LinkClass,
+    ) -> Self {
         Self {
             cluster,
             timeouts,
             rate,
+            class,
             connections: Mutex::new(None),
         }
     }
@@ -411,7 +419,7 @@ impl Client {
         let server_name = cluster.config.tls_server_name.clone();
         let connector =
             ().chain(ConnectProxyConnector::default())
-                .chain(LongTcpConnector)
+                .chain(LongTcpConnector(self.class))
                 .chain(TlsConnector {
                     config: tls,
                     server_name: server_name.map(|name| (url.host().to_owned(), name)),

@@ -13,6 +13,7 @@ use super::path::{node_selector, one_selector, pod_selector, query, segment};
 use super::rate::Rate;
 use super::stream::BadItem;
 use super::watch::{self, Ring, WatchEnd, WatchOptions};
+use crate::api::link::LinkClass;
 use crate::api::strict::typed;
 use crate::api::{ObjectMeta, PodUid};
 
@@ -62,20 +63,21 @@ impl HttpApi {
         rates: Rates,
         heartbeat: Option<core::time::Duration>,
     ) -> Self {
-        let client = |timeouts, (per_second, burst)| {
+        let client = |timeouts, (per_second, burst), class| {
             let rate = (per_second > 0).then(|| Arc::new(Rate::new(per_second, burst)));
-            Client::new(Arc::clone(cluster), timeouts, rate)
+            Client::new(Arc::clone(cluster), timeouts, rate, class)
         };
         Self {
-            main: client(timeouts, rates.main),
+            main: client(timeouts, rates.main, LinkClass::Api),
             heartbeat: client(
                 Timeouts {
                     whole: Some(heartbeat.unwrap_or(HEARTBEAT_TIMEOUT)),
                     ..timeouts
                 },
                 (0, 0),
+                LinkClass::Heartbeat,
             ),
-            events: client(timeouts, rates.events),
+            events: client(timeouts, rates.events, LinkClass::Api),
         }
     }
 

@@ -73,6 +73,7 @@ pub mod image_access;
 pub mod image_gc;
 pub mod kill;
 pub mod lease;
+pub mod link_budget;
 pub mod log_budget;
 pub mod loop_health;
 pub mod metrics;

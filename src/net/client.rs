@@ -6,12 +6,14 @@ use rustls::ClientConfig;
 use ureq::Agent;
 use ureq::config::{Config, ConfigBuilder};
 use ureq::typestate::AgentScope;
-use ureq::unversioned::transport::{ConnectProxyConnector, Connector as _, TcpConnector};
+use ureq::unversioned::transport::{ConnectProxyConnector, Connector as _};
 
 use super::Names;
 use super::pace::Stop;
+use super::tcp::LongTcpConnector;
 use super::tls::TlsConnector;
 use super::watch::Watch;
+use crate::api::link::LinkClass;
 
 /// Head of an answer, bytes.
 const MAX_HEAD_BYTES: usize = 32 * 1024;
@@ -27,11 +29,16 @@ pub(crate) fn config() -> ConfigBuilder<AgentScope> {
         .max_response_header_size(MAX_HEAD_BYTES)
 }
 
-/// Asks as `config` says, by `tls` where a URL wants it. Its reads end soon once `stop` says so.
-pub(crate) fn agent(config: Config, tls: Option<Arc<ClientConfig>>, stop: Arc<Stop>) -> Agent {
+/// Asks as `config` says, by `tls` where a URL wants it. Its reads end soon once `stop` says so. Bytes count as `class`.
+pub(crate) fn agent(
+    config: Config,
+    tls: Option<Arc<ClientConfig>>,
+    stop: Arc<Stop>,
+    class: LinkClass,
+) -> Agent {
     let connector =
         ().chain(ConnectProxyConnector::default())
-            .chain(TcpConnector::default())
+            .chain(LongTcpConnector(class))
             .chain(Watch(stop))
             .chain(TlsConnector {
                 config: tls,

@@ -6,6 +6,7 @@
 //! | `client` | HTTP for documents |
 //! | [`url`] | absolute `http` and `https` URLs |
 //! | [`dns`], [`names`] | name servers asked by ourselves |
+//! | [`meter`] | bytes that go over the link |
 //! | [`pace`] | delays between attempts, stopping |
 //! | [`proxies`] | which requests go through a proxy |
 //! | [`serving`] | TLS as a server: its certificate, those of its clients |
@@ -20,6 +21,7 @@
 pub(crate) mod any_peer;
 pub(crate) mod client;
 mod dns;
+pub mod meter;
 pub mod names;
 pub mod pace;
 pub mod proxies;

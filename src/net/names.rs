@@ -20,7 +20,9 @@ use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::NextTimeout;
 
 use super::dns::{self, Kind, Reply};
+use super::meter::{self, Meter};
 use crate::api::Mono;
+use crate::api::link::LinkClass;
 use crate::api::order::Order as _;
 use crate::sys::clock;
 
@@ -322,7 +324,8 @@ fn ask_server(server: SocketAddr, name: &str, until: Mono) -> io::Result<Vec<IpA
         let Some(question) = dns::question(id, name, kind) else {
             return Ok(Vec::new());
         };
-        socket.send(&question)?;
+        let sent = socket.send(&question)?;
+        meter::datagram(server, LinkClass::Api, [0, sent]);
         open.push((id, kind, question));
     }
     let mut found = Vec::new();
@@ -340,6 +343,7 @@ fn ask_server(server: SocketAddr, name: &str, until: Mono) -> io::Result<Vec<IpA
                 break;
             }
         };
+        meter::datagram(server, LinkClass::Api, [length, 0]);
         // Whoever guesses a question right has to guess its number too.
         let mut n = 0;
         while n < open.len() {
@@ -387,6 +391,7 @@ fn ask_by_stream(
     let mut message = vec![0; usize::from(u16::from_be_bytes(head))];
     stream.set_read_timeout(Some(left(until)?))?;
     stream.read_exact(&mut message).map_err(in_words)?;
+    Meter::new(&stream).end(&stream, LinkClass::Api);
     match dns::answer(id, name, kind, &message) {
         Reply::Other | Reply::Cut => Err(io::Error::other("its answer is none")),
         reply => Ok(reply),

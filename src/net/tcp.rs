@@ -2,7 +2,7 @@
 //!
 //! A registry's link ends with its pull, and every read of it has a time limit. A link to the apiserver may be silent for
 //! minutes and still be right, so the kernel asks the other side: often enough that a NAT which forgets idle
-//! connections after a minute does not forget this one.
+//! connections after a minute does not forget this one. What goes over either is counted.
 //!
 //! Source: tcp(7), RFC 1122 section 4.2.3.6, RFC 5482.
 
@@ -20,6 +20,8 @@ use ureq::unversioned::transport::{
     Transport,
 };
 
+use super::meter::Meter;
+use crate::api::link::LinkClass;
 use crate::sys::clock;
 
 /// Silence after which the other side is asked whether it is there, seconds. Less than the 60 s after which cheap NATs
@@ -36,9 +38,9 @@ pub const USER_TIMEOUT_MS: u32 =
 /// Least time for one of several addresses.
 const MIN_ADDRESS_TIME: Duration = Duration::from_millis(250);
 
-/// Opens sockets with the options above. Addresses are tried in their order; each but the last has half of what is left.
+/// Opens sockets with the options above, and counts what goes over them. Addresses are tried in their order; each but the last has half of what is left.
 #[derive(Debug)]
-pub(crate) struct LongTcpConnector;
+pub(crate) struct LongTcpConnector(pub(crate) LinkClass);
 
 impl<In: Transport> Connector<In> for LongTcpConnector {
     type Out = Either<In, LongTcp>;
@@ -66,7 +68,13 @@ impl<In: Transport> Connector<In> for LongTcpConnector {
                     let stream = Arc::new(stream);
                     let handle: Weak<dyn ShutdownHandle> = Arc::downgrade(&stream) as _;
                     (details.register_shutdown)(handle)?;
-                    return Ok(Some(Either::B(LongTcp { stream, buffers })));
+                    let meter = Meter::new(&stream);
+                    return Ok(Some(Either::B(LongTcp {
+                        stream,
+                        buffers,
+                        meter,
+                        class: self.0,
+                    })));
                 }
                 Err(e) if e.kind() == io::ErrorKind::TimedOut => {
                     last = ureq::Error::Timeout(Timeout::Connect);
@@ -93,6 +101,14 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
 pub(crate) struct LongTcp {
     stream: Arc<TcpStream>,
     buffers: LazyBuffers,
+    meter: Meter,
+    class: LinkClass,
+}
+
+impl Drop for LongTcp {
+    fn drop(&mut self) {
+        self.meter.end(&self.stream, self.class);
+    }
 }
 
 impl Transport for LongTcp {
@@ -105,9 +121,9 @@ impl Transport for LongTcp {
         self.stream
             .set_write_timeout(timeout.not_zero().map(|t| *t))?;
         let mut stream = &*self.stream;
-        stream
-            .write_all(&self.buffers.output()[..amount])
-            .map_err(|e| timed_out(e, timeout))
+        let written = stream.write_all(&self.buffers.output()[..amount]);
+        self.meter.look(&self.stream, self.class);
+        written.map_err(|e| timed_out(e, timeout))
     }
 
     fn await_input(&mut self, timeout: NextTimeout) -> Result<bool, ureq::Error> {
@@ -121,6 +137,7 @@ impl Transport for LongTcp {
                 read => break read.map_err(|e| timed_out(e, timeout))?,
             }
         };
+        self.meter.look(&self.stream, self.class);
         self.buffers.input_appended(amount);
         Ok(amount > 0)
     }

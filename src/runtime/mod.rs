@@ -55,6 +55,9 @@ pub enum RuntimeError {
     /// The disk has no room for the image; it may be tried again once there is some.
     #[error("{0}")]
     Full(String),
+    /// The link has no bytes left for the image; it goes on later.
+    #[error("{0}")]
+    Deferred(String),
     /// A call did not end in time; whatever it started has been killed.
     #[error("{what} timed out after {after:?}")]
     Timeout {

@@ -8,7 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{http::Refusal, log_reader::LogOptions};
 use crate::{
-    api::{ContainerId, Event, Node, PodUid, SandboxId, Wall, cri::ExecOutput, stats::Detail},
+    api::{
+        ContainerId, Event, Node, PodUid, SandboxId, Wall, cri::ExecOutput, link::LinkBytes,
+        stats::Detail,
+    },
     image::{Progress, Verification},
     runtime::{AttachOptions, Call, Connect, ExecOptions, Start, Stream},
     stream::remote_command::CREATION_TIMEOUT,
@@ -177,6 +180,28 @@ pub struct Health {
     pub apiserver: Option<ApiserverHealth>,
     /// The tunnel; `None`: there is none.
     pub tunnel: Option<TunnelHealth>,
+    /// The budget of the link; `None`: there is none.
+    pub link: Option<LinkHealth>,
+}
+
+/// How the budget of the link stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LinkHealth {
+    /// For people.
+    pub says: String,
+    /// Images wait.
+    pub waits: bool,
+}
+
+/// What went over the link.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LinkShown {
+    /// Bytes of the agent.
+    pub bytes: LinkBytes,
+    /// How the budget of the day stands, for people; `None`: there is none.
+    pub budget: Option<String>,
 }
 
 /// What the node is short of, and who would go for it.
@@ -358,6 +383,8 @@ pub trait Backend: Streaming {
     fn dump(&self) -> Reply<'_, String>;
     /// Figures of the agent, or of what runs.
     fn figures(&self, which: Figures) -> Reply<'_, Pieces>;
+    /// What went over the link.
+    fn link(&self) -> LinkShown;
     /// The Node object.
     fn node(&self) -> Reply<'_, Node>;
     /// What the node is short of; with `order` also who would go for it.
@@ -393,8 +420,9 @@ pub trait Backend: Streaming {
         name: String,
         steps: Option<smol::channel::Sender<Progress>>,
     ) -> Reply<'_, Vec<String>>;
-    /// Pulls an image with the credentials of the node, whatever is in the store; returns its id.
-    fn pull_image<'a>(&'a self, reference: &'a str) -> Reply<'a, String>;
+    /// Pulls an image with the credentials of the node, whatever is in the store; `now`: whatever the link has left. Returns
+    /// its id.
+    fn pull_image<'a>(&'a self, reference: &'a str, now: bool) -> Reply<'a, String>;
     /// How far that is; `None` if no pull of it is under way.
     fn pull_progress(&self, reference: &str) -> Option<Progress>;
     /// Removes an image by reference or id.

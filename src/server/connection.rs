@@ -5,6 +5,8 @@
 //! buffer: what is written goes to what carries it, and a client that does not read holds its own handler back, for as long
 //! as its patience lasts.
 
+use alloc::rc::Rc;
+use core::cell::Cell;
 use core::net::IpAddr;
 use core::pin::Pin;
 use core::task::{Context, Poll, ready};
@@ -17,6 +19,7 @@ use nix::sys::socket::{Shutdown, SockaddrStorage, getpeername, shutdown};
 use smol::io::{AsyncRead, AsyncReadExt as _, AsyncWrite};
 
 use super::pipe::Beside;
+use crate::api::link::LinkClass;
 use crate::sys::{socket, start, turn};
 
 /// Bytes read ahead while a client is only watched. A client that sends more is not seen to leave before its answer ends.
@@ -46,6 +49,8 @@ pub(super) enum Below {
     /// Nobody can tell.
     Unknown,
     Socket(RawFd),
+    /// The same of one whose bytes are counted, as what.
+    Counted(RawFd, Rc<Cell<LinkClass>>),
     Pipe(Beside),
 }
 
@@ -92,7 +97,7 @@ impl Connection {
     pub fn has_hung_up(&self) -> bool {
         let fd = match &self.below {
             Below::Unknown => return false,
-            Below::Socket(fd) => *fd,
+            Below::Socket(fd) | Below::Counted(fd, _) => *fd,
             Below::Pipe(pipe) => return pipe.has_hung_up(),
         };
         let mut fds = [libc::pollfd {
@@ -109,7 +114,7 @@ impl Connection {
         match &self.below {
             Below::Unknown => {}
             Below::Pipe(pipe) => pipe.cut(),
-            Below::Socket(fd) => {
+            Below::Socket(fd) | Below::Counted(fd, _) => {
                 if let Err(e) = socket::forget_unsent(*fd) {
                     log::debug!("a connection cannot be cut: {e}");
                 }
@@ -119,13 +124,20 @@ impl Connection {
 
     /// Address of the other side, if it has one.
     pub(super) fn peer(&self) -> Option<IpAddr> {
-        let Below::Socket(socket) = self.below else {
+        let (Below::Socket(socket) | Below::Counted(socket, _)) = &self.below else {
             return None;
         };
-        let name: SockaddrStorage = getpeername(socket).ok()?;
+        let name: SockaddrStorage = getpeername(*socket).ok()?;
         let v4 = name.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
         let v6 = || name.as_sockaddr_in6().map(|v6| v6.ip().to_canonical());
         v4.or_else(v6)
+    }
+
+    /// What comes and goes from now on is counted as `class`, if it is counted.
+    pub(super) fn counts_as(&self, class: LinkClass) {
+        if let Below::Counted(_, of) = &self.below {
+            of.set(class);
+        }
     }
 
     /// How long a client may take nothing of what is written, before that fails with [`io::ErrorKind::TimedOut`].
@@ -224,7 +236,9 @@ impl AsyncWrite for Connection {
         // What carries us only flushes. A socket that is not connected any more needs no end.
         match &this.below {
             Below::Unknown => {}
-            Below::Socket(socket) => _ = shutdown(*socket, Shutdown::Write),
+            Below::Socket(socket) | Below::Counted(socket, _) => {
+                _ = shutdown(*socket, Shutdown::Write);
+            }
             Below::Pipe(pipe) => pipe.end(),
         }
         Poll::Ready(closed)

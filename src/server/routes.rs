@@ -3,12 +3,12 @@
 //! | route | answer |
 //! |---|---|
 //! | `GET /healthz`, `/version`, `/debug/dump` | text |
-//! | `GET /pods[?namespace=]`, `/configmaps[…]`, `/secrets[…]`, `/events[…][limit=]`, `/node`, `/pressure[?order=]`, `/devices`, `/images`, `/health` | JSON |
+//! | `GET /pods[?namespace=]`, `/configmaps[…]`, `/secrets[…]`, `/events[…][limit=]`, `/node`, `/link`, `/pressure[?order=]`, `/devices`, `/images`, `/health` | JSON |
 //! | `GET /containerLogs/{namespace}/{pod}/{container}` | text, streamed; kubelet's parameters |
 //! | `/exec`, `/attach`, `/run`, `/portForward` | see [`super::streaming`] |
 //! | `POST /images/import`, `/images/prune`, `DELETE /images` | text; `import?progress=true`: JSON lines |
 //! | `POST /images/verify[?repair=true]` | JSON lines: [`Line`]s: `step`, then `verified` or `failed` |
-//! | `POST /images/pull?reference=` | JSON lines, as of an import |
+//! | `POST /images/pull?reference=[&now=true]` | JSON lines, as of an import |
 //! | `POST /pods/{namespace}/{pod}/restart` | text |
 //! | `POST /stop[?all=true][?shutdown=true]` | text |
 //! | `GET /metrics`, `/metrics/slis`, `/metrics/probes`, `/metrics/resource`, `/metrics/cadvisor` | Prometheus text, streamed |
@@ -99,6 +99,10 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
             let node = backend.node().await;
             json(connection, node.map(|node| node.to_object())).await
         }
+        ("GET", ["link"]) => {
+            let shown = strict::to_value(&backend.link()).unwrap_or_default();
+            json(connection, Ok(shown)).await
+        }
         ("GET", ["pressure"]) => {
             let shown = |pressure| strict::to_value(&pressure).unwrap_or_default();
             let pressure = backend.pressure(request.flag("order")).await;
@@ -134,7 +138,7 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
             let Some(reference) = request.param("reference").filter(|r| !r.is_empty()) else {
                 return Ok(Err(Refusal::bad("reference: required")));
             };
-            pull(backend, connection, reference).await
+            pull(backend, connection, reference, request.flag("now")).await
         }
         ("POST", ["images", "verify"]) => {
             let (sender, steps) = smol::channel::bounded(1);
@@ -178,7 +182,7 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
             _,
             [
                 "healthz" | "health" | "events" | "version" | "pods" | "configmaps" | "secrets"
-                | "node" | "pressure" | "images" | "stop",
+                | "node" | "link" | "pressure" | "images" | "stop",
             ],
         )
         | (_, ["containerLogs", _, _, _] | ["pods", _, _, "restart"])
@@ -215,9 +219,14 @@ fn received(steps: &smol::channel::Receiver<Progress>) -> impl AsyncFnMut() -> P
 }
 
 /// Pulls an image and tells how far it is. A client that leaves ends the pull, unless others wait for it; what arrived stays.
-async fn pull(backend: &dyn Backend, connection: &mut Connection, reference: &str) -> Outcome {
+async fn pull(
+    backend: &dyn Backend,
+    connection: &mut Connection,
+    reference: &str,
+    now: bool,
+) -> Outcome {
     let pulling = async {
-        let id = backend.pull_image(reference).await?;
+        let id = backend.pull_image(reference, now).await?;
         Ok(Line::Imported(vec![id]))
     };
     let mut told = None;

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::{
     backend::{
-        Backend, Check, DeviceShown, Figures, Health, LogTarget, Pieces, PodName, PressureShown,
-        Reply, Running, RunningPod, Streaming, Uptime,
+        Backend, Check, DeviceShown, Figures, Health, LinkShown, LogTarget, Pieces, PodName,
+        PressureShown, Reply, Running, RunningPod, Streaming, Uptime,
     },
     http::Refusal,
 };
@@ -200,6 +200,10 @@ impl Backend for FakeBackend {
         })
     }
 
+    fn link(&self) -> LinkShown {
+        LinkShown::default()
+    }
+
     fn is_running<'a>(&'a self, _: &'a ContainerId) -> Reply<'a, bool> {
         Box::pin(async { Ok(false) })
     }
@@ -221,7 +225,7 @@ impl Backend for FakeBackend {
         unused()
     }
 
-    fn pull_image<'a>(&'a self, _: &'a str) -> Reply<'a, String> {
+    fn pull_image<'a>(&'a self, _: &'a str, _: bool) -> Reply<'a, String> {
         unused()
     }
 

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use ureq::Agent;
 
+use crate::api::link::LinkClass;
 use crate::config::decode::MAX_DOCUMENT_BYTES;
 use crate::net::tls::{self, Pem, Roots};
 use crate::net::{ProxyVariables, Url, client};
@@ -218,5 +219,10 @@ fn new_agent(place: &Place, url: &Url) -> Result<Agent, HttpError> {
     let tls = url.https.then(|| tls::config(roots, None)).transpose();
     let tls = tls.map_err(|e| HttpError::Local(crate::error::chain(&e)))?;
     // Nobody ends a look before its time.
-    Ok(client::agent(config.build(), tls, Arc::default()))
+    Ok(client::agent(
+        config.build(),
+        tls,
+        Arc::default(),
+        LinkClass::Api,
+    ))
 }

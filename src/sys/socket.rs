@@ -52,6 +52,60 @@ pub fn forget_unsent(socket: RawFd) -> io::Result<()> {
     Ok(())
 }
 
+/// What a TCP connection has carried so far, as the kernel counts it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TcpCounts {
+    /// Bytes without headers, received and sent, what was sent again included.
+    pub bytes: [u64; 2],
+    /// Segments of both kinds, those without bytes included. They begin anew after 2^32.
+    pub segments: [u32; 2],
+    /// Every segment has a timestamp.
+    pub timestamps: bool,
+}
+
+/// Reads them.
+///
+/// Source: tcp(7), `TCP_INFO`; `struct tcp_info` in linux/tcp.h, which has grown at its end over the years. What was sent
+/// again counts from Linux 4.19 on.
+pub fn tcp_counts(socket: RawFd) -> io::Result<TcpCounts> {
+    const OPTIONS: usize = 5;
+    const TIMESTAMPS: u8 = 1;
+    const BYTES_ACKED: usize = 120;
+    const BYTES_RECEIVED: usize = 128;
+    const SEGMENTS_OUT: usize = 136;
+    const SEGMENTS_IN: usize = 140;
+    const BYTES_SENT: usize = 200;
+    const LENGTH: usize = 208;
+    let mut info = [0_u8; LENGTH];
+    let mut length = libc::socklen_t::try_from(LENGTH).unwrap_or_default();
+    // SAFETY: the kernel writes at most `length` bytes into `info`, which has as many.
+    let got = unsafe {
+        libc::getsockopt(
+            socket,
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    nix::Error::result(got)?;
+    let wide = |at: usize| {
+        let bytes = info.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
+        u64::from_ne_bytes(bytes.unwrap_or_default())
+    };
+    let narrow = |at: usize| {
+        let bytes = info.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
+        u32::from_ne_bytes(bytes.unwrap_or_default())
+    };
+    let has_sent = usize::try_from(length).is_ok_and(|length| length >= LENGTH);
+    let sent = if has_sent { BYTES_SENT } else { BYTES_ACKED };
+    Ok(TcpCounts {
+        bytes: [wide(BYTES_RECEIVED), wide(sent)],
+        segments: [narrow(SEGMENTS_IN), narrow(SEGMENTS_OUT)],
+        timestamps: info[OPTIONS] & TIMESTAMPS != 0,
+    })
+}
+
 /// Receives one descriptor that the peer sends along with some bytes (`SCM_RIGHTS`), which are dropped. Close-on-exec.
 /// Source: unix(7).
 pub fn receive_fd(socket: impl AsFd) -> io::Result<OwnedFd> {
@@ -92,6 +146,27 @@ mod tests {
     };
 
     use super::*;
+
+    #[test]
+    fn what_a_connection_carried() {
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("listener");
+        let address = listener.local_addr().expect("address");
+        let mut near = std::net::TcpStream::connect(address).expect("connect");
+        let (mut far, _) = listener.accept().expect("accept");
+        near.write_all(&[0; 1000]).expect("write");
+        far.read_exact(&mut [0; 1000]).expect("read");
+        far.write_all(&[0; 300]).expect("write");
+        near.read_exact(&mut [0; 300]).expect("read");
+        let counts = tcp_counts(near.as_raw_fd()).expect("counts");
+        assert_eq!(counts.bytes, [300, 1000]);
+        // A SYN, an ACK and the bytes; its answer and the bytes.
+        assert!(
+            counts.segments[1] >= 3 && counts.segments[0] >= 2,
+            "{counts:?}"
+        );
+        assert!(tcp_counts(listener.as_raw_fd()).is_ok());
+        assert!(tcp_counts(-1).is_err());
+    }
 
     #[test]
     fn one_descriptor_is_kept_and_the_others_are_closed() {

@@ -23,6 +23,7 @@ mod image;
 mod loop_disk;
 
 mod addresses;
+mod bytes;
 mod containerd;
 mod debug;
 mod flash;

@@ -59,7 +59,10 @@ impl Wire {
     /// The other side is `far`, one above `near`.
     pub(crate) fn lay(number: u8, weather: Weather) -> Self {
         let id = std::process::id();
-        let (namespace, device) = (format!("picolet-w{id}"), format!("pw{id}"));
+        let (namespace, device) = (
+            format!("picolet-w{id}n{number}"),
+            format!("pw{id}n{number}"),
+        );
         let (near, far) = (
             Ipv4Addr::new(10, 199, number, 1),
             Ipv4Addr::new(10, 199, number, 2),

@@ -41,7 +41,8 @@ pub(crate) fn write(path: &Path, reference: &str, config: &serde_json::Value) {
     fs::rename(hidden, path).expect("archive");
 }
 
-fn layer() -> Vec<u8> {
+/// What it has: a tar.
+pub(crate) fn layer() -> Vec<u8> {
     let mut tar = Builder::new(Vec::new());
     for (dir, mode) in [
         ("bin/", 0o755),
@@ -90,7 +91,8 @@ fn header(kind: EntryType, mode: u32, size: u64) -> Header {
     header
 }
 
-fn hex(data: &[u8]) -> String {
+/// Digest of `data`.
+pub(crate) fn hex(data: &[u8]) -> String {
     Sha256::digest(data)
         .iter()
         .map(|b| format!("{b:02x}"))
@@ -98,7 +100,7 @@ fn hex(data: &[u8]) -> String {
 }
 
 /// Go's name for this machine.
-fn architecture() -> &'static str {
+pub(crate) fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",

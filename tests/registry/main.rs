@@ -169,7 +169,10 @@ fn every_pull_through_a_bad_link_ends_right_or_says_why() {
                 let reason = match &error {
                     PullError::Unavailable(_) => "RegistryUnavailable",
                     PullError::Denied(_) | PullError::Failed(_) => "ErrImagePull",
-                    PullError::Invalid(_) | PullError::Signature(_) | PullError::Full(_) => {
+                    PullError::Invalid(_)
+                    | PullError::Signature(_)
+                    | PullError::Full(_)
+                    | PullError::Deferred(_) => {
                         panic!("seed {seed}: {error}")
                     }
                 };

@@ -48,6 +48,7 @@ use std::path::Path;
 use super::{
     clock::Clock,
     complaints::Complaints,
+    link_budget::LinkBudget,
     outcome::Recalled,
     pod_store::{Header, PodStore},
     recorder::Recorder,
@@ -124,6 +125,7 @@ pub(super) struct Tools {
     pub(super) complaints: Rc<Complaints>,
     pub(super) disk: Lane,
     pub(super) volumes: Volumes,
+    pub(super) budget: Option<Arc<LinkBudget>>,
 }
 
 /// What the tasks need of the rest of the agent.
@@ -161,20 +163,16 @@ impl Cluster {
             seed,
             answers,
         } = joined;
-        let paces = if cfg.cluster.metered {
-            Paces::METERED
-        } else {
-            Paces::NORMAL
-        };
         let paces = Paces {
             doorbell: doorbells,
-            ..paces
+            ..paces(cfg)
         };
         let Tools {
             clock,
             complaints,
             disk,
             volumes,
+            budget: _,
         } = tools;
         let tools = objects::Tools {
             lanes: lanes.clone(),
@@ -356,6 +354,7 @@ impl Cluster {
             pods: pods(),
             intake: intake(),
             course: Course::default(),
+            budget: tools.budget.clone().map(|budget| (budget, paces(cfg).list)),
         };
         let statuses = Rc::new(StatusSender {
             node: name(),
@@ -420,6 +419,14 @@ impl Cluster {
             tasks.push(boxed(certificate.run()));
         }
         tasks
+    }
+}
+
+/// How often the apiserver is asked.
+const fn paces(cfg: &Config) -> Paces {
+    match cfg.cluster.metered {
+        true => Paces::METERED,
+        false => Paces::NORMAL,
     }
 }
 

@@ -9,7 +9,7 @@
 //!
 //! One queue, worked off one by one: an object that was read before another of the same pod is also delivered before it.
 
-use alloc::{collections::BTreeMap, rc::Rc};
+use alloc::{collections::BTreeMap, rc::Rc, sync::Arc};
 use core::time::Duration;
 
 use smol::{
@@ -29,6 +29,7 @@ use crate::{
     agent::{
         clock::Clock,
         complaints::Complaints,
+        link_budget::LinkBudget,
         pod_store::RETRY,
         recorder::{About, Recorder, Severity},
         tasks::{Spawner, boxed},
@@ -37,7 +38,7 @@ use crate::{
     api::{Mono, PodUid, received::Delivered},
     error::chain,
     kube::{Api, Doorbell, KubeLanes, Rung, WatchEnd, WatchOptions},
-    logic::api_poll::{Ask, BellEnd, Failure, Item, List, Ticket, Verdict},
+    logic::api_poll::{Ask, BellEnd, Failure, Item, List, Paces, Ticket, Verdict},
 };
 
 /// A watch ends after this time, a little before a list would be due all the same.
@@ -143,6 +144,8 @@ pub(super) struct PodPoller {
     pub(super) pods: Rc<dyn AskPods>,
     pub(super) intake: Rc<dyn Intake>,
     pub(super) course: Course,
+    /// What may go over the link, and the time between two lists while there is something left.
+    pub(super) budget: Option<(Arc<LinkBudget>, Duration)>,
 }
 
 /// What the poller remembers besides.
@@ -229,6 +232,13 @@ impl PodPoller {
     async fn ask(&mut self, bell: &mut Option<Doorbell>) -> Result<(), LoopEnded> {
         if !self.member.is_read() {
             return Ok(());
+        }
+        if let Some((budget, usual)) = &self.budget {
+            let time = match budget.is_spent() {
+                true => Paces::METERED.list,
+                false => *usual,
+            };
+            self.api_pods.with(|poll| poll.list_every(time));
         }
         loop {
             let now = self.now();

@@ -122,6 +122,7 @@ impl Agent {
                 .as_ref()
                 .map(|cluster| cluster.health(now)),
             tunnel: self.owners.tunnel.as_ref().map(|board| board.health()),
+            link: self.owners.budget.as_ref().map(|budget| budget.health()),
         }
     }
 }

@@ -70,11 +70,19 @@ impl ImageCommands {
             .collect())
     }
 
-    /// Pulls `reference`. Returns the image's id.
-    pub(in crate::agent) async fn pull(&self, reference: &str) -> Result<String, Refusal> {
-        let pulled = self.images.pull_for_node(reference).await;
+    /// Pulls `reference`; `now`: whatever the link has left. Returns the image's id.
+    pub(in crate::agent) async fn pull(
+        &self,
+        reference: &str,
+        now: bool,
+    ) -> Result<String, Refusal> {
+        let pulled = self.images.pull_for_node(reference, now).await;
         pulled.map_err(|e| match e {
             RuntimeError::Invalid(text) => Refusal::bad(text),
+            RuntimeError::Deferred(text) => Refusal::new(
+                429,
+                format!("the link has no bytes left for it today: {text} (--now pulls it now)"),
+            ),
             other => internal(other),
         })
     }

@@ -121,7 +121,7 @@ async fn pull_for_list(
 ) -> (Wanted, Result<String, RuntimeError>) {
     log::info!("image {} of {} is pulled", wanted.reference, wanted.file);
     let reference = with_default_tag(&wanted.reference);
-    let pulled = images.pull_for_node(&reference).await;
+    let pulled = images.pull_for_node(&reference, false).await;
     (wanted, pulled)
 }
 

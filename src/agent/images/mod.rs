@@ -37,6 +37,6 @@ pub(super) use drop_in::ImageDirectory;
 pub(super) use ensure::VolumeImages;
 pub(super) use for_pod::{ForPod, Pending, Waiting};
 pub(super) use garbage::{ImageGarbage, UnusedImages, remove_unused};
-pub(super) use owner::{Images, Tools};
+pub(super) use owner::{Images, Supply, Tools};
 pub(super) use settings::settings;
 pub(super) use stock::Stock;

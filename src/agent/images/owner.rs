@@ -1,6 +1,6 @@
 //! The owner of what is known of images.
 
-use alloc::rc::Rc;
+use alloc::{rc::Rc, sync::Arc};
 use core::{
     cell::{Cell, RefCell},
     time::Duration,
@@ -16,14 +16,24 @@ use super::{
     garbage::{UnusedImages, remove_unused},
 };
 use crate::{
-    agent::{clock::Clock, complaints::Complaints},
+    agent::{clock::Clock, complaints::Complaints, link_budget::LinkBudget},
     api::{Container, Mono, Pod, cri::SandboxConfig},
     config::ImageConfig,
     image::{Progress, pull::MAX_PARALLEL},
-    logic::{backoff::ImageBackoff, pull_rate::PullRate},
+    logic::{backoff::ImageBackoff, link_budget::Urgency, pull_rate::PullRate},
     runtime::{ImageService, RuntimeError},
     sys::lane::Lane,
 };
+
+/// How images are had.
+pub(in crate::agent) struct Supply {
+    /// What the node itself has for pulls.
+    pub(in crate::agent) keyring: Rc<dyn NodeKeyring>,
+    /// Who removes images that nobody uses, if somebody does.
+    pub(in crate::agent) unused: Option<UnusedImages>,
+    /// What may go over the link, if that is limited.
+    pub(in crate::agent) budget: Option<Arc<LinkBudget>>,
+}
 
 /// What [`Images`] works with.
 pub(in crate::agent) struct Tools {
@@ -36,6 +46,8 @@ pub(in crate::agent) struct Tools {
     pub(in crate::agent) complaints: Rc<Complaints>,
     /// Who removes images that nobody uses, if somebody does.
     pub(in crate::agent) unused_images: Option<UnusedImages>,
+    /// What may go over the link, if that is limited.
+    pub(in crate::agent) budget: Option<Arc<LinkBudget>>,
 }
 
 /// An image that was pulled.
@@ -67,6 +79,7 @@ pub(in crate::agent) struct Images {
     rate: RefCell<PullRate>,
     heap_used: Cell<bool>,
     unused_images: Option<UnusedImages>,
+    pub(super) budget: Option<Arc<LinkBudget>>,
 }
 
 impl Images {
@@ -88,6 +101,7 @@ impl Images {
             rate: RefCell::new(rate),
             heap_used: Cell::new(false),
             unused_images: tools.unused_images,
+            budget: tools.budget,
         }
     }
 
@@ -127,11 +141,17 @@ impl Images {
         })
     }
 
-    /// Pulls for the operator, with what the node itself brings. Returns the image's id.
+    /// Pulls for the operator, with what the node itself brings; `now`: whatever the link has left. Returns the image's id.
     ///
     /// # Errors
     /// What the runtime says.
-    pub(super) async fn pull_for_node(&self, reference: &str) -> Result<String, RuntimeError> {
+    pub(super) async fn pull_for_node(
+        &self,
+        reference: &str,
+        now: bool,
+    ) -> Result<String, RuntimeError> {
+        let budget = self.budget.as_ref().filter(|_| now);
+        let _wants = budget.map(|budget| budget.wants(reference, Urgency::Now));
         let pulled = self.pull_with(reference, &[], None).await?;
         Ok(pulled.id)
     }

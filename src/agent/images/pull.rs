@@ -9,7 +9,13 @@ use super::{
     for_pod::{ForPod, Waiting},
     owner::{Images, Pulled},
 };
-use crate::{agent::recorder::Severity, api::cri::Image, image::Reference, runtime::RuntimeError};
+use crate::{
+    agent::{link_budget::Deferred, recorder::Severity},
+    api::cri::Image,
+    image::Reference,
+    logic::{link_budget::Urgency, pod_kind::is_critical},
+    runtime::RuntimeError,
+};
 
 /// Errors of the runtime that are waiting reasons themselves (IMG-08).
 const RUNTIME_REASONS: [(&str, &str); 2] = [
@@ -52,6 +58,9 @@ impl Images {
                 event(Severity::Warning, "Failed", &format!("Error: {reason}"));
             }
         };
+        if let Some(deferred) = self.deferred(pod, reference).await {
+            return Err(waits(reference, deferred, &event));
+        }
         if let Some(message) = self.delayed(pod, reference) {
             let told_of = format!("Back-off pulling image \"{reference}\"");
             event(Severity::Normal, "BackOff", &told_of);
@@ -61,8 +70,21 @@ impl Images {
         let pulling = format!("Pulling image \"{reference}\"");
         event(Severity::Normal, "Pulling", &pulling);
         let started = self.clock.now();
-        match self.try_pull(pod, wanted, reference).await {
+        let wants = self.budget.as_ref().filter(|_| is_critical(pod.pod()));
+        let wants = wants.map(|budget| budget.wants(reference, Urgency::Critical));
+        let pulled = self.try_pull(pod, wanted, reference).await;
+        drop(wants);
+        match pulled {
             None => Ok(None),
+            Some(Err(RuntimeError::Deferred(says))) => {
+                let deferred = self.may_begin_by_link(pod, reference).err();
+                // Meanwhile there are bytes again: it is tried again soon.
+                let deferred = deferred.unwrap_or(Deferred {
+                    says,
+                    is_news: false,
+                });
+                Err(waits(reference, deferred, &event))
+            }
             Some(Ok((image, took))) => {
                 let all = go_text(self.clock.now() - started);
                 let took = go_text(took);
@@ -83,6 +105,29 @@ impl Images {
                 Err(Waiting::new(reason, message))
             }
         }
+    }
+
+    /// Why an image that is not here is not even asked for, if so: the link has no bytes left for it.
+    async fn deferred(&self, pod: &dyn ForPod, reference: &str) -> Option<Deferred> {
+        self.budget.as_ref()?;
+        // What is here needs no bytes but the registry's word: a container is not kept from starting again.
+        let found = self.service.image_status(reference).await;
+        match found {
+            Ok(Some(_)) => None,
+            _ => self.may_begin_by_link(pod, reference).err(),
+        }
+    }
+
+    fn may_begin_by_link(&self, pod: &dyn ForPod, reference: &str) -> Result<(), Deferred> {
+        let Some(budget) = &self.budget else {
+            return Ok(());
+        };
+        let pod = pod.pod();
+        let urgency = match is_critical(pod) {
+            true => Urgency::Critical,
+            false => Urgency::Normal,
+        };
+        budget.may_begin(&pod.metadata.uid, reference, urgency)
     }
 
     /// The pull itself, and what is noted before and after it; `None` if the pod is to end. Returns the image and the time
@@ -158,6 +203,23 @@ impl Images {
         let image = found.ok_or(RuntimeError::NotFound(pulled.id))?;
         Ok((image, pulled.took))
     }
+}
+
+/// What a container waits for whose image has to wait. People are told once.
+fn waits(
+    reference: &str,
+    deferred: Deferred,
+    event: &impl Fn(Severity, &'static str, &str),
+) -> Waiting {
+    const REASON: &str = "PullDeferred";
+    let message = format!(
+        "image \"{reference}\" waits for the link: {}",
+        deferred.says
+    );
+    if deferred.is_news {
+        event(Severity::Normal, REASON, &message);
+    }
+    Waiting::new(REASON, message)
 }
 
 /// The credentials that a pod brings for `reference`. What is missing or no credential is told and left out (IMG-13).

@@ -1,7 +1,10 @@
 //! The owner by itself: a runtime that has nothing, a store, and a pod that brings nothing by itself.
 
-use alloc::rc::Rc;
-use core::cell::RefCell;
+use alloc::{rc::Rc, sync::Arc};
+use core::{
+    cell::RefCell,
+    sync::atomic::{AtomicU64, Ordering},
+};
 use std::fs;
 
 use serde_json::json;
@@ -15,6 +18,7 @@ use crate::{
     agent::{
         clock::{Clock, SystemClock},
         complaints::Complaints,
+        link_budget::LinkBudget,
         recorder::Severity,
         tests::world::{Hands, TestClock},
     },
@@ -27,7 +31,7 @@ use crate::{
         pull::Settings,
         testing::{Scratch, Stream, docker_archive},
     },
-    logic::{image_access::PullSecret, image_gc::PERIOD},
+    logic::{image_access::PullSecret, image_gc::PERIOD, link_budget},
     runtime::{
         ImageService, RuntimeError, RuntimeService,
         fake::{Fake, Fault, Op, Trouble},
@@ -143,6 +147,7 @@ fn images_by(
         clock,
         disk: Lane::inline(),
         unused_images: None,
+        budget: None,
     };
     Rc::new(Images::new(
         &loaded.config.images,
@@ -439,4 +444,69 @@ fn pulls_wait_for_their_turn() {
         fake.release(Op::PullImage);
         assert!(second.await.is_ok());
     });
+}
+
+#[test]
+fn an_image_waits_for_the_link() {
+    // METER-02 METER-04
+    let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
+    let used = Arc::new(AtomicU64::new(900));
+    let counted = Arc::clone(&used);
+    let settings = link_budget::Settings {
+        daily_bytes: 1000,
+        pull_window: None,
+    };
+    let now = move || link_budget::Now {
+        wall: None,
+        up: Mono(0),
+        counted: counted.load(Ordering::Relaxed),
+    };
+    let kept = link_budget::Kept {
+        day: None,
+        used: 900,
+    };
+    let mut images = images(&scratch, &fake);
+    let budget = LinkBudget::with(settings, kept, Box::new(now));
+    Rc::get_mut(&mut images).expect("nobody else").budget = Some(Arc::new(budget));
+    fake.offer_image(PRIVATE);
+    let mut pod = plain();
+    let ensure = |pod: &Plain| block_on(images.ensure(pod, &pod.0.spec.containers[0]));
+    let pulls = || {
+        let calls = fake.take_calls();
+        calls.iter().filter(|(op, _)| *op == Op::PullImage).count()
+    };
+    for _ in 0..3 {
+        let waiting = ensure(&pod).expect_err("no bytes are left");
+        assert_eq!(waiting.reason, "PullDeferred");
+        assert!(
+            waiting.message.contains("0B of 800B are left"),
+            "{waiting:?}"
+        );
+    }
+    assert_eq!(pulls(), 0, "no registry is asked");
+    let told = pod.1.take();
+    let reasons: Vec<&str> = told.iter().map(|(_, _, reason, _)| &**reason).collect();
+    assert_eq!(reasons, ["PullDeferred"], "told once");
+    // What the registry's word shows to be too large waits in the same way, and is told with its size.
+    pod.0.spec.priority = Some(2_000_000_000);
+    let says = "needs 7MB".to_owned();
+    fake.add_fault(Fault {
+        op: Op::PullImage,
+        target: None,
+        times: 1,
+        trouble: Trouble::Fails(RuntimeError::Deferred(says.clone())),
+    });
+    let waiting = ensure(&pod).expect_err("too large");
+    assert_eq!(waiting.reason, "PullDeferred");
+    assert!(waiting.message.ends_with(&says), "{waiting:?}");
+    assert_eq!(pulls(), 1);
+    // A critical pod gets its image, with the first try after that: there was no back-off.
+    assert!(ensure(&pod).expect("there").is_some());
+    assert_eq!(pulls(), 1);
+    // An image that is here is no reason to wait, whatever was used.
+    used.store(5000, Ordering::Relaxed);
+    pod.0.spec.priority = None;
+    pod.0.spec.containers[0].image_pull_policy = "Always".into();
+    assert!(ensure(&pod).expect("there").is_some());
+    assert_eq!(pulls(), 1, "the registry is asked for its word");
 }

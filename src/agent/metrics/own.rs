@@ -10,6 +10,7 @@ use crate::{
         exposition::{Kind, Text, Value},
         own::{self, Counters, Facts, Machine, Process},
     },
+    net::meter,
     sys::{
         clock, disk_usage, pages,
         proc::{TICKS, read_small},
@@ -56,6 +57,7 @@ pub(super) async fn page(metrics: &Metrics) -> String {
             readers: small(metrics.readers.get().saturating_sub(1)),
             apiserver_age: counts.answered.map(|at| now - at),
             tunnel: tools.tunnel.as_ref().map(|board| board.figures()),
+            link: meter::counted(),
             machine: machine.clone(),
             counters,
         })

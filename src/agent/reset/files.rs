@@ -13,10 +13,11 @@ use crate::{
 
 /// What lies in the root directory beside images: all of it is the agent's own. Secrets are among `objects`, and in what a URL
 /// gave. The node's certificates stay: a kubeconfig names them.
-const ROOT_ENTRIES: [&str; 8] = [
+const ROOT_ENTRIES: [&str; 9] = [
     "pods",
     "objects",
     "manifest-url",
+    "link-budget.json",
     "containers",
     "sandboxes",
     "cni",
@@ -174,6 +175,7 @@ mod tests {
         }
         fs::write(root.join("seccomp/mine.json"), "{}").expect("file");
         fs::write(root.join("manifest-url"), "{}").expect("file");
+        fs::write(root.join("link-budget.json"), "{}").expect("file");
         fs::create_dir_all(logs.join("default_web_u1/c")).expect("directory");
         fs::create_dir_all(logs.join("else")).expect("directory");
         fs::create_dir_all(&links).expect("directory");
@@ -186,7 +188,13 @@ mod tests {
             remove_root(&root, images).expect("root");
             remove_logs(&logs, &links).expect("logs");
             assert_eq!(root.join("images").exists(), !images);
-            for gone in ["pods", "containers", "objects", "manifest-url"] {
+            for gone in [
+                "pods",
+                "containers",
+                "objects",
+                "manifest-url",
+                "link-budget.json",
+            ] {
                 assert!(!root.join(gone).exists(), "{gone}");
             }
             assert!(root.join("seccomp/mine.json").exists(), "an operator's");

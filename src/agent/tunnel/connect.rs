@@ -2,6 +2,7 @@
 
 use alloc::rc::Rc;
 use core::{
+    cell::Cell,
     net::{IpAddr, SocketAddr},
     time::Duration,
 };
@@ -15,6 +16,7 @@ use smol::future::FutureExt as _;
 use super::{Shared, packet::MAX_MESSAGE_BYTES};
 use crate::{
     agent::clock::{Alarm, Ticks},
+    api::link::LinkClass,
     error::chain,
     grpc::{
         Time,
@@ -24,7 +26,7 @@ use crate::{
     },
     kube::tunnel,
     logic::tunnel::line::{Ending, is_refusal},
-    net::Names,
+    net::{Names, meter::Counted},
     sys::lane::Lane,
 };
 
@@ -103,6 +105,7 @@ pub(super) async fn open(
         let dial = async {
             let tcp = Async::<TcpStream>::connect(address).await?;
             let _ = tcp.get_ref().set_nodelay(true);
+            let tcp = Counted::new(tcp, Rc::new(Cell::new(LinkClass::Tunnel)));
             let connector = TlsConnector::from(tls.clone());
             let handshake = connector.connect_with(name.clone(), tcp, |session| {
                 session.set_buffer_limit(Some(SESSION_BUFFER_BYTES));

@@ -26,7 +26,7 @@ pub(super) use board::Board;
 #[cfg(any(test, fuzzing))]
 pub(crate) use packet::fuzz;
 
-use alloc::rc::Rc;
+use alloc::{rc::Rc, sync::Arc};
 use core::{
     cell::{Cell, RefCell},
     time::Duration,
@@ -43,6 +43,7 @@ use self::{
 use super::{
     clock::{Alarm, Clock},
     complaints::Complaints,
+    link_budget::LinkBudget,
     node::Node,
     recorder::{Recorder, Severity},
     tasks::boxed,
@@ -87,6 +88,8 @@ pub(super) struct Tools {
     pub(super) disk: Lane,
     pub(super) node: Rc<Node>,
     pub(super) network: Rc<Network>,
+    /// What may go over the link, if that is limited.
+    pub(super) budget: Option<Arc<LinkBudget>>,
 }
 
 /// What all lines share.
@@ -98,6 +101,7 @@ struct Shared {
     disk: Lane,
     node: Rc<Node>,
     network: Rc<Network>,
+    budget: Option<Arc<LinkBudget>>,
     executor: Rc<LocalExecutor<'static>>,
     board: Rc<Board>,
     ids: RefCell<Ids>,
@@ -128,6 +132,7 @@ impl Tunnel {
             disk: tools.disk,
             node: tools.node,
             network: tools.network,
+            budget: tools.budget,
             executor: Rc::clone(executor),
             board,
             ids: RefCell::new(Ids::new(random())),

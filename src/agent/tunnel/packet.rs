@@ -216,7 +216,11 @@ pub(crate) mod fuzz {
                 Said::Dial { random, .. } => {
                     dials += 1;
                     let is_own = random % 5 != 0;
-                    Heard::Dial { random, is_own }
+                    Heard::Dial {
+                        random,
+                        is_own,
+                        is_spent: false,
+                    }
                 }
                 Said::CancelDial { random } => Heard::CancelDial { random },
                 Said::Data { id, .. } => Heard::Data { id },

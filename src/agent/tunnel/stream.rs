@@ -271,7 +271,12 @@ impl Carrying {
             } => {
                 let is_own = self.own.is_meant(&protocol, &address);
                 target = address;
-                Heard::Dial { random, is_own }
+                let budget = self.shared.budget.as_ref();
+                Heard::Dial {
+                    random,
+                    is_own,
+                    is_spent: budget.is_some_and(|budget| budget.is_spent()),
+                }
             }
             Said::CancelDial { random } => Heard::CancelDial { random },
             Said::Data { id, bytes: came } => {
@@ -294,7 +299,7 @@ impl Carrying {
             (Act::Refuse { random, why }, _) => {
                 match why {
                     Refusal::Misrouted => self.shared.misrouted(&target),
-                    Refusal::TooMany | Refusal::Leaving => {
+                    Refusal::TooMany | Refusal::Leaving | Refusal::Spent => {
                         self.shared.board.note(|figures| figures.refused += 1);
                     }
                 }

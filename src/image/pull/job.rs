@@ -305,6 +305,28 @@ impl Job<'_> {
         self.tracker.fetching(missing.len(), total);
         self.room(total.saturating_sub(have))
             .map_err(|e| Failure::Final(of_this_machine(e.kind(), e.to_string())))?;
+        let needs = total.saturating_sub(have);
+        let gate = self.inner.settings.gate.as_deref();
+        let deferred = |why| Failure::Final(PullError::Deferred(why));
+        let admitted = gate.map(|gate| gate.admit(self.reference, needs));
+        admitted.transpose().map_err(deferred)?;
+        let fetched = self.fetch_all(session, way, missing);
+        let Some(gate) = gate else {
+            return fetched.map_err(Failure::from);
+        };
+        gate.ended(needs);
+        fetched.map_err(|e| match gate.go_on(self.reference) {
+            Err(why) => deferred(why),
+            Ok(()) => e.into(),
+        })
+    }
+
+    fn fetch_all(
+        &self,
+        session: &Session<'_>,
+        way: &Way,
+        missing: &[PlannedLayer],
+    ) -> Result<(), RegistryError> {
         let own = OwnSlot::default();
         let next = Mutex::new(0);
         let failed = Mutex::new(None);
@@ -344,7 +366,7 @@ impl Job<'_> {
             work();
         });
         match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            Some(error) => Err(error.into()),
+            Some(error) => Err(error),
             None => Ok(()),
         }
     }
@@ -372,7 +394,7 @@ impl Job<'_> {
                 part,
                 throttle: &self.inner.throttle,
                 stop: self.stop,
-                room: &|| self.room(0),
+                room: &|| self.may_go_on(),
                 pause: &|time| {
                     slot.take();
                     session.pause(time)?;
@@ -389,6 +411,14 @@ impl Job<'_> {
         }
         self.tracker.layer_fetched();
         Ok(())
+    }
+
+    /// Whether there is room for more, and the link has bytes left for it.
+    fn may_go_on(&self) -> io::Result<()> {
+        if let Some(gate) = &self.inner.settings.gate {
+            gate.go_on(self.reference).map_err(io::Error::other)?;
+        }
+        self.room(0)
     }
 
     /// Whether so many bytes more may be written, besides what has to stay free.

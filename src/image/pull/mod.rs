@@ -81,6 +81,29 @@ pub struct Settings {
     pub parallel: Option<u32>,
     /// Time limits of single exchanges.
     pub limits: Limits,
+    /// Who says whether bytes may be fetched, if anybody does.
+    pub gate: Option<Arc<dyn Gate>>,
+}
+
+/// The link has no bytes left for an image: how many it needs, and when it goes on, for people.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct NoBytes(pub String);
+
+/// Says whether bytes may be fetched. Asked by threads of pulls.
+pub trait Gate: Send + Sync {
+    /// Whether so many bytes that are missing of an image may be fetched; then [`Gate::ended`] is told.
+    ///
+    /// # Errors
+    /// They have to wait.
+    fn admit(&self, reference: &Reference, bytes: u64) -> Result<(), NoBytes>;
+    /// Whether a fetch that was admitted goes on.
+    ///
+    /// # Errors
+    /// The rest has to wait.
+    fn go_on(&self, reference: &Reference) -> Result<(), NoBytes>;
+    /// A fetch that was admitted is over, however it ended.
+    fn ended(&self, bytes: u64);
 }
 
 /// Why a pull failed. The text goes into the events and the status of the pod.
@@ -101,6 +124,9 @@ pub enum PullError {
     /// The disk has no room for it (waiting reason `ErrImagePull`).
     #[error("{0}")]
     Full(String),
+    /// The link has no bytes left for it today (waiting reason `PullDeferred`).
+    #[error(transparent)]
+    Deferred(NoBytes),
     /// Anything else (waiting reason `ErrImagePull`).
     #[error("{0}")]
     Failed(String),

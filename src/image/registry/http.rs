@@ -12,6 +12,7 @@ use ureq::{Agent, Body, Proxy};
 
 use super::error::RegistryError;
 use super::hosts::{Registries, TlsFiles};
+use crate::api::link::LinkClass;
 use crate::net::any_peer::Proof;
 use crate::net::pace::Stop;
 use crate::net::tls::{self, Identity, Pem, Roots, TlsError};
@@ -219,7 +220,7 @@ impl<'a> Http<'a> {
             None
         };
         let stop = Arc::clone(&self.stop);
-        Ok(client::agent(config.build(), tls, stop))
+        Ok(client::agent(config.build(), tls, stop, LinkClass::Image))
     }
 
     fn proxy(&self, url: &Url) -> Result<Option<Proxy>, RegistryError> {

@@ -22,7 +22,7 @@ use smol::Timer;
 use super::client::{Ask, Client, Cluster, Timeouts};
 use super::error::KubeError;
 use super::kubeconfig::{Fault, Kubeconfig, Material, TextError, Trust, User};
-use crate::api::Wall;
+use crate::api::{Wall, link::LinkClass};
 use crate::net::{ProxyVariables, Url};
 
 /// One exchange from start to end.
@@ -175,7 +175,7 @@ impl Asked {
         let cluster = Cluster::new(config, proxies.clone(), Some(Box::new(on_date)));
         Self {
             url,
-            client: Client::new(Arc::new(cluster), timeouts, None),
+            client: Client::new(Arc::new(cluster), timeouts, None, LinkClass::Api),
             tries: BUSY_TRIES,
             dates,
         }

@@ -406,6 +406,11 @@ impl ApiPoll {
         list.min(read).min(bell).max(self.retry_at).max(now)
     }
 
+    /// Time between two lists while no doorbell is open, from now on.
+    pub const fn list_every(&mut self, time: Duration) {
+        self.paces.list = time;
+    }
+
     /// Pods that the API has as far as anybody was told: what a full snapshot names.
     pub fn known(&self) -> impl Iterator<Item = PodUid> {
         self.slots

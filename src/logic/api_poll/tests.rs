@@ -186,6 +186,33 @@ fn paces() {
 }
 
 #[test]
+fn lists_come_less_often_while_somebody_says_so() {
+    // METER-02
+    let mut desk = Desk::new(Paces {
+        doorbell: false,
+        ..Paces::NORMAL
+    });
+    let until = |desk: &mut Desk, end: u64| {
+        let mut lists = 0;
+        while desk.now < Mono(end) {
+            for ask in desk.asks() {
+                lists += u32::from(ask == "Live");
+                if ask == "Live" || ask == "All" {
+                    desk.list("5", &[]);
+                }
+            }
+            desk.now = desk.poll.next_timeout(desk.now);
+        }
+        lists
+    };
+    assert_eq!(until(&mut desk, 600_000), 60);
+    desk.poll.list_every(Paces::METERED.list);
+    assert_eq!(until(&mut desk, 1_200_000), 10);
+    desk.poll.list_every(Paces::NORMAL.list);
+    assert_eq!(until(&mut desk, 1_800_000), 60);
+}
+
+#[test]
 fn rings() {
     let mut desk = Desk::started();
     desk.ring(RingKind::Changed, "a", "1");

@@ -133,6 +133,21 @@ pub(super) fn agent(facts: &Facts) -> Finding {
     ))
 }
 
+pub(super) fn link_budget(facts: &Facts) -> Finding {
+    let link = match &facts.agent {
+        Agent::Up(agent) => agent.link.as_ref(),
+        Agent::Absent | Agent::Mute(_) => None,
+    };
+    match link {
+        None => Finding::ok("none"),
+        Some((says, false)) => Finding::ok(says.clone()),
+        Some((says, true)) => Finding::warning(
+            says.clone(),
+            "picolet image pull --now IMAGE, or more for picolet.link.dailyBytes",
+        ),
+    }
+}
+
 /// Why an agent does not do its work, if so. That it has read its manifests at least once is not asked: it may have none.
 #[must_use]
 pub fn trouble(agent: &AgentFacts) -> Option<String> {

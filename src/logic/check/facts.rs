@@ -384,6 +384,8 @@ pub struct AgentFacts {
     pub pods: usize,
     /// Its tunnel; `None`: there is none.
     pub tunnel: Option<TunnelFacts>,
+    /// How the budget of the link stands, and whether images wait for it; `None`: there is none.
+    pub link: Option<(String, bool)>,
 }
 
 /// How a tunnel is.

@@ -86,7 +86,7 @@ impl Finding {
 pub type Check = (&'static str, fn(&Facts) -> Finding);
 
 /// All checks, in the order in which they are shown.
-pub const CHECKS: [Check; 51] = [
+pub const CHECKS: [Check; 52] = [
     ("config", agent::config),
     ("root", machine::root),
     ("capabilities", machine::capabilities),
@@ -137,6 +137,7 @@ pub const CHECKS: [Check; 51] = [
     ("pod-routes", cluster::pod_routes),
     ("services", cluster::services),
     ("tunnel", cluster::tunnel),
+    ("link-budget", agent::link_budget),
     ("agent", agent::agent),
 ];
 

@@ -390,6 +390,9 @@ const BAD: &[(&str, Change, Level, &str, &str)] = &[
         "start proxy-server with --proxy-strategies=destHost,defaultRoute (see docs/tunnel.md)"),
     ("tunnel", |f| { f.apiserver = member(|_| ()); tunnel(f, |t| { t.streams = 0; t.trouble = Some("tunnel to k:8091: refused".into()); }); }, Level::Warning, "tunnel to k:8091: refused",
         "see docs/tunnel.md; until then kubectl logs and exec do not reach this node"),
+    // METER-02
+    ("link-budget", |f| f.agent = up(|a| a.link = Some(("5MB of 5MB used today; images wait".into(), true))), Level::Warning, "images wait",
+        "picolet image pull --now IMAGE, or more for picolet.link.dailyBytes"),
     ("tunnel", |f| { f.apiserver = member(|_| ()); tunnel(f, |t| t.streams = 0); }, Level::Warning, "no server is reached: k:8091",
         "see docs/tunnel.md; until then kubectl logs and exec do not reach this node"),
     ("agent", |f| f.agent = Agent::Mute("timed out".into()), Level::Error, "does not answer: timed out",
@@ -475,6 +478,8 @@ const ODD: &[(&str, Change, &str)] = &[
     // TUN-08
     ("tunnel", |f| { f.apiserver = member(|_| ()); tunnel(f, |_| ()); }, "streams to 1 of 2 servers; kube-apiserver needs --kubelet-preferred-address-types=Hostname,InternalIP,ExternalIP"),
     ("tunnel", |f| { f.apiserver = member(|_| ()); tunnel(f, |_| ()); f.agent = Agent::Absent; }, "to k:8091; kube-apiserver needs"),
+    ("link-budget", |_| (), "none"),
+    ("link-budget", |f| f.agent = up(|a| a.link = Some(("1MB of 5MB used today".into(), false))), "1MB of 5MB used today"),
     ("agent", |f| f.agent = Agent::Absent, "not running"),
 ];
 

@@ -10,7 +10,11 @@ use super::{
     histogram::{DEFAULT, Histogram, OPERATION, POD_START},
 };
 use crate::{
-    api::{Wall, cri::FsInfo},
+    api::{
+        Wall,
+        cri::FsInfo,
+        link::{LinkBytes, LinkClass},
+    },
     check::Disk,
     eviction::Conditions,
     housekeeping::{Gauges, Totals, WorkConfig},
@@ -211,6 +215,8 @@ pub struct Facts<'a> {
     pub apiserver_age: Option<Duration>,
     /// The tunnel; `None`: there is none.
     pub tunnel: Option<TunnelFigures>,
+    /// What went over the link.
+    pub link: LinkBytes,
     /// The machine below.
     pub machine: Machine,
     /// Everything else.
@@ -632,6 +638,22 @@ fn runtime(t: &mut Text, counters: &Counters) {
     );
 }
 
+fn link(t: &mut Text, bytes: &LinkBytes) {
+    t.family(
+        "picolet_link_bytes_total",
+        Kind::Counter,
+        "Bytes of the agent that left this machine or came to it, with headers, by what they were for.",
+        |s| {
+            for (class, both) in LinkClass::NAMES.iter().zip(bytes.0) {
+                for (direction, n) in ["in", "out"].into_iter().zip(both) {
+                    let labels = [("class", *class), ("direction", direction)];
+                    s.put(&labels, Value::Count(n), None);
+                }
+            }
+        },
+    );
+}
+
 fn of_tunnel(t: &mut Text, tunnel: &TunnelFigures) {
     use Kind::{Counter, Gauge};
     let n = Value::Count;
@@ -735,6 +757,7 @@ fn agent(t: &mut Text, facts: &Facts<'_>) {
             Value::Nanos(ns),
         );
     }
+    link(t, &facts.link);
     if let Some(tunnel) = &facts.tunnel {
         of_tunnel(t, tunnel);
     }
@@ -821,6 +844,10 @@ mod tests {
                 bytes_in: 5,
                 bytes_out: 6,
             }),
+            link: LinkBytes(core::array::from_fn(|n| {
+                let n = u64::try_from(n).expect("small");
+                [n, 10 * n]
+            })),
             machine: Machine {
                 ready: true,
                 pressure: Conditions {

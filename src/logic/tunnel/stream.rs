@@ -47,6 +47,8 @@ pub enum Heard {
         random: i64,
         /// It is meant for this node's server.
         is_own: bool,
+        /// The bytes of the day are used up.
+        is_spent: bool,
     },
     /// It does not want that any more.
     CancelDial {
@@ -107,6 +109,8 @@ pub enum Refusal {
     Misrouted,
     /// This agent ends, or leaves this server.
     Leaving,
+    /// The bytes of the day are used up (METER-02).
+    Spent,
 }
 
 impl Refusal {
@@ -119,6 +123,7 @@ impl Refusal {
                 "this agent serves its own node only: start proxy-server with --proxy-strategies=destHost,defaultRoute"
             }
             Self::Leaving => "the agent is leaving",
+            Self::Spent => "the node has used the bytes of this day (picolet.link.dailyBytes)",
         }
     }
 }
@@ -147,7 +152,11 @@ impl Stream {
     /// Takes in a packet.
     pub fn hear(&mut self, heard: Heard, ids: &mut Ids) -> Act {
         match heard {
-            Heard::Dial { random, is_own } => self.dial(random, is_own, ids),
+            Heard::Dial {
+                random,
+                is_own,
+                is_spent,
+            } => self.dial(random, is_own, is_spent, ids),
             Heard::CancelDial { random } => {
                 // It crossed the answer: the server does not know the number then, and never will.
                 let idle = |c: &&Carried| c.random == random && !c.is_used;
@@ -170,13 +179,15 @@ impl Stream {
         }
     }
 
-    fn dial(&mut self, random: i64, is_own: bool, ids: &mut Ids) -> Act {
+    fn dial(&mut self, random: i64, is_own: bool, is_spent: bool, ids: &mut Ids) -> Act {
         let why = if !is_own {
             Refusal::Misrouted
         } else if self.is_leaving {
             Refusal::Leaving
         } else if self.carried.len() >= MAX_CONNECTIONS {
             Refusal::TooMany
+        } else if is_spent {
+            Refusal::Spent
         } else {
             let id = ids.take();
             self.carried.push(Carried {
@@ -266,6 +277,7 @@ mod tests {
         Heard::Dial {
             random,
             is_own: true,
+            is_spent: false,
         }
     }
 
@@ -304,8 +316,16 @@ mod tests {
         let foreign = Heard::Dial {
             random: 5,
             is_own: false,
+            is_spent: false,
         };
         let refused = |random, why| Act::Refuse { random, why };
+        // METER-02
+        let spent = Heard::Dial {
+            random: 6,
+            is_own: true,
+            is_spent: true,
+        };
+        assert_eq!(stream.hear(spent, &mut ids), refused(6, Refusal::Spent));
         let misrouted = refused(5, Refusal::Misrouted);
         assert_eq!(stream.hear(foreign, &mut ids), misrouted);
         let all: Vec<Id> = (0..32)

@@ -193,6 +193,7 @@ impl Images for StoreImages {
                 PullError::Invalid(_) => RuntimeError::Invalid(e.to_string()),
                 PullError::Denied(_) => RuntimeError::Denied(e.to_string()),
                 PullError::Full(_) => RuntimeError::Full(e.to_string()),
+                PullError::Deferred(why) => RuntimeError::Deferred(why.0),
                 // The prefix of the text is the waiting reason (IMG-08).
                 PullError::Unavailable(_) | PullError::Signature(_) | PullError::Failed(_) => {
                     RuntimeError::Failed(e.to_string())

@@ -27,7 +27,7 @@ mod logs;
 mod routes;
 
 use alloc::{rc::Rc, sync::Arc};
-use core::{fmt, time::Duration};
+use core::{cell::Cell, fmt, time::Duration};
 use std::{
     io,
     net::{SocketAddr, TcpListener, TcpStream},
@@ -56,7 +56,7 @@ use super::{
     http::{self, Origin, Refusal, Request},
     pipe::Near,
 };
-use crate::sys::turn;
+use crate::{api::link::LinkClass, net::meter::Counted, sys::turn};
 
 /// Connections at once. A further one takes the place of one at rest, or is closed.
 pub const MAX_CONNECTIONS: usize = 256;
@@ -165,8 +165,14 @@ impl Network {
         let _ = setsockopt(&stream, sockopt::KeepAlive, &true);
         let _ = setsockopt(&stream, sockopt::TcpKeepIdle, &KEEP_ALIVE_S);
         let _ = setsockopt(&stream, sockopt::TcpKeepInterval, &KEEP_ALIVE_S);
-        let below = Below::Socket(stream.as_raw_fd());
-        self.admit(Box::new(stream), below, Caller::Peer(peer), executor);
+        let class = Rc::new(Cell::new(LinkClass::Api));
+        let below = Below::Counted(stream.as_raw_fd(), Rc::clone(&class));
+        self.admit(
+            Box::new(Counted::new(stream, class)),
+            below,
+            Caller::Peer(peer),
+            executor,
+        );
     }
 
     /// Takes one that came through a tunnel. It is one from outside in all that follows: it gives no right.
@@ -306,6 +312,7 @@ impl Network {
 
     async fn route(&self, connection: &mut Connection, request: &Request) -> super::Outcome {
         let backend = self.backend.as_ref();
+        connection.counts_as(routes::class(request));
         routes::route(backend, connection, request, self.settings.debugging).await
     }
 }

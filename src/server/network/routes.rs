@@ -17,6 +17,7 @@
 use serde_json::json;
 
 use super::logs;
+use crate::api::link::LinkClass;
 use crate::server::{
     Outcome,
     backend::{Backend, Check, RunningPod, Uptime},
@@ -36,6 +37,16 @@ const DEBUG_PATHS: [&str; 8] = [
     "debug",
     "logs",
 ];
+
+/// What the bytes of a request's answer are for.
+pub(super) fn class(request: &Request) -> LinkClass {
+    let path = request.path.first().map_or("", |first| &**first);
+    match path {
+        "metrics" | "stats" => LinkClass::Figures,
+        "run" | "exec" | "attach" | "portForward" | "containerLogs" => LinkClass::Stream,
+        _ => LinkClass::Api,
+    }
+}
 
 /// Serves one request of somebody who may make it.
 pub(super) async fn route(

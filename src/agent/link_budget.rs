@@ -1,0 +1,440 @@
+//! The budget of the link (`picolet.link.dailyBytes`): asked by pulls on their threads, by the tunnel and by polls; shown to
+//! people; kept in `link-budget.json`. What is decided is [`Budget`]'s. There is none unless it is configured.
+
+use alloc::{collections::BTreeMap, rc::Rc, sync::Arc};
+use core::time::Duration;
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{clock::Clock, complaints::Complaints};
+use crate::{
+    api::{
+        PodUid, Wall,
+        link::{LinkBytes, LinkClass},
+        node::NodeCondition,
+        strict,
+    },
+    image::{
+        Reference,
+        pull::{Gate, NoBytes},
+    },
+    logic::link_budget::{Budget, Kept, Now, Settings, Until, Urgency},
+    net::meter,
+    server::backend::LinkHealth,
+    sys::{clock, file, lane::Lane},
+};
+
+/// Name of the record in the root directory.
+const FILE: &str = "link-budget.json";
+/// Version of its form.
+const VERSION: u32 = 1;
+/// Bytes read of it.
+const MAX_BYTES: u64 = 64 * 1024;
+/// Time between two writes of it: a power cut forgets at most what was used in so long.
+const WRITTEN_EVERY: Duration = Duration::from_secs(6 * 3600);
+/// Pulls that wait, at most; a further one asks its registry each time.
+const MAX_WAITING: usize = 512;
+/// Name of the condition of `get node`.
+const CONDITION: &str = "LinkBudget";
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Record {
+    v: u32,
+    #[serde(default)]
+    day: Option<i64>,
+    used: u64,
+    bytes: LinkBytes,
+}
+
+/// A pull that waits.
+#[derive(Clone, Debug)]
+struct Waiting {
+    needs: Option<u64>,
+    until: Until,
+    /// What people were told.
+    says: String,
+}
+
+/// What is said of a pull that may not begin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Deferred {
+    /// Why, for people.
+    pub(super) says: String,
+    /// People have not been told of it.
+    pub(super) is_news: bool,
+}
+
+#[derive(Debug)]
+struct State {
+    budget: Budget,
+    /// How urgent pulls are that are not normal, and how many want each.
+    urgent: BTreeMap<String, (Urgency, u32)>,
+    /// By pod and reference.
+    waiting: BTreeMap<(PodUid, String), Waiting>,
+    /// What was last refused of an image: how much of it is missing.
+    needs: BTreeMap<String, u64>,
+}
+
+/// See the module.
+pub(super) struct LinkBudget {
+    state: Mutex<State>,
+    now: Box<dyn Fn() -> Now + Send + Sync>,
+}
+
+/// Somebody wants an image more than others do; as long as this lives.
+pub(super) struct Wants<'a>(&'a LinkBudget, String);
+
+impl Drop for Wants<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        if let Some((_, count)) = state.urgent.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                state.urgent.remove(&self.1);
+            }
+        }
+    }
+}
+
+/// This moment, by the machine's clocks.
+fn now() -> Now {
+    let is_right = clock::synchronized() != Some(false);
+    Now {
+        wall: is_right.then(clock::wall),
+        up: clock::mono(),
+        counted: meter::counted().all(),
+    }
+}
+
+impl LinkBudget {
+    /// Goes on where the record in `root` ends. Blocking, and brief.
+    pub(super) fn open(settings: Settings, root: &Path) -> Self {
+        let record = read(&root.join(FILE)).unwrap_or_else(|e| {
+            log::warn!("what was used of the link's budget is not known: {e}");
+            None
+        });
+        let kept = record.map_or_else(Kept::default, |record| {
+            for (class, bytes) in LinkClass::ALL.into_iter().zip(record.bytes.0) {
+                meter::add(class, bytes);
+            }
+            Kept {
+                day: record.day,
+                used: record.used,
+            }
+        });
+        Self::with(settings, kept, Box::new(now))
+    }
+
+    pub(super) fn with(
+        settings: Settings,
+        kept: Kept,
+        now: Box<dyn Fn() -> Now + Send + Sync>,
+    ) -> Self {
+        Self {
+            state: Mutex::new(State {
+                budget: Budget::new(settings, kept, now()),
+                urgent: BTreeMap::new(),
+                waiting: BTreeMap::new(),
+                needs: BTreeMap::new(),
+            }),
+            now,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the bytes of the day are used up.
+    pub(super) fn is_spent(&self) -> bool {
+        self.lock().budget.is_spent((self.now)())
+    }
+
+    /// Somebody wants an image more than others do.
+    pub(super) fn wants(&self, reference: &str, urgency: Urgency) -> Wants<'_> {
+        let key = key(reference);
+        let mut state = self.lock();
+        let entry = state.urgent.entry(key.clone()).or_insert((urgency, 0));
+        *entry = (entry.0.max(urgency), entry.1 + 1);
+        Wants(self, key)
+    }
+
+    /// Whether a pull may begin: an image that is not here at all, as far as its size is known.
+    pub(super) fn may_begin(
+        &self,
+        uid: &PodUid,
+        reference: &str,
+        urgency: Urgency,
+    ) -> Result<(), Deferred> {
+        let now = (self.now)();
+        let mut state = self.lock();
+        let needs = state.needs.get(&key(reference)).copied();
+        match state.budget.admit(needs, urgency, now) {
+            Ok(()) => {
+                // Only asked: the pull itself is admitted when it knows what is missing.
+                state.budget.fetched(needs.unwrap_or(0));
+                state.waiting.remove(&(uid.clone(), reference.to_owned()));
+                Ok(())
+            }
+            Err(deferral) => {
+                let place = (uid.clone(), reference.to_owned());
+                let known = state.waiting.get(&place);
+                // What is left changes with each heartbeat, which is no news.
+                if let Some(known) = known
+                    && known.until == deferral.until
+                    && known.needs == needs
+                {
+                    return Err(Deferred {
+                        says: known.says.clone(),
+                        is_news: false,
+                    });
+                }
+                let says = deferral.to_string();
+                if state.waiting.len() >= MAX_WAITING {
+                    state.waiting.clear();
+                }
+                let waiting = Waiting {
+                    needs,
+                    until: deferral.until,
+                    says: says.clone(),
+                };
+                state.waiting.insert(place, waiting);
+                Err(Deferred {
+                    says,
+                    is_news: true,
+                })
+            }
+        }
+    }
+
+    /// How it stands, for people.
+    pub(super) fn says(&self) -> String {
+        self.lock().budget.says((self.now)()).0
+    }
+
+    /// What `check` asks.
+    pub(super) fn health(&self) -> LinkHealth {
+        let (says, waits) = self.lock().budget.says((self.now)());
+        LinkHealth { says, waits }
+    }
+
+    /// What `get node` says.
+    pub(super) fn condition(&self, now: Wall) -> NodeCondition {
+        let (says, waits) = self.lock().budget.says((self.now)());
+        let (status, reason) = match (waits, self.is_spent()) {
+            (false, _) => ("True", "BytesLeft"),
+            (true, false) => ("False", "ImagesWait"),
+            (true, true) => ("False", "Spent"),
+        };
+        NodeCondition {
+            kind: CONDITION.into(),
+            status: status.into(),
+            last_heartbeat_time: Some(now.truncated()),
+            last_transition_time: None,
+            reason: reason.into(),
+            message: says,
+        }
+    }
+
+    /// Writes the record. Blocking.
+    pub(super) fn save(&self, root: &Path) -> io::Result<()> {
+        let Kept { day, used } = self.lock().budget.kept((self.now)());
+        let record = Record {
+            v: VERSION,
+            day,
+            used,
+            bytes: meter::counted(),
+        };
+        let text = serde_json::to_vec(&record)?;
+        file::write_atomic(&root.join(FILE), &text, 0o600, true)
+    }
+
+    /// Writes it now and then, for the agent's life.
+    pub(super) async fn keep(
+        self: Arc<Self>,
+        root: PathBuf,
+        clock: Rc<dyn Clock>,
+        disk: Lane,
+        complaints: Rc<Complaints>,
+    ) {
+        loop {
+            clock.until(clock.now() + WRITTEN_EVERY).await;
+            let (this, at) = (Arc::clone(&self), root.clone());
+            if let Err(e) = disk.run(move || this.save(&at)).await {
+                complaints.complain(&format!("the link's budget cannot be noted: {e}"));
+            }
+        }
+    }
+}
+
+impl Gate for LinkBudget {
+    fn admit(&self, reference: &Reference, needs: u64) -> Result<(), NoBytes> {
+        let now = (self.now)();
+        let mut state = self.lock();
+        let key = reference.to_string();
+        let urgency = state.urgent.get(&key).map(|(urgency, _)| *urgency);
+        let admitted = state
+            .budget
+            .admit(Some(needs), urgency.unwrap_or_default(), now);
+        match admitted {
+            Ok(()) => drop(state.needs.remove(&key)),
+            Err(_) => {
+                if state.needs.len() >= MAX_WAITING {
+                    state.needs.clear();
+                }
+                state.needs.insert(key, needs);
+            }
+        }
+        admitted.map_err(|deferral| NoBytes(deferral.to_string()))
+    }
+
+    fn go_on(&self, reference: &Reference) -> Result<(), NoBytes> {
+        let now = (self.now)();
+        let mut state = self.lock();
+        let urgency = state.urgent.get(&reference.to_string());
+        let urgency = urgency.map_or(Urgency::Normal, |(urgency, _)| *urgency);
+        let goes_on = state.budget.go_on(urgency, now);
+        goes_on.map_err(|deferral| NoBytes(deferral.to_string()))
+    }
+
+    fn ended(&self, needs: u64) {
+        self.lock().budget.fetched(needs);
+    }
+}
+
+/// Short names and whole ones are the same image.
+fn key(reference: &str) -> String {
+    Reference::parse(reference).map_or_else(|_| reference.to_owned(), |parsed| parsed.to_string())
+}
+
+fn read(path: &Path) -> io::Result<Option<Record>> {
+    let file = match File::open(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    let mut text = Vec::new();
+    file.take(MAX_BYTES).read_to_end(&mut text)?;
+    let record: Record = strict::from_json(&text).map_err(io::Error::other)?;
+    if record.v != VERSION {
+        return Err(io::Error::other(format!("its version is {}", record.v)));
+    }
+    Ok(Some(record))
+}
+
+#[cfg(test)]
+mod tests {
+    use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+    use super::*;
+    use crate::api::Mono;
+    use crate::image::testing::Scratch;
+
+    /// 2026-11-26T00:00:00Z.
+    const MIDNIGHT: i64 = 1_795_651_200;
+
+    #[derive(Default)]
+    struct Moment {
+        second: AtomicI64,
+        counted: AtomicU64,
+    }
+
+    fn budget(daily_bytes: u64, kept: Kept) -> (Arc<Moment>, LinkBudget) {
+        let moment = Arc::new(Moment::default());
+        let read = Arc::clone(&moment);
+        let settings = Settings {
+            daily_bytes,
+            pull_window: None,
+        };
+        let now = move || {
+            let second = read.second.load(Ordering::Relaxed);
+            Now {
+                wall: Some(Wall::from_secs(MIDNIGHT + second)),
+                up: Mono(u64::try_from(second).expect("later") * 1000),
+                counted: read.counted.load(Ordering::Relaxed),
+            }
+        };
+        (moment, LinkBudget::with(settings, kept, Box::new(now)))
+    }
+
+    #[test]
+    fn a_pull_waits_is_told_once_and_goes_on_with_the_day() {
+        // METER-04
+        let (moment, budget) = budget(1000, Kept::default());
+        let (uid, image) = (PodUid::from("u"), "reg.example/a:1");
+        let parsed = Reference::parse(image).expect("a reference");
+        let begins = || budget.may_begin(&uid, image, Urgency::Normal);
+        moment.counted.store(300, Ordering::Relaxed);
+        // Its size is known only after its manifest was read.
+        assert_eq!(begins(), Ok(()));
+        let why = budget.admit(&parsed, 600).expect_err("too much").0;
+        assert!(why.contains("needs 600B, 500B of 800B are left"), "{why}");
+        let told = begins().expect_err("it waits");
+        assert_eq!((told.says, told.is_news), (why.clone(), true));
+        // No registry is asked, nor anybody told, while that does not change.
+        moment.counted.store(310, Ordering::Relaxed);
+        let again = begins().expect_err("it waits");
+        assert_eq!((again.says, again.is_news), (why, false));
+        // A critical pod has the whole day.
+        assert_eq!(budget.may_begin(&uid, image, Urgency::Critical), Ok(()));
+        let wants = budget.wants("reg.example/a:1", Urgency::Critical);
+        assert_eq!(budget.admit(&parsed, 600), Ok(()));
+        budget.ended(600);
+        drop(wants);
+        assert!(budget.admit(&parsed, 600).is_err());
+        moment.second.store(24 * 3600, Ordering::Relaxed);
+        assert_eq!(begins(), Ok(()));
+        assert_eq!(budget.admit(&parsed, 600), Ok(()));
+    }
+
+    #[test]
+    fn what_the_operator_wants_now() {
+        // METER-04
+        let (moment, budget) = budget(1000, Kept::default());
+        moment.counted.store(2000, Ordering::Relaxed);
+        let image = Reference::parse("a:1").expect("a reference");
+        assert!(budget.go_on(&image).is_err() && budget.is_spent());
+        let wants = budget.wants("a:1", Urgency::Now);
+        let others = budget.wants("a:1", Urgency::Critical);
+        assert_eq!(budget.admit(&image, 5000), Ok(()));
+        assert_eq!(budget.go_on(&image), Ok(()));
+        drop(wants);
+        drop(others);
+        assert!(budget.go_on(&image).is_err());
+        let shown = budget.condition(Wall::from_secs(MIDNIGHT));
+        assert_eq!((&*shown.status, &*shown.reason), ("False", "Spent"));
+    }
+
+    #[test]
+    fn the_day_outlives_the_agent() {
+        // METER-01
+        let scratch = Scratch::new();
+        let root = scratch.join("");
+        assert!(read(&root.join(FILE)).expect("none yet").is_none());
+        let (moment, budget) = budget(
+            1000,
+            Kept {
+                day: Some(MIDNIGHT / 86_400),
+                used: 700,
+            },
+        );
+        moment.counted.store(50, Ordering::Relaxed);
+        budget.save(&root).expect("written");
+        let record = read(&root.join(FILE)).expect("read").expect("a record");
+        assert_eq!((record.day, record.used), (Some(MIDNIGHT / 86_400), 750));
+        for (text, is_read) in [
+            ("", false),
+            ("{", false),
+            (r#"{"v":2,"used":0,"bytes":[]}"#, false),
+        ] {
+            std::fs::write(root.join(FILE), text).expect("written");
+            assert_eq!(read(&root.join(FILE)).is_ok(), is_read, "{text}");
+        }
+    }
+}

@@ -1,0 +1,548 @@
+//! Bytes of a day: what may still go over the link, and what waits for the next day (METER-02, METER-04).
+//!
+//! | of the day's bytes | images and releases | what comes through the tunnel | polls |
+//! |---|---|---|---|
+//! | below 80 % | go on, as far as they fit below 80 % | goes on | as a rule |
+//! | 80 % and more | wait, but for those of critical pods | goes on | as a rule |
+//! | all | wait | is refused | are slowest |
+//!
+//! Nothing else waits, however much it is: leases, statuses and deletions are small, and without them the node would be lost.
+//! A day is one of UTC. While nobody keeps the clock right it is 24 hours of uptime.
+
+use alloc::{format, string::String};
+use core::{fmt, time::Duration};
+
+use crate::api::{Mono, Wall, quantity::human_bytes};
+
+/// From this part of the day's bytes on images wait, percent.
+const SAVING_PERCENT: u64 = 80;
+const DAY: Duration = Duration::from_secs(24 * 3600);
+const DAY_S: i64 = 24 * 3600;
+const MINUTE_S: i64 = 60;
+
+/// What was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Bytes of a day, received and sent together; more than 0.
+    pub daily_bytes: u64,
+    /// When images do not wait, whatever was used.
+    pub pull_window: Option<Window>,
+}
+
+/// A part of each day, UTC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Minutes of the day. They differ; the end may be on the next day.
+    from: i64,
+    to: i64,
+}
+
+impl Window {
+    /// Reads `HH:MM-HH:MM`; `None`: it is none.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (from, to) = text.split_once('-')?;
+        let (from, to) = (minutes(from)?, minutes(to)?);
+        (from != to).then_some(Self { from, to })
+    }
+
+    fn contains(self, now: Wall) -> bool {
+        let minute = now.secs().rem_euclid(DAY_S) / MINUTE_S;
+        match self.from < self.to {
+            true => (self.from..self.to).contains(&minute),
+            false => minute >= self.from || minute < self.to,
+        }
+    }
+
+    /// When it begins next.
+    fn next(self, now: Wall) -> Wall {
+        let begin = |day: i64| Wall::from_secs(day * DAY_S + self.from * MINUTE_S);
+        let today = now.secs().div_euclid(DAY_S);
+        if begin(today) > now {
+            begin(today)
+        } else {
+            begin(today + 1)
+        }
+    }
+}
+
+fn minutes(text: &str) -> Option<i64> {
+    let number = |text: &str, most: i64| -> Option<i64> {
+        let is_number = text.len() == 2 && text.bytes().all(|b| b.is_ascii_digit());
+        let number = text.parse().ok().filter(|_| is_number)?;
+        (number <= most).then_some(number)
+    };
+    let (hours, minutes) = text.split_once(':')?;
+    Some(number(hours, 23)? * 60 + number(minutes, 59)?)
+}
+
+/// A moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Now {
+    /// By the clock; `None`: nobody keeps it right.
+    pub wall: Option<Wall>,
+    /// For reckoning.
+    pub up: Mono,
+    /// Bytes counted so far, in all.
+    pub counted: u64,
+}
+
+/// How much an image is wanted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Urgency {
+    /// It can wait.
+    #[default]
+    Normal,
+    /// For a critical pod.
+    Critical,
+    /// The operator wants it now, whatever that costs.
+    Now,
+}
+
+/// When the next day begins, or the window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Until {
+    /// By the clock.
+    At(Wall),
+    /// When the agent has been up so long.
+    Up(Mono),
+}
+
+/// Why something is not fetched now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deferral {
+    /// Bytes that are missing; `None`: nobody asked yet.
+    pub needs: Option<u64>,
+    /// Bytes that may still be fetched today.
+    pub left: u64,
+    /// It goes on then.
+    pub until: Until,
+    /// How long that is.
+    after: Duration,
+    /// Bytes that a day has for it.
+    of: u64,
+}
+
+impl fmt::Display for Deferral {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (left, of) = (human_bytes(self.left), human_bytes(self.of));
+        match self.needs {
+            Some(needs) => write!(f, "needs {}, ", human_bytes(needs))?,
+            None => f.write_str("its size is not known yet, ")?,
+        }
+        write!(f, "{left} of {of} are left for it today")?;
+        if self.needs.is_some_and(|needs| needs > self.of) {
+            return f.write_str("; it is more than a day has: picolet image pull --now");
+        }
+        match self.until {
+            Until::At(at) => write!(f, "; goes on at {at}"),
+            Until::Up(_) => {
+                let minutes = self.after.as_secs().div_ceil(60);
+                write!(f, "; goes on in {} h {} min", minutes / 60, minutes % 60)
+            }
+        }
+    }
+}
+
+/// What is kept over a restart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// The day, counted from 1970; `None`: the clock was not right.
+    pub day: Option<i64>,
+    /// Bytes used on it.
+    pub used: u64,
+}
+
+/// See the module.
+#[derive(Clone, Copy, Debug)]
+pub struct Budget {
+    settings: Settings,
+    day: Option<i64>,
+    /// When this day began for us.
+    began: Mono,
+    /// What was counted then, and what was used of the day before that.
+    base: u64,
+    before: u64,
+    /// Bytes that may come for what was admitted.
+    granted: u64,
+}
+
+impl Budget {
+    /// Of an agent that starts.
+    #[must_use]
+    pub const fn new(settings: Settings, kept: Kept, now: Now) -> Self {
+        Self {
+            settings,
+            day: kept.day,
+            began: now.up,
+            base: now.counted,
+            before: kept.used,
+            granted: 0,
+        }
+    }
+
+    /// Begins a day if there is a new one.
+    fn roll(&mut self, now: Now) {
+        let today = now.wall.map(|wall| wall.secs().div_euclid(DAY_S));
+        let is_new = match (today, self.day) {
+            (Some(today), Some(day)) => today != day,
+            // The clock has become right: what was used was used today.
+            (Some(_), None) => {
+                self.day = today;
+                false
+            }
+            (None, _) => now.up - self.began >= DAY,
+        };
+        if is_new {
+            self.day = today;
+            self.began = now.up;
+            self.base = now.counted;
+            self.before = 0;
+        }
+    }
+
+    /// Bytes used today.
+    pub fn used(&mut self, now: Now) -> u64 {
+        self.roll(now);
+        self.before + now.counted.saturating_sub(self.base)
+    }
+
+    /// What is to be kept.
+    pub fn kept(&mut self, now: Now) -> Kept {
+        let used = self.used(now);
+        Kept {
+            day: self.day,
+            used,
+        }
+    }
+
+    /// All bytes of the day are used: nothing new comes through the tunnel, and polls are slowest.
+    pub fn is_spent(&mut self, now: Now) -> bool {
+        self.used(now) >= self.settings.daily_bytes
+    }
+
+    /// Whether so many bytes may be fetched now; `None`: it is not known how many. Those that are admitted count as used until
+    /// [`Budget::fetched`].
+    ///
+    /// # Errors
+    /// They have to wait.
+    pub fn admit(
+        &mut self,
+        needs: Option<u64>,
+        urgency: Urgency,
+        now: Now,
+    ) -> Result<(), Deferral> {
+        let fits = self.may(needs, urgency, now)?;
+        self.granted += fits;
+        Ok(())
+    }
+
+    /// What was admitted has come, or will not.
+    pub const fn fetched(&mut self, needs: u64) {
+        self.granted = self.granted.saturating_sub(needs);
+    }
+
+    /// Whether what was admitted goes on.
+    ///
+    /// # Errors
+    /// It has to wait.
+    pub fn go_on(&mut self, urgency: Urgency, now: Now) -> Result<(), Deferral> {
+        let is_over = self.is_spent(now) && urgency < Urgency::Now && !self.is_in_window(now);
+        match is_over {
+            true => Err(self.deferral(None, 0, self.settings.daily_bytes, now)),
+            false => Ok(()),
+        }
+    }
+
+    /// The bytes that are admitted.
+    fn may(&mut self, needs: Option<u64>, urgency: Urgency, now: Now) -> Result<u64, Deferral> {
+        let used = self.used(now);
+        let asked = needs.unwrap_or(0);
+        let daily = self.settings.daily_bytes;
+        let of = match urgency {
+            Urgency::Now => return Ok(asked),
+            Urgency::Critical => daily,
+            Urgency::Normal => percent(daily, SAVING_PERCENT),
+        };
+        let left = of.saturating_sub(used).saturating_sub(self.granted);
+        let fits = match needs {
+            Some(needs) => needs <= left,
+            None => left > 0,
+        };
+        match fits || self.is_in_window(now) {
+            true => Ok(asked),
+            false => Err(self.deferral(needs, left, of, now)),
+        }
+    }
+
+    fn is_in_window(&self, now: Now) -> bool {
+        let window = self.settings.pull_window.zip(now.wall);
+        window.is_some_and(|(window, wall)| window.contains(wall))
+    }
+
+    fn deferral(&self, needs: Option<u64>, left: u64, of: u64, now: Now) -> Deferral {
+        let until = match now.wall {
+            Some(wall) => {
+                let today = wall.secs().div_euclid(DAY_S);
+                let midnight = Wall::from_secs((today + 1) * DAY_S);
+                let window = self.settings.pull_window.map(|window| window.next(wall));
+                Until::At(window.map_or(midnight, |begin| begin.min(midnight)))
+            }
+            None => Until::Up(self.began + DAY),
+        };
+        Deferral {
+            needs,
+            left,
+            until,
+            after: match until {
+                Until::At(_) => Duration::ZERO,
+                Until::Up(at) => at - now.up,
+            },
+            // A window takes what a day has not.
+            of: match self.settings.pull_window {
+                Some(_) => of.max(needs.unwrap_or(0)),
+                None => of,
+            },
+        }
+    }
+
+    /// How it stands, for people, and whether something waits.
+    pub fn says(&mut self, now: Now) -> (String, bool) {
+        let used = self.used(now);
+        let daily = self.settings.daily_bytes;
+        let text = format!("{} of {} used today", human_bytes(used), human_bytes(daily));
+        match self.may(None, Urgency::Normal, now) {
+            Ok(_) => (text, false),
+            Err(deferral) => {
+                let what = match used >= daily {
+                    true => "images and the tunnel wait",
+                    false => "images wait",
+                };
+                let until = match deferral.until {
+                    Until::At(at) => format!("until {at}"),
+                    Until::Up(_) => "for the next day".into(),
+                };
+                (format!("{text}; {what} {until}"), true)
+            }
+        }
+    }
+}
+
+/// Part of a whole; exact also for small ones.
+fn percent(whole: u64, percent: u64) -> u64 {
+    let part = u128::from(whole) * u128::from(percent) / 100;
+    u64::try_from(part).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::{borrow::ToOwned as _, string::ToString as _};
+
+    use super::*;
+
+    const SETTINGS: Settings = Settings {
+        daily_bytes: 1000,
+        pull_window: None,
+    };
+    /// 2026-11-26T00:00:00Z.
+    const MIDNIGHT: i64 = 1_795_651_200;
+
+    fn at(second: i64, counted: u64) -> Now {
+        let up = Duration::from_secs(u64::try_from(second).expect("later"));
+        Now {
+            wall: Some(Wall::from_secs(MIDNIGHT + second)),
+            up: Mono(0) + up,
+            counted,
+        }
+    }
+
+    fn unset(second: i64, counted: u64) -> Now {
+        Now {
+            wall: None,
+            ..at(second, counted)
+        }
+    }
+
+    fn budget() -> Budget {
+        Budget::new(SETTINGS, Kept::default(), at(0, 0))
+    }
+
+    #[test]
+    fn who_waits() {
+        // METER-02 METER-04
+        use Urgency::{Critical, Normal, Now};
+        for (used, needs, urgency, may) in [
+            (0, Some(800), Normal, true),
+            (0, Some(801), Normal, false),
+            (799, Some(1), Normal, true),
+            (799, None, Normal, true),
+            (800, None, Normal, false),
+            (800, Some(0), Normal, true),
+            (800, Some(200), Critical, true),
+            (800, Some(201), Critical, false),
+            (999, None, Critical, true),
+            (1000, None, Critical, false),
+            (1000, Some(9999), Now, true),
+            (9999, Some(0), Normal, true),
+            (9999, Some(0), Critical, true),
+        ] {
+            let admitted = budget().admit(needs, urgency, at(60, used));
+            assert_eq!(admitted.is_ok(), may, "{used} {needs:?} {urgency:?}");
+        }
+        for (used, urgency, goes_on, is_spent) in [
+            (999, Normal, true, false),
+            (1000, Normal, false, true),
+            (1000, Critical, false, true),
+            (1000, Now, true, true),
+        ] {
+            let mut budget = budget();
+            assert_eq!(
+                budget.go_on(urgency, at(60, used)).is_ok(),
+                goes_on,
+                "{used}"
+            );
+            assert_eq!(budget.is_spent(at(60, used)), is_spent, "{used}");
+        }
+    }
+
+    #[test]
+    fn what_is_on_its_way_counts() {
+        let mut budget = budget();
+        budget
+            .admit(Some(500), Urgency::Normal, at(0, 0))
+            .expect("room");
+        let other = budget.admit(Some(301), Urgency::Normal, at(0, 0));
+        assert_eq!(other.expect_err("none").left, 300);
+        // It has come: now it is used.
+        budget.fetched(500);
+        assert!(
+            budget
+                .admit(Some(301), Urgency::Normal, at(1, 500))
+                .is_err()
+        );
+        assert!(budget.admit(Some(300), Urgency::Normal, at(1, 500)).is_ok());
+    }
+
+    #[test]
+    fn days() {
+        // METER-02
+        let mut budget = budget();
+        assert_eq!(budget.used(at(DAY_S - 1, 900)), 900);
+        let kept = budget.kept(at(DAY_S - 1, 900));
+        assert_eq!(budget.used(at(DAY_S, 950)), 0);
+        assert_eq!(budget.used(at(DAY_S + 1, 960)), 10);
+        // A new agent counts from nothing.
+        let mut next = Budget::new(SETTINGS, kept, at(DAY_S - 1, 0));
+        assert_eq!(next.used(at(DAY_S - 1, 5)), 905);
+        assert_eq!(next.used(at(DAY_S, 6)), 0);
+        // Set back, the clock shows another day, and again.
+        assert_eq!(next.used(at(DAY_S - 5, 7)), 0);
+        // After a boot the clock is not right for a while: no day has ended because of that.
+        let mut booted = Budget::new(SETTINGS, kept, unset(0, 0));
+        assert_eq!(booted.used(unset(60, 5)), 905);
+        assert_eq!(booted.used(at(DAY_S - 2, 6)), 906);
+        // It never is: a day is what the agent was up.
+        let mut never = Budget::new(SETTINGS, kept, unset(10, 0));
+        assert_eq!(never.used(unset(DAY_S + 9, 5)), 905);
+        assert_eq!(never.used(unset(DAY_S + 10, 6)), 0);
+        assert_eq!(
+            never.kept(unset(DAY_S + 20, 8)),
+            Kept { day: None, used: 2 }
+        );
+        // Right at last: it was used today.
+        assert_eq!(never.used(at(DAY_S + 30, 9)), 3);
+    }
+
+    #[test]
+    fn windows() {
+        // METER-04
+        for (text, is_one) in [
+            ("01:00-05:00", true),
+            ("23:30-00:30", true),
+            ("1:00-05:00", false),
+            ("01:00-24:00", false),
+            ("01:60-05:00", false),
+            ("01:00-01:00", false),
+            ("01:00", false),
+            ("+1:00-05:00", false),
+            ("", false),
+        ] {
+            assert_eq!(Window::parse(text).is_some(), is_one, "{text}");
+        }
+        let of = |text: &str| {
+            let settings = Settings {
+                pull_window: Window::parse(text),
+                ..SETTINGS
+            };
+            Budget::new(settings, Kept::default(), at(0, 0))
+        };
+        let hour = 3600;
+        for (text, second, opens) in [
+            ("01:00-05:00", hour - 1, None),
+            ("01:00-05:00", hour, Some(())),
+            ("01:00-05:00", 5 * hour - 1, Some(())),
+            ("01:00-05:00", 5 * hour, None),
+            ("23:00-01:00", 0, Some(())),
+            ("23:00-01:00", hour, None),
+            ("23:00-01:00", 23 * hour, Some(())),
+        ] {
+            let admitted = of(text).admit(Some(5000), Urgency::Normal, at(second, 1200));
+            assert_eq!(admitted.ok(), opens, "{text} {second}");
+            assert_eq!(
+                of(text).go_on(Urgency::Normal, at(second, 1200)).ok(),
+                opens
+            );
+        }
+        // What begins first: the window, or the next day.
+        for (text, second, goes_on) in [
+            ("06:00-07:00", hour, 6 * hour),
+            ("06:00-07:00", 8 * hour, 24 * hour),
+        ] {
+            let refused = of(text).admit(Some(900), Urgency::Normal, at(second, 0));
+            let until = refused.expect_err("too much").until;
+            assert_eq!(until, Until::At(Wall::from_secs(MIDNIGHT + goes_on)));
+        }
+    }
+
+    #[test]
+    fn what_people_read() {
+        // METER-04
+        let big = Settings {
+            daily_bytes: 50_000_000,
+            pull_window: None,
+        };
+        let why = |needs: Option<u64>, now: Now| {
+            let mut budget = Budget::new(big, Kept::default(), at(0, 0));
+            let refused = budget.admit(needs, Urgency::Normal, now);
+            refused.expect_err("too much").to_string()
+        };
+        assert_eq!(
+            why(Some(12_000_000), at(60, 30_000_000)),
+            "needs 12.0MB, 10.0MB of 40.0MB are left for it today; goes on at 2026-11-27T00:00:00Z"
+        );
+        assert_eq!(
+            why(None, unset(3600, 45_000_000)),
+            "its size is not known yet, 0B of 40.0MB are left for it today; goes on in 23 h 0 min"
+        );
+        assert_eq!(
+            why(Some(90_000_000), at(60, 0)),
+            "needs 90.0MB, 40.0MB of 40.0MB are left for it today; it is more than a day has: picolet image pull --now"
+        );
+        let mut budget = Budget::new(big, Kept::default(), at(0, 0));
+        for (used, says, waits) in [
+            (1_000_000, "1.0MB of 50.0MB used today", false),
+            (
+                41_000_000,
+                "41.0MB of 50.0MB used today; images wait until 2026-11-27T00:00:00Z",
+                true,
+            ),
+            (
+                50_000_000,
+                "50.0MB of 50.0MB used today; images and the tunnel wait until 2026-11-27T00:00:00Z",
+                true,
+            ),
+        ] {
+            assert_eq!(budget.says(at(60, used)), (says.to_owned(), waits));
+        }
+    }
+}

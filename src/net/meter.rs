@@ -1,0 +1,329 @@
+//! Bytes that go over the link, counted at the sockets: TLS, what was sent again, and headers of TCP and IP included, as who
+//! charges for them counts them.
+//!
+//! The kernel counts bytes and segments of each connection. They are read with every exchange and added to one table of the
+//! process. What stays within this machine is not counted: other ends at an own address, and at a bridge that leads to
+//! pods only. The headers below IP are not either: who sells bytes does not see them.
+
+use core::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    pin::Pin,
+    sync::atomic::{AtomicU64, Ordering},
+    task::{Context, Poll},
+};
+use std::{
+    fs, io,
+    net::{TcpStream, UdpSocket},
+    os::fd::AsRawFd as _,
+    path::Path,
+    rc::Rc,
+};
+
+use async_io::Async;
+use core::cell::Cell;
+use nix::ifaddrs::getifaddrs;
+use smol::io::{AsyncRead, AsyncWrite};
+
+use crate::{
+    api::link::{LinkBytes, LinkClass},
+    sys::socket::{TcpCounts, tcp_counts},
+};
+
+/// Header of a segment without options, and what a timestamp adds to it, bytes.
+const TCP_HEADER: u64 = 20;
+const TIMESTAMP: u64 = 12;
+/// Headers of IP, bytes.
+const IPV4_HEADER: u64 = 20;
+const IPV6_HEADER: u64 = 40;
+/// Header of UDP, bytes.
+const UDP_HEADER: u64 = 8;
+/// Segments each way by which a connection ends: nobody counts them once it is closed.
+const LAST_SEGMENTS: u64 = 2;
+
+/// Received and sent, by class.
+static TABLE: [[AtomicU64; 2]; LinkClass::COUNT] =
+    [const { [const { AtomicU64::new(0) }; 2] }; LinkClass::COUNT];
+
+/// Everything that was counted so far.
+pub fn counted() -> LinkBytes {
+    LinkBytes(core::array::from_fn(|class| {
+        core::array::from_fn(|way| TABLE[class][way].load(Ordering::Relaxed))
+    }))
+}
+
+/// Counts what went received and sent.
+pub(crate) fn add(class: LinkClass, bytes: [u64; 2]) {
+    for (sum, more) in TABLE[class as usize].iter().zip(bytes) {
+        sum.fetch_add(more, Ordering::Relaxed);
+    }
+}
+
+/// Counts a datagram of so many bytes received or sent.
+pub(super) fn datagram(other: SocketAddr, class: LinkClass, [received, sent]: [usize; 2]) {
+    if other.ip().is_loopback() {
+        return;
+    }
+    let header = ip_header(other.ip()) + UDP_HEADER;
+    let size = |n: usize| match u64::try_from(n) {
+        Ok(0) | Err(_) => 0,
+        Ok(n) => n + header,
+    };
+    add(class, [size(received), size(sent)]);
+}
+
+const fn ip_header(ip: IpAddr) -> u64 {
+    match ip.to_canonical() {
+        IpAddr::V4(_) => IPV4_HEADER,
+        IpAddr::V6(_) => IPV6_HEADER,
+    }
+}
+
+/// What is counted of one connection.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    known: TcpCounts,
+    /// Header of IP, bytes; `None`: it does not leave this machine.
+    header: Option<u64>,
+}
+
+impl Meter {
+    /// Of a connection of which nothing is counted yet.
+    pub(crate) fn new(socket: &TcpStream) -> Self {
+        let ends = socket
+            .local_addr()
+            .and_then(|own| Ok((own, socket.peer_addr()?)));
+        let header = ends.ok().and_then(|(own, other)| {
+            let (own, other) = (own.ip().to_canonical(), other.ip().to_canonical());
+            let stays = other.is_loopback() || own == other || leads_to_pods(other);
+            (!stays).then(|| ip_header(other))
+        });
+        Self {
+            known: TcpCounts::default(),
+            header,
+        }
+    }
+
+    /// Counts what it has carried since this was last asked.
+    pub(crate) fn look(&mut self, socket: &TcpStream, class: LinkClass) {
+        let Some(header) = self.header else {
+            return;
+        };
+        let Ok(now) = tcp_counts(socket.as_raw_fd()) else {
+            return;
+        };
+        add(class, more(&self.known, &now, header));
+        self.known = now;
+    }
+
+    /// The same at its end.
+    pub(crate) fn end(&mut self, socket: &TcpStream, class: LinkClass) {
+        self.look(socket, class);
+        if let Some(header) = self.header {
+            let last = LAST_SEGMENTS * segment(header, &self.known);
+            add(class, [last; 2]);
+        }
+    }
+}
+
+/// Bytes of a segment's headers.
+const fn segment(header: u64, counts: &TcpCounts) -> u64 {
+    let options = if counts.timestamps { TIMESTAMP } else { 0 };
+    header + TCP_HEADER + options
+}
+
+/// Bytes that a connection has carried between two looks at it, received and sent.
+fn more(before: &TcpCounts, now: &TcpCounts, header: u64) -> [u64; 2] {
+    core::array::from_fn(|way| {
+        let bytes = now.bytes[way].saturating_sub(before.bytes[way]);
+        let segments = now.segments[way].wrapping_sub(before.segments[way]);
+        bytes + u64::from(segments) * segment(header, now)
+    })
+}
+
+/// Whether packets to `ip` leave by a bridge to which no device of the machine is bound.
+fn leads_to_pods(ip: IpAddr) -> bool {
+    let any: IpAddr = match ip {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    // Nothing is sent: the kernel says by which address it would be.
+    let own = UdpSocket::bind((any, 0)).and_then(|socket| {
+        socket.connect((ip, 9))?;
+        socket.local_addr()
+    });
+    let Ok(own) = own else {
+        return false;
+    };
+    let Ok(mut all) = getifaddrs() else {
+        return false;
+    };
+    let found = all.find(|entry| {
+        let address = entry.address.as_ref();
+        let v4 = address
+            .and_then(|a| a.as_sockaddr_in())
+            .map(|a| IpAddr::V4(a.ip()));
+        let v6 = address
+            .and_then(|a| a.as_sockaddr_in6())
+            .map(|a| IpAddr::V6(a.ip()));
+        v4.or(v6) == Some(own.ip())
+    });
+    found.is_some_and(|entry| {
+        is_bridge_of_pods(&Path::new("/sys/class/net").join(entry.interface_name))
+    })
+}
+
+fn is_bridge_of_pods(interface: &Path) -> bool {
+    let Ok(ports) = fs::read_dir(interface.join("brif")) else {
+        return false;
+    };
+    let all = interface.with_file_name("");
+    let is_device = |name: &Path| all.join(name).join("device").exists();
+    !ports
+        .flatten()
+        .any(|port| is_device(Path::new(&port.file_name())))
+}
+
+/// A connection of the executor that is counted.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    stream: Async<TcpStream>,
+    meter: Meter,
+    class: Rc<Cell<LinkClass>>,
+}
+
+impl Counted {
+    /// `class` may change: what comes then is of the new one.
+    pub(crate) fn new(stream: Async<TcpStream>, class: Rc<Cell<LinkClass>>) -> Self {
+        let meter = Meter::new(stream.get_ref());
+        Self {
+            stream,
+            meter,
+            class,
+        }
+    }
+
+    fn look(&mut self) {
+        self.meter.look(self.stream.get_ref(), self.class.get());
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.meter.end(self.stream.get_ref(), self.class.get());
+    }
+}
+
+impl AsyncRead for Counted {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let read = Pin::new(&mut this.stream).poll_read(cx, buf);
+        if read.is_ready() {
+            this.look();
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Counted {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = Pin::new(&mut this.stream).poll_write(cx, buf);
+        if written.is_ready() {
+            this.look();
+        }
+        written
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+    }
+
+    fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_close(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read as _, Write as _},
+        net::TcpListener,
+    };
+
+    use super::*;
+
+    fn counts(bytes: [u64; 2], segments: [u32; 2], timestamps: bool) -> TcpCounts {
+        TcpCounts {
+            bytes,
+            segments,
+            timestamps,
+        }
+    }
+
+    #[test]
+    fn headers_and_wraps() {
+        // METER-01
+        for (before, now, header, want) in [
+            (
+                counts([0, 0], [0, 0], false),
+                counts([1000, 20], [2, 3], true),
+                IPV4_HEADER,
+                [1000 + 2 * 52, 20 + 3 * 52],
+            ),
+            (
+                counts([0, 0], [u32::MAX, 7], false),
+                counts([0, 5], [1, 8], false),
+                IPV6_HEADER,
+                [2 * 60, 5 + 60],
+            ),
+        ] {
+            assert_eq!(more(&before, &now, header), want, "{now:?}");
+        }
+    }
+
+    #[test]
+    fn what_stays_here_is_not_counted() {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("listener");
+        let mut near =
+            TcpStream::connect(listener.local_addr().expect("address")).expect("connect");
+        let (mut far, _) = listener.accept().expect("accept");
+        near.write_all(b"x").expect("write");
+        far.read_exact(&mut [0]).expect("read");
+        // Nothing in this program's tests updates.
+        let before = counted().0[LinkClass::Update as usize];
+        let mut meter = Meter::new(&near);
+        meter.look(&near, LinkClass::Update);
+        meter.end(&near, LinkClass::Update);
+        assert_eq!(counted().0[LinkClass::Update as usize], before);
+    }
+
+    #[test]
+    fn bridges() {
+        let scratch = crate::image::testing::Scratch::new();
+        let make = |path: &str| fs::create_dir_all(scratch.join(path)).expect("directory");
+        make("eth0/device");
+        make("veth1");
+        make("cni0/brif/veth1");
+        make("empty/brif");
+        make("lan/brif/veth1");
+        make("lan/brif/eth0");
+        for (name, want) in [
+            ("eth0", false),
+            ("veth1", false),
+            ("cni0", true),
+            ("empty", true),
+            ("lan", false),
+            ("none", false),
+        ] {
+            assert_eq!(is_bridge_of_pods(&scratch.join(name)), want, "{name}");
+        }
+    }
+}
