@@ -37,6 +37,7 @@ mod node;
 mod resolve;
 mod server;
 mod tunnel;
+mod update;
 mod values;
 mod without_effect;
 
@@ -47,7 +48,8 @@ pub use values::{
     CgroupConfig, ClusterConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, DeviceConfig, Dirs,
     Endpoints, EvictionConfig, GarbageConfig, ImageConfig, LogConfig, MemoryQosConfig,
     NetworkConfig, NodeConfig, OfflineSecrets, Reserved, ReservedGroup, RuntimeConfig,
-    ServerConfig, ServingCertificate, Subnet, SwapBehavior, TimeConfig, TunnelConfig,
+    ServerConfig, ServingCertificate, Subnet, SwapBehavior, TimeConfig, TunnelConfig, UpdateConfig,
+    UpdateSource,
 };
 
 /// Version reported as the kubelet's: it must parse as a Kubernetes version. The part behind the plus is ours.

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use crate::{
     api::{Quantity, node::Taint},
-    logic::{cgroup::CgroupTree, devices::Declared, eviction, shutdown},
+    logic::{cgroup::CgroupTree, devices::Declared, eviction, shutdown, update::Schedule},
     net::Url,
     runtime::runc::process::Allowed,
 };
@@ -41,6 +41,8 @@ pub struct Config {
     pub server: ServerConfig,
     /// By which it is reached from a network that cannot dial this node; `None`: there is no tunnel.
     pub tunnel: Option<TunnelConfig>,
+    /// Updates by themselves; `None`: nobody looks for any.
+    pub update: Option<UpdateConfig>,
     /// All of this as a `KubeletConfiguration`, JSON.
     pub document: String,
     /// Manifests at a URL; `None`: nowhere.
@@ -117,6 +119,30 @@ pub struct TunnelConfig {
     pub ca: Option<PathBuf>,
     /// The token that is shown, read again for each connection; `None`: the node's own client certificate is shown.
     pub token_file: Option<PathBuf>,
+}
+
+/// Where this node finds its updates, and when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UpdateConfig {
+    /// Where the channel is.
+    pub source: UpdateSource,
+    /// CAs of its server; `None`: those of the system.
+    pub ca: Option<PathBuf>,
+    /// Keys of who may sign it, for Ed25519. 1 to 8.
+    pub keys: Vec<[u8; 32]>,
+    /// Default: every day, all day, spread over three quarters of it.
+    pub schedule: Schedule,
+    /// What restarts the agent; `None`: it is a service of systemd or OpenRC.
+    pub restart: Option<String>,
+}
+
+/// Where a channel is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UpdateSource {
+    /// The channel file. By https, or on this machine.
+    Url(Url),
+    /// A directory that it lies in.
+    Dir(PathBuf),
 }
 
 /// What is served over the network, and to whom.
