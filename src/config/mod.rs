@@ -168,6 +168,13 @@ fn load_from(flags: flags::Flags, host: &Host, default_file: &Path) -> Result<Lo
 }
 
 impl Config {
+    /// Whether the bytes of an update cost money: those of a directory of this machine do not.
+    #[must_use]
+    pub fn updates_cost(&self) -> bool {
+        let source = self.update.as_ref().map(|update| &update.source);
+        self.cluster.metered && matches!(source, Some(UpdateSource::Url(_)))
+    }
+
     /// Cgroups are made by who the runtime says, whatever was configured (CONF-18).
     pub fn use_cgroup_driver(&mut self, driver: CgroupDriver) {
         if driver == self.cgroup.tree.driver {

@@ -747,6 +747,18 @@ fn updates() {
     );
     assert_eq!((schedule.spread_s, schedule.trusts_clock), (3600, true));
     assert!(of("source: http://127.0.0.1:1/x, keys: [KEY]").is_ok());
+    // PKG-26: none where bytes cost money, but what is on this machine.
+    for (source, metered, costs) in [
+        ("https://a.example/x", true, true),
+        ("https://a.example/x", false, false),
+        ("/updates", true, false),
+    ] {
+        let text = format!(
+            "picolet: {{metered: {metered}, update: {{source: \"{source}\", keys: [{KEY}]}}}}"
+        );
+        let cfg = load("update", &text, "").expect("a configuration");
+        assert_eq!(cfg.updates_cost(), costs, "{text}");
+    }
     for (text, says) in [
         ("keys: [KEY]", "source: must be set for picolet.update"),
         (

@@ -14,6 +14,8 @@ use serde::Deserialize;
 use super::fnv::fnv1a;
 use crate::api::{Mono, Wall, strict::from_json};
 
+/// Exit code of a look that has to be made up for. Source: sysexits(3), `EX_TEMPFAIL`.
+pub const LATER: i32 = 75;
 /// Bytes of a tarball at most: some times what a release has.
 pub const MAX_RELEASE_BYTES: u64 = 64 << 20;
 /// Serials that are remembered as bad. One that is older than these is lower than what is installed, as a rule.
@@ -103,6 +105,14 @@ impl Schedule {
     pub fn moment_s(&self, node: &str) -> i64 {
         let moment = hash("moment", node) % u64::from(self.spread_s.max(1));
         i64::try_from(moment).unwrap_or(0)
+    }
+
+    /// When the node of this name looks next, in seconds since 1970, if nothing has to be made up for.
+    #[must_use]
+    pub fn next_moment(&self, node: &str, now: Wall) -> Option<i64> {
+        let starts = [self.window.opened(now), self.window.next(now)];
+        let mut moments = (starts.into_iter().flatten()).map(|start| start + self.moment_s(node));
+        moments.find(|moment| *moment > now.secs())
     }
 }
 

@@ -41,6 +41,7 @@ mod restart;
 mod service;
 mod suite;
 mod takeover;
+mod updates;
 mod upgrade;
 mod url;
 mod verify;

@@ -167,7 +167,17 @@ fn looks() {
     looks.ended(THURSDAY + day + start, false, mono);
     // A clock that is set back looks once more.
     assert_eq!(ask(&looks, mono + RETRY, due), Next::Look(THURSDAY + start));
+    for (now, next) in [
+        (0, due),
+        (due - 1, due),
+        (due, day + due),
+        (23 * HOUR, day + due),
+    ] {
+        let found = night.next_moment("a", at(now));
+        assert_eq!(found, Some(THURSDAY + next), "{now}");
+    }
     let never = schedule(window(0, 0, 24), 0);
+    assert_eq!(never.next_moment("a", at(0)), None);
     let found = looks.next(&never, "a", (mono + RETRY, at(due)), true, false);
     assert_eq!(found, Next::Wait(MAX_WAIT));
 }
