@@ -265,7 +265,7 @@ fn what_is_not_healthy_goes() {
     other.truncate(4096);
     fs::write(&of_text, other).expect("written");
     board.does(&of_text, &[], 1, "is for another processor");
-    // PKG-23: what cannot read the records is refused by reason, whoever insists.
+    // PKG-23 UPD-03: what cannot read the records is refused by reason, whoever insists.
     let says = "could not run pods here: records: x is of version 2";
     board.does(&board.double(3), &["--force"], 1, says);
     let guard = board.host.path("lib/picolet/guard");
