@@ -32,7 +32,7 @@ pub struct Channel(At);
 #[derive(Debug)]
 enum At {
     Dir(PathBuf),
-    Server(Client, Url),
+    Server(Box<Client>),
 }
 
 /// Why nothing came of a channel.
@@ -80,8 +80,7 @@ impl Channel {
     /// The channel file at a URL.
     #[must_use]
     pub fn at(place: Place) -> Self {
-        let url = place.url.clone();
-        Self(At::Server(Client::new(place), url))
+        Self(At::Server(Box::new(Client::new(place))))
     }
 
     /// The channel file and its signature.
@@ -92,11 +91,12 @@ impl Channel {
                 let signature = dir.join(format!("{CHANNEL}.sig"));
                 Ok((small_file(&path)?, small_file(&signature)?))
             }
-            At::Server(client, url) => {
+            At::Server(client) => {
+                let url = client.url().clone();
                 let (path, query) = url.path.split_once('?').unwrap_or((&url.path, ""));
                 let mark = if query.is_empty() { "" } else { "?" };
                 let signature = url.with_path(format!("{path}.sig{mark}{query}"));
-                Ok((small(client, url)?, small(client, &signature)?))
+                Ok((small(client, &url)?, small(client, &signature)?))
             }
         }
     }
@@ -116,8 +116,8 @@ impl Channel {
                 }
                 Ok(dir.join(location))
             }
-            At::Server(client, url) => {
-                let from = url.join(location);
+            At::Server(client) => {
+                let from = client.url().join(location);
                 let from = from.map_err(|e| ChannelError::Location(location.to_owned(), e))?;
                 grow(client, &from, size, part)?;
                 Ok(part.to_owned())

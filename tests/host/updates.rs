@@ -392,6 +392,11 @@ fn what_is_not_healthy_is_barred() {
     own["update"]["window"] = closed();
     configure(&board.host, &own);
     says(&board, &["--now"], 75, "no update now: cannot open");
+    let other = fs::File::open(board.host.path("root/update")).expect("directory");
+    other.lock().expect("locked");
+    let busy = "no update now: another look is under way";
+    says(&board, &["--now"], 75, busy);
+    drop(other);
     channel.offer(6, "99.0.0", &board.double(0), |_| ());
     says(
         &board,

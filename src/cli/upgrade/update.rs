@@ -155,7 +155,17 @@ impl Visit {
         if switch::read_trial(&self.places)?.is_some() {
             return Err(later("another upgrade is under way"));
         }
+        self.make_dir()?;
+        let dir = self.dir();
+        // Held to the end of the trial: two looks would write one file.
+        let lock = fs::File::open(&dir).map_err(|e| failed("open", &dir, &e))?;
+        if lock.try_lock().is_err() {
+            return Err(later("another look is under way"));
+        }
         let mut memory = self.settled()?;
+        if memory != self.memory()? {
+            self.keep(&memory)?;
+        }
         self.may_begin(who)?;
         let mut channel = self.channel();
         let offer = self.offer(&mut channel)?;
@@ -217,7 +227,7 @@ impl Visit {
         self.keep_last(&format!("serial {serial}, picolet {version}, is on trial"));
         let told = staged.take_over(&asked);
         // If not now, then at the next look.
-        let _ = self.settled();
+        let _ = self.settled().and_then(|memory| self.keep(&memory));
         told?;
         Ok(format!("serial {serial} stays"))
     }
@@ -271,7 +281,6 @@ impl Visit {
     /// Where the tarball is, and where it grows if it comes from a server.
     fn fetch(&self, channel: &mut Channel, offer: &Offer) -> Result<(PathBuf, PathBuf), Ended> {
         let dir = self.dir();
-        self.make_dir()?;
         let part = dir.join(format!("{}.part", offer.sha256));
         // What was begun and is not offered any more.
         for entry in fs::read_dir(&dir).map_err(|e| failed("read", &dir, &e))? {
@@ -306,7 +315,7 @@ impl Visit {
             .map_err(|e| CliError::new(format!("{}: {e}: remove the file", path.display())))
     }
 
-    /// What is remembered, with the end of an update that was begun.
+    /// What is remembered, with the end of an update that was begun, which is not written down.
     fn settled(&self) -> Result<Memory, CliError> {
         let mut memory = self.memory()?;
         if let Some(trying) = &memory.trying
@@ -314,13 +323,11 @@ impl Visit {
         {
             let was_put_back = switch::bad(&self.places, &trying.sum).is_some();
             memory.settle(&release::sum(&self.places.program)?, was_put_back);
-            self.keep(&memory)?;
         }
         Ok(memory)
     }
 
     fn keep(&self, memory: &Memory) -> Result<(), CliError> {
-        self.make_dir()?;
         let path = self.memory_path();
         let text = memory.to_string();
         file::write_atomic(&path, text.as_bytes(), 0o600, true)
