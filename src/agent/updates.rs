@@ -54,7 +54,8 @@ impl Updates {
             match looks.next(&self.schedule, &self.node, times, trusted, self.costs) {
                 Next::Wait(time) => self.clock.until(in_step(now + time, now)).await,
                 Next::Look(window) => {
-                    let said = told.of(self.look().await);
+                    // On the heap for its time: between two looks nothing of it is kept.
+                    let said = told.of(Box::pin(self.look()).await);
                     looks.ended(window, said.again, self.clock.now());
                     match said.news {
                         Some(News::Refused(why)) => {
