@@ -205,6 +205,8 @@ fn board() -> Board {
 fn configure(host: &Host, own: &Value) {
     let document = json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration", "picolet": own,
+        // However full the disk of this machine is.
+        "evictionHard": {"memory.available": "1Mi"},
     });
     fs::write(host.path("config.yaml"), document.to_string()).expect("written");
 }
