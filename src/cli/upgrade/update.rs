@@ -238,11 +238,15 @@ impl Visit {
             return Ok(());
         }
         health::look(&self.client).map_err(|e| later(e.bare()))?;
-        let node = self.client.json("GET", "/node")?;
+        let ask = |what: &str| {
+            let said = self.client.json("GET", what);
+            said.map_err(|e| later(e.bare()))
+        };
+        let node = ask("/node")?;
         let conditions = node["status"]["conditions"].as_array();
         let mut conditions = conditions.into_iter().flatten();
         let wall = clock::wall();
-        let pods = self.client.json("GET", "/pods")?;
+        let pods = ask("/pods")?;
         let pods = pods["items"].as_array().into_iter().flatten();
         let now = Now {
             wall,
