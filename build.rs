@@ -41,6 +41,11 @@ fn main() {
         let text = fs::read_to_string(&path).expect("a part of the page");
         fs::write(out.join(format!("{name}.gz")), packed(&text)).expect("the directory is there");
     }
+    // The board that this program is for, as releases call it.
+    let target = env::var("TARGET").expect("cargo names it");
+    let board = target.split('-').next().unwrap_or_default();
+    let board = if board == "arm" { "armv6" } else { board };
+    println!("cargo::rustc-env=PICOLET_BOARD={board}");
     let script = script();
     let is = |name: &str, value: &str| env::var(name).is_ok_and(|v| v == value);
     // `release`, and every profile that inherits from it. What the profile does on a panic is not told to a build script.

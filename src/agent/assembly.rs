@@ -29,6 +29,7 @@ use super::{
     start_error::StartError,
     tasks::{Task, boxed},
     tunnel::{self, Tunnel},
+    updates::Updates,
     views::NodeView,
 };
 use crate::{
@@ -447,6 +448,22 @@ pub(super) fn url_manifests(
         events: events.clone(),
     };
     Ok(Some(boxed(manifests.run())))
+}
+
+/// What looks for updates, if something does.
+pub(super) fn updates(parts: &Parts, proxies: &ProxyVariables) -> Option<Task> {
+    let cfg = &parts.cfg;
+    let update = cfg.update.as_ref()?;
+    let updates = Updates {
+        schedule: update.schedule,
+        costs: cfg.updates_cost(),
+        node: parts.owners.node.name.clone(),
+        socket: cfg.dirs.socket.clone(),
+        proxies: proxies.clone(),
+        clock: Rc::clone(&parts.tools.clock),
+        recorder: Rc::clone(&parts.tools.recorder),
+    };
+    Some(boxed(updates.run()))
 }
 
 /// What rotates the logs of containers, if something does.

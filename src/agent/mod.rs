@@ -89,6 +89,7 @@ mod tasks;
 #[cfg(test)]
 mod tests;
 pub(crate) mod tunnel;
+mod updates;
 mod upgraded;
 mod views;
 mod vitals;

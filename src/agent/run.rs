@@ -403,6 +403,9 @@ async fn serve(
     assembly::manifests(&parts, &sender)
         .into_iter()
         .for_each(spawn);
+    assembly::updates(&parts, &proxies)
+        .into_iter()
+        .for_each(spawn);
     assembly::url_manifests(&parts, proxies, &sender, || lane("manifest-url"))?
         .into_iter()
         .for_each(spawn);

@@ -243,6 +243,13 @@ pub(super) const COMMANDS: &[Command] = &[
         switch("watch", None, "go on with a trial that was cut off; picolet-upgrade.service does it"),
         QUIET,
     ], agent_flags: false, takes: Takes::Files },
+    Command { name: "update", args: "", group: MACHINE, help: "Show how this node updates itself (picolet.update), or have it look now", flags: &[
+        switch("status", None, "where it looks, when, and what it has (the default)"),
+        switch("now", None, "update to what the channel offers, whatever its window and its share"),
+        switch("force", None, "with --now: also a lower serial, or one that was put back before"),
+        switch("look", None, "update if it may now; the agent calls it. Exit code 75: it has to be tried again"),
+        QUIET,
+    ], agent_flags: false, takes: Takes::Nothing },
     Command { name: "debug dump", args: "", group: MACHINE, help: "Print what the agent's loop lately heard and did", flags: &[], agent_flags: false, takes: Takes::Nothing },
 
     Command { name: "completion", args: "bash|zsh|fish", group: OTHER, help: "Print a completion script", flags: &[], agent_flags: false, takes: Takes::Shells },

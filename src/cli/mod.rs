@@ -68,6 +68,11 @@ impl CliError {
         }
     }
 
+    /// What it says, as a part of another sentence.
+    fn bare(&self) -> &str {
+        self.message.trim_start_matches("error: ")
+    }
+
     /// An answer of the agent, worded as kubectl words one of the apiserver.
     fn from_server(status: u16, text: &str) -> Self {
         let reason = match status {
@@ -247,6 +252,7 @@ fn carry_out(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode
         "help" => help(words).map(done),
         "health" => health::run(words).map(done),
         "upgrade" => upgrade::run(words).map(done),
+        "update" => upgrade::update(words).map(done),
         "debug dump" => dump(words).map(done),
         "version" => nothing_else(words).and_then(|()| version()).map(done),
         other => match other.split_once(' ') {

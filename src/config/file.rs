@@ -175,7 +175,9 @@ const FIELDS: &[&str] = &[
     "picolet.maximumDeadContainers", "picolet.maximumDeadContainersPerContainer", "picolet.metered", "picolet.minimumContainerTTLDuration",
     "picolet.nodeIP", "picolet.nodeLabels", "picolet.ociRuntime", "picolet.ociRuntimeRoot", "picolet.offlineSecrets", "picolet.process.allowRoot", "picolet.process.directories", "picolet.profile", "picolet.providers",
     "picolet.registriesFile", "picolet.rootDir", "picolet.runDir", "picolet.socket", "picolet.tunnel.ca", "picolet.tunnel.servers",
-    "picolet.tunnel.tokenFile", "picolet.useRuntimeEndpoint",
+    "picolet.tunnel.tokenFile", "picolet.update.ca", "picolet.update.keys", "picolet.update.restart", "picolet.update.source",
+    "picolet.update.spread", "picolet.update.trustClock", "picolet.update.window.days", "picolet.update.window.length",
+    "picolet.update.window.start", "picolet.useRuntimeEndpoint",
     "podCIDR", "podLogsDir", "podPidsLimit", "podsPerCore", "port", "preloadedImagesVerificationAllowlist",
     "protectKernelDefaults", "providerID", "qosReserved",
     "readOnlyPort", "registerNode", "registerWithTaints.effect", "registerWithTaints.key",
@@ -489,6 +491,7 @@ pub struct Own {
     pub run_dir: Option<String>,
     pub socket: Option<String>,
     pub tunnel: Tunnel,
+    pub update: Update,
     pub use_runtime_endpoint: Option<bool>,
 }
 
@@ -527,6 +530,30 @@ pub struct Tunnel {
     pub ca: Option<String>,
     pub servers: Vec<String>,
     pub token_file: Option<String>,
+}
+
+/// `picolet.update`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[expect(missing_docs, reason = "see the fields of Config they end in")]
+pub struct Update {
+    pub ca: Option<String>,
+    pub keys: Vec<String>,
+    pub restart: Option<String>,
+    pub source: Option<String>,
+    pub spread: Option<GoDuration>,
+    pub trust_clock: Option<bool>,
+    pub window: UpdateWindow,
+}
+
+/// `picolet.update.window`
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+#[expect(missing_docs, reason = "see the fields of Config they end in")]
+pub struct UpdateWindow {
+    pub days: Vec<String>,
+    pub length: Option<GoDuration>,
+    pub start: Option<String>,
 }
 
 /// `picolet.builtinNetwork`

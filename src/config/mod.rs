@@ -37,6 +37,7 @@ mod node;
 mod resolve;
 mod server;
 mod tunnel;
+mod update;
 mod values;
 mod without_effect;
 
@@ -47,7 +48,8 @@ pub use values::{
     CgroupConfig, ClusterConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, DeviceConfig, Dirs,
     Endpoints, EvictionConfig, GarbageConfig, ImageConfig, LogConfig, MemoryQosConfig,
     NetworkConfig, NodeConfig, OfflineSecrets, Reserved, ReservedGroup, RuntimeConfig,
-    ServerConfig, ServingCertificate, Subnet, SwapBehavior, TimeConfig, TunnelConfig,
+    ServerConfig, ServingCertificate, Subnet, SwapBehavior, TimeConfig, TunnelConfig, UpdateConfig,
+    UpdateSource,
 };
 
 /// Version reported as the kubelet's: it must parse as a Kubernetes version. The part behind the plus is ours.
@@ -166,6 +168,13 @@ fn load_from(flags: flags::Flags, host: &Host, default_file: &Path) -> Result<Lo
 }
 
 impl Config {
+    /// Whether the bytes of an update cost money: those of a directory of this machine do not.
+    #[must_use]
+    pub fn updates_cost(&self) -> bool {
+        let source = self.update.as_ref().map(|update| &update.source);
+        self.cluster.metered && matches!(source, Some(UpdateSource::Url(_)))
+    }
+
     /// Cgroups are made by who the runtime says, whatever was configured (CONF-18).
     pub fn use_cgroup_driver(&mut self, driver: CgroupDriver) {
         if driver == self.cgroup.tree.driver {

@@ -16,7 +16,7 @@ use super::values::{
     ImageConfig, LogConfig, MemoryQosConfig, NetworkConfig, Reserved, ReservedGroup, RuntimeConfig,
     Subnet, SwapBehavior, TimeConfig,
 };
-use super::{cluster, configz, endpoints, eviction, manifest_url, node, server, tunnel};
+use super::{cluster, configz, endpoints, eviction, manifest_url, node, server, tunnel, update};
 use crate::api::cri::CgroupDriver;
 use crate::api::{Quantity, names};
 use crate::logic::{cgroup::CgroupTree, devices, link_budget, shutdown};
@@ -108,6 +108,7 @@ pub(super) fn resolve(
     Ok(Config {
         tunnel: tunnel::resolve(&own.tunnel, cluster.is_member(), &server)?,
         link_budget: link_budget(&own.link)?,
+        update: update::resolve(&own.update)?,
         server,
         document: configz::shown(document, cluster.is_member()),
         node_name: node::name(own.hostname_override.as_deref(), host)?,

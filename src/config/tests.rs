@@ -724,6 +724,116 @@ fn a_budget_of_the_link() {
 }
 
 #[test]
+fn updates() {
+    // UPD-02 UPD-07
+    const KEY: &str = "MCowBQYDK2VwAyEABwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwc=";
+    let of = |text: &str| {
+        let text = format!("picolet: {{update: {{{}}}}}", text.replace("KEY", KEY));
+        load("update", &text, "").map(|cfg| cfg.update)
+    };
+    assert_eq!(of(""), Ok(None), "off unless it is asked for");
+    let found = of("source: https://a.example/stable.json, keys: [KEY]");
+    let found = found.expect("a configuration").expect("updates");
+    assert!(matches!(&found.source, UpdateSource::Url(url) if url.https));
+    assert_eq!((&*found.keys, found.ca), (&[[7; 32]][..], None));
+    let schedule = found.schedule;
+    let window = schedule.window;
+    assert_eq!(
+        (window.days, window.start_s, window.length_s),
+        (0x7f, 0, 86_400)
+    );
+    assert_eq!((schedule.spread_s, schedule.trusts_clock), (64_800, false));
+    let found = of(
+        "source: /updates, keys: [KEY, KEY], spread: 1h, trustClock: true, restart: sv restart picolet, \
+         window: {days: [Mon, Sun], start: \"23:30\", length: 2h}",
+    );
+    let found = found.expect("a configuration").expect("updates");
+    assert_eq!(found.source, UpdateSource::Dir("/updates".into()));
+    assert_eq!(found.restart.as_deref(), Some("sv restart picolet"));
+    let schedule = found.schedule;
+    let window = schedule.window;
+    assert_eq!(
+        (window.days, window.start_s, window.length_s),
+        (0x41, 84_600, 7200)
+    );
+    assert_eq!((schedule.spread_s, schedule.trusts_clock), (3600, true));
+    assert!(of("source: http://127.0.0.1:1/x, keys: [KEY]").is_ok());
+    // PKG-26: none where bytes cost money, but what is on this machine.
+    for (source, metered, costs) in [
+        ("https://a.example/x", true, true),
+        ("https://a.example/x", false, false),
+        ("/updates", true, false),
+    ] {
+        let text = format!(
+            "picolet: {{metered: {metered}, update: {{source: \"{source}\", keys: [{KEY}]}}}}"
+        );
+        let cfg = load("update", &text, "").expect("a configuration");
+        assert_eq!(cfg.updates_cost(), costs, "{text}");
+    }
+    for (text, says) in [
+        ("keys: [KEY]", "source: must be set for picolet.update"),
+        (
+            "source: http://a.example/x, keys: [KEY]",
+            "source: is \"http://a.example/x\", must be an https:// URL or an absolute path",
+        ),
+        (
+            "source: x, keys: [KEY]",
+            "source: is \"x\", must be an https",
+        ),
+        ("source: /a/../b, keys: [KEY]", "source: is \"/a/../b\""),
+        ("source: /x", "keys: has 0 items, must have 1 to 8"),
+        (
+            "source: /x, keys: [a, a, a, a, a, a, a, a, a]",
+            "keys: has 9 items",
+        ),
+        (
+            "source: /x, keys: [KEY, a]",
+            "keys[1]: is no public key for Ed25519",
+        ),
+        (
+            "source: /x, keys: [KEY], ca: /ca",
+            "ca: needs a picolet.update.source with https",
+        ),
+        (
+            "source: https://a/x, keys: [KEY], ca: ca",
+            "ca: is \"ca\", must be an absolute path",
+        ),
+        (
+            "source: /x, keys: [KEY], window: {days: [Monday]}",
+            "window.days: has \"Monday\", must have some of Mon, Tue",
+        ),
+        (
+            "source: /x, keys: [KEY], window: {start: \"24:00\"}",
+            "window.start: is \"24:00\", must be a time such as \"02:30\", UTC",
+        ),
+        (
+            "source: /x, keys: [KEY], window: {start: \"2:30\"}",
+            "window.start: is \"2:30\"",
+        ),
+        (
+            "source: /x, keys: [KEY], window: {length: 59s}",
+            "window.length: is 59s, must be between 1m and 24h",
+        ),
+        (
+            "source: /x, keys: [KEY], window: {length: 25h}",
+            "window.length: is 90000s",
+        ),
+        (
+            "source: /x, keys: [KEY], window: {length: 1h}, spread: 2h",
+            "spread: is 7200s, must not be longer than the window, 3600s",
+        ),
+        (
+            "source: /x, keys: [KEY], restart: \"a\\nb\"",
+            "restart: must be one line of at most 1024 bytes",
+        ),
+    ] {
+        let said = of(text).expect_err(text);
+        let says = format!("picolet.update.{says}");
+        assert!(said.contains(&says), "{text}: {said}");
+    }
+}
+
+#[test]
 fn a_tunnel() {
     // TUN-01 TUN-09
     let of = |text: &str| load("tunnel", text, "").expect("a configuration");

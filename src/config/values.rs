@@ -7,7 +7,9 @@ use std::path::PathBuf;
 
 use crate::{
     api::{Quantity, node::Taint},
-    logic::{cgroup::CgroupTree, devices::Declared, eviction, link_budget, shutdown},
+    logic::{
+        cgroup::CgroupTree, devices::Declared, eviction, link_budget, shutdown, update::Schedule,
+    },
     net::Url,
     runtime::runc::process::Allowed,
 };
@@ -43,6 +45,8 @@ pub struct Config {
     pub tunnel: Option<TunnelConfig>,
     /// What may go over the link in a day; `None`: as much as there is.
     pub link_budget: Option<link_budget::Settings>,
+    /// Updates by themselves; `None`: nobody looks for any.
+    pub update: Option<UpdateConfig>,
     /// All of this as a `KubeletConfiguration`, JSON.
     pub document: String,
     /// Manifests at a URL; `None`: nowhere.
@@ -119,6 +123,30 @@ pub struct TunnelConfig {
     pub ca: Option<PathBuf>,
     /// The token that is shown, read again for each connection; `None`: the node's own client certificate is shown.
     pub token_file: Option<PathBuf>,
+}
+
+/// Where this node finds its updates, and when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UpdateConfig {
+    /// Where the channel is.
+    pub source: UpdateSource,
+    /// CAs of its server; `None`: those of the system.
+    pub ca: Option<PathBuf>,
+    /// Keys of who may sign it, for Ed25519. 1 to 8.
+    pub keys: Vec<[u8; 32]>,
+    /// Default: every day, all day, spread over three quarters of it.
+    pub schedule: Schedule,
+    /// What restarts the agent; `None`: it is a service of systemd or OpenRC.
+    pub restart: Option<String>,
+}
+
+/// Where a channel is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UpdateSource {
+    /// The channel file. By https, or on this machine.
+    Url(Url),
+    /// A directory that it lies in.
+    Dir(PathBuf),
 }
 
 /// What is served over the network, and to whom.

@@ -14,7 +14,9 @@ use crate::config::{decode, duration};
 use crate::logic::{
     dashboard, dns, expansion,
     provider::{ID_PREFIX, Listed, MAX_CONTAINERS, MAX_PODS, Said, Table},
-    static_pod, user, validation,
+    static_pod,
+    update::{MAX_RELEASE_BYTES, Offer},
+    user, validation,
 };
 use crate::{agent, config, image, kube, provider, runtime, server, shim, stream};
 
@@ -74,6 +76,7 @@ pub const TARGETS: &[Target] = &[
     target("hpack", grpc::hpack),
     target("protobuf", grpc::protobuf),
     target("tunnel", agent::tunnel::fuzz::packets),
+    target("channel", channel),
 ];
 
 const fn target(name: &'static str, run: fn(&[u8]) -> String) -> Target {
@@ -208,6 +211,19 @@ fn manifest(data: &[u8]) -> String {
 
 fn config_document(data: &[u8]) -> String {
     outcome(config::file::read(data, Path::new("/etc/picolet")))
+}
+
+/// What a channel of updates says. It is signed, and all the same no name in it leads anywhere.
+fn channel(data: &[u8]) -> String {
+    match Offer::parse(data) {
+        Ok(offer) => {
+            let base = offer.base();
+            assert!(!base.contains('/') && base.len() < 256, "{base:?}");
+            assert!(offer.size <= MAX_RELEASE_BYTES && offer.share <= 100);
+            "ok".into()
+        }
+        Err(e) => e.to_string(),
+    }
 }
 
 fn quantity(data: &[u8]) -> String {

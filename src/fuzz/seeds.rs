@@ -49,6 +49,9 @@ pub(super) fn of(target: &str) -> Vec<Vec<u8>> {
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 20\nstaticPodPath: manifests\n\
              containerLogMaxSize: 10Mi\nfileCheckFrequency: 20s\nevictionHard: {memory.available: 5%}\npicolet: {podCIDR: 10.1.0.0/16}\n",
         ]),
+        "channel" => texts(&[
+            r#"{"name":"picolet","version":"0.2.0","arch":"armv7","size":5,"serial":7,"url":"a.tar.gz","share":10,"sha256":"0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"}"#,
+        ]),
         "quantity" => texts(&[
             "0",
             "1",

@@ -104,5 +104,6 @@ pub mod sysctl;
 pub mod testing;
 pub mod text;
 pub mod tunnel;
+pub mod update;
 pub mod upgrade;
 pub mod work_queue;

@@ -376,7 +376,7 @@ mod tests {
 
     #[test]
     fn verdicts() {
-        // PKG-21
+        // PKG-21 UPD-05 UPD-06
         let absent = Look::default;
         let unanswered = |pid| Look {
             answered: false,

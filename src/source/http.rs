@@ -2,10 +2,11 @@
 
 use alloc::sync::Arc;
 use core::time::Duration;
-use std::io::Read as _;
+use std::io::{self, Read as _};
 use std::path::PathBuf;
 
-use ureq::Agent;
+use ureq::http::Response;
+use ureq::{Agent, Body};
 
 use crate::api::link::LinkClass;
 use crate::config::decode::MAX_DOCUMENT_BYTES;
@@ -106,34 +107,80 @@ impl Client {
     }
 
     fn try_get(&mut self, tags: &Tags) -> Result<Answer, HttpError> {
-        let end = clock::mono() + self.place.time;
-        let mut url = self.place.url.clone();
+        let known = [
+            ("if-none-match", &*tags.etag),
+            ("if-modified-since", &*tags.modified),
+        ];
+        let url = self.place.url.clone();
+        let answer = self.open(&url, &known, self.place.time)?;
+        match answer.status().as_u16() {
+            200 => {}
+            304 if *tags != Tags::default() => return Ok(Answer::Same),
+            other => return Err(HttpError::Status(other)),
+        }
+        let tags = Tags {
+            etag: text(&answer, "etag"),
+            modified: text(&answer, "last-modified"),
+        };
+        let limit = u64::try_from(MAX_DOCUMENT_BYTES).unwrap_or(u64::MAX);
+        if answer.body().content_length().is_some_and(|n| n >= limit) {
+            return Err(HttpError::TooLarge);
+        }
+        let mut bytes = Vec::new();
+        let read = body(answer).take(limit).read_to_end(&mut bytes);
+        read.map_err(|e| HttpError::Link(e.to_string()))?;
+        if bytes.len() >= MAX_DOCUMENT_BYTES {
+            return Err(HttpError::TooLarge);
+        }
+        Ok(Answer::Body(bytes, tags))
+    }
+
+    /// Asks for `url` with these headers, those that are empty left out, and goes where it leads. All of it, its body too,
+    /// comes within `time`.
+    pub(super) fn open(
+        &mut self,
+        url: &Url,
+        headers: &[(&str, &str)],
+        time: Duration,
+    ) -> Result<Response<Body>, HttpError> {
+        let end = clock::mono() + time;
+        let mut url = url.clone();
         for _ in 0..=MAX_REDIRECTS {
             let left = end - clock::mono();
             if left.is_zero() {
                 return Err(HttpError::Link("it took too long".into()));
             }
-            match self.once(&url, tags, left)? {
-                Step::Done(answer) => return Ok(answer),
-                Step::To(location) => {
-                    let next = url.join(&location).map_err(|why| {
-                        HttpError::Redirect(format!("redirects to no URL: {why}"))
-                    })?;
-                    if url.https && !next.https {
-                        let to = next.shown();
-                        let why = format!("redirects from https to {to}: that is not followed");
-                        return Err(HttpError::Redirect(why));
-                    }
-                    url = next;
+            let answer = self.once(&url, headers, left)?;
+            if !matches!(answer.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
+                let is_plain = matches!(&*text(&answer, "content-encoding"), "" | "identity");
+                if answer.status().is_success() && !is_plain {
+                    return Err(HttpError::Packed);
                 }
+                return Ok(answer);
             }
+            let location = answer.headers().get("location");
+            let location = location.and_then(|v| v.to_str().ok()).unwrap_or("");
+            let next = url
+                .join(location)
+                .map_err(|why| HttpError::Redirect(format!("redirects to no URL: {why}")))?;
+            if url.https && !next.https {
+                let to = next.shown();
+                let why = format!("redirects from https to {to}: that is not followed");
+                return Err(HttpError::Redirect(why));
+            }
+            url = next;
         }
         Err(HttpError::Redirect(format!(
             "redirects more than {MAX_REDIRECTS} times"
         )))
     }
 
-    fn once(&mut self, url: &Url, tags: &Tags, left: Duration) -> Result<Step, HttpError> {
+    fn once(
+        &mut self,
+        url: &Url,
+        headers: &[(&str, &str)],
+        left: Duration,
+    ) -> Result<Response<Body>, HttpError> {
         // A proxy is one for a server.
         let own = url.same_origin(&self.place.url);
         let agent = match &self.agent {
@@ -152,57 +199,25 @@ impl Client {
                 request = request.header(name, value);
             }
         }
-        for (name, tag) in [
-            ("if-none-match", &tags.etag),
-            ("if-modified-since", &tags.modified),
-        ] {
-            if !tag.is_empty() {
-                request = request.header(name, tag);
-            }
+        for (name, value) in headers.iter().filter(|(_, value)| !value.is_empty()) {
+            request = request.header(*name, *value);
         }
         let request = request.config().timeout_global(Some(left)).build();
-        let answer = request.call().map_err(|e| HttpError::Link(e.to_string()))?;
-        let text = |name: &str| {
-            let value = answer.headers().get(name).and_then(|v| v.to_str().ok());
-            let fits = value.filter(|v| v.len() <= MAX_TAG_BYTES);
-            fits.unwrap_or("").to_owned()
-        };
-        match answer.status().as_u16() {
-            200 => {}
-            304 if *tags != Tags::default() => return Ok(Step::Done(Answer::Same)),
-            301 | 302 | 303 | 307 | 308 => {
-                let location = answer.headers().get("location");
-                let location = location.and_then(|v| v.to_str().ok()).unwrap_or("");
-                return Ok(Step::To(location.to_owned()));
-            }
-            other => return Err(HttpError::Status(other)),
-        }
-        if !matches!(&*text("content-encoding"), "" | "identity") {
-            return Err(HttpError::Packed);
-        }
-        let tags = Tags {
-            etag: text("etag"),
-            modified: text("last-modified"),
-        };
-        let limit = u64::try_from(MAX_DOCUMENT_BYTES).unwrap_or(u64::MAX);
-        if answer.body().content_length().is_some_and(|n| n >= limit) {
-            return Err(HttpError::TooLarge);
-        }
-        let mut bytes = Vec::new();
-        let body = answer.into_body().into_with_config().limit(u64::MAX);
-        let read = body.reader().take(limit).read_to_end(&mut bytes);
-        read.map_err(|e| HttpError::Link(e.to_string()))?;
-        if bytes.len() >= MAX_DOCUMENT_BYTES {
-            return Err(HttpError::TooLarge);
-        }
-        Ok(Step::Done(Answer::Body(bytes, tags)))
+        request.call().map_err(|e| HttpError::Link(e.to_string()))
     }
 }
 
-enum Step {
-    Done(Answer),
-    /// It is elsewhere.
-    To(String),
+/// A short header, or nothing.
+pub(super) fn text(answer: &Response<Body>, name: &str) -> String {
+    let value = answer.headers().get(name).and_then(|v| v.to_str().ok());
+    let fits = value.filter(|v| v.len() <= MAX_TAG_BYTES);
+    fits.unwrap_or("").to_owned()
+}
+
+/// The body, however long: who reads it bounds it.
+pub(super) fn body(answer: Response<Body>) -> impl io::Read {
+    let body = answer.into_body().into_with_config();
+    body.limit(u64::MAX).reader()
 }
 
 fn new_agent(place: &Place, url: &Url) -> Result<Agent, HttpError> {

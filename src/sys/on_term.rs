@@ -40,6 +40,16 @@ pub fn install(patience_s: i32) -> nix::Result<()> {
     Ok(())
 }
 
+/// From now on SIGTERM does nothing to this process. What it starts is ended by it all the same.
+///
+/// # Errors
+/// Those of sigaction(2).
+pub fn ignore() -> nix::Result<()> {
+    let action = SigAction::new(SigHandler::SigIgn, SaFlags::empty(), SigSet::empty());
+    // SAFETY: no handler is called.
+    unsafe { sigaction(Signal::SIGTERM, &action) }.map(drop)
+}
+
 /// Names the target, a child that was not waited for, and kills it if SIGTERM has come already.
 pub fn target(pid: Pid) {
     TARGET.store(pid.as_raw(), Ordering::SeqCst);

@@ -44,6 +44,7 @@ mod restart;
 mod service;
 mod suite;
 mod takeover;
+mod updates;
 mod upgrade;
 mod url;
 mod verify;

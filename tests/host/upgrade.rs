@@ -29,15 +29,18 @@ done
 "#;
 
 /// A host whose agent is installed, with a supervisor that starts it.
-struct Board {
-    host: Host,
+pub(crate) struct Board {
+    pub(crate) host: Host,
     pids: BTreeMap<String, i32>,
 }
 
 impl Board {
     /// With so many pods that run.
     fn start(pods: usize) -> Self {
-        let host = Host::new(&[]);
+        Self::start_on(Host::new(&[]), pods)
+    }
+
+    pub(crate) fn start_on(host: Host, pods: usize) -> Self {
         for dir in ["bin", "lib/picolet"] {
             fs::create_dir_all(host.path(dir)).expect("directory");
         }
@@ -97,7 +100,7 @@ impl Board {
         self.host.agent = Some(command.spawn().expect("supervisor"));
     }
 
-    fn answers(&self) {
+    pub(crate) fn answers(&self) {
         self.host.until("the agent answers", |host| {
             let said = host.cli(&["health"]);
             (said.status.success(), text(&said.stderr))
@@ -105,7 +108,7 @@ impl Board {
     }
 
     /// The pid of the agent, or of the guard that becomes it.
-    fn agent(&self) -> Option<i32> {
+    pub(crate) fn agent(&self) -> Option<i32> {
         let text = fs::read_to_string(self.host.path("agent.pid")).ok()?;
         text.trim().parse().ok()
     }
@@ -131,7 +134,7 @@ impl Board {
     }
 
     /// Another program that is well: the same with a few bytes at its end.
-    fn good(&self, mark: &str) -> PathBuf {
+    pub(crate) fn good(&self, mark: &str) -> PathBuf {
         let path = self.host.path(&format!("good-{mark}"));
         fs::copy(self.first(), &path).expect("copied");
         let file = File::options().append(true).open(&path);
@@ -141,7 +144,7 @@ impl Board {
     }
 
     /// A program that is not.
-    fn double(&self, mode: u32) -> PathBuf {
+    pub(crate) fn double(&self, mode: u32) -> PathBuf {
         let path = self.host.path(&format!("double-{mode}"));
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/host/double.c");
         // The linker of the project.
@@ -155,15 +158,15 @@ impl Board {
     }
 
     /// The program that is installed at the start.
-    fn first(&self) -> PathBuf {
+    pub(crate) fn first(&self) -> PathBuf {
         self.host.path("first")
     }
 
-    fn file(&self, end: &str) -> PathBuf {
+    pub(crate) fn file(&self, end: &str) -> PathBuf {
         self.host.path(&format!("bin/picolet{end}"))
     }
 
-    fn runs(&self, program: &Path) -> bool {
+    pub(crate) fn runs(&self, program: &Path) -> bool {
         fs::read(self.file("")).expect("installed") == fs::read(program).expect("program")
     }
 
@@ -178,7 +181,7 @@ impl Board {
     }
 
     /// No container noticed: each has the process it had.
-    fn nobody_noticed(&self) {
+    pub(crate) fn nobody_noticed(&self) {
         self.answers();
         // A new agent has to read its manifests first.
         self.host.until("all pods are shown", |_| {
@@ -190,7 +193,7 @@ impl Board {
         }
     }
 
-    fn finish(self) {
+    pub(crate) fn finish(self) {
         fs::write(self.host.path("stop"), "").expect("written");
         self.host.finish();
     }
@@ -262,7 +265,7 @@ fn what_is_not_healthy_goes() {
     other.truncate(4096);
     fs::write(&of_text, other).expect("written");
     board.does(&of_text, &[], 1, "is for another processor");
-    // PKG-23: what cannot read the records is refused by reason, whoever insists.
+    // PKG-23 UPD-03: what cannot read the records is refused by reason, whoever insists.
     let says = "could not run pods here: records: x is of version 2";
     board.does(&board.double(3), &["--force"], 1, says);
     let guard = board.host.path("lib/picolet/guard");

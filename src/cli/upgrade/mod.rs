@@ -7,64 +7,66 @@
 mod release;
 mod running;
 mod switch;
+mod update;
 mod watch;
 
-use std::{fs::File, io, path::PathBuf};
+use std::{
+    fs::File,
+    io,
+    path::{Path, PathBuf},
+};
 
 use super::{
     CliError,
     args::{Word, Words, unexpected},
+    client::Client,
     health, print,
 };
 use crate::logic::upgrade::{MAX_PATIENCE_S, PATIENCE_S, is_older};
 
+pub(super) use update::run as update;
+
+use release::Proof;
 use running::{Finding, Running};
 use switch::Places;
 use watch::Outcome;
 
-/// What was typed.
+/// How an upgrade is to be made.
 #[derive(Debug)]
 struct Asked {
-    file: Option<PathBuf>,
-    key: Option<PathBuf>,
+    proof: Proof,
     restart: Option<String>,
     wait_s: u64,
-    dry_run: bool,
     force: bool,
-    watch: bool,
     quiet: bool,
 }
 
 pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     let mut asked = Asked {
-        file: None,
-        key: None,
+        proof: Proof::Listed(None),
         restart: None,
         wait_s: PATIENCE_S,
-        dry_run: false,
         force: false,
-        watch: false,
         quiet: false,
     };
+    let (mut given, mut dry_run, mut watch) = (None::<PathBuf>, false, false);
     while let Some(word) = words.next()? {
         match word {
-            Word::Flag("key") => asked.key = Some(words.value()?.into()),
+            Word::Flag("key") => asked.proof = Proof::Listed(Some(words.value()?.into())),
             Word::Flag("restart") => asked.restart = Some(words.value()?),
             Word::Flag("wait") => asked.wait_s = words.number("wait")?,
-            Word::Flag("dry-run") => asked.dry_run = words.switch()?,
+            Word::Flag("dry-run") => dry_run = words.switch()?,
             Word::Flag("force") => asked.force = words.switch()?,
-            Word::Flag("watch") => asked.watch = words.switch()?,
+            Word::Flag("watch") => watch = words.switch()?,
             Word::Flag("quiet") => asked.quiet = words.switch()?,
-            Word::Value(file) if asked.file.is_none() => asked.file = Some(file.into()),
+            Word::Value(file) if given.is_none() => given = Some(file.into()),
             other => return Err(unexpected(other)),
         }
     }
-    if !nix::unistd::geteuid().is_root() {
-        return Err(CliError::new("must run as root: it replaces the program"));
-    }
-    match (asked.watch, asked.file.take()) {
+    must_be_root()?;
+    match (watch, given) {
         (true, None) => resume(asked.quiet),
-        (false, Some(file)) => begin(&words, &asked, file),
+        (false, Some(file)) => begin(&words.client(), &asked, &file, dry_run),
         _ => Err(CliError::new(
             "expected 'picolet upgrade FILE', a program or the tarball of a release",
         )),
@@ -84,9 +86,41 @@ fn resume(quiet: bool) -> Result<(), CliError> {
     }
 }
 
-fn begin(words: &Words, asked: &Asked, file: PathBuf) -> Result<(), CliError> {
-    let client = words.client();
-    let running = Running::find(&client)?;
+fn must_be_root() -> Result<(), CliError> {
+    if nix::unistd::geteuid().is_root() {
+        return Ok(());
+    }
+    Err(CliError::new("must run as root: it replaces the program"))
+}
+
+fn begin(client: &Client, asked: &Asked, file: &Path, dry_run: bool) -> Result<(), CliError> {
+    match prepare(Running::find(client)?, asked, file)? {
+        None => print("nothing to change: this program is installed\n"),
+        Some(staged) if dry_run => print(&format!("picolet {} can take over\n", staged.version)),
+        Some(staged) => staged.take_over(asked),
+    }
+}
+
+/// A program that may take over, beside the one that runs. Dropped, it is removed, unless it has.
+struct Staged {
+    running: Running,
+    places: Places,
+    version: String,
+    /// SHA-256 of the program, in hexadecimal.
+    sum: String,
+    restart: String,
+    /// Of the installed program: nobody else upgrades meanwhile.
+    _lock: File,
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        self.places.forget_staged();
+    }
+}
+
+/// Stages the program and looks whether it may take over. `None`: it is the one that is installed.
+fn prepare(running: Running, asked: &Asked, file: &Path) -> Result<Option<Staged>, CliError> {
     let places = Places::of(&running.program);
     places.has_guard()?;
     let lock = File::open(&places.program).map_err(|e| failed("open", &places.program, &e))?;
@@ -99,53 +133,65 @@ fn begin(words: &Words, asked: &Asked, file: PathBuf) -> Result<(), CliError> {
         Some(command) => command.clone(),
         None => running.service()?,
     };
-    let staged = release::stage(&file, asked.key.as_deref(), &places);
-    let version = staged.and_then(|()| inspect(&places, &running, asked));
-    let version = match version {
-        Ok(Some(version)) if !asked.dry_run => version,
-        other => {
-            places.forget_staged();
-            return match other? {
-                Some(version) => print(&format!("picolet {version} can take over\n")),
-                None => print("nothing to change: this program is installed\n"),
-            };
-        }
+    let mut staged = Staged {
+        running,
+        places,
+        version: String::new(),
+        sum: String::new(),
+        restart,
+        _lock: lock,
     };
-    let trial = running.trial(&version, restart, asked.wait_s.min(MAX_PATIENCE_S), &places);
-    let trial = trial.inspect_err(|_| places.forget_staged())?;
-    switch::switch(&places, &trial).map_err(|e| {
-        places.forget_staged();
-        failed("replace", &places.program, &e)
-    })?;
-    // Nothing more may keep it from being restarted.
-    let _ = print(&format!("picolet {version} is on trial\n"));
-    running::restart(&trial)?;
-    told(watch::watch(&places, &trial, asked.quiet)?)
+    release::stage(file, &asked.proof, &staged.places)?;
+    let found = inspect(&staged.places, &staged.running, asked.force)?;
+    Ok(found.map(|(version, sum)| {
+        (staged.version, staged.sum) = (version, sum);
+        staged
+    }))
 }
 
-/// The version of the staged program, if it may take over. `None`: it is the one that is installed.
-fn inspect(places: &Places, running: &Running, asked: &Asked) -> Result<Option<String>, CliError> {
+impl Staged {
+    /// Puts it in place, has the agent restarted, and watches it.
+    fn take_over(self, asked: &Asked) -> Result<(), CliError> {
+        let Self {
+            running, places, ..
+        } = &self;
+        let wait_s = asked.wait_s.min(MAX_PATIENCE_S);
+        let trial = running.trial(&self.version, self.restart.clone(), wait_s, places)?;
+        switch::switch(places, &trial).map_err(|e| failed("replace", &places.program, &e))?;
+        // Nothing more may keep it from being restarted.
+        let _ = print(&format!("picolet {} is on trial\n", self.version));
+        running::restart(&trial)?;
+        told(watch::watch(places, &trial, asked.quiet)?)
+    }
+}
+
+/// The version and the sum of the staged program, if it may take over. `None`: it is the one that is installed.
+fn inspect(
+    places: &Places,
+    running: &Running,
+    force: bool,
+) -> Result<Option<(String, String)>, CliError> {
     release::fits(places)?;
     let sum = release::sum(&places.staged())?;
     if sum == release::sum(&places.program)? {
         return Ok(None);
     }
     let version = running::version(&places.staged())?;
-    if !asked.force {
+    if !force {
         may_be_tried(places, running, &version, &sum)?;
     }
     let before = running.findings(&places.program)?;
     let is_new = |found: &&Finding| {
         let is_error = |other: &Finding| other.name == found.name && other.level == "error";
         // No force makes it read what it cannot read.
-        let counts = !asked.force || found.name == "records";
+        let counts = !force || found.name == "records";
         counts && found.level == "error" && !before.iter().any(is_error)
     };
     match running.findings(&places.staged())?.iter().find(is_new) {
         Some(Finding { name, message, .. }) => Err(CliError::new(format!(
             "picolet {version} could not run pods here: {name}: {message}"
         ))),
-        None => Ok(Some(version)),
+        None => Ok(Some((version, sum))),
     }
 }
 
@@ -181,6 +227,6 @@ fn told(outcome: Outcome) -> Result<(), CliError> {
     }
 }
 
-fn failed(what: &str, path: &std::path::Path, e: &io::Error) -> CliError {
+fn failed(what: &str, path: &Path, e: &io::Error) -> CliError {
     CliError::new(format!("cannot {what} {}: {e}", path.display()))
 }

@@ -4,18 +4,20 @@ use std::{
     fs::File,
     io::{self, Read as _, Seek as _},
     os::unix::fs::OpenOptionsExt as _,
-    path::Path,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
-use base64::{Engine as _, engine::general_purpose::STANDARD};
 use ring::signature::{ED25519, UnparsedPublicKey};
 use sha2::{Digest as _, Sha256};
 
 use super::{CliError, failed, switch::Places};
-use crate::sys::{
-    child::{self, Command, Input, Sink},
-    file,
+use crate::{
+    logic::update,
+    sys::{
+        child::{self, Command, Input, Sink},
+        file,
+    },
 };
 
 /// The list of a release's files, in the form of sha256sum(1), and its signature: 64 bytes.
@@ -27,17 +29,27 @@ const MAX_SUMS_BYTES: u64 = 64 * 1024;
 const MAX_PROGRAM_BYTES: u64 = 512 << 20;
 /// Unpacking takes no longer, on a slow card.
 const UNPACK_TIMEOUT: Duration = Duration::from_secs(120);
-/// What a public key for Ed25519 begins with in DER. Source: RFC 8410, section 4.
-const DER_HEAD: [u8; 12] = [
-    0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00,
-];
 const TARBALL_END: &str = ".tar.gz";
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 const ELF: [u8; 4] = *b"\x7fELF";
 
+/// What a tarball has to be.
+#[derive(Debug)]
+pub(super) enum Proof {
+    /// What a list beside it says, which is signed by the key of this file, or of the first release.
+    Listed(Option<PathBuf>),
+    /// What a channel says, whose signature was looked at.
+    Offered {
+        /// SHA-256, in hexadecimal.
+        sum: String,
+        /// Name of the directory in it.
+        base: String,
+    },
+}
+
 /// Puts the program that `file` is, or holds, beside the installed one, whole and on disk. A tarball has to be the one that
 /// the owner of the key has released; the program itself is taken as it is.
-pub(super) fn stage(path: &Path, key: Option<&Path>, places: &Places) -> Result<(), CliError> {
+pub(super) fn stage(path: &Path, proof: &Proof, places: &Places) -> Result<(), CliError> {
     let cannot = |e: &io::Error| failed("read", path, e);
     let mut from = File::open(path).map_err(|e| cannot(&e))?;
     let mut head = [0; 4];
@@ -51,7 +63,8 @@ pub(super) fn stage(path: &Path, key: Option<&Path>, places: &Places) -> Result<
         options.open(&to)
     };
     let mut out = write().map_err(|e| failed("write", &to, &e))?;
-    if head == ELF {
+    let is_offer = matches!(proof, Proof::Offered { .. });
+    if head == ELF && !is_offer {
         let copied = io::copy(&mut from.take(MAX_PROGRAM_BYTES), &mut out);
         if copied.map_err(|e| failed("write", &to, &e))? == MAX_PROGRAM_BYTES {
             return Err(CliError::new(format!(
@@ -60,9 +73,9 @@ pub(super) fn stage(path: &Path, key: Option<&Path>, places: &Places) -> Result<
             )));
         }
     } else if head.starts_with(&GZIP) {
-        verify(path, &mut from, key.unwrap_or(&places.key()))?;
+        let base = verify(path, &mut from, proof, places)?;
         from.rewind().map_err(|e| cannot(&e))?;
-        unpack(path, from, &out)?;
+        unpack(path, &base, from, &out)?;
     } else {
         return Err(CliError::new(format!(
             "{} is neither a program nor the tarball of a release",
@@ -107,7 +120,32 @@ fn sum_of(file: &mut File) -> io::Result<String> {
     }
 }
 
-fn verify(path: &Path, tarball: &mut File, key_path: &Path) -> Result<(), CliError> {
+/// Whether the tarball is the one that was released. Returns the name of the directory in it.
+fn verify(
+    path: &Path,
+    tarball: &mut File,
+    proof: &Proof,
+    places: &Places,
+) -> Result<String, CliError> {
+    let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("");
+    let (wanted, base) = match proof {
+        Proof::Offered { sum, base } => (sum.clone(), base.clone()),
+        Proof::Listed(key) => {
+            let key = key.clone().unwrap_or_else(|| places.key());
+            let base = name.trim_end_matches(TARBALL_END);
+            (released(path, name, &key)?, base.to_owned())
+        }
+    };
+    if sum_of(tarball).map_err(|e| failed("read", path, &e))? != wanted {
+        return Err(CliError::new(format!(
+            "{name} is not what was released: fetch it again"
+        )));
+    }
+    Ok(base)
+}
+
+/// The sum of the tarball, as the signed list beside it has it.
+fn released(path: &Path, name: &str, key_path: &Path) -> Result<String, CliError> {
     let beside = |name: &str| -> Result<Vec<u8>, CliError> {
         let file = path.with_file_name(name);
         small(&file).map_err(|e| {
@@ -125,26 +163,25 @@ fn verify(path: &Path, tarball: &mut File, key_path: &Path) -> Result<(), CliErr
             key_path.display()
         ))
     })?;
-    let made = UnparsedPublicKey::new(&ED25519, key).verify(&sums, &signature);
-    made.map_err(|_| {
-        CliError::new(format!(
+    if !is_signed(&sums, &signature, &[key]) {
+        return Err(CliError::new(format!(
             "{SUMS} is not signed by {}: fetch it and {SIGNATURE} again, or name the key of who released it by --key",
             key_path.display()
-        ))
-    })?;
-    let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("");
+        )));
+    }
     let sums = String::from_utf8_lossy(&sums);
-    let wanted = listed(&sums, name).ok_or_else(|| {
+    let sum = listed(&sums, name).ok_or_else(|| {
         CliError::new(format!(
             "{SUMS} does not name {name}: both have to be of one release, and have the names that they had there"
         ))
     })?;
-    if sum_of(tarball).map_err(|e| failed("read", path, &e))? != wanted {
-        return Err(CliError::new(format!(
-            "{name} is not what was released: fetch it again"
-        )));
-    }
-    Ok(())
+    Ok(sum.to_owned())
+}
+
+/// Whether the owner of one of the keys has signed these bytes.
+pub(super) fn is_signed(bytes: &[u8], signature: &[u8], keys: &[[u8; 32]]) -> bool {
+    let mut keys = keys.iter().map(|key| UnparsedPublicKey::new(&ED25519, key));
+    keys.any(|key| key.verify(bytes, signature).is_ok())
 }
 
 fn small(path: &Path) -> io::Result<Vec<u8>> {
@@ -168,15 +205,13 @@ fn public_key(pem: &[u8]) -> Option<[u8; 32]> {
     let text = core::str::from_utf8(pem).ok()?;
     let text = text.split_once("-----BEGIN PUBLIC KEY-----")?.1;
     let text = text.split_once("-----END PUBLIC KEY-----")?.0;
-    let text: String = text.split_whitespace().collect();
-    let der = STANDARD.decode(text).ok()?;
-    der.strip_prefix(&DER_HEAD)?.try_into().ok()
+    let line: String = text.split_whitespace().collect();
+    update::public_key(&line)
 }
 
 /// Has tar write the one program.
-fn unpack(path: &Path, tarball: File, out: &File) -> Result<(), CliError> {
-    let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("");
-    let member = format!("{}/picolet", name.trim_end_matches(TARBALL_END));
+fn unpack(path: &Path, base: &str, tarball: File, out: &File) -> Result<(), CliError> {
+    let member = format!("{base}/picolet");
     let out = out.try_clone().map_err(|e| CliError::new(e.to_string()))?;
     let tar = Command::new("/bin/tar")
         .args(["-xzOf", "-", &member])
@@ -198,8 +233,9 @@ fn unpack(path: &Path, tarball: File, out: &File) -> Result<(), CliError> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, path::PathBuf};
+    use std::fs;
 
+    use base64::{Engine as _, engine::general_purpose::STANDARD};
     use flate2::{Compression, write::GzEncoder};
     use ring::{
         rand::SystemRandom,
@@ -207,6 +243,8 @@ mod tests {
     };
 
     use super::*;
+
+    const DER_HEAD: [u8; 12] = *b"\x30\x2a\x30\x05\x06\x03\x2b\x65\x70\x03\x21\x00";
 
     #[test]
     fn lists_and_keys() {
@@ -276,7 +314,8 @@ mod tests {
         };
         let sum = sum(&path).expect("sum");
         let refused = |path: &Path, key: &Path, says: &str| {
-            let said = stage(path, Some(key), &places).expect_err(says).to_string();
+            let proof = Proof::Listed(Some(key.into()));
+            let said = stage(path, &proof, &places).expect_err(says).to_string();
             assert!(said.contains(says), "{said}");
             assert!(
                 fs::read(places.staged()).is_ok_and(|b| b.is_empty()),
@@ -314,8 +353,23 @@ mod tests {
             "cannot unpack picolet-2.0.0-armv7/picolet",
         );
 
-        stage(&path, Some(&key_file), &places).expect("staged");
+        stage(&path, &Proof::Listed(Some(key_file)), &places).expect("staged");
         assert_eq!(fs::read(places.staged()).expect("staged"), program);
+        // UPD-01: by what a channel says, whatever its name, and never a bare program.
+        let offered = |sum: &str| Proof::Offered {
+            sum: sum.into(),
+            base: "picolet-1.0.0-armv7".into(),
+        };
+        let part = dir.join("part");
+        fs::rename(&path, &part).expect("renamed");
+        stage(&part, &offered(&sum), &places).expect("staged");
+        assert_eq!(fs::read(places.staged()).expect("staged"), program);
+        fs::write(&path, program).expect("written");
+        let wrong = offered(&"0".repeat(64));
+        for (path, says) in [(&part, "is not what was released"), (&path, "is neither")] {
+            let said = stage(path, &wrong, &places).expect_err(says).to_string();
+            assert!(said.contains(says), "{said}");
+        }
         fs::write(&places.program, fs::read("/proc/self/exe").expect("own")).expect("written");
         let other = fits(&places).expect_err("too short").to_string();
         assert!(

@@ -15,7 +15,7 @@ use super::{CliError, failed, switch::Places};
 use crate::{
     api::strict::from_json,
     cli::{KUBELET, client::Client},
-    config::{self, Host, flags},
+    config::{self, Config, Host, flags},
     error::chain,
     logic::upgrade::{Kept, MAX_KEPT, TRIES, Trial},
     server::backend::Health,
@@ -147,6 +147,11 @@ impl Running {
     }
 
     fn containers_dir(&self) -> Result<PathBuf, CliError> {
+        Ok(self.config()?.dirs.run.join("containers"))
+    }
+
+    /// The configuration that it would have if it was started now.
+    pub(super) fn config(&self) -> Result<Config, CliError> {
         let wrong = |e: &dyn core::error::Error| {
             CliError::new(format!("the configuration of the agent: {}", chain(e)))
         };
@@ -155,7 +160,7 @@ impl Running {
             hostname: "localhost".into(),
         };
         let loaded = config::load(flags, &host).map_err(|e| wrong(&e))?;
-        Ok(loaded.config.dirs.run.join("containers"))
+        Ok(loaded.config)
     }
 }
 

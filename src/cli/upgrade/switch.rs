@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn one_whole_program_after_a_power_cut_at_any_step() {
-        // PKG-07 PKG-20 PKG-22
+        // PKG-07 PKG-20 PKG-22 UPD-04
         for n in 0.. {
             let board = Board::new(&format!("cut-{n}"));
             let places = &board.places;

@@ -1,0 +1,482 @@
+//! `picolet update`: a look at a channel, and the upgrade that follows from it. The agent calls it when its time has come; in
+//! a process of its own, so that an agent that looks for updates has no more code and memory at rest than others.
+
+use core::fmt;
+use std::{
+    fs,
+    io::{self, Read as _},
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+
+use super::{
+    Asked, failed, must_be_root, prepare,
+    release::{self, Proof},
+    running::Running,
+    switch::{self, Places},
+};
+use crate::{
+    api::Wall,
+    cli::{
+        CliError,
+        args::{Word, Words, unexpected},
+        client::Client,
+        health, print, proxies,
+    },
+    config::{Config, UpdateConfig, UpdateSource},
+    logic::{
+        update::{self, LATER, MAX_MEMORY_BYTES, Memory, Now, Offer, OnItsWay, Trying, Verdict},
+        upgrade::PATIENCE_S,
+    },
+    source::{Channel, ChannelError, Place, WHOLE_TIMEOUT},
+    sys::{clock, file, on_term},
+};
+
+/// The board that this program was made for, as releases call it.
+const BOARD: &str = env!("PICOLET_BOARD");
+/// Directory of what is remembered and fetched, below the root directory.
+const DIR: &str = "update";
+/// What the last look came to, in the run directory.
+const LAST: &str = "update";
+/// Bytes of that.
+const MAX_LAST_BYTES: u64 = 2048;
+
+/// Who wants to know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Who {
+    /// The agent: only if it may be now.
+    Agent,
+    /// Somebody who wants it now.
+    Operator {
+        /// Whatever was before.
+        force: bool,
+    },
+}
+
+pub(in crate::cli) fn run(mut words: Words) -> Result<(), CliError> {
+    let (mut status, mut now, mut look, mut force, mut quiet) = (false, false, false, false, false);
+    while let Some(word) = words.next()? {
+        match word {
+            Word::Flag("status") => status = words.switch()?,
+            Word::Flag("now") => now = words.switch()?,
+            Word::Flag("look") => look = words.switch()?,
+            Word::Flag("force") => force = words.switch()?,
+            Word::Flag("quiet") => quiet = words.switch()?,
+            other => return Err(unexpected(other)),
+        }
+    }
+    must_be_root()?;
+    let who = match (status, now, look) {
+        (_, false, false) if !force => None,
+        (false, true, false) => Some(Who::Operator { force }),
+        (false, false, true) if !force => Some(Who::Agent),
+        _ => {
+            return Err(CliError::new(
+                "expected one of --status, --now [--force] and --look",
+            ));
+        }
+    };
+    let visit = Visit::new(words.client())?;
+    let Some(who) = who else {
+        return visit.show();
+    };
+    let outcome = visit.look(who, quiet);
+    visit.keep_last(match &outcome {
+        Ok(text) | Err(Ended::Later(text)) => text,
+        Err(Ended::Refused(e)) => e.bare(),
+    });
+    match outcome {
+        Ok(text) => print(&format!("{text}\n")),
+        Err(Ended::Later(message)) => Err(CliError {
+            message,
+            code: u8::try_from(LATER).unwrap_or(1),
+        }),
+        Err(Ended::Refused(e)) => Err(e),
+    }
+}
+
+/// How a look ends that comes to nothing.
+#[derive(Debug)]
+enum Ended {
+    /// It has to be made up for.
+    Later(String),
+    /// What is offered is not taken.
+    Refused(CliError),
+}
+
+impl From<CliError> for Ended {
+    fn from(e: CliError) -> Self {
+        Self::Refused(e)
+    }
+}
+
+fn refused(why: impl fmt::Display) -> Ended {
+    Ended::Refused(CliError::new(format!("update refused: {why}")))
+}
+
+fn later(why: impl fmt::Display) -> Ended {
+    Ended::Later(format!("no update now: {why}"))
+}
+
+/// A look at the channel of the agent that runs.
+struct Visit {
+    client: Client,
+    config: Config,
+    update: UpdateConfig,
+    places: Places,
+    /// Name of the node.
+    node: String,
+}
+
+impl Visit {
+    fn new(client: Client) -> Result<Self, CliError> {
+        let running = Running::find(&client)?;
+        let config = running.config()?;
+        let update = config.update.clone().ok_or_else(|| {
+            CliError::new("this node does not look for updates: set picolet.update.source")
+        })?;
+        let node = client.json("GET", "/node")?;
+        Ok(Self {
+            places: Places::of(&running.program),
+            node: (node["metadata"]["name"].as_str().unwrap_or("")).to_owned(),
+            client,
+            config,
+            update,
+        })
+    }
+
+    fn dir(&self) -> PathBuf {
+        self.config.dirs.root.join(DIR)
+    }
+
+    fn look(&self, who: Who, quiet: bool) -> Result<String, Ended> {
+        if switch::read_trial(&self.places)?.is_some() {
+            return Err(later("another upgrade is under way"));
+        }
+        self.make_dir()?;
+        let dir = self.dir();
+        // Held to the end of the trial: two looks would write one file.
+        let lock = fs::File::open(&dir).map_err(|e| failed("open", &dir, &e))?;
+        if lock.try_lock().is_err() {
+            return Err(later("another look is under way"));
+        }
+        let mut memory = self.settled()?;
+        if memory != self.memory()? {
+            self.keep(&memory)?;
+        }
+        self.may_begin(who)?;
+        let mut channel = self.channel();
+        let offer = self.offer(&mut channel)?;
+        let node = update::Node {
+            name: &self.node,
+            arch: BOARD,
+            memory: &memory,
+        };
+        let force = who == Who::Operator { force: true };
+        let serial = offer.serial;
+        match update::judge(&offer, node, who != Who::Agent, force) {
+            Verdict::Take => {}
+            Verdict::Have => return Ok(format!("serial {serial} is installed")),
+            Verdict::NotInShare => {
+                return Ok(format!(
+                    "serial {serial} is for others first: its share is {} %",
+                    offer.share
+                ));
+            }
+            Verdict::Refuse(why) => return Err(refused(why)),
+        }
+        let (tarball, part) = self.fetch(&mut channel, &offer)?;
+        let asked = Asked {
+            proof: Proof::Offered {
+                sum: offer.sha256.clone(),
+                base: offer.base(),
+            },
+            restart: self.update.restart.clone(),
+            wait_s: PATIENCE_S,
+            force,
+            quiet,
+        };
+        let staged = prepare(Running::find(&self.client)?, &asked, &tarball);
+        let is_whole = release::sum(&tarball).is_ok_and(|sum| sum == offer.sha256);
+        if staged.is_ok() || !is_whole {
+            // It is beside the program by now, or of no use.
+            let _ = fs::remove_file(&part);
+        }
+        let staged = staged.map_err(|e| refused(format_args!("serial {serial}: {}", e.bare())))?;
+        let Some(staged) = staged else {
+            memory.commit(serial);
+            self.keep(&memory)?;
+            return Ok(format!("serial {serial} is installed"));
+        };
+        if staged.version != offer.version {
+            return Err(refused(format_args!(
+                "serial {serial} says it is {}, its channel says {}",
+                staged.version, offer.version
+            )));
+        }
+        // What was fetched may have taken long.
+        self.may_begin(who)?;
+        let sum = staged.sum.clone();
+        memory.trying = Some(Trying { serial, sum });
+        self.keep(&memory)?;
+        // The agent that has called ends now. Its end is not that of the trial.
+        on_term::ignore().map_err(|e| CliError::new(format!("cannot ignore SIGTERM: {e}")))?;
+        let version = &offer.version;
+        self.keep_last(&format!("serial {serial}, picolet {version}, is on trial"));
+        let told = staged.take_over(&asked);
+        // If not now, then at the next look.
+        let _ = self.settled().and_then(|memory| self.keep(&memory));
+        told?;
+        Ok(format!("serial {serial} stays"))
+    }
+
+    /// Whether it may be now, as far as that matters to who asks.
+    fn may_begin(&self, who: Who) -> Result<(), Ended> {
+        if who != Who::Agent {
+            return Ok(());
+        }
+        health::look(&self.client).map_err(|e| later(e.bare()))?;
+        let ask = |what: &str| {
+            let said = self.client.json("GET", what);
+            said.map_err(|e| later(e.bare()))
+        };
+        let node = ask("/node")?;
+        let conditions = node["status"]["conditions"].as_array();
+        let mut conditions = conditions.into_iter().flatten();
+        let wall = clock::wall();
+        let pods = ask("/pods")?;
+        let pods = pods["items"].as_array().into_iter().flatten();
+        let now = Now {
+            wall,
+            trusted: clock::synchronized() == Some(true),
+            costs: self.config.updates_cost(),
+            disk_pressure: conditions.any(|c| c["type"] == "DiskPressure" && c["status"] == "True"),
+            moving: pods.filter(|pod| on_its_way(pod).is_moving(wall)).count(),
+        };
+        update::may_begin(&self.update.schedule, &now).map_err(later)
+    }
+
+    fn channel(&self) -> Channel {
+        match &self.update.source {
+            UpdateSource::Dir(dir) => Channel::in_dir(dir.clone()),
+            UpdateSource::Url(url) => Channel::at(Place {
+                url: url.clone(),
+                headers: Vec::new(),
+                ca: self.update.ca.clone(),
+                proxies: proxies(),
+                time: WHOLE_TIMEOUT,
+            }),
+        }
+    }
+
+    /// What the channel offers, if who may has signed it.
+    fn offer(&self, channel: &mut Channel) -> Result<Offer, Ended> {
+        let (bytes, signature) = channel.read().map_err(|e| of_channel(&e))?;
+        if !release::is_signed(&bytes, &signature, &self.update.keys) {
+            return Err(refused(
+                "the channel file is not signed by a key of picolet.update.keys",
+            ));
+        }
+        Offer::parse(&bytes).map_err(|e| refused(format_args!("the channel file: {e}")))
+    }
+
+    /// Where the tarball is, and where it grows if it comes from a server.
+    fn fetch(&self, channel: &mut Channel, offer: &Offer) -> Result<(PathBuf, PathBuf), Ended> {
+        let dir = self.dir();
+        let part = dir.join(format!("{}.part", offer.sha256));
+        // What was begun and is not offered any more.
+        for entry in fs::read_dir(&dir).map_err(|e| failed("read", &dir, &e))? {
+            let path = entry.map_err(|e| failed("read", &dir, &e))?.path();
+            if path.extension().is_some_and(|end| end == "part") && path != part {
+                let _ = fs::remove_file(path);
+            }
+        }
+        let beside = format!("{}.tar.gz", offer.base());
+        let location = offer.url.as_deref().unwrap_or(&beside);
+        let found = channel.fetch(location, offer.size, &part);
+        Ok((found.map_err(|e| of_channel(&e))?, part))
+    }
+
+    fn make_dir(&self) -> Result<(), CliError> {
+        let dir = self.dir();
+        let made = fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&dir);
+        made.map_err(|e| failed("make", &dir, &e))
+    }
+
+    fn memory_path(&self) -> PathBuf {
+        self.dir().join("memory")
+    }
+
+    fn memory(&self) -> Result<Memory, CliError> {
+        let path = self.memory_path();
+        let text = bounded(&path, MAX_MEMORY_BYTES).map_err(|e| failed("read", &path, &e))?;
+        text.parse()
+            .map_err(|e| CliError::new(format!("{}: {e}: remove the file", path.display())))
+    }
+
+    /// What is remembered, with the end of an update that was begun, which is not written down.
+    fn settled(&self) -> Result<Memory, CliError> {
+        let mut memory = self.memory()?;
+        if let Some(trying) = &memory.trying
+            && switch::read_trial(&self.places)?.is_none()
+        {
+            let was_put_back = switch::bad(&self.places, &trying.sum).is_some();
+            memory.settle(&release::sum(&self.places.program)?, was_put_back);
+        }
+        Ok(memory)
+    }
+
+    fn keep(&self, memory: &Memory) -> Result<(), CliError> {
+        let path = self.memory_path();
+        let text = memory.to_string();
+        file::write_atomic(&path, text.as_bytes(), 0o600, true)
+            .map_err(|e| failed("write", &path, &e))
+    }
+
+    fn last_path(&self) -> PathBuf {
+        self.config.dirs.run.join(LAST)
+    }
+
+    /// Keeps what came of a look, for people.
+    fn keep_last(&self, text: &str) {
+        let text = format!("{}: {text}\n", clock::wall());
+        // The look was the same without it.
+        let _ = file::write_atomic(&self.last_path(), text.as_bytes(), 0o600, false);
+    }
+
+    fn show(&self) -> Result<(), CliError> {
+        let memory = self.settled()?;
+        let schedule = &self.update.schedule;
+        let source = match &self.update.source {
+            UpdateSource::Url(url) => url.shown(),
+            UpdateSource::Dir(dir) => dir.display().to_string(),
+        };
+        let next = schedule.next_moment(&self.node, clock::wall());
+        let next = next.map_or_else(|| "never".into(), |at| Wall::from_secs(at).to_string());
+        let next = if self.config.updates_cost() {
+            "never: bytes cost money on this link".into()
+        } else {
+            next
+        };
+        let minutes = schedule.window.length_s / 60;
+        let last = bounded(&self.last_path(), MAX_LAST_BYTES).unwrap_or_default();
+        let mut out = format!(
+            "source     {source}\nboard      {BOARD}\nwindow     {:02}:{:02} UTC, for {} h {} min\nnext look  {next}\n",
+            schedule.window.start_s / 3600,
+            schedule.window.start_s / 60 % 60,
+            minutes / 60,
+            minutes % 60,
+        );
+        if clock::synchronized() != Some(true) && !schedule.trusts_clock {
+            out += "clock      nobody keeps it right: no update until then\n";
+        }
+        out += &match memory.committed {
+            0 => "serial     none yet\n".into(),
+            serial => format!("serial     {serial}\n"),
+        };
+        for serial in &memory.barred {
+            out += &format!("put back   serial {serial}\n");
+        }
+        if !last.is_empty() {
+            out += &format!("last look  {last}");
+        }
+        print(&out)
+    }
+}
+
+fn of_channel(e: &ChannelError) -> Ended {
+    if e.may_pass() { later(e) } else { refused(e) }
+}
+
+/// A pod in the form of the API.
+fn on_its_way(pod: &Value) -> OnItsWay {
+    let time = |value: &Value| value.as_str().and_then(Wall::parse);
+    let status = &pod["status"];
+    let lists = ["initContainerStatuses", "containerStatuses"];
+    let all = lists.into_iter().flat_map(|list| status[list].as_array());
+    let is_made = |c: &Value| {
+        let reason = &c["state"]["waiting"]["reason"];
+        reason == "ContainerCreating" || reason == "PodInitializing"
+    };
+    OnItsWay {
+        started: time(&status["startTime"]),
+        is_starting: status["phase"] == "Pending" || all.flatten().any(is_made),
+        ends: time(&pod["metadata"]["deletionTimestamp"]),
+    }
+}
+
+/// A small file; empty if there is none.
+fn bounded(path: &Path, most: u64) -> io::Result<String> {
+    let mut text = String::new();
+    match fs::File::open(path) {
+        Ok(file) => file.take(most).read_to_string(&mut text).map(|_| text),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(text),
+        Err(e) => Err(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn pods_of_the_socket() {
+        // UPD-07
+        let now = Wall::parse("2026-01-01T00:10:00Z").expect("a time");
+        let started = "2026-01-01T00:05:00Z";
+        let container = |state: Value| json!([{"state": state}]);
+        for (name, pod, moving) in [
+            (
+                "runs",
+                json!({"status": {"phase": "Running", "startTime": started, "containerStatuses": container(json!({"running": {}}))}}),
+                false,
+            ),
+            (
+                "is new",
+                json!({"status": {"phase": "Pending", "startTime": started}}),
+                true,
+            ),
+            (
+                "makes a container",
+                json!({"status": {"phase": "Running", "startTime": started,
+                    "containerStatuses": container(json!({"waiting": {"reason": "ContainerCreating"}}))}}),
+                true,
+            ),
+            (
+                "backs off",
+                json!({"status": {"phase": "Running", "startTime": started,
+                    "containerStatuses": container(json!({"waiting": {"reason": "CrashLoopBackOff"}}))}}),
+                false,
+            ),
+            (
+                "ends",
+                json!({"metadata": {"deletionTimestamp": "2026-01-01T00:10:20Z"}, "status": {"phase": "Running"}}),
+                true,
+            ),
+            (
+                "is not taken on",
+                json!({"status": {"phase": "Pending"}}),
+                false,
+            ),
+            ("is nothing", json!(null), false),
+        ] {
+            assert_eq!(on_its_way(&pod).is_moving(now), moving, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_small_file_is_read_with_a_bound() {
+        let path = std::env::temp_dir().join(format!("picolet-last-{}", std::process::id()));
+        assert_eq!(bounded(&path, 4).expect("none"), "");
+        fs::write(&path, "123456").expect("written");
+        assert_eq!(bounded(&path, 4).expect("read"), "1234");
+        fs::remove_file(path).expect("removed");
+    }
+}

@@ -1,0 +1,238 @@
+//! A channel of releases: a small signed file that names one, and the tarball (UPD-01, UPD-02). Blocking.
+//!
+//! What is signed and wanted is not decided here: bytes come in, bounded, and nothing is written but the growing tarball.
+
+use core::time::Duration;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+
+use super::http::{self, Client, HttpError, Place, text};
+use crate::net::{Url, UrlError};
+use crate::sys::file;
+
+/// Name of the channel file in a directory. Its signature has the same name with `.sig` behind it.
+pub const CHANNEL: &str = "channel.json";
+/// Bytes of a channel file, and of its signature.
+const MAX_CHANNEL_BYTES: usize = 16 * 1024;
+/// One answer of the server comes within this time, the tarball too: what is missing then is asked for again.
+const ANSWER_TIME: Duration = Duration::from_secs(600);
+/// Answers that bring a part of the tarball, in one go.
+const MAX_PARTS: usize = 16;
+/// Bytes read at once.
+const PIECE_BYTES: usize = 16 * 1024;
+
+/// Where releases are offered.
+#[derive(Debug)]
+pub struct Channel(At);
+
+#[derive(Debug)]
+enum At {
+    Dir(PathBuf),
+    Server(Box<Client>),
+}
+
+/// Why nothing came of a channel.
+#[derive(Debug, thiserror::Error)]
+pub enum ChannelError {
+    /// The server, or the link to it.
+    #[error("{0} {1}")]
+    Server(String, String),
+    /// A file of this machine.
+    #[error("cannot {0} {path}: {2}", path = .1.display())]
+    File(&'static str, PathBuf, io::Error),
+    /// More than is read.
+    #[error("{0} has more than {MAX_CHANNEL_BYTES} bytes")]
+    TooLarge(String),
+    /// The channel file leads nowhere.
+    #[error("its url {0:?} leads nowhere: {1}")]
+    Location(String, UrlError),
+    /// The channel file leads out of its directory.
+    #[error("its url {0:?} is no name of a file beside it")]
+    Name(String),
+    /// The answer ended early, again and again.
+    #[error("{0} ended at byte {1} of {2}")]
+    Short(String, u64, u64),
+}
+
+impl ChannelError {
+    /// Whether it may be otherwise in a while.
+    #[must_use]
+    pub const fn may_pass(&self) -> bool {
+        matches!(self, Self::Server(..) | Self::File(..) | Self::Short(..))
+    }
+}
+
+fn at<'a>(action: &'static str, path: &'a Path) -> impl Fn(io::Error) -> ChannelError + 'a {
+    move |e| ChannelError::File(action, path.into(), e)
+}
+
+impl Channel {
+    /// A directory of this machine.
+    #[must_use]
+    pub const fn in_dir(dir: PathBuf) -> Self {
+        Self(At::Dir(dir))
+    }
+
+    /// The channel file at a URL.
+    #[must_use]
+    pub fn at(place: Place) -> Self {
+        Self(At::Server(Box::new(Client::new(place))))
+    }
+
+    /// The channel file and its signature.
+    pub fn read(&mut self) -> Result<(Vec<u8>, Vec<u8>), ChannelError> {
+        match &mut self.0 {
+            At::Dir(dir) => {
+                let path = dir.join(CHANNEL);
+                let signature = dir.join(format!("{CHANNEL}.sig"));
+                Ok((small_file(&path)?, small_file(&signature)?))
+            }
+            At::Server(client) => {
+                let url = client.url().clone();
+                let (path, query) = url.path.split_once('?').unwrap_or((&url.path, ""));
+                let mark = if query.is_empty() { "" } else { "?" };
+                let signature = url.with_path(format!("{path}.sig{mark}{query}"));
+                Ok((small(client, &url)?, small(client, &signature)?))
+            }
+        }
+    }
+
+    /// Has the tarball on this machine, `size` bytes of it, on disk. `location`: where the channel file says that it is;
+    /// `part`: the file that it grows in, which may hold its beginning. Returns where it is.
+    pub fn fetch(
+        &mut self,
+        location: &str,
+        size: u64,
+        part: &Path,
+    ) -> Result<PathBuf, ChannelError> {
+        match &mut self.0 {
+            At::Dir(dir) => {
+                if location.is_empty() || location.starts_with('.') || location.contains('/') {
+                    return Err(ChannelError::Name(location.to_owned()));
+                }
+                Ok(dir.join(location))
+            }
+            At::Server(client) => {
+                let from = client.url().join(location);
+                let from = from.map_err(|e| ChannelError::Location(location.to_owned(), e))?;
+                grow(client, &from, size, part)?;
+                Ok(part.to_owned())
+            }
+        }
+    }
+}
+
+fn small_file(path: &Path) -> Result<Vec<u8>, ChannelError> {
+    let file = File::open(path).map_err(at("open", path))?;
+    let bytes = bounded(file).map_err(at("read", path))?;
+    bytes.ok_or_else(|| ChannelError::TooLarge(path.display().to_string()))
+}
+
+fn small(client: &mut Client, url: &Url) -> Result<Vec<u8>, ChannelError> {
+    let failed = |e: HttpError| ChannelError::Server(url.shown(), e.to_string());
+    let answer = client.open(url, &[], http::WHOLE_TIMEOUT).map_err(failed)?;
+    let status = answer.status().as_u16();
+    if status != 200 {
+        return Err(failed(HttpError::Status(status)));
+    }
+    let bytes = bounded(http::body(answer));
+    let bytes = bytes.map_err(|e| failed(HttpError::Link(e.to_string())))?;
+    bytes.ok_or_else(|| ChannelError::TooLarge(url.shown()))
+}
+
+/// `None`: there is more than is read.
+fn bounded(from: impl Read) -> io::Result<Option<Vec<u8>>> {
+    let mut bytes = Vec::new();
+    let limit = u64::try_from(MAX_CHANNEL_BYTES + 1).unwrap_or(u64::MAX);
+    from.take(limit).read_to_end(&mut bytes)?;
+    Ok((bytes.len() <= MAX_CHANNEL_BYTES).then_some(bytes))
+}
+
+/// Asks for what is missing until all is there, as long as each answer brings something.
+fn grow(client: &mut Client, url: &Url, size: u64, part: &Path) -> Result<(), ChannelError> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false);
+    options.mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let mut out = options.open(part).map_err(at("open", part))?;
+    let mut length = out.metadata().map_err(at("look at", part))?.len();
+    if length > size {
+        // Of something else.
+        out.set_len(0).map_err(at("write", part))?;
+        length = 0;
+    }
+    let mut last = None;
+    for _ in 0..MAX_PARTS {
+        if length == size {
+            break;
+        }
+        let before = length;
+        last = more(client, url, size, &mut out, &mut length, part)?;
+        if length <= before {
+            break;
+        }
+    }
+    out.sync_all().map_err(at("sync", part))?;
+    if let Some(dir) = part.parent() {
+        file::sync_dir(dir).map_err(at("sync", dir))?;
+    }
+    // Who looks at it next reads what the disk has, not what memory has of it.
+    let _ = posix_fadvise(&out, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
+    match last {
+        _ if length == size => Ok(()),
+        Some(e) => Err(ChannelError::Server(url.shown(), e.to_string())),
+        None => Err(ChannelError::Short(url.shown(), length, size)),
+    }
+}
+
+/// One answer, as far as it goes. Returns what ended it, if that is the link's.
+fn more(
+    client: &mut Client,
+    url: &Url,
+    size: u64,
+    out: &mut File,
+    length: &mut u64,
+    part: &Path,
+) -> Result<Option<HttpError>, ChannelError> {
+    let range = match *length {
+        0 => String::new(),
+        from => format!("bytes={from}-"),
+    };
+    let answer = match client.open(url, &[("range", &range)], ANSWER_TIME) {
+        Ok(answer) => answer,
+        Err(e) => return Ok(Some(e)),
+    };
+    let begins = format!("bytes {length}-");
+    match answer.status().as_u16() {
+        206 if text(&answer, "content-range").starts_with(&begins) => {}
+        // It knows no ranges, or has another one: all of it is written anew.
+        200 => *length = 0,
+        206 | 416 => {
+            *length = 0;
+            out.set_len(0).map_err(at("write", part))?;
+            return Ok(None);
+        }
+        other => return Ok(Some(HttpError::Status(other))),
+    }
+    out.set_len(*length)
+        .and_then(|()| out.seek(SeekFrom::Start(*length)))
+        .map_err(at("write", part))?;
+    let mut body = http::body(answer);
+    let mut piece = [0; PIECE_BYTES];
+    // Bounded: by the size, and in time.
+    while *length < size {
+        let most = usize::try_from(size - *length).map_or(PIECE_BYTES, |n| n.min(PIECE_BYTES));
+        match body.read(&mut piece[..most]) {
+            Ok(0) => break,
+            Ok(n) => {
+                out.write_all(&piece[..n]).map_err(at("write", part))?;
+                *length += n as u64;
+            }
+            Err(e) => return Ok(Some(HttpError::Link(e.to_string()))),
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,444 @@
+//! Nodes that update themselves by a signed channel, under pods: what they take, what they refuse, what they go back from.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use picolet::sys::clock;
+use ring::rand::SystemRandom;
+use ring::signature::{Ed25519KeyPair, KeyPair as _};
+use serde_json::{Value, json};
+
+use crate::host::{self, Host, pause, text};
+use crate::upgrade::Board;
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// As releases call this machine.
+const BOARD: &str = std::env::consts::ARCH;
+/// What a public key for Ed25519 begins with in DER. Source: RFC 8410, section 4.
+const DER_HEAD: &[u8] = b"\x30\x2a\x30\x05\x06\x03\x2b\x65\x70\x03\x21\x00";
+/// An agent starts, looks after a while, and replaces itself: on a busy machine with pauses between.
+const LONG: core::time::Duration = core::time::Duration::from_secs(420);
+
+fn key() -> Ed25519KeyPair {
+    let der = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).expect("key");
+    Ed25519KeyPair::from_pkcs8(der.as_ref()).expect("key")
+}
+
+/// A directory with a channel, and the key that it is signed by.
+struct Channel {
+    dir: PathBuf,
+    key: Ed25519KeyPair,
+}
+
+impl Channel {
+    fn new(host: &Host) -> Self {
+        let dir = host.path("channel");
+        fs::create_dir_all(&dir).expect("directory");
+        Self { dir, key: key() }
+    }
+
+    /// The line of its public key.
+    fn public(&self) -> String {
+        STANDARD.encode([DER_HEAD, self.key.public_key().as_ref()].concat())
+    }
+
+    /// Offers a program; `change` is made before it is signed.
+    fn offer(&self, serial: u64, version: &str, program: &Path, change: impl FnOnce(&mut Value)) {
+        let base = format!("picolet-{version}-{BOARD}");
+        let tree = self.dir.join("tree");
+        fs::create_dir_all(tree.join(&base)).expect("directory");
+        fs::copy(program, tree.join(&base).join("picolet")).expect("copied");
+        let tarball = self.dir.join(format!("{base}.tar.gz"));
+        let packed = Command::new("tar")
+            .arg("-czf")
+            .arg(&tarball)
+            .arg("-C")
+            .arg(&tree)
+            .arg(&base)
+            .status();
+        assert!(packed.is_ok_and(|s| s.success()), "tar");
+        fs::remove_dir_all(tree).expect("removed");
+        let sum = Command::new("sha256sum")
+            .arg(&tarball)
+            .output()
+            .expect("sha256sum");
+        let mut offer = json!({
+            "name": "picolet", "version": version, "arch": BOARD, "serial": serial,
+            "size": fs::metadata(&tarball).expect("tarball").len(),
+            "sha256": text(&sum.stdout).split(' ').next(),
+        });
+        change(&mut offer);
+        self.sign(&offer, &self.key);
+    }
+
+    fn sign(&self, offer: &Value, key: &Ed25519KeyPair) {
+        let bytes = offer.to_string();
+        fs::write(self.dir.join("channel.json"), &bytes).expect("written");
+        let signature = key.sign(bytes.as_bytes());
+        fs::write(self.dir.join("channel.json.sig"), signature).expect("written");
+    }
+
+    fn offered(&self) -> Value {
+        let bytes = fs::read(self.dir.join("channel.json")).expect("offer");
+        serde_json::from_slice(&bytes).expect("offer")
+    }
+}
+
+/// A server of the directory. The first answer with a tarball ends in its midst.
+struct Site {
+    address: SocketAddr,
+    inner: Arc<Inner>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+struct Inner {
+    dir: PathBuf,
+    /// Paths that were asked for, and from which byte on.
+    asked: Mutex<Vec<(String, usize)>>,
+    ends: AtomicBool,
+}
+
+impl Site {
+    fn of(dir: &Path) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("listener");
+        let address = listener.local_addr().expect("address");
+        let inner = Arc::new(Inner {
+            dir: dir.into(),
+            asked: Mutex::default(),
+            ends: AtomicBool::new(false),
+        });
+        let shared = Arc::clone(&inner);
+        let thread = thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                if shared.ends.load(Ordering::SeqCst) {
+                    return;
+                }
+                let _ = shared.answer(&stream);
+            }
+        });
+        Self {
+            address,
+            inner,
+            thread: Some(thread),
+        }
+    }
+
+    fn asked(&self) -> Vec<(String, usize)> {
+        let asked = self.inner.asked.lock();
+        asked.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Inner {
+    fn answer(&self, mut stream: &TcpStream) -> std::io::Result<()> {
+        let mut lines = BufReader::new(stream).lines();
+        let first = lines.next().transpose()?.unwrap_or_default();
+        let path = first
+            .split(' ')
+            .nth(1)
+            .unwrap_or("")
+            .trim_start_matches('/');
+        let mut from = 0;
+        while let Some(line) = lines.next().transpose()?.filter(|line| !line.is_empty()) {
+            if let Some(range) = line.to_ascii_lowercase().strip_prefix("range: bytes=") {
+                from = range.trim_end_matches('-').parse().expect("a range");
+            }
+        }
+        let Ok(bytes) = fs::read(self.dir.join(path)) else {
+            return stream
+                .write_all(b"HTTP/1.1 404 x\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
+        };
+        let is_first = {
+            let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_first = !asked.iter().any(|(other, _)| other == path);
+            asked.push((path.to_owned(), from));
+            is_first
+        };
+        let all = bytes.len();
+        let (status, range) = match from {
+            0 => (200, String::new()),
+            from => (
+                206,
+                format!("content-range: bytes {from}-{}/{all}\r\n", all - 1),
+            ),
+        };
+        let length = all - from;
+        write!(
+            stream,
+            "HTTP/1.1 {status} x\r\nconnection: close\r\n{range}content-length: {length}\r\n\r\n"
+        )?;
+        let ends_early = is_first && path.ends_with(".gz");
+        let end = if ends_early { from + length / 3 } else { all };
+        stream.write_all(&bytes[from..end])
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        self.inner.ends.store(true, Ordering::SeqCst);
+        let _ = TcpStream::connect(self.address);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A board with a configuration file that says nothing yet.
+fn board() -> Board {
+    let mut host = Host::new(&[]);
+    host.flags.push("--config".into());
+    host.flags
+        .push(host.path("config.yaml").display().to_string());
+    configure(&host, &json!({}));
+    Board::start_on(host, 3)
+}
+
+fn configure(host: &Host, own: &Value) {
+    let document = json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration", "picolet": own,
+        // However full the disk of this machine is.
+        "evictionHard": {"memory.available": "1Mi"},
+    });
+    fs::write(host.path("config.yaml"), document.to_string()).expect("written");
+}
+
+/// Looks at once, in any window.
+fn update(board: &Board, source: &str, key: &str) -> Value {
+    let restart = format!("kill $(cat {})", board.host.path("agent.pid").display());
+    json!({"update": {
+        "source": source, "keys": [key], "trustClock": true, "spread": "0s", "restart": restart,
+    }})
+}
+
+/// A window that is closed: of neither today nor yesterday, by UTC.
+fn closed() -> Value {
+    let today = Command::new("date").args(["-u", "+%u"]).output();
+    let today = text(&today.expect("date").stdout);
+    let today: usize = today.trim().parse().expect("a day");
+    let days = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
+    json!({"days": [days[(today + 2) % 7]]})
+}
+
+/// `picolet update`, by the installed program.
+fn says(board: &Board, words: &[&str], code: i32, says: &str) {
+    let output = Command::new(board.file(""))
+        .arg("update")
+        .args(words)
+        .env("PICOLET_SOCKET", board.host.path("run/picolet.sock"))
+        .stdin(Stdio::null())
+        .output()
+        .expect("picolet");
+    let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(code), "{words:?}: {said}");
+    assert!(said.contains(says), "{words:?}: {said}");
+}
+
+fn in_time(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = clock::mono() + LONG;
+    while !holds() {
+        assert!(clock::mono() < deadline, "{what}");
+        pause(core::time::Duration::from_millis(200));
+    }
+}
+
+fn restart_agent(board: &Board) {
+    let before = board.agent().expect("an agent");
+    kill(Pid::from_raw(before), Signal::SIGTERM).expect("kill");
+    in_time("another agent", || {
+        board.agent().is_some_and(|pid| pid != before)
+    });
+    board.answers();
+}
+
+fn has_event(board: &Board, reason: &str, part: &str) -> bool {
+    let events = board.host.cli(&["get", "events", "-A", "-o", "json"]);
+    let events: Value = serde_json::from_slice(&events.stdout).unwrap_or_default();
+    let mut events = events["items"].as_array().into_iter().flatten();
+    events.any(|e| e["reason"] == reason && e["message"].as_str().is_some_and(|m| m.contains(part)))
+}
+
+// UPD-01 UPD-02 UPD-05 UPD-07 UPD-08 PKG-26
+#[test]
+fn a_node_updates_itself_in_its_window() {
+    if !host::able() {
+        return;
+    }
+    let board = board();
+    let channel = Channel::new(&board.host);
+    says(&board, &["--status"], 1, "set picolet.update.source");
+    let good = board.good("two");
+    channel.offer(5, VERSION, &good, |offer| offer["share"] = 0.into());
+    let site = Site::of(&channel.dir);
+    let source = format!("http://{}/channel.json", site.address);
+    let mut own = update(&board, &source, &channel.public());
+
+    own["update"]["window"] = closed();
+    configure(&board.host, &own);
+    says(
+        &board,
+        &["--look"],
+        75,
+        "no update now: the window is closed",
+    );
+    assert!(site.asked().is_empty(), "nobody was asked");
+    // Where bytes cost money.
+    own["update"]["window"] = json!({});
+    own["metered"] = true.into();
+    configure(&board.host, &own);
+    says(&board, &["--look"], 75, "no update now: bytes cost money");
+    assert!(site.asked().is_empty(), "nobody was asked");
+    own["metered"] = false.into();
+    // Others first.
+    configure(&board.host, &own);
+    says(
+        &board,
+        &["--look"],
+        0,
+        "serial 5 is for others first: its share is 0 %",
+    );
+    assert!(board.runs(&board.first()));
+
+    // The agent by itself, over a link that breaks once.
+    channel.offer(5, VERSION, &good, |_| ());
+    restart_agent(&board);
+    in_time("it updates itself", || {
+        board.runs(&good) && !board.file(".trial").exists()
+    });
+    board.nobody_noticed();
+    let asked = site.asked();
+    assert!(
+        asked
+            .iter()
+            .any(|(path, from)| path.ends_with(".gz") && *from > 0),
+        "{asked:?}"
+    );
+    says(&board, &["--status"], 0, "serial     5\n");
+    // The new agent has looked, and is done for this window.
+    let looked = || board.host.agent_log().contains("serial 5 is installed");
+    in_time("the new agent looks", looked);
+    says(&board, &["--look"], 0, "serial 5 is installed");
+
+    // Refused, each by reason, and nothing but the staging is written.
+    let other = board.good("three");
+    channel.offer(6, VERSION, &other, |_| ());
+    let offer = channel.offered();
+    channel.sign(&offer, &key());
+    let foreign = "update refused: the channel file is not signed by a key of picolet.update.keys";
+    says(&board, &["--look"], 1, foreign);
+    says(&board, &["--now", "--force"], 1, foreign);
+    let changes: [(&str, Value, &str); 4] = [
+        (
+            "serial",
+            4.into(),
+            "update refused: serial 4 is lower than 5",
+        ),
+        (
+            "arch",
+            "vax".into(),
+            "update refused: serial 6 is for vax, this node is",
+        ),
+        ("sha256", "0".repeat(64).into(), "is not what was released"),
+        ("version", "9.9.9".into(), "no update now: "),
+    ];
+    for (field, value, why) in changes {
+        let mut changed = offer.clone();
+        changed[field] = value;
+        channel.sign(&changed, &channel.key);
+        let code = if why.starts_with("no update now") {
+            75
+        } else {
+            1
+        };
+        says(&board, &["--look"], code, why);
+        assert!(board.runs(&good) && !board.file(".new").exists(), "{field}");
+    }
+    // A tarball that is what is said, of another version.
+    let mut changed = offer.clone();
+    changed["version"] = "9.9.9".into();
+    changed["url"] = format!("picolet-{VERSION}-{BOARD}.tar.gz").into();
+    channel.sign(&changed, &channel.key);
+    says(&board, &["--look"], 1, "cannot unpack picolet-9.9.9-");
+    board.nobody_noticed();
+
+    // The agent tells it, once.
+    channel.sign(&offer, &key());
+    restart_agent(&board);
+    in_time("it is told", || {
+        has_event(&board, "UpdateRefused", "is not signed by a key")
+    });
+    assert!(board.runs(&good));
+    board.nobody_noticed();
+    board.finish();
+}
+
+// UPD-02 UPD-05 UPD-06 UPD-08 PKG-26
+#[test]
+fn what_is_not_healthy_is_barred() {
+    if !host::able() {
+        return;
+    }
+    let board = board();
+    let channel = Channel::new(&board.host);
+    let source = channel.dir.display().to_string();
+    // The agent does not look by itself meanwhile.
+    let mut own = update(&board, &source, &channel.public());
+    own["update"]["window"] = closed();
+    configure(&board.host, &own);
+    says(&board, &["--now"], 75, "no update now: cannot open");
+    let other = fs::File::open(board.host.path("root/update")).expect("directory");
+    other.lock().expect("locked");
+    let busy = "no update now: another look is under way";
+    says(&board, &["--now"], 75, busy);
+    drop(other);
+    channel.offer(6, "99.0.0", &board.double(0), |_| ());
+    says(
+        &board,
+        &["--now"],
+        1,
+        "the old program is back: 99.0.0 it did not become healthy",
+    );
+    assert!(board.runs(&board.first()));
+    board.nobody_noticed();
+    says(&board, &["--status"], 0, "put back   serial 6\n");
+    let barred = "update refused: serial 6 was put back before";
+    says(&board, &["--now"], 1, barred);
+    board.host.until("it is told", |host| {
+        let events = host.ok(&["get", "events", "-A"]);
+        (events.contains("UpgradeUndone"), events)
+    });
+    // The next one is taken, and is what is offered from then on.
+    let good = board.good("two");
+    channel.offer(7, VERSION, &good, |_| ());
+    says(&board, &["--now"], 0, "serial 7 stays");
+    assert!(board.runs(&good));
+    board.nobody_noticed();
+    says(&board, &["--now"], 0, "serial 7 is installed");
+    says(
+        &board,
+        &["--status"],
+        0,
+        "serial     7\nput back   serial 6\n",
+    );
+    // A lower one by force alone.
+    let other = board.good("three");
+    channel.offer(3, VERSION, &other, |_| ());
+    says(
+        &board,
+        &["--now"],
+        1,
+        "update refused: serial 3 is lower than 7",
+    );
+    says(&board, &["--now", "--force"], 0, "serial 3 stays");
+    assert!(board.runs(&other));
+    board.nobody_noticed();
+    board.finish();
+}
