@@ -245,7 +245,7 @@ spec:
 "#;
 
 /// Under an AppArmor profile that denies a single file.
-/// Its containers see each other's processes.
+/// Another process is the first one of its PID namespace.
 const SHARED: &str = r#"apiVersion: v1
 kind: Pod
 metadata: {name: shared}
@@ -256,12 +256,8 @@ spec:
   - name: main
     image: IMAGE
     imagePullPolicy: Never
-    command: [sleep, '1000000']
+    command: [sh, -c, 'test $$ -ne 1 && exec sleep 1000000']
     resources: {limits: {memory: 16Mi}}
-  - name: other
-    image: IMAGE
-    imagePullPolicy: Never
-    command: [sh, -c, 'until pidof sleep; do sleep 0.1; done; exec sleep 1000000']
 "#;
 const ARMORED: &str = r#"apiVersion: v1
 kind: Pod

@@ -100,10 +100,12 @@ impl Boot {
         all.find(|boot| boot.name() == name)
     }
 
-    /// Memory of the machine, MiB: the smallest board that is aimed at, and half of that.
+    /// Memory of the machine, MiB: as a rule the smallest board that is aimed at, or half of that.
     pub(super) fn memory_mib(self) -> u32 {
         match self {
-            Self::Fresh | Self::AfterPowerCut | Self::Chaos => 512,
+            Self::Fresh | Self::AfterPowerCut => 512,
+            // Its pods ask for so much.
+            Self::Chaos => 1024,
             _ => 256,
         }
     }
