@@ -1,7 +1,7 @@
 //! The budget of the link (`picolet.link.dailyBytes`): asked by pulls on their threads, by the tunnel and by polls; shown to
 //! people; kept in `link-budget.json`. What is decided is [`Budget`]'s. There is none unless it is configured.
 
-use alloc::{collections::BTreeMap, rc::Rc, sync::Arc};
+use alloc::{rc::Rc, sync::Arc};
 use core::time::Duration;
 use std::{
     fs::File,
@@ -56,6 +56,8 @@ struct Record {
 /// A pull that waits.
 #[derive(Clone, Debug)]
 struct Waiting {
+    uid: PodUid,
+    reference: String,
     needs: Option<u64>,
     until: Until,
     /// What people were told.
@@ -75,11 +77,23 @@ pub(super) struct Deferred {
 struct State {
     budget: Budget,
     /// How urgent pulls are that are not normal, and how many want each.
-    urgent: BTreeMap<String, (Urgency, u32)>,
-    /// By pod and reference.
-    waiting: BTreeMap<(PodUid, String), Waiting>,
-    /// What was last refused of an image: how much of it is missing.
-    needs: BTreeMap<String, u64>,
+    urgent: Vec<(String, Urgency, u32)>,
+    /// At most [`MAX_WAITING`].
+    waiting: Vec<Waiting>,
+    /// What was last refused of an image: how much of it is missing. At most [`MAX_WAITING`].
+    needs: Vec<(String, u64)>,
+}
+
+impl State {
+    fn urgency(&self, key: &str) -> Urgency {
+        let asked = self.urgent.iter().find(|(known, ..)| known == key);
+        asked.map_or_else(Urgency::default, |(_, urgency, _)| *urgency)
+    }
+
+    fn needs(&self, key: &str) -> Option<u64> {
+        let known = self.needs.iter().find(|(known, _)| known == key);
+        known.map(|(_, needs)| *needs)
+    }
 }
 
 /// See the module.
@@ -94,10 +108,10 @@ pub(super) struct Wants<'a>(&'a LinkBudget, String);
 impl Drop for Wants<'_> {
     fn drop(&mut self) {
         let mut state = self.0.lock();
-        if let Some((_, count)) = state.urgent.get_mut(&self.1) {
-            *count -= 1;
-            if *count == 0 {
-                state.urgent.remove(&self.1);
+        if let Some(at) = state.urgent.iter().position(|(key, ..)| *key == self.1) {
+            state.urgent[at].2 -= 1;
+            if state.urgent[at].2 == 0 {
+                state.urgent.swap_remove(at);
             }
         }
     }
@@ -140,9 +154,9 @@ impl LinkBudget {
         Self {
             state: Mutex::new(State {
                 budget: Budget::new(settings, kept, now()),
-                urgent: BTreeMap::new(),
-                waiting: BTreeMap::new(),
-                needs: BTreeMap::new(),
+                urgent: Vec::new(),
+                waiting: Vec::new(),
+                needs: Vec::new(),
             }),
             now,
         }
@@ -161,8 +175,14 @@ impl LinkBudget {
     pub(super) fn wants(&self, reference: &str, urgency: Urgency) -> Wants<'_> {
         let key = key(reference);
         let mut state = self.lock();
-        let entry = state.urgent.entry(key.clone()).or_insert((urgency, 0));
-        *entry = (entry.0.max(urgency), entry.1 + 1);
+        let mut known = state.urgent.iter_mut();
+        match known.find(|(known, ..)| *known == key) {
+            Some((_, highest, count)) => {
+                *highest = urgency.max(*highest);
+                *count += 1;
+            }
+            None => state.urgent.push((key.clone(), urgency, 1)),
+        }
         Wants(self, key)
     }
 
@@ -175,19 +195,18 @@ impl LinkBudget {
     ) -> Result<(), Deferred> {
         let now = (self.now)();
         let mut state = self.lock();
-        let needs = state.needs.get(&key(reference)).copied();
+        let needs = state.needs(&key(reference));
+        let is_it = |w: &Waiting| w.uid == *uid && w.reference == reference;
         match state.budget.admit(needs, urgency, now) {
             Ok(()) => {
                 // Only asked: the pull itself is admitted when it knows what is missing.
                 state.budget.fetched(needs.unwrap_or(0));
-                state.waiting.remove(&(uid.clone(), reference.to_owned()));
+                state.waiting.retain(|waiting| !is_it(waiting));
                 Ok(())
             }
             Err(deferral) => {
-                let place = (uid.clone(), reference.to_owned());
-                let known = state.waiting.get(&place);
                 // What is left changes with each heartbeat, which is no news.
-                if let Some(known) = known
+                if let Some(known) = state.waiting.iter().find(|waiting| is_it(waiting))
                     && known.until == deferral.until
                     && known.needs == needs
                 {
@@ -197,15 +216,18 @@ impl LinkBudget {
                     });
                 }
                 let says = deferral.to_string();
+                state.waiting.retain(|waiting| !is_it(waiting));
                 if state.waiting.len() >= MAX_WAITING {
                     state.waiting.clear();
                 }
                 let waiting = Waiting {
+                    uid: uid.clone(),
+                    reference: reference.to_owned(),
                     needs,
                     until: deferral.until,
                     says: says.clone(),
                 };
-                state.waiting.insert(place, waiting);
+                state.waiting.push(waiting);
                 Err(Deferred {
                     says,
                     is_news: true,
@@ -279,18 +301,14 @@ impl Gate for LinkBudget {
         let now = (self.now)();
         let mut state = self.lock();
         let key = reference.to_string();
-        let urgency = state.urgent.get(&key).map(|(urgency, _)| *urgency);
-        let admitted = state
-            .budget
-            .admit(Some(needs), urgency.unwrap_or_default(), now);
-        match admitted {
-            Ok(()) => drop(state.needs.remove(&key)),
-            Err(_) => {
-                if state.needs.len() >= MAX_WAITING {
-                    state.needs.clear();
-                }
-                state.needs.insert(key, needs);
+        let urgency = state.urgency(&key);
+        let admitted = state.budget.admit(Some(needs), urgency, now);
+        state.needs.retain(|(known, _)| *known != key);
+        if admitted.is_err() {
+            if state.needs.len() >= MAX_WAITING {
+                state.needs.clear();
             }
+            state.needs.push((key, needs));
         }
         admitted.map_err(|deferral| NoBytes(deferral.to_string()))
     }
@@ -298,8 +316,7 @@ impl Gate for LinkBudget {
     fn go_on(&self, reference: &Reference) -> Result<(), NoBytes> {
         let now = (self.now)();
         let mut state = self.lock();
-        let urgency = state.urgent.get(&reference.to_string());
-        let urgency = urgency.map_or(Urgency::Normal, |(urgency, _)| *urgency);
+        let urgency = state.urgency(&reference.to_string());
         let goes_on = state.budget.go_on(urgency, now);
         goes_on.map_err(|deferral| NoBytes(deferral.to_string()))
     }
