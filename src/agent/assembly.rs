@@ -493,8 +493,10 @@ pub(super) fn providers(parts: &Parts, events: &Sender<Event>) -> Vec<Task> {
     all.unwrap_or_default()
 }
 
-/// What devices there are before the first pod is admitted, if pods may ask for any. Blocking.
-pub(super) fn first_devices(parts: &Parts) -> Option<device_news::Beginning> {
+/// What devices there are before the first pod is admitted, if pods may ask for any. What an agent before this one has kept is
+/// on the disk by then. Blocking.
+pub(super) fn beginning(parts: &Parts) -> Option<device_news::Beginning> {
+    parts.machine.store.sync_names();
     let devices = parts.machine.devices.as_ref()?;
     Some(devices.begin())
 }

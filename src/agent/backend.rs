@@ -220,12 +220,13 @@ impl LocalBackend {
         found.ok_or_else(|| Refusal::not_found(format!("pods \"{name}\" not found")))
     }
 
-    /// What the runtime last said of a pod; an empty status if it said nothing or could not answer.
-    pub(super) async fn runtime_status(&self, pod: &Pod) -> PodRuntimeStatus {
+    /// What the runtime last said of a pod: an empty status if it does not know it.
+    pub(super) async fn runtime_status(&self, pod: &Pod) -> Result<Rc<PodRuntimeStatus>, Refusal> {
         let uid = pod.metadata.uid.clone();
         self.agent
             .ask(move |agent| agent.runtime_status(&uid))
             .await
+            .map_err(|e| Refusal::new(500, format!("error determining status: {e}")))
     }
 
     /// The container asked for, or the default one.
@@ -536,7 +537,7 @@ impl Backend for LocalBackend {
                 ))
             })?;
             let id = instance_for_log(status, pod, previous)?;
-            let runtime = self.runtime_status(&found).await;
+            let runtime = self.runtime_status(&found).await?;
             let instance = runtime.containers.iter().find(|c| c.id == id);
             let path = instance
                 .map(|c| PathBuf::from(&c.log_path))
@@ -563,7 +564,7 @@ impl Backend for LocalBackend {
 
     fn is_running<'a>(&'a self, id: &'a ContainerId) -> Reply<'a, bool> {
         let id = id.clone();
-        Box::pin(async { Ok(self.agent.ask(move |agent| agent.is_running(&id)).await) })
+        Box::pin(async { Ok(self.agent.ask(move |agent| agent.may_run(&id)).await) })
     }
 
     fn devices(&self) -> Reply<'_, Vec<DeviceShown>> {

@@ -313,7 +313,9 @@ impl Garbage {
         let _turn = self.claims.operate(uid).await;
         let fates = self.fates(Dead::OfPodsThatAreGone, [uid.clone()]).await;
         let of = uid.clone();
-        let status = self.asker.ask(move |agent| agent.runtime_status(&of)).await;
+        let Ok(status) = self.asker.ask(move |agent| agent.runtime_status(&of)).await else {
+            return;
+        };
         let keep = self.policy.max_per_container;
         for id in gc::removable_after_death(&status, died, keep, fates.of(uid)) {
             self.remove(&id).await;

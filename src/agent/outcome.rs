@@ -120,10 +120,6 @@ pub(super) fn keep(store: &PodStore, uid: &PodUid, outcome: Outcome) -> io::Resu
 /// as it was, see [`outcome::stays_ended`]. Blocking.
 pub(super) fn recall(store: &PodStore, uid: &PodUid, header: &Header) -> Option<Recalled> {
     let kept = read(store, uid)?;
-    // On a disk that cannot be written nothing can be done about it, and no power cut makes it worse.
-    if let Err(e) = store.sync_names(uid) {
-        log::debug!("uid={uid} outcome: {e}");
-    }
     let of_the_api = header.source == Source::Api.as_str();
     let ended = outcome::stays_ended(&kept.status, of_the_api);
     let booted = store.boot_id() != kept.boot_id;

@@ -257,10 +257,25 @@ impl PodStore {
         self.beside(OUTCOME, uid, limit)
     }
 
-    /// Makes the name of what was kept of a pod survive a power cut. The agent that wrote it may have been killed before it did.
-    pub(super) fn sync_names(&self, uid: &PodUid) -> io::Result<()> {
-        file::sync_dir(&self.dir(uid))?;
-        file::sync_dir(&self.pods)
+    /// Makes the names of what was kept beside records survive a power cut. The agent that wrote it may have been killed before
+    /// it did. On a disk that cannot be written nothing can be done about it, and no power cut makes it worse. Blocking.
+    pub(super) fn sync_names(&self) {
+        let mut any = false;
+        for uid in self.recorded() {
+            let dir = self.dir(&uid);
+            if [OUTCOME, DEVICES]
+                .iter()
+                .any(|name| dir.join(name).exists())
+            {
+                any = true;
+                if let Err(e) = file::sync_dir(&dir) {
+                    log::debug!("uid={uid}: {e}");
+                }
+            }
+        }
+        if any && let Err(e) = file::sync_dir(&self.pods) {
+            log::debug!("{}: {e}", self.pods.display());
+        }
     }
 
     /// Forgets what came of a pod.
@@ -278,7 +293,9 @@ impl PodStore {
     /// Keeps what a pod holds of the machine beside its record, durable, or in the run directory while the disk cannot be
     /// written: until the next boot nobody else gets it.
     pub(super) fn keep_devices(&self, uid: &PodUid, text: &[u8]) -> io::Result<()> {
-        match file::write_atomic(&self.dir(uid).join(DEVICES), text, 0o600, true) {
+        let kept = file::write_atomic(&self.dir(uid).join(DEVICES), text, 0o600, true)
+            .and_then(|()| file::sync_dir(&self.pods));
+        match kept {
             Ok(()) => self.waits_no_more(DEVICES, uid).map_err(io::Error::other),
             Err(e) if is_unwritable(&e) => {
                 let dir = self.waiting.join(uid.as_str());

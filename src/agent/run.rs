@@ -470,7 +470,7 @@ async fn serve(
     assembly::link_budget(&parts).into_iter().for_each(spawn);
     let tunnel = assembly::tunnel(&parts, served.network, &executor);
     let delays = backoff_store::restore(&parts.cfg.dirs.run);
-    let beginning = assembly::first_devices(&parts);
+    let beginning = assembly::beginning(&parts);
     let agent = Agent::new(&parts, relist.clone(), delays, beginning);
     assembly::device_watch(&parts, &sender)
         .into_iter()

@@ -33,7 +33,7 @@ impl Streaming for LocalBackend {
                 Err(_) if !container.is_empty() => return Err(missing(container)),
                 Err(refusal) => return Err(refusal),
             };
-            let runtime = self.runtime_status(&pod).await;
+            let runtime = self.runtime_status(&pod).await?;
             let running = runtime
                 .instances(&name)
                 .find(|c| c.state == ContainerState::Running)
@@ -50,7 +50,7 @@ impl Streaming for LocalBackend {
     fn ready_sandbox<'a>(&'a self, pod: PodName<'a>) -> Reply<'a, SandboxId> {
         Box::pin(async move {
             let found = self.named(pod).await?;
-            let runtime = self.runtime_status(&found).await;
+            let runtime = self.runtime_status(&found).await?;
             let ready = runtime
                 .sandboxes
                 .iter()

@@ -128,11 +128,18 @@ impl Hierarchy {
     /// is left alone: a new one takes no process before it is filled.
     #[must_use]
     pub fn process_dirs(&self, path: &str) -> Vec<PathBuf> {
-        let mut dirs: Vec<PathBuf> = ["cpu", "cpuacct", "memory", "pids", "name=systemd"]
-            .iter()
-            .filter_map(|c| self.dir(c, path))
-            .chain(self.unified.as_deref().map(|m| below(m, path)))
-            .collect();
+        let mut dirs: Vec<PathBuf> = [
+            "cpu",
+            "cpuacct",
+            "hugetlb",
+            "memory",
+            "pids",
+            "name=systemd",
+        ]
+        .iter()
+        .filter_map(|c| self.dir(c, path))
+        .chain(self.unified.as_deref().map(|m| below(m, path)))
+        .collect();
         dirs.order();
         dirs.dedup();
         dirs

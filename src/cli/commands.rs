@@ -146,7 +146,7 @@ pub(super) const COMMANDS: &[Command] = &[
         NAMESPACE,
         switch("eviction-order", None, "of the node: also which pods would be evicted first"),
     ], agent_flags: false, takes: Takes::Kinds },
-    Command { name: "top", args: "pods|node|disk|net [NAME]", group: PODS, help: "Show how much processor and memory pods or the node use, who writes to the disk, or bytes of the link", flags: &[
+    Command { name: "top", args: "pods|node|disk|net [NAME]", group: PODS, help: "Show what pods or the node use, who writes to the disk, or bytes of the link", flags: &[
         NAMESPACE,
         ALL_NAMESPACES,
         switch("containers", None, "each container of the pods"),

@@ -406,7 +406,7 @@ pub trait Backend: Streaming {
         let _ = (id, options);
         Box::pin(async { Err(Refusal::not_found("the log has no file")) })
     }
-    /// Whether an instance still runs, so that a followed log goes on.
+    /// Whether an instance still runs, or may do so, so that a followed log goes on.
     fn is_running<'a>(&'a self, id: &'a ContainerId) -> Reply<'a, bool>;
     /// Units of the devices that are given to pods.
     fn devices(&self) -> Reply<'_, Vec<DeviceShown>>;

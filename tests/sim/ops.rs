@@ -480,7 +480,8 @@ impl Judge {
                     RestartPolicy::OnFailure => {
                         old.state == ContainerState::Exited
                             && old.exit_code == 0
-                            && !self.was_stopped(fake, &old.id)
+                            && !(old.sandbox != container.sandbox
+                                && self.was_stopped(fake, &old.id))
                     }
                     RestartPolicy::Never => old.started_at.is_some(),
                 });

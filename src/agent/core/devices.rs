@@ -7,7 +7,7 @@ use alloc::{
 };
 use core::time::Duration;
 
-use super::{Agent, Effect, Purpose};
+use super::{Agent, Effect, Purpose, runtime_view::RuntimeView};
 use crate::{
     agent::{
         device_news::Beginning,
@@ -56,8 +56,16 @@ pub(super) struct Devices {
     plugins: bool,
     /// When the agent started.
     started: Mono,
-    /// Instances that are to be restarted, by their pods.
-    restarts: Vec<(PodUid, ContainerId)>,
+    /// What is to be restarted.
+    restarts: Vec<Restart>,
+}
+
+/// A container that is to be restarted, for its device is another one.
+struct Restart {
+    pod: PodUid,
+    container: Box<str>,
+    /// `None`: which one runs could not be read yet.
+    instance: Option<ContainerId>,
 }
 
 impl Devices {
@@ -140,6 +148,24 @@ impl Devices {
     /// When there is something to do.
     pub(super) fn next_timeout(&self) -> Option<Mono> {
         self.table.next_timeout()
+    }
+
+    /// Names the instances that are to be restarted, and forgets what runs no more.
+    fn look_up_restarts(&mut self, view: &RuntimeView) {
+        self.restarts.retain_mut(|restart| {
+            let Ok(status) = view.status(&restart.pod) else {
+                return true;
+            };
+            let mut running = status
+                .instances(&restart.container)
+                .filter(|c| c.state == ContainerState::Running);
+            let instance = match &restart.instance {
+                None => running.next(),
+                Some(id) => running.find(|c| c.id == *id),
+            };
+            restart.instance = instance.map(|c| c.id.clone());
+            restart.instance.is_some()
+        });
     }
 }
 
@@ -240,10 +266,12 @@ impl Agent {
         }
     }
 
-    /// Whether the pod is known to run, or may do so for all the runtime says.
+    /// Whether the pod is known to run, or may do so with what it holds for all the runtime says.
     fn runs(&self, uid: &PodUid) -> bool {
-        let status = self.view.status(uid);
-        status.map_or(true, |status| status.is_running())
+        match self.view.status(uid) {
+            Ok(status) => status.is_running(),
+            Err(_) => self.devices.held_by(uid).is_some(),
+        }
     }
 
     fn is_told_to_wait(&self, uid: &PodUid) -> bool {
@@ -399,15 +427,15 @@ impl Agent {
                 (What::Back { .. }, OnReplug::Restart) => true,
                 (What::Back { .. }, OnReplug::Leave) | (What::Lost, _) => false,
             };
-            let status = self.view.status(uid).ok();
-            let newest = status
-                .as_ref()
-                .and_then(|status| status.newest(&holder.container));
-            let runs = newest.filter(|c| restarts && c.state == ContainerState::Running);
-            if let Some(instance) = runs {
-                let restart = (uid.clone(), instance.id.clone());
-                self.devices.restarts.push(restart);
+            if restarts {
+                self.devices.restarts.push(Restart {
+                    pod: uid.clone(),
+                    container: holder.container.clone(),
+                    instance: None,
+                });
             }
+            // The one that runs now: one that starts later has the device as it is then.
+            self.devices.look_up_restarts(&self.view);
             // One that waits for its device to come back is tried at once.
             self.pods.resync(uid, now);
         }
@@ -418,19 +446,10 @@ impl Agent {
         if self.devices.restarts.is_empty() {
             return Vec::new();
         }
-        let view = &self.view;
-        self.devices.restarts.retain(|(uid, id)| {
-            let Ok(status) = view.status(uid) else {
-                return true;
-            };
-            let runs = |c: &crate::api::cri::ContainerStatus| {
-                c.id == *id && c.state == ContainerState::Running
-            };
-            status.containers.iter().any(runs)
-        });
+        self.devices.look_up_restarts(&self.view);
         let all = self.devices.restarts.iter();
-        let own = all.filter(|(pod, _)| pod == uid);
-        own.map(|(_, id)| id.clone()).collect()
+        let own = all.filter(|restart| restart.pod == *uid);
+        own.filter_map(|restart| restart.instance.clone()).collect()
     }
 
     /// Who has which devices, for those who count them (DEV-17).

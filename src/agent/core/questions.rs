@@ -11,6 +11,7 @@ use crate::{
     logic::{
         metrics::containers::{self, ContainerFigures},
         probe::NodeFigures,
+        runtime_cache::Status,
         shutdown,
     },
     server::backend::{Health, ProbesHealth},
@@ -58,13 +59,9 @@ impl Agent {
         (self.pods.status(uid).cloned(), self.pods.is_configured(uid))
     }
 
-    /// What the runtime last said of a pod; an empty status if it said nothing or could not answer.
-    pub(in crate::agent) fn runtime_status(&self, uid: &PodUid) -> PodRuntimeStatus {
-        let status = self.view.status(uid);
-        status.map_or_else(
-            |_| PodRuntimeStatus::default(),
-            |status| PodRuntimeStatus::clone(&status),
-        )
+    /// What the runtime last said of a pod: an empty status if it does not know it.
+    pub(in crate::agent) fn runtime_status(&self, uid: &PodUid) -> Status {
+        self.view.status(uid)
     }
 
     /// What it last said of each pod, sorted by UID.
@@ -72,9 +69,9 @@ impl Agent {
         self.view.statuses()
     }
 
-    /// Whether a container runs.
-    pub(in crate::agent) fn is_running(&self, id: &ContainerId) -> bool {
-        self.view.is_running(id)
+    /// Whether a container runs, or may do so for all that can be read.
+    pub(in crate::agent) fn may_run(&self, id: &ContainerId) -> bool {
+        self.view.may_run(id)
     }
 
     /// See [`Backend::config_maps`](crate::server::backend::Backend::config_maps).

@@ -108,11 +108,13 @@ impl RuntimeView {
             .map(|other| &other.uid)
     }
 
-    /// Whether a container runs.
-    pub(super) fn is_running(&self, id: &ContainerId) -> bool {
+    /// Whether a container runs, or may do so: the status of a pod, which could be its own, cannot be read.
+    pub(super) fn may_run(&self, id: &ContainerId) -> bool {
         let is = |c: &ContainerStatus| c.id == *id && c.state == ContainerState::Running;
-        let statuses = self.statuses();
-        statuses.iter().any(|pod| pod.containers.iter().any(is))
+        self.cache.iter().any(|(_, status)| match status {
+            Ok(pod) => pod.containers.iter().any(is),
+            Err(_) => true,
+        })
     }
 
     /// Whether a relist was taken in.

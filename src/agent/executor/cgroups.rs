@@ -52,10 +52,11 @@ pub(in crate::agent) fn settings(
     }
 }
 
-/// Whether the kernel accounts swap. Version 2 has the file in every group but the root, so `kubepods` is made first.
+/// Whether the kernel accounts swap. Version 2 has the file in every group that memory is handed down to, so `kubepods` is made
+/// first, and what is above it.
 fn accounts_swap(cgroups: &Cgroups, kubepods: &str) -> bool {
     // Failing to make it is told when the tiers are made.
-    let _ = cgroups.create_leaf(kubepods);
+    let _ = cgroups.create(kubepods, &LinuxResources::default());
     let dir = cgroups.memory_dir(kubepods);
     dir.is_some_and(|dir| {
         ["memory.swap.max", "memory.memsw.limit_in_bytes"]

@@ -25,10 +25,14 @@ pub(super) async fn page(metrics: &Metrics) -> String {
         let shims = shims.map(|path| cgroups.pids(&path).into_iter());
         let number = disk.as_ref().map(|(_, number)| &**number);
         let of_pods = pods.zip(number);
+        let agent = i32::try_from(std::process::id()).ok().and_then(of_process);
         flash::Facts {
-            agent: i32::try_from(std::process::id()).ok().and_then(of_process),
+            agent,
             images_bytes: image::written_bytes(),
-            shims: shims.map(|pids| pids.filter_map(of_process).collect()),
+            // A kernel that does not count it for one process does so for none.
+            shims: shims
+                .filter(|_| agent.is_some())
+                .map(|pids| pids.filter_map(of_process).collect()),
             pods: of_pods
                 .and_then(|(path, number)| cgroups.written(&path, number))
                 .map(|bytes| (bytes, up)),

@@ -670,7 +670,7 @@ impl Running {
         let (relist, asked) = smol::channel::bounded(1);
         let parts = Parts::new(given);
         let delays = backoff_store::restore(&parts.cfg.dirs.run);
-        let beginning = assembly::first_devices(&parts);
+        let beginning = assembly::beginning(&parts);
         let agent = Agent::new(&parts, relist.clone(), delays, beginning);
         let agent = Rc::new(RefCell::new(agent));
         let driver = driver(&parts);

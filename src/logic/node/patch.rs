@@ -68,10 +68,18 @@ fn differ(
     }
     let part = match (name, old, new) {
         ("conditions", _, Value::Array(new)) => {
-            let changed: Vec<Value> = new
+            let mut changed: Vec<Value> = new
                 .iter()
                 .filter_map(|condition| differ_condition(old, condition, is_change))
                 .collect();
+            // Those that others set are in both.
+            for gone in old.as_array().into_iter().flatten() {
+                let kind = &gone["type"];
+                if !new.iter().any(|condition| condition["type"] == *kind) {
+                    changed.push(json!({"$patch": "delete", "type": kind}));
+                    *is_change = true;
+                }
+            }
             if changed.is_empty() {
                 return;
             }

@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// What pods leave goes with the agent's collection of garbage, once a minute.
-const LIMIT: Duration = Duration::from_secs(100);
+const LIMIT: Duration = Duration::from_secs(300);
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(200);
 /// Sandboxes of one pod whose chains are looked for.
