@@ -338,7 +338,7 @@ fn finish(world: &mut World, name: &str) -> Result<(), Failure> {
 
 /// The agent dies at each crash point.
 fn every_point(world: &mut World, options: &Options) -> Result<String, Failure> {
-    let dir = options.from.as_deref().unwrap_or(Path::new(""));
+    let dir = options.from.as_deref().unwrap_or_else(|| Path::new(""));
     let mut points = points::all(&dir.join(SOURCES))?;
     points.retain(|point| points::is_of_cluster(point) == world.cluster.is_some());
     for (count, point) in points.iter().enumerate() {
