@@ -186,16 +186,19 @@ impl LinkBudget {
         Wants(self, key)
     }
 
-    /// Whether a pull may begin: an image that is not here at all, as far as its size is known.
+    /// Whether the registry may be asked. An image that is here needs no bytes but its word, unless that was that more is
+    /// missing than there are.
     pub(super) fn may_begin(
         &self,
         uid: &PodUid,
         reference: &str,
+        is_here: bool,
         urgency: Urgency,
     ) -> Result<(), Deferred> {
         let now = (self.now)();
         let mut state = self.lock();
         let needs = state.needs(&key(reference));
+        let needs = if is_here { needs.or(Some(0)) } else { needs };
         let is_it = |w: &Waiting| w.uid == *uid && w.reference == reference;
         match state.budget.admit(needs, urgency, now) {
             Ok(()) => {
@@ -386,7 +389,7 @@ mod tests {
         let (moment, budget) = budget(1000, Kept::default());
         let (uid, image) = (PodUid::from("u"), "reg.example/a:1");
         let parsed = Reference::parse(image).expect("a reference");
-        let begins = || budget.may_begin(&uid, image, Urgency::Normal);
+        let begins = || budget.may_begin(&uid, image, false, Urgency::Normal);
         moment.counted.store(300, Ordering::Relaxed);
         // Its size is known only after its manifest was read.
         assert_eq!(begins(), Ok(()));
@@ -399,7 +402,10 @@ mod tests {
         let again = begins().expect_err("it waits");
         assert_eq!((again.says, again.is_news), (why, false));
         // A critical pod has the whole day.
-        assert_eq!(budget.may_begin(&uid, image, Urgency::Critical), Ok(()));
+        assert_eq!(
+            budget.may_begin(&uid, image, false, Urgency::Critical),
+            Ok(())
+        );
         let wants = budget.wants("reg.example/a:1", Urgency::Critical);
         assert_eq!(budget.admit(&parsed, 600), Ok(()));
         budget.ended(600);

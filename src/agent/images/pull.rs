@@ -58,8 +58,9 @@ impl Images {
                 event(Severity::Warning, "Failed", &format!("Error: {reason}"));
             }
         };
-        if let Some(deferred) = self.deferred(pod, reference).await {
-            return Err(waits(reference, deferred, &event));
+        if let Err(deferred) = self.may_begin_by_link(pod, reference).await {
+            let waiting = waits(reference, deferred, &event);
+            return self.older(pod, wanted, reference, waiting).await;
         }
         if let Some(message) = self.delayed(pod, reference) {
             let told_of = format!("Back-off pulling image \"{reference}\"");
@@ -77,13 +78,14 @@ impl Images {
         match pulled {
             None => Ok(None),
             Some(Err(RuntimeError::Deferred(says))) => {
-                let deferred = self.may_begin_by_link(pod, reference).err();
+                let deferred = self.may_begin_by_link(pod, reference).await.err();
                 // Meanwhile there are bytes again: it is tried again soon.
                 let deferred = deferred.unwrap_or(Deferred {
                     says,
                     is_news: false,
                 });
-                Err(waits(reference, deferred, &event))
+                let waiting = waits(reference, deferred, &event);
+                self.older(pod, wanted, reference, waiting).await
             }
             Some(Ok((image, took))) => {
                 let all = go_text(self.clock.now() - started);
@@ -107,27 +109,39 @@ impl Images {
         }
     }
 
-    /// Why an image that is not here is not even asked for, if so: the link has no bytes left for it.
-    async fn deferred(&self, pod: &dyn ForPod, reference: &str) -> Option<Deferred> {
-        self.budget.as_ref()?;
-        // What is here needs no bytes but the registry's word: a container is not kept from starting again.
-        let found = self.service.image_status(reference).await;
-        match found {
-            Ok(Some(_)) => None,
-            _ => self.may_begin_by_link(pod, reference).err(),
+    /// The image that is here under that name, if the pod may use it: a container is not kept from starting because a newer
+    /// one waits for the link.
+    async fn older(
+        &self,
+        pod: &dyn ForPod,
+        wanted: &Wanted<'_>,
+        reference: &str,
+        waiting: Waiting,
+    ) -> Result<Option<Image>, Waiting> {
+        match self.service.image_status(reference).await {
+            Ok(Some(image)) if self.access.may_use(pod, reference, &image.id).await => {
+                let message = format!(
+                    "Container image \"{reference}\" already present on machine; a newer one waits for the link"
+                );
+                pod.event(wanted.container, Severity::Normal, "Pulled", &message);
+                Ok(Some(image))
+            }
+            _ => Err(waiting),
         }
     }
 
-    fn may_begin_by_link(&self, pod: &dyn ForPod, reference: &str) -> Result<(), Deferred> {
+    async fn may_begin_by_link(&self, pod: &dyn ForPod, reference: &str) -> Result<(), Deferred> {
         let Some(budget) = &self.budget else {
             return Ok(());
         };
+        let found = self.service.image_status(reference).await;
+        let is_here = matches!(found, Ok(Some(_)));
         let pod = pod.pod();
         let urgency = match is_critical(pod) {
             true => Urgency::Critical,
             false => Urgency::Normal,
         };
-        budget.may_begin(&pod.metadata.uid, reference, urgency)
+        budget.may_begin(&pod.metadata.uid, reference, is_here, urgency)
     }
 
     /// The pull itself, and what is noted before and after it; `None` if the pod is to end. Returns the image and the time

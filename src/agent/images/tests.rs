@@ -28,7 +28,8 @@ use crate::{
     },
     config,
     image::{
-        pull::Settings,
+        Reference,
+        pull::{Gate as _, Settings},
         testing::{Scratch, Stream, docker_archive},
     },
     logic::{image_access::PullSecret, image_gc::PERIOD, link_budget},
@@ -466,8 +467,8 @@ fn an_image_waits_for_the_link() {
         used: 900,
     };
     let mut images = images(&scratch, &fake);
-    let budget = LinkBudget::with(settings, kept, Box::new(now));
-    Rc::get_mut(&mut images).expect("nobody else").budget = Some(Arc::new(budget));
+    let budget = Arc::new(LinkBudget::with(settings, kept, Box::new(now)));
+    Rc::get_mut(&mut images).expect("nobody else").budget = Some(Arc::clone(&budget));
     fake.offer_image(PRIVATE);
     let mut pod = plain();
     let ensure = |pod: &Plain| block_on(images.ensure(pod, &pod.0.spec.containers[0]));
@@ -490,12 +491,13 @@ fn an_image_waits_for_the_link() {
     // What the registry's word shows to be too large waits in the same way, and is told with its size.
     pod.0.spec.priority = Some(2_000_000_000);
     let says = "needs 7MB".to_owned();
-    fake.add_fault(Fault {
+    let too_large = || Fault {
         op: Op::PullImage,
         target: None,
         times: 1,
         trouble: Trouble::Fails(RuntimeError::Deferred(says.clone())),
-    });
+    };
+    fake.add_fault(too_large());
     let waiting = ensure(&pod).expect_err("too large");
     assert_eq!(waiting.reason, "PullDeferred");
     assert!(waiting.message.ends_with(&says), "{waiting:?}");
@@ -509,4 +511,22 @@ fn an_image_waits_for_the_link() {
     pod.0.spec.containers[0].image_pull_policy = "Always".into();
     assert!(ensure(&pod).expect("there").is_some());
     assert_eq!(pulls(), 1, "the registry is asked for its word");
+    // Nor is it if the tag has moved to one that is too large; that is known then.
+    fake.add_fault(too_large());
+    let older = ensure(&pod).expect("it may").expect("there");
+    assert_eq!(pulls(), 1);
+    let parsed = Reference::parse(PRIVATE).expect("a reference");
+    assert!(budget.admit(&parsed, 7000).is_err());
+    assert!(ensure(&pod).expect("it may").is_some());
+    assert_eq!(pulls(), 0, "the registry is not asked again");
+    // A pod that may not use it waits, and does not ask again either.
+    fs::remove_dir_all(scratch.join("root/image_manager")).expect("records");
+    let credentials = Credentials {
+        own: Vec::new(),
+        brought: Vec::new(),
+    };
+    let bound = images.access.pulled(PRIVATE, &older.id, &credentials, Some("1"));
+    block_on(bound);
+    let waiting = ensure(&pod).expect_err("it is not its own");
+    assert_eq!((waiting.reason, pulls()), ("PullDeferred", 0));
 }
