@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::{clock::Clock, complaints::Complaints};
 use crate::{
     api::{
-        PodUid, Wall,
+        Mono, PodUid, Wall,
         link::{LinkBytes, LinkClass},
         node::NodeCondition,
         strict,
@@ -80,8 +80,9 @@ struct State {
     urgent: Vec<(String, Urgency, u32)>,
     /// At most [`MAX_WAITING`].
     waiting: Vec<Waiting>,
-    /// What was last refused of an image: how much of it is missing. At most [`MAX_WAITING`].
-    needs: Vec<(String, u64)>,
+    /// What was last refused of an image: how much of it is missing, and until when nobody asks again, for the tag may name a
+    /// smaller one by then. At most [`MAX_WAITING`].
+    needs: Vec<(String, u64, Mono)>,
 }
 
 impl State {
@@ -90,9 +91,10 @@ impl State {
         asked.map_or_else(Urgency::default, |(_, urgency, _)| *urgency)
     }
 
-    fn needs(&self, key: &str) -> Option<u64> {
-        let known = self.needs.iter().find(|(known, _)| known == key);
-        known.map(|(_, needs)| *needs)
+    fn needs(&self, key: &str, now: Mono) -> Option<u64> {
+        let mut known = self.needs.iter();
+        let known = known.find(|(known, _, until)| known == key && *until > now);
+        known.map(|(_, needs, _)| *needs)
     }
 }
 
@@ -197,7 +199,7 @@ impl LinkBudget {
     ) -> Result<(), Deferred> {
         let now = (self.now)();
         let mut state = self.lock();
-        let needs = state.needs(&key(reference));
+        let needs = state.needs(&key(reference), now.up);
         let needs = if is_here { needs.or(Some(0)) } else { needs };
         let is_it = |w: &Waiting| w.uid == *uid && w.reference == reference;
         match state.budget.admit(needs, urgency, now) {
@@ -306,12 +308,14 @@ impl Gate for LinkBudget {
         let key = reference.to_string();
         let urgency = state.urgency(&key);
         let admitted = state.budget.admit(Some(needs), urgency, now);
-        state.needs.retain(|(known, _)| *known != key);
-        if admitted.is_err() {
+        let old = |(known, _, until): &(String, u64, Mono)| *known == key || *until <= now.up;
+        state.needs.retain(|known| !old(known));
+        if let Err(deferral) = &admitted {
             if state.needs.len() >= MAX_WAITING {
                 state.needs.clear();
             }
-            state.needs.push((key, needs));
+            let until = now.up + deferral.after;
+            state.needs.push((key, needs, until));
         }
         admitted.map_err(|deferral| NoBytes(deferral.to_string()))
     }
@@ -353,7 +357,6 @@ mod tests {
     use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
     use super::*;
-    use crate::api::Mono;
     use crate::image::testing::Scratch;
 
     /// 2026-11-26T00:00:00Z.
@@ -414,6 +417,24 @@ mod tests {
         moment.second.store(24 * 3600, Ordering::Relaxed);
         assert_eq!(begins(), Ok(()));
         assert_eq!(budget.admit(&parsed, 600), Ok(()));
+    }
+
+    #[test]
+    fn what_is_too_large_for_a_day_is_asked_for_once_a_day() {
+        // METER-04
+        let (moment, budget) = budget(1000, Kept::default());
+        let (uid, image) = (PodUid::from("u"), "reg.example/a:1");
+        let parsed = Reference::parse(image).expect("a reference");
+        let begins = || budget.may_begin(&uid, image, false, Urgency::Normal);
+        moment.second.store(3600, Ordering::Relaxed);
+        assert!(budget.admit(&parsed, 5000).is_err());
+        moment.second.store(24 * 3600 - 1, Ordering::Relaxed);
+        assert!(begins().is_err());
+        // The tag may name a smaller one by now.
+        moment.second.store(24 * 3600, Ordering::Relaxed);
+        assert_eq!(begins(), Ok(()));
+        assert!(budget.admit(&parsed, 5000).is_err());
+        assert!(begins().is_err());
     }
 
     #[test]

@@ -118,7 +118,7 @@ pub struct Deferral {
     /// It goes on then.
     pub until: Until,
     /// How long that is.
-    after: Duration,
+    pub after: Duration,
     /// Bytes that a day has for it.
     of: u64,
 }
@@ -295,7 +295,10 @@ impl Budget {
             left,
             until,
             after: match until {
-                Until::At(_) => Duration::ZERO,
+                Until::At(at) => {
+                    let wait = now.wall.map_or(0, |wall| at.secs() - wall.secs());
+                    Duration::from_secs(wait.unsigned_abs())
+                }
                 Until::Up(at) => at - now.up,
             },
             // A window takes what a day has not.
