@@ -50,6 +50,9 @@ struct Record {
     #[serde(default)]
     day: Option<i64>,
     used: u64,
+    /// How long the agent was up on that day, seconds.
+    #[serde(default)]
+    elapsed_s: u64,
     bytes: LinkBytes,
 }
 
@@ -143,6 +146,7 @@ impl LinkBudget {
             Kept {
                 day: record.day,
                 used: record.used,
+                elapsed: Duration::from_secs(record.elapsed_s),
             }
         });
         Self::with(settings, kept, Box::new(now))
@@ -272,11 +276,12 @@ impl LinkBudget {
 
     /// Writes the record. Blocking.
     pub(super) fn save(&self, root: &Path) -> io::Result<()> {
-        let Kept { day, used } = self.lock().budget.kept((self.now)());
+        let Kept { day, used, elapsed } = self.lock().budget.kept((self.now)());
         let record = Record {
             v: VERSION,
             day,
             used,
+            elapsed_s: elapsed.as_secs(),
             bytes: meter::counted(),
         };
         let text = serde_json::to_vec(&record)?;
@@ -466,12 +471,15 @@ mod tests {
             Kept {
                 day: Some(MIDNIGHT / 86_400),
                 used: 700,
+                elapsed: Duration::from_secs(60),
             },
         );
         moment.counted.store(50, Ordering::Relaxed);
+        moment.second.store(7, Ordering::Relaxed);
         budget.save(&root).expect("written");
         let record = read(&root.join(FILE)).expect("read").expect("a record");
         assert_eq!((record.day, record.used), (Some(MIDNIGHT / 86_400), 750));
+        assert_eq!(record.elapsed_s, 67);
         for (text, is_read) in [
             ("", false),
             ("{", false),

@@ -151,6 +151,8 @@ pub struct Kept {
     pub day: Option<i64>,
     /// Bytes used on it.
     pub used: u64,
+    /// How long the agent was up on it.
+    pub elapsed: Duration,
 }
 
 /// See the module.
@@ -158,8 +160,9 @@ pub struct Kept {
 pub struct Budget {
     settings: Settings,
     day: Option<i64>,
-    /// When this day began for us.
+    /// When this day began for us, and how long agents were up on it before that.
     began: Mono,
+    elapsed: Duration,
     /// What was counted then, and what was used of the day before that.
     base: u64,
     before: u64,
@@ -175,6 +178,7 @@ impl Budget {
             settings,
             day: kept.day,
             began: now.up,
+            elapsed: kept.elapsed,
             base: now.counted,
             before: kept.used,
             granted: 0,
@@ -191,14 +195,19 @@ impl Budget {
                 self.day = today;
                 false
             }
-            (None, _) => now.up - self.began >= DAY,
+            (None, _) => self.elapsed(now) >= DAY,
         };
         if is_new {
             self.day = today;
             self.began = now.up;
+            self.elapsed = Duration::ZERO;
             self.base = now.counted;
             self.before = 0;
         }
+    }
+
+    fn elapsed(&self, now: Now) -> Duration {
+        self.elapsed.saturating_add(now.up - self.began)
     }
 
     /// Bytes used today.
@@ -213,6 +222,7 @@ impl Budget {
         Kept {
             day: self.day,
             used,
+            elapsed: self.elapsed(now),
         }
     }
 
@@ -288,7 +298,7 @@ impl Budget {
                 let window = self.settings.pull_window.map(|window| window.next(wall));
                 Until::At(window.map_or(midnight, |begin| begin.min(midnight)))
             }
-            None => Until::Up(self.began + DAY),
+            None => Until::Up(self.began + DAY.saturating_sub(self.elapsed)),
         };
         Deferral {
             needs,
@@ -441,6 +451,10 @@ mod tests {
         // Set back, the clock shows another day, and again.
         assert_eq!(next.used(at(DAY_S - 5, 7)), 0);
         // After a boot the clock is not right for a while: no day has ended because of that.
+        let kept = Kept {
+            elapsed: Duration::ZERO,
+            ..kept
+        };
         let mut booted = Budget::new(SETTINGS, kept, unset(0, 0));
         assert_eq!(booted.used(unset(60, 5)), 905);
         assert_eq!(booted.used(at(DAY_S - 2, 6)), 906);
@@ -450,8 +464,22 @@ mod tests {
         assert_eq!(never.used(unset(DAY_S + 10, 6)), 0);
         assert_eq!(
             never.kept(unset(DAY_S + 20, 8)),
-            Kept { day: None, used: 2 }
+            Kept {
+                day: None,
+                used: 2,
+                elapsed: Duration::from_secs(10),
+            }
         );
+        // Nor does a restart begin it anew: it ends when agents were up for 24 hours.
+        let hour = 3600;
+        let mut before = Budget::new(SETTINGS, Kept::default(), unset(10, 0));
+        let kept = before.kept(unset(23 * hour + 10, 900));
+        let mut after = Budget::new(SETTINGS, kept, unset(20, 0));
+        assert_eq!(after.used(unset(hour + 19, 5)), 905);
+        let refused = after.admit(None, Urgency::Normal, unset(30, 5));
+        let until = refused.expect_err("used").until;
+        assert_eq!(until, Until::Up(unset(hour + 20, 0).up));
+        assert_eq!(after.used(unset(hour + 20, 6)), 0);
         // Right at last: it was used today.
         assert_eq!(never.used(at(DAY_S + 30, 9)), 3);
     }

@@ -463,8 +463,8 @@ fn an_image_waits_for_the_link() {
         counted: counted.load(Ordering::Relaxed),
     };
     let kept = link_budget::Kept {
-        day: None,
         used: 900,
+        ..link_budget::Kept::default()
     };
     let mut images = images(&scratch, &fake);
     let budget = Arc::new(LinkBudget::with(settings, kept, Box::new(now)));
