@@ -206,10 +206,9 @@ impl LinkBudget {
         let needs = state.needs(&key(reference), now.up);
         let needs = if is_here { needs.or(Some(0)) } else { needs };
         let is_it = |w: &Waiting| w.uid == *uid && w.reference == reference;
-        match state.budget.admit(needs, urgency, now) {
+        // Only asked: the pull itself is admitted when it knows what is missing.
+        match state.budget.may(needs, urgency, now) {
             Ok(()) => {
-                // Only asked: the pull itself is admitted when it knows what is missing.
-                state.budget.fetched(needs.unwrap_or(0));
                 state.waiting.retain(|waiting| !is_it(waiting));
                 Ok(())
             }
@@ -334,7 +333,7 @@ impl Gate for LinkBudget {
     }
 
     fn ended(&self, needs: u64) {
-        self.lock().budget.fetched(needs);
+        self.lock().budget.fetched(needs, (self.now)());
     }
 }
 

@@ -121,6 +121,8 @@ pub struct Deferral {
     pub after: Duration,
     /// Bytes that a day has for it.
     of: u64,
+    /// No day has enough, nor is there a window.
+    is_too_large: bool,
 }
 
 impl fmt::Display for Deferral {
@@ -131,7 +133,7 @@ impl fmt::Display for Deferral {
             None => f.write_str("its size is not known yet, ")?,
         }
         write!(f, "{left} of {of} are left for it today")?;
-        if self.needs.is_some_and(|needs| needs > self.of) {
+        if self.is_too_large {
             return f.write_str("; it is more than a day has: picolet image pull --now");
         }
         match self.until {
@@ -166,8 +168,11 @@ pub struct Budget {
     /// What was counted then, and what was used of the day before that.
     base: u64,
     before: u64,
-    /// Bytes that may come for what was admitted.
+    /// Bytes that may come for what was admitted, and those of them that have.
     granted: u64,
+    come: u64,
+    /// What was counted then.
+    seen: u64,
 }
 
 impl Budget {
@@ -182,6 +187,8 @@ impl Budget {
             base: now.counted,
             before: kept.used,
             granted: 0,
+            come: 0,
+            seen: now.counted,
         }
     }
 
@@ -213,6 +220,10 @@ impl Budget {
     /// Bytes used today.
     pub fn used(&mut self, now: Now) -> u64 {
         self.roll(now);
+        // Something else may have come: then a little more is admitted.
+        let come = self.come + now.counted.saturating_sub(self.seen);
+        self.come = come.min(self.granted);
+        self.seen = now.counted;
         self.before + now.counted.saturating_sub(self.base)
     }
 
@@ -242,14 +253,16 @@ impl Budget {
         urgency: Urgency,
         now: Now,
     ) -> Result<(), Deferral> {
-        let fits = self.may(needs, urgency, now)?;
-        self.granted += fits;
+        self.may(needs, urgency, now)?;
+        self.granted += needs.unwrap_or(0);
         Ok(())
     }
 
     /// What was admitted has come, or will not.
-    pub const fn fetched(&mut self, needs: u64) {
+    pub fn fetched(&mut self, needs: u64, now: Now) {
+        self.used(now);
         self.granted = self.granted.saturating_sub(needs);
+        self.come = self.come.saturating_sub(needs);
     }
 
     /// Whether what was admitted goes on.
@@ -264,23 +277,26 @@ impl Budget {
         }
     }
 
-    /// The bytes that are admitted.
-    fn may(&mut self, needs: Option<u64>, urgency: Urgency, now: Now) -> Result<u64, Deferral> {
+    /// Whether [`Budget::admit`] would.
+    ///
+    /// # Errors
+    /// They would have to wait.
+    pub fn may(&mut self, needs: Option<u64>, urgency: Urgency, now: Now) -> Result<(), Deferral> {
         let used = self.used(now);
-        let asked = needs.unwrap_or(0);
         let daily = self.settings.daily_bytes;
         let of = match urgency {
-            Urgency::Now => return Ok(asked),
+            Urgency::Now => return Ok(()),
             Urgency::Critical => daily,
             Urgency::Normal => percent(daily, SAVING_PERCENT),
         };
-        let left = of.saturating_sub(used).saturating_sub(self.granted);
+        let under_way = self.granted - self.come;
+        let left = of.saturating_sub(used).saturating_sub(under_way);
         let fits = match needs {
             Some(needs) => needs <= left,
             None => left > 0,
         };
         match fits || self.is_in_window(now) {
-            true => Ok(asked),
+            true => Ok(()),
             false => Err(self.deferral(needs, left, of, now)),
         }
     }
@@ -291,12 +307,19 @@ impl Budget {
     }
 
     fn deferral(&self, needs: Option<u64>, left: u64, of: u64, now: Now) -> Deferral {
+        let window = self.settings.pull_window.zip(now.wall);
+        let window = window.map(|(window, wall)| window.next(wall));
+        let is_larger = needs.is_some_and(|needs| needs > of);
         let until = match now.wall {
             Some(wall) => {
                 let today = wall.secs().div_euclid(DAY_S);
                 let midnight = Wall::from_secs((today + 1) * DAY_S);
-                let window = self.settings.pull_window.map(|window| window.next(wall));
-                Until::At(window.map_or(midnight, |begin| begin.min(midnight)))
+                Until::At(match window {
+                    // Midnight brings too little.
+                    Some(begin) if is_larger => begin,
+                    Some(begin) => begin.min(midnight),
+                    None => midnight,
+                })
             }
             None => Until::Up(self.began + DAY.saturating_sub(self.elapsed)),
         };
@@ -311,11 +334,8 @@ impl Budget {
                 }
                 Until::Up(at) => at - now.up,
             },
-            // A window takes what a day has not.
-            of: match self.settings.pull_window {
-                Some(_) => of.max(needs.unwrap_or(0)),
-                None => of,
-            },
+            of,
+            is_too_large: is_larger && window.is_none(),
         }
     }
 
@@ -325,7 +345,7 @@ impl Budget {
         let daily = self.settings.daily_bytes;
         let text = format!("{} of {} used today", human_bytes(used), human_bytes(daily));
         match self.may(None, Urgency::Normal, now) {
-            Ok(_) => (text, false),
+            Ok(()) => (text, false),
             Err(deferral) => {
                 let what = match used >= daily {
                     true => "images and the tunnel wait",
@@ -426,14 +446,25 @@ mod tests {
             .expect("room");
         let other = budget.admit(Some(301), Urgency::Normal, at(0, 0));
         assert_eq!(other.expect_err("none").left, 300);
-        // It has come: now it is used.
-        budget.fetched(500);
-        assert!(
-            budget
-                .admit(Some(301), Urgency::Normal, at(1, 500))
-                .is_err()
-        );
+        // What has come of it is used, and does not count twice.
+        for counted in [100, 400, 500] {
+            let other = budget.admit(Some(301), Urgency::Normal, at(1, counted));
+            assert_eq!(other.expect_err("none").left, 300, "{counted}");
+        }
+        budget.fetched(500, at(1, 500));
+        let other = budget.admit(Some(301), Urgency::Normal, at(1, 500));
+        assert_eq!(other.expect_err("none").left, 300);
         assert!(budget.admit(Some(300), Urgency::Normal, at(1, 500)).is_ok());
+        // It fails halfway: the rest is free.
+        budget.fetched(300, at(2, 600));
+        let other = budget.admit(Some(201), Urgency::Normal, at(2, 600));
+        assert_eq!(other.expect_err("none").left, 200);
+        // Of two, one ends.
+        assert!(budget.admit(Some(50), Urgency::Normal, at(2, 600)).is_ok());
+        assert!(budget.admit(Some(100), Urgency::Normal, at(2, 600)).is_ok());
+        budget.fetched(100, at(3, 700));
+        let other = budget.admit(Some(51), Urgency::Normal, at(3, 700));
+        assert_eq!(other.expect_err("none").left, 50);
     }
 
     #[test]
@@ -524,15 +555,25 @@ mod tests {
                 opens
             );
         }
-        // What begins first: the window, or the next day.
-        for (text, second, goes_on) in [
-            ("06:00-07:00", hour, 6 * hour),
-            ("06:00-07:00", 8 * hour, 24 * hour),
+        // What begins first: the window, or the next day; for what no day has, the window.
+        for (needs, second, goes_on) in [
+            (700, hour, 6 * hour),
+            (700, 8 * hour, 24 * hour),
+            (900, hour, 6 * hour),
+            (900, 8 * hour, 30 * hour),
         ] {
-            let refused = of(text).admit(Some(900), Urgency::Normal, at(second, 0));
-            let until = refused.expect_err("too much").until;
-            assert_eq!(until, Until::At(Wall::from_secs(MIDNIGHT + goes_on)));
+            let refused = of("06:00-07:00").admit(Some(needs), Urgency::Normal, at(second, 200));
+            let refused = refused.expect_err("too much");
+            let goes_on = Wall::from_secs(MIDNIGHT + goes_on);
+            assert_eq!(refused.until, Until::At(goes_on), "{needs} {second}");
+            let says =
+                format!("needs {needs}B, 600B of 800B are left for it today; goes on at {goes_on}");
+            assert_eq!(refused.to_string(), says);
         }
+        // Without a right clock there is no window.
+        let refused = of("06:00-07:00").admit(Some(900), Urgency::Normal, unset(hour, 0));
+        let says = refused.expect_err("too much").to_string();
+        assert!(says.ends_with("--now"), "{says}");
     }
 
     #[test]
