@@ -26,6 +26,8 @@ const RUNTIME_REASONS: [(&str, &str); 2] = [
     ),
 ];
 
+/// Why a container waits whose image waits for the link.
+pub(super) const DEFERRED: &str = "PullDeferred";
 /// Time between two events that tell how far a pull is. Most pulls are over before the first.
 const PROGRESS_EVENTS: Duration = Duration::from_secs(120);
 
@@ -225,15 +227,14 @@ fn waits(
     deferred: Deferred,
     event: &impl Fn(Severity, &'static str, &str),
 ) -> Waiting {
-    const REASON: &str = "PullDeferred";
     let message = format!(
         "image \"{reference}\" waits for the link: {}",
         deferred.says
     );
     if deferred.is_news {
-        event(Severity::Normal, REASON, &message);
+        event(Severity::Normal, DEFERRED, &message);
     }
-    Waiting::new(REASON, message)
+    Waiting::new(DEFERRED, message)
 }
 
 /// The credentials that a pod brings for `reference`. What is missing or no credential is told and left out (IMG-13).

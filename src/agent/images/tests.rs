@@ -12,6 +12,7 @@ use smol::future::{block_on, poll_once};
 
 use super::{
     ForPod, ImageCommands, ImageGarbage, Images, NodeKeyring, Pending, PodSecrets, Stock, Tools,
+    VolumeImages,
     credentials::{Credentials, Try},
 };
 use crate::{
@@ -488,6 +489,20 @@ fn an_image_waits_for_the_link() {
     let told = pod.1.take();
     let reasons: Vec<&str> = told.iter().map(|(_, _, reason, _)| &**reason).collect();
     assert_eq!(reasons, ["PullDeferred"], "told once");
+    // A volume's image waits in the same way.
+    let volumes = json!([{"name": "v", "image": {"reference": "registry.test/data:1"}}]);
+    pod.0.spec.volumes = serde_json::from_value(volumes).expect("volumes");
+    let mounts = json!([{"name": "v", "mountPath": "/v"}]);
+    pod.0.spec.containers[0].volume_mounts = serde_json::from_value(mounts).expect("mounts");
+    for _ in 0..3 {
+        let known = VolumeImages::default();
+        let ensured = images.ensure_volumes(&pod, &known, &pod.0.spec.containers[0]);
+        let waiting = block_on(ensured).expect_err("no bytes are left");
+        assert_eq!(waiting.reason, "PullDeferred");
+    }
+    let told = pod.1.take();
+    let reasons: Vec<&str> = told.iter().map(|(_, _, reason, _)| &**reason).collect();
+    assert_eq!((reasons, pulls()), (vec!["PullDeferred"], 0));
     // What the registry's word shows to be too large waits in the same way, and is told with its size.
     pod.0.spec.priority = Some(2_000_000_000);
     let says = "needs 7MB".to_owned();
