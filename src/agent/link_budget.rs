@@ -74,6 +74,8 @@ pub(super) struct Deferred {
     pub(super) says: String,
     /// People have not been told of it.
     pub(super) is_news: bool,
+    /// It may go on after this time.
+    pub(super) after: Duration,
 }
 
 #[derive(Debug)]
@@ -221,6 +223,7 @@ impl LinkBudget {
                     return Err(Deferred {
                         says: known.says.clone(),
                         is_news: false,
+                        after: deferral.after,
                     });
                 }
                 let says = deferral.to_string();
@@ -239,6 +242,7 @@ impl LinkBudget {
                 Err(Deferred {
                     says,
                     is_news: true,
+                    after: deferral.after,
                 })
             }
         }

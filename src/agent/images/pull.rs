@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     agent::{link_budget::Deferred, recorder::Severity},
-    api::cri::Image,
+    api::{PodUid, cri::Image},
     image::Reference,
     logic::{link_budget::Urgency, pod_kind::is_critical},
     runtime::RuntimeError,
@@ -60,7 +60,12 @@ impl Images {
                 event(Severity::Warning, "Failed", &format!("Error: {reason}"));
             }
         };
-        if let Err(deferred) = self.may_begin_by_link(pod, reference).await {
+        let uid = &pod.pod().metadata.uid;
+        let urgency = match is_critical(pod.pod()) {
+            true => Urgency::Critical,
+            false => Urgency::Normal,
+        };
+        if let Err(deferred) = self.may_begin_by_link(uid, reference, urgency).await {
             let waiting = waits(reference, deferred, &event);
             return self.older(pod, wanted, reference, waiting).await;
         }
@@ -73,18 +78,19 @@ impl Images {
         let pulling = format!("Pulling image \"{reference}\"");
         event(Severity::Normal, "Pulling", &pulling);
         let started = self.clock.now();
-        let wants = self.budget.as_ref().filter(|_| is_critical(pod.pod()));
-        let wants = wants.map(|budget| budget.wants(reference, Urgency::Critical));
+        let wants = self.budget.as_ref().filter(|_| urgency > Urgency::Normal);
+        let wants = wants.map(|budget| budget.wants(reference, urgency));
         let pulled = self.try_pull(pod, wanted, reference).await;
         drop(wants);
         match pulled {
             None => Ok(None),
             Some(Err(RuntimeError::Deferred(says))) => {
-                let deferred = self.may_begin_by_link(pod, reference).await.err();
+                let may = self.may_begin_by_link(uid, reference, urgency);
                 // Meanwhile there are bytes again: it is tried again soon.
-                let deferred = deferred.unwrap_or(Deferred {
+                let deferred = may.await.err().unwrap_or(Deferred {
                     says,
                     is_news: false,
+                    after: Duration::ZERO,
                 });
                 let waiting = waits(reference, deferred, &event);
                 self.older(pod, wanted, reference, waiting).await
@@ -132,18 +138,19 @@ impl Images {
         }
     }
 
-    async fn may_begin_by_link(&self, pod: &dyn ForPod, reference: &str) -> Result<(), Deferred> {
+    /// Whether a registry may be asked for this pod.
+    pub(super) async fn may_begin_by_link(
+        &self,
+        uid: &PodUid,
+        reference: &str,
+        urgency: Urgency,
+    ) -> Result<(), Deferred> {
         let Some(budget) = &self.budget else {
             return Ok(());
         };
         let found = self.service.image_status(reference).await;
         let is_here = matches!(found, Ok(Some(_)));
-        let pod = pod.pod();
-        let urgency = match is_critical(pod) {
-            true => Urgency::Critical,
-            false => Urgency::Normal,
-        };
-        budget.may_begin(&pod.metadata.uid, reference, is_here, urgency)
+        budget.may_begin(uid, reference, is_here, urgency)
     }
 
     /// The pull itself, and what is noted before and after it; `None` if the pod is to end. Returns the image and the time

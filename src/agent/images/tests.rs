@@ -11,8 +11,8 @@ use serde_json::json;
 use smol::future::{block_on, poll_once};
 
 use super::{
-    ForPod, ImageCommands, ImageGarbage, Images, NodeKeyring, Pending, PodSecrets, Stock, Tools,
-    VolumeImages,
+    ForPod, ImageCommands, ImageDirectory, ImageGarbage, Images, NodeKeyring, Pending, PodSecrets,
+    Stock, Tools, VolumeImages,
     credentials::{Credentials, Try},
 };
 use crate::{
@@ -540,8 +540,73 @@ fn an_image_waits_for_the_link() {
         own: Vec::new(),
         brought: Vec::new(),
     };
-    let bound = images.access.pulled(PRIVATE, &older.id, &credentials, Some("1"));
+    let bound = images
+        .access
+        .pulled(PRIVATE, &older.id, &credentials, Some("1"));
     block_on(bound);
     let waiting = ensure(&pod).expect_err("it is not its own");
     assert_eq!((waiting.reason, pulls()), ("PullDeferred", 0));
+}
+
+#[test]
+fn a_list_waits_for_the_link() {
+    // METER-04
+    let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
+    let hands = Rc::new(Hands::default());
+    let clock: Rc<dyn Clock> = Rc::new(TestClock(Rc::clone(&hands)));
+    let mut images = images_by(&scratch, &fake, Rc::new(()), None, clock);
+    let up = Arc::new(AtomicU64::new(0));
+    let read = Arc::clone(&up);
+    let now = move || link_budget::Now {
+        wall: None,
+        up: Mono(read.load(Ordering::Relaxed)),
+        counted: 0,
+    };
+    let settings = link_budget::Settings {
+        daily_bytes: 1000,
+        pull_window: None,
+    };
+    let kept = link_budget::Kept::default();
+    let budget = Arc::new(LinkBudget::with(settings, kept, Box::new(now)));
+    Rc::get_mut(&mut images).expect("nobody else").budget = Some(Arc::clone(&budget));
+    let path = scratch.join("lists");
+    fs::create_dir(&path).expect("directory");
+    fs::write(path.join("a.txt"), PRIVATE).expect("list");
+    let lane = Lane::inline();
+    let store = StoreImages::open(
+        scratch.join("store"),
+        Settings::default(),
+        lane.clone(),
+        lane,
+    );
+    let directory = ImageDirectory {
+        images,
+        store: block_on(store).expect("store"),
+        path,
+        doorbells: false,
+    };
+    let executor = smol::LocalExecutor::new();
+    let task = executor.spawn(directory.run(async || true));
+    let pulls_at = |second: u64| {
+        up.store(second * 1000, Ordering::Relaxed);
+        hands.set(Mono(second * 1000));
+        while executor.try_tick() {}
+        let calls = fake.take_calls();
+        calls.iter().filter(|(op, _)| *op == Op::PullImage).count()
+    };
+    fake.add_fault(Fault {
+        op: Op::PullImage,
+        target: None,
+        times: 9,
+        trouble: Trouble::Fails(RuntimeError::Deferred("needs 7kB".into())),
+    });
+    let parsed = Reference::parse(PRIVATE).expect("a reference");
+    assert_eq!(pulls_at(0), 0, "it settles");
+    assert_eq!(pulls_at(2), 1);
+    assert!(budget.admit(&parsed, 7000).is_err());
+    for second in [62, 3600, 7200, 86_399] {
+        assert_eq!(pulls_at(second), 0, "{second}: no registry is asked");
+    }
+    assert_eq!(pulls_at(86_400), 1, "the next day, at once");
+    drop(task);
 }
