@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::{clock::Clock, complaints::Complaints};
 use crate::{
     api::{
-        PodUid, Wall,
+        Mono, PodUid, Wall,
         link::{LinkBytes, LinkClass},
         node::NodeCondition,
         strict,
@@ -50,6 +50,9 @@ struct Record {
     #[serde(default)]
     day: Option<i64>,
     used: u64,
+    /// How long the agent was up on that day, seconds.
+    #[serde(default)]
+    elapsed_s: u64,
     bytes: LinkBytes,
 }
 
@@ -71,6 +74,8 @@ pub(super) struct Deferred {
     pub(super) says: String,
     /// People have not been told of it.
     pub(super) is_news: bool,
+    /// It may go on after this time.
+    pub(super) after: Duration,
 }
 
 #[derive(Debug)]
@@ -80,8 +85,9 @@ struct State {
     urgent: Vec<(String, Urgency, u32)>,
     /// At most [`MAX_WAITING`].
     waiting: Vec<Waiting>,
-    /// What was last refused of an image: how much of it is missing. At most [`MAX_WAITING`].
-    needs: Vec<(String, u64)>,
+    /// What was last refused of an image: how much of it is missing, and until when nobody asks again, for the tag may name a
+    /// smaller one by then. At most [`MAX_WAITING`].
+    needs: Vec<(String, u64, Mono)>,
 }
 
 impl State {
@@ -90,9 +96,10 @@ impl State {
         asked.map_or_else(Urgency::default, |(_, urgency, _)| *urgency)
     }
 
-    fn needs(&self, key: &str) -> Option<u64> {
-        let known = self.needs.iter().find(|(known, _)| known == key);
-        known.map(|(_, needs)| *needs)
+    fn needs(&self, key: &str, now: Mono) -> Option<u64> {
+        let mut known = self.needs.iter();
+        let known = known.find(|(known, _, until)| known == key && *until > now);
+        known.map(|(_, needs, _)| *needs)
     }
 }
 
@@ -141,6 +148,7 @@ impl LinkBudget {
             Kept {
                 day: record.day,
                 used: record.used,
+                elapsed: Duration::from_secs(record.elapsed_s),
             }
         });
         Self::with(settings, kept, Box::new(now))
@@ -186,21 +194,23 @@ impl LinkBudget {
         Wants(self, key)
     }
 
-    /// Whether a pull may begin: an image that is not here at all, as far as its size is known.
+    /// Whether the registry may be asked. An image that is here needs no bytes but its word, unless that was that more is
+    /// missing than there are.
     pub(super) fn may_begin(
         &self,
         uid: &PodUid,
         reference: &str,
+        is_here: bool,
         urgency: Urgency,
     ) -> Result<(), Deferred> {
         let now = (self.now)();
         let mut state = self.lock();
-        let needs = state.needs(&key(reference));
+        let needs = state.needs(&key(reference), now.up);
+        let needs = if is_here { needs.or(Some(0)) } else { needs };
         let is_it = |w: &Waiting| w.uid == *uid && w.reference == reference;
-        match state.budget.admit(needs, urgency, now) {
+        // Only asked: the pull itself is admitted when it knows what is missing.
+        match state.budget.may(needs, urgency, now) {
             Ok(()) => {
-                // Only asked: the pull itself is admitted when it knows what is missing.
-                state.budget.fetched(needs.unwrap_or(0));
                 state.waiting.retain(|waiting| !is_it(waiting));
                 Ok(())
             }
@@ -213,6 +223,7 @@ impl LinkBudget {
                     return Err(Deferred {
                         says: known.says.clone(),
                         is_news: false,
+                        after: deferral.after,
                     });
                 }
                 let says = deferral.to_string();
@@ -231,6 +242,7 @@ impl LinkBudget {
                 Err(Deferred {
                     says,
                     is_news: true,
+                    after: deferral.after,
                 })
             }
         }
@@ -267,11 +279,12 @@ impl LinkBudget {
 
     /// Writes the record. Blocking.
     pub(super) fn save(&self, root: &Path) -> io::Result<()> {
-        let Kept { day, used } = self.lock().budget.kept((self.now)());
+        let Kept { day, used, elapsed } = self.lock().budget.kept((self.now)());
         let record = Record {
             v: VERSION,
             day,
             used,
+            elapsed_s: elapsed.as_secs(),
             bytes: meter::counted(),
         };
         let text = serde_json::to_vec(&record)?;
@@ -303,12 +316,14 @@ impl Gate for LinkBudget {
         let key = reference.to_string();
         let urgency = state.urgency(&key);
         let admitted = state.budget.admit(Some(needs), urgency, now);
-        state.needs.retain(|(known, _)| *known != key);
-        if admitted.is_err() {
+        let old = |(known, _, until): &(String, u64, Mono)| *known == key || *until <= now.up;
+        state.needs.retain(|known| !old(known));
+        if let Err(deferral) = &admitted {
             if state.needs.len() >= MAX_WAITING {
                 state.needs.clear();
             }
-            state.needs.push((key, needs));
+            let until = now.up + deferral.after;
+            state.needs.push((key, needs, until));
         }
         admitted.map_err(|deferral| NoBytes(deferral.to_string()))
     }
@@ -322,7 +337,7 @@ impl Gate for LinkBudget {
     }
 
     fn ended(&self, needs: u64) {
-        self.lock().budget.fetched(needs);
+        self.lock().budget.fetched(needs, (self.now)());
     }
 }
 
@@ -350,7 +365,6 @@ mod tests {
     use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
     use super::*;
-    use crate::api::Mono;
     use crate::image::testing::Scratch;
 
     /// 2026-11-26T00:00:00Z.
@@ -386,7 +400,7 @@ mod tests {
         let (moment, budget) = budget(1000, Kept::default());
         let (uid, image) = (PodUid::from("u"), "reg.example/a:1");
         let parsed = Reference::parse(image).expect("a reference");
-        let begins = || budget.may_begin(&uid, image, Urgency::Normal);
+        let begins = || budget.may_begin(&uid, image, false, Urgency::Normal);
         moment.counted.store(300, Ordering::Relaxed);
         // Its size is known only after its manifest was read.
         assert_eq!(begins(), Ok(()));
@@ -399,7 +413,10 @@ mod tests {
         let again = begins().expect_err("it waits");
         assert_eq!((again.says, again.is_news), (why, false));
         // A critical pod has the whole day.
-        assert_eq!(budget.may_begin(&uid, image, Urgency::Critical), Ok(()));
+        assert_eq!(
+            budget.may_begin(&uid, image, false, Urgency::Critical),
+            Ok(())
+        );
         let wants = budget.wants("reg.example/a:1", Urgency::Critical);
         assert_eq!(budget.admit(&parsed, 600), Ok(()));
         budget.ended(600);
@@ -408,6 +425,24 @@ mod tests {
         moment.second.store(24 * 3600, Ordering::Relaxed);
         assert_eq!(begins(), Ok(()));
         assert_eq!(budget.admit(&parsed, 600), Ok(()));
+    }
+
+    #[test]
+    fn what_is_too_large_for_a_day_is_asked_for_once_a_day() {
+        // METER-04
+        let (moment, budget) = budget(1000, Kept::default());
+        let (uid, image) = (PodUid::from("u"), "reg.example/a:1");
+        let parsed = Reference::parse(image).expect("a reference");
+        let begins = || budget.may_begin(&uid, image, false, Urgency::Normal);
+        moment.second.store(3600, Ordering::Relaxed);
+        assert!(budget.admit(&parsed, 5000).is_err());
+        moment.second.store(24 * 3600 - 1, Ordering::Relaxed);
+        assert!(begins().is_err());
+        // The tag may name a smaller one by now.
+        moment.second.store(24 * 3600, Ordering::Relaxed);
+        assert_eq!(begins(), Ok(()));
+        assert!(budget.admit(&parsed, 5000).is_err());
+        assert!(begins().is_err());
     }
 
     #[test]
@@ -439,12 +474,15 @@ mod tests {
             Kept {
                 day: Some(MIDNIGHT / 86_400),
                 used: 700,
+                elapsed: Duration::from_secs(60),
             },
         );
         moment.counted.store(50, Ordering::Relaxed);
+        moment.second.store(7, Ordering::Relaxed);
         budget.save(&root).expect("written");
         let record = read(&root.join(FILE)).expect("read").expect("a record");
         assert_eq!((record.day, record.used), (Some(MIDNIGHT / 86_400), 750));
+        assert_eq!(record.elapsed_s, 67);
         for (text, is_read) in [
             ("", false),
             ("{", false),

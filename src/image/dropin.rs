@@ -159,7 +159,7 @@ pub struct DropIn {
     dir: PathBuf,
     state: State,
     waiting: BTreeMap<String, Waiting>,
-    /// Pulls that failed: when to try again, and the wait before the last try.
+    /// Pulls that failed: when to try again, and the wait before the last try; zero if they only have to wait.
     failed: BTreeMap<Wanted, (Mono, Duration)>,
     /// Failures of the memory file already reported in this run.
     reported: BTreeSet<String>,
@@ -242,6 +242,11 @@ impl DropIn {
         None
     }
 
+    /// A pull has to wait until then, which is no failure.
+    pub fn postpone(&mut self, wanted: Wanted, until: Mono) {
+        self.failed.insert(wanted, (until, Duration::ZERO));
+    }
+
     /// Notes the end of a pull: the image's id, or why there is none; then it is tried again after a while.
     pub fn pulled(
         &mut self,
@@ -266,6 +271,7 @@ impl DropIn {
             }
             Err(error) => {
                 let before = self.failed.get(&wanted).map(|(_, delay)| *delay);
+                let before = before.filter(|delay| !delay.is_zero());
                 let delay = before.map_or(RETRY_FIRST, |d| (d * 2).min(RETRY_MAX));
                 self.failed.insert(wanted.clone(), (now + delay, delay));
                 before.is_none().then(|| Report::Failed {

@@ -118,9 +118,11 @@ pub struct Deferral {
     /// It goes on then.
     pub until: Until,
     /// How long that is.
-    after: Duration,
+    pub after: Duration,
     /// Bytes that a day has for it.
     of: u64,
+    /// No day has enough, nor is there a window.
+    is_too_large: bool,
 }
 
 impl fmt::Display for Deferral {
@@ -131,7 +133,7 @@ impl fmt::Display for Deferral {
             None => f.write_str("its size is not known yet, ")?,
         }
         write!(f, "{left} of {of} are left for it today")?;
-        if self.needs.is_some_and(|needs| needs > self.of) {
+        if self.is_too_large {
             return f.write_str("; it is more than a day has: picolet image pull --now");
         }
         match self.until {
@@ -151,6 +153,8 @@ pub struct Kept {
     pub day: Option<i64>,
     /// Bytes used on it.
     pub used: u64,
+    /// How long the agent was up on it.
+    pub elapsed: Duration,
 }
 
 /// See the module.
@@ -158,13 +162,17 @@ pub struct Kept {
 pub struct Budget {
     settings: Settings,
     day: Option<i64>,
-    /// When this day began for us.
+    /// When this day began for us, and how long agents were up on it before that.
     began: Mono,
+    elapsed: Duration,
     /// What was counted then, and what was used of the day before that.
     base: u64,
     before: u64,
-    /// Bytes that may come for what was admitted.
+    /// Bytes that may come for what was admitted, and those of them that have.
     granted: u64,
+    come: u64,
+    /// What was counted then.
+    seen: u64,
 }
 
 impl Budget {
@@ -175,9 +183,12 @@ impl Budget {
             settings,
             day: kept.day,
             began: now.up,
+            elapsed: kept.elapsed,
             base: now.counted,
             before: kept.used,
             granted: 0,
+            come: 0,
+            seen: now.counted,
         }
     }
 
@@ -191,19 +202,28 @@ impl Budget {
                 self.day = today;
                 false
             }
-            (None, _) => now.up - self.began >= DAY,
+            (None, _) => self.elapsed(now) >= DAY,
         };
         if is_new {
             self.day = today;
             self.began = now.up;
+            self.elapsed = Duration::ZERO;
             self.base = now.counted;
             self.before = 0;
         }
     }
 
+    fn elapsed(&self, now: Now) -> Duration {
+        self.elapsed.saturating_add(now.up - self.began)
+    }
+
     /// Bytes used today.
     pub fn used(&mut self, now: Now) -> u64 {
         self.roll(now);
+        // Something else may have come: then a little more is admitted.
+        let come = self.come + now.counted.saturating_sub(self.seen);
+        self.come = come.min(self.granted);
+        self.seen = now.counted;
         self.before + now.counted.saturating_sub(self.base)
     }
 
@@ -213,6 +233,7 @@ impl Budget {
         Kept {
             day: self.day,
             used,
+            elapsed: self.elapsed(now),
         }
     }
 
@@ -232,14 +253,16 @@ impl Budget {
         urgency: Urgency,
         now: Now,
     ) -> Result<(), Deferral> {
-        let fits = self.may(needs, urgency, now)?;
-        self.granted += fits;
+        self.may(needs, urgency, now)?;
+        self.granted += needs.unwrap_or(0);
         Ok(())
     }
 
     /// What was admitted has come, or will not.
-    pub const fn fetched(&mut self, needs: u64) {
+    pub fn fetched(&mut self, needs: u64, now: Now) {
+        self.used(now);
         self.granted = self.granted.saturating_sub(needs);
+        self.come = self.come.saturating_sub(needs);
     }
 
     /// Whether what was admitted goes on.
@@ -254,23 +277,26 @@ impl Budget {
         }
     }
 
-    /// The bytes that are admitted.
-    fn may(&mut self, needs: Option<u64>, urgency: Urgency, now: Now) -> Result<u64, Deferral> {
+    /// Whether [`Budget::admit`] would.
+    ///
+    /// # Errors
+    /// They would have to wait.
+    pub fn may(&mut self, needs: Option<u64>, urgency: Urgency, now: Now) -> Result<(), Deferral> {
         let used = self.used(now);
-        let asked = needs.unwrap_or(0);
         let daily = self.settings.daily_bytes;
         let of = match urgency {
-            Urgency::Now => return Ok(asked),
+            Urgency::Now => return Ok(()),
             Urgency::Critical => daily,
             Urgency::Normal => percent(daily, SAVING_PERCENT),
         };
-        let left = of.saturating_sub(used).saturating_sub(self.granted);
+        let under_way = self.granted - self.come;
+        let left = of.saturating_sub(used).saturating_sub(under_way);
         let fits = match needs {
             Some(needs) => needs <= left,
             None => left > 0,
         };
         match fits || self.is_in_window(now) {
-            true => Ok(asked),
+            true => Ok(()),
             false => Err(self.deferral(needs, left, of, now)),
         }
     }
@@ -281,28 +307,35 @@ impl Budget {
     }
 
     fn deferral(&self, needs: Option<u64>, left: u64, of: u64, now: Now) -> Deferral {
+        let window = self.settings.pull_window.zip(now.wall);
+        let window = window.map(|(window, wall)| window.next(wall));
+        let is_larger = needs.is_some_and(|needs| needs > of);
         let until = match now.wall {
             Some(wall) => {
                 let today = wall.secs().div_euclid(DAY_S);
                 let midnight = Wall::from_secs((today + 1) * DAY_S);
-                let window = self.settings.pull_window.map(|window| window.next(wall));
-                Until::At(window.map_or(midnight, |begin| begin.min(midnight)))
+                Until::At(match window {
+                    // Midnight brings too little.
+                    Some(begin) if is_larger => begin,
+                    Some(begin) => begin.min(midnight),
+                    None => midnight,
+                })
             }
-            None => Until::Up(self.began + DAY),
+            None => Until::Up(self.began + DAY.saturating_sub(self.elapsed)),
         };
         Deferral {
             needs,
             left,
             until,
             after: match until {
-                Until::At(_) => Duration::ZERO,
+                Until::At(at) => {
+                    let wait = now.wall.map_or(0, |wall| at.secs() - wall.secs());
+                    Duration::from_secs(wait.unsigned_abs())
+                }
                 Until::Up(at) => at - now.up,
             },
-            // A window takes what a day has not.
-            of: match self.settings.pull_window {
-                Some(_) => of.max(needs.unwrap_or(0)),
-                None => of,
-            },
+            of,
+            is_too_large: is_larger && window.is_none(),
         }
     }
 
@@ -312,7 +345,7 @@ impl Budget {
         let daily = self.settings.daily_bytes;
         let text = format!("{} of {} used today", human_bytes(used), human_bytes(daily));
         match self.may(None, Urgency::Normal, now) {
-            Ok(_) => (text, false),
+            Ok(()) => (text, false),
             Err(deferral) => {
                 let what = match used >= daily {
                     true => "images and the tunnel wait",
@@ -413,14 +446,25 @@ mod tests {
             .expect("room");
         let other = budget.admit(Some(301), Urgency::Normal, at(0, 0));
         assert_eq!(other.expect_err("none").left, 300);
-        // It has come: now it is used.
-        budget.fetched(500);
-        assert!(
-            budget
-                .admit(Some(301), Urgency::Normal, at(1, 500))
-                .is_err()
-        );
+        // What has come of it is used, and does not count twice.
+        for counted in [100, 400, 500] {
+            let other = budget.admit(Some(301), Urgency::Normal, at(1, counted));
+            assert_eq!(other.expect_err("none").left, 300, "{counted}");
+        }
+        budget.fetched(500, at(1, 500));
+        let other = budget.admit(Some(301), Urgency::Normal, at(1, 500));
+        assert_eq!(other.expect_err("none").left, 300);
         assert!(budget.admit(Some(300), Urgency::Normal, at(1, 500)).is_ok());
+        // It fails halfway: the rest is free.
+        budget.fetched(300, at(2, 600));
+        let other = budget.admit(Some(201), Urgency::Normal, at(2, 600));
+        assert_eq!(other.expect_err("none").left, 200);
+        // Of two, one ends.
+        assert!(budget.admit(Some(50), Urgency::Normal, at(2, 600)).is_ok());
+        assert!(budget.admit(Some(100), Urgency::Normal, at(2, 600)).is_ok());
+        budget.fetched(100, at(3, 700));
+        let other = budget.admit(Some(51), Urgency::Normal, at(3, 700));
+        assert_eq!(other.expect_err("none").left, 50);
     }
 
     #[test]
@@ -438,6 +482,10 @@ mod tests {
         // Set back, the clock shows another day, and again.
         assert_eq!(next.used(at(DAY_S - 5, 7)), 0);
         // After a boot the clock is not right for a while: no day has ended because of that.
+        let kept = Kept {
+            elapsed: Duration::ZERO,
+            ..kept
+        };
         let mut booted = Budget::new(SETTINGS, kept, unset(0, 0));
         assert_eq!(booted.used(unset(60, 5)), 905);
         assert_eq!(booted.used(at(DAY_S - 2, 6)), 906);
@@ -447,8 +495,22 @@ mod tests {
         assert_eq!(never.used(unset(DAY_S + 10, 6)), 0);
         assert_eq!(
             never.kept(unset(DAY_S + 20, 8)),
-            Kept { day: None, used: 2 }
+            Kept {
+                day: None,
+                used: 2,
+                elapsed: Duration::from_secs(10),
+            }
         );
+        // Nor does a restart begin it anew: it ends when agents were up for 24 hours.
+        let hour = 3600;
+        let mut before = Budget::new(SETTINGS, Kept::default(), unset(10, 0));
+        let kept = before.kept(unset(23 * hour + 10, 900));
+        let mut after = Budget::new(SETTINGS, kept, unset(20, 0));
+        assert_eq!(after.used(unset(hour + 19, 5)), 905);
+        let refused = after.admit(None, Urgency::Normal, unset(30, 5));
+        let until = refused.expect_err("used").until;
+        assert_eq!(until, Until::Up(unset(hour + 20, 0).up));
+        assert_eq!(after.used(unset(hour + 20, 6)), 0);
         // Right at last: it was used today.
         assert_eq!(never.used(at(DAY_S + 30, 9)), 3);
     }
@@ -493,15 +555,25 @@ mod tests {
                 opens
             );
         }
-        // What begins first: the window, or the next day.
-        for (text, second, goes_on) in [
-            ("06:00-07:00", hour, 6 * hour),
-            ("06:00-07:00", 8 * hour, 24 * hour),
+        // What begins first: the window, or the next day; for what no day has, the window.
+        for (needs, second, goes_on) in [
+            (700, hour, 6 * hour),
+            (700, 8 * hour, 24 * hour),
+            (900, hour, 6 * hour),
+            (900, 8 * hour, 30 * hour),
         ] {
-            let refused = of(text).admit(Some(900), Urgency::Normal, at(second, 0));
-            let until = refused.expect_err("too much").until;
-            assert_eq!(until, Until::At(Wall::from_secs(MIDNIGHT + goes_on)));
+            let refused = of("06:00-07:00").admit(Some(needs), Urgency::Normal, at(second, 200));
+            let refused = refused.expect_err("too much");
+            let goes_on = Wall::from_secs(MIDNIGHT + goes_on);
+            assert_eq!(refused.until, Until::At(goes_on), "{needs} {second}");
+            let says =
+                format!("needs {needs}B, 600B of 800B are left for it today; goes on at {goes_on}");
+            assert_eq!(refused.to_string(), says);
         }
+        // Without a right clock there is no window.
+        let refused = of("06:00-07:00").admit(Some(900), Urgency::Normal, unset(hour, 0));
+        let says = refused.expect_err("too much").to_string();
+        assert!(says.ends_with("--now"), "{says}");
     }
 
     #[test]

@@ -37,6 +37,8 @@ const IPV4_HEADER: u64 = 20;
 const IPV6_HEADER: u64 = 40;
 /// Header of UDP, bytes.
 const UDP_HEADER: u64 = 8;
+/// Interfaces above one another that are looked at: a VLAN over a bond over a card has three.
+const MAX_STACK: u32 = 8;
 /// Segments each way by which a connection ends: nobody counts them once it is closed.
 const LAST_SEGMENTS: u64 = 2;
 
@@ -140,7 +142,7 @@ fn more(before: &TcpCounts, now: &TcpCounts, header: u64) -> [u64; 2] {
     })
 }
 
-/// Whether packets to `ip` leave by a bridge to which no device of the machine is bound.
+/// Whether packets to `ip` leave by a bridge to which no device of the machine is bound, nor anything over one.
 fn leads_to_pods(ip: IpAddr) -> bool {
     let any: IpAddr = match ip {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -176,11 +178,29 @@ fn is_bridge_of_pods(interface: &Path) -> bool {
     let Ok(ports) = fs::read_dir(interface.join("brif")) else {
         return false;
     };
-    let all = interface.with_file_name("");
-    let is_device = |name: &Path| all.join(name).join("device").exists();
-    !ports
-        .flatten()
-        .any(|port| is_device(Path::new(&port.file_name())))
+    let has_device = |port: fs::DirEntry| {
+        let port = interface.with_file_name(port.file_name());
+        leads_to_device(&port, MAX_STACK)
+    };
+    !ports.flatten().any(has_device)
+}
+
+/// Whether it is a device, or a VLAN, a bond or the like over one.
+fn leads_to_device(interface: &Path, most: u32) -> bool {
+    if interface.join("device").exists() {
+        return true;
+    }
+    let Some(most) = most.checked_sub(1) else {
+        return false;
+    };
+    let Ok(entries) = fs::read_dir(interface) else {
+        return false;
+    };
+    entries.flatten().any(|entry| {
+        let name = entry.file_name();
+        let lower = name.to_str().and_then(|name| name.strip_prefix("lower_"));
+        lower.is_some_and(|lower| leads_to_device(&interface.with_file_name(lower), most))
+    })
 }
 
 /// A connection of the executor that is counted.
@@ -315,12 +335,29 @@ mod tests {
         make("empty/brif");
         make("lan/brif/veth1");
         make("lan/brif/eth0");
+        make("eth0.5/lower_eth0");
+        make("vlan/brif/eth0.5");
+        make("bond0/lower_eth0");
+        make("bonded/brif/bond0");
+        make("bond0.7/lower_bond0");
+        make("both/brif/veth1");
+        make("both/brif/bond0.7");
+        // A VLAN of pods is none of the machine.
+        make("veth1.5/lower_veth1");
+        make("pods/brif/veth1.5");
+        make("loop/lower_loop");
+        make("endless/brif/loop");
         for (name, want) in [
             ("eth0", false),
             ("veth1", false),
             ("cni0", true),
             ("empty", true),
             ("lan", false),
+            ("vlan", false),
+            ("bonded", false),
+            ("both", false),
+            ("pods", true),
+            ("endless", true),
             ("none", false),
         ] {
             assert_eq!(is_bridge_of_pods(&scratch.join(name)), want, "{name}");

@@ -9,6 +9,7 @@
 //! | `POST /images/import`, `/images/prune`, `DELETE /images` | text; `import?progress=true`: JSON lines |
 //! | `POST /images/verify[?repair=true]` | JSON lines: [`Line`]s: `step`, then `verified` or `failed` |
 //! | `POST /images/pull?reference=[&now=true]` | JSON lines, as of an import |
+//! | `POST /link/update?received=&sent=` | text; bytes that another process of picolet spent on a release, at most 1 GiB at a time |
 //! | `POST /pods/{namespace}/{pod}/restart` | text |
 //! | `POST /stop[?all=true][?shutdown=true]` | text |
 //! | `GET /metrics`, `/metrics/slis`, `/metrics/probes`, `/metrics/resource`, `/metrics/cadvisor` | Prometheus text, streamed |
@@ -28,10 +29,17 @@ use super::{
 };
 use serde::Serialize;
 
-use crate::{api::strict, image::Progress, sys::clock};
+use crate::{
+    api::{link::LinkClass, strict},
+    image::Progress,
+    net::meter,
+    sys::clock,
+};
 
 /// So often a client hears how far a pull is.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+/// Bytes each way that another process may report at a time.
+const MAX_REPORTED_BYTES: u64 = 1 << 30;
 /// A request's head must arrive within this time.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -102,6 +110,19 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
         ("GET", ["link"]) => {
             let shown = strict::to_value(&backend.link()).unwrap_or_default();
             json(connection, Ok(shown)).await
+        }
+        ("POST", ["link", "update"]) => {
+            let bytes = |name| Ok(request.number::<u64>(name)?.unwrap_or(0));
+            let bytes = match (bytes("received"), bytes("sent")) {
+                (Ok(received), Ok(sent)) => [received, sent],
+                (Err(refusal), _) | (_, Err(refusal)) => return Ok(Err(refusal)),
+            };
+            if bytes.iter().any(|n| *n > MAX_REPORTED_BYTES) {
+                let most = format!("received, sent: at most {MAX_REPORTED_BYTES} bytes");
+                return Ok(Err(Refusal::bad(most)));
+            }
+            meter::add(LinkClass::Update, bytes);
+            text(connection, Ok("counted\n".into())).await
         }
         ("GET", ["pressure"]) => {
             let shown = |pressure| strict::to_value(&pressure).unwrap_or_default();
@@ -186,6 +207,7 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
             ],
         )
         | (_, ["containerLogs", _, _, _] | ["pods", _, _, "restart"])
+        | (_, ["link", "update"])
         | (_, ["images", "import" | "prune" | "pull" | "verify"] | ["debug", "dump"]) => {
             Ok(Err(Refusal::new(
                 405,

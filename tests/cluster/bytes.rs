@@ -228,8 +228,13 @@ fn carried(host: &Host) -> [u64; 2] {
 
 /// `GET` at the agent's socket.
 fn get(host: &Host, target: &str) -> String {
+    ask(host, "GET", target)
+}
+
+/// The body of the answer there.
+fn ask(host: &Host, method: &str, target: &str) -> String {
     let mut stream = UnixStream::connect(host.path("run/picolet.sock")).expect("socket");
-    let head = format!("GET {target} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n");
+    let head = format!("{method} {target} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n");
     stream.write_all(head.as_bytes()).expect("request");
     let mut text = String::new();
     stream.read_to_string(&mut text).expect("answer");
@@ -278,6 +283,7 @@ fn agree(host: &Host, since: ([u64; 2], [u64; 2])) {
 const HEARTBEAT: usize = 0;
 const API: usize = 1;
 const IMAGE: usize = 2;
+const UPDATE: usize = 6;
 
 #[test]
 fn counted_as_the_interface_counts() {
@@ -315,6 +321,16 @@ fn counted_as_the_interface_counts() {
     let shown = host.ok(&["top", "net"]);
     assert!(shown.lines().any(|l| l.starts_with("image ")), "{shown}");
     assert!(all[0] > image[0]);
+    // Another process of picolet reports what it fetched; what makes no sense is refused.
+    ask(host, "POST", "/link/update?received=1000&sent=20");
+    for (query, why) in [
+        ("received=1073741825", "at most 1073741824 bytes"),
+        ("sent=-1", "not a valid number"),
+    ] {
+        let refused = ask(host, "POST", &format!("/link/update?{query}"));
+        assert!(refused.contains(why), "{refused}");
+    }
+    assert_eq!(counted(host).0[UPDATE], [1000, 20]);
     // Without a budget nothing is kept.
     assert!(!host.path("root/link-budget.json").exists());
     behind.host.finish();
@@ -397,6 +413,8 @@ fn a_pull_waits_for_the_budget_and_goes_on() {
         (&shown["status"], &shown["reason"]),
         (&json!("False"), &json!("Spent"))
     );
+    let health: Value = serde_json::from_str(&get(&behind.host, "/health")).expect("JSON");
+    assert_eq!(health["link"]["waits"], true, "{health}");
     assert!(behind.host.ok(&["top", "net"]).contains("used today"));
     behind
         .server

@@ -11,13 +11,20 @@ use super::{
     stock::shown,
 };
 use crate::{
-    image::dropin::{Doorbell, Report, Wanted},
+    agent::link_budget::Deferred,
+    api::PodUid,
+    image::dropin::{Doorbell, RETRY_FIRST, Report, Wanted},
+    logic::link_budget::Urgency,
     runtime::{RuntimeError, runc::store_images::StoreImages},
     sys::memory,
 };
 
 /// Time between two looks at the directory when no doorbell rings.
 const INTERVAL: Duration = Duration::from_secs(20);
+
+/// A pull that waits for the link is looked at so often: the clock may have become right, and the window may be open. No
+/// registry is asked for that.
+const LINK_INTERVAL: Duration = Duration::from_secs(600);
 
 /// A pull for a list, and what it is for.
 type ListPull = Pin<Box<dyn Future<Output = (Wanted, Result<String, RuntimeError>)>>>;
@@ -102,6 +109,15 @@ impl ImageDirectory {
             match done.or(ring).or(tick).await {
                 Woken::Tick | Woken::Ring(Ok(())) => {}
                 Woken::Ring(Err(_)) => doorbell = None,
+                Woken::Pulled(wanted, Err(RuntimeError::Deferred(_))) => {
+                    pull = None;
+                    let waits = waits(&self.images, &wanted).await;
+                    // If not, there are bytes again.
+                    let after = waits.map_or(RETRY_FIRST, |deferred| deferred.after);
+                    let until = clock.now() + after.min(LINK_INTERVAL);
+                    let noted = drop_in.run(move |drop_in| drop_in.postpone(wanted, until));
+                    (drop_in, ()) = noted.await;
+                }
                 Woken::Pulled(wanted, result) => {
                     pull = None;
                     let now = clock.now();
@@ -119,10 +135,30 @@ async fn pull_for_list(
     images: Rc<Images>,
     wanted: Wanted,
 ) -> (Wanted, Result<String, RuntimeError>) {
+    if let Some(deferred) = waits(&images, &wanted).await {
+        return (wanted, Err(RuntimeError::Deferred(deferred.says)));
+    }
     log::info!("image {} of {} is pulled", wanted.reference, wanted.file);
     let reference = with_default_tag(&wanted.reference);
     let pulled = images.pull_for_node(&reference, false).await;
     (wanted, pulled)
+}
+
+/// Why an image waits for the link, if it does. That is logged once.
+async fn waits(images: &Images, wanted: &Wanted) -> Option<Deferred> {
+    let reference = with_default_tag(&wanted.reference);
+    // No pod's.
+    let uid = PodUid::from("");
+    let may = images.may_begin_by_link(&uid, &reference, Urgency::Normal);
+    let deferred = may.await.err()?;
+    if deferred.is_news {
+        let Wanted { file, reference } = wanted;
+        log::info!(
+            "image {reference} of {file} waits for the link: {}",
+            deferred.says
+        );
+    }
+    Some(deferred)
 }
 
 /// Logs what happened. Returns whether images arrived.

@@ -7,7 +7,7 @@ use core::cell::RefCell;
 use super::{
     for_pod::{ForPod, Waiting},
     owner::{Images, with_default_tag},
-    pull::Wanted,
+    pull::{DEFERRED, Wanted},
 };
 use crate::{
     agent::recorder::Severity,
@@ -43,7 +43,8 @@ impl Images {
     /// The images of the volumes that `container` mounts, by the volume's name, each looked for once in a pass, whoever else
     /// mounts it; `None` if the pod is to end.
     ///
-    /// - Errors: the last one that is not there. All were tried, and each that failed is told.
+    /// - Errors: the last one that is not there. All were tried, and each that failed is told, but for those that wait for the
+    ///   link: that was told, once.
     /// - Source: kubelet `kuberuntime_manager.go`, `getImageVolumes`, `toKubeContainerImageVolumes`. A kubelet also gets images
     ///   that no container mounts, and all of them at every sync.
     pub(in crate::agent) async fn ensure_volumes(
@@ -86,9 +87,11 @@ impl Images {
                     specs.insert(volume.name.clone(), ImageSpec { image, user_image });
                 }
                 Err(e) => {
-                    let message = format!("Error: {}", e.reason);
-                    let name = Some(&*container.name);
-                    pod.event(name, Severity::Warning, "Failed", &message);
+                    if e.reason != DEFERRED {
+                        let message = format!("Error: {}", e.reason);
+                        let name = Some(&*container.name);
+                        pod.event(name, Severity::Warning, "Failed", &message);
+                    }
                     failed = Some(e);
                 }
             }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     agent::{link_budget::Deferred, recorder::Severity},
-    api::cri::Image,
+    api::{PodUid, cri::Image},
     image::Reference,
     logic::{link_budget::Urgency, pod_kind::is_critical},
     runtime::RuntimeError,
@@ -26,6 +26,8 @@ const RUNTIME_REASONS: [(&str, &str); 2] = [
     ),
 ];
 
+/// Why a container waits whose image waits for the link.
+pub(super) const DEFERRED: &str = "PullDeferred";
 /// Time between two events that tell how far a pull is. Most pulls are over before the first.
 const PROGRESS_EVENTS: Duration = Duration::from_secs(120);
 
@@ -58,8 +60,14 @@ impl Images {
                 event(Severity::Warning, "Failed", &format!("Error: {reason}"));
             }
         };
-        if let Some(deferred) = self.deferred(pod, reference).await {
-            return Err(waits(reference, deferred, &event));
+        let uid = &pod.pod().metadata.uid;
+        let urgency = match is_critical(pod.pod()) {
+            true => Urgency::Critical,
+            false => Urgency::Normal,
+        };
+        if let Err(deferred) = self.may_begin_by_link(uid, reference, urgency).await {
+            let waiting = waits(reference, deferred, &event);
+            return self.older(pod, wanted, reference, waiting).await;
         }
         if let Some(message) = self.delayed(pod, reference) {
             let told_of = format!("Back-off pulling image \"{reference}\"");
@@ -70,20 +78,22 @@ impl Images {
         let pulling = format!("Pulling image \"{reference}\"");
         event(Severity::Normal, "Pulling", &pulling);
         let started = self.clock.now();
-        let wants = self.budget.as_ref().filter(|_| is_critical(pod.pod()));
-        let wants = wants.map(|budget| budget.wants(reference, Urgency::Critical));
+        let wants = self.budget.as_ref().filter(|_| urgency > Urgency::Normal);
+        let wants = wants.map(|budget| budget.wants(reference, urgency));
         let pulled = self.try_pull(pod, wanted, reference).await;
         drop(wants);
         match pulled {
             None => Ok(None),
             Some(Err(RuntimeError::Deferred(says))) => {
-                let deferred = self.may_begin_by_link(pod, reference).err();
+                let may = self.may_begin_by_link(uid, reference, urgency);
                 // Meanwhile there are bytes again: it is tried again soon.
-                let deferred = deferred.unwrap_or(Deferred {
+                let deferred = may.await.err().unwrap_or(Deferred {
                     says,
                     is_news: false,
+                    after: Duration::ZERO,
                 });
-                Err(waits(reference, deferred, &event))
+                let waiting = waits(reference, deferred, &event);
+                self.older(pod, wanted, reference, waiting).await
             }
             Some(Ok((image, took))) => {
                 let all = go_text(self.clock.now() - started);
@@ -107,27 +117,40 @@ impl Images {
         }
     }
 
-    /// Why an image that is not here is not even asked for, if so: the link has no bytes left for it.
-    async fn deferred(&self, pod: &dyn ForPod, reference: &str) -> Option<Deferred> {
-        self.budget.as_ref()?;
-        // What is here needs no bytes but the registry's word: a container is not kept from starting again.
-        let found = self.service.image_status(reference).await;
-        match found {
-            Ok(Some(_)) => None,
-            _ => self.may_begin_by_link(pod, reference).err(),
+    /// The image that is here under that name, if the pod may use it: a container is not kept from starting because a newer
+    /// one waits for the link.
+    async fn older(
+        &self,
+        pod: &dyn ForPod,
+        wanted: &Wanted<'_>,
+        reference: &str,
+        waiting: Waiting,
+    ) -> Result<Option<Image>, Waiting> {
+        match self.service.image_status(reference).await {
+            Ok(Some(image)) if self.access.may_use(pod, reference, &image.id).await => {
+                let message = format!(
+                    "Container image \"{reference}\" already present on machine; a newer one waits for the link"
+                );
+                pod.event(wanted.container, Severity::Normal, "Pulled", &message);
+                Ok(Some(image))
+            }
+            _ => Err(waiting),
         }
     }
 
-    fn may_begin_by_link(&self, pod: &dyn ForPod, reference: &str) -> Result<(), Deferred> {
+    /// Whether a registry may be asked for this pod.
+    pub(super) async fn may_begin_by_link(
+        &self,
+        uid: &PodUid,
+        reference: &str,
+        urgency: Urgency,
+    ) -> Result<(), Deferred> {
         let Some(budget) = &self.budget else {
             return Ok(());
         };
-        let pod = pod.pod();
-        let urgency = match is_critical(pod) {
-            true => Urgency::Critical,
-            false => Urgency::Normal,
-        };
-        budget.may_begin(&pod.metadata.uid, reference, urgency)
+        let found = self.service.image_status(reference).await;
+        let is_here = matches!(found, Ok(Some(_)));
+        budget.may_begin(uid, reference, is_here, urgency)
     }
 
     /// The pull itself, and what is noted before and after it; `None` if the pod is to end. Returns the image and the time
@@ -211,15 +234,14 @@ fn waits(
     deferred: Deferred,
     event: &impl Fn(Severity, &'static str, &str),
 ) -> Waiting {
-    const REASON: &str = "PullDeferred";
     let message = format!(
         "image \"{reference}\" waits for the link: {}",
         deferred.says
     );
     if deferred.is_news {
-        event(Severity::Normal, REASON, &message);
+        event(Severity::Normal, DEFERRED, &message);
     }
-    Waiting::new(REASON, message)
+    Waiting::new(DEFERRED, message)
 }
 
 /// The credentials that a pod brings for `reference`. What is missing or no credential is told and left out (IMG-13).

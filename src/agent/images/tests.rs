@@ -11,7 +11,8 @@ use serde_json::json;
 use smol::future::{block_on, poll_once};
 
 use super::{
-    ForPod, ImageCommands, ImageGarbage, Images, NodeKeyring, Pending, PodSecrets, Stock, Tools,
+    ForPod, ImageCommands, ImageDirectory, ImageGarbage, Images, NodeKeyring, Pending, PodSecrets,
+    Stock, Tools, VolumeImages,
     credentials::{Credentials, Try},
 };
 use crate::{
@@ -28,7 +29,8 @@ use crate::{
     },
     config,
     image::{
-        pull::Settings,
+        Reference,
+        pull::{Gate as _, Settings},
         testing::{Scratch, Stream, docker_archive},
     },
     logic::{image_access::PullSecret, image_gc::PERIOD, link_budget},
@@ -462,12 +464,12 @@ fn an_image_waits_for_the_link() {
         counted: counted.load(Ordering::Relaxed),
     };
     let kept = link_budget::Kept {
-        day: None,
         used: 900,
+        ..link_budget::Kept::default()
     };
     let mut images = images(&scratch, &fake);
-    let budget = LinkBudget::with(settings, kept, Box::new(now));
-    Rc::get_mut(&mut images).expect("nobody else").budget = Some(Arc::new(budget));
+    let budget = Arc::new(LinkBudget::with(settings, kept, Box::new(now)));
+    Rc::get_mut(&mut images).expect("nobody else").budget = Some(Arc::clone(&budget));
     fake.offer_image(PRIVATE);
     let mut pod = plain();
     let ensure = |pod: &Plain| block_on(images.ensure(pod, &pod.0.spec.containers[0]));
@@ -487,15 +489,30 @@ fn an_image_waits_for_the_link() {
     let told = pod.1.take();
     let reasons: Vec<&str> = told.iter().map(|(_, _, reason, _)| &**reason).collect();
     assert_eq!(reasons, ["PullDeferred"], "told once");
+    // A volume's image waits in the same way.
+    let volumes = json!([{"name": "v", "image": {"reference": "registry.test/data:1"}}]);
+    pod.0.spec.volumes = serde_json::from_value(volumes).expect("volumes");
+    let mounts = json!([{"name": "v", "mountPath": "/v"}]);
+    pod.0.spec.containers[0].volume_mounts = serde_json::from_value(mounts).expect("mounts");
+    for _ in 0..3 {
+        let known = VolumeImages::default();
+        let ensured = images.ensure_volumes(&pod, &known, &pod.0.spec.containers[0]);
+        let waiting = block_on(ensured).expect_err("no bytes are left");
+        assert_eq!(waiting.reason, "PullDeferred");
+    }
+    let told = pod.1.take();
+    let reasons: Vec<&str> = told.iter().map(|(_, _, reason, _)| &**reason).collect();
+    assert_eq!((reasons, pulls()), (vec!["PullDeferred"], 0));
     // What the registry's word shows to be too large waits in the same way, and is told with its size.
     pod.0.spec.priority = Some(2_000_000_000);
     let says = "needs 7MB".to_owned();
-    fake.add_fault(Fault {
+    let too_large = || Fault {
         op: Op::PullImage,
         target: None,
         times: 1,
         trouble: Trouble::Fails(RuntimeError::Deferred(says.clone())),
-    });
+    };
+    fake.add_fault(too_large());
     let waiting = ensure(&pod).expect_err("too large");
     assert_eq!(waiting.reason, "PullDeferred");
     assert!(waiting.message.ends_with(&says), "{waiting:?}");
@@ -509,4 +526,87 @@ fn an_image_waits_for_the_link() {
     pod.0.spec.containers[0].image_pull_policy = "Always".into();
     assert!(ensure(&pod).expect("there").is_some());
     assert_eq!(pulls(), 1, "the registry is asked for its word");
+    // Nor is it if the tag has moved to one that is too large; that is known then.
+    fake.add_fault(too_large());
+    let older = ensure(&pod).expect("it may").expect("there");
+    assert_eq!(pulls(), 1);
+    let parsed = Reference::parse(PRIVATE).expect("a reference");
+    assert!(budget.admit(&parsed, 7000).is_err());
+    assert!(ensure(&pod).expect("it may").is_some());
+    assert_eq!(pulls(), 0, "the registry is not asked again");
+    // A pod that may not use it waits, and does not ask again either.
+    fs::remove_dir_all(scratch.join("root/image_manager")).expect("records");
+    let credentials = Credentials {
+        own: Vec::new(),
+        brought: Vec::new(),
+    };
+    let bound = images
+        .access
+        .pulled(PRIVATE, &older.id, &credentials, Some("1"));
+    block_on(bound);
+    let waiting = ensure(&pod).expect_err("it is not its own");
+    assert_eq!((waiting.reason, pulls()), ("PullDeferred", 0));
+}
+
+#[test]
+fn a_list_waits_for_the_link() {
+    // METER-04
+    let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
+    let hands = Rc::new(Hands::default());
+    let clock: Rc<dyn Clock> = Rc::new(TestClock(Rc::clone(&hands)));
+    let mut images = images_by(&scratch, &fake, Rc::new(()), None, clock);
+    let up = Arc::new(AtomicU64::new(0));
+    let read = Arc::clone(&up);
+    let now = move || link_budget::Now {
+        wall: None,
+        up: Mono(read.load(Ordering::Relaxed)),
+        counted: 0,
+    };
+    let settings = link_budget::Settings {
+        daily_bytes: 1000,
+        pull_window: None,
+    };
+    let kept = link_budget::Kept::default();
+    let budget = Arc::new(LinkBudget::with(settings, kept, Box::new(now)));
+    Rc::get_mut(&mut images).expect("nobody else").budget = Some(Arc::clone(&budget));
+    let path = scratch.join("lists");
+    fs::create_dir(&path).expect("directory");
+    fs::write(path.join("a.txt"), PRIVATE).expect("list");
+    let lane = Lane::inline();
+    let store = StoreImages::open(
+        scratch.join("store"),
+        Settings::default(),
+        lane.clone(),
+        lane,
+    );
+    let directory = ImageDirectory {
+        images,
+        store: block_on(store).expect("store"),
+        path,
+        doorbells: false,
+    };
+    let executor = smol::LocalExecutor::new();
+    let task = executor.spawn(directory.run(async || true));
+    let pulls_at = |second: u64| {
+        up.store(second * 1000, Ordering::Relaxed);
+        hands.set(Mono(second * 1000));
+        while executor.try_tick() {}
+        let calls = fake.take_calls();
+        calls.iter().filter(|(op, _)| *op == Op::PullImage).count()
+    };
+    fake.add_fault(Fault {
+        op: Op::PullImage,
+        target: None,
+        times: 9,
+        trouble: Trouble::Fails(RuntimeError::Deferred("needs 7kB".into())),
+    });
+    let parsed = Reference::parse(PRIVATE).expect("a reference");
+    assert_eq!(pulls_at(0), 0, "it settles");
+    assert_eq!(pulls_at(2), 1);
+    assert!(budget.admit(&parsed, 7000).is_err());
+    for second in [62, 3600, 7200, 86_399] {
+        assert_eq!(pulls_at(second), 0, "{second}: no registry is asked");
+    }
+    assert_eq!(pulls_at(86_400), 1, "the next day, at once");
+    drop(task);
 }
