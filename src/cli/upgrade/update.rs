@@ -187,7 +187,7 @@ impl Visit {
             }
             Verdict::Refuse(why) => return Err(refused(why)),
         }
-        let (tarball, part) = self.fetch(&mut channel, &offer)?;
+        let part = self.fetch(&mut channel, &offer)?;
         let asked = Asked {
             proof: Proof::Offered {
                 sum: offer.sha256.clone(),
@@ -198,8 +198,8 @@ impl Visit {
             force,
             quiet,
         };
-        let staged = prepare(Running::find(&self.client)?, &asked, &tarball);
-        let is_whole = release::sum(&tarball).is_ok_and(|sum| sum == offer.sha256);
+        let staged = prepare(Running::find(&self.client)?, &asked, &part);
+        let is_whole = release::sum(&part).is_ok_and(|sum| sum == offer.sha256);
         if staged.is_ok() || !is_whole {
             // It is beside the program by now, or of no use.
             let _ = fs::remove_file(&part);
@@ -282,8 +282,8 @@ impl Visit {
         Offer::parse(&bytes).map_err(|e| refused(format_args!("the channel file: {e}")))
     }
 
-    /// Where the tarball is, and where it grows if it comes from a server.
-    fn fetch(&self, channel: &mut Channel, offer: &Offer) -> Result<(PathBuf, PathBuf), Ended> {
+    /// Has the tarball where nobody but root writes. Returns its file.
+    fn fetch(&self, channel: &mut Channel, offer: &Offer) -> Result<PathBuf, Ended> {
         let dir = self.dir();
         let part = dir.join(format!("{}.part", offer.sha256));
         // What was begun and is not offered any more.
@@ -296,7 +296,8 @@ impl Visit {
         let beside = format!("{}.tar.gz", offer.base());
         let location = offer.url.as_deref().unwrap_or(&beside);
         let found = channel.fetch(location, offer.size, &part);
-        Ok((found.map_err(|e| of_channel(&e))?, part))
+        found.map_err(|e| of_channel(&e))?;
+        Ok(part)
     }
 
     fn make_dir(&self) -> Result<(), CliError> {
