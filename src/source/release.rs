@@ -102,8 +102,9 @@ impl Channel {
     }
 
     /// Has the tarball in `part`, `size` bytes of it, on disk. `location`: where the channel file says that it is. `part` may
-    /// hold its beginning; nobody else writes it, which nobody says of what it comes from.
-    pub fn fetch(&mut self, location: &str, size: u64, part: &Path) -> Result<(), ChannelError> {
+    /// hold its beginning; nobody else writes it, which nobody says of what it comes from. Returns whether not all of it came
+    /// now and at once.
+    pub fn fetch(&mut self, location: &str, size: u64, part: &Path) -> Result<bool, ChannelError> {
         match &mut self.0 {
             At::Dir(dir) => {
                 if location.is_empty() || location.starts_with('.') || location.contains('/') {
@@ -173,10 +174,10 @@ fn sync(out: &File, part: &Path) -> Result<(), ChannelError> {
 }
 
 /// Copies a file of this machine, unless a copy is there.
-fn copy(from: &Path, size: u64, part: &Path) -> Result<(), ChannelError> {
+fn copy(from: &Path, size: u64, part: &Path) -> Result<bool, ChannelError> {
     let (mut out, length) = open(part, size)?;
     if length == size {
-        return Ok(());
+        return Ok(true);
     }
     let source = File::open(from).map_err(at("open", from))?;
     let copied = io::copy(&mut source.take(size), &mut out).map_err(at("copy", from))?;
@@ -188,18 +189,20 @@ fn copy(from: &Path, size: u64, part: &Path) -> Result<(), ChannelError> {
             size,
         ));
     }
-    Ok(())
+    Ok(false)
 }
 
 /// Asks for what is missing until all is there, as long as each answer brings something.
-fn grow(client: &mut Client, url: &Url, size: u64, part: &Path) -> Result<(), ChannelError> {
+fn grow(client: &mut Client, url: &Url, size: u64, part: &Path) -> Result<bool, ChannelError> {
     let (mut out, mut length) = open(part, size)?;
+    let mut in_pieces = length > 0;
     let mut last = None;
     for _ in 0..MAX_PARTS {
         if length == size {
             break;
         }
         let before = length;
+        in_pieces |= before > 0;
         last = more(client, url, size, &mut out, &mut length, part)?;
         if length <= before {
             break;
@@ -207,7 +210,7 @@ fn grow(client: &mut Client, url: &Url, size: u64, part: &Path) -> Result<(), Ch
     }
     sync(&out, part)?;
     match last {
-        _ if length == size => Ok(()),
+        _ if length == size => Ok(in_pieces),
         Some(e) => Err(ChannelError::Server(url.shown(), e.to_string())),
         None => Err(ChannelError::Short(url.shown(), length, size)),
     }

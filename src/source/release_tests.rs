@@ -157,7 +157,8 @@ fn a_release_is_fetched_where_it_stopped() {
         } else {
             assert_eq!(site.asked(), asked, "{name}");
         }
-        found.expect(name);
+        let at_once = ["at once", "of something else", "another range"].contains(&name);
+        assert_eq!(found.expect(name), !at_once, "{name}");
         assert_eq!(fs::read(&part).expect("read"), TARBALL, "{name}");
     }
     // What came stays for the next look.
@@ -208,9 +209,9 @@ fn channels_are_read_with_bounds() {
     let short = fetch(&part).expect_err("too short");
     assert!(matches!(short, ChannelError::Short(_, 9, 20)), "{short}");
     fs::write(&tarball, [TARBALL, b"more"].concat()).expect("written");
-    fetch(&part).expect("copied");
+    assert!(!fetch(&part).expect("copied"));
     fs::write(&tarball, [b'x'; 20]).expect("written");
-    fetch(&part).expect("it is there");
+    assert!(fetch(&part).expect("it is there"));
     assert_eq!(fs::read(&part).expect("read"), TARBALL);
     fs::remove_file(&part).expect("removed");
     std::os::unix::fs::symlink(&tarball, &part).expect("link");

@@ -307,8 +307,12 @@ fn a_node_updates_itself_in_its_window() {
     );
     assert!(board.runs(&board.first()));
 
-    // The agent by itself, over a link that breaks once.
+    // The agent by itself, over a link that breaks once. What it had of it before is of something else.
     channel.offer(5, VERSION, &good, |_| ());
+    let offer = channel.offered();
+    let sum = offer["sha256"].as_str().expect("a sum");
+    let part = board.host.path(&format!("root/update/{sum}.part"));
+    fs::write(part, "something").expect("written");
     restart_agent(&board);
     in_time("it updates itself", || {
         board.runs(&good) && !board.file(".trial").exists()
@@ -318,9 +322,12 @@ fn a_node_updates_itself_in_its_window() {
     assert!(
         asked
             .iter()
-            .any(|(path, from)| path.ends_with(".gz") && *from > 0),
+            .any(|(path, from)| path.ends_with(".gz") && *from > 9),
         "{asked:?}"
     );
+    let of_tarball = asked.iter().filter(|(path, _)| path.ends_with(".gz"));
+    let begun: Vec<usize> = of_tarball.map(|(_, from)| *from).collect();
+    assert_eq!((begun[0], begun[begun.len() - 1]), (9, 0), "{begun:?}");
     says(&board, &["--status"], 0, "serial     5\n");
     // The new agent has looked, and is done for this window.
     let looked = || board.host.agent_log().contains("serial 5 is installed");
@@ -400,6 +407,12 @@ fn what_is_not_healthy_is_barred() {
     says(&board, &["--now"], 75, busy);
     drop(other);
     channel.offer(6, "99.0.0", &board.double(0), |_| ());
+    // Somebody upgrades by hand: that passes.
+    let program = fs::File::open(board.file("")).expect("program");
+    program.lock().expect("locked");
+    let busy = "no update now: another upgrade is under way";
+    says(&board, &["--now"], 75, busy);
+    drop(program);
     says(
         &board,
         &["--now"],

@@ -12,7 +12,7 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    Asked, failed, must_be_root, prepare,
+    Asked, NotTaken, failed, must_be_root, prepare,
     release::{self, Proof},
     running::Running,
     switch::{self, Places},
@@ -78,46 +78,36 @@ pub(in crate::cli) fn run(mut words: Words) -> Result<(), CliError> {
             ));
         }
     };
-    let visit = Visit::new(words.client())?;
+    let visit = Visit::new(words.client());
     let Some(who) = who else {
-        return visit.show();
+        return visit?.show();
     };
-    let outcome = visit.look(who, quiet);
+    let visit = visit.map_err(told)?;
+    let outcome = visit.look(who, quiet).map_err(told);
     visit.keep_last(match &outcome {
-        Ok(text) | Err(Ended::Later(text)) => text,
-        Err(Ended::Refused(e)) => e.bare(),
+        Ok(text) => text,
+        Err(e) => e.bare(),
     });
-    match outcome {
-        Ok(text) => print(&format!("{text}\n")),
-        Err(Ended::Later(message)) => Err(CliError {
-            message,
-            code: u8::try_from(LATER).unwrap_or(1),
-        }),
-        Err(Ended::Refused(e)) => Err(e),
+    print(&format!("{}\n", outcome?))
+}
+
+/// How a look ends that comes to nothing. All that may pass has to be made up for.
+fn told(e: NotTaken) -> CliError {
+    if e.lasts {
+        return e.why;
+    }
+    CliError {
+        message: format!("no update now: {}", e.why.bare()),
+        code: u8::try_from(LATER).unwrap_or(1),
     }
 }
 
-/// How a look ends that comes to nothing.
-#[derive(Debug)]
-enum Ended {
-    /// It has to be made up for.
-    Later(String),
-    /// What is offered is not taken.
-    Refused(CliError),
+fn refused(why: impl fmt::Display) -> NotTaken {
+    NotTaken::lasting(format!("update refused: {why}"))
 }
 
-impl From<CliError> for Ended {
-    fn from(e: CliError) -> Self {
-        Self::Refused(e)
-    }
-}
-
-fn refused(why: impl fmt::Display) -> Ended {
-    Ended::Refused(CliError::new(format!("update refused: {why}")))
-}
-
-fn later(why: impl fmt::Display) -> Ended {
-    Ended::Later(format!("no update now: {why}"))
+fn later(why: impl fmt::Display) -> NotTaken {
+    CliError::new(why.to_string()).into()
 }
 
 /// A look at the channel of the agent that runs.
@@ -131,11 +121,11 @@ struct Visit {
 }
 
 impl Visit {
-    fn new(client: Client) -> Result<Self, CliError> {
+    fn new(client: Client) -> Result<Self, NotTaken> {
         let running = Running::find(&client)?;
         let config = running.config()?;
         let update = config.update.clone().ok_or_else(|| {
-            CliError::new("this node does not look for updates: set picolet.update.source")
+            NotTaken::lasting("this node does not look for updates: set picolet.update.source")
         })?;
         let node = client.json("GET", "/node")?;
         Ok(Self {
@@ -151,7 +141,7 @@ impl Visit {
         self.config.dirs.root.join(DIR)
     }
 
-    fn look(&self, who: Who, quiet: bool) -> Result<String, Ended> {
+    fn look(&self, who: Who, quiet: bool) -> Result<String, NotTaken> {
         if switch::read_trial(&self.places)?.is_some() {
             return Err(later("another upgrade is under way"));
         }
@@ -204,7 +194,10 @@ impl Visit {
             // It is beside the program by now, or of no use.
             let _ = fs::remove_file(&part);
         }
-        let staged = staged.map_err(|e| refused(format_args!("serial {serial}: {}", e.bare())))?;
+        let staged = staged.map_err(|e| match e.lasts {
+            true => refused(format_args!("serial {serial}: {}", e.why.bare())),
+            false => e,
+        })?;
         let Some(staged) = staged else {
             memory.commit(serial);
             self.keep(&memory)?;
@@ -233,7 +226,7 @@ impl Visit {
     }
 
     /// Whether it may be now, as far as that matters to who asks.
-    fn may_begin(&self, who: Who) -> Result<(), Ended> {
+    fn may_begin(&self, who: Who) -> Result<(), NotTaken> {
         if who != Who::Agent {
             return Ok(());
         }
@@ -272,7 +265,7 @@ impl Visit {
     }
 
     /// What the channel offers, if who may has signed it.
-    fn offer(&self, channel: &mut Channel) -> Result<Offer, Ended> {
+    fn offer(&self, channel: &mut Channel) -> Result<Offer, NotTaken> {
         let (bytes, signature) = channel.read().map_err(|e| of_channel(&e))?;
         if !release::is_signed(&bytes, &signature, &self.update.keys) {
             return Err(refused(
@@ -283,7 +276,7 @@ impl Visit {
     }
 
     /// Has the tarball where nobody but root writes. Returns its file.
-    fn fetch(&self, channel: &mut Channel, offer: &Offer) -> Result<PathBuf, Ended> {
+    fn fetch(&self, channel: &mut Channel, offer: &Offer) -> Result<PathBuf, NotTaken> {
         let dir = self.dir();
         let part = dir.join(format!("{}.part", offer.sha256));
         // What was begun and is not offered any more.
@@ -295,8 +288,15 @@ impl Visit {
         }
         let beside = format!("{}.tar.gz", offer.base());
         let location = offer.url.as_deref().unwrap_or(&beside);
-        let found = channel.fetch(location, offer.size, &part);
-        found.map_err(|e| of_channel(&e))?;
+        let mut fetch = || {
+            let fetched = channel.fetch(location, offer.size, &part);
+            fetched.map_err(|e| of_channel(&e))
+        };
+        // What came piece by piece may be of several files.
+        if fetch()? && release::sum(&part)? != offer.sha256 {
+            fs::remove_file(&part).map_err(|e| failed("remove", &part, &e))?;
+            fetch()?;
+        }
         Ok(part)
     }
 
@@ -390,7 +390,7 @@ impl Visit {
     }
 }
 
-fn of_channel(e: &ChannelError) -> Ended {
+fn of_channel(e: &ChannelError) -> NotTaken {
     if e.may_pass() { later(e) } else { refused(e) }
 }
 
