@@ -351,6 +351,8 @@ pub struct Memory {
     pub trying: Option<Trying>,
     /// Serials that were put back, the newest last; at most [`MAX_BARRED`].
     pub barred: Vec<u64>,
+    /// SHA-256 of the last tarball whose program was of another version than its channel said; empty: of none.
+    pub wrong: String,
 }
 
 /// An update that was begun.
@@ -396,6 +398,9 @@ impl fmt::Display for Memory {
         for serial in &self.barred {
             writeln!(f, "barred {serial}")?;
         }
+        if !self.wrong.is_empty() {
+            writeln!(f, "wrong {}", self.wrong)?;
+        }
         Ok(())
     }
 }
@@ -418,6 +423,7 @@ impl FromStr for Memory {
             match word {
                 "committed" => memory.committed = number(value)?,
                 "barred" => memory.barred.push(number(value)?),
+                "wrong" => value.clone_into(&mut memory.wrong),
                 "trying" => {
                     let (serial, sum) = value.split_once(' ').ok_or_else(wrong)?;
                     let serial = number(serial)?;
@@ -479,6 +485,9 @@ pub enum Refusal {
     /// One that was not healthy here.
     #[error("serial {0} was put back before")]
     Barred(u64),
+    /// One whose tarball does not hold what is said.
+    #[error("serial {0} is of another version than its channel says")]
+    Wrong(u64),
 }
 
 /// Judges an offer that is signed. `asked`: somebody asks for it now, who does not wait for his share. `force`: and takes it
@@ -498,6 +507,9 @@ pub fn judge(offer: &Offer, node: Node<'_>, asked: bool, force: bool) -> Verdict
     }
     if !force && memory.barred.contains(&serial) {
         return Verdict::Refuse(Refusal::Barred(serial));
+    }
+    if !force && offer.sha256 == memory.wrong {
+        return Verdict::Refuse(Refusal::Wrong(serial));
     }
     if !force && serial < memory.committed {
         return Verdict::Refuse(Refusal::Lower {

@@ -104,6 +104,8 @@ struct Inner {
     dir: PathBuf,
     /// Paths that were asked for, and from which byte on.
     asked: Mutex<Vec<(String, usize)>>,
+    /// Whoever holds it has tarballs wait.
+    gate: Mutex<()>,
     ends: AtomicBool,
 }
 
@@ -114,6 +116,7 @@ impl Site {
         let inner = Arc::new(Inner {
             dir: dir.into(),
             asked: Mutex::default(),
+            gate: Mutex::default(),
             ends: AtomicBool::new(false),
         });
         let shared = Arc::clone(&inner);
@@ -163,6 +166,9 @@ impl Inner {
             asked.push((path.to_owned(), from));
             is_first
         };
+        if path.ends_with(".gz") {
+            drop(self.gate.lock().unwrap_or_else(PoisonError::into_inner));
+        }
         let all = bytes.len();
         let (status, range) = match from {
             0 => (200, String::new()),
@@ -229,14 +235,19 @@ fn closed() -> Value {
 }
 
 /// `picolet update`, by the installed program.
-fn says(board: &Board, words: &[&str], code: i32, says: &str) {
-    let output = Command::new(board.file(""))
+fn command(board: &Board, words: &[&str]) -> Command {
+    let mut command = Command::new(board.file(""));
+    command
         .arg("update")
         .args(words)
         .env("PICOLET_SOCKET", board.host.path("run/picolet.sock"))
-        .stdin(Stdio::null())
-        .output()
-        .expect("picolet");
+        .stdin(Stdio::null());
+    command
+}
+
+/// What it says, and how it ends.
+fn says(board: &Board, words: &[&str], code: i32, says: &str) {
+    let output = command(board, words).output().expect("picolet");
     let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(code), "{words:?}: {said}");
     assert!(said.contains(says), "{words:?}: {said}");
@@ -374,6 +385,52 @@ fn a_node_updates_itself_in_its_window() {
     changed["url"] = format!("picolet-{VERSION}-{BOARD}.tar.gz").into();
     channel.sign(&changed, &channel.key);
     says(&board, &["--look"], 1, "cannot unpack picolet-9.9.9-");
+    // And one whose tarball is called as is said: once it was looked at, it is not fetched again.
+    channel.offer(6, "9.9.9", &other, |_| ());
+    let another = format!("serial 6 says it is {VERSION}, its channel says 9.9.9");
+    says(&board, &["--look"], 1, &another);
+    let tarballs = || {
+        site.asked()
+            .iter()
+            .filter(|(path, _)| path.ends_with(".gz"))
+            .count()
+    };
+    let fetched = tarballs();
+    let another = "serial 6 is of another version than its channel says";
+    says(&board, &["--look"], 1, another);
+    assert_eq!(tarballs(), fetched);
+    board.nobody_noticed();
+
+    // A pod came meanwhile: what was fetched stays for the next look.
+    channel.sign(&offer, &channel.key);
+    let gate = site.inner.gate.lock().expect("gate");
+    let look = command(&board, &["--look"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let look = look.expect("picolet");
+    in_time("the tarball is asked for", || tarballs() > fetched);
+    let absent = json!({"name": "main", "image": "absent:1", "imagePullPolicy": "Never"});
+    board.host.pod("late", json!({"containers": [absent]}));
+    let is_moving = |pod: &Value| pod["status"]["startTime"].is_string();
+    board.host.wait_pod("late", "it is taken on", is_moving);
+    drop(gate);
+    let said = look.wait_with_output().expect("picolet");
+    let text_said = text(&said.stderr);
+    assert!(
+        said.status.code() == Some(75) && text_said.contains("pods start or end: 1"),
+        "{text_said}"
+    );
+    let fetched = tarballs();
+    board.host.remove("late.yaml");
+    board.host.wait_gone("late");
+    let again = board.host.path("root/update");
+    let parts = fs::read_dir(again).expect("directory").flatten();
+    let parts = parts.filter(|e| e.path().extension().is_some_and(|end| end == "part"));
+    assert_eq!(parts.count(), 1);
+    says(&board, &["--look"], 0, "serial 6 stays");
+    assert!(board.runs(&other));
+    assert_eq!(tarballs(), fetched, "it was here");
     board.nobody_noticed();
 
     // The agent tells it, once.
@@ -382,7 +439,7 @@ fn a_node_updates_itself_in_its_window() {
     in_time("it is told", || {
         has_event(&board, "UpdateRefused", "is not signed by a key")
     });
-    assert!(board.runs(&good));
+    assert!(board.runs(&other));
     board.nobody_noticed();
     board.finish();
 }

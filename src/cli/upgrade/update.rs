@@ -189,21 +189,27 @@ impl Visit {
             quiet,
         };
         let staged = prepare(Running::find(&self.client)?, &asked, &part);
-        let is_whole = release::sum(&part).is_ok_and(|sum| sum == offer.sha256);
-        if staged.is_ok() || !is_whole {
-            // It is beside the program by now, or of no use.
-            let _ = fs::remove_file(&part);
-        }
-        let staged = staged.map_err(|e| match e.lasts {
-            true => refused(format_args!("serial {serial}: {}", e.why.bare())),
-            false => e,
+        let staged = staged.map_err(|e| {
+            if !release::sum(&part).is_ok_and(|sum| sum == offer.sha256) {
+                // Of no use.
+                let _ = fs::remove_file(&part);
+            }
+            if e.lasts {
+                refused(format_args!("serial {serial}: {}", e.why.bare()))
+            } else {
+                e
+            }
         })?;
         let Some(staged) = staged else {
             memory.commit(serial);
             self.keep(&memory)?;
+            let _ = fs::remove_file(&part);
             return Ok(format!("serial {serial} is installed"));
         };
         if staged.version != offer.version {
+            memory.wrong = offer.sha256;
+            self.keep(&memory)?;
+            let _ = fs::remove_file(&part);
             return Err(refused(format_args!(
                 "serial {serial} says it is {}, its channel says {}",
                 staged.version, offer.version
@@ -214,6 +220,8 @@ impl Visit {
         let sum = staged.sum.clone();
         memory.trying = Some(Trying { serial, sum });
         self.keep(&memory)?;
+        // It is beside the program by now, and taken at the next look only if this one comes to nothing.
+        let _ = fs::remove_file(&part);
         // The agent that has called ends now. Its end is not that of the trial.
         on_term::ignore().map_err(|e| CliError::new(format!("cannot ignore SIGTERM: {e}")))?;
         let version = &offer.version;

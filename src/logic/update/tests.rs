@@ -400,25 +400,21 @@ fn channel_files() {
 #[test]
 fn verdicts() {
     // UPD-01 UPD-06 PKG-26
-    let memory = Memory {
+    let mut memory = Memory {
         committed: 7,
-        trying: None,
         barred: [9].into(),
+        ..Memory::default()
     };
     let name = "board-1";
     let last_out = (0..100).rev().find(|share| !is_in_share(name, *share));
     let last_out = last_out.expect("it is not in every share");
-    let judged = |serial, arch: &str, share, asked, force| {
+    let judged = |memory: &Memory, serial, arch: &str, share, asked, force| {
         let offer = Offer {
             serial,
             share,
             ..offer()
         };
-        let node = Node {
-            name,
-            arch,
-            memory: &memory,
-        };
+        let node = Node { name, arch, memory };
         judge(&offer, node, asked, force)
     };
     let lower = Verdict::Refuse(Refusal::Lower {
@@ -448,8 +444,18 @@ fn verdicts() {
         (8, "armv7", last_out + 1, false, false, Verdict::Take),
         (8, "armv7", 0, true, false, Verdict::Take),
     ] {
-        let found = judged(serial, own, share, asked, force);
+        let found = judged(&memory, serial, own, share, asked, force);
         assert_eq!(found, expected, "{serial} {own} {share} {asked} {force}");
+    }
+    // Whose tarball was found to be another one is not fetched again.
+    memory.wrong = offer().sha256;
+    for (asked, force, expected) in [
+        (false, false, Verdict::Refuse(Refusal::Wrong(8))),
+        (true, false, Verdict::Refuse(Refusal::Wrong(8))),
+        (true, true, Verdict::Take),
+    ] {
+        let found = judged(&memory, 8, "armv7", 100, asked, force);
+        assert_eq!(found, expected, "{asked} {force}");
     }
 }
 
@@ -464,9 +470,13 @@ fn what_is_remembered() {
         committed: 3,
         trying: trying(4, "ab"),
         barred: [1, 2].into(),
+        wrong: "ef".into(),
     };
     let text = memory.to_string();
-    assert_eq!(text, "committed 3\ntrying 4 ab\nbarred 1\nbarred 2\n");
+    assert_eq!(
+        text,
+        "committed 3\ntrying 4 ab\nbarred 1\nbarred 2\nwrong ef\n"
+    );
     assert_eq!(format!("{text}later x\n").parse(), Ok(memory.clone()));
     assert_eq!("".parse(), Ok(Memory::default()));
     for wrong in [
@@ -502,6 +512,7 @@ fn what_is_remembered() {
     assert_eq!(memory.barred.len(), MAX_BARRED, "each is there once");
     memory.trying = trying(u64::MAX, &"f".repeat(64));
     memory.barred = [u64::MAX; MAX_BARRED].into();
+    memory.wrong = "f".repeat(64);
     assert!(memory.to_string().len() as u64 <= MAX_MEMORY_BYTES);
 }
 
