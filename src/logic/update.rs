@@ -347,6 +347,8 @@ impl Offer {
 pub struct Memory {
     /// Serial of the last one that stayed; 0: none did.
     pub committed: u64,
+    /// SHA-256 of its program, in hexadecimal; empty: not known.
+    pub sum: String,
     /// One that was begun.
     pub trying: Option<Trying>,
     /// Serials that were put back, the newest last; at most [`MAX_BARRED`].
@@ -373,7 +375,7 @@ impl Memory {
             return false;
         };
         if sum == installed {
-            self.commit(serial);
+            self.commit(serial, installed);
         } else if was_put_back && !self.barred.contains(&serial) {
             let over = (self.barred.len() + 1).saturating_sub(MAX_BARRED);
             self.barred.drain(..over);
@@ -382,9 +384,10 @@ impl Memory {
         true
     }
 
-    /// The release of this serial is the one in place.
-    pub fn commit(&mut self, serial: u64) {
+    /// The release of this serial is the one in place, with this SHA-256.
+    pub fn commit(&mut self, serial: u64, installed: &str) {
         self.committed = serial;
+        installed.clone_into(&mut self.sum);
         self.barred.retain(|other| *other != serial);
     }
 }
@@ -392,6 +395,9 @@ impl Memory {
 impl fmt::Display for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "committed {}", self.committed)?;
+        if !self.sum.is_empty() {
+            writeln!(f, "sum {}", self.sum)?;
+        }
         if let Some(Trying { serial, sum }) = &self.trying {
             writeln!(f, "trying {serial} {sum}")?;
         }
@@ -423,6 +429,7 @@ impl FromStr for Memory {
             match word {
                 "committed" => memory.committed = number(value)?,
                 "barred" => memory.barred.push(number(value)?),
+                "sum" => value.clone_into(&mut memory.sum),
                 "wrong" => value.clone_into(&mut memory.wrong),
                 "trying" => {
                     let (serial, sum) = value.split_once(' ').ok_or_else(wrong)?;
@@ -446,6 +453,8 @@ pub struct Node<'a> {
     pub arch: &'a str,
     /// What it has had.
     pub memory: &'a Memory,
+    /// SHA-256 of the program in place, in hexadecimal.
+    pub installed: &'a str,
 }
 
 /// What becomes of an offer.
@@ -502,7 +511,7 @@ pub fn judge(offer: &Offer, node: Node<'_>, asked: bool, force: bool) -> Verdict
             own: node.arch.to_owned(),
         });
     }
-    if serial == memory.committed {
+    if !force && serial == memory.committed && node.installed == memory.sum {
         return Verdict::Have;
     }
     if !force && memory.barred.contains(&serial) {

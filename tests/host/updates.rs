@@ -491,7 +491,10 @@ fn what_is_not_healthy_is_barred() {
     says(&board, &["--now"], 0, "serial 7 stays");
     assert!(board.runs(&good));
     board.nobody_noticed();
+    // A look that was killed has left a program.
+    fs::write(board.file(".new"), "half").expect("written");
     says(&board, &["--now"], 0, "serial 7 is installed");
+    assert!(!board.file(".new").exists());
     says(
         &board,
         &["--status"],
@@ -508,6 +511,13 @@ fn what_is_not_healthy_is_barred() {
         "update refused: serial 3 is lower than 7",
     );
     says(&board, &["--now", "--force"], 0, "serial 3 stays");
+    assert!(board.runs(&other));
+    // Somebody has put another program in its place: what has the serial of before is taken.
+    let first = board.host.path("by-hand");
+    fs::copy(board.first(), &first).expect("copied");
+    fs::rename(first, board.file("")).expect("replaced");
+    restart_agent(&board);
+    says(&board, &["--now"], 0, "serial 3 stays");
     assert!(board.runs(&other));
     board.nobody_noticed();
     board.finish();

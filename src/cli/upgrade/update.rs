@@ -156,13 +156,19 @@ impl Visit {
         if memory != self.memory()? {
             self.keep(&memory)?;
         }
+        // What a look has left that was killed.
+        if fs::File::open(&self.places.program).is_ok_and(|program| program.try_lock().is_ok()) {
+            self.places.forget_staged();
+        }
         self.may_begin(who)?;
         let mut channel = self.channel();
         let offer = self.offer(&mut channel)?;
+        let installed = release::sum(&self.places.program)?;
         let node = update::Node {
             name: &self.node,
             arch: BOARD,
             memory: &memory,
+            installed: &installed,
         };
         let force = who == Who::Operator { force: true };
         let serial = offer.serial;
@@ -201,7 +207,7 @@ impl Visit {
             }
         })?;
         let Some(staged) = staged else {
-            memory.commit(serial);
+            memory.commit(serial, &installed);
             self.keep(&memory)?;
             let _ = fs::remove_file(&part);
             return Ok(format!("serial {serial} is installed"));

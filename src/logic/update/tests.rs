@@ -402,6 +402,7 @@ fn verdicts() {
     // UPD-01 UPD-06 PKG-26
     let mut memory = Memory {
         committed: 7,
+        sum: "ab".into(),
         barred: [9].into(),
         ..Memory::default()
     };
@@ -414,7 +415,13 @@ fn verdicts() {
             share,
             ..offer()
         };
-        let node = Node { name, arch, memory };
+        let installed = "ab";
+        let node = Node {
+            name,
+            arch,
+            memory,
+            installed,
+        };
         judge(&offer, node, asked, force)
     };
     let lower = Verdict::Refuse(Refusal::Lower {
@@ -430,7 +437,7 @@ fn verdicts() {
     for (serial, own, share, asked, force, expected) in [
         (8, "armv7", 100, false, false, Verdict::Take),
         (7, "armv7", 100, false, false, Verdict::Have),
-        (7, "armv7", 100, true, true, Verdict::Have),
+        (7, "armv7", 100, true, true, Verdict::Take),
         (6, "armv7", 100, false, false, lower.clone()),
         (6, "armv7", 100, true, false, lower),
         (6, "armv7", 100, true, true, Verdict::Take),
@@ -447,6 +454,10 @@ fn verdicts() {
         let found = judged(&memory, serial, own, share, asked, force);
         assert_eq!(found, expected, "{serial} {own} {share} {asked} {force}");
     }
+    // Another program is in place: one of before, of an image, or put there by hand.
+    memory.sum = "cd".into();
+    let found = judged(&memory, 7, "armv7", 100, false, false);
+    assert_eq!(found, Verdict::Take);
     // Whose tarball was found to be another one is not fetched again.
     memory.wrong = offer().sha256;
     for (asked, force, expected) in [
@@ -468,6 +479,7 @@ fn what_is_remembered() {
     };
     let mut memory = Memory {
         committed: 3,
+        sum: "01".into(),
         trying: trying(4, "ab"),
         barred: [1, 2].into(),
         wrong: "ef".into(),
@@ -475,7 +487,7 @@ fn what_is_remembered() {
     let text = memory.to_string();
     assert_eq!(
         text,
-        "committed 3\ntrying 4 ab\nbarred 1\nbarred 2\nwrong ef\n"
+        "committed 3\nsum 01\ntrying 4 ab\nbarred 1\nbarred 2\nwrong ef\n"
     );
     assert_eq!(format!("{text}later x\n").parse(), Ok(memory.clone()));
     assert_eq!("".parse(), Ok(Memory::default()));
@@ -491,6 +503,7 @@ fn what_is_remembered() {
     // It stayed, was put back, or never came into place.
     assert!(memory.settle("ab", false));
     assert_eq!((memory.committed, &*memory.barred), (4, &[1, 2][..]));
+    assert_eq!(memory.sum, "ab");
     assert!(!memory.settle("ab", false), "it is settled");
     memory.trying = trying(5, "cd");
     assert!(memory.settle("ab", true));
@@ -513,6 +526,7 @@ fn what_is_remembered() {
     memory.trying = trying(u64::MAX, &"f".repeat(64));
     memory.barred = [u64::MAX; MAX_BARRED].into();
     memory.wrong = "f".repeat(64);
+    memory.sum = "f".repeat(64);
     assert!(memory.to_string().len() as u64 <= MAX_MEMORY_BYTES);
 }
 
