@@ -162,7 +162,7 @@ impl Looks {
         }
     }
 
-    /// What follows. `trusted`: somebody keeps the clock right. `costs`: the bytes of a look cost money, or are used up.
+    /// What follows. `trusted`: somebody keeps the clock right. `costs`: the bytes of a look cost money.
     #[must_use]
     pub fn next(
         &self,
@@ -210,8 +210,10 @@ pub struct Now {
     pub wall: Wall,
     /// Somebody keeps it right.
     pub trusted: bool,
-    /// The bytes of an update cost money, or are used up.
+    /// The bytes of an update cost money.
     pub costs: bool,
+    /// Images wait for the budget of the link that they come over, too.
+    pub waits: bool,
     /// The node is short of disk.
     pub disk_pressure: bool,
     /// Pods that start or end.
@@ -227,9 +229,12 @@ pub enum NotNow {
     /// See [`Window`].
     #[error("the window is closed")]
     Window,
-    /// The link is metered, or its budget is used up.
+    /// The link is metered.
     #[error("bytes cost money on this link")]
     Link,
+    /// The budget of the link is for what is urgent.
+    #[error("images wait for bytes of the link")]
+    Budget,
     /// The node is short of disk.
     #[error("the node is short of disk")]
     DiskPressure,
@@ -244,6 +249,7 @@ pub fn may_begin(schedule: &Schedule, now: &Now) -> Result<(), NotNow> {
         (!(now.trusted || schedule.trusts_clock), NotNow::Clock),
         (schedule.window.opened(now.wall).is_none(), NotNow::Window),
         (now.costs, NotNow::Link),
+        (now.waits, NotNow::Budget),
         (now.disk_pressure, NotNow::DiskPressure),
         (now.moving > 0, NotNow::Pods(now.moving)),
     ];

@@ -277,7 +277,7 @@ fn has_event(board: &Board, reason: &str, part: &str) -> bool {
     events.any(|e| e["reason"] == reason && e["message"].as_str().is_some_and(|m| m.contains(part)))
 }
 
-// UPD-01 UPD-02 UPD-05 UPD-07 UPD-08 PKG-26
+// UPD-01 UPD-02 UPD-05 UPD-07 UPD-08 PKG-26 METER-02
 #[test]
 fn a_node_updates_itself_in_its_window() {
     if !host::able() {
@@ -317,6 +317,26 @@ fn a_node_updates_itself_in_its_window() {
         "serial 5 is for others first: its share is 0 %",
     );
     assert!(board.runs(&board.first()));
+    // While images wait for the budget of the link. What a directory has does not come over it.
+    let asked = site.asked().len();
+    let link = json!({"dailyBytes": "50M"});
+    configure(&board.host, &json!({"link": link}));
+    let none = [[0; 2]; 7];
+    let used = json!({"v": 1, "used": 45_000_000, "bytes": none});
+    let record = board.host.path("root/link-budget.json");
+    fs::write(record, used.to_string()).expect("written");
+    restart_agent(&board);
+    let mut limited = own.clone();
+    limited["link"] = link;
+    configure(&board.host, &limited);
+    let waits = "no update now: images wait for bytes of the link";
+    says(&board, &["--look"], 75, waits);
+    assert_eq!(site.asked().len(), asked, "nobody was asked");
+    limited["update"]["source"] = channel.dir.display().to_string().into();
+    configure(&board.host, &limited);
+    let others = "serial 5 is for others first: its share is 0 %";
+    says(&board, &["--look"], 0, others);
+    configure(&board.host, &own);
 
     // The agent by itself, over a link that breaks once. What it had of it before is of something else.
     channel.offer(5, VERSION, &good, |_| ());

@@ -244,7 +244,8 @@ impl Visit {
         if who != Who::Agent {
             return Ok(());
         }
-        health::look(&self.client).map_err(|e| later(e.bare()))?;
+        let health = health::look(&self.client)?;
+        let is_far = matches!(self.update.source, UpdateSource::Url(_));
         let ask = |what: &str| {
             let said = self.client.json("GET", what);
             said.map_err(|e| later(e.bare()))
@@ -259,6 +260,7 @@ impl Visit {
             wall,
             trusted: clock::synchronized() == Some(true),
             costs: self.config.updates_cost(),
+            waits: is_far && health.link.is_some_and(|link| link.waits),
             disk_pressure: conditions.any(|c| c["type"] == "DiskPressure" && c["status"] == "True"),
             moving: pods.filter(|pod| on_its_way(pod).is_moving(wall)).count(),
         };

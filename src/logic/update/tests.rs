@@ -213,7 +213,7 @@ fn nodes_are_spread_by_their_names() {
 
 #[test]
 fn what_holds_an_update_up() {
-    // UPD-07 PKG-26 SVC-15
+    // UPD-07 PKG-26 SVC-15 METER-02
     let night = schedule(window(EVERY_DAY, 2, 4), 0);
     let well = Now {
         wall: at(3 * HOUR),
@@ -249,6 +249,13 @@ fn what_holds_an_update_up() {
                 ..well
             },
             NotNow::Link,
+        ),
+        (
+            Now {
+                waits: true,
+                ..well
+            },
+            NotNow::Budget,
         ),
         (
             Now {
