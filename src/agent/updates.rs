@@ -84,9 +84,13 @@ impl Updates {
     }
 }
 
-/// What the last look said: the same is told once.
+/// What was told: the same is told once.
 #[derive(Debug, Default)]
-struct Told(String);
+struct Told {
+    last: String,
+    /// The last refusal, whatever was said since.
+    refused: String,
+}
 
 /// What came of a look.
 #[derive(Debug, PartialEq, Eq)]
@@ -117,15 +121,23 @@ impl Told {
                 };
                 let said = String::from_utf8_lossy(&said);
                 let line = said.trim().trim_start_matches("error: ");
-                (code, line.replace('\n', " "))
+                match code {
+                    0 | 1 | LATER => (code, line.replace('\n', " ")),
+                    // It says nothing of the release.
+                    _ => (LATER, format!("a look for updates ended with {code}")),
+                }
             }
         };
-        let is_new = !text.is_empty() && text != self.0;
+        let known = match code {
+            1 => &mut self.refused,
+            _ => &mut self.last,
+        };
+        let is_new = !text.is_empty() && text != *known;
         let news = is_new.then(|| {
-            self.0.clone_from(&text);
+            known.clone_from(&text);
             match code {
-                0 | LATER => News::Nothing(text),
-                _ => News::Refused(text),
+                1 => News::Refused(text),
+                _ => News::Nothing(text),
             }
         });
         Said {
@@ -177,6 +189,12 @@ mod tests {
                 output(LATER, "", "no update now: pods start or end: 1\n"),
                 true,
                 nothing("no update now: pods start or end: 1"),
+            ),
+            (refused(5), false, None),
+            (
+                output(101, "", "thread 'main' panicked\n"),
+                true,
+                nothing("a look for updates ended with 101"),
             ),
             (
                 Err(io::Error::other("it hangs")),

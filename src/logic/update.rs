@@ -162,7 +162,7 @@ impl Looks {
         }
     }
 
-    /// What follows. `trusted`: somebody keeps the clock right. `costs`: the bytes of a look cost money, or are used up.
+    /// What follows. `trusted`: somebody keeps the clock right. `costs`: the bytes of a look cost money.
     #[must_use]
     pub fn next(
         &self,
@@ -210,8 +210,10 @@ pub struct Now {
     pub wall: Wall,
     /// Somebody keeps it right.
     pub trusted: bool,
-    /// The bytes of an update cost money, or are used up.
+    /// The bytes of an update cost money.
     pub costs: bool,
+    /// Images wait for the budget of the link that they come over, too.
+    pub waits: bool,
     /// The node is short of disk.
     pub disk_pressure: bool,
     /// Pods that start or end.
@@ -227,9 +229,12 @@ pub enum NotNow {
     /// See [`Window`].
     #[error("the window is closed")]
     Window,
-    /// The link is metered, or its budget is used up.
+    /// The link is metered.
     #[error("bytes cost money on this link")]
     Link,
+    /// The budget of the link is for what is urgent.
+    #[error("images wait for bytes of the link")]
+    Budget,
     /// The node is short of disk.
     #[error("the node is short of disk")]
     DiskPressure,
@@ -244,6 +249,7 @@ pub fn may_begin(schedule: &Schedule, now: &Now) -> Result<(), NotNow> {
         (!(now.trusted || schedule.trusts_clock), NotNow::Clock),
         (schedule.window.opened(now.wall).is_none(), NotNow::Window),
         (now.costs, NotNow::Link),
+        (now.waits, NotNow::Budget),
         (now.disk_pressure, NotNow::DiskPressure),
         (now.moving > 0, NotNow::Pods(now.moving)),
     ];
@@ -347,10 +353,14 @@ impl Offer {
 pub struct Memory {
     /// Serial of the last one that stayed; 0: none did.
     pub committed: u64,
+    /// SHA-256 of its program, in hexadecimal; empty: not known.
+    pub sum: String,
     /// One that was begun.
     pub trying: Option<Trying>,
     /// Serials that were put back, the newest last; at most [`MAX_BARRED`].
     pub barred: Vec<u64>,
+    /// SHA-256 of the last tarball whose program was of another version than its channel said; empty: of none.
+    pub wrong: String,
 }
 
 /// An update that was begun.
@@ -371,7 +381,7 @@ impl Memory {
             return false;
         };
         if sum == installed {
-            self.commit(serial);
+            self.commit(serial, installed);
         } else if was_put_back && !self.barred.contains(&serial) {
             let over = (self.barred.len() + 1).saturating_sub(MAX_BARRED);
             self.barred.drain(..over);
@@ -380,9 +390,10 @@ impl Memory {
         true
     }
 
-    /// The release of this serial is the one in place.
-    pub fn commit(&mut self, serial: u64) {
+    /// The release of this serial is the one in place, with this SHA-256.
+    pub fn commit(&mut self, serial: u64, installed: &str) {
         self.committed = serial;
+        installed.clone_into(&mut self.sum);
         self.barred.retain(|other| *other != serial);
     }
 }
@@ -390,11 +401,17 @@ impl Memory {
 impl fmt::Display for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "committed {}", self.committed)?;
+        if !self.sum.is_empty() {
+            writeln!(f, "sum {}", self.sum)?;
+        }
         if let Some(Trying { serial, sum }) = &self.trying {
             writeln!(f, "trying {serial} {sum}")?;
         }
         for serial in &self.barred {
             writeln!(f, "barred {serial}")?;
+        }
+        if !self.wrong.is_empty() {
+            writeln!(f, "wrong {}", self.wrong)?;
         }
         Ok(())
     }
@@ -418,6 +435,8 @@ impl FromStr for Memory {
             match word {
                 "committed" => memory.committed = number(value)?,
                 "barred" => memory.barred.push(number(value)?),
+                "sum" => value.clone_into(&mut memory.sum),
+                "wrong" => value.clone_into(&mut memory.wrong),
                 "trying" => {
                     let (serial, sum) = value.split_once(' ').ok_or_else(wrong)?;
                     let serial = number(serial)?;
@@ -440,6 +459,8 @@ pub struct Node<'a> {
     pub arch: &'a str,
     /// What it has had.
     pub memory: &'a Memory,
+    /// SHA-256 of the program in place, in hexadecimal.
+    pub installed: &'a str,
 }
 
 /// What becomes of an offer.
@@ -479,6 +500,9 @@ pub enum Refusal {
     /// One that was not healthy here.
     #[error("serial {0} was put back before")]
     Barred(u64),
+    /// One whose tarball does not hold what is said.
+    #[error("serial {0} is of another version than its channel says")]
+    Wrong(u64),
 }
 
 /// Judges an offer that is signed. `asked`: somebody asks for it now, who does not wait for his share. `force`: and takes it
@@ -493,11 +517,14 @@ pub fn judge(offer: &Offer, node: Node<'_>, asked: bool, force: bool) -> Verdict
             own: node.arch.to_owned(),
         });
     }
-    if serial == memory.committed {
+    if !force && serial == memory.committed && node.installed == memory.sum {
         return Verdict::Have;
     }
     if !force && memory.barred.contains(&serial) {
         return Verdict::Refuse(Refusal::Barred(serial));
+    }
+    if !force && offer.sha256 == memory.wrong {
+        return Verdict::Refuse(Refusal::Wrong(serial));
     }
     if !force && serial < memory.committed {
         return Verdict::Refuse(Refusal::Lower {

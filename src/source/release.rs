@@ -101,26 +101,21 @@ impl Channel {
         }
     }
 
-    /// Has the tarball on this machine, `size` bytes of it, on disk. `location`: where the channel file says that it is;
-    /// `part`: the file that it grows in, which may hold its beginning. Returns where it is.
-    pub fn fetch(
-        &mut self,
-        location: &str,
-        size: u64,
-        part: &Path,
-    ) -> Result<PathBuf, ChannelError> {
+    /// Has the tarball in `part`, `size` bytes of it, on disk. `location`: where the channel file says that it is. `part` may
+    /// hold its beginning; nobody else writes it, which nobody says of what it comes from. Returns whether not all of it came
+    /// now and at once.
+    pub fn fetch(&mut self, location: &str, size: u64, part: &Path) -> Result<bool, ChannelError> {
         match &mut self.0 {
             At::Dir(dir) => {
                 if location.is_empty() || location.starts_with('.') || location.contains('/') {
                     return Err(ChannelError::Name(location.to_owned()));
                 }
-                Ok(dir.join(location))
+                copy(&dir.join(location), size, part)
             }
             At::Server(client) => {
                 let from = client.url().join(location);
                 let from = from.map_err(|e| ChannelError::Location(location.to_owned(), e))?;
-                grow(client, &from, size, part)?;
-                Ok(part.to_owned())
+                grow(client, &from, size, part)
             }
         }
     }
@@ -152,37 +147,70 @@ fn bounded(from: impl Read) -> io::Result<Option<Vec<u8>>> {
     Ok((bytes.len() <= MAX_CHANNEL_BYTES).then_some(bytes))
 }
 
-/// Asks for what is missing until all is there, as long as each answer brings something.
-fn grow(client: &mut Client, url: &Url, size: u64, part: &Path) -> Result<(), ChannelError> {
+/// Opens what a tarball grows in. Returns it, and how much of it is there.
+fn open(part: &Path, size: u64) -> Result<(File, u64), ChannelError> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
     options.mode(0o600).custom_flags(libc::O_NOFOLLOW);
-    let mut out = options.open(part).map_err(at("open", part))?;
-    let mut length = out.metadata().map_err(at("look at", part))?.len();
+    let out = options.open(part).map_err(at("open", part))?;
+    let length = out.metadata().map_err(at("look at", part))?.len();
     if length > size {
         // Of something else.
         out.set_len(0).map_err(at("write", part))?;
-        length = 0;
+        return Ok((out, 0));
     }
+    Ok((out, length))
+}
+
+/// Has it on disk.
+fn sync(out: &File, part: &Path) -> Result<(), ChannelError> {
+    out.sync_all().map_err(at("sync", part))?;
+    if let Some(dir) = part.parent() {
+        file::sync_dir(dir).map_err(at("sync", dir))?;
+    }
+    // Who looks at it next reads what the disk has, not what memory has of it.
+    let _ = posix_fadvise(out, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
+    Ok(())
+}
+
+/// Copies a file of this machine, unless a copy is there.
+fn copy(from: &Path, size: u64, part: &Path) -> Result<bool, ChannelError> {
+    let (mut out, length) = open(part, size)?;
+    if length == size {
+        return Ok(true);
+    }
+    let source = File::open(from).map_err(at("open", from))?;
+    let copied = io::copy(&mut source.take(size), &mut out).map_err(at("copy", from))?;
+    sync(&out, part)?;
+    if copied < size {
+        return Err(ChannelError::Short(
+            from.display().to_string(),
+            copied,
+            size,
+        ));
+    }
+    Ok(false)
+}
+
+/// Asks for what is missing until all is there, as long as each answer brings something.
+fn grow(client: &mut Client, url: &Url, size: u64, part: &Path) -> Result<bool, ChannelError> {
+    let (mut out, mut length) = open(part, size)?;
+    let mut in_pieces = length > 0;
     let mut last = None;
     for _ in 0..MAX_PARTS {
         if length == size {
             break;
         }
         let before = length;
+        in_pieces |= before > 0;
         last = more(client, url, size, &mut out, &mut length, part)?;
         if length <= before {
             break;
         }
     }
-    out.sync_all().map_err(at("sync", part))?;
-    if let Some(dir) = part.parent() {
-        file::sync_dir(dir).map_err(at("sync", dir))?;
-    }
-    // Who looks at it next reads what the disk has, not what memory has of it.
-    let _ = posix_fadvise(&out, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
+    sync(&out, part)?;
     match last {
-        _ if length == size => Ok(()),
+        _ if length == size => Ok(in_pieces),
         Some(e) => Err(ChannelError::Server(url.shown(), e.to_string())),
         None => Err(ChannelError::Short(url.shown(), length, size)),
     }

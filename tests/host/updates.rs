@@ -104,6 +104,8 @@ struct Inner {
     dir: PathBuf,
     /// Paths that were asked for, and from which byte on.
     asked: Mutex<Vec<(String, usize)>>,
+    /// Whoever holds it has tarballs wait.
+    gate: Mutex<()>,
     ends: AtomicBool,
 }
 
@@ -114,6 +116,7 @@ impl Site {
         let inner = Arc::new(Inner {
             dir: dir.into(),
             asked: Mutex::default(),
+            gate: Mutex::default(),
             ends: AtomicBool::new(false),
         });
         let shared = Arc::clone(&inner);
@@ -163,6 +166,9 @@ impl Inner {
             asked.push((path.to_owned(), from));
             is_first
         };
+        if path.ends_with(".gz") {
+            drop(self.gate.lock().unwrap_or_else(PoisonError::into_inner));
+        }
         let all = bytes.len();
         let (status, range) = match from {
             0 => (200, String::new()),
@@ -229,14 +235,19 @@ fn closed() -> Value {
 }
 
 /// `picolet update`, by the installed program.
-fn says(board: &Board, words: &[&str], code: i32, says: &str) {
-    let output = Command::new(board.file(""))
+fn command(board: &Board, words: &[&str]) -> Command {
+    let mut command = Command::new(board.file(""));
+    command
         .arg("update")
         .args(words)
         .env("PICOLET_SOCKET", board.host.path("run/picolet.sock"))
-        .stdin(Stdio::null())
-        .output()
-        .expect("picolet");
+        .stdin(Stdio::null());
+    command
+}
+
+/// What it says, and how it ends.
+fn says(board: &Board, words: &[&str], code: i32, says: &str) {
+    let output = command(board, words).output().expect("picolet");
     let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(code), "{words:?}: {said}");
     assert!(said.contains(says), "{words:?}: {said}");
@@ -266,7 +277,7 @@ fn has_event(board: &Board, reason: &str, part: &str) -> bool {
     events.any(|e| e["reason"] == reason && e["message"].as_str().is_some_and(|m| m.contains(part)))
 }
 
-// UPD-01 UPD-02 UPD-05 UPD-07 UPD-08 PKG-26
+// UPD-01 UPD-02 UPD-05 UPD-07 UPD-08 PKG-26 METER-02
 #[test]
 fn a_node_updates_itself_in_its_window() {
     if !host::able() {
@@ -306,9 +317,33 @@ fn a_node_updates_itself_in_its_window() {
         "serial 5 is for others first: its share is 0 %",
     );
     assert!(board.runs(&board.first()));
+    // While images wait for the budget of the link. What a directory has does not come over it.
+    let asked = site.asked().len();
+    let link = json!({"dailyBytes": "50M"});
+    configure(&board.host, &json!({"link": link}));
+    let none = [[0; 2]; 7];
+    let used = json!({"v": 1, "used": 45_000_000, "bytes": none});
+    let record = board.host.path("root/link-budget.json");
+    fs::write(record, used.to_string()).expect("written");
+    restart_agent(&board);
+    let mut limited = own.clone();
+    limited["link"] = link;
+    configure(&board.host, &limited);
+    let waits = "no update now: images wait for bytes of the link";
+    says(&board, &["--look"], 75, waits);
+    assert_eq!(site.asked().len(), asked, "nobody was asked");
+    limited["update"]["source"] = channel.dir.display().to_string().into();
+    configure(&board.host, &limited);
+    let others = "serial 5 is for others first: its share is 0 %";
+    says(&board, &["--look"], 0, others);
+    configure(&board.host, &own);
 
-    // The agent by itself, over a link that breaks once.
+    // The agent by itself, over a link that breaks once. What it had of it before is of something else.
     channel.offer(5, VERSION, &good, |_| ());
+    let offer = channel.offered();
+    let sum = offer["sha256"].as_str().expect("a sum");
+    let part = board.host.path(&format!("root/update/{sum}.part"));
+    fs::write(part, "something").expect("written");
     restart_agent(&board);
     in_time("it updates itself", || {
         board.runs(&good) && !board.file(".trial").exists()
@@ -318,9 +353,12 @@ fn a_node_updates_itself_in_its_window() {
     assert!(
         asked
             .iter()
-            .any(|(path, from)| path.ends_with(".gz") && *from > 0),
+            .any(|(path, from)| path.ends_with(".gz") && *from > 9),
         "{asked:?}"
     );
+    let of_tarball = asked.iter().filter(|(path, _)| path.ends_with(".gz"));
+    let begun: Vec<usize> = of_tarball.map(|(_, from)| *from).collect();
+    assert_eq!((begun[0], begun[begun.len() - 1]), (9, 0), "{begun:?}");
     says(&board, &["--status"], 0, "serial     5\n");
     // The new agent has looked, and is done for this window.
     let looked = || board.host.agent_log().contains("serial 5 is installed");
@@ -367,6 +405,52 @@ fn a_node_updates_itself_in_its_window() {
     changed["url"] = format!("picolet-{VERSION}-{BOARD}.tar.gz").into();
     channel.sign(&changed, &channel.key);
     says(&board, &["--look"], 1, "cannot unpack picolet-9.9.9-");
+    // And one whose tarball is called as is said: once it was looked at, it is not fetched again.
+    channel.offer(6, "9.9.9", &other, |_| ());
+    let another = format!("serial 6 says it is {VERSION}, its channel says 9.9.9");
+    says(&board, &["--look"], 1, &another);
+    let tarballs = || {
+        site.asked()
+            .iter()
+            .filter(|(path, _)| path.ends_with(".gz"))
+            .count()
+    };
+    let fetched = tarballs();
+    let another = "serial 6 is of another version than its channel says";
+    says(&board, &["--look"], 1, another);
+    assert_eq!(tarballs(), fetched);
+    board.nobody_noticed();
+
+    // A pod came meanwhile: what was fetched stays for the next look.
+    channel.sign(&offer, &channel.key);
+    let gate = site.inner.gate.lock().expect("gate");
+    let look = command(&board, &["--look"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let look = look.expect("picolet");
+    in_time("the tarball is asked for", || tarballs() > fetched);
+    let absent = json!({"name": "main", "image": "absent:1", "imagePullPolicy": "Never"});
+    board.host.pod("late", json!({"containers": [absent]}));
+    let is_moving = |pod: &Value| pod["status"]["startTime"].is_string();
+    board.host.wait_pod("late", "it is taken on", is_moving);
+    drop(gate);
+    let said = look.wait_with_output().expect("picolet");
+    let text_said = text(&said.stderr);
+    assert!(
+        said.status.code() == Some(75) && text_said.contains("pods start or end: 1"),
+        "{text_said}"
+    );
+    let fetched = tarballs();
+    board.host.remove("late.yaml");
+    board.host.wait_gone("late");
+    let again = board.host.path("root/update");
+    let parts = fs::read_dir(again).expect("directory").flatten();
+    let parts = parts.filter(|e| e.path().extension().is_some_and(|end| end == "part"));
+    assert_eq!(parts.count(), 1);
+    says(&board, &["--look"], 0, "serial 6 stays");
+    assert!(board.runs(&other));
+    assert_eq!(tarballs(), fetched, "it was here");
     board.nobody_noticed();
 
     // The agent tells it, once.
@@ -375,7 +459,7 @@ fn a_node_updates_itself_in_its_window() {
     in_time("it is told", || {
         has_event(&board, "UpdateRefused", "is not signed by a key")
     });
-    assert!(board.runs(&good));
+    assert!(board.runs(&other));
     board.nobody_noticed();
     board.finish();
 }
@@ -400,6 +484,12 @@ fn what_is_not_healthy_is_barred() {
     says(&board, &["--now"], 75, busy);
     drop(other);
     channel.offer(6, "99.0.0", &board.double(0), |_| ());
+    // Somebody upgrades by hand: that passes.
+    let program = fs::File::open(board.file("")).expect("program");
+    program.lock().expect("locked");
+    let busy = "no update now: another upgrade is under way";
+    says(&board, &["--now"], 75, busy);
+    drop(program);
     says(
         &board,
         &["--now"],
@@ -421,7 +511,10 @@ fn what_is_not_healthy_is_barred() {
     says(&board, &["--now"], 0, "serial 7 stays");
     assert!(board.runs(&good));
     board.nobody_noticed();
+    // A look that was killed has left a program.
+    fs::write(board.file(".new"), "half").expect("written");
     says(&board, &["--now"], 0, "serial 7 is installed");
+    assert!(!board.file(".new").exists());
     says(
         &board,
         &["--status"],
@@ -438,6 +531,13 @@ fn what_is_not_healthy_is_barred() {
         "update refused: serial 3 is lower than 7",
     );
     says(&board, &["--now", "--force"], 0, "serial 3 stays");
+    assert!(board.runs(&other));
+    // Somebody has put another program in its place: what has the serial of before is taken.
+    let first = board.host.path("by-hand");
+    fs::copy(board.first(), &first).expect("copied");
+    fs::rename(first, board.file("")).expect("replaced");
+    restart_agent(&board);
+    says(&board, &["--now"], 0, "serial 3 stays");
     assert!(board.runs(&other));
     board.nobody_noticed();
     board.finish();

@@ -13,7 +13,7 @@ use crate::{
 
 /// What lies in the root directory beside images: all of it is the agent's own. Secrets are among `objects`, and in what a URL
 /// gave. The node's certificates stay: a kubeconfig names them.
-const ROOT_ENTRIES: [&str; 9] = [
+const ROOT_ENTRIES: [&str; 10] = [
     "pods",
     "objects",
     "manifest-url",
@@ -23,6 +23,7 @@ const ROOT_ENTRIES: [&str; 9] = [
     "cni",
     "boot.json",
     "pod-cidrs",
+    "update",
 ];
 /// Images, and who may use them.
 const IMAGE_ENTRIES: [&str; 2] = ["images", "image_manager"];
@@ -167,6 +168,7 @@ mod tests {
             "pods/u",
             "objects/secrets-1",
             "containers/c",
+            "update",
             "images",
             "import",
             "seccomp",
@@ -194,6 +196,7 @@ mod tests {
                 "objects",
                 "manifest-url",
                 "link-budget.json",
+                "update",
             ] {
                 assert!(!root.join(gone).exists(), "{gone}");
             }

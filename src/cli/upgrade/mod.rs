@@ -81,7 +81,7 @@ fn resume(quiet: bool) -> Result<(), CliError> {
     // Whoever watches holds it.
     file.lock().map_err(|e| failed("lock", &own, &e))?;
     match switch::read_trial(&places)? {
-        Some(trial) => told(watch::watch(&places, &trial, quiet)?),
+        Some(trial) => Ok(told(watch::watch(&places, &trial, quiet)?)?),
         None => print("no program is on trial\n"),
     }
 }
@@ -97,7 +97,37 @@ fn begin(client: &Client, asked: &Asked, file: &Path, dry_run: bool) -> Result<(
     match prepare(Running::find(client)?, asked, file)? {
         None => print("nothing to change: this program is installed\n"),
         Some(staged) if dry_run => print(&format!("picolet {} can take over\n", staged.version)),
-        Some(staged) => staged.take_over(asked),
+        Some(staged) => Ok(staged.take_over(asked)?),
+    }
+}
+
+/// Why a program does not take over.
+#[derive(Debug, thiserror::Error)]
+#[error("{why}")]
+struct NotTaken {
+    why: CliError,
+    /// It is the program's fault, or the release's: another try comes to the same.
+    lasts: bool,
+}
+
+impl NotTaken {
+    fn lasting(why: impl Into<String>) -> Self {
+        Self {
+            why: CliError::new(why),
+            lasts: true,
+        }
+    }
+}
+
+impl From<CliError> for NotTaken {
+    fn from(why: CliError) -> Self {
+        Self { why, lasts: false }
+    }
+}
+
+impl From<NotTaken> for CliError {
+    fn from(e: NotTaken) -> Self {
+        e.why
     }
 }
 
@@ -120,14 +150,13 @@ impl Drop for Staged {
 }
 
 /// Stages the program and looks whether it may take over. `None`: it is the one that is installed.
-fn prepare(running: Running, asked: &Asked, file: &Path) -> Result<Option<Staged>, CliError> {
+fn prepare(running: Running, asked: &Asked, file: &Path) -> Result<Option<Staged>, NotTaken> {
     let places = Places::of(&running.program);
     places.has_guard()?;
     let lock = File::open(&places.program).map_err(|e| failed("open", &places.program, &e))?;
     if lock.try_lock().is_err() || switch::read_trial(&places)?.is_some() {
-        return Err(CliError::new(
-            "another upgrade is under way: wait for its end, which is two minutes at most",
-        ));
+        let busy = "another upgrade is under way: wait for its end, which is two minutes at most";
+        return Err(CliError::new(busy).into());
     }
     let restart = match &asked.restart {
         Some(command) => command.clone(),
@@ -151,7 +180,7 @@ fn prepare(running: Running, asked: &Asked, file: &Path) -> Result<Option<Staged
 
 impl Staged {
     /// Puts it in place, has the agent restarted, and watches it.
-    fn take_over(self, asked: &Asked) -> Result<(), CliError> {
+    fn take_over(self, asked: &Asked) -> Result<(), NotTaken> {
         let Self {
             running, places, ..
         } = &self;
@@ -170,7 +199,7 @@ fn inspect(
     places: &Places,
     running: &Running,
     force: bool,
-) -> Result<Option<(String, String)>, CliError> {
+) -> Result<Option<(String, String)>, NotTaken> {
     release::fits(places)?;
     let sum = release::sum(&places.staged())?;
     if sum == release::sum(&places.program)? {
@@ -188,7 +217,7 @@ fn inspect(
         counts && found.level == "error" && !before.iter().any(is_error)
     };
     match running.findings(&places.staged())?.iter().find(is_new) {
-        Some(Finding { name, message, .. }) => Err(CliError::new(format!(
+        Some(Finding { name, message, .. }) => Err(NotTaken::lasting(format!(
             "picolet {version} could not run pods here: {name}: {message}"
         ))),
         None => Ok(Some((version, sum))),
@@ -201,14 +230,14 @@ fn may_be_tried(
     running: &Running,
     version: &str,
     sum: &str,
-) -> Result<(), CliError> {
+) -> Result<(), NotTaken> {
     if let Some(why) = switch::bad(places, sum) {
-        return Err(CliError::new(format!(
+        return Err(NotTaken::lasting(format!(
             "this program was put back before: {why} (--force tries it again)"
         )));
     }
     if is_older(version, crate::VERSION) {
-        return Err(CliError::new(format!(
+        return Err(NotTaken::lasting(format!(
             "it is {version}, older than {} (--force takes it, if it reads what this one wrote)",
             crate::VERSION
         )));
@@ -217,13 +246,14 @@ fn may_be_tried(
         CliError::new(format!(
             "it could not be told whether the new program is healthy, for the old one is not (--force goes on): {e}"
         ))
+        .into()
     })
 }
 
-fn told(outcome: Outcome) -> Result<(), CliError> {
+fn told(outcome: Outcome) -> Result<(), NotTaken> {
     match outcome {
-        Outcome::Stays(version) => print(&format!("picolet {version} is healthy and stays\n")),
-        Outcome::Back(why) => Err(CliError::new(format!("the old program is back: {why}"))),
+        Outcome::Stays(version) => Ok(print(&format!("picolet {version} is healthy and stays\n"))?),
+        Outcome::Back(why) => Err(NotTaken::lasting(format!("the old program is back: {why}"))),
     }
 }
 

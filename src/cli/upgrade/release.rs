@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{self, Read as _, Seek as _},
+    io::{self, Read as _, Seek as _, Write as _},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     time::Duration,
@@ -11,7 +11,7 @@ use std::{
 use ring::signature::{ED25519, UnparsedPublicKey};
 use sha2::{Digest as _, Sha256};
 
-use super::{CliError, failed, switch::Places};
+use super::{CliError, NotTaken, failed, switch::Places};
 use crate::{
     logic::update,
     sys::{
@@ -29,6 +29,8 @@ const MAX_SUMS_BYTES: u64 = 64 * 1024;
 const MAX_PROGRAM_BYTES: u64 = 512 << 20;
 /// Unpacking takes no longer, on a slow card.
 const UNPACK_TIMEOUT: Duration = Duration::from_secs(120);
+/// Bytes that a disk takes that has room.
+const PROBE_BYTES: usize = 64 * 1024;
 const TARBALL_END: &str = ".tar.gz";
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 const ELF: [u8; 4] = *b"\x7fELF";
@@ -49,7 +51,7 @@ pub(super) enum Proof {
 
 /// Puts the program that `file` is, or holds, beside the installed one, whole and on disk. A tarball has to be the one that
 /// the owner of the key has released; the program itself is taken as it is.
-pub(super) fn stage(path: &Path, proof: &Proof, places: &Places) -> Result<(), CliError> {
+pub(super) fn stage(path: &Path, proof: &Proof, places: &Places) -> Result<(), NotTaken> {
     let cannot = |e: &io::Error| failed("read", path, e);
     let mut from = File::open(path).map_err(|e| cannot(&e))?;
     let mut head = [0; 4];
@@ -67,7 +69,7 @@ pub(super) fn stage(path: &Path, proof: &Proof, places: &Places) -> Result<(), C
     if head == ELF && !is_offer {
         let copied = io::copy(&mut from.take(MAX_PROGRAM_BYTES), &mut out);
         if copied.map_err(|e| failed("write", &to, &e))? == MAX_PROGRAM_BYTES {
-            return Err(CliError::new(format!(
+            return Err(NotTaken::lasting(format!(
                 "{} has {MAX_PROGRAM_BYTES} bytes or more, which no picolet has",
                 path.display()
             )));
@@ -75,18 +77,28 @@ pub(super) fn stage(path: &Path, proof: &Proof, places: &Places) -> Result<(), C
     } else if head.starts_with(&GZIP) {
         let base = verify(path, &mut from, proof, places)?;
         from.rewind().map_err(|e| cannot(&e))?;
-        unpack(path, &base, from, &out)?;
+        unpack(path, &base, from, &out).map_err(|e| {
+            match out
+                .write_all(&[0; PROBE_BYTES])
+                .and_then(|()| out.set_len(0))
+            {
+                // Not the tarball's fault.
+                Err(full) => failed("write", &to, &full).into(),
+                Ok(()) => e,
+            }
+        })?;
     } else {
-        return Err(CliError::new(format!(
+        return Err(NotTaken::lasting(format!(
             "{} is neither a program nor the tarball of a release",
             path.display()
         )));
     }
-    out.sync_all().map_err(|e| failed("write", &to, &e))
+    out.sync_all().map_err(|e| failed("write", &to, &e))?;
+    Ok(())
 }
 
 /// Whether the staged program is for the processor that this one runs on.
-pub(super) fn fits(places: &Places) -> Result<(), CliError> {
+pub(super) fn fits(places: &Places) -> Result<(), NotTaken> {
     // Class, byte order, and machine of an ELF file.
     let kind = |path: &Path| -> Result<([u8; 2], [u8; 2]), CliError> {
         let mut head = [0; 20];
@@ -97,7 +109,7 @@ pub(super) fn fits(places: &Places) -> Result<(), CliError> {
     if kind(&places.staged())? == kind(&places.program)? {
         return Ok(());
     }
-    Err(CliError::new(
+    Err(NotTaken::lasting(
         "this program is for another processor: take the tarball whose name ends like that of the installed one",
     ))
 }
@@ -126,7 +138,7 @@ fn verify(
     tarball: &mut File,
     proof: &Proof,
     places: &Places,
-) -> Result<String, CliError> {
+) -> Result<String, NotTaken> {
     let name = path.file_name().and_then(|n| n.to_str()).unwrap_or("");
     let (wanted, base) = match proof {
         Proof::Offered { sum, base } => (sum.clone(), base.clone()),
@@ -137,7 +149,7 @@ fn verify(
         }
     };
     if sum_of(tarball).map_err(|e| failed("read", path, &e))? != wanted {
-        return Err(CliError::new(format!(
+        return Err(NotTaken::lasting(format!(
             "{name} is not what was released: fetch it again"
         )));
     }
@@ -210,7 +222,7 @@ fn public_key(pem: &[u8]) -> Option<[u8; 32]> {
 }
 
 /// Has tar write the one program.
-fn unpack(path: &Path, base: &str, tarball: File, out: &File) -> Result<(), CliError> {
+fn unpack(path: &Path, base: &str, tarball: File, out: &File) -> Result<(), NotTaken> {
     let member = format!("{base}/picolet");
     let out = out.try_clone().map_err(|e| CliError::new(e.to_string()))?;
     let tar = Command::new("/bin/tar")
@@ -222,7 +234,7 @@ fn unpack(path: &Path, base: &str, tarball: File, out: &File) -> Result<(), CliE
     let done = smol::block_on(child::run(tar, Some(UNPACK_TIMEOUT)));
     let done = done.map_err(|e| CliError::new(format!("cannot run tar: {e}")))?;
     if !done.status.success() {
-        return Err(CliError::new(format!(
+        return Err(NotTaken::lasting(format!(
             "cannot unpack {member} of {}: {}",
             path.display(),
             String::from_utf8_lossy(&done.stderr).trim()
@@ -315,7 +327,8 @@ mod tests {
         let sum = sum(&path).expect("sum");
         let refused = |path: &Path, key: &Path, says: &str| {
             let proof = Proof::Listed(Some(key.into()));
-            let said = stage(path, &proof, &places).expect_err(says).to_string();
+            let refused = stage(path, &proof, &places).expect_err(says);
+            let said = refused.to_string();
             assert!(said.contains(says), "{said}");
             assert!(
                 fs::read(places.staged()).is_ok_and(|b| b.is_empty()),
@@ -367,9 +380,26 @@ mod tests {
         fs::write(&path, program).expect("written");
         let wrong = offered(&"0".repeat(64));
         for (path, says) in [(&part, "is not what was released"), (&path, "is neither")] {
-            let said = stage(path, &wrong, &places).expect_err(says).to_string();
-            assert!(said.contains(says), "{said}");
+            let refused = stage(path, &wrong, &places).expect_err(says);
+            let said = refused.to_string();
+            assert!(said.contains(says) && refused.lasts, "{said}");
         }
+        let elsewhere = Proof::Offered {
+            sum: sum.clone(),
+            base: "picolet-9".into(),
+        };
+        let refused = stage(&part, &elsewhere, &places).expect_err("not in it");
+        assert!(refused.lasts, "{refused}");
+        // UPD-07: a disk that is full is not the fault of the release.
+        fs::remove_file(places.staged()).expect("removed");
+        std::os::unix::fs::symlink("/dev/full", places.staged()).expect("link");
+        let full = stage(&part, &offered(&sum), &places).expect_err("full");
+        assert!(
+            !full.lasts && full.to_string().contains("No space left"),
+            "{full}"
+        );
+        fs::remove_file(places.staged()).expect("removed");
+        stage(&part, &offered(&sum), &places).expect("staged");
         fs::write(&places.program, fs::read("/proc/self/exe").expect("own")).expect("written");
         let other = fits(&places).expect_err("too short").to_string();
         assert!(

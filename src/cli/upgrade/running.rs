@@ -11,7 +11,7 @@ use std::{
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{CliError, failed, switch::Places};
+use super::{CliError, NotTaken, failed, switch::Places};
 use crate::{
     api::strict::from_json,
     cli::{KUBELET, client::Client},
@@ -96,7 +96,7 @@ impl Running {
     }
 
     /// How this machine is in the eyes of `program`, with the configuration of the agent.
-    pub(super) fn findings(&self, program: &Path) -> Result<Vec<Finding>, CliError> {
+    pub(super) fn findings(&self, program: &Path) -> Result<Vec<Finding>, NotTaken> {
         let check = Command::new(program)
             .args(["check", "-o", "json"])
             .args(&self.words)
@@ -108,8 +108,10 @@ impl Running {
         };
         let done =
             smol::block_on(child::run(check, Some(CHECK_TIMEOUT))).map_err(|e| cannot(&e))?;
-        let report: Report = from_json(&done.stdout)
-            .map_err(|_| cannot(&String::from_utf8_lossy(&done.stderr).trim()))?;
+        let report: Report = from_json(&done.stdout).map_err(|_| NotTaken {
+            why: cannot(&String::from_utf8_lossy(&done.stderr).trim()),
+            lasts: done.status.code().is_some(),
+        })?;
         Ok(report.checks)
     }
 
@@ -219,7 +221,7 @@ fn kept(pods: &Value, dir: &Path) -> Vec<Kept> {
 }
 
 /// The version that a program says it has.
-pub(super) fn version(program: &Path) -> Result<String, CliError> {
+pub(super) fn version(program: &Path) -> Result<String, NotTaken> {
     let asked = Command::new(program)
         .arg("--version")
         .capture(MAX_ANSWER_BYTES);
@@ -232,10 +234,13 @@ pub(super) fn version(program: &Path) -> Result<String, CliError> {
         Some(version) if done.status.success() && !version.contains(char::is_whitespace) => {
             Ok(version.to_owned())
         }
-        _ => Err(cannot(&format_args!(
-            "picolet --version ended with {}",
-            done.code()
-        ))),
+        _ => Err(NotTaken {
+            why: cannot(&format_args!(
+                "picolet --version ended with {}",
+                done.code()
+            )),
+            lasts: done.status.code().is_some(),
+        }),
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    Asked, failed, must_be_root, prepare,
+    Asked, NotTaken, failed, must_be_root, prepare,
     release::{self, Proof},
     running::Running,
     switch::{self, Places},
@@ -78,46 +78,36 @@ pub(in crate::cli) fn run(mut words: Words) -> Result<(), CliError> {
             ));
         }
     };
-    let visit = Visit::new(words.client())?;
+    let visit = Visit::new(words.client());
     let Some(who) = who else {
-        return visit.show();
+        return visit?.show();
     };
-    let outcome = visit.look(who, quiet);
+    let visit = visit.map_err(told)?;
+    let outcome = visit.look(who, quiet).map_err(told);
     visit.keep_last(match &outcome {
-        Ok(text) | Err(Ended::Later(text)) => text,
-        Err(Ended::Refused(e)) => e.bare(),
+        Ok(text) => text,
+        Err(e) => e.bare(),
     });
-    match outcome {
-        Ok(text) => print(&format!("{text}\n")),
-        Err(Ended::Later(message)) => Err(CliError {
-            message,
-            code: u8::try_from(LATER).unwrap_or(1),
-        }),
-        Err(Ended::Refused(e)) => Err(e),
+    print(&format!("{}\n", outcome?))
+}
+
+/// How a look ends that comes to nothing. All that may pass has to be made up for.
+fn told(e: NotTaken) -> CliError {
+    if e.lasts {
+        return e.why;
+    }
+    CliError {
+        message: format!("no update now: {}", e.why.bare()),
+        code: u8::try_from(LATER).unwrap_or(1),
     }
 }
 
-/// How a look ends that comes to nothing.
-#[derive(Debug)]
-enum Ended {
-    /// It has to be made up for.
-    Later(String),
-    /// What is offered is not taken.
-    Refused(CliError),
+fn refused(why: impl fmt::Display) -> NotTaken {
+    NotTaken::lasting(format!("update refused: {why}"))
 }
 
-impl From<CliError> for Ended {
-    fn from(e: CliError) -> Self {
-        Self::Refused(e)
-    }
-}
-
-fn refused(why: impl fmt::Display) -> Ended {
-    Ended::Refused(CliError::new(format!("update refused: {why}")))
-}
-
-fn later(why: impl fmt::Display) -> Ended {
-    Ended::Later(format!("no update now: {why}"))
+fn later(why: impl fmt::Display) -> NotTaken {
+    CliError::new(why.to_string()).into()
 }
 
 /// A look at the channel of the agent that runs.
@@ -131,11 +121,11 @@ struct Visit {
 }
 
 impl Visit {
-    fn new(client: Client) -> Result<Self, CliError> {
+    fn new(client: Client) -> Result<Self, NotTaken> {
         let running = Running::find(&client)?;
         let config = running.config()?;
         let update = config.update.clone().ok_or_else(|| {
-            CliError::new("this node does not look for updates: set picolet.update.source")
+            NotTaken::lasting("this node does not look for updates: set picolet.update.source")
         })?;
         let node = client.json("GET", "/node")?;
         Ok(Self {
@@ -151,7 +141,7 @@ impl Visit {
         self.config.dirs.root.join(DIR)
     }
 
-    fn look(&self, who: Who, quiet: bool) -> Result<String, Ended> {
+    fn look(&self, who: Who, quiet: bool) -> Result<String, NotTaken> {
         if switch::read_trial(&self.places)?.is_some() {
             return Err(later("another upgrade is under way"));
         }
@@ -166,13 +156,19 @@ impl Visit {
         if memory != self.memory()? {
             self.keep(&memory)?;
         }
+        // What a look has left that was killed.
+        if fs::File::open(&self.places.program).is_ok_and(|program| program.try_lock().is_ok()) {
+            self.places.forget_staged();
+        }
         self.may_begin(who)?;
         let mut channel = self.channel();
         let offer = self.offer(&mut channel)?;
+        let installed = release::sum(&self.places.program)?;
         let node = update::Node {
             name: &self.node,
             arch: BOARD,
             memory: &memory,
+            installed: &installed,
         };
         let force = who == Who::Operator { force: true };
         let serial = offer.serial;
@@ -187,7 +183,7 @@ impl Visit {
             }
             Verdict::Refuse(why) => return Err(refused(why)),
         }
-        let (tarball, part) = self.fetch(&mut channel, &offer)?;
+        let part = self.fetch(&mut channel, &offer)?;
         let asked = Asked {
             proof: Proof::Offered {
                 sum: offer.sha256.clone(),
@@ -198,19 +194,28 @@ impl Visit {
             force,
             quiet,
         };
-        let staged = prepare(Running::find(&self.client)?, &asked, &tarball);
-        let is_whole = release::sum(&tarball).is_ok_and(|sum| sum == offer.sha256);
-        if staged.is_ok() || !is_whole {
-            // It is beside the program by now, or of no use.
-            let _ = fs::remove_file(&part);
-        }
-        let staged = staged.map_err(|e| refused(format_args!("serial {serial}: {}", e.bare())))?;
+        let staged = prepare(Running::find(&self.client)?, &asked, &part);
+        let staged = staged.map_err(|e| {
+            if !release::sum(&part).is_ok_and(|sum| sum == offer.sha256) {
+                // Of no use.
+                let _ = fs::remove_file(&part);
+            }
+            if e.lasts {
+                refused(format_args!("serial {serial}: {}", e.why.bare()))
+            } else {
+                e
+            }
+        })?;
         let Some(staged) = staged else {
-            memory.commit(serial);
+            memory.commit(serial, &installed);
             self.keep(&memory)?;
+            let _ = fs::remove_file(&part);
             return Ok(format!("serial {serial} is installed"));
         };
         if staged.version != offer.version {
+            memory.wrong = offer.sha256;
+            self.keep(&memory)?;
+            let _ = fs::remove_file(&part);
             return Err(refused(format_args!(
                 "serial {serial} says it is {}, its channel says {}",
                 staged.version, offer.version
@@ -221,6 +226,8 @@ impl Visit {
         let sum = staged.sum.clone();
         memory.trying = Some(Trying { serial, sum });
         self.keep(&memory)?;
+        // It is beside the program by now, and taken at the next look only if this one comes to nothing.
+        let _ = fs::remove_file(&part);
         // The agent that has called ends now. Its end is not that of the trial.
         on_term::ignore().map_err(|e| CliError::new(format!("cannot ignore SIGTERM: {e}")))?;
         let version = &offer.version;
@@ -233,11 +240,12 @@ impl Visit {
     }
 
     /// Whether it may be now, as far as that matters to who asks.
-    fn may_begin(&self, who: Who) -> Result<(), Ended> {
+    fn may_begin(&self, who: Who) -> Result<(), NotTaken> {
         if who != Who::Agent {
             return Ok(());
         }
-        health::look(&self.client).map_err(|e| later(e.bare()))?;
+        let health = health::look(&self.client)?;
+        let is_far = matches!(self.update.source, UpdateSource::Url(_));
         let ask = |what: &str| {
             let said = self.client.json("GET", what);
             said.map_err(|e| later(e.bare()))
@@ -252,6 +260,7 @@ impl Visit {
             wall,
             trusted: clock::synchronized() == Some(true),
             costs: self.config.updates_cost(),
+            waits: is_far && health.link.is_some_and(|link| link.waits),
             disk_pressure: conditions.any(|c| c["type"] == "DiskPressure" && c["status"] == "True"),
             moving: pods.filter(|pod| on_its_way(pod).is_moving(wall)).count(),
         };
@@ -272,7 +281,7 @@ impl Visit {
     }
 
     /// What the channel offers, if who may has signed it.
-    fn offer(&self, channel: &mut Channel) -> Result<Offer, Ended> {
+    fn offer(&self, channel: &mut Channel) -> Result<Offer, NotTaken> {
         let (bytes, signature) = channel.read().map_err(|e| of_channel(&e))?;
         if !release::is_signed(&bytes, &signature, &self.update.keys) {
             return Err(refused(
@@ -282,8 +291,8 @@ impl Visit {
         Offer::parse(&bytes).map_err(|e| refused(format_args!("the channel file: {e}")))
     }
 
-    /// Where the tarball is, and where it grows if it comes from a server.
-    fn fetch(&self, channel: &mut Channel, offer: &Offer) -> Result<(PathBuf, PathBuf), Ended> {
+    /// Has the tarball where nobody but root writes. Returns its file.
+    fn fetch(&self, channel: &mut Channel, offer: &Offer) -> Result<PathBuf, NotTaken> {
         let dir = self.dir();
         let part = dir.join(format!("{}.part", offer.sha256));
         // What was begun and is not offered any more.
@@ -295,8 +304,16 @@ impl Visit {
         }
         let beside = format!("{}.tar.gz", offer.base());
         let location = offer.url.as_deref().unwrap_or(&beside);
-        let found = channel.fetch(location, offer.size, &part);
-        Ok((found.map_err(|e| of_channel(&e))?, part))
+        let mut fetch = || {
+            let fetched = channel.fetch(location, offer.size, &part);
+            fetched.map_err(|e| of_channel(&e))
+        };
+        // What came piece by piece may be of several files.
+        if fetch()? && release::sum(&part)? != offer.sha256 {
+            fs::remove_file(&part).map_err(|e| failed("remove", &part, &e))?;
+            fetch()?;
+        }
+        Ok(part)
     }
 
     fn make_dir(&self) -> Result<(), CliError> {
@@ -389,7 +406,7 @@ impl Visit {
     }
 }
 
-fn of_channel(e: &ChannelError) -> Ended {
+fn of_channel(e: &ChannelError) -> NotTaken {
     if e.may_pass() { later(e) } else { refused(e) }
 }
 

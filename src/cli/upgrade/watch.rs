@@ -158,7 +158,7 @@ fn gone(trial: &Trial, client: &Client) -> Vec<Gone> {
 /// Whether this program reaches the apiserver, which the one on trial does not. If that cannot be told, the apiserver is
 /// taken for out of reach.
 fn is_at_fault(client: &Client) -> bool {
-    let found = Running::find(client).and_then(|r| r.findings(Path::new("/proc/self/exe")));
+    let found = Running::find(client).and_then(|r| Ok(r.findings(Path::new("/proc/self/exe"))?));
     let answers = |f: &running::Finding| f.name == "apiserver" && f.level == "ok";
     found.is_ok_and(|found| found.iter().any(answers))
 }

@@ -213,7 +213,7 @@ fn nodes_are_spread_by_their_names() {
 
 #[test]
 fn what_holds_an_update_up() {
-    // UPD-07 PKG-26 SVC-15
+    // UPD-07 PKG-26 SVC-15 METER-02
     let night = schedule(window(EVERY_DAY, 2, 4), 0);
     let well = Now {
         wall: at(3 * HOUR),
@@ -249,6 +249,13 @@ fn what_holds_an_update_up() {
                 ..well
             },
             NotNow::Link,
+        ),
+        (
+            Now {
+                waits: true,
+                ..well
+            },
+            NotNow::Budget,
         ),
         (
             Now {
@@ -400,24 +407,27 @@ fn channel_files() {
 #[test]
 fn verdicts() {
     // UPD-01 UPD-06 PKG-26
-    let memory = Memory {
+    let mut memory = Memory {
         committed: 7,
-        trying: None,
+        sum: "ab".into(),
         barred: [9].into(),
+        ..Memory::default()
     };
     let name = "board-1";
     let last_out = (0..100).rev().find(|share| !is_in_share(name, *share));
     let last_out = last_out.expect("it is not in every share");
-    let judged = |serial, arch: &str, share, asked, force| {
+    let judged = |memory: &Memory, serial, arch: &str, share, asked, force| {
         let offer = Offer {
             serial,
             share,
             ..offer()
         };
+        let installed = "ab";
         let node = Node {
             name,
             arch,
-            memory: &memory,
+            memory,
+            installed,
         };
         judge(&offer, node, asked, force)
     };
@@ -434,7 +444,7 @@ fn verdicts() {
     for (serial, own, share, asked, force, expected) in [
         (8, "armv7", 100, false, false, Verdict::Take),
         (7, "armv7", 100, false, false, Verdict::Have),
-        (7, "armv7", 100, true, true, Verdict::Have),
+        (7, "armv7", 100, true, true, Verdict::Take),
         (6, "armv7", 100, false, false, lower.clone()),
         (6, "armv7", 100, true, false, lower),
         (6, "armv7", 100, true, true, Verdict::Take),
@@ -448,8 +458,22 @@ fn verdicts() {
         (8, "armv7", last_out + 1, false, false, Verdict::Take),
         (8, "armv7", 0, true, false, Verdict::Take),
     ] {
-        let found = judged(serial, own, share, asked, force);
+        let found = judged(&memory, serial, own, share, asked, force);
         assert_eq!(found, expected, "{serial} {own} {share} {asked} {force}");
+    }
+    // Another program is in place: one of before, of an image, or put there by hand.
+    memory.sum = "cd".into();
+    let found = judged(&memory, 7, "armv7", 100, false, false);
+    assert_eq!(found, Verdict::Take);
+    // Whose tarball was found to be another one is not fetched again.
+    memory.wrong = offer().sha256;
+    for (asked, force, expected) in [
+        (false, false, Verdict::Refuse(Refusal::Wrong(8))),
+        (true, false, Verdict::Refuse(Refusal::Wrong(8))),
+        (true, true, Verdict::Take),
+    ] {
+        let found = judged(&memory, 8, "armv7", 100, asked, force);
+        assert_eq!(found, expected, "{asked} {force}");
     }
 }
 
@@ -462,11 +486,16 @@ fn what_is_remembered() {
     };
     let mut memory = Memory {
         committed: 3,
+        sum: "01".into(),
         trying: trying(4, "ab"),
         barred: [1, 2].into(),
+        wrong: "ef".into(),
     };
     let text = memory.to_string();
-    assert_eq!(text, "committed 3\ntrying 4 ab\nbarred 1\nbarred 2\n");
+    assert_eq!(
+        text,
+        "committed 3\nsum 01\ntrying 4 ab\nbarred 1\nbarred 2\nwrong ef\n"
+    );
     assert_eq!(format!("{text}later x\n").parse(), Ok(memory.clone()));
     assert_eq!("".parse(), Ok(Memory::default()));
     for wrong in [
@@ -481,6 +510,7 @@ fn what_is_remembered() {
     // It stayed, was put back, or never came into place.
     assert!(memory.settle("ab", false));
     assert_eq!((memory.committed, &*memory.barred), (4, &[1, 2][..]));
+    assert_eq!(memory.sum, "ab");
     assert!(!memory.settle("ab", false), "it is settled");
     memory.trying = trying(5, "cd");
     assert!(memory.settle("ab", true));
@@ -502,6 +532,8 @@ fn what_is_remembered() {
     assert_eq!(memory.barred.len(), MAX_BARRED, "each is there once");
     memory.trying = trying(u64::MAX, &"f".repeat(64));
     memory.barred = [u64::MAX; MAX_BARRED].into();
+    memory.wrong = "f".repeat(64);
+    memory.sum = "f".repeat(64);
     assert!(memory.to_string().len() as u64 <= MAX_MEMORY_BYTES);
 }
 
