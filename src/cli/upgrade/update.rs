@@ -30,6 +30,7 @@ use crate::{
         update::{self, LATER, MAX_MEMORY_BYTES, Memory, Now, Offer, OnItsWay, Trying, Verdict},
         upgrade::PATIENCE_S,
     },
+    net::meter,
     source::{Channel, ChannelError, Place, WHOLE_TIMEOUT},
     sys::{clock, file, on_term},
 };
@@ -84,6 +85,7 @@ pub(in crate::cli) fn run(mut words: Words) -> Result<(), CliError> {
     };
     let visit = visit.map_err(told)?;
     let outcome = visit.look(who, quiet).map_err(told);
+    visit.report();
     visit.keep_last(match &outcome {
         Ok(text) => text,
         Err(e) => e.bare(),
@@ -135,6 +137,19 @@ impl Visit {
             config,
             update,
         })
+    }
+
+    /// Has the agent count what this process spent of the link.
+    fn report(&self) {
+        let spent = meter::counted().0;
+        let sum = |way: usize| spent.iter().map(|class| class[way]).sum::<u64>();
+        let (received, sent) = (sum(0), sum(1));
+        let target = format!("/link/update?received={received}&sent={sent}");
+        if received + sent > 0
+            && let Err(e) = self.client.send("POST", &target, "")
+        {
+            log::warn!("{received} and {sent} bytes are not counted: {e}");
+        }
     }
 
     fn dir(&self) -> PathBuf {
