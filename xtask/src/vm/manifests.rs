@@ -256,7 +256,7 @@ spec:
   - name: main
     image: IMAGE
     imagePullPolicy: Never
-    command: [sh, -c, 'test $$ -ne 1 && exec sleep 1000000']
+    command: [sh, -c, 'grep -q pod-init /proc/1/cmdline && exec sleep 1000000']
     resources: {limits: {memory: 16Mi}}
 "#;
 const ARMORED: &str = r#"apiVersion: v1
