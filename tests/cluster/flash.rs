@@ -6,21 +6,14 @@ use picolet_test_apiserver::TestServer;
 use serde_json::{Value, json};
 
 use crate::host::{Host, IDLE, NODE, PATIENCE, able, sh, with};
-use crate::loop_disk::{LoopDisk, least, no_access_times, written_by};
+use crate::loop_disk::{
+    DISK_BYTES, LIFE_BYTES, LoopDisk, PODS, ROUNDS, least, no_access_times, written_by,
+};
 use crate::pods::{cluster_on, finish, pod, wait_gone, wait_ready};
 
-/// Room for one image and a few pods.
-const DISK_BYTES: u64 = 128 << 20;
-/// Pods of a node at rest.
-const PODS: usize = 10;
 /// Renewals of the lease in a period: as many seconds, and what has the longest interval of what can be waited for, looks for
 /// dead containers and for tokens to renew, comes each minute.
 const REST_RENEWALS: u32 = 65;
-/// Pods one after the other, of which the cheapest counts: other programs of the machine may write everything down (sync(2))
-/// at any moment, and what they do to this disk looks like the agent's.
-const ROUNDS: usize = 4;
-/// Start and end of a pod.
-const LIFE_BYTES: u64 = 192 << 10;
 /// How often that waits for the disk: for how the pod ended, its name, that of its directory, and that it is forgotten.
 const LIFE_SYNCS: u64 = 4;
 /// A restart in a crash loop.

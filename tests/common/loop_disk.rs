@@ -6,6 +6,16 @@ use std::process::Command;
 
 use nix::mount::{MsFlags, mount};
 
+/// Room for one image and a few pods.
+pub(crate) const DISK_BYTES: u64 = 128 << 20;
+/// Pods of a node at rest.
+pub(crate) const PODS: usize = 10;
+/// Pods one after the other, of which the cheapest counts: other programs of the machine may write everything down (sync(2))
+/// at any moment, and what they do to this disk looks like the agent's.
+pub(crate) const ROUNDS: usize = 4;
+/// Start and end of a pod.
+pub(crate) const LIFE_BYTES: u64 = 192 << 10;
+
 /// Bytes of what `stat` calls a sector. Source: kernel documentation `block/stat.rst`.
 const SECTOR: u64 = 512;
 

@@ -6,21 +6,14 @@ use serde_json::{Value, json};
 
 use crate::host::{Host, IDLE, able, sh, status_of, with};
 use crate::image;
-use crate::loop_disk::{LoopDisk, least, no_access_times, written_by};
+use crate::loop_disk::{
+    DISK_BYTES, LIFE_BYTES, LoopDisk, PODS, ROUNDS, least, no_access_times, written_by,
+};
 use crate::metrics::{get, samples};
 
-/// Room for one image and a few pods.
-const DISK_BYTES: u64 = 128 << 20;
-/// Pods of a node at rest.
-const PODS: usize = 10;
 /// Relists of a period: they come each second or slower, and what has the longest interval, the search for dead containers,
 /// comes each minute.
 const REST_RELISTS: f64 = 65.0;
-/// Pods one after the other, of which the cheapest counts: other programs of the machine may write everything down (sync(2))
-/// at any moment, and what they do to this disk looks like the agent's.
-const ROUNDS: usize = 4;
-/// Start and end of a pod.
-const LIFE_BYTES: u64 = 192 << 10;
 /// Probes that write nothing.
 const PROBES: f64 = 5.0;
 /// Periods after which a node rests: the first one may still read what is new, of which the kernel keeps the time.
