@@ -1,13 +1,16 @@
 //! Asking the loop. A question is an event: the loop answers it between two others, and nobody borrows the agent.
 
+use alloc::collections::BTreeSet;
 use core::any::Any;
 
 use smol::channel::{Sender, bounded};
 
 use super::{
     core::{Agent, Delivery, Event, Question, SourceNews},
+    device_news::{DeviceLoop, News, Sent},
     views::{LoopEnded, Taken},
 };
+use crate::api::device::Holdings;
 
 /// What a question reads of the agent.
 type Look = Box<dyn FnOnce(&Agent) -> Box<dyn Any>>;
@@ -52,5 +55,25 @@ impl Asker {
         let told = self.events.send(Event::Delivered(delivery)).await;
         told.map_err(|_| LoopEnded)?;
         taken.recv().await.map_err(|_| LoopEnded)
+    }
+}
+
+impl DeviceLoop for Asker {
+    fn tell(&self, news: News) -> Sent<()> {
+        let events = self.events.clone();
+        Box::pin(async move {
+            // It is gone only when the agent ends.
+            let _ = events.send(Event::Plugin(Box::new(news))).await;
+        })
+    }
+
+    fn spare_resource(&self, known: BTreeSet<Box<str>>) -> Sent<Option<Box<str>>> {
+        let asker = self.clone();
+        Box::pin(async move { asker.ask(move |agent| agent.spare_resource(&known)).await })
+    }
+
+    fn holdings(&self) -> Sent<Holdings> {
+        let asker = self.clone();
+        Box::pin(async move { asker.ask(Agent::holdings).await })
     }
 }

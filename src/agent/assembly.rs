@@ -10,7 +10,8 @@ use super::{
     asker::Asker,
     cluster_views::OwnNode,
     core::{Event, TELLING},
-    device_news, device_watch,
+    device_news::{self, DeviceLoop},
+    device_watch,
     driver::{Containers, PodDriver},
     event_loop::{Caller, Hands},
     eviction::{self, Evictor, Limits, PodFiles},
@@ -512,9 +513,10 @@ pub(super) fn device_plugins(
         return Ok(Vec::new());
     };
     let [of_plugins, of_readers] = plugins.listen()?;
-    let agent = Asker::new(events.clone());
-    let tell = Rc::clone(&plugins).tell_holdings(of_readers, Rc::clone(executor), agent);
-    let serve = plugins.serve(of_plugins, Rc::clone(executor), events.clone());
+    let agent: Rc<dyn DeviceLoop> = Rc::new(Asker::new(events.clone()));
+    let of_agent = Rc::clone(&agent);
+    let tell = Rc::clone(&plugins).tell_holdings(of_readers, Rc::clone(executor), of_agent);
+    let serve = plugins.serve(of_plugins, Rc::clone(executor), agent);
     Ok(vec![boxed(serve), boxed(tell)])
 }
 

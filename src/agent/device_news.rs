@@ -1,9 +1,30 @@
 //! What the loop is told of devices, at its beginning and later.
 
+use alloc::collections::BTreeSet;
+use core::pin::Pin;
+
 use crate::{
-    api::{PodUid, device::Seen},
+    api::{
+        PodUid,
+        device::{Holdings, Seen},
+    },
     logic::devices::{Held, Listed, Preferred},
 };
+
+/// A message on its way to the loop, or an answer of it.
+pub(super) type Sent<T> = Pin<Box<dyn Future<Output = T>>>;
+
+/// The seam to the loop: plugins do not know more of the agent.
+pub(super) trait DeviceLoop {
+    /// Tells the loop; comes back when the news wait for their turn.
+    fn tell(&self, news: News) -> Sent<()>;
+
+    /// One of these resources that nobody needs.
+    fn spare_resource(&self, known: BTreeSet<Box<str>>) -> Sent<Option<Box<str>>>;
+
+    /// Who has which devices.
+    fn holdings(&self) -> Sent<Holdings>;
+}
 
 /// What there was before the first pod was admitted.
 pub(super) struct Beginning {

@@ -16,14 +16,12 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use smol::{LocalExecutor, channel::Sender};
+use smol::LocalExecutor;
 
 use super::{
-    asker::Asker,
     clock::{Clock, Ticks},
     complaints::Complaints,
-    core::{Agent, Event},
-    device_news::News,
+    device_news::{DeviceLoop, News},
 };
 use crate::{
     api::{device::Answer, strict::from_json},
@@ -176,7 +174,7 @@ impl Plugins {
         self: Rc<Self>,
         listener: Listener,
         executor: Rc<LocalExecutor<'static>>,
-        agent: Asker,
+        agent: Rc<dyn DeviceLoop>,
     ) {
         let (clock, time) = (Rc::clone(&self.clock), self.time());
         let rate = PullRate::new(READS_PER_SECOND, READS_AT_ONCE, clock.now());
@@ -185,10 +183,10 @@ impl Plugins {
             let mut now = rate.get();
             let allowed = now.allows(clock.now());
             rate.set(now);
-            let agent = agent.clone();
+            let agent = Rc::clone(&agent);
             Box::pin(async move {
                 match allowed {
-                    true => Some(agent.ask(Agent::holdings).await),
+                    true => Some(agent.holdings().await),
                     false => None,
                 }
             })
@@ -201,14 +199,14 @@ impl Plugins {
         self: Rc<Self>,
         listener: Listener,
         executor: Rc<LocalExecutor<'static>>,
-        events: Sender<Event>,
+        agent: Rc<dyn DeviceLoop>,
     ) {
         let time = self.time();
         let spawner = Rc::clone(&executor);
         let register = move |request| -> Registered {
             let (plugins, executor) = (Rc::clone(&self), Rc::clone(&executor));
-            let events = events.clone();
-            Box::pin(async move { plugins.register(request, executor, events).await })
+            let agent = Rc::clone(&agent);
+            Box::pin(async move { plugins.register(request, executor, agent).await })
         };
         plugin::serve(listener, Rc::new(register), spawner, time).await;
     }
@@ -222,7 +220,7 @@ impl Plugins {
         self: Rc<Self>,
         request: RegisterRequest,
         executor: Rc<LocalExecutor<'static>>,
-        events: Sender<Event>,
+        agent: Rc<dyn DeviceLoop>,
     ) -> Result<(), Status> {
         let RegisterRequest {
             version,
@@ -253,14 +251,14 @@ impl Plugins {
         let (plugin, driver) = dialled.map_err(refused)?;
         let _turn = self.registering.lock().await;
         let resource: Box<str> = resource_name.as_str().into();
-        let kept = self.remember(&resource, &events).await;
+        let kept = self.remember(&resource, &*agent).await;
         kept.map_err(|e| refused(Status::new(Code::UNAVAILABLE, e.to_string())))?;
         log::info!("device plugin {endpoint} offers {resource}");
         // From here on nothing waits: this call may be given up wherever it does.
         let mut state = self.state.borrow_mut();
         state.number += 1;
         let number = state.number;
-        let watch = Rc::clone(&self).watch(resource.clone(), plugin.clone(), number, events);
+        let watch = Rc::clone(&self).watch(resource.clone(), plugin.clone(), number, agent);
         let live = Live {
             plugin,
             number,
@@ -280,7 +278,7 @@ impl Plugins {
     pub(super) async fn remember(
         &self,
         resource: &str,
-        events: &Sender<Event>,
+        agent: &dyn DeviceLoop,
     ) -> Result<(), PluginError> {
         let mut resources = self.state.borrow().known.clone();
         if resources.contains(resource) {
@@ -288,9 +286,7 @@ impl Plugins {
         }
         let mut spared = None;
         if resources.len() >= devices::MAX_PLUGINS {
-            let known = resources.clone();
-            let agent = Asker::new(events.clone());
-            let spare = agent.ask(move |agent| agent.spare_resource(&known)).await;
+            let spare = agent.spare_resource(resources.clone()).await;
             let spare = spare.ok_or(PluginError::Wrong(Wrong::Plugins))?;
             resources.remove(&spare);
             spared = Some(spare);
@@ -306,7 +302,7 @@ impl Plugins {
         kept.await.map_err(failed)?;
         self.state.borrow_mut().known = known.resources;
         if let Some(resource) = spared {
-            tell(events, News::Spared { resource }).await;
+            agent.tell(News::Spared { resource }).await;
         }
         Ok(())
     }
@@ -317,14 +313,14 @@ impl Plugins {
         resource: Box<str>,
         plugin: Plugin,
         number: u64,
-        events: Sender<Event>,
+        agent: Rc<dyn DeviceLoop>,
     ) {
         let news = News::Registered {
             resource: resource.clone(),
             prefers: plugin.prefers,
         };
-        tell(&events, news).await;
-        let end = self.read(&resource, &plugin, number, &events).await;
+        agent.tell(news).await;
+        let end = self.read(&resource, &plugin, number, &*agent).await;
         let why = end.err().unwrap_or(PluginError::Ended);
         let what = format!("the device plugin of {resource} has gone");
         let text = format!("{what}: {why}");
@@ -332,7 +328,7 @@ impl Plugins {
         let news = News::Gone {
             resource: resource.clone(),
         };
-        tell(&events, news).await;
+        agent.tell(news).await;
         let live = {
             let mut state = self.state.borrow_mut();
             let is_own = |live: &Live| live.number == number;
@@ -352,7 +348,7 @@ impl Plugins {
         resource: &str,
         plugin: &Plugin,
         number: u64,
-        events: &Sender<Event>,
+        agent: &dyn DeviceLoop,
     ) -> Result<(), PluginError> {
         let time = self.time();
         let mut lists = plugin.lists().await.map_err(|e| says(&e))?;
@@ -364,7 +360,7 @@ impl Plugins {
                 live.units = units.len();
             }
             let resource = resource.into();
-            tell(events, News::Listed { resource, units }).await;
+            agent.tell(News::Listed { resource, units }).await;
         }
         Ok(())
     }
@@ -445,9 +441,4 @@ fn recall(path: &Path) -> io::Result<BTreeSet<Box<str>>> {
     File::open(path)?.take(MAX_BYTES).read_to_end(&mut text)?;
     let known: Known = from_json(&text).map_err(io::Error::other)?;
     Ok(known.resources)
-}
-
-async fn tell(events: &Sender<Event>, news: News) {
-    // It is gone only when the agent ends.
-    let _ = events.send(Event::Plugin(Box::new(news))).await;
 }

@@ -439,7 +439,7 @@ fn a_resource_that_nobody_needs_makes_room() {
     let devices = world.parts.machine.devices.as_ref().expect("devices");
     let plugins = devices.plugins.as_ref().expect("plugins");
     let remember = |name: &str| {
-        let kept = world.wait(plugins.remember(name, &world.events));
+        let kept = world.wait(plugins.remember(name, &world.asker));
         kept.map_err(|e| e.to_string())
     };
     let name = |n: usize| format!("example.com/{n:02}");
