@@ -25,7 +25,7 @@ use super::{
     pods::Manifest,
 };
 use crate::{
-    api::{Mono, Pod, PodUid, Wall, pod::CONFIG_MIRROR},
+    api::{Mono, Pod, PodUid, Wall, pod::CONFIG_MIRROR, pod_status::Phase},
     kube::{
         Api, ApiError, KubeError, KubeLanes, Ring, RingKind, Rope, Rung, Travel, WatchEnd, Way,
         lanes::RING_QUEUE,
@@ -553,6 +553,20 @@ impl Control {
     pub(super) fn usurped(&self) -> BTreeSet<PodUid> {
         self.api
             .with(|s| s.usurped.iter().map(|uid| PodUid::new(&**uid)).collect())
+    }
+
+    /// Ends that the API has.
+    pub(super) fn ends(&self) -> BTreeMap<PodUid, Phase> {
+        let end = |object: &Value| {
+            let phase = match object["status"]["phase"].as_str()? {
+                "Succeeded" => Phase::Succeeded,
+                "Failed" => Phase::Failed,
+                _ => return None,
+            };
+            Some((PodUid::new(uid_of(object)), phase))
+        };
+        self.api
+            .with(|s| s.objects.values().filter_map(end).collect())
     }
 
     /// The machine went down: what was not told of pods that are not to run again is forgotten.

@@ -455,6 +455,7 @@ impl Machine {
         }
         if let Some(control) = &self.control {
             control.on_reboot();
+            self.rules.told_before.extend(control.ends());
         }
         self.counts.saw(What::PowerCut);
     }

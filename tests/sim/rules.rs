@@ -45,6 +45,9 @@ pub(super) struct Rules {
     ended: BTreeMap<PodUid, (Option<Handle>, Phase)>,
     /// Pods of which somebody else has told another end in the API.
     pub(super) usurped: BTreeSet<PodUid>,
+    /// Ends that an agent had told the API before a power cut took its memory: the next one may find the pod ended otherwise, and
+    /// then learns of them.
+    pub(super) told_before: BTreeMap<PodUid, Phase>,
 }
 
 /// Whether this agent has refused the pod.
@@ -97,6 +100,7 @@ impl Rules {
     pub(super) fn another_agent(&mut self) {
         *self = Self {
             usurped: core::mem::take(&mut self.usurped),
+            told_before: core::mem::take(&mut self.told_before),
             ..Self::default()
         };
     }
@@ -249,6 +253,7 @@ impl Rules {
                 && *phase != status.phase
                 && handle.is_some()
                 && !(status.phase.is_terminal() && self.usurped.contains(uid))
+                && self.told_before.get(uid) != Some(&status.phase)
             {
                 return Err(format!("pod {uid}: {phase:?} becomes {:?}", status.phase));
             }
