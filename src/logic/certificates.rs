@@ -164,6 +164,33 @@ pub fn retry_delay(failures: u32, random: u32) -> Duration {
     delay + delay * DELAY_JITTER_PERCENT * random.min(999) / 100_000
 }
 
+/// Requests in a row since there was a certificate that need not be renewed yet.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Requests {
+    failures: u32,
+    obtained: u32,
+}
+
+impl Requests {
+    /// One came to nothing. Returns how many have, in a row.
+    pub fn failed(&mut self) -> u32 {
+        self.failures = self.failures.saturating_add(1);
+        self.failures
+    }
+
+    /// One brought a certificate. Returns whether that may be looked at without a pause: a signer whose certificates have to
+    /// be renewed at once is not asked without end.
+    #[must_use]
+    pub fn obtained(&mut self) -> bool {
+        self.obtained = self.obtained.saturating_add(1);
+        let is_first = self.obtained == 1;
+        if is_first {
+            self.failures = 0;
+        }
+        is_first
+    }
+}
+
 /// Whether the agent ends, so that its supervisor starts it over with the bootstrap credentials (BOOT-09).
 ///
 /// - `without_since`: when it first was without a certificate that holds; `None` while it has one.
@@ -181,6 +208,20 @@ mod tests {
     use crate::api::certificates::{CsrCondition, CsrStatus};
 
     const DAY: i64 = 86_400;
+
+    #[test]
+    fn a_certificate_after_failures_is_none() {
+        // BOOT-05 BOOT-09
+        let mut requests = Requests::default();
+        assert_eq!([requests.failed(), requests.failed()], [1, 2]);
+        assert!(requests.obtained(), "the link has come up");
+        assert_eq!(requests.failed(), 1, "the next is another one");
+        assert!(!requests.obtained(), "a signer of useless ones");
+        assert_eq!(requests.failed(), 2);
+        assert!(!requests.obtained());
+        let mut requests = Requests::default();
+        assert!(requests.obtained());
+    }
 
     #[test]
     fn choices() {

@@ -112,7 +112,7 @@ pub(super) fn ring(ring: Ring) -> Option<api_poll::Ring> {
 }
 
 /// Whether the apiserver itself says so, not somebody on the way to it.
-fn says(e: &KubeError, status: u16, reason: &str) -> bool {
+pub(super) fn says(e: &KubeError, status: u16, reason: &str) -> bool {
     matches!(e, KubeError::Api(e) if e.status == status && e.reason == reason)
 }
 

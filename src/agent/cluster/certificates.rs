@@ -36,7 +36,7 @@ use crate::{
         store::Store,
         x509::{self, Certificate},
     },
-    logic::certificates::{is_stuck, retry_delay},
+    logic::certificates::{Requests, is_stuck, retry_delay},
 };
 
 /// What became of the certificate, for who shows it and for who ends the agent. One task writes it ([`ClientCertificate`]).
@@ -117,8 +117,7 @@ impl ClientCertificate {
         let random = || u32::try_from(spread(&**clock, &self.node) % 1000).unwrap_or(0);
         let subject = node_subject(&self.node);
         let mut draw = Draw::default();
-        // Requests in a row that came to nothing.
-        let mut failures = 0_u32;
+        let mut requests = Requests::default();
         let mut without_since: Option<Mono> = None;
         loop {
             let held = self.current().await;
@@ -129,7 +128,7 @@ impl ClientCertificate {
             let due = due(&held, &subject, drawn).filter(|_| holds);
             let now = self.server_time();
             if let Some(due) = due.filter(|due| *due > now) {
-                failures = 0;
+                requests = Requests::default();
                 let left = due.0.saturating_sub(now.0) / 1_000_000;
                 let left = Duration::from_millis(u64::try_from(left).unwrap_or(0));
                 let look = clock.now() + left.clamp(FIRST_POLL, LOOK);
@@ -137,13 +136,12 @@ impl ClientCertificate {
                 continue;
             }
             let name = if holds { Name::Own } else { Name::Bootstrap };
-            failures = failures.saturating_add(1);
             let failed = match self.renew(name).await {
-                // A signer whose certificates have to be renewed at once is not asked without end.
-                Ok(()) if failures > 1 => Failed::answered("each is to be renewed at once"),
-                Ok(()) => continue,
+                Ok(()) if requests.obtained() => continue,
+                Ok(()) => Failed::answered("each is to be renewed at once"),
                 Err(failed) => failed,
             };
+            let failures = requests.failed();
             complaints.complain(&format!("no new client certificate: {}", failed.why));
             let may_end = self.kept.bootstrap.is_some();
             if may_end && is_stuck(without_since, false, failed.answers, clock.now()) {

@@ -20,7 +20,7 @@ use crate::{
         store::{Store, StoreError, Stored},
         x509::{self, Certificate, CertificateError},
     },
-    logic::certificates::retry_delay,
+    logic::certificates::{Requests, retry_delay},
     net::serving::Shown,
 };
 
@@ -55,7 +55,7 @@ impl ServingCertificate {
             log::warn!("serving certificates: {}", chain(&e));
         }
         let random = || u32::try_from(spread(&**clock, &self.node) % 1000).unwrap_or(0);
-        let mut failures = 0_u32;
+        let mut requests = Requests::default();
         let mut last: Option<Vec<u8>> = None;
         let mut draw = Draw::default();
         loop {
@@ -82,20 +82,19 @@ impl ServingCertificate {
             let drawn = draw.of(&held, random);
             let now = clock.wall();
             if due(&held, &subject, drawn).is_some_and(|due| due > now) {
-                failures = 0;
+                requests = Requests::default();
                 clock.until(clock.now() + LOOK).await;
                 continue;
             }
-            failures = failures.saturating_add(1);
             let signed = self
                 .signer
                 .obtain("serving", SERVING_SIGNER, subject, &self.store, None);
             let failed = match signed.await {
-                // A signer whose certificates have to be renewed at once is not asked without end.
-                Ok(()) if failures > 1 => Failed::answered("each is to be renewed at once"),
-                Ok(()) => continue,
+                Ok(()) if requests.obtained() => continue,
+                Ok(()) => Failed::answered("each is to be renewed at once"),
                 Err(failed) => failed,
             };
+            let failures = requests.failed();
             complaints.complain(&format!("no new serving certificate: {}", failed.why));
             let delay = retry_delay(failures, random()).max(failed.retry_after.unwrap_or_default());
             clock.until(clock.now() + delay).await;

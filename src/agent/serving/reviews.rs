@@ -49,7 +49,7 @@ impl Reviewer for Reviews {
         Box::pin(async move {
             let body = token_review(&token);
             let review = self.ask(move |api| api.review_token(body.as_bytes()));
-            Ok(identity(&review.await?))
+            identity(&review.await?)
         })
     }
 
@@ -94,10 +94,19 @@ fn access_review(question: &Question, node: &str) -> String {
 }
 
 /// Whom a review names; `None`: the token is nobody's.
-fn identity(review: &Value) -> Option<Identity> {
+///
+/// - Errors: the apiserver could not tell, which says nothing of the token.
+fn identity(review: &Value) -> Result<Option<Identity>, ReviewError> {
     let status = &review["status"];
     if status["authenticated"] != true {
-        return None;
+        let why = status["error"].as_str().unwrap_or("");
+        return match why {
+            "" => Ok(None),
+            why => Err(ReviewError {
+                may_pass: false,
+                why: why.to_owned(),
+            }),
+        };
     }
     let user = &status["user"];
     let text = |value: &Value| value.as_str().unwrap_or("").to_owned();
@@ -115,12 +124,12 @@ fn identity(review: &Value) -> Option<Identity> {
         .take(MAX_WORDS)
         .map(|(key, values)| (key.clone(), words(values)))
         .gather();
-    Some(Identity {
+    Ok(Some(Identity {
         name: text(&user["username"]),
         uid: text(&user["uid"]),
         groups: words(&user["groups"]),
         extra,
-    })
+    }))
 }
 
 #[cfg(test)]
@@ -159,7 +168,7 @@ mod tests {
         let known = json!({"status": {"authenticated": true, "user": {
             "username": "u", "uid": "1", "groups": ["a", 5, "b"], "extra": {"k": ["v"]},
         }}});
-        let user = identity(&known).expect("known");
+        let user = identity(&known).expect("an answer").expect("known");
         assert_eq!((&*user.name, &*user.uid), ("u", "1"));
         assert_eq!(user.groups, ["a", "b"]);
         assert_eq!(user.extra["k"], ["v"]);
@@ -168,7 +177,14 @@ mod tests {
             json!({"status": {"authenticated": false, "user": {"username": "u"}}}),
             json!({"status": {"authenticated": "true"}}),
         ] {
-            assert_eq!(identity(&nobody), None);
+            assert_eq!(identity(&nobody).expect("an answer"), None);
         }
+        let unsure =
+            json!({"status": {"authenticated": false, "error": "etcdserver: leader changed"}});
+        let unsure = identity(&unsure).expect_err("not kept");
+        assert_eq!(
+            (&*unsure.why, unsure.may_pass),
+            ("etcdserver: leader changed", false)
+        );
     }
 }

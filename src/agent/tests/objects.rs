@@ -146,6 +146,8 @@ fn a_config_map_is_followed_and_never_emptied_by_trouble() {
         Trouble::Silent,
         Trouble::Refuses(500),
         Trouble::Refuses(403),
+        // A proxy that does not know the path.
+        Trouble::Refuses(404),
     ] {
         api.trouble("configmaps/", 1000, trouble);
         api.take_asked();

@@ -5,6 +5,7 @@ use alloc::sync::Arc;
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
+use super::super::answers;
 use crate::{
     api::{ConfigMap, ObjectMeta, PodError, RuntimeClass, Secret, service, strict},
     kube::{Api, KubeError},
@@ -33,7 +34,7 @@ impl From<KubeError> for Refusal {
     fn from(error: KubeError) -> Self {
         let text = error.to_string();
         match error.status() {
-            Some(404) => Self::NotFound(text),
+            _ if answers::says(&error, 404, "NotFound") => Self::NotFound(text),
             Some(403) => Self::Forbidden(text),
             None if !error.is_answer() => Self::Silent(text),
             _ => Self::Other(PodError::Object(text)),
