@@ -37,6 +37,12 @@ const LONG_FUZZ_S: u32 = 600;
 /// Names directories in which tests look for a kubectl.
 const KUBECTLS: &str = "K8S_BIN";
 
+/// Lanes that want processors. In a whole run that is not long, they run beside those that mostly wait.
+const BESIDE: [&str; 2] = ["boards", "emulation"];
+/// Test programs that run nodes: they mostly wait, for containers and for times.
+const NODES: [&str; 2] = ["cluster", "host"];
+/// Tests of each of them at once.
+const NODES_AT_ONCE: &str = "4";
 /// Test programs of which another lane runs a part, or all.
 const BUDGETS: [&str; 3] = ["budget", "pull_memory", "shim_memory"];
 /// Tests of the library that are lanes of their own.
@@ -65,10 +71,10 @@ const LANES: [Lane; 23] = [
     ("simulation", When::Always, simulation),
     ("fuzz", When::Always, fuzz),
     ("budgets", When::Root, budgets),
-    ("machine", When::Root, machine),
-    ("chaos", When::Root, chaos),
     ("boards", When::Always, boards),
     ("emulation", When::Always, emulation),
+    ("machine", When::Root, machine),
+    ("chaos", When::Root, chaos),
     ("long simulation", When::Long, long_simulation),
     ("long fuzz", When::Long, long_fuzz),
     ("long tests", When::Long, long_tests),
@@ -142,12 +148,27 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
             run.skip(&format!("lane {name}: it needs root"));
         } else {
             run.begin(name);
-            if let Err(e) = work(&mut run) {
+            let done = if is_whole && !args.long && BESIDE.contains(&name) {
+                beside(&mut run, name)
+            } else {
+                work(&mut run)
+            };
+            if let Err(e) = done {
                 run.fail(&e.to_string());
             }
         }
     }
+    run.end_lanes()?;
     run.end()
+}
+
+/// Begins all lanes of [`BESIDE`] with the first of them.
+fn beside(run: &mut Run, name: &str) -> Result<(), Failure> {
+    // What they need is installed by one process at a time.
+    if name != BESIDE[0] || !can_build(run, &BUILT_BOARDS) {
+        return Ok(());
+    }
+    run.lanes_beside(&BESIDE)
 }
 
 fn format(run: &mut Run) -> Result<(), Failure> {
@@ -401,7 +422,18 @@ fn tests(run: &mut Run) -> Result<(), Failure> {
         }
     }
     let names = run.tests()?.names();
-    for name in names.iter().filter(|name| !BUDGETS.contains(&&***name)) {
+    let (nodes, others): (Vec<_>, Vec<_>) = names
+        .iter()
+        .filter(|name| !BUDGETS.contains(&&***name))
+        .partition(|name| NODES.contains(&&***name));
+    for name in nodes {
+        let mut command = run.tests()?.program(name)?;
+        command.env(KUBECTLS, &kubectls);
+        command.args(["--test-threads", NODES_AT_ONCE]);
+        run.step_called(&format!("tests: {name}"), &mut command);
+    }
+    run.end_lanes()?;
+    for name in others {
         let mut command = run.tests()?.program(name)?;
         command.env(KUBECTLS, &kubectls);
         if name == LIBRARY {

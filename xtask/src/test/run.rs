@@ -39,8 +39,9 @@ const TELLING: [&str; 5] = [
     "timeout: sending",
 ];
 
-/// What the build beside other steps said.
-const BESIDE_LOG: &str = "target/program.log";
+/// What the build beside other steps said, and the lanes beside others.
+const BUILD_LOG: &str = "target/program.log";
+const LANES_LOG: &str = "target/lanes.log";
 
 /// Seconds that one step may take where nobody watches: one that hangs fails, and the others are still heard of. A step of
 /// `--long` may take longer, and is watched.
@@ -58,12 +59,15 @@ pub(super) struct Run {
     skipped: [Vec<String>; 2],
     failed: Vec<(String, Telling)>,
     tests: Option<Tests>,
-    beside: Option<Beside>,
+    build: Option<Beside>,
+    lanes: Option<Beside>,
     shipped: Option<PathBuf>,
 }
 
-/// The program as it is shipped, while it is built beside other steps: most of that keeps one processor busy.
+/// What runs beside other steps: the build of the program as it is shipped, most of which keeps one processor busy, and lanes.
 struct Beside {
+    name: String,
+    log: &'static str,
     child: Child,
     watch: Watch,
 }
@@ -87,7 +91,8 @@ impl Run {
             skipped: [Vec::new(), Vec::new()],
             failed: Vec::new(),
             tests: None,
-            beside: None,
+            build: None,
+            lanes: None,
             shipped: None,
         }
     }
@@ -163,29 +168,50 @@ impl Run {
 
     /// Begins to build the program as it is shipped.
     pub(super) fn build_beside(&mut self) -> Result<(), Failure> {
-        let log = File::create(BESIDE_LOG)?;
-        let mut command = limited(&stage::build_command("release"));
-        command.stdin(Stdio::null()).stdout(log.try_clone()?);
-        self.beside = Some(Beside {
-            child: command.stderr(log).spawn()?,
-            watch: Watch::start(),
+        let command = stage::build_command("release");
+        self.build = Some(Beside::begin("build: program".into(), BUILD_LOG, &command)?);
+        Ok(())
+    }
+
+    /// Begins these lanes. They leave the processors to whatever else wants one.
+    pub(super) fn lanes_beside(&mut self, lanes: &[&str]) -> Result<(), Failure> {
+        let mut command = Command::new("nice");
+        let words = "-n 19 cargo xtask test --only";
+        command.args(words.split(' ')).arg(lanes.join(","));
+        self.lanes = Some(Beside::begin(lanes.join(", "), LANES_LOG, &command)?);
+        Ok(())
+    }
+
+    /// Waits for the lanes that run beside others, if any does.
+    pub(super) fn end_lanes(&mut self) -> Result<(), Failure> {
+        self.lanes.take().map_or(Ok(()), |lanes| self.join(lanes))
+    }
+
+    /// Waits for what runs beside other steps, and says how it went.
+    fn join(&mut self, mut beside: Beside) -> Result<(), Failure> {
+        let name = beside.name;
+        let before = processor();
+        let status = beside.child.wait()?;
+        let said = fs::read_to_string(beside.log)?;
+        println!("\n== {name}: {status}\n{said}");
+        if !status.success() {
+            let mut telling = Telling::default();
+            said.lines().for_each(|line| telling.note(line));
+            self.failed.push((name.clone(), telling));
+        }
+        self.rows.push(Row {
+            name,
+            wall: beside.watch.elapsed(),
+            processor: processor().saturating_sub(before),
+            failed: !status.success(),
         });
         Ok(())
     }
 
     /// The program as it is shipped, built once.
     pub(super) fn shipped(&mut self) -> Result<PathBuf, Failure> {
-        if let Some(mut beside) = self.beside.take() {
-            let name = "build: program";
-            let before = processor();
-            let status = beside.child.wait()?;
-            println!("\n== {name}: {status}\n{}", fs::read_to_string(BESIDE_LOG)?);
-            self.rows.push(Row {
-                name: name.into(),
-                wall: beside.watch.elapsed(),
-                processor: processor().saturating_sub(before),
-                failed: !status.success(),
-            });
+        if let Some(build) = self.build.take() {
+            self.join(build)?;
         }
         if self.shipped.is_none() {
             self.shipped = Some(stage::program()?);
@@ -271,6 +297,20 @@ impl Run {
         let mut names: Vec<_> = self.failed.into_iter().map(|(name, _)| name).collect();
         names.dedup();
         Err(format!("failed: {}", names.join(", ")).into())
+    }
+}
+
+impl Beside {
+    fn begin(name: String, log: &'static str, command: &Command) -> Result<Self, Failure> {
+        let file = File::create(log)?;
+        let mut command = limited(command);
+        command.stdin(Stdio::null()).stdout(file.try_clone()?);
+        Ok(Self {
+            name,
+            log,
+            child: command.stderr(file).spawn()?,
+            watch: Watch::start(),
+        })
     }
 }
 
