@@ -237,8 +237,7 @@ pub fn pod_cgroup(pod: &Pod, qos: QosClass, settings: &CgroupSettings) -> PodCgr
     };
     if qos != QosClass::BestEffort {
         values.cpu_shares = Some(shares(pod_sum(pod, Amount::Requests, "cpu").unwrap_or(0)));
-        let declared = |name| qos == QosClass::Guaranteed || every_container_is_limited(pod, name);
-        if declared("cpu") {
+        if every_container_is_limited(pod, "cpu") {
             let limit = pod_sum(pod, Amount::Limits, "cpu").unwrap_or(0);
             values.cpu_quota_us = Some(match (settings.cfs_quota, limit) {
                 (true, 1..) => quota(limit, settings.cfs_period_us),
@@ -246,10 +245,7 @@ pub fn pod_cgroup(pod: &Pod, qos: QosClass, settings: &CgroupSettings) -> PodCgr
             });
             values.cpu_period_us = Some(settings.cfs_period_us);
         }
-        if declared("memory") {
-            values.memory_limit_bytes =
-                pod_sum(pod, Amount::Limits, "memory").filter(|&limit| limit > 0);
-        }
+        values.memory_limit_bytes = memory_limit(pod);
     }
     let asked = pod_sum(pod, Amount::Requests, "memory").unwrap_or(0);
     protect(&mut values, qos, asked, settings);
@@ -257,6 +253,13 @@ pub fn pod_cgroup(pod: &Pod, qos: QosClass, settings: &CgroupSettings) -> PodCgr
         path: settings.tree.pod(qos, &pod.metadata.uid),
         values,
     }
+}
+
+/// Bytes of memory that a pod may use as a whole; `None`: there is no such limit.
+#[must_use]
+pub fn memory_limit(pod: &Pod) -> Option<i64> {
+    let limit = pod_sum(pod, Amount::Limits, "memory").filter(|&limit| limit > 0);
+    limit.filter(|_| every_container_is_limited(pod, "memory"))
 }
 
 /// A pod's own limit counts for all its containers; otherwise one without a limit makes the pod's sum meaningless.
@@ -787,6 +790,10 @@ mod tests {
             assert_eq!(got.cpu_period_us, quota.map(|_| 100_000), "{name}");
             assert_eq!(got.memory_limit_bytes, memory, "{name}");
             assert_eq!(got.pids_limit, None, "{name}");
+            if qos != BestEffort {
+                // VOL-10
+                assert_eq!(memory_limit(&pod(spec)), memory, "{name}");
+            }
             assert_eq!(got.hugepage_limits["2MB"], 0, "{name}");
         }
         let huge = r#"{"containers":[{"resources":{"requests":{"hugepages-2Mi":"4Mi"},

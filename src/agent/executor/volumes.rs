@@ -14,10 +14,7 @@ use crate::{
     },
     api::{ConfigMap, Container, Pod, PodError, Secret},
     error::chain,
-    logic::{
-        bound_volume::BoundVolume, cgroup, env, generate::NodeContext, pod_refs, pod_resources,
-        projection, qos,
-    },
+    logic::{bound_volume::BoundVolume, cgroup, env, generate::NodeContext, pod_refs, projection},
     sys::{lane::Lane, open},
     volume::{Medium, MountedVolume, PodVolumes, Source, Volumes},
 };
@@ -155,8 +152,7 @@ impl Mounter {
 
     /// Most bytes one tmpfs of the pod may hold: its memory limit, else what all pods may ask for together (VOL-10).
     fn tmpfs_limit(&self, pod: &Pod) -> u64 {
-        let limit = pod_resources::pod_sum(pod, pod_resources::Amount::Limits, qos::MEMORY);
-        let limit = limit
+        let limit = cgroup::memory_limit(pod)
             .and_then(|bytes| u64::try_from(bytes).ok())
             .filter(|bytes| *bytes > 0);
         let most = u64::try_from(self.context.allocatable.memory_bytes).unwrap_or(0);
