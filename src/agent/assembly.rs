@@ -22,6 +22,7 @@ use super::{
     log_rotation::LogRotation,
     manifests::{Manifests, RULES, UrlManifests},
     metrics::{self, Metrics},
+    node::follow::follow,
     parts::Parts,
     pods, probes,
     provider::{self, Drivers},
@@ -500,6 +501,18 @@ pub(super) fn beginning(parts: &Parts) -> Option<device_news::Beginning> {
     parts.machine.store.sync_names();
     let devices = parts.machine.devices.as_ref()?;
     Some(devices.begin())
+}
+
+/// What follows the addresses of the node, unless a cluster's Node object does.
+pub(super) fn addresses(parts: &Parts) -> Option<Task> {
+    let alone = parts.owners.cluster.is_none();
+    let follow = || {
+        let (own, clock) = (&parts.owners.node, &parts.tools.clock);
+        let asked = parts.cfg.node_ips.clone();
+        let disk = parts.machine.disk.clone();
+        follow(Rc::clone(own), asked, disk, Rc::clone(clock))
+    };
+    alone.then(|| boxed(follow()))
 }
 
 /// What takes registrations of device plugins, and tells what pods have, if they may come.

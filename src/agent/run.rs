@@ -468,6 +468,7 @@ async fn serve(
         .into_iter()
         .for_each(spawn);
     assembly::link_budget(&parts).into_iter().for_each(spawn);
+    assembly::addresses(&parts).into_iter().for_each(spawn);
     let tunnel = assembly::tunnel(&parts, served.network, &executor);
     let delays = backoff_store::restore(&parts.cfg.dirs.run);
     let beginning = assembly::beginning(&parts);

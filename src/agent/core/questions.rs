@@ -186,7 +186,8 @@ impl Agent {
 
     /// What the stored status says of a container that is probed.
     pub(in crate::agent) fn shown_container(&self, uid: &PodUid, name: &str) -> ShownContainer {
-        let look = |status: &PodStatus| ShownContainer::of(status, name);
+        let host = self.owners.node.host_ip();
+        let look = |status: &PodStatus| ShownContainer::of(status, name, host);
         self.pods.status(uid).map(look).unwrap_or_default()
     }
 }

@@ -112,7 +112,10 @@ impl Agent {
                 self.stepped(now, Stepped::to(&pod, "stopping", phase));
                 let uid = &pod.metadata.uid;
                 self.owners.probes.stopping(uid);
-                answer.give(self.pods.status(uid).map(ips).unwrap_or_default());
+                let of_node = self.owners.node.host_ips();
+                let status = self.pods.status(uid);
+                let ips = status.map(|status| ips(&pod, status, of_node));
+                answer.give(ips.unwrap_or_default());
             }
             Step::Killed => {
                 if let Some(uid) = self.pods.uid(call) {
@@ -148,6 +151,7 @@ impl Agent {
     ) -> Begun {
         let uid = &pod.metadata.uid;
         let is_configured = self.pods.is_configured(uid);
+        let of_node = self.owners.node.host_ips();
         let mut statuses = self.statuses();
         let status = match failure {
             Some(failure) => statuses.generate_failed(pod, runtime, failure),
@@ -155,7 +159,7 @@ impl Agent {
         };
         let phase = status.phase;
         let terminal = phase.is_terminal();
-        let ips = ips(&status);
+        let ips = ips(pod, &status, of_node);
         let is_outcome = is_configured && outcome::is_worth_keeping(pod, &status);
         let kept = is_outcome.then(|| status.clone());
         // Stored before any side effect: waiting reasons are seen even if a later step blocks.
@@ -274,8 +278,11 @@ fn with_succeeded(
     }
 }
 
-/// Addresses that a status shows.
-fn ips(status: &PodStatus) -> Vec<IpAddr> {
+/// Where a pod is: in the host's network where the node is now, else as its status shows.
+fn ips(pod: &Pod, status: &PodStatus, of_node: Vec<IpAddr>) -> Vec<IpAddr> {
+    if pod.spec.host_network && !of_node.is_empty() {
+        return of_node;
+    }
     let shown = status.pod_ips.iter();
     shown.filter_map(|entry| entry.ip.parse().ok()).collect()
 }

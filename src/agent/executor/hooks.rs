@@ -1,7 +1,10 @@
 //! Lifecycle hooks. Rows HOOK-01 to HOOK-05.
 
 use alloc::rc::Rc;
-use core::time::Duration;
+use core::{
+    net::{IpAddr, Ipv4Addr},
+    time::Duration,
+};
 
 use smol::future::FutureExt as _;
 
@@ -132,7 +135,12 @@ impl Hooks {
         get: &HttpGetAction,
     ) -> Result<(), HookError> {
         let get = probes::http_get(container, get).map_err(|e| HookError::Failed(e.to_string()))?;
-        let ip = status.ips.first().copied();
+        let own = || {
+            pod.spec
+                .host_network
+                .then_some(IpAddr::V4(Ipv4Addr::LOCALHOST))
+        };
+        let ip = status.ips.first().copied().or_else(own);
         let hooked = self.wire.hook(&get, ip).await;
         let hooked = hooked.map_err(|e| HookError::Failed(e.to_string()))?;
         if let Hooked::InPlainText(host) = hooked {

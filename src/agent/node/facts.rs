@@ -93,7 +93,7 @@ impl NodeFacts {
 /// - Errors: more is kept from pods than there is.
 pub(in crate::agent) fn facts(cfg: &Config) -> Result<NodeFacts, OverReserved> {
     let local = network::local(&cfg.node_name);
-    // Later rounds try again, and say why it is none.
+    // Later looks may find one.
     let host_ips = node::host_ips(&cfg.node_ips, &cfg.node_name, &local).unwrap_or_else(|e| {
         log::warn!("{e}");
         given(cfg)

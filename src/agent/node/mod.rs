@@ -1,15 +1,21 @@
 //! The machine as a node: facts read at start, and the Node object: one, whether it is registered or only shown by
 //! `get node`. What it says is decided in [`crate::logic::node`].
 //!
-//! - [`mod@facts`]: what is read once. [`machine`]: what `/proc`, `/sys` and `/etc` say. [`network`]: its addresses.
+//! - [`mod@facts`]: what is read once. [`machine`]: what `/proc`, `/sys` and `/etc` say. [`network`]: its addresses;
+//!   [`follow`](mod@follow): whether these change.
 //! - [`Node`] owns all of it; [`Node::gather`] reads what may have changed, [`Node::bring_up_to_date`] puts it into an object.
 
 pub(super) mod facts;
+pub(in crate::agent) mod follow;
 pub(super) mod machine;
 mod network;
 
 use alloc::rc::Rc;
-use core::{cell::RefCell, net::IpAddr, ops::Deref};
+use core::{
+    cell::RefCell,
+    net::{IpAddr, Ipv4Addr},
+    ops::Deref,
+};
 
 pub(super) use facts::{NodeFacts, facts, max_pods};
 pub(in crate::agent) use network::local as addresses;
@@ -98,6 +104,12 @@ impl Node {
     /// Host IPs, primary first: one, or one of each family.
     pub(super) fn host_ips(&self) -> Vec<IpAddr> {
         self.host_ips.borrow().clone()
+    }
+
+    /// Where the node can be asked from itself.
+    pub(super) fn host_ip(&self) -> IpAddr {
+        let first = self.host_ips.borrow().first().copied();
+        first.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
     }
 
     /// The Node has these addresses now. None is no news.

@@ -30,6 +30,8 @@ pub(in crate::agent) struct ShownContainer {
     /// The pod's phase is terminal.
     ended: bool,
     ip: Option<IpAddr>,
+    /// Where the node is now.
+    host: Option<IpAddr>,
     /// Of the instance there is, if one was created.
     instance: Option<Instance>,
 }
@@ -54,8 +56,8 @@ enum InstanceState {
 }
 
 impl ShownContainer {
-    /// What `status` says of the container of this name.
-    pub(in crate::agent) fn of(status: &PodStatus, name: &str) -> Self {
+    /// What `status` says of the container of this name. `host`: where the node is now.
+    pub(in crate::agent) fn of(status: &PodStatus, name: &str, host: IpAddr) -> Self {
         let all = status
             .container_statuses
             .iter()
@@ -65,6 +67,7 @@ impl ShownContainer {
         Self {
             ended: status.phase.is_terminal(),
             ip: status.pod_ip.parse().ok(),
+            host: Some(host),
             instance: container.map(|c| Instance {
                 id: c.container_id.as_str().into(),
                 state: match (&c.state.running, &c.state.terminated) {
@@ -171,7 +174,12 @@ impl Driver {
         let workers = self.probes.workers.borrow();
         let (uid, entry) = workers.entry(key)?;
         let id = &shown.instance.as_ref()?.id;
-        Some(ask::Target::of(uid, entry, id, shown.ip))
+        // A pod in the host's network is where the node is now, whatever its status has shown since it came (PROBE-24).
+        let ip = match entry.action.in_host {
+            true => shown.host,
+            false => shown.ip,
+        };
+        Some(ask::Target::of(uid, entry, id, ip))
     }
 
     /// One pass of a worker, by what the status shows.

@@ -112,6 +112,8 @@ struct Job {
     action: Action,
     /// Those of the pod.
     turns: Turns,
+    /// Its pod is in the host's network.
+    in_host: bool,
 }
 
 /// Places for probes that are under way.
@@ -162,6 +164,7 @@ impl Probes {
             Rc::new(Job {
                 action: action::of(container, kind),
                 turns: turns().clone(),
+                in_host: pod.spec.host_network,
             })
         };
         let below = |n: u64| self.random() % n.max(1);

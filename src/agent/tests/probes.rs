@@ -1,7 +1,7 @@
 //! Probes and hooks, whole: from an answer on the network to the status, and to what the runtime is told.
 
-use alloc::sync::Arc;
-use core::time::Duration;
+use alloc::{rc::Rc, sync::Arc};
+use core::{net::IpAddr, pin::pin, time::Duration};
 
 use serde_json::{Value, json};
 
@@ -11,6 +11,7 @@ use super::{
     world::{IMAGE, World, fault, manifest},
 };
 use crate::{
+    agent::node::follow::{LOOK, follow},
     api::{
         PodStatus, PodUid,
         cri::ContainerState,
@@ -21,6 +22,7 @@ use crate::{
         RuntimeError,
         fake::{Fault, Op, Trouble},
     },
+    sys::clock::mono,
 };
 
 pub(super) const fn s(n: u64) -> Duration {
@@ -505,6 +507,38 @@ fn the_clock_jumps() {
     world.wire.is_well(81, true);
     world.advance(s(10));
     assert!((9..=11).contains(&world.wire.take_asked(81)));
+}
+
+#[test]
+fn a_pod_in_the_hosts_network_is_asked_where_the_node_is() {
+    // PROBE-24 STAT-32
+    let world = settled();
+    let node = &world.parts.owners.node;
+    let known = node.host_ips();
+    let mut pod = probed("a", json!({"readinessProbe": tcp(80)}));
+    pod["spec"]["hostNetwork"] = json!(true);
+    world.apply(&[pod]);
+    world.until("is ready", |w| is_ready(w, "a"));
+    assert_eq!(world.wire.last_asked(), known.first().copied());
+    let moved = IpAddr::from([192, 0, 2, 77]);
+    node.set_host_ips(vec![moved]);
+    world.advance(s(5));
+    assert_eq!(world.wire.last_asked(), Some(moved));
+    let shown = world.status("a").expect("status").pod_ip;
+    assert_eq!(shown.parse().ok(), known.first().copied());
+    // Without a cluster, the node looks where it is.
+    let (disk, clock) = (world.parts.machine.disk.clone(), &world.parts.tools.clock);
+    let followed = follow(Rc::clone(node), Vec::new(), disk, Rc::clone(clock));
+    let mut followed = pin!(followed);
+    let mut go_on = || smol::future::block_on(smol::future::poll_once(&mut followed));
+    assert!(go_on().is_none());
+    assert_eq!(node.host_ips(), [moved]);
+    world.advance(LOOK);
+    let patience = mono() + s(60);
+    while node.host_ips() != known {
+        assert!(go_on().is_none() && mono() < patience);
+        std::thread::yield_now();
+    }
 }
 
 #[test]

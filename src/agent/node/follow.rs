@@ -1,0 +1,34 @@
+//! Where the node is, while no cluster's Node object says it.
+
+use alloc::rc::Rc;
+use core::{net::IpAddr, time::Duration};
+
+use super::Node;
+use crate::{
+    agent::clock::{Clock, in_step},
+    logic::node,
+    sys::lane::Lane,
+};
+
+/// Time between two looks at the addresses of the machine.
+pub(in crate::agent) const LOOK: Duration = Duration::from_secs(60);
+
+/// Looks for as long as the agent runs: a cable may come after the agent, and a lease may bring another address. `asked`: the
+/// addresses that the configuration names.
+pub(in crate::agent) async fn follow(
+    own: Rc<Node>,
+    asked: Vec<IpAddr>,
+    disk: Lane,
+    clock: Rc<dyn Clock>,
+) {
+    loop {
+        let now = clock.now();
+        clock.until(in_step(now + LOOK, now)).await;
+        let (addresses, name, asked) = (own.addresses, own.name.clone(), asked.clone());
+        let look = disk.run(move || {
+            // Without any the last one stays.
+            node::host_ips(&asked, &name, &addresses(&name)).unwrap_or_default()
+        });
+        own.set_host_ips(look.await);
+    }
+}
