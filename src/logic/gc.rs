@@ -38,7 +38,8 @@ impl Default for ContainerGcPolicy {
 pub enum Fate {
     /// Configured, or on its way out: its last instances are still of use.
     Kept,
-    /// Gone, or evicted (`should_pod_content_be_removed`): everything goes.
+    /// Gone, or evicted, and nothing of it runs ([`PodTable::is_garbage`](crate::pod_table::PodTable::is_garbage)): everything
+    /// goes.
     ContentRemovable,
 }
 

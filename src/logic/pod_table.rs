@@ -646,6 +646,13 @@ impl PodTable {
         })
     }
 
+    /// What is left of the pod is garbage: its content may be removed, and nothing of it needs to be told any more. While an
+    /// evicted pod waits for its end, a container of it that has ended would start again under the next agent.
+    #[must_use]
+    pub fn is_garbage(&self, uid: &PodUid) -> bool {
+        self.should_pod_content_be_removed(uid) && !self.could_have_running_containers(uid)
+    }
+
     /// The static pod that holds this full name ends but has not stopped: its mirror must stay.
     #[must_use]
     pub fn is_pod_for_mirror_pod_terminating(&self, name: &str, namespace: &str) -> bool {

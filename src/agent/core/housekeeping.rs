@@ -93,22 +93,24 @@ impl Agent {
             .filter_map(|uid| self.pods.for_housekeeping(uid))
             .collect();
         let known = self.pods.sync_known();
-        // An old list is as good as none (CLEAN-02).
-        let Some(running) = self.view.running(now) else {
-            return Round::default();
-        };
+        let running = self.view.running(now);
         let mirrors = self.owners.cluster.as_ref().map(|c| c.mirror_uids());
         let mirrors = mirrors.unwrap_or_default();
         let pass = Pass {
             config: &pods,
             mirrors: &mirrors,
             known: &known,
-            running: &running,
+            running: running.as_deref().unwrap_or_default(),
         };
         self.pods.set_gauges(pass.gauges());
         let has_worker = |uid: &PodUid| known.iter().any(|k| k.uid == *uid);
         self.owners.probes.retain(|uid| pass.keeps_probes(uid), now);
+        // Who comes back under the same UID must not find it, so it goes with the worker.
         self.pods.retain(|uid| pass.keeps_status(uid), has_worker);
+        // An old list is as good as none (CLEAN-02).
+        if running.is_none() {
+            return Round::default();
+        }
         let asked = self.pods.asked();
         let is_stale = self.asked.pod_cgroups.is_stale(asked);
         let mut chores = Chores {

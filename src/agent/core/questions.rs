@@ -201,7 +201,7 @@ impl Agent {
 
     /// Whether what is left of a pod may go: its worker is done with it, and nobody could still want it.
     pub(in crate::agent) fn may_content_go(&self, uid: &PodUid) -> bool {
-        self.pods.table().should_pod_content_be_removed(uid) && !self.is_unread(uid)
+        self.pods.table().is_garbage(uid) && !self.is_unread(uid)
     }
 
     /// Whether the dead containers of a pod may go, though it is still there: nothing of it will run any more.

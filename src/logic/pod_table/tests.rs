@@ -1056,11 +1056,18 @@ fn truth_table() {
                 is_static,
                 ..a.clone()
             };
-            let check = |bench: &Bench, name, expected| {
+            let check = |bench: &Bench, name, expected: [bool; 5]| {
                 assert_eq!(
                     answers(&bench.table, &a.uid),
                     expected,
                     "{name} e={e} d={d} static={is_static}"
+                );
+                // GC-03
+                let garbage = expected[4] && !expected[1];
+                assert_eq!(
+                    bench.table.is_garbage(&a.uid),
+                    garbage,
+                    "{name} e={e} d={d}"
                 );
             };
             let handle = bench.create(&a);
