@@ -864,6 +864,75 @@ fn a_boot_partition_is_not_trusted() {
 }
 
 #[test]
+fn what_would_not_last_is_not_wiped() {
+    // PKG-11
+    for board in boards("first-boot-memory") {
+        let flashed = Flashed::new(board);
+        let etc = flashed.board.path("etc");
+        let upper = flashed.board.dir.join("upper");
+        fs::create_dir_all(&upper).expect("directory");
+        fs::create_dir_all(&etc).expect("directory");
+        let (etc, upper) = (fs::canonicalize(etc), fs::canonicalize(upper));
+        let (etc, upper) = (etc.expect("etc"), upper.expect("upper"));
+        let (etc, upper) = (etc.display(), upper.display());
+        let over = |upper: &str| {
+            format!("overlay {etc} overlay rw,lowerdir=/l,upperdir={upper},workdir=/w 0 0\n")
+        };
+        let below = format!("none {upper} tmpfs rw 0 0\n");
+        let labels = "picolet: {nodeLabels: {shelf: a}}\n";
+        let put = || {
+            fs::write(flashed.boot("picolet.yaml"), labels).expect("written");
+            fs::write(flashed.boot("picolet-join.txt"), JOIN_LINE).expect("written");
+        };
+        put();
+        for mounts in [
+            format!("none {etc} tmpfs rw 0 0\n"),
+            // On top of a disk.
+            format!("/dev/a {etc} ext4 rw 0 0\nnone {etc} tmpfs rw 0 0\n"),
+            over(&upper.to_string()) + &below,
+            // Seen by the initramfs alone.
+            over("/picolet-upper-of-nobody"),
+        ] {
+            flashed.mounts(&mounts);
+            assert!(flashed.run("take").status.success(), "{mounts}");
+            // They serve this boot, and the next one.
+            let drop_in = fs::read_to_string(flashed.drop_in());
+            assert_eq!(drop_in.expect("taken"), labels, "{mounts}");
+            assert!(flashed.kept().exists(), "{mounts}");
+            for name in ["picolet.yaml", "picolet-join.txt"] {
+                assert!(flashed.boot(name).exists(), "{name}: {mounts}");
+            }
+            let error = fs::read_to_string(flashed.boot("picolet-join.error.txt")).expect("told");
+            assert!(error.contains("is in memory"), "{error}");
+        }
+        // Over a disk it lasts.
+        flashed.mounts(&over(&upper.to_string()));
+        assert!(flashed.starts());
+        assert_eq!((flashed.secrets(), &*flashed.calls()), (0, JOINED));
+        assert!(!flashed.boot("picolet.yaml").exists());
+
+        // Where nothing can be written: told on the card, and both are looked at.
+        put();
+        fs::remove_dir_all(flashed.board.path("etc/picolet")).expect("removed");
+        fs::write(flashed.board.path("etc/picolet"), "").expect("written");
+        assert!(!flashed.run("take").status.success());
+        let error = fs::read_to_string(flashed.boot("picolet-join.error.txt")).expect("told");
+        assert!(
+            error.contains("first-boot.join: /etc/picolet has to be"),
+            "{error}"
+        );
+        assert!(flashed.boot("picolet.yaml").exists() && flashed.boot("picolet-join.txt").exists());
+        fs::remove_file(flashed.boot("picolet-join.txt")).expect("removed");
+        assert!(!flashed.run("take").status.success());
+        let error = fs::read_to_string(flashed.boot("picolet-join.error.txt")).expect("told");
+        assert!(
+            error.contains("10-first-boot.conf: /etc/picolet has to be"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn a_power_cut_while_it_is_taken_loses_nothing() {
     // PKG-11
     // Programs of the shell itself cannot be replaced in busybox.
