@@ -90,7 +90,10 @@ kubelet=$root/usr/bin/kubelet
 link=/usr/local/bin/picolet
 units=$root/etc/systemd/system
 scripts=$root/etc/init.d
+rotation=$root/etc/logrotate.d/picolet
 import=$root/var/lib/picolet/import
+# There from the first file that a running agent does not have yet until that agent is restarted.
+unfinished=$library/unfinished
 cri='picolet-cri.socket picolet-cri.service'
 boot='picolet-first-boot.service picolet-join.service'
 service=picolet
@@ -137,9 +140,10 @@ program=$here/picolet
 
 # ---- What the machine is. Nothing is written here.
 
-# Class and processor of a program, such as 02b700: from its ELF header.
+# Class and processor of a program, such as 02b700: from its ELF header. Nothing if it has none.
 elf() {
-    { dd if="$1" bs=1 skip=4 count=1 && dd if="$1" bs=1 skip=18 count=2; } 2>/dev/null | od -An -tx1 | tr -d ' \n'
+    head=$(dd if="$1" bs=20 count=1 2>/dev/null | od -An -tx1 | tr -d ' \n')
+    case $head in 7f454c46*) echo "$head" | cut -c9-10,37-40 ;; esac
 }
 
 name_of() {
@@ -148,6 +152,7 @@ name_of() {
     012800) echo "32-bit ARM" ;;
     023e00) echo "x86_64" ;;
     010300) echo "32-bit x86" ;;
+    '') echo "none (it is no program)" ;;
     *) echo "unknown ($1)" ;;
     esac
 }
@@ -193,21 +198,33 @@ refuse() {
 
 # The userland decides, not the kernel: uname -m says aarch64 on many 32-bit systems.
 fits_processor() {
+    if [ -n "$root" ]; then
+        # Init and shell are links on most systems. A link of another system may lead into this one.
+        set -- sbin/init bin/sh usr/lib/systemd/systemd lib/systemd/systemd bin/dash bin/busybox bin/busybox.nosuid bin/bash
+    else
+        set -- /proc/1/exe /bin/sh
+    fi
     own=''
-    for file in "$root/sbin/init" "$root/bin/sh" /proc/1/exe; do
-        # A link of another system leads into this one.
-        [ -n "$root" ] && [ -L "$file" ] && continue
-        [ -n "$root" ] || file=/proc/1/exe
+    for file; do
+        if [ -n "$root" ]; then
+            dir=$(cd "$root/${file%/*}" 2>/dev/null && pwd -P) || continue
+            case $dir in "$root"/*) file=$dir/${file##*/} ;; *) continue ;; esac
+            [ ! -L "$file" ] || continue
+        fi
         own=$(elf "$file")
-        [ ${#own} -eq 6 ] && break
-        own=''
+        [ -z "$own" ] || break
     done
-    [ -n "$own" ] || own=$(elf /bin/sh)
+    if [ -z "$own" ]; then
+        refuse "cannot tell the processor of the system${root:+ below $root}: there is no program in the usual places"
+        return
+    fi
     given=$(elf "$program")
     if [ "$own" != "$given" ]; then
         refuse "this program is for $(name_of "$given"), the system is $(name_of "$own"): take the tarball for that"
         return
     fi
+    # The processor that another system will run on cannot be asked.
+    [ -z "$root" ] || return
     # An ARMv7 program starts on an ARMv6 processor, and dies later.
     case $(cat "$here/arch" 2>/dev/null)-$(uname -m) in
     armv7-armv6*) refuse "this program is for ARMv7, the processor is ARMv6: take the tarball for armv6" ;;
@@ -261,7 +278,7 @@ check() {
         [ -f "$here/$file" ] || failed "there is no $here/$file: unpack the whole tarball"
     done
     fits_processor
-    fits_kernel
+    [ -n "$root" ] || fits_kernel
     [ $init != none ] || refuse "the system has neither systemd nor OpenRC: start '$link run' by what it has"
     fits_disk
     fits_neighbours
@@ -345,6 +362,10 @@ place() {
         return
     fi
     mkdir -p "$(dirname "$to")" || failed "cannot make $(dirname "$to")"
+    # A run that is cut off here would find nothing to change the next time.
+    if [ -z "$root" ] && [ ! -e "$unfinished" ]; then
+        mkdir -p "$library" && : >"$unfinished" || failed "cannot write $unfinished"
+    fi
     [ "$to" != "$target" ] || [ ! -f "$to" ] || ln -f "$to" "$to.old" || failed "cannot keep $to"
     { cp "$from" "$to.new" && chmod "$([ "$bits" = -rwxr-xr-x ] && echo 755 || echo 644)" "$to.new"; } ||
         failed "cannot write $to.new"
@@ -432,15 +453,20 @@ begin() {
         [ "$mode" = standalone ] || systemctl is-active -q picolet-cri.socket || run systemctl start picolet-cri.socket
         ;;
     openrc)
-        rc-service -q $service status >/dev/null 2>&1 || changed=yes
-        [ -z "$changed" ] || run rc-service $service restart
+        # Before the join the kubelet does not start: kubeadm starts it.
+        if [ "$mode" = standalone ] || [ -f /var/lib/kubelet/config.yaml ]; then
+            rc-service -q $service status >/dev/null 2>&1 || changed=yes
+            [ -z "$changed" ] || run rc-service $service restart
+        fi
         rc-service -q picolet-pods status >/dev/null 2>&1 || run rc-service picolet-pods start
         ;;
     esac
+    delete "$unfinished"
 }
 
 install() {
     check
+    [ -z "$start" ] || [ ! -e "$unfinished" ] || { changed=yes && reload=yes; }
     place "$program" "$target" -rwxr-xr-x
     # An upgrade that was on trial ends: this program is what the operator wants.
     delete "$target.trial"
@@ -465,6 +491,7 @@ install() {
         ;;
     openrc)
         for unit in $service picolet-pods; do place "$here/openrc/$unit" "$scripts/$unit" -rwxr-xr-x; done
+        place "$here/openrc/logrotate" "$rotation" -rw-r--r--
         ;;
     esac
     for file in "$here"/images/*; do
@@ -521,7 +548,7 @@ uninstall() {
     delete "$units/picolet-pods.service" "$scripts/picolet-pods" "$root/etc/runlevels/default/picolet-pods"
     [ "$(readlink "$kubelet")" != "$link" ] || delete "$kubelet"
     delete "$target" "$target.old" "$target.new" $traces "$units/picolet-upgrade.service" "$library/guard" "$library/first-boot" "$library/release.pub" \
-        "$share/bash-completion/completions/picolet" "$share/zsh/site-functions/_picolet" \
+        "$unfinished" "$rotation" "$share/bash-completion/completions/picolet" "$share/zsh/site-functions/_picolet" \
         "$share/fish/vendor_completions.d/picolet.fish" "$share/man/man8/picolet.8"
     [ ! -d "$library" ] || run rmdir "$library"
     if [ -z "$root" ] && [ $init = systemd ]; then run systemctl daemon-reload; fi

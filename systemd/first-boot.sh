@@ -6,17 +6,17 @@
 #
 #   first-boot take    copies both to where root alone reads them, and wipes them from the partition, which everybody can read.
 #                      The copy is whole on the disk before the file is wiped: the power may fail at any moment. A picolet.yaml
-#                      that is not used stays, as picolet.yaml.wrong.
+#                      that is not used stays, as picolet.yaml.wrong. If the copy is in memory, nothing is wiped.
 #   first-boot join    joins by the copy. It stays until the machine is a node; picolet-join.service tries again.
 #
-# What is wrong is told in picolet-join.error.txt beside the file, for who takes the card out. No word of the token is.
+# What is wrong is told in picolet-join.error.txt beside the file, for who takes the card out. The secret part of the token is not in it.
 #
 # Exit codes: 0 done, or nothing to do; 1 failed, try again.
 set -u
 umask 077
 
-# Both are set by tests alone.
-: "${PICOLET_ROOT:=}" "${PICOLET:=/usr/local/bin/picolet}"
+# They are set by tests alone.
+: "${PICOLET_ROOT:=}" "${PICOLET:=/usr/local/bin/picolet}" "${PICOLET_MOUNTS:=/proc/mounts}"
 kept=$PICOLET_ROOT/etc/picolet/first-boot.join
 dropin=$PICOLET_ROOT/etc/picolet/config.d/10-first-boot.conf
 # No file of these has more bytes.
@@ -65,6 +65,45 @@ wipe_taken() {
     mv -f "$1" "$1.taken" && flush "$(dirname "$1")" && wipe "$1.taken"
 }
 
+# Type and options of the mount that a path is on.
+mount_of() {
+    at=$1
+    while [ ! -e "$at" ]; do at=$(dirname "$at"); done
+    at=$(cd "$at" && pwd -P) || return 1
+    # Bounded: the path gets shorter. The last one in the table is on top.
+    while :; do
+        found=$(awk -v at="$at" '$2 == at { o = $3 " " $4 } END { print o }' "$PICOLET_MOUNTS")
+        if [ -n "$found" ] || [ "$at" = / ]; then break; fi
+        at=$(dirname "$at")
+    done
+    echo "$found"
+}
+
+# Whether what is written there ends with the power.
+in_memory() {
+    mount=$(mount_of "$1")
+    case $mount in
+    "tmpfs "* | "ramfs "* | "rootfs "*) return 0 ;;
+    "overlay "*",upperdir="*)
+        upper=${mount#*,upperdir=} upper=${upper%%,*}
+        # What nobody sees any more is a file system of the initramfs.
+        [ -d "$upper" ] || return 0
+        case $(mount_of "$upper") in "tmpfs "* | "ramfs "* | "rootfs "*) return 0 ;; esac
+        ;;
+    esac
+    return 1
+}
+
+# Wipes what was taken, if its copy in this directory lasts.
+settle() {
+    if in_memory "$1"; then
+        complain "$boot" "$1 is in memory, so picolet.yaml and picolet-join.txt stay here: restart without the overlay once, or put /etc/picolet on a disk"
+        return 0
+    fi
+    wipe_taken "$file" || return 1
+    say "took and wiped $file"
+}
+
 # What the agent would not start with.
 faults() {
     "$PICOLET" check -q 2>/dev/null | grep '^ERROR config '
@@ -111,8 +150,8 @@ take_part() {
     elif cmp -s "$file" "$dropin"; then
         rm -f "$dropin"
     fi
-    if [ -f "$dropin" ]; then place "$dropin" "$before" || { say "cannot write $before" && return 1; }; fi
-    place "$file" "$dropin" || { say "cannot write $dropin" && return 1; }
+    if [ -f "$dropin" ]; then place "$dropin" "$before" || cannot_write "$before" || return 1; fi
+    place "$file" "$dropin" || cannot_write "$dropin" || return 1
     wrong=$(faults)
     if [ -n "$wrong" ]; then
         rm -f "$dropin"
@@ -126,15 +165,21 @@ take_part() {
             return 0
         fi
         complain "$boot" "the configuration is wrong without picolet.yaml too: $others"
-        place "$file" "$dropin" || { say "cannot write $dropin" && return 1; }
+        place "$file" "$dropin" || cannot_write "$dropin" || return 1
     fi
     rm -f "$before" && flush "$(dirname "$dropin")"
     # A partition that cannot be written keeps nobody from joining.
-    wipe_taken "$file" || { say "cannot wipe $file" && return 0; }
-    say "took and wiped $file as $dropin"
+    settle "$(dirname "$dropin")" || say "cannot wipe $file"
+    return 0
+}
+
+cannot_write() {
+    complain "$boot" "cannot write $1: /etc/picolet has to be on a disk that can be written"
+    return 1
 }
 
 take() {
+    code=0
     for boot in $(boots); do
         [ ! -f "$boot/picolet.yaml" ] && [ ! -f "$boot/picolet-join.txt" ] || rm -f "$boot/picolet-join.error.txt"
         # The power failed while it was wiped.
@@ -148,22 +193,24 @@ take() {
                 mv -f "$file" "$file.wrong"
                 flush "$boot"
             else
-                take_part || return 1
+                # A part that cannot be used keeps nobody from joining.
+                take_part || code=1
             fi
         fi
         file=$boot/picolet-join.txt
         if [ -f "$file" ]; then
             words=''
-            if fits "$file"; then words=$(words_of "$file") || { say "cannot read $file" && return 1; }; fi
+            if fits "$file"; then words=$(words_of "$file") || { complain "$boot" "cannot read $file" && return 1; }; fi
             if [ -z "$words" ]; then
                 complain "$boot" "picolet-join.txt is not the line that 'kubeadm token create --print-join-command' prints: it was wiped"
-            elif ! place "$file" "$kept"; then
-                say "cannot write $kept" && return 1
+                wipe_taken "$file" || return 1
+            else
+                place "$file" "$kept" || cannot_write "$kept" || return 1
+                settle "$(dirname "$kept")" || return 1
             fi
-            wipe_taken "$file" || return 1
-            say "took and wiped $file"
         fi
     done
+    return $code
 }
 
 join() {

@@ -53,8 +53,10 @@ impl Board {
         for dir in ["root/bin", "root/usr/local", "root/lib/systemd"] {
             fs::create_dir_all(board.dir.join(dir)).expect("directory");
         }
+        // As Debian has it. A link of another system may lead into this one.
         let own = fs::canonicalize("/bin/sh").expect("a shell");
-        fs::copy(own, board.path("bin/sh")).expect("copied");
+        fs::copy(own, board.path("bin/dash")).expect("copied");
+        std::os::unix::fs::symlink("dash", board.path("bin/sh")).expect("link");
         fs::write(board.path("lib/systemd/systemd"), "").expect("written");
         board
     }
@@ -71,7 +73,20 @@ impl Board {
         self.dir.join("root").join(within)
     }
 
+    /// What it says of this machine, without a word of what it would do.
+    fn looks_here(&self) -> String {
+        let mut command = self.command();
+        let output = command.arg("--dry-run").output().expect("started");
+        String::from_utf8(output.stderr).expect("text")
+    }
+
     fn run(&self, words: &[&str]) -> Output {
+        let mut command = self.command();
+        command.arg("--root").arg(self.dir.join("root")).args(words);
+        command.output().expect("started")
+    }
+
+    fn command(&self) -> Command {
         let mut command = Command::new(self.shell[0]);
         // Another uname, say.
         let doubles = self.dir.join("doubles");
@@ -80,11 +95,8 @@ impl Board {
         command.env("PATH", path);
         command
             .args(&self.shell[1..])
-            .arg(self.dir.join("tarball/install.sh"))
-            .arg("--root")
-            .arg(self.dir.join("root"))
-            .args(words);
-        command.output().expect("started")
+            .arg(self.dir.join("tarball/install.sh"));
+        command
     }
 
     /// Runs it where it has to come to its end; returns what it said.
@@ -221,7 +233,7 @@ fn a_second_run_changes_nothing() {
         let is_left = |path: &PathBuf| left.iter().any(|(other, ..)| other == path);
         assert!(bare.iter().all(|(path, ..)| is_left(path)));
         let files = left.iter().filter(|(path, ..)| !path.is_dir()).count();
-        assert_eq!(files, 2, "{left:?}");
+        assert_eq!(files, 3, "{left:?}");
     }
 }
 
@@ -289,6 +301,29 @@ fn the_userland_decides_and_not_the_kernel() {
     for board in boards("userland") {
         fs::create_dir_all(board.path("sbin")).expect("directory");
         fs::create_dir_all(board.dir.join("doubles")).expect("directory");
+        // Links to this machine say nothing of that one.
+        std::os::unix::fs::symlink("/bin/sh", board.path("sbin/init")).expect("link");
+        let shell = board.path("bin/dash");
+        let kept = board.path("kept");
+        fs::rename(&shell, &kept).expect("renamed");
+        board.refuses(&[], 3, "cannot tell the processor of the system below");
+        std::os::unix::fs::symlink("/usr/bin", board.path("away")).expect("link");
+        fs::rename(board.path("bin"), board.path("bin.kept")).expect("renamed");
+        fs::rename(board.path("away"), board.path("bin")).expect("renamed");
+        board.refuses(&[], 3, "cannot tell the processor of the system below");
+        fs::remove_file(board.path("bin")).expect("removed");
+        fs::rename(board.path("bin.kept"), board.path("bin")).expect("renamed");
+        fs::remove_file(board.path("sbin/init")).expect("removed");
+        // A link is passed over, whatever it leads to.
+        let head_of_another = {
+            let mut head = vec![0; 64];
+            head[..6].copy_from_slice(&[0x7f, b'E', b'L', b'F', 1, 1]);
+            head
+        };
+        fs::write(&shell, head_of_another).expect("written");
+        board.refuses(&[], 3, "the system is unknown (010000)");
+        fs::remove_file(&shell).expect("removed");
+        fs::rename(&kept, &shell).expect("renamed");
         let head = |class: u8, machine: u8| {
             let mut head = vec![0; 64];
             head[..6].copy_from_slice(&[0x7f, b'E', b'L', b'F', class, 1]);
@@ -297,7 +332,7 @@ fn the_userland_decides_and_not_the_kernel() {
         };
         let uname = |machine: &str| {
             let double = board.dir.join("doubles/uname");
-            let text = format!("#!/bin/sh\n[ \"$1\" = -m ] && echo {machine} || echo 6.6.0\n");
+            let text = format!("#!/bin/sh\n[ \"$1\" = -m ] && echo {machine} || echo 3.2.0\n");
             fs::write(&double, text).expect("written");
             fs::set_permissions(double, fs::Permissions::from_mode(0o755)).expect("mode");
         };
@@ -306,7 +341,7 @@ fn the_userland_decides_and_not_the_kernel() {
             fs::write(board.path("sbin/init"), head(class, machine)).expect("written");
             for (given, class, machine) in PROCESSORS {
                 fs::write(&program, head(class, machine)).expect("written");
-                // Whatever the kernel is: that of 64 bits runs both.
+                // Whatever the kernel is: that of 64 bits runs both, and this one is not that of the other system.
                 for kernel in ["aarch64", "x86_64", "armv7l"] {
                     uname(kernel);
                     if given == system {
@@ -319,10 +354,15 @@ fn the_userland_decides_and_not_the_kernel() {
                 }
             }
         }
-        // The armhf of Raspberry Pi OS is ARMv6, that of Debian is ARMv7; an ELF header tells neither.
+        // The armhf of Raspberry Pi OS is ARMv6, that of Debian is ARMv7; an ELF header tells neither. For another system it is
+        // chosen by hand.
         let (_, class, machine) = PROCESSORS[1];
         fs::write(board.path("sbin/init"), head(class, machine)).expect("written");
         fs::write(&program, head(class, machine)).expect("written");
+        fs::write(board.dir.join("tarball/arch"), "armv7\n").expect("written");
+        uname("armv6l");
+        board.does(&["--dry-run"]);
+        board.pack("of this processor");
         if board.shell[0] == "busybox" {
             // It has a uname of its own.
             continue;
@@ -336,11 +376,11 @@ fn the_userland_decides_and_not_the_kernel() {
         ] {
             fs::write(board.dir.join("tarball/arch"), format!("{given}\n")).expect("written");
             uname(kernel);
-            if fits {
-                board.does(&["--dry-run"]);
-            } else {
-                board.refuses(&[], 3, "the processor is ARMv6: take the tarball for armv6");
-            }
+            let said = board.looks_here();
+            let refused = said.contains("the processor is ARMv6: take the tarball for armv6");
+            assert_eq!(refused, !fits, "{given} {kernel}: {said}");
+            let refused = said.contains("Linux 3.2.0, it must be 5.6 or newer");
+            assert!(refused, "{said}");
         }
     }
 }
@@ -411,6 +451,94 @@ fn the_memory_controller_is_switched_on_where_that_is_wanted() {
         code.into_iter().any(|line| line.contains(word))
     });
     assert!(!restarts, "it never restarts the machine");
+}
+
+/// A system with nothing of picolet, in namespaces of its own, and what it is told by `$1`: the tarball, then doubles that note
+/// what a service manager is asked.
+const SYSTEM: &str = r#"
+set -eu
+base=$1 shell=$2
+mkdir $base/up && mount -t tmpfs none $base/up
+for dir in /etc /usr/bin; do
+    up=$base/up$dir && mkdir -p $up $up.work
+    mount -t overlay -o "lowerdir=$dir,upperdir=$up,workdir=$up.work" none $dir
+done
+for dir in /run /var/lib /usr/local; do mount -t tmpfs none $dir; done
+PATH=$base/doubles:/usr/sbin:/usr/bin:/sbin:/bin
+log=$base/asked
+install() { : >$log; $shell $base/tarball/install.sh "$@" >$base/said 2>&1 || { cat $base/said >&2; return 1; }; }
+fails() { echo "$1: $(cat $base/said $log)" >&2; exit 1; }
+# The session ends when the service manager is asked for the first time.
+cut() { : >$base/cut; ! install "$@" 2>$base/died || fails "not cut"; [ ! -e $base/cut ] || fails "nobody was asked"; }
+asked() { grep -qx "$1" $log || fails "did not ask: $1"; }
+never() { ! grep -qx "$1" $log || fails "asked: $1"; }
+same() { grep -qx 'nothing to change' $base/said || fails "changed"; never '.* restart'; never 'restart .*'; }
+
+mkdir -p /run/systemd/system
+install && asked 'restart picolet'
+install && same
+echo two >>$base/tarball/picolet
+cut
+install && asked 'restart picolet' && asked 'daemon-reload'
+install && same
+# Whoever starts nothing finds nothing to do, until somebody does.
+echo three >>$base/tarball/picolet
+install --no-start && never 'restart picolet'
+install --no-start && same
+install && asked 'restart picolet'
+install && same
+install --uninstall
+[ ! -e /usr/local/lib/picolet ] || fails "left the library"
+
+rm -r /run/systemd && mkdir /run/openrc
+install && asked 'picolet restart'
+[ -f /etc/logrotate.d/picolet ] || fails "no logrotate"
+# kubeadm starts the kubelet.
+install --mode kubeadm && never 'kubelet restart' && asked 'picolet-pods start'
+mkdir -p /var/lib/kubelet && : >/var/lib/kubelet/config.yaml
+install --mode kubeadm && asked 'kubelet restart'
+install --uninstall
+[ ! -e /etc/logrotate.d/picolet ] && [ ! -e /usr/bin/kubelet ] || fails "left something"
+echo whole
+"#;
+
+/// Notes what it is asked. Nothing is enabled; what has been restarted is active, but for the first question after a cut.
+const MANAGER: &str = r#"#!/bin/sh
+if [ -e @base@/cut ]; then rm @base@/cut; kill -9 $PPID; fi
+words=
+for word; do case $word in -*) ;; *) words="$words $word" ;; esac; done
+echo "${words# }" >>@base@/asked
+case $words in
+*is-enabled*) exit 1 ;;
+" kubelet status" | " picolet-pods status") exit 1 ;;
+esac
+"#;
+
+#[test]
+fn an_agent_is_restarted_once_for_what_was_installed() {
+    // PKG-05 PKG-07 SVC-07
+    if !nix::unistd::geteuid().is_root() {
+        skipped!("an_agent_is_restarted_once_for_what_was_installed: not root");
+        return;
+    }
+    for board in boards("restart") {
+        fs::create_dir_all(board.dir.join("doubles")).expect("directory");
+        for name in ["systemctl", "rc-service"] {
+            let double = board.dir.join("doubles").join(name);
+            let text = MANAGER.replace("@base@", &board.dir.display().to_string());
+            fs::write(&double, text).expect("written");
+            fs::set_permissions(double, fs::Permissions::from_mode(0o755)).expect("mode");
+        }
+        let output = Command::new("unshare")
+            .args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"])
+            .args(["sh", "-c", SYSTEM, "sh"])
+            .arg(&board.dir)
+            .arg(board.shell.join(" "))
+            .output()
+            .expect("unshare");
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(said, "whole\n", "{}: {output:?}", board.shell[0]);
+    }
 }
 
 #[test]
@@ -518,8 +646,15 @@ impl Flashed {
         fs::create_dir_all(board.path("boot/firmware")).expect("directory");
         fs::create_dir_all(board.dir.join("doubles")).expect("directory");
         let flashed = Self { board };
+        flashed.mounts("");
         flashed.joins("exit 0");
         flashed
+    }
+
+    /// What is mounted on it, beside its root.
+    fn mounts(&self, more: &str) {
+        let table = format!("/dev/root / ext4 rw,relatime 0 0\n{more}");
+        fs::write(self.board.dir.join("mounts"), table).expect("written");
     }
 
     /// How the program's joins go from now on.
@@ -559,6 +694,7 @@ impl Flashed {
             .arg(word)
             .env("PICOLET_ROOT", self.board.path(""))
             .env("PICOLET", doubles.join("picolet"))
+            .env("PICOLET_MOUNTS", self.board.dir.join("mounts"))
             .env("PATH", path)
             // What a power cut ends.
             .process_group(0)
@@ -723,6 +859,75 @@ fn a_boot_partition_is_not_trusted() {
                 .expect("directory")
                 .count(),
             1
+        );
+    }
+}
+
+#[test]
+fn what_would_not_last_is_not_wiped() {
+    // PKG-11
+    for board in boards("first-boot-memory") {
+        let flashed = Flashed::new(board);
+        let etc = flashed.board.path("etc");
+        let upper = flashed.board.dir.join("upper");
+        fs::create_dir_all(&upper).expect("directory");
+        fs::create_dir_all(&etc).expect("directory");
+        let (etc, upper) = (fs::canonicalize(etc), fs::canonicalize(upper));
+        let (etc, upper) = (etc.expect("etc"), upper.expect("upper"));
+        let (etc, upper) = (etc.display(), upper.display());
+        let over = |upper: &str| {
+            format!("overlay {etc} overlay rw,lowerdir=/l,upperdir={upper},workdir=/w 0 0\n")
+        };
+        let below = format!("none {upper} tmpfs rw 0 0\n");
+        let labels = "picolet: {nodeLabels: {shelf: a}}\n";
+        let put = || {
+            fs::write(flashed.boot("picolet.yaml"), labels).expect("written");
+            fs::write(flashed.boot("picolet-join.txt"), JOIN_LINE).expect("written");
+        };
+        put();
+        for mounts in [
+            format!("none {etc} tmpfs rw 0 0\n"),
+            // On top of a disk.
+            format!("/dev/a {etc} ext4 rw 0 0\nnone {etc} tmpfs rw 0 0\n"),
+            over(&upper.to_string()) + &below,
+            // Seen by the initramfs alone.
+            over("/picolet-upper-of-nobody"),
+        ] {
+            flashed.mounts(&mounts);
+            assert!(flashed.run("take").status.success(), "{mounts}");
+            // They serve this boot, and the next one.
+            let drop_in = fs::read_to_string(flashed.drop_in());
+            assert_eq!(drop_in.expect("taken"), labels, "{mounts}");
+            assert!(flashed.kept().exists(), "{mounts}");
+            for name in ["picolet.yaml", "picolet-join.txt"] {
+                assert!(flashed.boot(name).exists(), "{name}: {mounts}");
+            }
+            let error = fs::read_to_string(flashed.boot("picolet-join.error.txt")).expect("told");
+            assert!(error.contains("is in memory"), "{error}");
+        }
+        // Over a disk it lasts.
+        flashed.mounts(&over(&upper.to_string()));
+        assert!(flashed.starts());
+        assert_eq!((flashed.secrets(), &*flashed.calls()), (0, JOINED));
+        assert!(!flashed.boot("picolet.yaml").exists());
+
+        // Where nothing can be written: told on the card, and both are looked at.
+        put();
+        fs::remove_dir_all(flashed.board.path("etc/picolet")).expect("removed");
+        fs::write(flashed.board.path("etc/picolet"), "").expect("written");
+        assert!(!flashed.run("take").status.success());
+        let error = fs::read_to_string(flashed.boot("picolet-join.error.txt")).expect("told");
+        assert!(
+            error.contains("first-boot.join: /etc/picolet has to be"),
+            "{error}"
+        );
+        assert!(flashed.boot("picolet.yaml").exists() && flashed.boot("picolet-join.txt").exists());
+        fs::remove_file(flashed.boot("picolet-join.txt")).expect("removed");
+        assert!(!flashed.run("take").status.success());
+        let error = fs::read_to_string(flashed.boot("picolet-join.error.txt")).expect("told");
+        assert!(
+            error.contains("10-first-boot.conf: /etc/picolet has to be"),
+            "{error}"
         );
     }
 }

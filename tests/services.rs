@@ -167,6 +167,14 @@ fn a_unit_of_its_own_ends_the_pods() {
     assert!(!pods.contains_key("DefaultDependencies"));
 }
 
+#[test]
+fn an_agent_that_was_told_to_stop_stays_ended() {
+    // KADM-05
+    for name in AGENTS {
+        assert_eq!(words(&unit(name), "Restart"), ["on-failure"], "{name}");
+    }
+}
+
 /// What OpenRC reads of a script, by a shell that runs it as far as that.
 fn openrc(name: &str) -> (String, String) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -188,6 +196,7 @@ fn openrc(name: &str) -> (String, String) {
 
 #[test]
 fn scripts_of_openrc_keep_the_agent_running_and_end_pods_first() {
+    // SVC-07
     for name in ["picolet", "kubelet"] {
         let (set, depends) = openrc(name);
         let wanted = "supervise-daemon 5 0 no /usr/local/lib/picolet/guard";
@@ -196,6 +205,21 @@ fn scripts_of_openrc_keep_the_agent_running_and_end_pods_first() {
             depends.contains("want cgroups\n") && depends.contains("after net "),
             "{depends}"
         );
+    }
+    // The log is turned over in place: the supervisor keeps it open.
+    let read = |name: &str| {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("systemd/openrc");
+        fs::read_to_string(path.join(name)).expect(name)
+    };
+    let rotation = read("logrotate");
+    assert!(rotation.contains("\n    copytruncate\n"));
+    let log = rotation.lines().find_map(|line| line.strip_suffix(" {"));
+    let log = log.expect("a log");
+    for name in ["picolet", "kubelet"] {
+        for kind in ["output", "error"] {
+            let line = format!("\n{kind}_log={log}\n");
+            assert!(read(name).contains(&line), "{name}: {line}");
+        }
     }
     let (_, depends) = openrc("picolet-pods");
     assert!(depends.starts_with("after picolet kubelet "), "{depends}");

@@ -208,9 +208,10 @@ impl Machine {
         Ok(())
     }
 
-    /// A kubeconfig that is there belongs to somebody.
+    /// A kubeconfig that is there belongs to somebody, unless a join left it whose files had begun to count when the power
+    /// failed: the configuration, which is the last one, waits beside its place then.
     fn is_free(&self, kubeconfig: &Path, asked: &Asked) -> Result<(), Refusal> {
-        if asked.force || !kubeconfig.exists() {
+        if asked.force || !kubeconfig.exists() || staged(&self.file).exists() {
             return Ok(());
         }
         Err(Refusal::Taken(kubeconfig.into()))
@@ -241,6 +242,10 @@ impl Machine {
 
     /// Writes all of it, or nothing.
     fn write(&self, joined: &Joined) -> Result<(), CliError> {
+        if staged(&self.file).exists() && !matches!(self.before, Before::Member(_)) {
+            // Left by a join that was cut off: no configuration names it. Should this one fail, the next finds nothing in its way.
+            remove(&joined.files.kubeconfig)?;
+        }
         let mut staged = Staged::default();
         // It may hold what is not for everybody.
         let mode = fs::metadata(&self.file).map_or(0o644, |file| file.mode() & 0o777);
@@ -462,6 +467,13 @@ fn password(path: &Path) -> Result<String, Refusal> {
     Ok(password)
 }
 
+/// Where a file waits until it counts.
+fn staged(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(STAGED);
+    name.into()
+}
+
 fn made_dir(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), fs::create_dir_all)
 }
@@ -488,9 +500,7 @@ struct Staged {
 
 impl Staged {
     fn add(&mut self, path: &Path, content: &[u8], mode: u32) -> Result<PathBuf, CliError> {
-        let mut name = path.as_os_str().to_owned();
-        name.push(STAGED);
-        let temporary = PathBuf::from(name);
+        let temporary = staged(path);
         self.waiting.push((temporary.clone(), path.into()));
         made_dir(path)
             .and_then(|()| file::write_atomic(&temporary, content, mode, true))

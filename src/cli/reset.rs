@@ -5,7 +5,7 @@ use std::{
     io::{self, BufRead as _, IsTerminal as _, Read as _, Write as _},
 };
 
-use super::{CliError, args, client::Client, commands::Command, print};
+use super::{CliError, args, client::Client, commands::Command, print, stop};
 use crate::{
     agent::{Choice, Reset, ResetError},
     error::chain,
@@ -35,7 +35,7 @@ pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<(),
     }
     if agent_runs && !flags.stop {
         return Err(CliError::new(
-            "the agent runs: --stop ends it and its pods first (where systemd started it: systemctl disable --now picolet)",
+            "the agent runs: --stop ends it and its pods first. Only to end it: systemctl disable --now picolet, or rc-service picolet stop",
         ));
     }
     if survey.is_empty() && !agent_runs {
@@ -48,8 +48,12 @@ pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<(),
         }
     }
     if agent_runs {
-        let mut answer = Client::new(reset.socket()).send("POST", "/stop?all=true", "")?;
-        answer.text()?;
+        let client = Client::new(reset.socket());
+        let service = stop::supervised(&client);
+        client.send("POST", "/stop?all=true", "")?.text()?;
+        if let Some(name) = service {
+            stop::stay_ended(name);
+        }
     }
     let locked = reset.lock(agent_runs).map_err(refused)?;
     match locked.carry_out() {

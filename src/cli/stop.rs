@@ -1,21 +1,31 @@
 //! `picolet stop`: ends the agent, and if it is told to, its pods before that.
 
 use core::time::Duration;
-use std::os::fd::AsRawFd as _;
+use std::{
+    fs,
+    io::{self, Write as _},
+    os::fd::AsRawFd as _,
+    path::Path,
+};
 
 use serde_json::Value;
 
 use super::{
-    CliError,
+    CliError, KUBELET,
     args::{Word, Words, unexpected},
+    check,
     client::{Answer, Client},
     health::LOOK_MS,
     progress::{Progress, Shown},
 };
-use crate::sys::start;
+use crate::{server::backend::Health, sys::start};
 
 /// So long an agent that ends its pods may say nothing of them.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Where OpenRC notes the services that run.
+const STARTED: &str = "/run/openrc/started";
+/// What starts an agent again under OpenRC, whatever it ended with. The kernel keeps 15 characters of a name.
+const SUPERVISOR: &str = "supervise-daemo";
 
 pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     let (mut all, mut shutdown, mut quiet) = (false, false, false);
@@ -33,11 +43,48 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
         (false, false) => "/stop",
     };
     let client = words.client();
+    // OpenRC itself asks for a shutdown: it is stopping services then.
+    let service = if shutdown { None } else { supervised(&client) };
     let mut answer = match (all || shutdown) && !quiet {
         true => with_progress(&client, path)?,
         false => client.send("POST", path, "")?,
     };
-    answer.copy_to(&mut std::io::stdout())
+    let told = answer.copy_to(&mut io::stdout());
+    if let Some(name) = service {
+        stay_ended(name);
+    }
+    told
+}
+
+/// The service of OpenRC whose supervisor would start this agent again, if there is one.
+pub(super) fn supervised(client: &Client) -> Option<&'static str> {
+    let started = Path::new(STARTED);
+    if !started.is_dir() {
+        return None;
+    }
+    let look = client.clone().with_patience(PATIENCE);
+    let health: Health = look.read("/health").ok()?;
+    service_of(health.pid, Path::new("/proc"), started)
+}
+
+/// The service that a process is the agent of. Source: proc_pid_status(5).
+fn service_of(pid: u32, proc: &Path, started: &Path) -> Option<&'static str> {
+    let status = fs::read_to_string(proc.join(format!("{pid}/status"))).ok()?;
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    let parent = fs::read_to_string(proc.join(parent.trim()).join("comm")).ok()?;
+    let mut names = ["picolet", KUBELET].into_iter();
+    let is_supervised = parent.trim_end() == SUPERVISOR;
+    names.find(|name| is_supervised && started.join(name).exists())
+}
+
+/// Has the supervisor end too, before it starts the agent again: it waits for seconds.
+pub(super) fn stay_ended(name: &str) {
+    if !matches!(check::ask("rc-service", &[name, "stop"]), Some(Ok(_))) {
+        let _ = writeln!(
+            io::stderr(),
+            "warning: OpenRC will start the agent again: rc-service {name} stop"
+        );
+    }
 }
 
 /// Asks, and tells how many pods have ended until the answer is there.
@@ -86,4 +133,35 @@ fn running(client: &Client) -> Result<u64, CliError> {
     let items = pods["items"].as_array();
     let count = items.map_or(0, |items| items.iter().filter(runs).count());
     Ok(u64::try_from(count).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_starts_an_agent_again() {
+        let dir = std::env::temp_dir().join(format!("picolet-supervised-{}", std::process::id()));
+        let put = |name: &str, text: &str| {
+            let path = dir.join(name);
+            fs::create_dir_all(path.parent().expect("parent")).expect("directory");
+            fs::write(path, text).expect("written");
+        };
+        put("proc/9/status", "Name:\tpicolet\nPid:\t9\nPPid:\t7\n");
+        put("proc/7/comm", "supervise-daemo\n");
+        put("started/sshd", "");
+        let service = || service_of(9, &dir.join("proc"), &dir.join("started"));
+        assert_eq!(service(), None, "neither of its services");
+        put("started/kubelet", "");
+        assert_eq!(service(), Some("kubelet"));
+        put("started/picolet", "");
+        assert_eq!(service(), Some("picolet"));
+        // Somebody runs another agent by hand.
+        put("proc/7/comm", "sh\n");
+        assert_eq!(service(), None);
+        put("proc/9/status", "Name:\tpicolet\n");
+        assert_eq!(service(), None);
+        assert_eq!(service_of(8, &dir.join("proc"), &dir.join("started")), None);
+        fs::remove_dir_all(dir).expect("removed");
+    }
 }

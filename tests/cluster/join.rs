@@ -288,8 +288,14 @@ fn a_server_of_k3s_is_joined() {
         .times(1),
     );
     let token = server.k3s_token(BOOTSTRAP_TOKEN);
+    // Another kubelet's; and that of a join that the power cut off, whose configuration does not count yet.
+    fs::write(host.path("etc/kubelet.conf"), "").expect("written");
+    let said = refuses(&host, &["--k3s", &url, "--token", &token]);
+    assert!(said.contains("another kubelet"), "{said}");
+    fs::write(host.path("etc/config.yaml.joining"), "").expect("written");
     let (code, said) = join(&host, &["--k3s", &url, "--token", &token]);
     assert_eq!(code, Some(0), "{said}");
+    assert!(!host.path("etc/config.yaml.joining").exists());
     assert!(said.contains("egress-selector-mode=disabled"), "{said}");
     let password = fs::read_to_string(host.path("etc/password")).expect("password");
     assert_eq!(

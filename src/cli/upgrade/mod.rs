@@ -244,7 +244,7 @@ fn may_be_tried(
     }
     health::look(&running.client).map(drop).map_err(|e| {
         CliError::new(format!(
-            "it could not be told whether the new program is healthy, for the old one is not (--force goes on): {e}"
+            "the agent that runs now is not healthy, so the new one cannot be judged. Repair it first, or use --force: {e}"
         ))
         .into()
     })

@@ -116,7 +116,7 @@ pub(super) fn agent(facts: &Facts) -> Finding {
         return Finding::error(why, restart);
     }
     if facts.manifests.path.is_some() && agent.manifests_age_ms.is_none() {
-        return Finding::error("last read its manifests never", restart);
+        return Finding::error("has never read its manifests", restart);
     }
     if let Some(why) = &agent.network_down {
         return Finding::error(

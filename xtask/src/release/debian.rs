@@ -11,7 +11,8 @@ const KUBELET_VERSION: &str = "1.36.0";
 const MAINTAINER: &str = "picolet <https://github.com/picolet/picolet>";
 const CONFIG: &str = "# The configuration of picolet; docs/configure.md has its keys.\n\
                       apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
-const CONFIG_PATH: &str = "etc/picolet/config.yaml";
+/// An example: a configuration file in place would switch the default thresholds of eviction on.
+const CONFIG_PATH: &str = "usr/share/doc/picolet/examples/config.yaml";
 
 /// After unpacking. Only the agent is restarted: the pods do not notice.
 const POSTINST: &str = "#!/bin/sh
@@ -173,7 +174,6 @@ impl Source {
             about.file("./prerm", 0o755, script(PRERM).as_bytes());
             if name == "picolet" {
                 about.file("./postrm", 0o755, POSTRM.as_bytes());
-                about.file("./conffiles", 0o644, format!("/{CONFIG_PATH}\n").as_bytes());
             }
             let members: [(&str, &[u8]); 3] = [
                 ("debian-binary", b"2.0\n"),

@@ -191,6 +191,12 @@ fn everybody_can_unpack_it() {
     let unit = fs::read_to_string(root.join("usr/lib/systemd/system/picolet.service")).unwrap();
     assert!(unit.contains("ExecStart=/usr/bin/picolet run") && !unit.contains("/usr/local"));
     assert!(unit.contains("ExecStartPre=-/usr/lib/picolet/guard /usr/bin/picolet"));
+    // The same as the tarball's: no configuration is in place.
+    assert!(!root.join("etc").exists());
+    assert!(
+        root.join("usr/share/doc/picolet/examples/config.yaml")
+            .is_file()
+    );
     assert_eq!(
         fs::read_link(root.join("usr/bin/kubelet")).unwrap(),
         Path::new("picolet")
