@@ -22,8 +22,8 @@ use picolet::{
     },
     image::Progress,
     runtime::{
-        AttachOptions, Call, Connect, ExecOptions, ImageService, RuntimeError, RuntimeService,
-        Start, Stream,
+        AttachOptions, Call, Connect, ExecOptions, ImageService, Logs, RuntimeError,
+        RuntimeService, Start, Stream,
         contract::{Fixture, contract},
     },
 };
@@ -303,7 +303,7 @@ impl RuntimeService for Memory {
         done(Ok(()))
     }
 
-    fn remove_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
+    fn remove_container<'a>(&'a self, id: &'a ContainerId, _: Logs) -> Call<'a, ()> {
         let mut all = self.containers.borrow_mut();
         all.retain(|(status, _)| status.id != *id);
         done(Ok(()))

@@ -41,7 +41,7 @@ use picolet::{
     cgroup::Cgroups,
     logic,
     runtime::{
-        AttachOptions, Call, ExecOptions, ImageService as _, Output, Room, RuntimeError,
+        AttachOptions, Call, ExecOptions, ImageService as _, Logs, Output, Room, RuntimeError,
         RuntimeService, Session, Start, Stream, contract,
         runc::{
             BuiltIn, Runc, Settings, host,
@@ -1573,7 +1573,14 @@ fn a_handler_has_an_oci_runtime_of_its_own() {
         let grace = Duration::from_secs(20);
         runtime.stop_container(id, grace).await.expect("stopped");
         assert_eq!(lab.ended(own, id).await.exit_code, 0);
-        runtime.remove_container(id).await.expect("removed");
+        runtime
+            .remove_container(id, Logs::Go)
+            .await
+            .expect("removed");
+        // ACT-72: one whose pod starts over leaves its log.
+        let removed = runtime.remove_container(&quick, Logs::Stay).await;
+        removed.expect("removed");
+        assert!(lab.log(own, "quick").contains("up"));
         for word in ["exec", "update", "kill", "delete"] {
             assert!(called(word), "{word}");
         }
@@ -1878,7 +1885,10 @@ fn images_as_volumes() {
         lab.ended(&config, &id).await;
         assert_eq!(mounts(&id), 0);
         assert!(runtime.remove_image(DEEP).await.is_err());
-        runtime.remove_container(&id).await.expect("remove");
+        runtime
+            .remove_container(&id, Logs::Go)
+            .await
+            .expect("remove");
         assert!(!run.join(&*id).exists());
         for image in [DEEP, FLAT] {
             runtime.remove_image(image).await.expect("in use no more");

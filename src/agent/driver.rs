@@ -22,7 +22,7 @@ use crate::{
     },
     error::chain,
     logic::pod_worker::Outcome,
-    runtime::{Call, RuntimeService},
+    runtime::{Call, Logs, RuntimeService},
 };
 
 /// Something that a driver does. Never dropped while the pod exists.
@@ -91,7 +91,7 @@ impl PodDriver for Containers {
                 }
             };
             for container in &status.containers {
-                if let Err(e) = self.runtime.remove_container(&container.id).await {
+                if let Err(e) = self.runtime.remove_container(&container.id, Logs::Go).await {
                     let complaint = format!("container={} cannot remove: {e}", container.id);
                     self.complaints.complain(&complaint);
                 }

@@ -21,7 +21,7 @@ use crate::{
     api::{ContainerId, PodUid, SandboxId, cri::PodItem, order::Order as _},
     config::GarbageConfig,
     logic::gc::{self, ContainerGcPolicy, Fate},
-    runtime::{RuntimeError, RuntimeService, log_rotation},
+    runtime::{Logs, RuntimeError, RuntimeService, log_rotation},
     sys::lane::Lane,
 };
 
@@ -144,7 +144,7 @@ impl Garbage {
                 Ok(())
             };
             let removed = match stopped {
-                Ok(()) => self.runtime.remove_container(&removal.id).await,
+                Ok(()) => self.runtime.remove_container(&removal.id, Logs::Go).await,
                 Err(e) => Err(e),
             };
             failed.extend(
@@ -180,7 +180,7 @@ impl Garbage {
     }
 
     async fn remove(&self, id: &ContainerId) {
-        if let Err(e) = self.runtime.remove_container(id).await {
+        if let Err(e) = self.runtime.remove_container(id, Logs::Go).await {
             self.complaints
                 .complain(&format!("container={id} cannot remove: {e}"));
         }

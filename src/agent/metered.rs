@@ -17,7 +17,8 @@ use crate::{
     image::Progress,
     logic::metrics::own::Operation,
     runtime::{
-        AttachOptions, Call, Connect, ExecOptions, ImageService, RuntimeService, Start, Stream,
+        AttachOptions, Call, Connect, ExecOptions, ImageService, Logs, RuntimeService, Start,
+        Stream,
     },
 };
 
@@ -171,8 +172,11 @@ impl RuntimeService for Metered {
         )
     }
 
-    fn remove_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
-        self.count(Operation::RemoveContainer, self.inner.remove_container(id))
+    fn remove_container<'a>(&'a self, id: &'a ContainerId, logs: Logs) -> Call<'a, ()> {
+        self.count(
+            Operation::RemoveContainer,
+            self.inner.remove_container(id, logs),
+        )
     }
 
     fn reopen_log<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {

@@ -18,7 +18,7 @@ use crate::api::{
 use super::{
     actions::latest_sandbox,
     conditions,
-    container_status::{Kind, container_statuses},
+    container_status::{Kind, RESTARTING_ALL, container_statuses},
     pod_kind::is_static,
     probe::Probes,
     qos::qos_class,
@@ -211,9 +211,10 @@ fn view(state: &ContainerState, last: &ContainerState) -> View {
             View::Stopped(t.exit_code)
         }
     } else if state.waiting.is_some() {
-        last.terminated
-            .as_ref()
-            .map_or(View::Waiting, |t| View::Stopped(t.exit_code))
+        // One that was removed for its pod to start over starts as if it never had run, whatever its policy (ACT-72).
+        let ended = last.terminated.as_ref();
+        let ended = ended.filter(|t| t.reason != RESTARTING_ALL);
+        ended.map_or(View::Waiting, |t| View::Stopped(t.exit_code))
     } else {
         View::None
     }

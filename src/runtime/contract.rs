@@ -4,7 +4,7 @@
 
 use core::{future::Future, pin::Pin, time::Duration};
 
-use super::{AttachOptions, Call, ExecOptions, RuntimeError, RuntimeService, Start, Stream};
+use super::{AttachOptions, Call, ExecOptions, Logs, RuntimeError, RuntimeService, Start, Stream};
 use crate::api::cri::{
     ANNOTATION_HASH, ContainerConfig, ContainerState, ContainerStatus, ImageSpec,
     LABEL_CONTAINER_NAME, LABEL_POD_NAME, LABEL_POD_NAMESPACE, LABEL_POD_UID, LinuxResources,
@@ -168,7 +168,7 @@ impl Trial<'_> {
             "stop of an unknown container",
         )?;
         went(
-            runtime.remove_container(&container).await,
+            runtime.remove_container(&container, Logs::Go).await,
             "removal of an unknown container",
         )?;
         went(
@@ -405,7 +405,7 @@ impl Trial<'_> {
         )?;
 
         for _ in 0..2 {
-            went(runtime.remove_container(&first).await, "removal")?;
+            went(runtime.remove_container(&first, Logs::Go).await, "removal")?;
         }
         ensure(
             self.instance(&first).await.is_err(),
@@ -459,7 +459,7 @@ impl Trial<'_> {
             self.pod().await?.newest("blind").is_none(),
             "what could not be created is not listed",
         )?;
-        went(runtime.remove_container(&reader).await, "removal")
+        went(runtime.remove_container(&reader, Logs::Go).await, "removal")
     }
 
     /// What is listed of a pod is what its status says.

@@ -71,6 +71,15 @@ pub enum RuntimeError {
     Failed(String),
 }
 
+/// What becomes of the logs of an instance that is removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logs {
+    /// They are removed, too.
+    Go,
+    /// The next instance of the container goes on behind them.
+    Stay,
+}
+
 /// Where images come from and are kept. Whoever needs images alone asks this half of a backend.
 pub trait ImageService {
     /// The image that `reference` names, if it is in the store.
@@ -142,8 +151,8 @@ pub trait RuntimeService: ImageService {
     fn start_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()>;
     /// Sends the stop signal once, waits `grace`, kills all its processes, waits for the end. Idempotent.
     fn stop_container<'a>(&'a self, id: &'a ContainerId, grace: Duration) -> Call<'a, ()>;
-    /// Removes the instance, its root file system and its logs. Kills it first if it runs. Idempotent.
-    fn remove_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()>;
+    /// Removes the instance, its root file system and, unless they stay, its logs. Kills it first if it runs. Idempotent.
+    fn remove_container<'a>(&'a self, id: &'a ContainerId, logs: Logs) -> Call<'a, ()>;
     /// Reopens the log file after a rotation.
     fn reopen_log<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()>;
     /// Runs a command in a running container and collects at most `limit` bytes of each stream.

@@ -31,8 +31,8 @@ use sha2::{Digest as _, Sha256};
 pub use streams::Forwarded;
 
 use super::{
-    AttachOptions, Call, Connect, ExecOptions, ImageService, RuntimeError, RuntimeService, Start,
-    Stream,
+    AttachOptions, Call, Connect, ExecOptions, ImageService, Logs, RuntimeError, RuntimeService,
+    Start, Stream,
 };
 use crate::api::cri::{
     ANNOTATION_HASH, AuthConfig, Capabilities, Condition, ContainerConfig, ContainerState,
@@ -1292,7 +1292,7 @@ impl RuntimeService for Fake {
         })
     }
 
-    fn remove_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
+    fn remove_container<'a>(&'a self, id: &'a ContainerId, _: Logs) -> Call<'a, ()> {
         let (target, uid) = self.names_of(id);
         self.at_once(Op::RemoveContainer, &target, uid, Some(id), move |state| {
             state.containers.remove(id);
@@ -1574,7 +1574,7 @@ mod tests {
             assert_eq!(poll_once(&mut stop).await, None);
             assert_eq!(fake.hanging(Op::StopContainer), 1);
             assert_eq!(fake.violations().len(), 0);
-            fake.remove_container(&id).await.expect("removed");
+            fake.remove_container(&id, Logs::Go).await.expect("removed");
             assert_eq!(fake.violations().len(), 1, "two operations at a time");
             fake.release(Op::StopContainer);
             assert_eq!(poll_once(&mut stop).await, Some(Ok(())));

@@ -89,6 +89,7 @@ impl Agent {
                 pod,
                 starts,
                 failed,
+                again,
             } => {
                 for start in &starts {
                     self.note_start(&pod, start);
@@ -98,6 +99,9 @@ impl Agent {
                     let mut statuses = self.statuses();
                     let status = statuses.generate(&pod, &runtime);
                     statuses.store(&pod, status);
+                }
+                if again {
+                    self.pods.resync(&pod.metadata.uid, now);
                 }
             }
             Step::Stopping {

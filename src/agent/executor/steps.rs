@@ -78,6 +78,8 @@ pub(in crate::agent) enum Step {
         /// Not all of it was done: what waits is shown now, over what the sync began with. A newer look may have come between
         /// the kill of a container and the start of its next instance, and show a pod that is never restarted as failed.
         failed: Option<Rc<PodRuntimeStatus>>,
+        /// What it has removed starts over at once (SYNC-17).
+        again: bool,
     },
     /// The pod is about to be stopped. Answered: its addresses, as it shows them.
     Stopping {

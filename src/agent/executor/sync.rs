@@ -33,7 +33,7 @@ use crate::{
         actions::PodActions, page_size::misfit, pod_worker::Outcome, status::PodFailure,
         work_queue::Retry,
     },
-    runtime::{RuntimeError, RuntimeService},
+    runtime::{Logs, RuntimeError, RuntimeService},
     sys::{crash, lane::Lane},
 };
 
@@ -192,6 +192,7 @@ impl Syncer {
             pod: Rc::clone(pod),
             starts,
             failed: result.is_err().then(|| Rc::clone(&plan.runtime)),
+            again: result.is_ok() && begun.actions.restart_all,
         };
         plan.line.tell(acted).await;
         result.map(|()| Outcome::Done)
@@ -325,8 +326,13 @@ impl Syncer {
                 }
             }
         }
+        // The next instance goes on behind what the last one wrote.
+        let logs = match actions.restart_all {
+            true => Logs::Stay,
+            false => Logs::Go,
+        };
         for id in &actions.to_remove {
-            if let Err(e) = self.runtime.remove_container(id).await {
+            if let Err(e) = self.runtime.remove_container(id, logs).await {
                 log::warn!(
                     "pod={}/{} cannot remove instance {id}: {e}",
                     pod.metadata.namespace,

@@ -29,7 +29,7 @@ use crate::{
     image::Progress,
     provider::{Framed, ProviderError, Request},
     runtime::{
-        AttachOptions, Call, Connect, ExecOptions, ImageService, Output, Room, RuntimeError,
+        AttachOptions, Call, Connect, ExecOptions, ImageService, Logs, Output, Room, RuntimeError,
         RuntimeService, Start, Stream,
     },
     server::http::encode,
@@ -352,10 +352,10 @@ impl RuntimeService for Routed {
         }
     }
 
-    fn remove_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
+    fn remove_container<'a>(&'a self, id: &'a ContainerId, logs: Logs) -> Call<'a, ()> {
         match self.providers.container(id) {
             Some(_) => Box::pin(ready(Ok(()))),
-            None => self.inner.remove_container(id),
+            None => self.inner.remove_container(id, logs),
         }
     }
 

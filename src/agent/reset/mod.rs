@@ -37,7 +37,7 @@ use crate::{
     image::pull::Settings,
     logic::{cgroup::CgroupTree, kill, static_pod},
     runtime::{
-        RuntimeError, RuntimeService,
+        Logs, RuntimeError, RuntimeService,
         runc::{self, Runc, apparmor, cni, store_images::StoreImages},
     },
     sys::{clock, lane::Lane, proc},
@@ -268,7 +268,7 @@ impl Reset {
             let runtime = backends::open_cri(&self.cfg, endpoints, &tools).await?;
             for pod in self.end_pods(&runtime).await? {
                 for container in &pod.containers {
-                    runtime.remove_container(&container.id).await?;
+                    runtime.remove_container(&container.id, Logs::Go).await?;
                 }
                 for sandbox in &pod.sandboxes {
                     runtime.remove_pod_sandbox(&sandbox.id).await?;

@@ -16,7 +16,7 @@ use crate::{
     cgroup::Cgroups,
     error::chain,
     runtime::{
-        Call, RuntimeError, RuntimeService as _,
+        Call, Logs, RuntimeError, RuntimeService as _,
         cri::facade::{Listed, Pods},
         runc::{
             Runc,
@@ -158,7 +158,10 @@ impl Pods for Remains {
             let opened = self.open().await?;
             let status = opened.runtime.pod_status(&uid).await?;
             for container in status.containers.iter().filter(|c| c.sandbox == *id) {
-                opened.runtime.remove_container(&container.id).await?;
+                opened
+                    .runtime
+                    .remove_container(&container.id, Logs::Go)
+                    .await?;
             }
             opened.runtime.remove_pod_sandbox(id).await
         })

@@ -104,3 +104,41 @@ fn what_only_the_runtime_knows_ends_without_its_hook() {
     let count = |op| calls.iter().filter(|(o, _)| *o == op).count();
     assert_eq!((count(Op::Exec), count(Op::StopContainer)), (0, 1));
 }
+
+#[test]
+fn a_pod_whose_container_wants_it_starts_over_at_once() {
+    // SYNC-17 ACT-72
+    let world = World::new();
+    let init = json!({"name": "i", "image": IMAGE, "command": ["sh", "-c", "exit 0"]});
+    let rule =
+        json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}});
+    let container = json!({"name": "c", "image": IMAGE, "command": ["sleep"], "restartPolicy": "Never",
+        "restartPolicyRules": [rule]});
+    world.apply(&[manifest(
+        "a",
+        json!({"initContainers": [init], "containers": [container]}),
+    )]);
+    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    let uid = PodUid::from("a");
+    let first = world.fake.container(&uid, "c").expect("it runs").id;
+    world.advance(Duration::from_secs(10));
+    let before = world.now();
+    world.fake.take_calls();
+    world.fake.exit(&first, 42);
+    let since = world
+        .fake
+        .container(&uid, "c")
+        .expect("it has ended")
+        .started_at;
+    world.until("runs again", |w| {
+        let newest = w.fake.container(&uid, "c");
+        newest.is_some_and(|c| c.started_at > since && c.state == ContainerState::Running)
+    });
+    assert!(
+        world.now() - before < Duration::from_secs(20),
+        "no resync is waited for"
+    );
+    let made = world.fake.take_calls().into_iter();
+    let made: Vec<_> = made.filter(|(op, _)| *op == Op::CreateContainer).collect();
+    assert_eq!(made.len(), 2, "the init container first: {made:?}");
+}

@@ -1,5 +1,7 @@
 use alloc::vec::Vec;
 
+use serde_json::json;
+
 use super::*;
 use crate::api::cri::{ContainerState as State, ContainerStatus as Instance, NamespaceMode};
 use crate::api::pod::{CONFIG_SOURCE, Probe, RestartPolicy};
@@ -164,6 +166,19 @@ fn phases_of_regular_containers() {
                 .finished()
                 .with(is_static),
             Succeeded,
+        ),
+        (
+            "removed for its pod to start over, whatever its own policy",
+            World::new(Always, &["a"], vec![]).with(|w| {
+                w.pod.spec.containers[0].restart_policy = Some(Never);
+                let waiting = json!({"waiting": {"reason": "RestartingAllContainers"}});
+                let ended =
+                    json!({"terminated": {"exitCode": 137, "reason": "RestartingAllContainers"}});
+                let shown = json!({"phase": "Running", "containerStatuses": [
+                    {"name": "a", "state": waiting, "lastState": ended}]});
+                w.cached = serde_json::from_value(shown).ok();
+            }),
+            Pending,
         ),
         (
             "a crash loop shown as waiting did not succeed",

@@ -13,7 +13,8 @@ use crate::{
         },
     },
     runtime::{
-        AttachOptions, Connect, ExecOptions, RuntimeError, Start, Stream, log_removal::remove_logs,
+        AttachOptions, Connect, ExecOptions, Logs, RuntimeError, Start, Stream,
+        log_removal::remove_logs,
     },
 };
 
@@ -125,8 +126,8 @@ impl Cri {
         }
     }
 
-    /// Removes it and its logs, these first: if they cannot be removed it is kept, and tried again.
-    pub(super) async fn remove(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+    /// Removes it and, unless they stay, its logs, these first: if they cannot be removed it is kept, and tried again.
+    pub(super) async fn remove(&self, id: &ContainerId, logs: Logs) -> Result<(), RuntimeError> {
         let status = match self.container_status(id).await {
             Err(RuntimeError::NotFound(_)) => return Ok(()),
             status => status?,
@@ -138,10 +139,12 @@ impl Cri {
         let link_end = format!("{}-{id}.log", name.map_or("", String::as_str));
         let links = self.settings.container_log_links.clone();
         let log = status.log_path;
-        let removed = self.disk.run(move || match log.is_empty() {
-            true => Ok(()),
-            false => remove_logs(Path::new(&log), &links, &link_end),
-        });
+        let removed = self
+            .disk
+            .run(move || match log.is_empty() || logs == Logs::Stay {
+                true => Ok(()),
+                false => remove_logs(Path::new(&log), &links, &link_end),
+            });
         let removed = removed.await;
         removed.map_err(|e| failed(format!("remove the logs: {e}")))?;
         let timeout = self.settings.request_timeout;

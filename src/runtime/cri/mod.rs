@@ -36,8 +36,8 @@ use self::{
     link::{Kind, Link, STATUS_TIMEOUT},
 };
 use super::{
-    AttachOptions, Call, Connect, ExecOptions, ImageService, RuntimeError, RuntimeService, Start,
-    Stream,
+    AttachOptions, Call, Connect, ExecOptions, ImageService, Logs, RuntimeError, RuntimeService,
+    Start, Stream,
 };
 use crate::{
     api::{
@@ -391,8 +391,8 @@ impl RuntimeService for Cri {
         Box::pin(self.stop(id, grace))
     }
 
-    fn remove_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
-        Box::pin(self.remove(id))
+    fn remove_container<'a>(&'a self, id: &'a ContainerId, logs: Logs) -> Call<'a, ()> {
+        Box::pin(self.remove(id, logs))
     }
 
     fn reopen_log<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {

@@ -19,7 +19,7 @@ use crate::{
         },
         order::{Gather as _, Order as _},
     },
-    runtime::{RuntimeError, termination},
+    runtime::{Logs, RuntimeError, termination},
 };
 
 /// `terminationMessagePolicy` that makes the log stand in for a message.
@@ -236,7 +236,7 @@ impl Cri {
         for container in inside {
             // By a prefix others could be meant.
             if container.sandbox == **id {
-                self.remove(&container.id.into()).await?;
+                self.remove(&container.id.into(), Logs::Go).await?;
             }
         }
         self.ask_of(Kind::Stop, "RemovePodSandbox", id, timeout)

@@ -35,7 +35,7 @@ use crate::{
         },
         oci::SpecInput,
     },
-    runtime::{RuntimeError, log_removal, termination},
+    runtime::{Logs, RuntimeError, log_removal, termination},
     shim::{self, Launch, LaunchError, LogOnly},
     sys::{clock, crash, open, pidfd},
 };
@@ -105,7 +105,7 @@ impl Runc {
                 return Err(RuntimeError::Failed(format!("container {id} runs already")));
             }
             // A try that failed, or was never started.
-            Some(false) => self.remove_instance(&id).await?,
+            Some(false) => self.remove_instance(&id, Logs::Go).await?,
             None => {}
         }
         let process = self.settings.process.as_ref();
@@ -628,7 +628,11 @@ impl Runc {
         updated.map(drop).map_err(failed_error)
     }
 
-    pub(super) async fn remove_instance(&self, id: &ContainerId) -> Result<(), RuntimeError> {
+    pub(super) async fn remove_instance(
+        &self,
+        id: &ContainerId,
+        logs: Logs,
+    ) -> Result<(), RuntimeError> {
         self.stop_instance(id, Duration::ZERO).await?;
         let (log, cgroup, name) = {
             let table = self.table.borrow();
@@ -651,7 +655,9 @@ impl Runc {
         let remembered = self.runtime_root().join(id.as_str());
         let removed = self.disk.run(move || {
             // Logs first (LOG-09): if they cannot be removed the instance is kept, and tried again.
-            log_removal::remove_logs(Path::new(&log), &links, &link_end)?;
+            if logs == Logs::Go {
+                log_removal::remove_logs(Path::new(&log), &links, &link_end)?;
+            }
             crash::point("container.logs-removed");
             files::remove_tree(&remembered)?;
             bundle::unmake(&dirs)

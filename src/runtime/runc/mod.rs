@@ -60,7 +60,7 @@ use self::{
     recover::Boot,
     table::{Bell, Table},
 };
-use super::{Call, Connect, ImageService, RuntimeError, RuntimeService, Start, Stream};
+use super::{Call, Connect, ImageService, Logs, RuntimeError, RuntimeService, Start, Stream};
 use crate::error::chain;
 use crate::image::Progress;
 use crate::{
@@ -219,7 +219,7 @@ impl Runc {
         }
         let ids: Vec<ContainerId> = self.table.borrow().containers.keys().cloned().collect();
         for id in ids {
-            result = result.and(self.remove_instance(&id).await);
+            result = result.and(self.remove_instance(&id, Logs::Go).await);
         }
         let network = self.cni.remove_built_in(&self.gate).await;
         // The first error counts.
@@ -451,8 +451,8 @@ impl RuntimeService for Runc {
         Box::pin(self.stop_instance(id, grace))
     }
 
-    fn remove_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
-        Box::pin(self.remove_instance(id))
+    fn remove_container<'a>(&'a self, id: &'a ContainerId, logs: Logs) -> Call<'a, ()> {
+        Box::pin(self.remove_instance(id, logs))
     }
 
     fn reopen_log<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {

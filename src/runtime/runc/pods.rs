@@ -18,7 +18,7 @@ use crate::{
             SandboxStatus,
         },
     },
-    runtime::RuntimeError,
+    runtime::{Logs, RuntimeError},
     sys::{clock, crash, mount, pidfd, proc},
 };
 
@@ -238,7 +238,7 @@ impl Runc {
         self.stop_sandbox(id).await?;
         let containers = self.table.borrow().containers_of(id);
         for container in containers {
-            self.remove_instance(&container).await?;
+            self.remove_instance(&container, Logs::Go).await?;
         }
         let dirs = self.sandbox_dirs(id);
         crash::point("sandbox.emptied");

@@ -21,7 +21,7 @@ use crate::{
         ContainerId, Mono, SandboxId,
         cri::{ContainerState, NamespaceMode, SandboxState},
     },
-    runtime::RuntimeError,
+    runtime::{Logs, RuntimeError},
     shim,
     sys::{clock, crash, file, proc},
 };
@@ -304,7 +304,7 @@ impl Runc {
         }
         self.clear_failed_start(&id).await;
         crash::point("recover.cleared");
-        if let Err(e) = self.remove_instance(&id).await {
+        if let Err(e) = self.remove_instance(&id, Logs::Go).await {
             // It stays listed as created, and goes with its pod.
             log::warn!("container={id} {e}");
             self.forget_shim(&id);
