@@ -579,6 +579,8 @@ async fn assemble(
         runtime,
         keyring,
         stock,
+        images,
+        layers,
         driver,
     } = backends::open(&cfg, pulls, tools).await?;
     cfg.use_cgroup_driver(driver);
@@ -604,7 +606,8 @@ async fn assemble(
     let kubepods = cfg.cgroup.tree.kubepods();
     let places = Places::new(
         &cfg.dirs.root,
-        cfg.dirs.images(),
+        images,
+        layers,
         kubepods,
         &facts,
         cfg.eviction.counts_kernel,

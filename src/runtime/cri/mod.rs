@@ -83,6 +83,15 @@ pub struct Settings {
     pub readonly_paths: Vec<String>,
 }
 
+/// Directories of a runtime, which say what file systems it uses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Places {
+    /// Of images.
+    pub images: PathBuf,
+    /// Of what containers write.
+    pub layers: PathBuf,
+}
+
 /// By who makes cgroups, `cgroupRoot` and the pod's UID.
 pub type PodGroups = fn(CgroupDriver, &str, &PodUid) -> [String; 3];
 
@@ -96,6 +105,7 @@ pub struct Cri {
     cgroups: Cgroups,
     /// What the runtime says of it.
     driver: Option<CgroupDriver>,
+    places: Places,
 }
 
 impl Cri {
@@ -131,11 +141,18 @@ impl Cri {
             disk,
             cgroups,
             driver: None,
+            places: Places::default(),
         };
-        cri.fs_info().await?;
+        (cri.places, _) = cri.look().await?;
         cri.driver = cri.ask_cgroup_driver().await?;
         cri.bell.follow(Rc::clone(&cri.runtime), executor);
         Ok(cri)
+    }
+
+    /// Where the runtime keeps things, as it said when it was opened.
+    #[must_use]
+    pub const fn places(&self) -> &Places {
+        &self.places
     }
 
     /// Who makes cgroups: the runtime, if it says so, else who it was opened with.

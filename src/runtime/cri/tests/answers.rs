@@ -138,3 +138,30 @@ fn an_image_goes_as_it_was_found_and_as_the_pod_names_it() {
         assert_eq!(made, Ok("id".into()));
     });
 }
+
+#[test]
+fn the_runtime_says_where_its_disks_are() {
+    // CRI-76
+    let at = |path: &str| wire::FilesystemUsage {
+        fs_id: Some(wire::Word { word: path.into() }),
+        ..wire::FilesystemUsage::default()
+    };
+    for (containers, layers) in [
+        (vec![], "/proc"),
+        (vec![at("/dev"), at("/sys")], "/dev"),
+        (vec![at("nowhere")], "/proc"),
+    ] {
+        test(async |double| {
+            double.on(
+                "ImageFsInfo",
+                say(&mut wire::ImageFsInfoResponse {
+                    image_filesystems: vec![at("/proc"), at("/")],
+                    container_filesystems: containers.clone(),
+                }),
+            );
+            let cri = double.open().await.expect("a runtime");
+            let (images, layers) = ("/proc".into(), layers.into());
+            assert_eq!(*cri.places(), Places { images, layers });
+        });
+    }
+}
