@@ -120,6 +120,8 @@ impl Cri {
         for container in self.containers(None).await? {
             let status = match self.container_status(&container.id).await {
                 Err(RuntimeError::NotFound(_)) => continue,
+                // The list tells what it is made of, if not what it mounts: it is no reason to keep all others' images.
+                Err(RuntimeError::Failed(_)) => wire::ContainerStatus::default(),
                 status => status?,
             };
             let spec = container.image.unwrap_or_default();
@@ -127,6 +129,7 @@ impl Cri {
             let mut used = mounted.map(|spec| spec.image).chain([
                 spec.image,
                 container.image_ref,
+                container.image_id,
                 status.image_id,
                 status.image_ref,
             ]);

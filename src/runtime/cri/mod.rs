@@ -25,8 +25,8 @@ mod stats;
 mod tests;
 mod wire;
 
-use alloc::rc::Rc;
-use core::{future::Future, pin::Pin, time::Duration};
+use alloc::{collections::BTreeSet, rc::Rc};
+use core::{cell::RefCell, future::Future, pin::Pin, time::Duration};
 use std::path::PathBuf;
 
 use smol::{LocalExecutor, Timer};
@@ -106,6 +106,8 @@ pub struct Cri {
     /// What the runtime says of it.
     driver: Option<CgroupDriver>,
     places: Places,
+    /// Running containers whose status could not be read at the last look at usage: each is told once.
+    unread: RefCell<BTreeSet<ContainerId>>,
 }
 
 impl Cri {
@@ -142,6 +144,7 @@ impl Cri {
             cgroups,
             driver: None,
             places: Places::default(),
+            unread: RefCell::default(),
         };
         (cri.places, _) = cri.look().await?;
         cri.driver = cri.ask_cgroup_driver().await?;
