@@ -271,6 +271,11 @@ fn containers_have_what_they_are_given() {
         assert!(layer.is_ok(), "{layer:?}");
         let fs = runtime.image_fs_info().await.expect("a file system");
         assert!(fs.capacity_bytes > 0);
+        let (kept, places) = (lab.containerd.dir.join("root"), runtime.places());
+        assert!(
+            places.images.starts_with(&kept) && places.layers.starts_with(&kept),
+            "{places:?}"
+        );
 
         // What is not there is no directory of the runtime's.
         let gone = lab.containerd.dir.join("gone");

@@ -1,7 +1,7 @@
 //! Everything put together, once: whoever works for the agent is given here what it works with.
 
 use alloc::{rc::Rc, sync::Arc};
-use core::time::Duration;
+use core::{cell::RefCell, time::Duration};
 use std::sync::Mutex;
 
 use smol::{LocalExecutor, channel::Sender};
@@ -150,6 +150,7 @@ pub(super) fn evictor(parts: &Parts, garbage: Rc<Garbage>) -> Evictor {
         garbage,
         unused_images: machine.unused_images.clone(),
         limits: Limits::default(),
+        walks: RefCell::default(),
     }
 }
 

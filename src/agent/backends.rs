@@ -1,7 +1,7 @@
 //! What runs containers: this agent itself, with an image store of its own, or a runtime that serves CRI.
 
 use alloc::{collections::BTreeMap, rc::Rc, sync::Arc};
-use std::{fs, os::fd::OwnedFd};
+use std::{fs, os::fd::OwnedFd, path::PathBuf};
 
 use smol::LocalExecutor;
 
@@ -41,6 +41,10 @@ pub(super) struct Opened {
     pub(super) keyring: Rc<dyn NodeKeyring>,
     /// Who keeps images.
     pub(super) stock: Stock,
+    /// Where images are.
+    pub(super) images: PathBuf,
+    /// Where what containers write is.
+    pub(super) layers: PathBuf,
     /// Who makes cgroups.
     pub(super) driver: CgroupDriver,
 }
@@ -66,6 +70,8 @@ pub(super) async fn open(
         }
         return Ok(Opened {
             driver: runtime.cgroup_driver(),
+            images: runtime.places().images.clone(),
+            layers: runtime.places().layers.clone(),
             runtime: Rc::new(runtime),
             keyring: Rc::new(RuntimeKeyring(Arc::new(NodeKeys::new(pulls)))),
             stock: Stock::Runtime,
@@ -95,6 +101,8 @@ pub(super) async fn open(
         runtime: Rc::new(runtime),
         keyring: Rc::new(store.clone()),
         stock: Stock::Own(store),
+        images: cfg.dirs.images(),
+        layers: cfg.dirs.root.join("containers"),
         driver: CgroupDriver::Cgroupfs,
     })
 }

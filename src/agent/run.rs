@@ -580,6 +580,8 @@ async fn assemble(
         runtime,
         keyring,
         stock,
+        images,
+        layers,
         driver,
     } = backends::open(&cfg, pulls, tools).await?;
     cfg.use_cgroup_driver(driver);
@@ -605,7 +607,8 @@ async fn assemble(
     let kubepods = cfg.cgroup.tree.kubepods();
     let places = Places::new(
         &cfg.dirs.root,
-        cfg.dirs.images(),
+        images,
+        layers,
         kubepods,
         &facts,
         cfg.eviction.counts_kernel,

@@ -197,6 +197,7 @@ pub trait RuntimeService: ImageService {
     /// What pods with a usable sandbox and their running containers have used, sorted by UID. Reads some files of each: for
     /// when somebody asks.
     fn list_pod_usage(&self, detail: Detail) -> Call<'_, Vec<PodUsage>>;
-    /// What a container has written above its image; `None` if it is too much to be counted. Walks through all of it.
+    /// What a container has written above its image; `None` if nothing is known of it, exhausted if it is too much to be
+    /// counted. Walks through all of it.
     fn writable_layer<'a>(&'a self, id: &'a ContainerId) -> Call<'a, Option<DiskUsage>>;
 }

@@ -40,22 +40,26 @@ pub fn file_system(path: &Path) -> io::Result<FsInfo> {
     })
 }
 
-/// Walks through `dir` on `lane`, slice by slice. `None` if it is not there, or too large to be counted.
-pub async fn of(lane: &Lane, dir: PathBuf) -> Option<DiskUsage> {
-    let mut walk = Some(Walk::new(dir));
+/// Walks through `dir` on `lane`, slice by slice.
+///
+/// # Errors
+/// It is not there, cannot be read, or is too large to be counted (see [`is_too_large`]).
+pub async fn of(lane: &Lane, dir: PathBuf) -> io::Result<DiskUsage> {
+    let mut walk = Walk::new(dir);
     // Bounded: by the walk, each step of which waits for the lane.
-    while let Some(mut current) = walk.take() {
-        let step = lane.run(move || current.step().map(|done| (done, current)));
-        match step.await {
-            Ok((true, current)) => return Some(current.sum),
-            Ok((false, current)) => walk = Some(current),
-            Err(e) => {
-                log::debug!("disk usage: {e}");
-                return None;
-            }
+    loop {
+        let step = lane.run(move || walk.step().map(|done| (done, walk)));
+        let done;
+        (done, walk) = step.await?;
+        if done {
+            return Ok(walk.sum);
         }
     }
-    None
+}
+
+/// Whether a walk was given up because there is too much.
+pub fn is_too_large(e: &io::Error) -> bool {
+    e.kind() == io::ErrorKind::FileTooLarge
 }
 
 /// A walk that can be interrupted between two directories.
@@ -115,10 +119,8 @@ impl Walk {
         for entry in std::fs::read_dir(listed)? {
             let entry = entry?;
             if self.counted >= MAX_ENTRIES || self.waiting.len() >= MAX_WAITING {
-                return Err(io::Error::other(format!(
-                    "{}: too large to be counted",
-                    self.root.display()
-                )));
+                let text = format!("{}: too large to be counted", self.root.display());
+                return Err(io::Error::new(io::ErrorKind::FileTooLarge, text));
             }
             let Ok(meta) = entry.metadata() else {
                 continue;
@@ -195,7 +197,8 @@ mod tests {
         assert_eq!(usage.inodes_used, du("--inodes"));
         assert_eq!(usage.inodes_used, 3 + 1 + 1 + 30 + 1);
         fs::remove_dir_all(&dir).expect("remove");
-        assert_eq!(smol::block_on(of(&Lane::inline(), dir)), None);
+        let gone = smol::block_on(of(&Lane::inline(), dir)).expect_err("gone");
+        assert!(has_gone(&gone) && !is_too_large(&gone), "{gone}");
     }
 
     #[test]
@@ -216,6 +219,10 @@ mod tests {
         assert!(slices >= 2, "{slices} slices");
         let files = u64::try_from(5 * (SLICE_ENTRIES / 2)).expect("small");
         assert_eq!(walk.sum.inodes_used, files + 6);
+        let mut walk = Walk::new(dir.clone());
+        walk.counted = MAX_ENTRIES;
+        let refused = walk.step().expect_err("too much");
+        assert!(is_too_large(&refused), "{refused}");
         // A directory that became a link meanwhile is not followed.
         let mut walk = Walk::new(dir.clone());
         walk.waiting.push(PathBuf::from("link"));

@@ -1406,7 +1406,8 @@ impl RuntimeService for Fake {
     }
 
     fn writable_layer<'a>(&'a self, id: &'a ContainerId) -> Call<'a, Option<DiskUsage>> {
-        self.at_once(Op::WritableLayer, id, None, None, |_| {
+        let (target, uid) = self.names_of(id);
+        self.at_once(Op::WritableLayer, &target, uid, None, |_| {
             Ok(Some(DiskUsage {
                 used_bytes: 8192,
                 inodes_used: 2,

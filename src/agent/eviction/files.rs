@@ -1,12 +1,12 @@
 //! What the files of a pod take: walked through in slices on the disk lane, so that pods go on in between.
 
 use alloc::rc::Rc;
-use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
+use std::{fs, io, os::unix::fs::MetadataExt as _, path::Path};
 
 use crate::{
     agent::pod_store::PodStore,
     api::stats::{ContainerDisk, DiskUsage, PodUsage, VolumeUsage},
-    runtime::RuntimeService,
+    runtime::{RuntimeError, RuntimeService},
     sys::{disk_usage, lane::Lane},
     volume::Volumes,
 };
@@ -28,16 +28,23 @@ pub(in crate::agent) struct Files {
     pub(in crate::agent) volumes: Vec<VolumeUsage>,
     /// The file that is their `/etc/hosts`.
     pub(in crate::agent) hosts: Option<DiskUsage>,
+    /// Some of what ends with the pod is too much to be counted. All else that has no figure is gone, or nothing is known of it.
+    pub(in crate::agent) too_large: bool,
 }
 
 impl PodFiles {
     /// All of a pod that runs.
     pub(in crate::agent) async fn of(&self, pod: &PodUsage) -> Files {
-        let mut containers = Vec::new();
+        let (mut containers, mut too_large) = (Vec::new(), false);
         for container in &pod.containers {
             let layer = self.runtime.writable_layer(&container.id).await;
+            too_large |= matches!(layer, Err(RuntimeError::Exhausted(_)));
             let logs = match Path::new(&container.log_path).parent() {
-                Some(dir) if dir.is_absolute() => disk_usage::of(&self.disk, dir.into()).await,
+                Some(dir) if dir.is_absolute() => {
+                    let walked = disk_usage::of(&self.disk, dir.into()).await;
+                    too_large |= is_too_large(&walked);
+                    walked.ok()
+                }
                 _ => None,
             };
             containers.push(ContainerDisk {
@@ -57,14 +64,15 @@ impl PodFiles {
         let (held, hosts) = held.await;
         let mut all = Vec::new();
         for volume in held {
-            let used = disk_usage::of(&self.disk, volume.path.clone()).await;
+            let walked = disk_usage::of(&self.disk, volume.path.clone()).await;
+            too_large |= volume.ephemeral && is_too_large(&walked);
             let path = volume.path;
             let fs = self.disk.run(move || disk_usage::file_system(&path).ok());
             all.push(VolumeUsage {
                 name: volume.name,
                 claim: None,
                 ephemeral: volume.ephemeral,
-                used,
+                used: walked.ok(),
                 fs: fs.await,
             });
         }
@@ -72,6 +80,11 @@ impl PodFiles {
             containers,
             volumes: all,
             hosts,
+            too_large,
         }
     }
+}
+
+fn is_too_large(walked: &io::Result<DiskUsage>) -> bool {
+    walked.as_ref().is_err_and(disk_usage::is_too_large)
 }

@@ -41,10 +41,11 @@ pub(in crate::agent) struct Places {
 }
 
 impl Places {
-    /// Below the root directory, and of the control group of all pods.
+    /// The root directory, those that the backend has for images and writable layers, and the control group of all pods.
     pub(in crate::agent) fn new(
         root: &Path,
         images: PathBuf,
+        layers: PathBuf,
         kubepods: String,
         facts: &NodeFacts,
         counts_kernel: bool,
@@ -52,7 +53,7 @@ impl Places {
         Self {
             root: root.into(),
             images,
-            layers: root.join("containers"),
+            layers,
             kubepods,
             memory_bytes: facts.memory_bytes,
             pids: facts.pids,
@@ -154,7 +155,7 @@ mod tests {
 
     #[test]
     fn this_machine() {
-        // EVICT-02: no more than that, for an emulator makes most of it up.
+        // EVICT-01 EVICT-02: no more than that, for an emulator makes most of it up.
         let root = std::env::temp_dir();
         let places = Places {
             images: root.join("none"),
@@ -173,6 +174,24 @@ mod tests {
         let memory = read.memory.expect("known");
         assert!(memory.available > 0 && memory.available < memory.capacity);
         assert_eq!(read.allocatable_memory, None, "no pod has a group");
+        // EVICT-01: a runtime that has images, or all it keeps, on another disk than the agent.
+        let other = PathBuf::from("/proc");
+        let root = places.root.clone();
+        let there = disk_usage::file_system(&other).expect("there");
+        let mut places = Places {
+            images: other.clone(),
+            ..places
+        };
+        for (layers, want) in [
+            (root, Layout::SplitImages),
+            (other, Layout::SeparateRuntime),
+        ] {
+            places.layers = layers;
+            let read = places.read(&cgroups);
+            assert_eq!(read.layout, want);
+            let images = read.imagefs.map(|fs| fs.capacity_bytes);
+            assert_eq!(images, Some(there.capacity_bytes));
+        }
         let pids = read.pids.expect("known");
         assert!(pids.available < 1 << 30 && pids.capacity == 1 << 30);
     }

@@ -3,11 +3,11 @@
 
 use core::{cell::RefCell, time::Duration};
 
-use super::{Evictor, MAX_TIME};
+use super::Evictor;
 use crate::{
     api::{Mono, PodUid, stats::Detail},
     error::chain,
-    logic::eviction::{Violation, violation},
+    logic::eviction::{MAX_WALKS, Violation, Walked, violation},
 };
 
 /// Walks take at most one part in so many of the time.
@@ -50,7 +50,7 @@ impl Evictor {
                 return Vec::new();
             }
         };
-        let until = begun + MAX_TIME;
+        let until = begun + MAX_WALKS;
         let (mut found, mut after) = (Vec::new(), None);
         for uid in uids {
             if self.clock.now() >= until {
@@ -60,7 +60,7 @@ impl Evictor {
             let pod = self.store.load(&self.files.disk, &uid).await;
             if let (Some(usage), Ok(pod)) = (usage, pod)
                 // One that cannot be counted in time is left alone: nobody knows that it has too much.
-                && let Some(figures) = self.with_files(usage, until).await
+                && let Walked::Counted(figures) = self.with_files(usage, until).await
             {
                 found.extend(violation(&pod, &figures, has_image_disk));
             }

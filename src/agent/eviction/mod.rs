@@ -13,7 +13,7 @@ pub(super) mod gauge;
 mod limits;
 
 use alloc::rc::Rc;
-use core::time::Duration;
+use core::cell::RefCell;
 
 use smol::future::FutureExt as _;
 
@@ -37,12 +37,12 @@ use crate::{
         stats::{Detail, PodUsage},
     },
     error::chain,
-    logic::eviction::{Candidate, ContainerFigures, Input, Layout, Measure, PodFigures, Reclaim},
+    logic::eviction::{
+        Candidate, ContainerFigures, Input, Layout, MAX_WALKS, Measure, PodFigures, Reclaim,
+        Walked, Walks,
+    },
     runtime::RuntimeService,
 };
-
-/// All walks of one round together. The pod that is being counted then is too large to be counted.
-const MAX_TIME: Duration = Duration::from_secs(10);
 
 /// Does it.
 pub(super) struct Evictor {
@@ -56,6 +56,8 @@ pub(super) struct Evictor {
     /// `None`: nobody removes images.
     pub(super) unused_images: Option<UnusedImages>,
     pub(super) limits: Limits,
+    /// Whose files come first.
+    pub(super) walks: RefCell<Walks>,
 }
 
 impl Evictor {
@@ -101,24 +103,34 @@ impl Evictor {
                 return Vec::new();
             }
         };
-        let until = self.clock.now() + MAX_TIME;
-        for candidate in &mut candidates {
+        let until = self.clock.now() + MAX_WALKS;
+        let mut walks = self.walks.borrow().clone();
+        let split = candidates.partition_point(|pod| walks.had_turn(&pod.uid));
+        let (had, due) = candidates.split_at_mut(split);
+        for candidate in due.iter_mut().chain(had) {
             let Some(usage) = usages.iter().find(|usage| usage.uid == candidate.uid) else {
                 continue;
             };
             candidate.figures = match what {
                 Measure::Groups => Some(figures(usage)),
-                Measure::Disk => self.with_files(usage, until).await,
+                Measure::Disk => {
+                    let begun = self.clock.now();
+                    let walked = self.with_files(usage, until).await;
+                    walks.ended(&usage.uid, walked, self.clock.now() - begun)
+                }
             };
+        }
+        if what == Measure::Disk {
+            self.walks.replace(walks.end());
         }
         candidates
     }
 
-    /// What the pod takes, files included. `None`: too much to be counted, in all or by then.
-    async fn with_files(&self, usage: &PodUsage, until: Mono) -> Option<PodFigures> {
+    /// What the pod takes, files included, as far as it can be counted by then.
+    async fn with_files(&self, usage: &PodUsage, until: Mono) -> Walked {
+        let mut figures = figures(usage);
         if self.clock.now() >= until {
-            // The time went with others: nothing is known against this one.
-            return Some(figures(usage));
+            return Walked::Cut(figures);
         }
         let late = async {
             self.clock.until(until).await;
@@ -126,19 +138,24 @@ impl Evictor {
         };
         let counted = async { Some(self.files.of(usage).await) };
         // Dropping a walk ends it with the slice that runs.
-        let files = counted.or(late).await?;
-        let mut figures = figures(usage);
+        let Some(files) = counted.or(late).await else {
+            return Walked::Cut(figures);
+        };
+        if files.too_large {
+            return Walked::TooLarge;
+        }
+        // What has no figure went meanwhile: it takes nothing.
         for (container, disk) in figures.containers.iter_mut().zip(&files.containers) {
-            container.rootfs = Some(disk.layer?);
+            container.rootfs = disk.layer;
             container.logs = disk.logs;
         }
-        for volume in files.volumes.into_iter().filter(|v| v.ephemeral) {
-            figures.volumes.push((volume.name, volume.used?));
-        }
+        let volumes = files.volumes.into_iter().filter(|v| v.ephemeral);
+        let counted = volumes.filter_map(|v| Some((v.name, v.used?)));
+        figures.volumes.extend(counted);
         // It has no name that a volume could have.
         let hosts = files.hosts.map(|used| (String::new(), used));
         figures.volumes.extend(hosts);
-        Some(figures)
+        Walked::Counted(figures)
     }
 }
 

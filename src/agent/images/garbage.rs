@@ -143,11 +143,11 @@ impl ImageGarbage {
         log::info!(
             "the disk is short: unused images are removed; {freed} bytes of unfinished pulls went"
         );
-        for image in chosen(&kept, self.gc.to_free(&images, u64::MAX, &self.policy, now)) {
-            self.remove(image, &used, "the disk is short").await?;
-        }
+        let all = self.gc.to_free(&images, u64::MAX, &self.policy, now);
+        let all = chosen(&kept, all);
+        let (_, failed) = self.remove_all(all, &used, "the disk is short").await;
         self.images.tidy().await;
-        Ok(())
+        Ok(failed?)
     }
 
     /// One pass.
@@ -157,11 +157,9 @@ impl ImageGarbage {
         let images: Vec<ImageUse<'_>> = kept.iter().map(|image| as_used(image, &used)).collect();
         let now = self.images.clock.now();
         self.gc.observe(&images, now);
-        let old = self.gc.too_old(&images, &self.policy, now);
-        for image in chosen(&kept, old) {
-            self.remove(image, &used, "it was not used for long")
-                .await?;
-        }
+        let old = chosen(&kept, self.gc.too_old(&images, &self.policy, now));
+        let old = self.remove_all(old, &used, "it was not used for long");
+        let (_, old) = old.await;
         let fs = self.fs_info().await?;
         let Ok(wanted) = self.policy.bytes_to_free(&fs) else {
             let error = GarbageError::Capacity(fs.capacity_bytes);
@@ -169,7 +167,7 @@ impl ImageGarbage {
             return Err(error);
         };
         if wanted == 0 {
-            return Ok(());
+            return Ok(old?);
         }
         log::info!(
             "disk use is over {} percent: {wanted} bytes are to be freed",
@@ -180,9 +178,10 @@ impl ImageGarbage {
         let mut freed = cleared.map_err(StockError::from)?;
         let still = wanted.saturating_sub(freed);
         let now = self.images.clock.now();
-        for image in chosen(&kept, self.gc.to_free(&images, still, &self.policy, now)) {
-            freed += self.remove(image, &used, "the disk is full").await?;
-        }
+        let more = chosen(&kept, self.gc.to_free(&images, still, &self.policy, now));
+        let (bytes, failed) = self.remove_all(more, &used, "the disk is full").await;
+        freed += bytes;
+        old.and(failed)?;
         // What images share is not freed by one of them, and what others wrote may be gone: the disk itself tells.
         let fs = self.fs_info().await?;
         if freed < wanted && self.policy.bytes_to_free(&fs).unwrap_or(0) > 0 {
@@ -195,6 +194,23 @@ impl ImageGarbage {
 
     async fn fs_info(&self) -> Result<FsInfo, StockError> {
         Ok(self.runtime.image_fs_info().await?)
+    }
+
+    /// Removes them one by one: what does not go keeps none of the others. Returns the bytes freed, and the first failure.
+    async fn remove_all(
+        &self,
+        all: impl Iterator<Item = &Kept>,
+        used: &BTreeSet<String>,
+        why: &str,
+    ) -> (u64, Result<(), StockError>) {
+        let (mut freed, mut failed) = (0, Ok(()));
+        for image in all {
+            match self.remove(image, used, why).await {
+                Ok(bytes) => freed += bytes,
+                Err(e) => failed = failed.and(Err(e)),
+            }
+        }
+        (freed, failed)
     }
 
     async fn remove(

@@ -70,7 +70,13 @@ impl Stock {
     ) -> Result<(Vec<Kept>, BTreeSet<String>), RuntimeError> {
         let mut pods = Vec::new();
         for pod in runtime.list_pods().await? {
-            pods.push(runtime.pod_status(&pod.uid).await?);
+            match runtime.pod_status(&pod.uid).await {
+                // The runtime itself looks again before it removes anything.
+                Err(RuntimeError::Failed(e)) if matches!(self, Self::Runtime) => {
+                    log::debug!("images of pod uid={}: {e}", pod.uid);
+                }
+                status => pods.push(status?),
+            }
         }
         match self {
             Self::Own(store) => {

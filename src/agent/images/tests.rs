@@ -214,26 +214,24 @@ fn what_the_operator_imports_is_everybodys() {
     }
 }
 
-#[test]
-fn what_the_garbage_of_images_is_told_for() {
-    // GC-13 IGC-01 EVT-35
-    let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
-    let hands = Rc::new(Hands::default());
-    let clock: Rc<dyn Clock> = Rc::new(TestClock(Rc::clone(&hands)));
-    let images = images_by(&scratch, &fake, Rc::new(()), None, clock);
-    let lane = Lane::inline();
-    let store = StoreImages::open(
-        scratch.join("store"),
-        Settings::default(),
-        lane.clone(),
-        lane,
-    );
+/// Reasons and messages of warnings.
+type Warnings = Rc<RefCell<Vec<(String, String)>>>;
+
+/// Collects the garbage of `stock`, and what it warns of.
+fn garbage(
+    scratch: &Scratch,
+    fake: &Rc<Fake>,
+    hands: &Rc<Hands>,
+    stock: Stock,
+) -> (ImageGarbage, Warnings) {
+    let clock: Rc<dyn Clock> = Rc::new(TestClock(Rc::clone(hands)));
+    let images = images_by(scratch, fake, Rc::new(()), None, clock);
     let flags = config::flags::parse(Vec::new(), &scratch.join("")).expect("flags");
     let host = config::Host {
         hostname: "node".into(),
     };
     let cfg = config::load(flags, &host).expect("configuration").config;
-    let told: Rc<RefCell<Vec<(String, String)>>> = Rc::default();
+    let told = Warnings::default();
     let warn = {
         let told = Rc::clone(&told);
         move |reason: &str, message: &str| {
@@ -241,13 +239,73 @@ fn what_the_garbage_of_images_is_told_for() {
                 .push((reason.to_owned(), message.to_owned()));
         }
     };
-    let garbage = ImageGarbage::new(
-        &cfg.images,
-        images,
-        Stock::Own(block_on(store).expect("store")),
-        Rc::clone(&fake) as Rc<dyn RuntimeService>,
-        Box::new(warn),
+    let runtime = Rc::clone(fake) as Rc<dyn RuntimeService>;
+    let garbage = ImageGarbage::new(&cfg.images, images, stock, runtime, Box::new(warn));
+    (garbage, told)
+}
+
+#[test]
+fn one_that_is_broken_keeps_no_other_image() {
+    // GC-10 GC-13 CRI-75
+    let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
+    let hands = Rc::new(Hands::default());
+    let (garbage, told) = garbage(&scratch, &fake, &hands, Stock::Runtime);
+    let sandbox = SandboxConfig {
+        uid: "broken".into(),
+        ..SandboxConfig::default()
+    };
+    block_on(fake.run_pod_sandbox(&sandbox)).expect("a sandbox");
+    for name in ["registry.test/a:1", "registry.test/b:1"] {
+        fake.add_image(name);
+    }
+    let fails = |op, times| Fault {
+        op,
+        target: None,
+        times,
+        trouble: Trouble::Fails(RuntimeError::Failed("its shim is gone".into())),
+    };
+    fake.add_fault(fails(Op::PodStatus, u32::MAX));
+    fake.add_fault(fails(Op::RemoveImage, 1));
+    let kept = || block_on(fake.list_images()).expect("images").len();
+    let executor = smol::LocalExecutor::new();
+    let (ask, asked) = smol::channel::bounded(1);
+    let task = executor.spawn(garbage.run(asked));
+    let run = |now| {
+        hands.set(now);
+        while executor.try_tick() {}
+    };
+    run(Mono(0) + PERIOD);
+    assert_eq!(kept(), 2, "there is room");
+    let (answer, done) = smol::channel::bounded(1);
+    ask.try_send(answer).expect("asked");
+    run(Mono(0) + PERIOD + PERIOD / 2);
+    assert!(done.try_recv().is_ok());
+    assert_eq!(kept(), 1, "one cannot be removed, the other goes");
+    fake.set_image_fs(1000, 100);
+    run(Mono(0) + PERIOD + PERIOD);
+    assert_eq!(kept(), 0);
+    assert!(
+        told.take()
+            .iter()
+            .all(|(reason, _)| reason != "ImageGCFailed")
     );
+    drop(task);
+}
+
+#[test]
+fn what_the_garbage_of_images_is_told_for() {
+    // GC-13 IGC-01 EVT-35
+    let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
+    let hands = Rc::new(Hands::default());
+    let lane = Lane::inline();
+    let store = StoreImages::open(
+        scratch.join("store"),
+        Settings::default(),
+        lane.clone(),
+        lane,
+    );
+    let stock = Stock::Own(block_on(store).expect("store"));
+    let (garbage, told) = garbage(&scratch, &fake, &hands, stock);
     let executor = smol::LocalExecutor::new();
     // Nobody asks.
     let (_ask, asked) = smol::channel::bounded(1);

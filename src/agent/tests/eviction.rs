@@ -13,7 +13,10 @@ use super::{
 };
 use crate::{
     api::{PodUid, pod_status::Phase},
-    runtime::fake::{Op, Trouble},
+    runtime::{
+        RuntimeError,
+        fake::{Fault, Op, Trouble},
+    },
     server::backend::Figures,
 };
 
@@ -271,6 +274,83 @@ fn disk_and_processes() {
         "The node was low on resource: pids. Threshold quantity: 100, available: 99. "
     );
     assert_eq!(condition(&world, "PIDPressure"), "True");
+}
+
+/// Calls about this pod meet trouble.
+fn about(uid: &str, op: Op, trouble: Trouble) -> Fault {
+    Fault {
+        target: Some(uid.into()),
+        ..fault(op, u32::MAX, trouble)
+    }
+}
+
+#[test]
+fn who_has_no_figure_of_a_container_is_not_the_largest() {
+    // EVICT-09
+    let (world, api) = world(&["--eviction-hard=nodefs.available<10%"]);
+    let with_data = json!({
+        "containers": [{"name": "c", "image": IMAGE, "command": ["sleep"],
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}]}],
+        "volumes": [{"name": "data", "emptyDir": {}}],
+    });
+    let large = api.create("large", with_data);
+    let names = ["crashes", "large"];
+    // Its container ends between the list and the look at its files.
+    let crashes = api.create("crashes", json!({}));
+    runs(&world, &api, &names);
+    let gone = RuntimeError::Failed("container is not running".into());
+    let trouble = Trouble::Fails(gone);
+    world
+        .fake
+        .add_fault(about(&crashes, Op::WritableLayer, trouble));
+    let pod = world.parts.machine.store.dir(&PodUid::from(&*large));
+    let file = pod.join("volumes/kubernetes.io~empty-dir/data/x");
+    fs::write(&file, vec![1; 1 << 20]).expect("written");
+    world.left.set_disk(1 << 30);
+    world.until("one goes", |_| !evicted(&api, &names).is_empty());
+    assert_eq!(evicted(&api, &names), ["large"]);
+}
+
+#[test]
+fn who_has_more_files_than_are_counted_is_the_largest() {
+    // EVICT-09
+    let (world, api) = world(&["--eviction-hard=nodefs.available<10%"]);
+    let names = ["a", "b", "c"];
+    let uids = names.map(|name| api.create(name, json!({})));
+    runs(&world, &api, &names);
+    let trouble = Trouble::Fails(RuntimeError::Exhausted("too large to be counted".into()));
+    world
+        .fake
+        .add_fault(about(&uids[1], Op::WritableLayer, trouble));
+    world.left.set_disk(1 << 30);
+    world.until("one goes", |_| !evicted(&api, &names).is_empty());
+    assert_eq!(evicted(&api, &names), ["b"]);
+}
+
+#[test]
+fn who_comes_late_is_not_the_largest() {
+    // EVICT-09
+    let (world, api) = world(&["--eviction-hard=nodefs.available<10%"]);
+    let names = ["a", "b", "c"];
+    let mut pods = names.map(|name| (PodUid::from(&*api.create(name, json!({}))), name));
+    pods.sort_unstable();
+    runs(&world, &api, &names);
+    let hanging = |world: &World| world.fake.hanging(Op::WritableLayer) == 1;
+    let hangs = fault(Op::WritableLayer, 2, Trouble::Hangs);
+    world.fake.add_fault(hangs);
+    world.left.set_disk(1 << 30);
+    world.until("the first is counted", hanging);
+    world.advance(s(7));
+    world.fake.release(Op::WritableLayer);
+    world.settle();
+    assert!(hanging(&world), "the second is counted");
+    // The round ends with that.
+    world.until("one goes", |_| !evicted(&api, &names).is_empty());
+    assert_eq!(
+        evicted(&api, &names),
+        [pods[0].1],
+        "it is the only one that has figures"
+    );
 }
 
 #[test]

@@ -7,6 +7,7 @@
 //! | `observation` | how much there is, of everything, at one time |
 //! | `pressure` | which thresholds are met, since when, and which conditions that makes |
 //! | `rank` | in which order pods go |
+//! | `walks` | whose files are counted when, and what a pod is taken for that could not be counted |
 //! | `manager` | the rounds: look, reclaim, measure, evict one pod, wait for its end |
 //! | `local_storage` | what a pod may have on the node's disk by its own limits |
 //! | `message` | what the pod's status says |
@@ -20,6 +21,7 @@ mod observation;
 mod pressure;
 mod rank;
 mod threshold;
+mod walks;
 
 pub use local_storage::{Violation, is_limited, violation};
 pub use manager::{Action, Input, MIN_POLL, Manager, Measure, POLL, Reclaim, Settings, Victim};
@@ -28,6 +30,7 @@ pub use observation::{FileSystems, Layout, Observations, Reading};
 pub use pressure::{Conditions, Short};
 pub use rank::{Candidate, ContainerFigures, PodFigures, rank};
 pub use threshold::{Limit, Signal, Starved, Threshold, ThresholdError, Written, thresholds};
+pub use walks::{MAX_WALKS, Walked, Walks};
 
 /// Reason of the status and of the event of a pod that is evicted.
 pub const EVICTED: &str = "Evicted";

@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::path::PathBuf;
 
 use super::{
-    Cri,
+    Cri, Places,
     answer::{self, nonsense},
     failure,
     link::Kind,
@@ -120,6 +120,8 @@ impl Cri {
         for container in self.containers(None).await? {
             let status = match self.container_status(&container.id).await {
                 Err(RuntimeError::NotFound(_)) => continue,
+                // The list tells what it is made of, if not what it mounts: it is no reason to keep all others' images.
+                Err(RuntimeError::Failed(_)) => wire::ContainerStatus::default(),
                 status => status?,
             };
             let spec = container.image.unwrap_or_default();
@@ -127,6 +129,7 @@ impl Cri {
             let mut used = mounted.map(|spec| spec.image).chain([
                 spec.image,
                 container.image_ref,
+                container.image_id,
                 status.image_id,
                 status.image_ref,
             ]);
@@ -142,19 +145,39 @@ impl Cri {
         unless_gone(self.ask_images("RemoveImage", &mut request, answer).await)
     }
 
-    /// The file system of the images: the runtime says where it is, the kernel how much there is of it.
-    pub(super) async fn fs_info(&self) -> Result<FsInfo, RuntimeError> {
+    /// Where images are, and where what containers write is.
+    async fn ask_places(&self) -> Result<Places, RuntimeError> {
         let mut answer = wire::ImageFsInfoResponse::default();
         let request = &mut wire::Empty::default();
         self.ask_images("ImageFsInfo", request, &mut answer).await?;
-        let first = answer.image_filesystems.into_iter().next();
-        let place = first.and_then(|fs| fs.fs_id).map(|id| id.word);
-        let place = place.filter(|path| path.starts_with('/'));
-        let path = PathBuf::from(place.ok_or_else(|| nonsense("no file system of images"))?);
+        let images = first_place(answer.image_filesystems);
+        let images = images.ok_or_else(|| nonsense("no file system of images"))?;
+        let layers = first_place(answer.container_filesystems);
+        Ok(Places {
+            layers: layers.unwrap_or_else(|| images.clone()),
+            images,
+        })
+    }
+
+    /// The file system of the images: the runtime says where it is, the kernel how much there is of it.
+    pub(super) async fn fs_info(&self) -> Result<FsInfo, RuntimeError> {
+        self.look().await.map(|(_, info)| info)
+    }
+
+    /// Where things are, and how much there is of the file system of the images.
+    pub(super) async fn look(&self) -> Result<(Places, FsInfo), RuntimeError> {
+        let places = self.ask_places().await?;
+        let path = places.images.clone();
         let looked = self.disk.run(move || {
             let found = disk_usage::file_system(&path);
             found.map_err(|e| RuntimeError::Failed(format!("{}: {e}", path.display())))
         });
-        looked.await
+        Ok((places, looked.await?))
     }
+}
+
+/// Where the first of these file systems is.
+fn first_place(all: Vec<wire::FilesystemUsage>) -> Option<PathBuf> {
+    let first = all.into_iter().next()?.fs_id?.word;
+    Some(PathBuf::from(first)).filter(|path| path.is_absolute())
 }

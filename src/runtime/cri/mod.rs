@@ -25,8 +25,8 @@ mod stats;
 mod tests;
 mod wire;
 
-use alloc::rc::Rc;
-use core::{future::Future, pin::Pin, time::Duration};
+use alloc::{collections::BTreeSet, rc::Rc};
+use core::{cell::RefCell, future::Future, pin::Pin, time::Duration};
 use std::path::PathBuf;
 
 use smol::{LocalExecutor, Timer};
@@ -83,6 +83,15 @@ pub struct Settings {
     pub readonly_paths: Vec<String>,
 }
 
+/// Directories of a runtime, which say what file systems it uses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Places {
+    /// Of images.
+    pub images: PathBuf,
+    /// Of what containers write.
+    pub layers: PathBuf,
+}
+
 /// By who makes cgroups, `cgroupRoot` and the pod's UID.
 pub type PodGroups = fn(CgroupDriver, &str, &PodUid) -> [String; 3];
 
@@ -96,6 +105,9 @@ pub struct Cri {
     cgroups: Cgroups,
     /// What the runtime says of it.
     driver: Option<CgroupDriver>,
+    places: Places,
+    /// Running containers whose status could not be read at the last look at usage: each is told once.
+    unread: RefCell<BTreeSet<ContainerId>>,
 }
 
 impl Cri {
@@ -131,11 +143,19 @@ impl Cri {
             disk,
             cgroups,
             driver: None,
+            places: Places::default(),
+            unread: RefCell::default(),
         };
-        cri.fs_info().await?;
+        (cri.places, _) = cri.look().await?;
         cri.driver = cri.ask_cgroup_driver().await?;
         cri.bell.follow(Rc::clone(&cri.runtime), executor);
         Ok(cri)
+    }
+
+    /// Where the runtime keeps things, as it said when it was opened.
+    #[must_use]
+    pub const fn places(&self) -> &Places {
+        &self.places
     }
 
     /// Who makes cgroups: the runtime, if it says so, else who it was opened with.

@@ -1,5 +1,7 @@
 //! What runs costs: read from control groups, as for any other backend; what a container wrote the runtime tells (CRI-85, CRI-86).
 
+use alloc::collections::BTreeSet;
+
 use super::{Cri, wire};
 use crate::{
     api::{
@@ -16,7 +18,7 @@ use crate::{
 impl Cri {
     /// Pods with a usable sandbox and their running containers, sorted by UID.
     pub(super) async fn usage(&self, detail: Detail) -> Result<Vec<PodUsage>, RuntimeError> {
-        let mut pods = Vec::new();
+        let (mut pods, mut unread) = (Vec::new(), BTreeSet::new());
         for pod in self.list().await? {
             let mut newest: Vec<_> = pod.sandboxes.iter().collect();
             newest.order_by(|a, b| b.attempt.cmp(&a.attempt));
@@ -30,6 +32,22 @@ impl Cri {
                 }
                 let status = match self.container_status(&container.id).await {
                     Err(RuntimeError::NotFound(_)) => continue,
+                    // What it costs is in its control group; the others' figures are no worse for it.
+                    Err(RuntimeError::Failed(e)) => {
+                        let (id, name) = (&container.id, &container.name);
+                        if !self.unread.borrow().contains(id) {
+                            log::warn!(
+                                "container {name} ({id}) of pod {}/{}: its image and its log are not known: {e}",
+                                pod.namespace,
+                                pod.name
+                            );
+                        }
+                        unread.insert(id.clone());
+                        wire::ContainerStatus {
+                            started_at: container.created_at.0,
+                            ..wire::ContainerStatus::default()
+                        }
+                    }
                     status => status?,
                 };
                 containers.push(ContainerUsage {
@@ -54,6 +72,7 @@ impl Cri {
                 },
             ));
         }
+        self.unread.replace(unread);
         let (cgroups, driver) = (self.cgroups.clone(), self.cgroup_driver());
         let (root, groups) = (self.settings.cgroup_root.clone(), self.settings.pod_groups);
         on_fresh_thread("stats", move || {

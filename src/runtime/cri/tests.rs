@@ -136,6 +136,7 @@ impl Double {
                     fs_id: Some(wire::Word { word: "/".into() }),
                     ..wire::FilesystemUsage::default()
                 }],
+                ..wire::ImageFsInfoResponse::default()
             }),
         );
         for list in ["ListPodSandbox", "ListContainers", "ListImages"] {

@@ -564,6 +564,7 @@ message! {
 message! {
     pub(super) struct ImageFsInfoResponse {
         1 image_filesystems: Vec<FilesystemUsage>,
+        2 container_filesystems: Vec<FilesystemUsage>,
     }
 }
 message! {

@@ -43,7 +43,16 @@ impl Runc {
         if !self.table.borrow().containers.contains_key(id) {
             return Err(not_found("container", id));
         }
-        Ok(disk_usage::of(&self.disk, self.dirs(id).root.join("upper")).await)
+        let upper = self.dirs(id).root.join("upper");
+        match disk_usage::of(&self.disk, upper).await {
+            Ok(used) => Ok(Some(used)),
+            Err(e) if disk_usage::is_too_large(&e) => Err(RuntimeError::Exhausted(e.to_string())),
+            // It went meanwhile, or cannot be read.
+            Err(e) => {
+                log::debug!("disk usage: {e}");
+                Ok(None)
+            }
+        }
     }
 
     fn targets(&self) -> Vec<Target> {

@@ -138,3 +138,59 @@ fn an_image_goes_as_it_was_found_and_as_the_pod_names_it() {
         assert_eq!(made, Ok("id".into()));
     });
 }
+
+#[test]
+fn a_container_that_cannot_be_read_keeps_its_own_image_alone() {
+    // CRI-75
+    test(async |double| {
+        let cri = double.client().await;
+        let containers = vec![listed_container("broken", wire::CONTAINER_RUNNING)];
+        double.on(
+            "ListContainers",
+            say(&mut wire::ListContainersResponse { containers }),
+        );
+        double.on("ContainerStatus", Reply::Fail(13, "its shim is gone"));
+        double.on("RemoveImage", say(&mut wire::Empty::default()));
+        for (id, removed) in [("sha256:i", 0), ("sha256:other", 1)] {
+            double.on(
+                "ImageStatus",
+                say(&mut wire::ImageStatusResponse {
+                    image: Some(wire::Image {
+                        id: id.into(),
+                        size: 9,
+                        ..wire::Image::default()
+                    }),
+                }),
+            );
+            assert_eq!(cri.remove_image(id).await.is_ok(), removed == 1, "{id}");
+            assert_eq!(double.calls("RemoveImage"), removed, "{id}");
+        }
+    });
+}
+
+#[test]
+fn the_runtime_says_where_its_disks_are() {
+    // CRI-76
+    let at = |path: &str| wire::FilesystemUsage {
+        fs_id: Some(wire::Word { word: path.into() }),
+        ..wire::FilesystemUsage::default()
+    };
+    for (containers, layers) in [
+        (vec![], "/proc"),
+        (vec![at("/dev"), at("/sys")], "/dev"),
+        (vec![at("nowhere")], "/proc"),
+    ] {
+        test(async |double| {
+            double.on(
+                "ImageFsInfo",
+                say(&mut wire::ImageFsInfoResponse {
+                    image_filesystems: vec![at("/proc"), at("/")],
+                    container_filesystems: containers.clone(),
+                }),
+            );
+            let cri = double.open().await.expect("a runtime");
+            let (images, layers) = ("/proc".into(), layers.into());
+            assert_eq!(*cri.places(), Places { images, layers });
+        });
+    }
+}

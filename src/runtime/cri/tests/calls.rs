@@ -85,6 +85,7 @@ fn calls_are_of_one_version_and_begin_at_once() {
                         fs_id: Some(wire::Word { word: "/".into() }),
                         ..wire::FilesystemUsage::default()
                     }],
+                    ..wire::ImageFsInfoResponse::default()
                 }),
             );
             let opened = double.open().await;

@@ -128,7 +128,7 @@ fn its_images_have_bare_ids() {
 
 #[test]
 fn cgroups_bear_the_names_of_their_runtimes() {
-    // CRI-86 SVC-31
+    // CRI-85 CRI-86 SVC-31
     use crate::api::cri::CgroupDriver::{Cgroupfs, Systemd};
     const SLICES: &str = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu.slice";
     let root = std::env::temp_dir().join(format!("picolet-groups-{}", std::process::id()));
@@ -180,6 +180,14 @@ fn cgroups_bear_the_names_of_their_runtimes() {
             let main = &usage[0].containers[0];
             assert_eq!(main.cgroup, format!("/{pod}/{container}"));
             assert!(main.usage.cpu.is_some());
+            // CRI-85: what it costs needs no status, and is no reason to have no figures of any pod.
+            double.on("ContainerStatus", Reply::Fail(13, "its shim is gone"));
+            let usage = cri.list_pod_usage(Detail::Basic).await.expect("usage");
+            let unread = &usage[0].containers[0];
+            assert_eq!((&*unread.name, &*unread.log_path), ("c", ""));
+            assert_eq!(unread.started_at, crate::api::Wall(8), "as the list says");
+            assert!(unread.usage.cpu.is_some());
+            assert!(cri.unread.borrow().contains(ID), "told once");
         }));
     }
     fs::remove_dir_all(root).expect("clean up");

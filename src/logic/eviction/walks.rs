@@ -1,0 +1,130 @@
+//! Whose files are counted in a round of walks, and what a pod is taken for that could not be counted (EVICT-09).
+//!
+//! Only what is certainly large goes before the largest: a pod that came too late is judged by what is known of it, and begins
+//! the next round.
+
+use core::time::Duration;
+
+use super::rank::PodFigures;
+use crate::api::PodUid;
+
+/// All walks of one round together.
+pub const MAX_WALKS: Duration = Duration::from_secs(10);
+/// A pod that took so much of that and was not counted is too large, whoever came before it.
+const TOO_LARGE: Duration = Duration::from_secs(5);
+
+/// How the walk through a pod's files ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Walked {
+    /// All of them were counted.
+    Counted(PodFigures),
+    /// They are more than are counted of one pod.
+    TooLarge,
+    /// The round ended first. This is known without its files.
+    Cut(PodFigures),
+}
+
+/// One round.
+#[derive(Clone, Debug, Default)]
+pub struct Walks {
+    /// The last pod that had its turn in the round before, if not all had theirs.
+    after: Option<PodUid>,
+    last: Option<PodUid>,
+    cut: bool,
+}
+
+impl Walks {
+    /// Whether the pod had its turn in the round before: it comes after the others. Pods are walked in the order of their UIDs.
+    #[must_use]
+    pub fn had_turn(&self, uid: &PodUid) -> bool {
+        self.after.as_ref().is_some_and(|after| uid <= after)
+    }
+
+    /// The walk of a pod ended, after it `took` so long. Returns what the pod is ranked by; `None`: it is the largest.
+    pub fn ended(&mut self, uid: &PodUid, walked: Walked, took: Duration) -> Option<PodFigures> {
+        let figures = match walked {
+            Walked::Counted(figures) => Some(figures),
+            Walked::Cut(known) if took < TOO_LARGE => {
+                self.cut = true;
+                return Some(known);
+            }
+            Walked::TooLarge | Walked::Cut(_) => None,
+        };
+        self.last = Some(uid.clone());
+        figures
+    }
+
+    /// What the next round begins with.
+    #[must_use]
+    pub fn end(self) -> Self {
+        Self {
+            after: self.last.filter(|_| self.cut),
+            ..Self::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn known(processes: u64) -> PodFigures {
+        PodFigures {
+            processes: Some(processes),
+            ..PodFigures::default()
+        }
+    }
+
+    #[test]
+    fn only_who_took_the_time_is_the_largest() {
+        // EVICT-09
+        let mut walks = Walks::default();
+        let s = Duration::from_secs;
+        for (what, walked, took, want) in [
+            ("counted", Walked::Counted(known(1)), s(9), Some(known(1))),
+            ("more files than are counted", Walked::TooLarge, s(0), None),
+            (
+                "it took half of the round",
+                Walked::Cut(known(2)),
+                s(5),
+                None,
+            ),
+            (
+                "others took it",
+                Walked::Cut(known(3)),
+                s(4),
+                Some(known(3)),
+            ),
+            ("not reached", Walked::Cut(known(4)), s(0), Some(known(4))),
+        ] {
+            assert_eq!(walks.ended(&"p".into(), walked, took), want, "{what}");
+        }
+    }
+
+    #[test]
+    fn who_was_cut_begins_the_next_round() {
+        // EVICT-09
+        let s = Duration::from_secs;
+        let first = |walks: &Walks| {
+            let uids = ["a", "b", "c", "d"].map(PodUid::from);
+            let first = uids.iter().find(|uid| !walks.had_turn(uid));
+            first.cloned()
+        };
+        let mut walks = Walks::default();
+        assert_eq!(first(&walks), Some("a".into()));
+        walks.ended(&"a".into(), Walked::Counted(known(1)), s(6));
+        walks.ended(&"b".into(), Walked::Cut(known(1)), s(4));
+        walks.ended(&"c".into(), Walked::Cut(known(1)), s(0));
+        let mut walks = walks.end();
+        assert_eq!(first(&walks), Some("b".into()));
+        // One that takes all of a round does not hold the others up.
+        walks.ended(&"b".into(), Walked::Cut(known(1)), s(10));
+        walks.ended(&"c".into(), Walked::Cut(known(1)), s(0));
+        let mut walks = walks.end();
+        assert_eq!(first(&walks), Some("c".into()));
+        for uid in ["c", "d", "a", "b"] {
+            walks.ended(&uid.into(), Walked::Counted(known(1)), s(1));
+        }
+        assert_eq!(first(&walks.end()), Some("a".into()), "all had theirs");
+    }
+}
