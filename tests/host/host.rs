@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::statfs::{OVERLAYFS_SUPER_MAGIC, statfs};
@@ -535,7 +536,14 @@ impl Host {
             fs::remove_dir(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
         }
         for point in self.mounts().iter().rev() {
-            umount2(point, MntFlags::empty()).map_err(|e| format!("{}: {e}", point.display()))?;
+            // Containers of other tests come to be meanwhile, each with a copy of all mounts that it looks through.
+            let deadline = clock::mono() + PATIENCE;
+            while let Err(e) = umount2(point, MntFlags::empty()) {
+                if e != Errno::EBUSY || clock::mono() >= deadline {
+                    return Err(format!("{}: {e}", point.display()));
+                }
+                pause(LOOK);
+            }
         }
         fs::remove_dir_all(&self.base).map_err(|e| format!("{}: {e}", self.base.display()))
     }
