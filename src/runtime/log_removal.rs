@@ -2,8 +2,10 @@
 
 use std::{fs, io, path::Path};
 
+use super::Logs;
+
 /// Removes a log, its rotated files, and links of the legacy directory.
-pub(super) fn remove_logs(log: &Path, links: &Path, link_end: &str) -> io::Result<()> {
+fn remove_logs(log: &Path, links: &Path, link_end: &str) -> io::Result<()> {
     if let (Some(dir), Some(name)) = (log.parent(), log.file_name().and_then(|n| n.to_str())) {
         remove_those(dir, |found| found.starts_with(name))?;
     }
@@ -11,6 +13,20 @@ pub(super) fn remove_logs(log: &Path, links: &Path, link_end: &str) -> io::Resul
         remove_those(links, |found| found.ends_with(link_end))?;
     }
     Ok(())
+}
+
+/// What becomes of the logs of an instance that is removed. Where they stay, those of the instances before it go: a pod may start
+/// over without end.
+pub(super) fn remove(logs: Logs, log: &Path, links: &Path, link_end: &str) -> io::Result<()> {
+    let attempt = |name: &str| name.split_once(".log")?.0.parse::<u32>().ok();
+    match (logs, log.parent(), log.file_name().and_then(|n| n.to_str())) {
+        (Logs::Go, ..) => remove_logs(log, links, link_end),
+        (Logs::Stay, Some(dir), Some(name)) => {
+            let own = attempt(name);
+            remove_those(dir, |found| attempt(found).is_some_and(|n| Some(n) < own))
+        }
+        (Logs::Stay, ..) => Ok(()),
+    }
 }
 
 /// Removes files by their names. Absent counts as removed, a directory too.
@@ -70,10 +86,17 @@ mod tests {
         for name in ["p_ns_app-abc.log", "p_ns_app-abd.log"] {
             std::os::unix::fs::symlink("/nowhere", links.join(name)).expect("link");
         }
-        remove_logs(&dir.join("1.log"), &links, "app-abc.log").expect("removed");
+        let remove = |logs, name: &str, end| remove(logs, &dir.join(name), &links, end);
+        remove(Logs::Go, "1.log", "app-abc.log").expect("removed");
         assert_eq!(names(&dir), ["0.log", "11.log", "links"]);
         assert_eq!(names(&links), ["p_ns_app-abd.log"]);
-        remove_logs(&dir.join("gone/1.log"), &links, "x").expect("absent is fine");
+        remove(Logs::Go, "gone/1.log", "x").expect("absent is fine");
+        // ACT-72
+        fs::write(dir.join("9.log.20240101-000000.gz"), "").expect("file");
+        remove(Logs::Stay, "11.log", "app-abd.log").expect("removed");
+        assert_eq!(names(&dir), ["11.log", "links"]);
+        assert_eq!(names(&links).len(), 1);
+        remove(Logs::Stay, "gone/1.log", "x").expect("absent is fine");
         fs::remove_dir_all(dir).expect("clean");
     }
 }

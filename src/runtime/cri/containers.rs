@@ -13,8 +13,7 @@ use crate::{
         },
     },
     runtime::{
-        AttachOptions, Connect, ExecOptions, Logs, RuntimeError, Start, Stream,
-        log_removal::remove_logs,
+        AttachOptions, Connect, ExecOptions, Logs, RuntimeError, Start, Stream, log_removal,
     },
 };
 
@@ -139,12 +138,10 @@ impl Cri {
         let link_end = format!("{}-{id}.log", name.map_or("", String::as_str));
         let links = self.settings.container_log_links.clone();
         let log = status.log_path;
-        let removed = self
-            .disk
-            .run(move || match log.is_empty() || logs == Logs::Stay {
-                true => Ok(()),
-                false => remove_logs(Path::new(&log), &links, &link_end),
-            });
+        let removed = self.disk.run(move || match log.is_empty() {
+            true => Ok(()),
+            false => log_removal::remove(logs, Path::new(&log), &links, &link_end),
+        });
         let removed = removed.await;
         removed.map_err(|e| failed(format!("remove the logs: {e}")))?;
         let timeout = self.settings.request_timeout;

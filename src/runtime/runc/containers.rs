@@ -655,9 +655,7 @@ impl Runc {
         let remembered = self.runtime_root().join(id.as_str());
         let removed = self.disk.run(move || {
             // Logs first (LOG-09): if they cannot be removed the instance is kept, and tried again.
-            if logs == Logs::Go {
-                log_removal::remove_logs(Path::new(&log), &links, &link_end)?;
-            }
+            log_removal::remove(logs, Path::new(&log), &links, &link_end)?;
             crash::point("container.logs-removed");
             files::remove_tree(&remembered)?;
             bundle::unmake(&dirs)
