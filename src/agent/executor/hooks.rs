@@ -1,10 +1,7 @@
 //! Lifecycle hooks. Rows HOOK-01 to HOOK-05.
 
 use alloc::rc::Rc;
-use core::{
-    net::{IpAddr, Ipv4Addr},
-    time::Duration,
-};
+use core::time::Duration;
 
 use smol::future::FutureExt as _;
 
@@ -20,6 +17,7 @@ use crate::{
         cri::{ContainerState, PodRuntimeStatus},
         pod::{HttpGetAction, LifecycleHandler},
     },
+    logic::node::own_address,
     probe::http::Hooked,
     runtime::{RuntimeError, RuntimeService},
 };
@@ -135,12 +133,10 @@ impl Hooks {
         get: &HttpGetAction,
     ) -> Result<(), HookError> {
         let get = probes::http_get(container, get).map_err(|e| HookError::Failed(e.to_string()))?;
-        let own = || {
-            pod.spec
-                .host_network
-                .then_some(IpAddr::V4(Ipv4Addr::LOCALHOST))
+        let ip = match pod.spec.host_network {
+            true => Some(own_address(&status.ips)),
+            false => status.ips.first().copied(),
         };
-        let ip = status.ips.first().copied().or_else(own);
         let hooked = self.wire.hook(&get, ip).await;
         let hooked = hooked.map_err(|e| HookError::Failed(e.to_string()))?;
         if let Hooked::InPlainText(host) = hooked {

@@ -159,21 +159,26 @@ fn images_by(
     ))
 }
 
+/// An image store in the scratch directory.
+fn own_store(scratch: &Scratch) -> StoreImages {
+    let (path, lane) = (scratch.join("store"), Lane::inline());
+    block_on(StoreImages::open(
+        path,
+        Settings::default(),
+        lane.clone(),
+        lane,
+    ))
+    .expect("store")
+}
+
 #[test]
 fn what_the_operator_imports_is_everybodys() {
     // IMG-20
     let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
     let images = images(&scratch, &fake);
-    let lane = Lane::inline();
-    let store = StoreImages::open(
-        scratch.join("store"),
-        Settings::default(),
-        lane.clone(),
-        lane,
-    );
     let commands = ImageCommands {
         images: Rc::clone(&images),
-        stock: Stock::Own(block_on(store).expect("store")),
+        stock: Stock::Own(own_store(&scratch)),
         runtime: fake as Rc<dyn RuntimeService>,
     };
     let archive = scratch.join("archive.tar");
@@ -297,14 +302,7 @@ fn what_the_garbage_of_images_is_told_for() {
     // GC-13 IGC-01 EVT-35
     let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
     let hands = Rc::new(Hands::default());
-    let lane = Lane::inline();
-    let store = StoreImages::open(
-        scratch.join("store"),
-        Settings::default(),
-        lane.clone(),
-        lane,
-    );
-    let stock = Stock::Own(block_on(store).expect("store"));
+    let stock = Stock::Own(own_store(&scratch));
     let (garbage, told) = garbage(&scratch, &fake, &hands, stock);
     let executor = smol::LocalExecutor::new();
     // Nobody asks.
@@ -630,16 +628,9 @@ fn a_list_waits_for_the_link() {
     let path = scratch.join("lists");
     fs::create_dir(&path).expect("directory");
     fs::write(path.join("a.txt"), PRIVATE).expect("list");
-    let lane = Lane::inline();
-    let store = StoreImages::open(
-        scratch.join("store"),
-        Settings::default(),
-        lane.clone(),
-        lane,
-    );
     let directory = ImageDirectory {
         images,
-        store: block_on(store).expect("store"),
+        store: own_store(&scratch),
         path,
         doorbells: false,
     };

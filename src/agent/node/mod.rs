@@ -11,11 +11,7 @@ pub(super) mod machine;
 mod network;
 
 use alloc::rc::Rc;
-use core::{
-    cell::RefCell,
-    net::{IpAddr, Ipv4Addr},
-    ops::Deref,
-};
+use core::{cell::RefCell, net::IpAddr, ops::Deref};
 
 pub(super) use facts::{NodeFacts, facts, max_pods};
 pub(in crate::agent) use network::local as addresses;
@@ -108,8 +104,7 @@ impl Node {
 
     /// Where the node can be asked from itself.
     pub(super) fn host_ip(&self) -> IpAddr {
-        let first = self.host_ips.borrow().first().copied();
-        first.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
+        node::own_address(&self.host_ips.borrow())
     }
 
     /// The Node has these addresses now. None is no news.

@@ -5,7 +5,7 @@ use alloc::{
     string::{String, ToString},
     vec::Vec,
 };
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv4Addr};
 
 use super::PROVIDED_ADDRESSES;
 use crate::api::{Node, node::NodeAddress};
@@ -155,6 +155,13 @@ pub fn host_ips(asked: &[IpAddr], name: &str, local: &Local) -> Result<Vec<IpAdd
         .or_else(|| any(!v4))
         .map(|ip| vec![ip])
         .ok_or_else(|| AddressError::None(name.into()))
+}
+
+/// Where this node, and what is in its network, is asked from itself: at its first address, or where every machine is.
+#[must_use]
+pub fn own_address(host_ips: &[IpAddr]) -> IpAddr {
+    let first = host_ips.first().copied();
+    first.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
 }
 
 /// Host IPs as a Node says them, primary first: one, or the first of each family. Internal ones before external ones.
@@ -409,6 +416,10 @@ mod tests {
             host_ips(&[], "pi", &nothing),
             Err(AddressError::None("pi".into()))
         );
+        // PROBE-24: what is in its network is asked all the same.
+        assert!(own_address(&[]).is_loopback());
+        let two = ips("192.0.2.1 2001:db8::9");
+        assert_eq!(own_address(&two), two[0]);
     }
 
     #[test]

@@ -20,7 +20,7 @@ mod unkept;
 
 pub use addresses::{
     Address, AddressError, Interface, Local, default_interfaces_v4, default_interfaces_v6,
-    host_ips, in_hosts_file, of_node,
+    host_ips, in_hosts_file, of_node, own_address,
 };
 pub use conditions::{MAX_MESSAGE_BYTES, Pressure, aggregate, is_ready};
 pub use events::NodeEvent;
