@@ -54,6 +54,8 @@ const IP_HEADER: usize = 20;
 const TCP: u8 = 6;
 const SYN: u8 = 2;
 const POLL_MS: u16 = 10;
+/// Packets that wait while this machine is busy: more than any connection has under way, so that only the weather loses some.
+const QUEUE_PACKETS: &str = "10000";
 
 impl Wire {
     /// The other side is `far`, one above `near`.
@@ -79,10 +81,11 @@ impl Wire {
         });
         let there = there.join().expect("a device");
         ip(&["addr", "add", &format!("{near}/30"), "dev", &device]);
-        ip(&["link", "set", &device, "up"]);
+        let up = ["txqueuelen", QUEUE_PACKETS, "up"];
+        ip(&[&["link", "set", &device], &up[..]].concat());
         let inside = |words: &[&str]| ip(&[&["-n", &namespace], words].concat());
         inside(&["addr", "add", &format!("{far}/30"), "dev", "eth0"]);
-        inside(&["link", "set", "eth0", "up"]);
+        inside(&[&["link", "set", "eth0"], &up[..]].concat());
         inside(&["link", "set", "lo", "up"]);
         inside(&["route", "add", "default", "via", &near.to_string()]);
         let shared = Arc::new(Shared {

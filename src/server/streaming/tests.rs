@@ -23,6 +23,9 @@ use crate::stream::remote_command::CREATION_TIMEOUT;
 use crate::stream::testing::{SpdyClient, masked, spdy_frames, ws_frames};
 use crate::sys::clock;
 
+/// Only what hangs takes so long, also where an emulator runs the tests beside others.
+const PATIENCE: Duration = Duration::from_mins(5);
+
 /// One pod `n/p` with a container `c`.
 struct Node {
     runtime: Fake,
@@ -252,8 +255,8 @@ fn with_node<T>(change: impl FnOnce(&mut Node), client: impl AsyncFnOnce(Client,
         let (connection, other) = pair(node.lag);
         let both = smol::future::zip(serve_on(&node, connection), client(other, &node));
         let late = async {
-            Timer::after(Duration::from_secs(60)).await;
-            panic!("a minute is over");
+            Timer::after(PATIENCE).await;
+            panic!("{PATIENCE:?} are over");
         };
         smol::future::or(both, late).await.1
     })

@@ -108,8 +108,8 @@ fn with_runtime<T>(
                 .1
         };
         let late = async {
-            Timer::after(Duration::from_secs(60)).await;
-            panic!("a minute is over");
+            Timer::after(PATIENCE).await;
+            panic!("{PATIENCE:?} are over");
         };
         smol::future::or(both, smol::future::or(runtime.serve(), late)).await
     })
