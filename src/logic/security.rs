@@ -82,13 +82,15 @@ pub fn linux_security(
     let supplemental = whole.map_or(&[][..], |pod| &pod.supplemental_groups);
     let fs_group = whole.and_then(|pod| pod.fs_group);
     let policy = whole.and_then(|pod| pod.supplemental_groups_policy.as_deref());
+    // An image that names nobody is root's (kubelet `getImageUser`). Where there is no image, nobody is left to name.
+    let root = || (!image.id.is_empty() && image.username.is_empty()).then_some(0);
     Ok(LinuxSecurity {
         privileged: own.privileged == Some(true),
         add_capabilities: capabilities.add,
         drop_capabilities: capabilities.drop,
         namespaces: namespace_options(pod),
         target: None,
-        run_as_user: run_as_user.or(image.uid),
+        run_as_user: run_as_user.or(image.uid).or_else(root),
         run_as_group: own
             .run_as_group
             .or_else(|| whole.and_then(|pod| pod.run_as_group)),
@@ -315,6 +317,7 @@ mod tests {
 
     fn image(uid: Option<i64>, username: &str) -> Image {
         Image {
+            id: "sha256:1".into(),
             uid,
             username: username.into(),
             ..Image::default()
@@ -349,7 +352,8 @@ mod tests {
                 image(None, "app"),
                 Ok((None, "app")),
             ),
-            ("nobody", "{}", image(None, ""), Ok((None, ""))),
+            ("nobody", "{}", image(None, ""), Ok((Some(0), ""))),
+            ("no image", "{}", Image::default(), Ok((None, ""))),
             (
                 "root by field",
                 r#"{"runAsNonRoot":true,"runAsUser":0}"#,
@@ -405,6 +409,30 @@ mod tests {
         }
         let own_false = r#"{"runAsNonRoot":false}"#;
         assert!(security(r#"{"runAsNonRoot":true}"#, own_false, &image(None, "")).is_ok());
+    }
+
+    #[test]
+    fn a_group_alone_is_roots() {
+        // SEC-02
+        let own = r#"{"runAsGroup":3000}"#;
+        for (name, image, user, want) in [
+            ("an image without USER", image(None, ""), "", Ok((0, 3000))),
+            ("of a group alone", image(None, ""), ":5", Ok((0, 3000))),
+            ("of a number", image(Some(5), ""), "5", Ok((5, 3000))),
+            ("of a name", image(None, "app"), "app", Ok((7, 3000))),
+            (
+                "no image",
+                Image::default(),
+                "",
+                Err("a group to run as is given without a user"),
+            ),
+        ] {
+            let got = security("{}", own, &image).expect(name);
+            let ids = crate::user::resolve_user(&got, user, "app:x:7:8::/:\n", "")
+                .map(|ids| (ids.uid, ids.gid));
+            let want = want.map_err(|why: &str| PodError::Spec(why.into()));
+            assert_eq!(ids, want, "{name}");
+        }
     }
 
     #[test]
