@@ -273,11 +273,15 @@ fn check_path(path: &str) -> Result<(), PodError> {
     Ok(())
 }
 
-/// The one user that all containers run as, if the pod says so: then token files belong to it.
+/// The one user that all containers run as, if the pod says so: then token files belong to it. Ephemeral containers do not
+/// count: they come while the others read the token, which must not be opened to all of the machine for them.
+///
+/// Source: kubelet `pkg/volume/util`, `FsUserFrom`.
 fn common_user(pod: &Pod) -> Option<u32> {
     let whole = pod.spec.security_context.as_ref();
     let whole = whole.and_then(|security| security.run_as_user);
-    let mut users = pod.spec.all_containers().map(|container| {
+    let containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
+    let mut users = containers.map(|container| {
         let own = container.security_context.as_ref();
         own.and_then(|security| security.run_as_user).or(whole)
     });
@@ -463,6 +467,7 @@ mod tests {
 
     #[test]
     fn tokens() {
+        // TOK-06
         let volume = r#""projected":{"defaultMode":420,"sources":[
             {"serviceAccountToken":{"audience":"me","path":"token"}}]}"#;
         for (name, spec, want) in [
@@ -480,6 +485,16 @@ mod tests {
             (
                 "two users",
                 r#","securityContext":{"runAsUser":7},"initContainers":[{"securityContext":{"runAsUser":8}}]"#,
+                "token=\"me\":644",
+            ),
+            (
+                "user, and somebody looks into it",
+                r#","securityContext":{"runAsUser":7},"ephemeralContainers":[{"securityContext":{"runAsUser":8}}]"#,
+                "token=\"me\":600@7",
+            ),
+            (
+                "two users, and one looks into it",
+                r#","ephemeralContainers":[{"securityContext":{"runAsUser":7}}]"#,
                 "token=\"me\":644",
             ),
         ] {
