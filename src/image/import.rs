@@ -945,6 +945,52 @@ mod tests {
     }
 
     #[test]
+    fn a_32_bit_image_is_taken_where_there_is_no_other() {
+        let layer = layer("a", "1");
+        for (wide, narrow) in [("arm64", "arm"), ("amd64", "386")] {
+            for (name, listed, want) in [
+                ("alone", &[narrow][..], narrow),
+                ("after its own", &[wide, narrow], wide),
+                ("before its own", &[narrow, wide], wide),
+            ] {
+                let mut layout = Layout::new();
+                let images: Vec<_> = listed
+                    .iter()
+                    .map(|&architecture| {
+                        let text = config(&[&layer], "");
+                        let mut config: serde_json::Value =
+                            serde_json::from_slice(&text).expect("json");
+                        config["architecture"] = architecture.into();
+                        let mut image = layout.image(config.to_string().as_bytes(), &[&layer]);
+                        image["platform"] =
+                            serde_json::json!({"os": "linux", "architecture": architecture});
+                        image
+                    })
+                    .collect();
+                for image in &images {
+                    layout.name(image.clone(), "a:1");
+                }
+                let beside = layout.tar();
+                layout.manifests.clear();
+                let index = layout.index(&images);
+                layout.name(index, "a:1");
+                for archive in [layout.tar(), beside] {
+                    let bench = Bench::with(Limits {
+                        machine: Machine {
+                            architecture: wide,
+                            variant: 1,
+                        },
+                        ..Limits::default()
+                    });
+                    let images = bench.ok(&archive);
+                    let found: Vec<_> = images.iter().map(|i| &i.config.architecture).collect();
+                    assert_eq!(found, [want], "{wide}, {name}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn names() {
         let base = layer("a", "1");
         let with_name = |name: &str| {

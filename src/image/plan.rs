@@ -395,12 +395,25 @@ fn from_layout(
     if images.is_empty() {
         return Err((None, nothing_for(machine, &wrong_machine)));
     }
+    prefer_own(&mut images, machine);
     for image in &images {
         for layer in &image.layers {
             check_blob_present(members, layer)?;
         }
     }
     Ok(images)
+}
+
+/// Of images listed side by side, 32-bit ones count only where there are no others: else they are most often the same image
+/// for another board, and would take its name.
+fn prefer_own(images: &mut Vec<PlannedImage>, machine: Machine) {
+    let is_own = |image: &PlannedImage| {
+        let architecture = &image.config.architecture;
+        architecture.is_empty() || machine.is_own(architecture)
+    };
+    if images.iter().any(is_own) {
+        images.retain(is_own);
+    }
 }
 
 fn check_blob_present(members: &Members, layer: &PlannedLayer) -> Result<(), Located> {
@@ -765,5 +778,6 @@ fn from_docker(members: &mut Members, machine: Machine) -> Result<Vec<PlannedIma
     if images.is_empty() {
         return Err((None, nothing_for(machine, &others)));
     }
+    prefer_own(&mut images, machine);
     Ok(images)
 }

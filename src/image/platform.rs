@@ -1,8 +1,12 @@
 //! Which of an index's images is for this machine.
 //!
-//! Source: image-spec `image-index.md` (platform variants); Go's names of architectures.
+//! Source: image-spec `image-index.md` (platform variants); Go's names of architectures; containerd `platforms`,
+//! `platformVector` (32-bit images on 64-bit machines).
 
 use crate::api::oci::Platform;
+
+/// Added to the rank of an arm64 image: above all variants of arm.
+const ARM64: u8 = 16;
 
 /// What this machine runs: Go's architecture name and the variant number (arm 5–8, amd64 1–4; else 0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +35,14 @@ impl Machine {
         }
     }
 
-    /// How well an image for `platform` suits: `None` if it cannot run, else the higher the better.
+    /// Whether images of this architecture are the machine's own, not 32-bit ones that it runs as well.
+    #[must_use]
+    pub fn is_own(&self, architecture: &str) -> bool {
+        architecture == self.architecture
+    }
+
+    /// How well an image for `platform` suits: `None` if it cannot run, else the higher the better. A 32-bit image is
+    /// worse than every 64-bit one. Some processors cannot run it: then its program does not start.
     #[must_use]
     pub fn rank(&self, platform: &Platform) -> Option<u8> {
         if platform.os != "linux" {
@@ -43,6 +54,9 @@ impl Machine {
             // Without a variant: the oldest that Docker's tools mean by it.
             ("arm", "arm") => given.or(Some(7)).filter(|v| *v <= self.variant),
             ("amd64", "amd64") => given.or(Some(1)).filter(|v| *v <= self.variant),
+            ("arm64", "arm64") => Some(ARM64.saturating_add(given.unwrap_or(0))),
+            ("arm64", "arm") => given.or(Some(7)).filter(|v| *v <= 8),
+            ("amd64", "386") => Some(0),
             (ours, theirs) if ours == theirs => Some(given.unwrap_or(0)),
             _ => None,
         }
@@ -86,12 +100,30 @@ fn variant(architecture: &str) -> u8 {
 mod tests {
     use super::*;
 
-    #[test]
-    fn best_for() {
-        let machine = |architecture, variant| Machine {
+    fn best(machine: Machine, all: &[(&str, &str, &str)]) -> Option<usize> {
+        all.iter()
+            .enumerate()
+            .filter_map(|(at, &(os, architecture, variant))| {
+                let platform = Platform {
+                    os: os.into(),
+                    architecture: architecture.into(),
+                    variant: variant.into(),
+                };
+                machine.rank(&platform).map(|rank| (rank, at))
+            })
+            .max()
+            .map(|(_, at)| at)
+    }
+
+    const fn machine(architecture: &'static str, variant: u8) -> Machine {
+        Machine {
             architecture,
             variant,
-        };
+        }
+    }
+
+    #[test]
+    fn best_for() {
         let all = [
             ("linux", "amd64", ""),
             ("linux", "amd64", "v3"),
@@ -113,20 +145,48 @@ mod tests {
             ("VisionFive", machine("riscv64", 0), Some(8)),
             ("mainframe", machine("s390x", 0), None),
         ] {
-            let best = all
-                .iter()
-                .enumerate()
-                .filter_map(|(at, &(os, architecture, variant))| {
-                    let platform = Platform {
-                        os: os.into(),
-                        architecture: architecture.into(),
-                        variant: variant.into(),
-                    };
-                    machine.rank(&platform).map(|rank| (rank, at))
-                })
-                .max()
-                .map(|(_, at)| at);
-            assert_eq!(best, want, "{name}");
+            assert_eq!(best(machine, &all), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn of_32_bits_where_there_is_nothing_else() {
+        let (arm64, amd64) = (machine("arm64", 0), machine("amd64", 1));
+        let (v5, v7, v8) = (
+            ("linux", "arm", "v5"),
+            ("linux", "arm", "v7"),
+            ("linux", "arm", "v8"),
+        );
+        let (pc, old_pc) = (("linux", "amd64", ""), ("linux", "386", ""));
+        let any = ("linux", "arm", "");
+        for (name, machine, all, want) in [
+            ("the newest", arm64, &[v5, v7][..], Some(1)),
+            ("without a variant", arm64, &[v5, any], Some(1)),
+            (
+                "its own first",
+                arm64,
+                &[("linux", "arm64", ""), v8],
+                Some(0),
+            ),
+            ("too new", arm64, &[("linux", "arm", "v9")], None),
+            ("a PC", amd64, &[old_pc], Some(0)),
+            ("a PC's own first", amd64, &[pc, old_pc], Some(0)),
+            (
+                "too new a PC",
+                amd64,
+                &[("linux", "amd64", "v3"), old_pc],
+                Some(1),
+            ),
+            (
+                "the other way",
+                machine("arm", 8),
+                &[("linux", "arm64", "v8")],
+                None,
+            ),
+            ("the other way on a PC", machine("386", 0), &[pc], None),
+            ("of another kind", amd64, &[v7], None),
+        ] {
+            assert_eq!(best(machine, all), want, "{name}");
         }
     }
 
@@ -137,13 +197,7 @@ mod tests {
             architecture: "arm".into(),
             variant: String::new(),
         };
-        let rank = |variant| {
-            Machine {
-                architecture: "arm",
-                variant,
-            }
-            .rank(&platform)
-        };
+        let rank = |variant| machine("arm", variant).rank(&platform);
         assert_eq!((rank(6), rank(7)), (None, Some(7)));
     }
 }
