@@ -1048,6 +1048,72 @@ fn a_secret_stays_with_whom_it_is_for() {
 }
 
 #[test]
+fn a_registry_of_another_name_gives_a_token_to_nobody_in_particular() {
+    let auths = |host: &str| json!({"auths": { host: {"username": "user", "password": "secret"} }});
+    for (name, basic, anonymous) in [
+        ("both open", false, true),
+        ("the name wants a password", true, true),
+        ("the other wants one too", true, false),
+    ] {
+        let other = guarded(Offer::small(), anonymous);
+        let to = other.address;
+        let server = Server::start(move |seen| {
+            if basic && !seen.authorization.starts_with("Basic ") {
+                return reply(401, "").with("WWW-Authenticate", "Basic realm=\"x\"");
+            }
+            reply(307, "").with("Location", format!("http://{to}{}", seen.path))
+        });
+        let bench = Bench::new();
+        let credential = only(&auths(&server.address.to_string())).filter(|_| basic);
+        let pulled = smol::block_on(bench.puller.pull(&image(&server), credential));
+        assert_eq!(pulled.is_ok(), anonymous, "{name}: {pulled:?}");
+        if anonymous {
+            assert_eq!(other.count("/token"), 1, "{name}: one for all requests");
+        } else {
+            let error = pulled.expect_err(name).to_string();
+            assert!(error.contains("wrong password"), "{error}");
+        }
+        for seen in other.seen() {
+            let token = seen.path.starts_with("/token");
+            let may =
+                seen.authorization.is_empty() || !token && seen.authorization == "Bearer good";
+            assert!(may && seen.body.is_empty(), "{name}: {seen:?}");
+        }
+        let own = server.seen();
+        assert!(
+            own.iter().all(|s| !s.authorization.starts_with("Bearer")),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn a_refusal_elsewhere_that_names_no_token_service_is_the_last_word() {
+    for challenge in [
+        "Bearer authorization_uri=\"http://127.0.0.1/\"",
+        "Basic realm=\"x\"",
+        "",
+    ] {
+        let store = Server::start(move |_| reply(401, "").with("WWW-Authenticate", challenge));
+        let to = store.address;
+        let server = Server::start(move |seen| {
+            reply(307, "").with("Location", format!("http://{to}{}", seen.path))
+        });
+        let auths = json!({"auths": { server.address.to_string(): {"registrytoken": "good"} }});
+        let bench = Bench::new();
+        let pulled = smol::block_on(bench.puller.pull(&image(&server), only(&auths)));
+        assert!(
+            matches!(pulled, Err(PullError::Denied(_))),
+            "{challenge}: {pulled:?}"
+        );
+        assert!(
+            store.seen().iter().all(|s| s.authorization.is_empty()),
+            "{challenge}"
+        );
+    }
+}
+
+#[test]
 fn redirects_end_somewhere() {
     let server = Server::start(|_| reply(302, "").with("Location", "/again"));
     let error = Bench::new()

@@ -73,6 +73,8 @@ pub(super) struct Ask<'a> {
     pub(super) accept: Option<&'a str>,
     /// Only for the origin of `url`.
     pub(super) authorization: Option<&'a str>,
+    /// Only for the origin of this other URL, where `url` redirects to.
+    pub(super) elsewhere: Option<&'a (Url, String)>,
     /// First byte wanted, if not all are.
     pub(super) from: u64,
     /// A form to post; without one it is a `GET`, or a `HEAD`.
@@ -108,11 +110,17 @@ impl<'a> Http<'a> {
 
     /// Sends a request and follows redirects. The URL returned is where the answer comes from.
     ///
-    /// The authorization stays with the first origin: blob stores that registries redirect to must not see it.
+    /// The authorization stays with the first origin: blob stores that registries redirect to must not see it. They see
+    /// what is for them.
     pub(super) fn send(&self, ask: &Ask<'_>) -> Result<(Url, Response<Body>), RegistryError> {
         let mut url = ask.url.clone();
         for _ in 0..=MAX_REDIRECTS {
-            let authorization = ask.authorization.filter(|_| url.same_origin(ask.url));
+            let authorization = if url.same_origin(ask.url) {
+                ask.authorization
+            } else {
+                let theirs = ask.elsewhere.filter(|(of, _)| url.same_origin(of));
+                theirs.map(|(_, words)| words.as_str())
+            };
             let answer = self.once(&url, authorization, ask)?;
             if !matches!(answer.status().as_u16(), 301 | 302 | 303 | 307 | 308)
                 || ask.form.is_some()

@@ -6,10 +6,13 @@
 //!    │  ├──▶ 429, 5xx, no answer ─▶ delay (Retry-After, unless it is long), at most ATTEMPTS in a row
 //!    └──┘
 //! ```
+//!
+//! A name may lead to a registry of another name, which wants a token too. It gives one to nobody in particular; what the
+//! credential brought never leaves the server that the credential is for.
 
 use core::time::Duration;
 use std::io::Read;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde::Deserialize;
@@ -55,8 +58,27 @@ pub(in crate::image) struct Session<'a> {
     credential: Option<&'a Credential>,
     /// Whether there are endpoints behind this one.
     further: bool,
-    /// What is sent as `Authorization`, and how often it was replaced.
-    authorization: Mutex<(Option<String>, u32)>,
+    held: Mutex<Held>,
+}
+
+/// What is sent as `Authorization`.
+#[derive(Clone, Default)]
+struct Held {
+    /// To the registry itself.
+    own: Option<String>,
+    /// To the server that it redirects to, of which this is a URL. There is one at a time.
+    elsewhere: Option<(Url, String)>,
+}
+
+impl Held {
+    /// What is for the server of `url`. `is_own`: it is the registry itself, not one that it redirects to.
+    fn words(&self, url: &Url, is_own: bool) -> Option<&String> {
+        if is_own {
+            return self.own.as_ref();
+        }
+        let theirs = self.elsewhere.as_ref();
+        theirs.filter(|(of, _)| of.same_origin(url)).map(|(_, w)| w)
+    }
 }
 
 /// What is asked of a URL.
@@ -87,7 +109,7 @@ pub(in crate::image) struct Top {
 }
 
 impl<'a> Session<'a> {
-    pub(in crate::image) const fn new(
+    pub(in crate::image) fn new(
         http: &'a Http<'a>,
         endpoint: &'a Endpoint,
         credential: Option<&'a Credential>,
@@ -98,7 +120,7 @@ impl<'a> Session<'a> {
             endpoint,
             credential,
             further,
-            authorization: Mutex::new((None, 0)),
+            held: Mutex::default(),
         }
     }
 
@@ -311,11 +333,12 @@ impl<'a> Session<'a> {
     fn authorized(&self, url: &Url, what: What<'_>) -> Result<Answer, RegistryError> {
         let mut challenges = 0;
         loop {
-            let (authorization, generation) = self.lock().clone();
+            let held = self.lock().clone();
             let (at, response) = self.http.send(&Ask {
                 url,
                 accept: what.accept,
-                authorization: authorization.as_deref(),
+                authorization: held.own.as_deref(),
+                elsewhere: held.elsewhere.as_ref(),
                 from: what.from,
                 form: None,
                 head: what.head,
@@ -325,41 +348,42 @@ impl<'a> Session<'a> {
             if matches!(status, 200 | 206) {
                 return Ok(Answer { url: at, response });
             }
-            // A blob store behind a redirect has its own words for a signature that ran out: asked again, the
-            // registry makes a new one.
-            if status == 401 && challenges < MAX_CHALLENGES && at.same_origin(url) {
+            if status == 401 && challenges < MAX_CHALLENGES {
                 challenges += 1;
-                let asked = challenges_of(&response);
-                self.answer_challenge(url, &asked, generation, response)?;
+                let is_own = at.same_origin(url);
+                self.answer_challenge(&at, is_own, held.words(&at, is_own), response)?;
                 continue;
             }
             return Err(self.refusal(&at, status, response));
         }
     }
 
-    /// Replaces the authorization, unless another thread has done so meanwhile.
+    /// Replaces what is sent to the server of `url` (see [`Held::words`]), unless another thread has done so since `sent`.
     fn answer_challenge(
         &self,
         url: &Url,
-        asked: &[Challenge],
-        generation: u32,
+        is_own: bool,
+        sent: Option<&String>,
         response: Response<Body>,
     ) -> Result<(), RegistryError> {
-        let mut authorization = self.lock();
-        if authorization.1 != generation {
+        let mut held = self.lock();
+        if held.words(url, is_own) != sent {
             return Ok(());
         }
-        let basic = self.credential.and_then(Credential::basic);
+        let credential = self.credential.filter(|_| is_own);
+        let basic = credential.and_then(Credential::basic);
         let mut fresh = None;
-        for challenge in asked {
+        for challenge in &challenges_of(&response) {
             fresh = match challenge {
+                // A blob store has its own words for a signature that ran out: asked again, the registry makes a new one.
+                Challenge::Bearer { realm, .. } if realm.is_empty() && !is_own => None,
                 Challenge::Bearer {
                     realm,
                     service,
                     scope,
                 } => Some(format!(
                     "Bearer {}",
-                    self.token(url, realm, service, scope)?
+                    self.token(credential, url, realm, service, scope)?
                 )),
                 Challenge::Basic => basic
                     .as_ref()
@@ -370,23 +394,29 @@ impl<'a> Session<'a> {
             }
         }
         // Presented, and refused with the very same words.
-        let Some(fresh) = fresh.filter(|f| Some(f) != authorization.0.as_ref()) else {
-            drop(authorization);
+        let Some(fresh) = fresh.filter(|f| Some(f) != sent) else {
+            drop(held);
             return Err(self.refusal(url, 401, response));
         };
-        *authorization = (Some(fresh), generation + 1);
+        if is_own {
+            held.own = Some(fresh);
+        } else {
+            held.elsewhere = Some((url.clone(), fresh));
+        }
         Ok(())
     }
 
-    /// Gets a token. Source: distribution `spec/auth/token.md`, `spec/auth/oauth.md`.
+    /// Gets a token; without a credential one for nobody in particular. Source: distribution `spec/auth/token.md`,
+    /// `spec/auth/oauth.md`.
     fn token(
         &self,
+        credential: Option<&Credential>,
         url: &Url,
         realm: &str,
         service: &str,
         scope: &str,
     ) -> Result<String, RegistryError> {
-        if let Some(credential) = self.credential
+        if let Some(credential) = credential
             && !credential.registry_token.is_empty()
         {
             return Ok(credential.registry_token.clone());
@@ -406,9 +436,9 @@ impl<'a> Session<'a> {
         } else {
             scope
         };
-        let identity = self.credential.map_or("", |c| c.identity_token.as_str());
+        let identity = credential.map_or("", |c| c.identity_token.as_str());
         let fields = format!("service={}&scope={}", encode(service), encode(scope));
-        let basic = self.credential.and_then(Credential::basic);
+        let basic = credential.and_then(Credential::basic);
         let (form, authorization, target) = if identity.is_empty() {
             let separator = if realm.path.contains('?') { '&' } else { '?' };
             let target = realm.with_path(format!("{}{separator}{fields}", realm.path));
@@ -424,6 +454,7 @@ impl<'a> Session<'a> {
             url: &target,
             accept: None,
             authorization: authorization.as_deref(),
+            elsewhere: None,
             from: 0,
             form: form.as_deref(),
             head: false,
@@ -458,10 +489,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, (Option<String>, u32)> {
-        self.authorization
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
