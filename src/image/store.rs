@@ -70,7 +70,7 @@ pub(super) enum RecordError {
 
 /// Images a store holds at most. Each costs a few KiB of memory.
 pub const MAX_IMAGES: usize = 1000;
-/// Names an image has at most.
+/// Names an image has at most, and as many by digest. With one more, the first of those that it had before goes.
 pub const MAX_NAMES: usize = 256;
 /// Directory below `layers/` for images that have no layer: overlayfs wants at least one.
 const EMPTY: &str = "empty";
@@ -277,7 +277,8 @@ impl Store {
             .get(id)
             .ok_or_else(|| ImageError::NotFound(id.into()))?;
         let mut record = (*image).clone();
-        insert_sorted(&mut record.names, name);
+        insert_sorted(&mut record.names, name.clone());
+        make_room(&mut record.names, &[name]);
         self.put(record)
     }
 
@@ -410,11 +411,15 @@ impl Store {
         let mut done = Vec::with_capacity(images.len());
         for mut image in images {
             if let Some(old) = self.get(&image.id) {
-                for name in &old.names {
-                    insert_sorted(&mut image.names, name.clone());
-                }
-                for digest in &old.digests {
-                    insert_sorted(&mut image.digests, digest.clone());
+                for (list, before) in [
+                    (&mut image.names, &old.names),
+                    (&mut image.digests, &old.digests),
+                ] {
+                    let fresh = list.clone();
+                    for name in before {
+                        insert_sorted(list, name.clone());
+                    }
+                    make_room(list, &fresh);
                 }
                 image.pinned |= old.pinned;
                 image.pulled |= old.pulled;
@@ -744,6 +749,17 @@ pub(super) fn insert_sorted(list: &mut Vec<String>, item: String) {
     }
 }
 
+/// Removes names that were there before until there are at most [`MAX_NAMES`]: what was just asked for must be found under its
+/// name. `fresh`: the names that stay, sorted.
+fn make_room(list: &mut Vec<String>, fresh: &[String]) {
+    let mut over = list.len().saturating_sub(MAX_NAMES);
+    list.retain(|name| {
+        let stays = over == 0 || fresh.binary_search(name).is_ok();
+        over -= usize::from(!stays);
+        stays
+    });
+}
+
 /// 16 lower-case hex digits: no record can lead out of `layers/`.
 fn is_layer_name(name: &str) -> bool {
     name.len() == 16
@@ -804,7 +820,7 @@ fn sync_dir(path: &Path) -> Result<(), ImageError> {
 mod tests {
     use core::ops::ControlFlow;
 
-    use super::super::testing::{Scratch, Stream, docker_archive};
+    use super::super::testing::{Layout, Scratch, Stream, config, docker_archive};
     use super::*;
 
     fn go(_: crate::image::Progress) -> ControlFlow<()> {
@@ -844,6 +860,50 @@ mod tests {
         assert_eq!(store.resolve("busybox").expect("valid"), None);
         let dirs = store.layer_dirs(&image.id).expect("layers");
         assert_eq!(fs::read(dirs[0].join("a")).expect("file"), b"1");
+    }
+
+    #[test]
+    fn the_newest_name_of_many_is_found() {
+        let scratch = Scratch::new();
+        let store = Store::open(&scratch.join("images")).expect("store");
+        let layer = Stream::new().file("a", b"1").bytes();
+        let mut layout = Layout::new();
+        let image = layout.image(&config(&[&layer], ""), &[&layer]);
+        let mut archive = |name: &str| {
+            layout.manifests.clear();
+            layout.name(image.clone(), name);
+            layout.tar()
+        };
+        let id = import(&store, &scratch, &archive("m:000"))[0].id.clone();
+        let found = |name: &str| store.resolve(name).expect(name).is_some();
+        for n in 1..MAX_NAMES {
+            store.tag(&id, &format!("m:{n:03}")).expect("tag");
+        }
+        assert!(found("m:000") && found("m:255"));
+        // After all of them, and before.
+        store.tag(&id, "z:1").expect("tag");
+        assert!(found("z:1") && !found("m:000") && found("m:001"));
+        store.tag(&id, "a:1").expect("tag");
+        assert!(found("a:1") && !found("m:001") && found("m:002"));
+        // The same by import, and by digest: with the digest of an index around it each time.
+        import(&store, &scratch, &archive("z:2"));
+        assert!(found("z:2") && !found("a:1"));
+        for n in 0..=MAX_NAMES {
+            let mut layout = layout.clone();
+            let mut around = image.clone();
+            around["annotations"] = serde_json::json!({"n": n.to_string()});
+            let index = layout.index(&[around]);
+            let digest = index["digest"].as_str().expect("digest").to_owned();
+            layout.manifests.clear();
+            layout.name(index, "z:3");
+            import(&store, &scratch, &layout.tar());
+            assert!(found("z:3") && found(&format!("z@{digest}")), "{n}");
+        }
+        let image = store.get(&id).expect("image");
+        assert_eq!(
+            (image.names.len(), image.digests.len()),
+            (MAX_NAMES, MAX_NAMES)
+        );
     }
 
     #[test]

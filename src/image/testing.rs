@@ -233,6 +233,7 @@ pub(crate) fn docker_archive(tag: &str, layers: &[&[u8]]) -> Vec<u8> {
 }
 
 /// Blobs of an OCI layout in the making.
+#[derive(Clone)]
 pub(crate) struct Layout {
     pub(crate) blobs: Vec<(String, Vec<u8>)>,
     pub(crate) manifests: Vec<serde_json::Value>,
