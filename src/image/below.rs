@@ -480,7 +480,7 @@ mod tests {
             (
                 "outside",
                 Stream::new().hard_link("x", "sbin/../../secret"),
-                "out of the layer",
+                "neither the layer nor those below have",
             ),
         ] {
             let error = pile.try_layer(stream, 1 << 20).expect_err(name);

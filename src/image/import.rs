@@ -1098,7 +1098,7 @@ mod tests {
             manifest.to_string().as_bytes(),
         );
         encrypted.name(manifest, "a:1");
-        let escape = Stream::new().file("../../escape", b"x").bytes();
+        let escape = Stream::new().hard_link("x", "../../escape").bytes();
         let truncated = docker_archive("a:1", &[&base]);
         let many: Vec<&str> = core::iter::repeat_n("l.tar", 128).collect();
         for (name, archive, wants) in [
@@ -1179,9 +1179,9 @@ mod tests {
             ),
             ("encrypted layer", encrypted.tar(), &["+encrypted"]),
             (
-                "path out of the layer",
+                "a link out of the layer",
                 docker_archive("a:1", &[&base, &escape]),
-                &["1/layer.tar", "\"../../escape\"", "out of the layer"],
+                &["1/layer.tar", "\"../../escape\"", "neither the layer nor"],
             ),
             (
                 "a circle of links",
@@ -1203,7 +1203,7 @@ mod tests {
 
     #[test]
     fn all_images_of_an_archive_or_none() {
-        let (good, bad) = (layer("a", "1"), Stream::new().file("../x", b"").bytes());
+        let (good, bad) = (layer("a", "1"), Stream::new().hard_link("x", "y").bytes());
         let mut layout = Layout::new();
         for (mark, layer) in [("x", &good), ("y", &bad)] {
             let image = layout.image(&config(&[layer], mark), &[layer]);

@@ -1,7 +1,8 @@
 //! Unpacks one layer into a directory of its own, in overlayfs's form.
 //!
 //! A layer is unpacked without the layers below it, so that it can be shared and so that layers may come in any order.
-//! Whiteouts become character devices 0:0, opaque directories get `trusted.overlay.opaque`.
+//! Whiteouts become character devices 0:0, opaque directories get `trusted.overlay.opaque`. A layer may have such devices
+//! itself, if it was made from a directory of overlayfs: they are whiteouts too.
 //!
 //! **Leaning.** A layer may write to `etc/x` without declaring `etc`. The directory made for it would hide mode, owner
 //! and time of the one below. Such paths are returned in [`Unpacked::implied`]; [`super::below::settle`] copies what is
@@ -601,6 +602,9 @@ impl Target<'_> {
     }
 
     fn node(&mut self, entry: &Entry, name: &[u8]) -> Result<(), Problem> {
+        if entry.kind == Kind::Char && entry.device == (0, 0) {
+            return self.whiteout(&[WHITEOUT, name].concat());
+        }
         self.budget.take_inode()?;
         let (kind, device) = match entry.kind {
             Kind::Fifo => (SFlag::S_IFIFO, 0),
@@ -614,10 +618,6 @@ impl Target<'_> {
                 }
                 if kind == Kind::Block {
                     (SFlag::S_IFBLK, makedev(major, minor))
-                } else if (major, minor) == (0, 0) {
-                    return Err(Problem::Unsupported(
-                        "character device 0:0 is overlayfs's own mark".into(),
-                    ));
                 } else {
                     (SFlag::S_IFCHR, makedev(major, minor))
                 }
@@ -860,29 +860,9 @@ mod tests {
         }
         for (name, stream, problem) in [
             (
-                "traversal",
-                Stream::new().file("../secret", b"x"),
-                "out of the layer",
-            ),
-            (
-                "traversal inside",
-                Stream::new().file("a/../../secret", b"x"),
-                "out of the layer",
-            ),
-            (
-                "traversal of a directory",
-                Stream::new().dir("..", 0o777),
-                "out of the layer",
-            ),
-            (
-                "traversal of a link",
-                Stream::new().symlink("../outside/l", "x"),
-                "out of the layer",
-            ),
-            (
-                "hard link to outside",
+                "hard link to outside is inside",
                 Stream::new().hard_link("a", "../secret"),
-                "out of the layer",
+                "neither the layer nor",
             ),
             (
                 "hard link to an absolute path is inside",
@@ -928,6 +908,16 @@ mod tests {
                 Stream::new().symlink(".", "/"),
                 "root is not a directory",
             ),
+            (
+                "root by the parent",
+                Stream::new().symlink("a/../..", "/"),
+                "root is not a directory",
+            ),
+            (
+                "whiteout of the root's parent",
+                Stream::new().file("../.wh...", b""),
+                "names nothing",
+            ),
         ] {
             let bench = Bench::new();
             let error = bench.unpack(&stream.bytes()).expect_err(name);
@@ -938,6 +928,37 @@ mod tests {
             );
             assert!(error.entry.is_some(), "{name}");
         }
+    }
+
+    #[test]
+    fn a_way_up_ends_at_the_layers_root() {
+        if !is_root() {
+            return;
+        }
+        let bench = Bench::new();
+        bench.ok(Stream::new()
+            .dir("a", 0o755)
+            .file("../secret", b"1")
+            .file("a/../../outside/x", b"2")
+            .file("a/b/../c", b"3")
+            .symlink("up", "../outside")
+            // Cleaned before it is looked up: not the directory above the one that the link leads to.
+            .file("up/../d", b"4")
+            .file("../../.wh.gone", b"")
+            .hard_link("a/e", "none/../../secret")
+            .dir("..", 0o777)
+            .dir("a/..", 0o777));
+        for (name, text) in [
+            ("secret", "1"),
+            ("outside/x", "2"),
+            ("a/c", "3"),
+            ("d", "4"),
+            ("a/e", "1"),
+        ] {
+            assert_eq!(bench.text(name), text, "{name}");
+        }
+        assert!(whiteout(&bench.stat("gone")));
+        assert!(!bench.path("a/b").exists() && !bench.path("none").exists());
     }
 
     #[test]
@@ -1135,6 +1156,30 @@ mod tests {
     }
 
     #[test]
+    fn overlayfs_own_marks_are_whiteouts() {
+        if !is_root() {
+            return;
+        }
+        let mark = |stream: Stream, name| stream.device(EntryType::Char, name, 0, 0);
+        let bench = Bench {
+            // One for each name that is there at the end, and for what was replaced.
+            inodes: 6,
+            ..Bench::new()
+        };
+        let stream = mark(Stream::new().dir("etc", 0o755), "etc/gone");
+        let stream = mark(stream.file("before", b"1"), "before");
+        let stream = mark(stream, "after").file("after", b"2");
+        bench.ok(stream);
+        assert!(whiteout(&bench.stat("etc/gone")));
+        assert_eq!(bench.stat("etc").mtime(), 1_000_000);
+        assert!(whiteout(&bench.stat("before")), "the last entry counts");
+        assert_eq!(bench.text("after"), "2");
+        // A name that would be another mark with the prefix of one.
+        bench.ok(Stream::new().device(EntryType::Char, ".wh.x", 0, 0));
+        assert!(whiteout(&bench.stat("x")));
+    }
+
+    #[test]
     fn sparse_files() {
         if !is_root() {
             return;
@@ -1255,11 +1300,6 @@ mod tests {
                 "device out of range",
                 Stream::new().device(EntryType::Char, "d", 5000, 1),
                 "out of range",
-            ),
-            (
-                "overlayfs's mark as a device",
-                Stream::new().device(EntryType::Char, "d", 0, 0),
-                "own mark",
             ),
             (
                 "unknown type",

@@ -40,7 +40,7 @@ pub(super) type Name = Box<[u8]>;
 /// Why a path could not be reached.
 #[derive(Debug)]
 pub(super) enum Blocked {
-    /// It has `..`, a NUL, or leads outside.
+    /// It has a NUL, or leads outside.
     Escape,
     /// More than [`MAX_DEPTH`] directories or [`MAX_LINKS`] links.
     TooDeep,
@@ -92,13 +92,18 @@ impl From<Errno> for Blocked {
     }
 }
 
-/// Cuts a path of a layer into names. A leading `/` stands for the layer's root, `.` and `//` for nothing.
+/// Cuts a path of a layer into names. A leading `/` stands for the layer's root, `.` and `//` for nothing. `..` takes the name
+/// before it away, whatever that is: above the root is the root.
+///
+/// Source: containerd `pkg/archive/tar.go`, which cleans the names of entries like this.
 pub(super) fn split(path: &[u8]) -> Result<Vec<Name>, Blocked> {
     let mut names: Vec<Name> = Vec::new();
     for part in path.split(|&b| b == b'/') {
         match part {
             b"" | b"." => {}
-            b".." => return Err(Blocked::Escape),
+            b".." => {
+                names.pop();
+            }
             part if part.contains(&0) => return Err(Blocked::Escape),
             part if part.len() > MAX_NAME_BYTES => return Err(Blocked::LongName),
             part => names.push(part.into()),
