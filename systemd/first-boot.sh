@@ -135,7 +135,7 @@ words_of() {
         *) bare=$((bare + 1)) result="$result $1" && shift ;;
         esac
     done
-    # One too many may be the token, and the program would say it back.
+    # One too many may be the token.
     [ $bare -le $most_bare ] || return 0
     case "$result " in *" --token"[\ =]*) echo "$result" ;; esac
     return 0

@@ -52,6 +52,7 @@ use crate::{
     device,
     error::chain,
     image::pull::Gate,
+    kube::join::staged,
     logic::node_resources,
     net::ProxyVariables,
     probe::Prober,
@@ -152,6 +153,12 @@ fn start(words: Vec<OsString>, name: CalledAs, manager: Manager) -> Result<Exit,
     make_dirs(&cfg)?;
     let watchdog = manager.watchdog()?;
     let _locks = lock_dirs(&cfg)?;
+    // The power failed in the middle of a join.
+    if let Some(file) = &loaded.file
+        && let Err(e) = staged::finish(file, &staged::places(&cfg))
+    {
+        log::warn!("what a join has left to do: {}", chain(&e));
+    }
     let _neighbours = neighbours::claim(&cfg).map_err(|e| fatal(e.to_string()))?;
     settle_oom_score(cfg.cgroup.oom_score_adj);
     // Before any thread is started: signals are taken by one descriptor.

@@ -1,5 +1,5 @@
 //! `picolet join`: makes this machine a node of a cluster. Everything is asked and checked first, then written beside its
-//! place, then renamed: whoever is told of an error finds the machine as it was.
+//! place, then renamed: whoever is told of an error finds the machine as it was. No error repeats what may be a token.
 
 use std::{
     ffi::OsString,
@@ -21,7 +21,11 @@ use crate::{
     error::chain,
     kube::{
         Kubeconfig,
-        join::{JoinError, is_taken, k3s, kubeadm, version},
+        join::{
+            JoinError, is_taken, k3s, kubeadm,
+            staged::{self, Staged},
+            version,
+        },
         kubeconfig::{Material, Trust},
         store::Store,
     },
@@ -29,8 +33,6 @@ use crate::{
     sys::{clock, file},
 };
 
-/// How the name of a file ends before it counts.
-const STAGED: &str = ".joining";
 /// Port of an apiserver.
 const API_PORT: &str = ":6443";
 
@@ -81,12 +83,13 @@ pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<(),
         return Err(CliError::new("joining needs root: sudo picolet join …"));
     }
     let machine = Machine::look(flags)?;
+    machine.finish()?;
     machine.may_join(&asked)?;
     let joined = match (&asked.k3s, &server) {
-        (Some(_), Some(word)) => {
-            return Err(CliError::new(format!(
-                "unexpected argument {word:?} beside --k3s"
-            )));
+        (Some(_), Some(_)) => {
+            return Err(CliError::new(
+                "there is an argument too many: beside --k3s no server is named",
+            ));
         }
         (Some(url), None) => beside_k3s(&asked, &machine, url),
         (None, Some(server)) => beside_kubeadm(&asked, &machine, server),
@@ -155,6 +158,11 @@ fn typed(mut words: Vec<OsString>) -> Result<(Flags, Option<String>), CliError> 
                 }
                 server = Some(word);
             }
+            Err(FlagError::Stray(_)) => {
+                return Err(CliError::new(
+                    "there is an argument too many: only HOST:PORT belongs to no flag",
+                ));
+            }
             Err(e) => return Err(CliError::new(e.to_string())),
         }
     }
@@ -208,13 +216,21 @@ impl Machine {
         Ok(())
     }
 
-    /// A kubeconfig that is there belongs to somebody, unless a join left it whose files had begun to count when the power
-    /// failed: the configuration, which is the last one, waits beside its place then.
-    fn is_free(&self, kubeconfig: &Path, asked: &Asked) -> Result<(), Refusal> {
-        if asked.force || !kubeconfig.exists() || staged(&self.file).exists() {
-            return Ok(());
+    /// A join that was cut off when its configuration had begun to count has left something to do.
+    fn finish(&self) -> Result<(), CliError> {
+        if let Before::Member(_) = self.before {
+            let finished = staged::finish(&self.file, &staged::places(&self.config));
+            finished.map_err(|e| CliError::new(chain(&e)))?;
         }
-        Err(Refusal::Taken(kubeconfig.into()))
+        Ok(())
+    }
+
+    /// A kubeconfig that is there belongs to somebody.
+    fn is_free(kubeconfig: &Path, asked: &Asked) -> Result<(), Refusal> {
+        match asked.force || !kubeconfig.exists() {
+            true => Ok(()),
+            false => Err(Refusal::Taken(kubeconfig.into())),
+        }
     }
 
     /// The directory of drop-ins that the agent will read.
@@ -242,15 +258,14 @@ impl Machine {
 
     /// Writes all of it, or nothing.
     fn write(&self, joined: &Joined) -> Result<(), CliError> {
-        if staged(&self.file).exists() && !matches!(self.before, Before::Member(_)) {
-            // Left by a join that was cut off: no configuration names it. Should this one fail, the next finds nothing in its way.
-            remove(&joined.files.kubeconfig)?;
-        }
-        let mut staged = Staged::default();
-        // It may hold what is not for everybody.
-        let mode = fs::metadata(&self.file).map_or(0o644, |file| file.mode() & 0o777);
         let failed = |e: &dyn core::error::Error| CliError::new(chain(e));
+        let unwritten = |e: staged::StageError| failed(&e);
         let typed = self.flags.overlay.clone();
+        // It may hold what is not for everybody.
+        let before = fs::metadata(&self.file).map_or(0o644, |file| file.mode() & 0o777);
+        let of_cluster = joined.document.as_object();
+        let parts = [Some(&typed), of_cluster].into_iter().flatten();
+        let mode = node::mode(before, &parts.collect::<Vec<_>>());
         let text = node::text(
             joined.document.clone(),
             &joined.files,
@@ -258,33 +273,39 @@ impl Machine {
             typed,
         );
         let text = text.map_err(|e| failed(&e))?;
-        for (path, content, mode) in &joined.written {
-            staged.add(path, content, *mode)?;
-        }
+        let mut staged = Staged::begin(&self.file, text.as_bytes(), mode).map_err(unwritten)?;
         let drop_ins = self.drop_ins();
         if let (Before::Own(bytes), Some(dir)) = (&self.before, &drop_ins) {
             // It says what the file says that is still there: it may count at once.
-            staged.add_now(&dir.join(node::OWN_DROP_IN), bytes, mode)?;
+            let own = dir.join(node::OWN_DROP_IN);
+            staged.add_now(&own, bytes, before).map_err(unwritten)?;
         }
-        let temporary = staged.add(&self.file, text.as_bytes(), mode)?;
-        node::preview(&temporary, drop_ins.as_deref(), &self.host).map_err(|e| {
+        let temporary = staged.waiting();
+        let seen = node::preview(&temporary, drop_ins.as_deref(), &self.host).map_err(|e| {
             let from = temporary.display().to_string();
             let to = "what the cluster says";
             CliError::new(chain(&e).replace(&from, to))
         })?;
+        let places = staged::places(&seen.config);
+        staged.clear(&places).map_err(unwritten)?;
+        for (path, content, mode) in &joined.written {
+            staged.add(path, content, *mode).map_err(unwritten)?;
+        }
         // An identity of another cluster must not go into this one (KADM-24).
         let stores = [Store::client, Store::server].map(|of| of(&self.config.cluster.cert_dir));
         for (store, pair) in stores.iter().zip(&joined.pairs) {
             store.recover().map_err(|e| failed(&e))?;
-            store
-                .store(&pair.0, &pair.1, clock::wall())
-                .map_err(|e| failed(&e))?;
+            let kept = store.keep(&pair.0, &pair.1, clock::wall());
+            let kept = kept.map_err(|e| failed(&e))?;
+            let link = store.current_path();
+            staged.add_link(&link, &kept).map_err(unwritten)?;
         }
         if joined.pairs.is_empty() {
-            remove(&joined.files.kubeconfig)?;
-            remove(&stores[0].current_path())?;
+            for path in [&joined.files.kubeconfig, &stores[0].current_path()] {
+                staged.add_removal(path).map_err(unwritten)?;
+            }
         }
-        staged.commit()
+        staged.commit().map_err(unwritten)
     }
 }
 
@@ -293,10 +314,12 @@ impl Machine {
 enum Refusal {
     #[error(transparent)]
     Join(#[from] JoinError),
-    #[error("{0:?} is no address of a server: {1}")]
-    Server(String, crate::net::UrlError),
-    #[error("{0:?} must begin with https://")]
-    NoTls(String),
+    #[error("{0} is no address of a server: {1}")]
+    Server(&'static str, crate::net::UrlError),
+    #[error("{0} must begin with https://")]
+    NoTls(&'static str),
+    #[error("{0} is a token: name the server there, and the token as --token")]
+    IsToken(&'static str),
     #[error(
         "--discovery-token-ca-cert-hash is missing. On the control plane: kubeadm token create --print-join-command"
     )]
@@ -315,12 +338,25 @@ enum Refusal {
     Kubeconfig(#[from] crate::kube::kubeconfig::TextError),
 }
 
-fn url(text: &str, shown: &str) -> Result<Url, Refusal> {
-    let url = Url::parse(text).map_err(|e| Refusal::Server(shown.into(), e))?;
+/// `what`: which word it is. Errors do not repeat it: it may be a token at the wrong place.
+fn url(text: &str, what: &'static str) -> Result<Url, Refusal> {
+    let url = Url::parse(text).map_err(|e| Refusal::Server(what, e))?;
     if !url.https {
-        return Err(Refusal::NoTls(shown.into()));
+        return Err(Refusal::NoTls(what));
+    }
+    // A host may be called so, as far as its form goes.
+    if kubeadm::Token::parse(url.host()).is_ok() {
+        return Err(Refusal::IsToken(what));
     }
     Ok(url)
+}
+
+/// The URL of `HOST`, `HOST:PORT`, or the same with `https://` before it.
+fn apiserver(server: &str) -> Result<Url, Refusal> {
+    let host = server.strip_prefix("https://").unwrap_or(server);
+    let (_, port) = crate::net::url::split_port(host);
+    let port = port.map_or(API_PORT, |_| "");
+    url(&format!("https://{host}{port}"), "HOST:PORT")
 }
 
 fn beside_kubeadm(asked: &Asked, machine: &Machine, server: &str) -> Result<Joined, Refusal> {
@@ -330,7 +366,7 @@ fn beside_kubeadm(asked: &Asked, machine: &Machine, server: &str) -> Result<Join
         client_ca: "/etc/kubernetes/pki/ca.crt".into(),
     };
     files.typed(&machine.flags.overlay);
-    machine.is_free(&files.kubeconfig, asked)?;
+    Machine::is_free(&files.kubeconfig, asked)?;
     let token = kubeadm::Token::parse(&asked.token)?;
     let hashes = asked.hashes.iter().map(String::as_str);
     let pins = match (asked.hashes.is_empty(), asked.any_ca) {
@@ -338,10 +374,7 @@ fn beside_kubeadm(asked: &Asked, machine: &Machine, server: &str) -> Result<Join
         (true, true) => None,
         (true, false) => return Err(Refusal::NoPin),
     };
-    let host = server.strip_prefix("https://").unwrap_or(server);
-    let (_, port) = crate::net::url::split_port(host);
-    let port = port.map_or(API_PORT, |_| "");
-    let url = url(&format!("https://{host}{port}"), server)?;
+    let url = apiserver(server)?;
     let proxies = &machine.proxies;
     let found = kubeadm::discover(&url, &token, pins.as_ref(), proxies)?;
     let node = &machine.config.node_name;
@@ -379,8 +412,8 @@ fn beside_k3s(asked: &Asked, machine: &Machine, server: &str) -> Result<Joined, 
         client_ca: "/etc/picolet/client-ca.crt".into(),
     };
     files.typed(&machine.flags.overlay);
-    machine.is_free(&files.kubeconfig, asked)?;
-    let url = url(server, server)?;
+    Machine::is_free(&files.kubeconfig, asked)?;
+    let url = url(server, "--k3s")?;
     let token = k3s::Token::parse(&asked.token)?;
     let mut notes = Vec::new();
     if !token.names_ca() {
@@ -461,85 +494,11 @@ fn password(path: &Path) -> Result<String, Refusal> {
     }
     let password = k3s::new_password()?;
     let text = format!("{password}\n");
-    made_dir(path)
+    path.parent()
+        .map_or(Ok(()), fs::create_dir_all)
         .and_then(|()| file::write_atomic(path, text.as_bytes(), 0o600, true))
         .map_err(failed)?;
     Ok(password)
-}
-
-/// Where a file waits until it counts.
-fn staged(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(STAGED);
-    name.into()
-}
-
-fn made_dir(path: &Path) -> io::Result<()> {
-    path.parent().map_or(Ok(()), fs::create_dir_all)
-}
-
-fn remove(path: &Path) -> Result<(), CliError> {
-    match fs::remove_file(path) {
-        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(unwritten(path, &e)),
-        _ => Ok(()),
-    }
-}
-
-fn unwritten(path: &Path, e: &io::Error) -> CliError {
-    CliError::new(format!("cannot write {}: {e}", path.display()))
-}
-
-/// Files beside their places. What does not come to count is removed again.
-#[derive(Default)]
-struct Staged {
-    /// Where each is, and where it goes.
-    waiting: Vec<(PathBuf, PathBuf)>,
-    /// What counts already.
-    early: Option<PathBuf>,
-}
-
-impl Staged {
-    fn add(&mut self, path: &Path, content: &[u8], mode: u32) -> Result<PathBuf, CliError> {
-        let temporary = staged(path);
-        self.waiting.push((temporary.clone(), path.into()));
-        made_dir(path)
-            .and_then(|()| file::write_atomic(&temporary, content, mode, true))
-            .map_err(|e| unwritten(path, &e))?;
-        Ok(temporary)
-    }
-
-    fn add_now(&mut self, path: &Path, content: &[u8], mode: u32) -> Result<(), CliError> {
-        self.early = Some(path.into());
-        made_dir(path)
-            .and_then(|()| file::write_atomic(path, content, mode, true))
-            .map_err(|e| unwritten(path, &e))
-    }
-
-    /// In the order in which they were added: the last one makes the others count.
-    fn commit(mut self) -> Result<(), CliError> {
-        self.early = None;
-        for (temporary, path) in core::mem::take(&mut self.waiting) {
-            let renamed = fs::rename(&temporary, &path);
-            let dir = path.parent().unwrap_or_else(|| Path::new("/"));
-            renamed
-                .and_then(|()| file::sync_dir(dir))
-                .map_err(|e| unwritten(&path, &e))?;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Staged {
-    fn drop(&mut self) {
-        for path in self
-            .waiting
-            .iter()
-            .map(|(temporary, _)| temporary)
-            .chain(&self.early)
-        {
-            let _ = fs::remove_file(path);
-        }
-    }
 }
 
 /// Has the service manager start the agent anew, if there is one.
@@ -557,5 +516,42 @@ fn start() {
             io::stderr(),
             "warning: no service picolet could be started{why}: start the agent yourself (picolet run)"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECRET: &str = "abcdef.0123456789abcdef";
+
+    #[test]
+    fn a_token_at_the_place_of_a_server_is_not_repeated() {
+        // KADM-20 K3SJ-13
+        let whole = format!("K10{}::{SECRET}", "0".repeat(64));
+        let no_tls = format!("http://{SECRET}");
+        let user = format!("https://node:{SECRET}@10.0.0.1");
+        let host = format!("https://{SECRET}:6443");
+        for text in [SECRET, &whole, &no_tls, &user, &host] {
+            let k3s = url(text, "--k3s").map(|url| url.to_string());
+            let kubeadm = apiserver(text).map(|url| url.to_string());
+            for said in [k3s, kubeadm] {
+                let said = said.expect_err(text).to_string();
+                assert!(!said.contains("abcdef"), "{text}: {said}");
+                assert!(
+                    said.starts_with("--k3s ") || said.starts_with("HOST:PORT "),
+                    "{said}"
+                );
+            }
+        }
+        assert_eq!(
+            apiserver("10.0.0.1").expect("a URL").to_string(),
+            "https://10.0.0.1:6443/"
+        );
+        let of = |words: &[&str]| typed(words.iter().map(OsString::from).collect());
+        let (_, server) = of(&["10.0.0.1:6443", "--max-pods=9"]).expect("one");
+        assert_eq!(server.as_deref(), Some("10.0.0.1:6443"));
+        let said = of(&["10.0.0.1:6443", SECRET]).expect_err("too many");
+        assert!(!said.bare().contains(SECRET), "{said}");
     }
 }

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use crate::api::cri::CgroupDriver;
 
 /// Fields whose values are nobody's business but the operator's.
-const SECRET: [&str; 1] = ["staticPodURLHeader"];
+pub(super) const SECRET: [&str; 1] = ["staticPodURLHeader"];
 
 /// The document as JSON text.
 pub(super) fn shown(document: &Value, member: bool) -> String {

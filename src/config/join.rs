@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 
 use super::decode::{self, DecodeError};
-use super::{ConfigError, Host, Loaded, file, flags, read_bounded};
+use super::{ConfigError, Host, Loaded, configz, file, flags, read_bounded};
 
 /// Name of the drop-in that the operator's file becomes, in [`drop_in_dir`].
 pub const OWN_DROP_IN: &str = "50-before-join.conf";
@@ -144,6 +144,17 @@ pub fn text(
     Ok(format!("{HEAD}{}", serde_yaml_ng::to_string(&document)?))
 }
 
+/// Mode of the file, given that of the one before and what is written into it: the operator's secrets are for root alone.
+#[must_use]
+pub fn mode(before: u32, parts: &[&Map<String, Value>]) -> u32 {
+    let is_secret =
+        |part: &&Map<String, Value>| configz::SECRET.iter().any(|f| part.contains_key(*f));
+    match parts.iter().any(is_secret) {
+        true => before & 0o700,
+        false => before & 0o777,
+    }
+}
+
 /// What an agent would make of the file at `path` with these drop-ins: the way to find out before it counts.
 pub fn preview(path: &Path, drop_ins: Option<&Path>, host: &Host) -> Result<Loaded, ConfigError> {
     let flags = flags::Flags {
@@ -187,6 +198,26 @@ mod tests {
                 "picolet": {"kubeconfig": "/k", "bootstrapKubeconfig": "/b2", "hostnameOverride": "n"},
             })
         );
+    }
+
+    #[test]
+    fn who_may_read_it() {
+        // KADM-20
+        let of = |value: Value| match value {
+            Value::Object(map) => map,
+            other => unreachable!("{other}"),
+        };
+        let plain = of(json!({"staticPodURL": "https://h/m", "maxPods": 7}));
+        let secret = of(json!({"staticPodURLHeader": {"Authorization": ["Bearer x"]}}));
+        for (before, parts, want) in [
+            (0o100_644, vec![&plain], 0o644),
+            (0o600, vec![&plain], 0o600),
+            (0o644, vec![&plain, &secret], 0o600),
+            (0o644, vec![&secret, &plain], 0o600),
+            (0o644, vec![], 0o644),
+        ] {
+            assert_eq!(mode(before, &parts), want, "{parts:?}");
+        }
     }
 
     #[test]

@@ -6,7 +6,8 @@
 //! <cert-dir>/kubelet-client-updated.pem                 a link on its way to become the current one
 //! ```
 //!
-//! The names are those of the kubelet: a node that changes from one to the other keeps its identity (BOOT-06).
+//! The names are those of the kubelet: a node that changes from one to the other keeps its identity (BOOT-06). Of pairs that
+//! were replaced only the last one stays: a board has one card for many years.
 //! Source: client-go `util/certificate/certificate_store.go`.
 
 use std::fs::{self, File};
@@ -14,11 +15,19 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::{DirBuilderExt as _, symlink};
 use std::path::{Path, PathBuf};
 
+use nix::sys::stat::fstat;
+
 use crate::api::Wall;
 use crate::sys::{crash, file};
 
 /// Largest file of a certificate and its key, bytes.
 const MAX_PAIR_BYTES: u64 = 256 * 1024;
+/// Files of the directory that are looked at, at most, for pairs that nobody needs.
+const MAX_LISTED: usize = 100_000;
+/// Pairs that are told apart although they were stored in one second.
+const MAX_IN_ONE_SECOND: i64 = 16;
+/// The time in the name of a file; a letter stands for any digit.
+const DATE: &[u8] = b"YYYY-MM-DD-hh-mm-ss";
 
 /// Why a certificate cannot be kept or found.
 #[derive(Debug, thiserror::Error)]
@@ -54,6 +63,8 @@ pub struct Stored {
     pub chain: Vec<u8>,
     /// Key, PEM; may be the same text.
     pub key: Vec<u8>,
+    /// When the file was written, by this machine's clock of then.
+    pub since: Wall,
 }
 
 impl Store {
@@ -108,20 +119,22 @@ impl Store {
     /// The pair in use: behind the link, or `<prefix>.crt` and `<prefix>.key`. `None` if there is none.
     pub fn current(&self) -> Result<Option<Stored>, StoreError> {
         let current = self.current_path();
-        if let Some(text) = read(&current)? {
+        if let Some((text, since)) = read(&current)? {
             return Ok(Some(Stored {
                 path: current,
                 chain: text.clone(),
                 key: text,
+                since,
             }));
         }
         let certificate = self.dir.join(format!("{}.crt", self.prefix));
         let key = self.dir.join(format!("{}.key", self.prefix));
         match (read(&certificate)?, read(&key)?) {
-            (Some(chain), Some(key)) => Ok(Some(Stored {
+            (Some((chain, since)), Some((key, _))) => Ok(Some(Stored {
                 path: certificate,
                 chain,
                 key,
+                since,
             })),
             _ => Ok(None),
         }
@@ -132,29 +145,7 @@ impl Store {
     /// - Errors: the old one is still the current one.
     pub fn store(&self, chain: &str, key: &str, now: Wall) -> Result<PathBuf, StoreError> {
         let (updated, current) = (self.updated_path(), self.current_path());
-        match fs::symlink_metadata(&current) {
-            Ok(found) if !found.is_symlink() => return Err(StoreError::NotALink(current)),
-            Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                return Err(failed("look at", &current)(e));
-            }
-            _ => {}
-        }
-        let dir = fs::canonicalize(&self.dir).map_err(failed("find", &self.dir))?;
-        let at = now.date_time();
-        let name = format!(
-            "{}-{:04}-{:02}-{:02}-{:02}-{:02}-{:02}.pem",
-            self.prefix,
-            at.year(),
-            u8::from(at.month()),
-            at.day(),
-            at.hour(),
-            at.minute(),
-            at.second()
-        );
-        let path = dir.join(name);
-        let newline = if chain.ends_with('\n') { "" } else { "\n" };
-        let text = format!("{chain}{newline}{key}");
-        file::write_atomic(&path, text.as_bytes(), 0o600, true).map_err(failed("write", &path))?;
+        let path = self.keep(chain, key, now)?;
         crash::point("certificate.written");
         match fs::remove_file(&updated) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
@@ -164,10 +155,92 @@ impl Store {
         }
         symlink(&path, &updated).map_err(failed("make", &updated))?;
         crash::point("certificate.linked");
+        let replaced = fs::read_link(&current).ok();
         fs::rename(&updated, &current).map_err(failed("rename", &updated))?;
         crash::point("certificate.switched");
         file::sync_dir(&self.dir).map_err(failed("sync", &self.dir))?;
+        self.remove_old(replaced.as_deref());
         Ok(path)
+    }
+
+    /// Keeps a pair beside the current one, on disk. Nothing leads to it yet.
+    ///
+    /// - Errors: among others, that nothing could: see [`StoreError::NotALink`].
+    pub fn keep(&self, chain: &str, key: &str, now: Wall) -> Result<PathBuf, StoreError> {
+        let current = self.current_path();
+        match fs::symlink_metadata(&current) {
+            Ok(found) if !found.is_symlink() => return Err(StoreError::NotALink(current)),
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                return Err(failed("look at", &current)(e));
+            }
+            _ => {}
+        }
+        let dir = fs::canonicalize(&self.dir).map_err(failed("find", &self.dir))?;
+        let mut path = dir.join(self.name(now));
+        // A pair that is in use is never written over.
+        for more in 1..MAX_IN_ONE_SECOND {
+            if !is_there(&path)? {
+                break;
+            }
+            path = dir.join(self.name(Wall::from_secs(now.secs().saturating_add(more))));
+        }
+        let newline = if chain.ends_with('\n') { "" } else { "\n" };
+        let text = format!("{chain}{newline}{key}");
+        file::write_atomic(&path, text.as_bytes(), 0o600, true).map_err(failed("write", &path))?;
+        Ok(path)
+    }
+
+    fn name(&self, time: Wall) -> String {
+        let at = time.date_time();
+        format!(
+            "{}-{:04}-{:02}-{:02}-{:02}-{:02}-{:02}.pem",
+            self.prefix,
+            at.year(),
+            u8::from(at.month()),
+            at.day(),
+            at.hour(),
+            at.minute(),
+            at.second()
+        )
+    }
+
+    /// Removes pairs that no link of the directory leads to, but for the one that was `replaced` just now. What cannot be
+    /// removed is tried again after the next pair.
+    fn remove_old(&self, replaced: Option<&Path>) {
+        let Ok(listed) = fs::read_dir(&self.dir) else {
+            return;
+        };
+        let paths = listed.flatten().take(MAX_LISTED).map(|entry| entry.path());
+        let (mut pairs, mut used) = (Vec::new(), Vec::new());
+        used.extend(replaced.and_then(Path::file_name).map(ToOwned::to_owned));
+        for path in paths {
+            if let Ok(target) = fs::read_link(&path) {
+                used.extend(target.file_name().map(ToOwned::to_owned));
+            } else if self.is_dated(&path) {
+                pairs.push(path);
+            }
+        }
+        for path in pairs {
+            if !used
+                .iter()
+                .any(|name| path.file_name() == Some(name.as_os_str()))
+            {
+                let _ = fs::remove_file(path);
+            }
+        }
+    }
+
+    /// Whether it is named as [`Store::keep`] names a pair.
+    fn is_dated(&self, path: &Path) -> bool {
+        let name = path.file_name().and_then(|name| name.to_str());
+        let date = name
+            .and_then(|name| name.strip_prefix(self.prefix)?.strip_prefix('-'))
+            .and_then(|rest| rest.strip_suffix(".pem"));
+        let is_of = |(found, form): (u8, &u8)| match *form {
+            b'-' => found == b'-',
+            _ => found.is_ascii_digit(),
+        };
+        date.is_some_and(|date| date.len() == DATE.len() && date.bytes().zip(DATE).all(is_of))
     }
 }
 
@@ -188,10 +261,16 @@ fn is_there(path: &Path) -> Result<bool, StoreError> {
     }
 }
 
-fn read(path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
+/// Its content, and when it was written.
+fn read(path: &Path) -> Result<Option<(Vec<u8>, Wall)>, StoreError> {
     let mut bytes = Vec::new();
-    match File::open(path).and_then(|file| file.take(MAX_PAIR_BYTES).read_to_end(&mut bytes)) {
-        Ok(_) => Ok(Some(bytes)),
+    let read = File::open(path).and_then(|file| {
+        let since = fstat(&file)?.st_mtime;
+        file.take(MAX_PAIR_BYTES).read_to_end(&mut bytes)?;
+        Ok(Wall::from_secs(since))
+    });
+    match read {
+        Ok(since) => Ok(Some((bytes, since))),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(failed("read", path)(e)),
     }
@@ -203,6 +282,7 @@ mod tests {
 
     use super::*;
     use crate::image::testing::Scratch;
+    use crate::sys::clock;
 
     fn names(dir: &Path) -> Vec<String> {
         let mut names: Vec<_> = fs::read_dir(dir)
@@ -255,6 +335,49 @@ mod tests {
                 "kubelet-client-current.pem",
             ]
         );
+    }
+
+    #[test]
+    fn a_pair_and_the_one_before_are_kept() {
+        // BOOT-06
+        let scratch = Scratch::new();
+        let store = Store::client(&scratch.0);
+        let others = [
+            "kubelet-client-1970-01-01-00-00-00.pem.bak",
+            "kubelet-client-1970-01-01-00-00-xx.pem",
+            "kubelet-client.crt",
+            "kubelet-server-1970-01-01-00-00-00.pem",
+        ];
+        for name in others {
+            fs::write(scratch.join(name), "other").expect("write");
+        }
+        // What a join has made that does not count yet.
+        let waits = store.keep("w", "k", Wall::from_secs(5)).expect("kept");
+        symlink(&waits, scratch.join("kubelet-client-current.pem.joining")).expect("link");
+        // The clock goes back: names say nothing about which one is older.
+        for seconds in [30, 20, 40, 10, 10, 10] {
+            store
+                .store("c", "k", Wall::from_secs(seconds))
+                .expect("store");
+            assert!(is_there(&store.current_path()).expect("look"));
+            assert_eq!(chain(&store).expect("pair"), "c\nk");
+        }
+        let mut expected: Vec<String> = others.map(String::from).into();
+        expected.extend(
+            [
+                "kubelet-client-1970-01-01-00-00-05.pem",
+                "kubelet-client-1970-01-01-00-00-11.pem",
+                "kubelet-client-1970-01-01-00-00-12.pem",
+                "kubelet-client-current.pem",
+                "kubelet-client-current.pem.joining",
+            ]
+            .map(String::from),
+        );
+        expected.sort();
+        assert_eq!(names(&scratch.0), expected);
+        let found = store.current().expect("current").expect("pair");
+        let age = clock::wall().secs() - found.since.secs();
+        assert!((0..600).contains(&age), "since when it is here: {age} s");
     }
 
     #[test]

@@ -39,6 +39,15 @@ pub enum KubeconfigFacts {
     Until(Wall),
 }
 
+impl KubeconfigFacts {
+    /// Whether it can be used for want of another: an apiserver that does not know the node any more ends no pod, while an
+    /// agent that does not start does.
+    #[must_use]
+    pub const fn is_whole(self) -> bool {
+        matches!(self, Self::Until(_) | Self::WithoutCertificate)
+    }
+}
+
 /// Which credentials are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
@@ -68,6 +77,40 @@ pub fn choose(kubeconfig: KubeconfigFacts, bootstrap: bool, now: Wall, trusted: 
     }
 }
 
+/// One of two certificates, of which one is used.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate<'a> {
+    /// CN
+    pub common_name: &'a str,
+    /// Holds from then on.
+    pub not_before: Wall,
+    /// The first end of any certificate of its chain.
+    pub end: Wall,
+}
+
+/// Whether the certificate that the kubeconfig brings takes the place of the one that the agent has kept (BOOT-01). Each is
+/// `None` if there is none that can be read. `own`: CN of this node.
+///
+/// Which one was made later is not always told by their beginnings: kubeadm and others date a certificate back to the
+/// beginning of their CA. So one that has ended makes room for one that holds longer.
+#[must_use]
+pub fn is_replaced(
+    kept: Option<Candidate<'_>>,
+    brought: Option<Candidate<'_>>,
+    own: &str,
+    now: Wall,
+) -> bool {
+    let Some(kept) = kept else {
+        return true;
+    };
+    let Some(brought) = brought else {
+        return false;
+    };
+    let is_of_other = kept.common_name != own && brought.common_name == own;
+    let has_ended = kept.end < now && brought.end > kept.end;
+    is_of_other || has_ended || brought.not_before > kept.not_before
+}
+
 /// What a certificate says.
 #[derive(Clone, Copy, Debug)]
 pub struct Held<'a> {
@@ -75,6 +118,8 @@ pub struct Held<'a> {
     pub not_before: Wall,
     /// Holds until then.
     pub not_after: Wall,
+    /// When this machine got it, by its own clock of then; `None`: nobody knows.
+    pub since: Option<Wall>,
     /// CN
     pub common_name: &'a str,
     /// O
@@ -99,14 +144,30 @@ pub struct Wanted<'a> {
 }
 
 /// When a new certificate is asked for (BOOT-07): at once if there is none, it is of the bootstrap, or does not say all
-/// that it has to; otherwise 70 to 90 % into its life. `random`: 0 to 999, drawn once for each certificate.
+/// that it has to; otherwise 70 to 90 % into its life. `random`: 0 to 999, drawn once for each certificate; `ours`: this
+/// machine's clock.
 #[must_use]
-pub fn rotate_at(held: Option<Held<'_>>, wanted: Wanted<'_>, random: u32) -> Option<Wall> {
+pub fn rotate_at(
+    held: Option<Held<'_>>,
+    wanted: Wanted<'_>,
+    random: u32,
+    ours: Wall,
+) -> Option<Wall> {
     let held = held.filter(|held| covers(held, &wanted))?;
-    let life = held.not_after.0.saturating_sub(held.not_before.0).max(0);
+    let begins = begins(&held, ours);
+    let life = held.not_after.0.saturating_sub(begins.0).max(0);
     let share = ROTATE_FROM + ROTATE_SPAN * random.min(999) / 999;
     let after = life / 1000 * i64::from(share);
-    Some(Wall(held.not_before.0.saturating_add(after)))
+    Some(Wall(begins.0.saturating_add(after)))
+}
+
+/// When its life began: with its arrival here. A signer that dates certificates back to the beginning of its CA, as k3s
+/// does, would otherwise be asked again for each that it has just made. A time that cannot be was told by a clock that was
+/// wrong, as that of a board without a battery is.
+fn begins(held: &Held<'_>, ours: Wall) -> Wall {
+    let can_be =
+        |since: &Wall| (held.not_before..=held.not_after).contains(since) && *since <= ours;
+    held.since.filter(can_be).unwrap_or(held.not_before)
 }
 
 /// Whether a certificate says all that it has to. More does not matter.
@@ -261,6 +322,16 @@ mod tests {
         ] {
             assert_eq!(choose(facts, bootstrap, now, trusted), want, "{name}");
         }
+        for (facts, is_whole) in [
+            (past, true),
+            (future, true),
+            (WithoutCertificate, true),
+            (Missing, false),
+            (Wrong, false),
+            (BadCertificate, false),
+        ] {
+            assert_eq!(facts.is_whole(), is_whole, "{facts:?}");
+        }
     }
 
     #[test]
@@ -274,6 +345,7 @@ mod tests {
         let held = Held {
             not_before: Wall::from_secs(1000 * DAY),
             not_after: Wall::from_secs(1010 * DAY),
+            since: None,
             common_name: "n",
             organizations: &nodes,
             dns_names: &more,
@@ -285,7 +357,8 @@ mod tests {
             dns_names: &names,
             ips: &one,
         };
-        let days = |random| rotate_at(Some(held), wanted, random).map(|at| at.secs() / DAY);
+        let now = Wall::from_secs(1001 * DAY);
+        let days = |random| rotate_at(Some(held), wanted, random, now).map(|at| at.secs() / DAY);
         assert_eq!(
             (days(0), days(500), days(999)),
             (Some(1007), Some(1008), Some(1009))
@@ -325,14 +398,96 @@ mod tests {
                 },
             ),
         ] {
-            assert_eq!(rotate_at(held, wanted, 0), None, "{name}");
+            assert_eq!(rotate_at(held, wanted, 0, now), None, "{name}");
         }
         let odd = Held {
             not_after: Wall(i64::MIN),
             not_before: Wall(i64::MAX),
             ..held
         };
-        assert_eq!(rotate_at(Some(odd), wanted, 999), Some(Wall(i64::MAX)));
+        assert_eq!(rotate_at(Some(odd), wanted, 999, now), Some(Wall(i64::MAX)));
+    }
+
+    #[test]
+    fn a_life_begins_here() {
+        // BOOT-07: a certificate that is dated back to the beginning of its CA, years ago.
+        let day = |day: i64| Wall::from_secs(day * DAY);
+        let wanted = Wanted {
+            common_name: "n",
+            organization: "",
+            dns_names: &[],
+            ips: &[],
+        };
+        let held = Held {
+            not_before: day(1000),
+            not_after: day(3000),
+            since: None,
+            common_name: "n",
+            organizations: &[],
+            dns_names: &[],
+            ips: &[],
+        };
+        for (name, since, ours, due) in [
+            ("it has just come", Some(2900), 2900, 2970),
+            ("a while ago", Some(2900), 2960, 2970),
+            ("nobody knows", None, 2900, 2400),
+            ("it came before it was made", Some(0), 2900, 2400),
+            ("it comes after its end", Some(3001), 4000, 2400),
+            ("it is still to come", Some(2900), 2899, 2400),
+            ("the clock stands in 1970", Some(2900), 1, 2400),
+        ] {
+            let held = Held {
+                since: since.map(day),
+                ..held
+            };
+            let found = rotate_at(Some(held), wanted, 0, day(ours));
+            assert_eq!(found, Some(day(due)), "{name}");
+        }
+    }
+
+    #[test]
+    fn which_of_two() {
+        // BOOT-01
+        let of = |common_name: &'static str, from: i64, to: i64| {
+            Some(Candidate {
+                common_name,
+                not_before: Wall::from_secs(from * DAY),
+                end: Wall::from_secs(to * DAY),
+            })
+        };
+        for (name, kept, brought, want) in [
+            ("nothing is kept", None, of("n", 1, 9), true),
+            ("nothing at all", None, None, true),
+            ("nothing is brought", of("n", 1, 9), None, false),
+            ("nothing that can be read", of("n", 1, 2), None, false),
+            ("both are the same", of("n", 1, 9), of("n", 1, 9), false),
+            ("a later one", of("n", 1, 9), of("n", 2, 9), true),
+            ("an earlier one", of("n", 2, 9), of("n", 1, 9), false),
+            (
+                "kubeadm's, whose CA began before",
+                of("n", 3, 4),
+                of("n", 1, 9),
+                true,
+            ),
+            (
+                "the one kept has not ended",
+                of("n", 3, 6),
+                of("n", 1, 9),
+                false,
+            ),
+            ("neither holds", of("n", 2, 4), of("n", 1, 3), false),
+            ("kept for another name", of("m", 2, 9), of("n", 1, 9), true),
+            (
+                "brought for another name",
+                of("n", 2, 9),
+                of("m", 1, 9),
+                false,
+            ),
+            ("both for another name", of("m", 2, 9), of("m", 1, 9), false),
+        ] {
+            let now = Wall::from_secs(5 * DAY);
+            assert_eq!(is_replaced(kept, brought, "n", now), want, "{name}");
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::member::{able, wait_ready, wrong};
 
 const SOON: Duration = Duration::from_secs(20);
 /// What k3s keeps in `node-token`, without the digest.
-const NODE_SECRET: &str = "node:0123456789abcdef0123456789abcdef";
+const NODE_SECRET: &str = "server:0123456789abcdef0123456789abcdef";
 
 /// A machine that is to join. Everything that is typed besides is for its tests: places of its own.
 fn machine() -> Host {
@@ -288,14 +288,24 @@ fn a_server_of_k3s_is_joined() {
         .times(1),
     );
     let token = server.k3s_token(BOOTSTRAP_TOKEN);
-    // Another kubelet's; and that of a join that the power cut off, whose configuration does not count yet.
+    // Another kubelet's; and what a join left that the power cut off before its configuration counted.
     fs::write(host.path("etc/kubelet.conf"), "").expect("written");
     let said = refuses(&host, &["--k3s", &url, "--token", &token]);
     assert!(said.contains("another kubelet"), "{said}");
-    fs::write(host.path("etc/config.yaml.joining"), "").expect("written");
+    fs::remove_file(host.path("etc/kubelet.conf")).expect("removed");
+    for name in ["config.yaml.joining", "kubelet.conf.joining"] {
+        fs::write(host.path("etc").join(name), "").expect("written");
+    }
     let (code, said) = join(&host, &["--k3s", &url, "--token", &token]);
     assert_eq!(code, Some(0), "{said}");
-    assert!(!host.path("etc/config.yaml.joining").exists());
+    let left = |host: &Host| {
+        let names: Vec<String> = ["etc", "root/pki"]
+            .iter()
+            .flat_map(|dir| tree(&host.path(dir)).into_keys())
+            .collect();
+        names.into_iter().any(|name| name.ends_with(".joining"))
+    };
+    assert!(!left(&host));
     assert!(said.contains("egress-selector-mode=disabled"), "{said}");
     let password = fs::read_to_string(host.path("etc/password")).expect("password");
     assert_eq!(
@@ -323,28 +333,51 @@ fn a_server_of_k3s_is_joined() {
         assert!(said_by_check.contains(lack), "{said_by_check}");
     }
 
-    // The same board once more, with the other kind of token: its password is known.
+    // The same board once more, with the other kinds of tokens: its password is known.
     host.end_agent(Signal::SIGTERM);
-    host.flags = typed;
-    let token = server.k3s_token(NODE_SECRET);
-    let (code, said) = join(&host, &["--force", "--k3s", &url, "--token", &token]);
-    assert_eq!(code, Some(0), "{said}");
-    let kept = fs::read_to_string(host.path("etc/password")).expect("password");
-    assert_eq!(kept, password);
+    let by_file = core::mem::replace(&mut host.flags, typed);
+    let whole = server.k3s_token(NODE_SECRET);
+    let (_, short) = NODE_SECRET.split_once(':').expect("a user");
+    for token in [&*whole, short] {
+        let (code, said) = join(&host, &["--force", "--k3s", &url, "--token", token]);
+        assert_eq!(code, Some(0), "{said}");
+        let kept = fs::read_to_string(host.path("etc/password")).expect("password");
+        assert_eq!(kept, password);
+    }
     assert_eq!(wrong(&server), [""; 0]);
+
+    // The power fails right after the configuration has begun to count: the agent does the rest.
+    let kubeconfig = host.path("etc/kubelet.conf");
+    let waits = host.path("etc/kubelet.conf.joining");
+    fs::rename(&kubeconfig, &waits).expect("renamed");
+    let link = host.path("root/pki/kubelet-client-current.pem");
+    let waits = host.path("root/pki/kubelet-client-current.pem.joining");
+    fs::rename(&link, &waits).expect("renamed");
+    host.flags = by_file;
+    server.clear_audit();
+    host.start_agent();
+    server.wait_for("a heartbeat of the node", PATIENCE, |_| {
+        let by = |e: &Entry| e.uri.contains("/leases/") && e.code < 300;
+        server.audit().iter().any(by).then_some(())
+    });
+    assert!(kubeconfig.exists() && link.exists() && !left(&host));
+    host.end_agent(Signal::SIGTERM);
     host.clear();
 }
 
 #[test]
 fn a_server_of_k3s_renews_the_certificate() {
-    // K3SJ-08
+    // K3SJ-08 BOOT-07
     if !able() {
         return;
     }
-    let life = Duration::from_secs(1000 * 24 * 3600);
+    let days = |days: u64| Duration::from_secs(days * 24 * 3600);
+    // With a CA that is much older than a certificate gets: each is dated back to its beginning.
+    let life = days(100);
     let server = TestServer::builder()
         .k3s(NODE_SECRET, "disabled")
         .certificate_life(life)
+        .ca_age(days(5 * 365))
         .start()
         .expect("server");
     let mut host = machine();
@@ -359,6 +392,13 @@ fn a_server_of_k3s_renews_the_certificate() {
     host.start_agent();
     wait_ready(&server, SOON);
     assert!(pair(&host) == first, "that of the join is used");
+    let renewals = |of: &str| {
+        let audit = server.audit();
+        let path = format!("/v1-k3s/{of}-kubelet.crt");
+        let by = |e: &&Entry| e.uri == path && e.user.starts_with("system:node:");
+        audit.iter().filter(by).count()
+    };
+    assert_eq!(renewals("client"), 0, "it is new");
     server.clear_audit();
     server.advance(life / 100 * 95);
     host.until("another certificate", |host| {
@@ -381,6 +421,9 @@ fn a_server_of_k3s_renews_the_certificate() {
         let by = |e: &Entry| e.uri.contains("/leases/") && e.code == 200;
         audit.iter().any(by).then_some(())
     });
+    assert_eq!(renewals("client"), 0, "it is not renewed again");
+    // Once, for the node may have more addresses than that from which it reaches the server.
+    assert!(renewals("serving") <= 1, "nor is that");
     assert_eq!(server.list("certificatesigningrequests", "").len(), 0);
     host.end_agent(Signal::SIGTERM);
     host.clear();
@@ -413,9 +456,11 @@ fn what_k3s_would_refuse_changes_nothing() {
         (&other.url(), &*good, "the CA has changed"),
         (
             &url,
-            &*server.k3s_token("node:wrong"),
+            &*server.k3s_token("server:wrong"),
             "does not let this token in",
         ),
+        (&url, "a-word", "does not let this token in"),
+        (&good, &*url, "--k3s is no address of a server"),
         (
             &url,
             &*server.k3s_token("aaaaaa.0123456789abcdef"),

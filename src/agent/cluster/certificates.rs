@@ -24,7 +24,7 @@ use smol::future::FutureExt as _;
 use super::{
     link::{Link, Skew, spread},
     membership::Membership,
-    signing::{Draw, FIRST_POLL, Failed, LOOK, Signer, due},
+    signing::{Draw, FIRST_POLL, Failed, InUse, LOOK, Signer, due},
 };
 use crate::{
     agent::views::Intake,
@@ -121,11 +121,10 @@ impl ClientCertificate {
         let mut without_since: Option<Mono> = None;
         loop {
             let held = self.current().await;
-            let holds = self.judge(held.as_deref());
+            let holds = self.judge(&held.chain);
             without_since = (!holds).then(|| without_since.unwrap_or_else(|| clock.now()));
-            let held = held.unwrap_or_default();
             let drawn = draw.of(&held, random);
-            let due = due(&held, &subject, drawn).filter(|_| holds);
+            let due = due(&held, &subject, drawn, clock.wall()).filter(|_| holds);
             let now = self.server_time();
             if let Some(due) = due.filter(|due| *due > now) {
                 requests = Requests::default();
@@ -163,8 +162,8 @@ impl ClientCertificate {
     }
 
     /// Whether the certificate holds.
-    fn judge(&self, held: Option<&[Certificate]>) -> bool {
-        let end = held.and_then(first_end);
+    fn judge(&self, held: &[Certificate]) -> bool {
+        let end = first_end(held);
         let trouble = match end {
             None => Some("this node has no client certificate yet".to_owned()),
             Some(end) if end < self.server_time() => Some(format!(
@@ -177,20 +176,23 @@ impl ClientCertificate {
         holds
     }
 
-    /// The chain in use; `None` if there is none that can be read.
-    async fn current(&self) -> Option<Vec<Certificate>> {
+    /// The certificate in use, if there is one that can be read.
+    async fn current(&self) -> InUse {
         let store = self.kept.store.clone();
         let read = self.signer.disk.run(move || {
-            let pair = store.current().map_err(|e| chain(&e))?;
-            let read = pair.map(|pair| x509::read_chain(&pair.chain));
-            read.transpose().map_err(|e| chain(&e))
+            let Some(pair) = store.current().map_err(|e| chain(&e))? else {
+                return Ok(InUse::default());
+            };
+            let since = Some(pair.since);
+            let read = x509::read_chain(&pair.chain).map_err(|e| chain(&e));
+            read.map(|chain| InUse { chain, since })
         });
         match read.await {
             Ok(found) => found,
             Err(why) => {
                 let why = format!("the client certificate: {why}");
                 self.signer.complaints.complain(&why);
-                None
+                InUse::default()
             }
         }
     }

@@ -27,8 +27,8 @@ use crate::{
         store::Store,
         x509::{self, Certificate},
     },
-    logic::certificates::{self, Choice, KubeconfigFacts},
-    net::ProxyVariables,
+    logic::certificates::{self, Candidate, Choice, KubeconfigFacts},
+    net::{ProxyVariables, Url},
     sys::clock,
 };
 
@@ -96,18 +96,13 @@ pub(in crate::agent) fn join(
         // A disk that cannot be written now may hold all that is needed.
         log::warn!("certificates: {}", chain(&e));
     }
-    let found = Found::at(path, &wanted.servers);
     let now = clock::wall();
     let trusted = clock::synchronized() == Some(true);
-    let bootstrap = wanted.bootstrap_kubeconfig.as_deref();
-    let mut config = match certificates::choose(found.facts, bootstrap.is_some(), now, trusted) {
-        Choice::Kubeconfig => found.config.map_err(|e| JoinError::Usage(e.to_string()))?,
-        Choice::Bootstrap => begin(wanted, path, bootstrap, &found, &store)?,
-        Choice::Neither => return Err(JoinError::Usage(found.complaint())),
-    };
+    let mut config = credentials(wanted, path, &store, now, trusted)?;
     let keeps = is_kept && config.user.certificate.is_some();
     if keeps {
-        adopt(&mut config, &store, now);
+        let own = bootstrap::node_subject(&cfg.node_name).common_name;
+        adopt(&mut config, &store, &own, now);
     } else if is_kept {
         log::info!(
             "{} names no client certificate: there is none to renew",
@@ -115,10 +110,13 @@ pub(in crate::agent) fn join(
         );
     }
     let k3s = wanted.k3s.clone().map(|(server, password_file)| {
+        // Each server of k3s has a supervisor beside its apiserver, at the same port unless somebody wants another one.
+        let others = wanted.servers.iter().filter_map(|url| Url::parse(url).ok());
+        let others = others.filter(|url| url.https && !url.same_origin(&server));
         Arc::new(K3s {
             node: cfg.node_name.clone(),
             kubeconfig: path.clone(),
-            server,
+            servers: core::iter::once(server.clone()).chain(others).collect(),
             password_file,
             proxies: proxies.clone(),
         })
@@ -161,6 +159,30 @@ pub(in crate::agent) fn join(
     }))
 }
 
+/// Who this node is to the apiserver (BOOT-01). `trusted`: the clock is known to be right.
+fn credentials(
+    wanted: &ClusterConfig,
+    path: &Path,
+    store: &Store,
+    now: Wall,
+    trusted: bool,
+) -> Result<Kubeconfig, JoinError> {
+    let found = Found::at(path, &wanted.servers);
+    let bootstrap = wanted.bootstrap_kubeconfig.as_deref();
+    match certificates::choose(found.facts, bootstrap.is_some(), now, trusted) {
+        Choice::Kubeconfig => found.config.map_err(|e| JoinError::Usage(e.to_string())),
+        Choice::Neither => Err(JoinError::Usage(found.complaint())),
+        Choice::Bootstrap => match begin(wanted, path, bootstrap, &found, store) {
+            Err(e) if found.facts.is_whole() => {
+                // Pods run meanwhile, and whoever puts the file there again needs no restart.
+                log::warn!("{e}. The bootstrap kubeconfig is looked for again with each request");
+                found.config.map_err(|e| JoinError::Usage(e.to_string()))
+            }
+            begun => begun,
+        },
+    }
+}
+
 /// Time for one exchange of the heartbeat (CONF-21).
 fn heartbeat_timeout(cfg: &Config) -> Duration {
     let lease = Duration::from_secs(cfg.node.lease_duration_s.into());
@@ -194,7 +216,7 @@ impl Connect {
 pub(in crate::agent) struct Found {
     pub(in crate::agent) config: Result<Kubeconfig, KubeconfigError>,
     pub(in crate::agent) facts: KubeconfigFacts,
-    /// Why its certificate is of no use.
+    /// Why its certificate is of no use, if it is not.
     bad: String,
 }
 
@@ -208,7 +230,9 @@ impl Found {
             Ok(config) => match bootstrap::client_certificate(config) {
                 Ok(None) => KubeconfigFacts::WithoutCertificate,
                 Ok(Some(chain)) => {
-                    KubeconfigFacts::Until(first_end(&chain).unwrap_or(Wall(i64::MIN)))
+                    let end = first_end(&chain).unwrap_or(Wall(i64::MIN));
+                    bad = format!("it ended at {end}");
+                    KubeconfigFacts::Until(end)
                 }
                 Err(why) => {
                     bad = chain(&why);
@@ -255,22 +279,21 @@ fn begin(
 }
 
 /// Makes the pair of the store the one that is used, so that a new one takes effect. One that the kubeconfig brings is put
-/// there first, unless it is older than what is there.
-fn adopt(config: &mut Kubeconfig, store: &Store, now: Wall) {
+/// there first, if it is to take its place. `own`: CN of this node.
+fn adopt(config: &mut Kubeconfig, store: &Store, own: &str, now: Wall) {
     let current = store.current_path();
     if let Some((Material::File(path), _)) = &config.user.certificate
         && same_file(path, &current)
     {
         return;
     }
-    let begins = |chain: &[Certificate]| chain.first().map(|c| c.not_before);
     let kept = match store.current() {
         Ok(Some(pair)) => x509::read_chain(&pair.chain).ok(),
         _ => None,
     };
     let brought = bootstrap::client_certificate(config).ok().flatten();
-    let kept_since = kept.as_deref().and_then(begins);
-    if kept_since.is_none() || kept_since < brought.as_deref().and_then(begins) {
+    let [of_kept, of_brought] = [&kept, &brought].map(|chain| candidate(chain.as_deref()?));
+    if certificates::is_replaced(of_kept, of_brought, own, now) {
         let pair = bootstrap::client_pair(config);
         let stored = pair.map_err(|e| chain(&e)).and_then(|(pem, key)| {
             let stored = store.store(&pem, &key, now);
@@ -285,7 +308,155 @@ fn adopt(config: &mut Kubeconfig, store: &Store, now: Wall) {
     config.user.certificate = Some((file(), file()));
 }
 
+fn candidate(chain: &[Certificate]) -> Option<Candidate<'_>> {
+    let first = chain.first()?;
+    Some(Candidate {
+        common_name: &first.common_name,
+        not_before: first.not_before,
+        end: first_end(chain)?,
+    })
+}
+
 fn same_file(one: &Path, other: &Path) -> bool {
     let real = |path: &Path| fs::canonicalize(path).ok();
     one == other || real(one).is_some_and(|one| Some(one) == real(other))
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::{Engine as _, engine::general_purpose::STANDARD};
+
+    use super::*;
+    use crate::config::{Host, defaults};
+    use crate::image::testing::Scratch;
+    use crate::kube::testing::{Authority, NOW, Pair, Validity};
+
+    const OWN: &str = "system:node:n";
+    /// It has ended.
+    const ENDED: Validity = (-7200, -3600);
+
+    fn client(ca: &Authority, name: &str, holds: Validity) -> Pair {
+        ca.client("system:nodes", name, holds)
+    }
+
+    /// A kubeconfig with that pair in it, or with a token.
+    fn kubeconfig(pair: Option<&Pair>) -> String {
+        let user = match pair {
+            None => "token: t".to_owned(),
+            Some(pair) => format!(
+                "client-certificate-data: {}, client-key-data: {}",
+                STANDARD.encode(&pair.certificate),
+                STANDARD.encode(&pair.key)
+            ),
+        };
+        format!(
+            "clusters: [{{name: c, cluster: {{server: 'https://192.0.2.1:6443'}}}}]\n\
+             users: [{{name: u, user: {{{user}}}}}]\n\
+             contexts: [{{name: x, context: {{cluster: c, user: u}}}}]\ncurrent-context: x\n"
+        )
+    }
+
+    fn wanted(scratch: &Scratch) -> ClusterConfig {
+        let defaults = defaults(&Host {
+            hostname: "n".into(),
+        });
+        ClusterConfig {
+            bootstrap_kubeconfig: Some(scratch.join("bootstrap")),
+            ..defaults.expect("defaults").cluster
+        }
+    }
+
+    #[test]
+    fn an_ended_certificate_and_no_bootstrap_kubeconfig() {
+        // BOOT-01
+        let scratch = Scratch::new();
+        let (ca, path) = (Authority::new(), scratch.join("kubelet.conf"));
+        let store = Store::client(&scratch.join("pki"));
+        store.recover().expect("directory");
+        let wanted = wanted(&scratch);
+        let of = || credentials(&wanted, &path, &store, clock::wall(), true);
+        let why = of().expect_err("neither").to_string();
+        assert!(why.contains("kubelet.conf"), "{why}");
+
+        let text = kubeconfig(Some(&client(&ca, OWN, ENDED)));
+        fs::write(&path, &text).expect("file");
+        let found = Found::at(&path, &[]);
+        let why = found.complaint();
+        assert!(
+            why.contains("its client certificate: it ended at 2"),
+            "{why}"
+        );
+        let config = of().expect("it is tried");
+        assert!(matches!(
+            config.user.certificate,
+            Some((Material::Inline(_), _))
+        ));
+        assert_eq!(fs::read_to_string(&path).expect("kubeconfig"), text);
+
+        // The file is there again.
+        fs::write(scratch.join("bootstrap"), kubeconfig(None)).expect("file");
+        let config = of().expect("begun");
+        let file = Material::File(store.current_path());
+        assert!(config.user.certificate == Some((file.clone(), file)));
+
+        // One that cannot be read helps nobody.
+        fs::write(
+            &path,
+            kubeconfig(None).replace("token: t", "client-certificate: /none, client-key: /none"),
+        )
+        .expect("file");
+        fs::remove_file(scratch.join("bootstrap")).expect("removed");
+        assert!(of().is_err());
+    }
+
+    #[test]
+    fn what_the_kubeconfig_brings() {
+        // BOOT-01
+        let ca = Authority::new();
+        let hours = |from: i64, to: i64| (from * 3600, to * 3600);
+        for (name, kept, brought, taken) in [
+            ("an older one", (OWN, NOW), (OWN, hours(-2, 1)), false),
+            ("a newer one", (OWN, NOW), (OWN, (0, 3600)), true),
+            (
+                "kubeadm's, dated back to its CA",
+                (OWN, ENDED),
+                (OWN, hours(-9999, 1)),
+                true,
+            ),
+            (
+                "an older one that was renewed",
+                (OWN, hours(-1, 9)),
+                (OWN, hours(-8, 1)),
+                false,
+            ),
+            (
+                "of another name",
+                ("system:node:before", NOW),
+                (OWN, hours(-9, 1)),
+                true,
+            ),
+        ] {
+            let scratch = Scratch::new();
+            let store = Store::client(&scratch.0);
+            let (kept, brought) = (
+                client(&ca, kept.0, kept.1),
+                client(&ca, brought.0, brought.1),
+            );
+            store
+                .store(&kept.certificate, &kept.key, Wall::from_secs(0))
+                .expect("stored");
+            let text = kubeconfig(Some(&brought));
+            let mut config = Kubeconfig::parse("k".as_ref(), text.as_bytes(), &[]).expect("parsed");
+            adopt(&mut config, &store, OWN, clock::wall());
+            let file = Material::File(store.current_path());
+            assert!(
+                config.user.certificate == Some((file.clone(), file)),
+                "{name}"
+            );
+            let used = store.current().expect("read").expect("a pair").chain;
+            let used = String::from_utf8(used).expect("text");
+            let want = if taken { &brought } else { &kept };
+            assert!(used.starts_with(&want.certificate), "{name}");
+        }
+    }
 }

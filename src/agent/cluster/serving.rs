@@ -8,7 +8,7 @@ use core::time::Duration;
 
 use super::{
     link::spread,
-    signing::{Draw, Failed, LOOK, Signer, due},
+    signing::{Draw, Failed, InUse, LOOK, Signer, due},
 };
 use crate::{
     agent::views::NodeView,
@@ -18,7 +18,7 @@ use crate::{
         bootstrap::{SERVING_SIGNER, node_subject},
         csr::Subject,
         store::{Store, StoreError, Stored},
-        x509::{self, Certificate, CertificateError},
+        x509::{self, CertificateError},
     },
     logic::certificates::{Requests, retry_delay},
     net::serving::Shown,
@@ -61,10 +61,10 @@ impl ServingCertificate {
         loop {
             let (stored, held) = match self.current().await {
                 Ok(Some((stored, held))) => (Some(stored), held),
-                Ok(None) => (None, Vec::new()),
+                Ok(None) => (None, InUse::default()),
                 Err(e) => {
                     complaints.complain(&format!("the serving certificate: {}", chain(&e)));
-                    (None, Vec::new())
+                    (None, InUse::default())
                 }
             };
             if let Some(stored) = stored.filter(|stored| last.as_ref() != Some(&stored.chain)) {
@@ -81,7 +81,7 @@ impl ServingCertificate {
             };
             let drawn = draw.of(&held, random);
             let now = clock.wall();
-            if due(&held, &subject, drawn).is_some_and(|due| due > now) {
+            if due(&held, &subject, drawn, now).is_some_and(|due| due > now) {
                 requests = Requests::default();
                 clock.until(clock.now() + LOOK).await;
                 continue;
@@ -101,13 +101,16 @@ impl ServingCertificate {
         }
     }
 
-    async fn current(&self) -> Result<Option<(Stored, Vec<Certificate>)>, HeldError> {
+    async fn current(&self) -> Result<Option<(Stored, InUse)>, HeldError> {
         let store = self.store.clone();
         let read = self.signer.disk.run(move || {
             let Some(pair) = store.current()? else {
                 return Ok(None);
             };
-            let held = x509::read_chain(&pair.chain)?;
+            let held = InUse {
+                chain: x509::read_chain(&pair.chain)?,
+                since: Some(pair.since),
+            };
             Ok(Some((pair, held)))
         });
         read.await

@@ -14,7 +14,7 @@ use crate::{
         api::Reply,
         bootstrap::{self, CLIENT_SIGNER, Requested},
         csr::Subject,
-        join::k3s,
+        join::{JoinError, k3s},
         store::Store,
         x509::Certificate,
     },
@@ -29,28 +29,39 @@ pub(super) const LOOK: Duration = Duration::from_secs(60);
 pub(super) const FIRST_POLL: Duration = Duration::from_millis(200);
 const LAST_POLL: Duration = Duration::from_secs(10);
 
-/// The number that spreads renewals, drawn once for each certificate.
+/// A certificate in use.
 #[derive(Debug, Default)]
-pub(super) struct Draw(Option<(Wall, u32)>);
+pub(super) struct InUse {
+    /// Its chain; empty: there is none.
+    pub(super) chain: Vec<Certificate>,
+    /// When this machine got it, by its own clock of then.
+    pub(super) since: Option<Wall>,
+}
+
+/// The number that spreads renewals, drawn once for each certificate: what tells one from another are its beginning and end.
+#[derive(Debug, Default)]
+pub(super) struct Draw(Option<([Wall; 2], u32)>);
 
 impl Draw {
     /// That of the certificate in use.
-    pub(super) fn of(&mut self, held: &[Certificate], draw: impl FnOnce() -> u32) -> u32 {
-        let begins = held.first().map(|c| c.not_before);
-        let random = match (self.0, begins) {
-            (Some((of, random)), Some(begins)) if of == begins => random,
+    pub(super) fn of(&mut self, held: &InUse, draw: impl FnOnce() -> u32) -> u32 {
+        let term = held.chain.first().map(|c| [c.not_before, c.not_after]);
+        let random = match (self.0, term) {
+            (Some((of, random)), Some(term)) if of == term => random,
             _ => draw(),
         };
-        self.0 = begins.map(|begins| (begins, random));
+        self.0 = term.map(|term| (term, random));
         random
     }
 }
 
-/// When a new certificate for `subject` is to be asked for, given the chain in use; empty: there is none.
-pub(super) fn due(held: &[Certificate], subject: &Subject, random: u32) -> Option<Wall> {
-    let held = held.first().map(|c| Held {
+/// When a new certificate for `subject` is to be asked for, given the one in use and this machine's clock.
+pub(super) fn due(held: &InUse, subject: &Subject, random: u32, ours: Wall) -> Option<Wall> {
+    let since = held.since;
+    let held = held.chain.first().map(|c| Held {
         not_before: c.not_before,
         not_after: c.not_after,
+        since,
         common_name: &c.common_name,
         organizations: &c.organizations,
         dns_names: &c.dns_names,
@@ -62,7 +73,7 @@ pub(super) fn due(held: &[Certificate], subject: &Subject, random: u32) -> Optio
         dns_names: &subject.dns_names,
         ips: &subject.ips,
     };
-    rotate_at(held, wanted, random)
+    rotate_at(held, wanted, random, ours)
 }
 
 /// Why a request came to nothing.
@@ -114,7 +125,8 @@ pub(super) struct Signer {
 pub(super) struct K3s {
     pub(super) node: String,
     pub(super) kubeconfig: PathBuf,
-    pub(super) server: Url,
+    /// That which was joined, then others, which are asked if it is silent.
+    pub(super) servers: Vec<Url>,
     pub(super) password_file: PathBuf,
     pub(super) proxies: ProxyVariables,
 }
@@ -131,14 +143,16 @@ impl K3s {
         };
         let config = Kubeconfig::load(&self.kubeconfig, &[]);
         let config = config.map_err(|e| Failed::local(e.to_string()))?;
-        let supervisor = k3s::Supervisor::of_member(config, &self.server, &self.proxies);
         let node = k3s::Node {
             name: self.node.clone(),
             password,
             ips,
         };
-        let made = supervisor.certify(&node, purpose);
-        made.map_err(|e| Failed::answered(chain(&e)))
+        let made = k3s::renew(&config, &self.servers, &self.proxies, &node, purpose);
+        made.map_err(|e| match e {
+            JoinError::Kube(e) => e.into(),
+            e => Failed::answered(chain(&e)),
+        })
     }
 }
 
@@ -234,5 +248,33 @@ impl Signer {
             None => job(api),
         };
         self.lanes.work(work).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_draw_for_each_certificate() {
+        // BOOT-07: those of a signer that dates them back all begin at one time.
+        let held = |from, to| InUse {
+            chain: vec![Certificate {
+                not_before: Wall(from),
+                not_after: Wall(to),
+                ..Certificate::default()
+            }],
+            since: None,
+        };
+        let mut draw = Draw::default();
+        for (held, next, want) in [
+            (InUse::default(), 1, 1),
+            (held(1, 5), 2, 2),
+            (held(1, 5), 3, 2),
+            (held(1, 6), 4, 4),
+            (held(2, 6), 5, 5),
+        ] {
+            assert_eq!(draw.of(&held, || next), want);
+        }
     }
 }

@@ -42,6 +42,8 @@ const MAX_SERVERS: usize = 16;
 const MAX_PASSWORD_BYTES: u64 = 4096;
 /// Random bytes of a password.
 const PASSWORD_BYTES: usize = 16;
+/// Who asks by a password.
+const USER: &str = "node";
 /// The part of every path.
 const V1: &str = "/v1-k3s";
 
@@ -75,15 +77,18 @@ impl Token {
         }
         let authorization = if halves(secret).is_some() {
             format!("Bearer {secret}")
-        } else if ca.is_none() {
-            // The password of `node-token`, as the server's operator has set it.
-            format!("Basic {}", STANDARD.encode(format!(":{secret}")))
-        } else if secret.contains(':') {
-            format!("Basic {}", STANDARD.encode(secret))
         } else {
-            return Err(JoinError::Token(
+            // Whom the token names does not matter: `node-token` is of the user `server`, and only `node` is in the group of
+            // agents. A bare token is the password as the server's operator has set it.
+            let password = match &ca {
+                Some(_) => secret.split_once(':').map(|(_, password)| password),
+                None => Some(secret),
+            };
+            let password = password.filter(|password| !password.is_empty());
+            let password = password.ok_or(JoinError::Token(
                 "has neither user:password nor id.secret behind ::",
-            ));
+            ))?;
+            format!("Basic {}", STANDARD.encode(format!("{USER}:{password}")))
         };
         Ok(Self { ca, authorization })
     }
@@ -255,13 +260,13 @@ impl Supervisor {
         self.asked.send(&ask, read)
     }
 
-    fn refused(&self, what: &'static str, error: KubeError) -> JoinError {
+    /// A token that has ended is not known any more, which is 401, or its user is in no group that may ask, which is 403.
+    fn refused(&self, error: KubeError) -> JoinError {
         match error.status() {
-            Some(401) => JoinError::Refused {
+            Some(401 | 403) if self.authorization.is_some() => JoinError::Refused {
                 url: self.asked.url.shown(),
                 error,
             },
-            Some(403) => JoinError::Forbidden { what, error },
             _ => error.into(),
         }
     }
@@ -270,7 +275,7 @@ impl Supervisor {
     pub fn cluster(&self) -> Result<Cluster, JoinError> {
         let path = format!("{V1}/config");
         let answer = self.ask(Ask::get(&path), &[], Answer::document);
-        let document = answer.map_err(|e| self.refused("the configuration of the cluster", e))?;
+        let document = answer.map_err(|e| self.refused(e))?;
         typed(&document).map_err(|e| wrong("config", &self.asked.url, e))
     }
 
@@ -278,7 +283,7 @@ impl Supervisor {
     pub fn apiservers(&self, first: &Url) -> Result<Vec<String>, JoinError> {
         let path = format!("{V1}/apiservers");
         let answer = self.ask(Ask::get(&path), &[], |answer| answer.bytes(MAX_PEM_BYTES));
-        let list = answer.map_err(|e| self.refused("the list of apiservers", e))?;
+        let list = answer.map_err(|e| self.refused(e))?;
         let all: Option<Vec<String>> =
             from_json(&list).map_err(|e| wrong("apiservers", &self.asked.url, e))?;
         let mut urls = Vec::new();
@@ -297,7 +302,7 @@ impl Supervisor {
     pub fn client_ca(&self) -> Result<Vec<u8>, JoinError> {
         let path = format!("{V1}/client-ca.crt");
         let answer = self.ask(Ask::get(&path), &[], |answer| answer.bytes(MAX_PEM_BYTES));
-        let pem = answer.map_err(|e| self.refused("client-ca.crt", e))?;
+        let pem = answer.map_err(|e| self.refused(e))?;
         if tls::certificates(&pem).is_empty() {
             return Err(wrong(
                 "client-ca.crt",
@@ -312,9 +317,9 @@ impl Supervisor {
     ///
     /// - Errors: among others, that the node has had another password.
     pub fn certify(&self, node: &Node, purpose: Purpose) -> Result<(String, String), JoinError> {
-        let (file, what) = match purpose {
-            Purpose::Client => ("client-kubelet.crt", "a client certificate"),
-            Purpose::Serving => ("serving-kubelet.crt", "a serving certificate"),
+        let file = match purpose {
+            Purpose::Client => "client-kubelet.crt",
+            Purpose::Serving => "serving-kubelet.crt",
         };
         let url = &self.asked.url;
         let subject = node_subject(&node.name);
@@ -341,7 +346,7 @@ impl Supervisor {
             Some(403) => JoinError::NodePassword {
                 node: node.name.clone(),
             },
-            _ => self.refused(what, e),
+            _ => self.refused(e),
         })?;
         let text = String::from_utf8(pem).map_err(|e| wrong(file, url, e))?;
         if text.contains("PRIVATE KEY") {
@@ -355,6 +360,27 @@ impl Supervisor {
         }
         Ok((text, made.key))
     }
+}
+
+/// Has a fresh key certified, under the name of the certificate in `config` (K3SJ-08): by the first of `servers` that answers,
+/// whatever it says.
+///
+/// - Errors: what the last one that was asked has said, or why it is silent.
+pub fn renew(
+    config: &Kubeconfig,
+    servers: &[Url],
+    proxies: &ProxyVariables,
+    node: &Node,
+    purpose: Purpose,
+) -> Result<(String, String), JoinError> {
+    let mut result = Err(KubeError::Local("no server of k3s is known".into()).into());
+    for url in servers {
+        result = Supervisor::of_member(config.clone(), url, proxies).certify(node, purpose);
+        if !matches!(&result, Err(JoinError::Kube(e)) if !e.is_answer()) {
+            break;
+        }
+    }
+    result
 }
 
 /// A kubeconfig for the apiserver at `url`, yet without a name to ask under.

@@ -76,7 +76,7 @@ impl Pins {
             let lower = text.trim().to_ascii_lowercase();
             match lower.strip_prefix(SHA256) {
                 Some(digest) if is_digest(digest) => Ok(lower),
-                _ => Err(JoinError::Pin(text.into())),
+                _ => Err(JoinError::Pin),
             }
         });
         pins.collect::<Result<_, _>>().map(Self)

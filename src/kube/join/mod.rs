@@ -5,10 +5,11 @@
 //! | [`kubeadm`] | kubeadm: ConfigMap `cluster-info`, signed with the token |
 //! | [`k3s`] | k3s: its supervisor, known by the digest in the token |
 //!
-//! A server is told nothing before it is verified. Nothing is written here.
+//! A server is told nothing before it is verified. Nothing is written, but for [`mod@staged`]: it puts on disk what was found.
 
 pub mod k3s;
 pub mod kubeadm;
+pub mod staged;
 #[cfg(test)]
 mod tests;
 
@@ -58,8 +59,8 @@ pub enum JoinError {
     #[error("--token: {0}")]
     Token(&'static str),
     /// The same of a digest.
-    #[error("--discovery-token-ca-cert-hash: {0:?} is not sha256: and 64 hexadecimal digits")]
-    Pin(String),
+    #[error("--discovery-token-ca-cert-hash: one is not sha256: and 64 hexadecimal digits")]
+    Pin,
     /// The server is another one than it should be.
     #[error(
         "{url} has no ConfigMap cluster-info that strangers may read: it is no cluster of kubeadm, or its operator has closed that"

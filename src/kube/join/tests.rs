@@ -1,9 +1,15 @@
 //! Tokens, digests and clocks. Whole exchanges are in `tests/cluster/join.rs`.
 
+use alloc::sync::Arc;
+use std::net::TcpListener;
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
 use sha2::{Digest as _, Sha256};
 
 use super::{JoinError, k3s, kubeadm};
 use crate::api::hex;
+use crate::kube::csr;
+use crate::kube::kubeconfig::{Material, Trust};
 use crate::kube::testing::{Authority, NOW, Server, Validity, ok, say};
 use crate::net::{ProxyVariables, Url, tls};
 
@@ -105,8 +111,88 @@ fn tokens_of_k3s() {
     for bad in ["", "K10aa::node:x", "a b", "K10::node:x"] {
         assert!(k3s::Token::parse(bad).is_err(), "{bad}");
     }
-    assert!(k3s::Token::parse(&format!("K10{digest}::word")).is_err());
-    assert!(k3s::Token::parse(&format!("K10{digest}::")).is_err());
+    for bad in ["word", "", "node:"] {
+        let text = format!("K10{digest}::{bad}");
+        assert!(k3s::Token::parse(&text).is_err(), "{text}");
+    }
+}
+
+#[test]
+fn an_agent_of_k3s_asks_as_the_user_node() {
+    // K3SJ-01 K3SJ-03
+    let ca = Authority::new();
+    let pair = ca.server(&["127.0.0.1"], NOW);
+    let pem = ca.pem.clone();
+    let [node, other] = ["node:a:b", "node:x"].map(|it| format!("Basic {}", STANDARD.encode(it)));
+    let server = Server::tls(&pair, None, move |seen| {
+        match (&*seen.path, seen.header("authorization")) {
+            ("/cacerts", "") => ok(&pem),
+            ("/v1-k3s/config", said) if said == node => ok("{}"),
+            ("/v1-k3s/config", said) if said == other => say(401, "", b"not authorized"),
+            // What the user `server` gets, and a bootstrap token that has ended.
+            _ => say(403, "", b"forbidden"),
+        }
+    });
+    let url = Url::parse(&server.url()).expect("a URL");
+    let whole = format!("K10{}::", hex(&Sha256::digest(&ca.pem)));
+    for (text, let_in) in [
+        (format!("{whole}server:a:b"), true),
+        (format!("{whole}node:a:b"), true),
+        (format!("{whole}:a:b"), true),
+        ("a:b".to_owned(), true),
+        (format!("{whole}server:x"), false),
+        ("x".to_owned(), false),
+        (format!("{whole}{SECRET}"), false),
+    ] {
+        let found = k3s::find(&url, token(&text), &ProxyVariables::default());
+        let (supervisor, _) = found.expect("proven");
+        match supervisor.cluster() {
+            Ok(_) => assert!(let_in, "{text}"),
+            Err(JoinError::Refused { .. }) => assert!(!let_in, "{text}"),
+            Err(other) => panic!("{text}: {other}"),
+        }
+    }
+}
+
+#[test]
+fn another_server_renews_when_one_is_silent() {
+    // K3SJ-08
+    let ca = Arc::new(Authority::new());
+    let pair = ca.server(&["127.0.0.1"], NOW);
+    let signer = Arc::clone(&ca);
+    let signs = Server::tls(&pair, Some(&ca), move |seen| {
+        assert!(seen.peer.is_some() && seen.header("authorization").is_empty());
+        assert_eq!(seen.path, "/v1-k3s/client-kubelet.crt");
+        let request = csr::pem("CERTIFICATE REQUEST", &seen.body);
+        say(200, "", signer.sign_request(&request, NOW).as_bytes())
+    });
+    let refuses = Server::tls(&pair, Some(&ca), |_| say(403, "", b"another password"));
+    let url = |text: &str| Url::parse(text).expect("a URL");
+    let nobody = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    let silent = url(&format!("https://{}", nobody.local_addr().expect("port")));
+    drop(nobody);
+    let (signs, refuses) = (&url(&signs.url()), &url(&refuses.url()));
+    let own = ca.client("system:nodes", "system:node:a", NOW);
+    let mut config = k3s::kubeconfig(signs, Trust::Ca(Material::Inline(ca.pem.clone().into())));
+    let inline = |text: &str| Material::Inline(text.as_bytes().to_vec());
+    config.user.certificate = Some((inline(&own.certificate), inline(&own.key)));
+    let node = k3s::Node {
+        name: "a".into(),
+        password: "p".into(),
+        ips: Vec::new(),
+    };
+    let renew = |servers: &[&Url]| {
+        let servers: Vec<Url> = servers.iter().copied().cloned().collect();
+        let proxies = ProxyVariables::default();
+        k3s::renew(&config, &servers, &proxies, &node, k3s::Purpose::Client)
+    };
+    let (chain, _) = renew(&[&silent, signs]).expect("the second one");
+    assert!(chain.contains("BEGIN CERTIFICATE"), "{chain}");
+    let refused = renew(&[refuses, signs]);
+    assert!(matches!(refused, Err(JoinError::NodePassword { .. })));
+    let unreached = renew(&[&silent]);
+    assert!(matches!(&unreached, Err(JoinError::Kube(e)) if !e.is_answer()));
+    assert!(renew(&[]).is_err());
 }
 
 #[test]

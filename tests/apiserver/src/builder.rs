@@ -131,7 +131,13 @@ impl Builder {
         self
     }
 
-    /// Be a server of k3s, with this secret of nodes (`node:password`) and this mode of the egress selector.
+    /// How long ago the authorities were made. They hold for ten years.
+    pub fn ca_age(mut self, age: Duration) -> Self {
+        self.0.ca_age = age;
+        self
+    }
+
+    /// Be a server of k3s, with this secret (`server:password`, as in `node-token`) and this mode of the egress selector.
     pub fn k3s(mut self, secret: &str, egress: &str) -> Self {
         self.0.k3s = Some((secret.to_owned(), egress.to_owned()));
         self

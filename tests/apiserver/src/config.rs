@@ -52,7 +52,9 @@ pub(crate) struct Config {
     pub(crate) continue_life: Duration,
     /// A connection without a request is closed after this; upstream's is 90 s.
     pub(crate) idle: Duration,
-    /// It is a k3s server: `node:password`, and the mode of its egress selector.
+    /// How old the authorities are.
+    pub(crate) ca_age: Duration,
+    /// It is a k3s server: `server:password`, and the mode of its egress selector.
     pub(crate) k3s: Option<(String, String)>,
     /// Nodes are reached through this proxy, under the first of their names.
     pub(crate) egress: Option<SocketAddr>,
@@ -89,6 +91,7 @@ impl Default for Config {
             bookmarks: Duration::from_secs(60),
             continue_life: Duration::from_secs(300),
             idle: Duration::from_secs(90),
+            ca_age: Duration::ZERO,
             k3s: None,
             egress: None,
         }

@@ -41,11 +41,13 @@ impl Core {
     /// A cluster with the namespaces and objects that every cluster has, and the configured nodes' identities.
     pub(crate) fn new(config: Config) -> Result<Self, ApiError> {
         let clock = Clock::default();
-        let authority = Authority::new(clock.now_s()).map_err(ApiError::internal)?;
+        let age_s = i64::try_from(config.ca_age.as_secs()).unwrap_or(0);
+        let made_s = clock.now_s() - age_s;
+        let authority = Authority::new(made_s).map_err(ApiError::internal)?;
         let supervisor = config
             .k3s
             .clone()
-            .map(|(secret, egress)| Supervisor::new(clock.now_s(), secret, egress));
+            .map(|(secret, egress)| Supervisor::new(made_s, secret, egress));
         let core = Self {
             supervisor: supervisor.transpose()?,
             store: Mutex::new(Store::new(config.history)),

@@ -38,6 +38,7 @@ pub(crate) struct Signed {
 
 /// A certificate authority.
 pub(crate) struct Authority {
+    begins_s: i64,
     issuer: Issuer<'static, KeyPair>,
     pub(crate) der: CertificateDer<'static>,
     pub(crate) pem: String,
@@ -74,6 +75,7 @@ impl Authority {
         ];
         let certificate = params.self_signed(&key)?;
         Ok(Self {
+            begins_s: now_s - BACKDATE_S,
             der: certificate.der().clone(),
             pem: certificate.pem(),
             issuer: Issuer::new(params, key),
@@ -126,7 +128,8 @@ impl Authority {
         })
     }
 
-    /// Signs the key of a request, DER, for somebody else than it says. PEM.
+    /// Signs the key of a request, DER, for somebody else than it says. PEM. It begins with the authority, as certificates of
+    /// k3s do (dynamiclistener, `NewSignedCert`, before 0.7.3).
     pub(crate) fn certify(
         &self,
         request: &[u8],
@@ -135,7 +138,7 @@ impl Authority {
     ) -> Result<String, rcgen::Error> {
         let mut csr = CertificateSigningRequestParams::from_der(&request.into())?;
         let organisations: Vec<&str> = signed.organisation.into_iter().collect();
-        let (from, to) = (now_s - BACKDATE_S, now_s + signed.life_s);
+        let (from, to) = (self.begins_s, now_s + signed.life_s);
         csr.params = params(&signed.common_name, &organisations, from, to);
         csr.params.subject_alt_names =
             CertificateParams::new(signed.hosts.clone())?.subject_alt_names;

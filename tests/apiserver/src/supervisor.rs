@@ -28,7 +28,7 @@ const SERVING_LIFE_S: i64 = 365 * 24 * 3600;
 pub(crate) struct Supervisor {
     /// That of servers, the nodes' among them.
     pub(crate) authority: Authority,
-    /// `node:password`.
+    /// `server:password`, as in `node-token`.
     pub(crate) secret: String,
     /// How the apiserver reaches nodes.
     pub(crate) egress: String,
@@ -122,12 +122,16 @@ impl Supervisor {
             return call.user.clone();
         };
         let said = STANDARD.decode(basic).unwrap_or_default();
-        let whole = self.secret.as_bytes();
+        let said = String::from_utf8(said).unwrap_or_default();
         let (_, password) = self.secret.split_once(':').unwrap_or_default();
-        if said == whole || said == [b":", password.as_bytes()].concat() {
-            return Ok(User::known("node", &["k3s:agent"]));
+        // One password, and two users of which each may ask for other things.
+        match said.split_once(':') {
+            Some(("node", given)) if given == password => Ok(User::known("node", &["k3s:agent"])),
+            Some(("server", given)) if given == password => {
+                Ok(User::known("server", &["k3s:server"]))
+            }
+            _ => Err(ApiError::unauthorized()),
         }
-        Err(ApiError::unauthorized())
     }
 
     /// Whose certificate is asked for, if it may be.
