@@ -98,9 +98,6 @@ cri='picolet-cri.socket picolet-cri.service'
 boot='picolet-first-boot.service picolet-join.service'
 service=picolet
 [ "$mode" = standalone ] || service=kubelet
-# What `picolet upgrade` leaves beside the program.
-traces="$target.part"
-for end in trial bad back; do traces="$traces $target.$end $target.$end.part"; done
 
 # ---- What was released. A tarball is unpacked only after that.
 
@@ -157,19 +154,17 @@ name_of() {
     esac
 }
 
-# The options of the mount that a path is on, and that mount.
-mount_of() {
-    path=$1
-    while [ ! -e "$path" ]; do path=$(dirname "$path"); done
-    path=$(cd "$path" && pwd -P)
-    while [ "$path" != / ]; do
-        # The last one in the table is on top.
-        found=$(awk -v at="$path" '$2 == at { o = $4 } END { print o }' /proc/mounts)
-        [ -z "$found" ] || break
-        path=$(dirname "$path")
+# The mount that a path is on, as $disk, and its $options.
+find_mount() {
+    disk=$1
+    while [ ! -e "$disk" ]; do disk=$(dirname "$disk"); done
+    disk=$(cd "$disk" && pwd -P)
+    # Bounded: the path gets shorter. The last one in the table is on top.
+    while :; do
+        options=$(at=$disk awk '{ gsub(/\\040/, " ", $2) } $2 == ENVIRON["at"] { o = $4 } END { print o }' /proc/mounts)
+        if [ -n "$options" ] || [ "$disk" = / ]; then break; fi
+        disk=$(dirname "$disk")
     done
-    [ "$path" != / ] || found=$(awk '$2 == "/" { o = $4 } END { print o }' /proc/mounts)
-    echo "$found $path"
 }
 
 # Whether something is mounted at or below a path without links.
@@ -241,15 +236,15 @@ fits_kernel() {
 }
 
 fits_disk() {
-    set -- $(mount_of "$bin")
-    case ,$1, in
-    *,ro,*) refuse "$bin is on $2, which is read-only: mount -o remount,rw $2" ;;
-    *,noexec,*) refuse "$bin is on $2, which is mounted noexec: mount -o remount,exec $2" ;;
+    find_mount "$bin"
+    case ,$options, in
+    *,ro,*) refuse "$bin is on $disk, which is read-only: mount -o remount,rw $disk" ;;
+    *,noexec,*) refuse "$bin is on $disk, which is mounted noexec: mount -o remount,exec $disk" ;;
     esac
     # The new program stands beside the old one for a moment.
     need=$(($(wc -c <"$program") / 1024 + 64))
-    has=$(df -Pk "$2" | awk 'NR == 2 { print $4 }')
-    [ "$has" -ge "$need" ] || refuse "$2 has $has KiB of room, it needs $need KiB: make room there"
+    has=$(df -Pk "$disk" | awk 'NR == 2 { print $4 }')
+    [ "$has" -ge "$need" ] || refuse "$disk has $has KiB of room, it needs $need KiB: make room there"
 }
 
 fits_neighbours() {
@@ -366,10 +361,11 @@ place() {
     if [ -z "$root" ] && [ ! -e "$unfinished" ]; then
         mkdir -p "$library" && : >"$unfinished" || failed "cannot write $unfinished"
     fi
-    [ "$to" != "$target" ] || [ ! -f "$to" ] || ln -f "$to" "$to.old" || failed "cannot keep $to"
     { cp "$from" "$to.new" && chmod "$([ "$bits" = -rwxr-xr-x ] && echo 755 || echo 644)" "$to.new"; } ||
         failed "cannot write $to.new"
     flush "$to.new"
+    # One that is on trial may not be well: the program before it is what is kept.
+    [ "$to" != "$target" ] || [ ! -f "$to" ] || [ -e "$to.trial" ] || ln -f "$to" "$to.old" || failed "cannot keep $to"
     mv -f "$to.new" "$to" || failed "cannot install $to"
     flush "$(dirname "$to")"
     echo "installed $to"
@@ -547,7 +543,9 @@ uninstall() {
     # Not stopped, which would end the pods: without its file it goes with the machine.
     delete "$units/picolet-pods.service" "$scripts/picolet-pods" "$root/etc/runlevels/default/picolet-pods"
     [ "$(readlink "$kubelet")" != "$link" ] || delete "$kubelet"
-    delete "$target" "$target.old" "$target.new" $traces "$units/picolet-upgrade.service" "$library/guard" "$library/first-boot" "$library/release.pub" \
+    # What `picolet upgrade` leaves beside the program.
+    for end in part trial trial.part bad bad.part back back.part; do delete "$target.$end"; done
+    delete "$target" "$target.old" "$target.new" "$units/picolet-upgrade.service" "$library/guard" "$library/first-boot" "$library/release.pub" \
         "$unfinished" "$rotation" "$share/bash-completion/completions/picolet" "$share/zsh/site-functions/_picolet" \
         "$share/fish/vendor_completions.d/picolet.fish" "$share/man/man8/picolet.8"
     [ ! -d "$library" ] || run rmdir "$library"

@@ -39,8 +39,12 @@ back() {
     sum=$(told sum)
     line="$sum $(told version) $1"
     { grep -v "^$sum " "$program.bad" 2>/dev/null | tail -n $((most_bad - 1)) && echo "$line"; } | put "$program.bad" &&
-        echo "$line" | put "$program.back" &&
-        rm -f "$program.part" && ln "$old" "$program.part" && mv -f "$program.part" "$program" &&
+        echo "$line" | put "$program.back" || {
+        # The swap needs no room on the disk, and does not wait for the notes.
+        rm -f "$program.bad.part" "$program.back.part"
+        say "cannot note it: $line"
+    }
+    rm -f "$program.part" && ln "$old" "$program.part" && mv -f "$program.part" "$program" &&
         flush "$(dirname "$program")" && end_trial || return 1
     say "put the old program back: $line"
 }
@@ -54,7 +58,13 @@ count() {
     fi
     tries=$(told tries)
     case $tries in
-    [1-9]) { echo "tries $((tries - 1))" && sed 1d "$trial"; } | put "$trial" ;;
+    [1-9])
+        { echo "tries $((tries - 1))" && sed 1d "$trial"; } | put "$trial" || {
+            rm -f "$trial.part"
+            # On a full disk in place, which needs no room: one digit.
+            echo "tries $((tries - 1))" 1<>"$trial" && flush "$trial"
+        }
+        ;;
     *)
         if [ -e "$old" ]; then
             back "it did not become healthy in the starts it had"

@@ -209,13 +209,22 @@ fn a_second_run_changes_nothing() {
         assert_eq!(fs::read(&kept).expect("kept"), old);
         assert_eq!(fs::metadata(&kept).expect("kept").ino(), inode);
         assert_ne!(fs::read(&program).expect("new"), old);
-        // A run before this one was cut off, and an upgrade is on trial.
+        // Where the new one does not come to be, the one that is kept stays.
+        let inode = |path: &Path| fs::metadata(path).expect("a program").ino();
+        let first = inode(&kept);
+        let new = board.path("usr/local/bin/picolet.new");
+        std::os::unix::fs::symlink("/dev/full", &new).expect("link");
+        board.pack("three");
+        board.refuses(&[], 1, "cannot write");
+        assert_eq!(inode(&kept), first);
+        fs::remove_file(&new).expect("removed");
+        // A run before this one was cut off, and an upgrade is on trial: the program before that may be the last good one.
         let trial = board.path("usr/local/bin/picolet.trial");
         fs::write(&trial, "tries 3\n").expect("written");
-        fs::write(board.path("usr/local/bin/picolet.new"), "torn").expect("written");
-        board.pack("three");
+        fs::write(&new, "torn").expect("written");
         board.does(&[]);
-        assert!(!board.path("usr/local/bin/picolet.new").exists() && !trial.exists());
+        assert!(!new.exists() && !trial.exists());
+        assert_eq!(inode(&kept), first);
 
         board.does(&["--uninstall"]);
         assert!(!program.exists() && !kept.exists() && !wanted.is_symlink());
@@ -629,6 +638,107 @@ fn what_cannot_work_is_refused_before_anything_is_written() {
         std::os::unix::fs::symlink("../../kept", &own).expect("link");
         board.does(&["--uninstall", "--purge"]);
         assert!(!own.is_symlink() && !board.path("kept").exists());
+    }
+}
+
+#[test]
+fn a_root_may_have_a_space_in_its_name() {
+    // PKG-05 PKG-06 PKG-08
+    for board in boards("space") {
+        let root = board.dir.join("my root");
+        fs::rename(board.path(""), &root).expect("renamed");
+        let run = |words: &[&str]| {
+            let mut command = board.command();
+            let output = command.arg("--root").arg(&root).args(words).output();
+            let output = output.expect("started");
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            (output.status.code(), said)
+        };
+        if nix::unistd::geteuid().is_root() {
+            let local = root.join("usr/local");
+            let mount = Command::new("mount")
+                .args(["-t", "tmpfs", "-o", "noexec", "none"])
+                .arg(&local)
+                .status();
+            assert!(mount.is_ok_and(|s| s.success()));
+            let (code, said) = run(&[]);
+            let unmounted = Command::new("umount").arg(&local).status();
+            assert!(unmounted.is_ok_and(|s| s.success()));
+            let wanted = "my root/usr/local, which is mounted noexec: mount";
+            assert!(code == Some(3) && said.contains(wanted), "{said}");
+        } else {
+            skipped!("a_root_may_have_a_space_in_its_name: mounts: not root");
+        }
+        assert_eq!(run(&[]), (Some(0), String::new()));
+        let bin = root.join("usr/local/bin");
+        for end in [
+            "part",
+            "trial",
+            "trial.part",
+            "bad",
+            "bad.part",
+            "back",
+            "back.part",
+            "old",
+            "new",
+        ] {
+            fs::write(bin.join(format!("picolet.{end}")), "").expect("written");
+        }
+        assert_eq!(run(&["--uninstall"]), (Some(0), String::new()));
+        let left: Vec<_> = fs::read_dir(&bin).expect("directory").flatten().collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+/// The guard on a file system of this machine that is full, in the directory `$1`.
+const FULL: &str = r#"
+set -eu
+guard="$2 $3" && cd "$1"
+mount -t tmpfs -o size=64k none . && cd "$1"
+echo one >picolet.old
+echo two >picolet
+printf 'tries 2\nsum abc\nversion 2.0.0\nrestart true\n' >picolet.trial
+: >picolet.bad
+cat /dev/zero >full 2>/dev/null && exit 1
+for start in 1 2; do
+    [ "$($guard "$PWD/picolet" echo runs)" = runs ]
+    [ "$(cat picolet)" = two ]
+    [ "$(cat picolet.trial)" = "$(printf 'tries %s\nsum abc\nversion 2.0.0\nrestart true' $((2 - start)))" ]
+done
+if [ "$4" = start ]; then $guard "$PWD/picolet"; else $guard --back "$PWD/picolet" 'it was not healthy'; fi
+[ "$(cat picolet)" = one ]
+echo *
+"#;
+
+#[test]
+fn a_full_disk_keeps_no_program_in_place_that_is_not_well() {
+    // PKG-22
+    if !nix::unistd::geteuid().is_root() {
+        skipped!("a_full_disk_keeps_no_program_in_place_that_is_not_well: not root");
+        return;
+    }
+    let guard = Path::new(env!("CARGO_MANIFEST_DIR")).join("systemd/guard.sh");
+    for board in boards("full") {
+        for way in ["start", "back"] {
+            let output = Command::new("unshare")
+                .args(["--mount", "sh", "-c", FULL, "sh"])
+                .arg(&board.dir)
+                .arg(board.shell.join(" "))
+                .arg(&guard)
+                .arg(way)
+                .output()
+                .expect("unshare");
+            let left = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert_eq!(
+                left, "full picolet picolet.bad picolet.old\n",
+                "{way}: {output:?}"
+            );
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(
+                said.contains("put the old program back: abc 2.0.0 it "),
+                "{said}"
+            );
+        }
     }
 }
 

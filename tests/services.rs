@@ -135,6 +135,32 @@ fn units_start_after_disks_and_never_after_time_sync() {
 }
 
 #[test]
+fn a_trial_begins_when_the_agent_may_start() {
+    // SVC-04 PKG-21
+    let trial = words(&unit("picolet-upgrade.service"), "After");
+    for name in AGENTS {
+        // The time that a new program has does not pass while the agent waits for the link.
+        for target in words(&unit(name), "After") {
+            assert!(trial.contains(&target), "{name}: {target}");
+        }
+        // One that hangs at its start is judged, too.
+        assert!(!trial.contains(&name.to_owned()), "{name}");
+        let wants = words(&unit(name), "Wants");
+        assert!(
+            wants.contains(&"picolet-upgrade.service".to_owned()),
+            "{name}"
+        );
+    }
+    // Under OpenRC who watches is started by what starts the agent, after that.
+    for name in ["picolet", "kubelet"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("systemd/openrc");
+        let text = fs::read_to_string(path.join(name)).expect(name);
+        let after = text.split("start_post() {").nth(1).expect(name);
+        assert!(after.contains("upgrade --watch"), "{name}");
+    }
+}
+
+#[test]
 fn a_unit_of_its_own_ends_the_pods() {
     // SVC-06
     let pods = unit("picolet-pods.service");

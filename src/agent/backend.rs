@@ -19,6 +19,7 @@ use super::{
     pod_store::PodStore,
     provider::Providers,
     recorder::Recorder,
+    removed::Removed,
     tunnel::Board,
     vitals::{HeapUse, LoopWatch},
 };
@@ -70,6 +71,8 @@ pub(super) struct Settings {
     pub(super) tunnel: Option<Rc<Board>>,
     /// What may go over the link, if that is limited.
     pub(super) budget: Option<Arc<LinkBudget>>,
+    /// Whether the loop moves.
+    pub(super) loop_watch: LoopWatch,
 }
 
 /// Serves the local commands and the node's server.
@@ -94,10 +97,10 @@ pub(super) struct LocalBackend {
     pub(super) images: ImageCommands,
     /// Who measures pods.
     pub(super) evictor: Evictor,
-    /// Whether the loop moves.
-    pub(super) loop_watch: LoopWatch,
     /// Answers may be large.
     pub(super) heap: HeapUse,
+    /// Since when pods have no manifest any more.
+    pub(super) removed: Removed,
     /// For what cannot be shown.
     pub(super) complaints: Rc<Complaints>,
     /// Where requests that only the loop can fulfil go.
@@ -154,9 +157,13 @@ impl LocalBackend {
         {
             meta["creationTimestamp"] = seen.to_string().into();
         }
-        if !is_configured && pod.metadata.deletion_timestamp.is_none() {
+        if is_configured {
+            self.removed.is_back(uid);
+        } else if pod.metadata.deletion_timestamp.is_none() {
             // Its manifest is gone and it still ends: kubectl's word for that comes from this field.
-            meta["deletionTimestamp"] = self.clock.wall().to_string().into();
+            let now = self.clock.now();
+            let at = earlier(self.clock.wall(), now - self.removed.since(uid, now));
+            meta["deletionTimestamp"] = at.to_string().into();
         }
         Some(object)
     }
@@ -345,8 +352,11 @@ impl Backend for LocalBackend {
                     .map(named)
                     .collect::<Vec<_>>()
             });
+            let named = named.await;
+            self.removed
+                .keep(|uid| named.iter().any(|(_, shown)| shown == uid));
             let mut pods = Vec::new();
-            for (name, uid) in named.await {
+            for (name, uid) in named {
                 // Of a pod without a worker its record tells.
                 let name = match name {
                     Some(name) => Some(name),
@@ -403,7 +413,7 @@ impl Backend for LocalBackend {
     }
 
     fn checks(&self) -> Vec<Check> {
-        let moves = self.loop_watch.is_healthy(self.clock.now());
+        let moves = self.settings.loop_watch.is_healthy(self.clock.now());
         let well = |name| Check {
             name,
             trouble: None,

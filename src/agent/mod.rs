@@ -76,6 +76,7 @@ mod provider;
 mod recorder;
 mod records;
 mod relister;
+mod removed;
 mod reset;
 mod ring;
 mod run;

@@ -39,6 +39,7 @@ use super::{
     pollers,
     provider::{self, Providers},
     recorder::Severity,
+    removed::Removed,
     serving,
     start_error::{Exit, StartError, fatal, lane, usage},
     tasks::boxed,
@@ -377,8 +378,8 @@ async fn serve(
             runtime: Rc::clone(&parts.machine.runtime),
         },
         evictor: assembly::evictor(&parts, Rc::new(assembly::garbage(&parts, asker.clone()))),
-        loop_watch: parts.tools.loop_watch.clone(),
         heap: parts.tools.heap.clone(),
+        removed: Removed::default(),
         complaints: Rc::clone(&parts.tools.complaints),
         commands,
         settings: backend::Settings {
@@ -390,6 +391,7 @@ async fn serve(
             providers: parts.machine.providers.clone(),
             tunnel: parts.owners.tunnel.clone(),
             budget: parts.owners.budget.clone(),
+            loop_watch: parts.tools.loop_watch.clone(),
         },
     });
     let served = assembly::served_parts(&parts, asker.clone(), Rc::clone(&backend));

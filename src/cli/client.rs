@@ -138,6 +138,10 @@ impl Client {
 }
 
 fn lost(e: &io::Error) -> CliError {
+    // So the kernel says that the time of `patience` is over.
+    if e.kind() == io::ErrorKind::WouldBlock {
+        return CliError::new("the agent does not answer");
+    }
     CliError::new(format!("connection to the agent failed: {e}"))
 }
 

@@ -239,7 +239,7 @@ pub(super) const COMMANDS: &[Command] = &[
         switch("force", None, "also if it is older, was put back before, or finds something wrong; it is watched all the same"),
         value("key", None, "PATH", "public key that the release is signed by (default ../lib/picolet/release.pub beside the program's directory)"),
         value("restart", None, "COMMAND", "what restarts the agent (default: its service of systemd or OpenRC)"),
-        value("wait", None, "SECONDS", "time that the new one has to become healthy (default 120)"),
+        value("wait", None, "SECONDS", "time that the new one has to become healthy, from 20 to 3600 (default 120)"),
         switch("watch", None, "go on with a trial that was cut off; picolet-upgrade.service does it"),
         QUIET,
     ], agent_flags: false, takes: Takes::Files },

@@ -30,7 +30,7 @@ pub const RETRY: Duration = Duration::from_secs(60);
 pub const MAX_RETRY: Duration = Duration::from_secs(30 * 60);
 /// Longest wait in one piece: a clock that was set meanwhile is noticed.
 pub const MAX_WAIT: Duration = Duration::from_secs(3600);
-/// A pod that takes longer to start or to end than this is waited for no more, seconds.
+/// A pod that takes longer to start or to end than this is waited for no more, seconds. One that ends later is not yet.
 pub const SETTLE_S: i64 = 600;
 /// Bytes of a version, and of the name of an architecture.
 const MAX_WORD_BYTES: usize = 64;
@@ -269,10 +269,10 @@ pub struct OnItsWay {
 }
 
 impl OnItsWay {
-    /// Whether an update waits for it. One that hangs holds up nothing.
+    /// Whether an update waits for it. One that hangs holds up nothing, nor does a time that a wrong clock wrote.
     #[must_use]
     pub fn is_moving(&self, now: Wall) -> bool {
-        let is_recent = |time: Wall| now.secs() - time.secs() < SETTLE_S;
+        let is_recent = |time: Wall| now.secs().abs_diff(time.secs()) < SETTLE_S.unsigned_abs();
         self.ends.is_some_and(is_recent) || self.is_starting && self.started.is_some_and(is_recent)
     }
 }

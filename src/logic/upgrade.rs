@@ -15,10 +15,16 @@ pub const BACK: &str = ".back";
 pub const TRIES: u32 = 3;
 /// By then it has to be healthy, seconds, unless another time is asked for.
 pub const PATIENCE_S: u64 = 120;
-/// Longest time that can be asked for, seconds.
+/// Shortest and longest time that can be asked for, seconds: a healthy agent needs some on a slow board, and [`HOLD`].
+pub const MIN_PATIENCE_S: u64 = 20;
+/// See [`MIN_PATIENCE_S`].
 pub const MAX_PATIENCE_S: u64 = 3600;
 /// It has to stay so, in one process, for this long: some relists, and a round of housekeeping.
 pub const HOLD: Duration = Duration::from_secs(5);
+/// So long the apiserver may answer others and not the new program: when a link comes back, an agent does not notice at once.
+pub const LINK_GRACE: Duration = Duration::from_secs(60);
+/// What agents, and people in their place, end containers by: SIGTERM, SIGKILL, SIGINT, SIGHUP, SIGQUIT. Source: signal(7).
+const BY_AGENT: [i32; 5] = [15, 9, 2, 1, 3];
 /// Containers of which the processes are remembered: more than a node runs. Others are not looked at.
 pub const MAX_KEPT: usize = 1024;
 /// Bytes of the file: as many containers, and paths.
@@ -182,8 +188,15 @@ pub struct Gone {
     pub id: String,
     /// UID of its pod.
     pub pod: String,
-    /// It ended by itself: no signal did it, and the agent did not ask it to.
+    /// It ended by itself ([`ends_by_itself`]), and the agent did not ask it to.
     pub by_itself: bool,
+}
+
+/// Whether a container ends so by itself: by a crash, or for want of memory, just as by its exit. What it ended by is in its
+/// exit code, which is 128 + signal if one did it.
+#[must_use]
+pub fn ends_by_itself(code: i32, oom_killed: bool) -> bool {
+    oom_killed || !BY_AGENT.contains(&code.saturating_sub(128))
 }
 
 /// What follows from a look.
@@ -193,7 +206,8 @@ pub enum Verdict {
     Wait,
     /// It stays.
     Stay,
-    /// It is well, and the apiserver does not answer it. Whether that is its fault, another program has to try.
+    /// It is well, and the apiserver does not answer it. Whether that may be its fault, another program has to try
+    /// ([`Gate::blame`]).
     AskApiserver,
     /// The old one comes back, for this reason.
     Back(String),
@@ -205,6 +219,8 @@ pub struct Gate {
     patience_s: u64,
     deadline: Mono,
     apiserver: bool,
+    /// The apiserver answers others, and may do so until then.
+    blamed_until: Option<Mono>,
     /// The process that is well, and since when.
     well: Option<(u32, Mono)>,
     /// Pods that were seen on their way out: their containers may end.
@@ -219,6 +235,7 @@ impl Gate {
             patience_s: trial.patience_s,
             deadline: now + Duration::from_secs(trial.patience_s),
             apiserver: trial.apiserver,
+            blamed_until: None,
             well: None,
             leaving: BTreeSet::new(),
         }
@@ -250,7 +267,13 @@ impl Gate {
                     return Verdict::Stay;
                 }
                 if holds && now >= self.deadline {
-                    return Verdict::AskApiserver;
+                    return match self.blamed_until {
+                        None => Verdict::AskApiserver,
+                        Some(until) if now < until => Verdict::Wait,
+                        Some(_) => {
+                            Verdict::Back("the apiserver answers, but not to the agent".to_owned())
+                        }
+                    };
                 }
                 "it was not healthy for long enough".to_owned()
             }
@@ -263,6 +286,11 @@ impl Gate {
             "it was not healthy within {} s: {reason}",
             self.patience_s
         ))
+    }
+
+    /// Another program has tried, at `now`: the apiserver answers that one. It is not asked again.
+    pub fn blame(&mut self, now: Mono) {
+        self.blamed_until = Some(now + LINK_GRACE);
     }
 }
 
@@ -454,5 +482,52 @@ mod tests {
         };
         let looks = [(1, unanswered(1)), (6, unanswered(1))];
         assert_eq!(judged(&alone, &looks), Verdict::Stay, "stands alone");
+    }
+
+    #[test]
+    fn a_link_that_has_just_come_back_gets_time() {
+        // PKG-21
+        let at = |s: u64| Mono::default() + Duration::from_secs(s);
+        let unanswered = || Look {
+            answered: false,
+            ..well(1)
+        };
+        let asked = || {
+            let mut gate = Gate::new(&trial(), at(0));
+            assert_eq!(gate.judge(unanswered(), at(100)), Verdict::Wait);
+            assert_eq!(gate.judge(unanswered(), at(120)), Verdict::AskApiserver);
+            gate.blame(at(125));
+            assert_eq!(gate.judge(unanswered(), at(184)), Verdict::Wait);
+            gate
+        };
+        assert_eq!(asked().judge(well(1), at(184)), Verdict::Stay);
+        let back = |why: &str| Verdict::Back(why.into());
+        let why = "the apiserver answers, but not to the agent";
+        assert_eq!(asked().judge(unanswered(), at(185)), back(why));
+        // For what is wrong otherwise there is no more time.
+        let why = "it was not healthy within 120 s: x";
+        assert_eq!(asked().judge(ill("x"), at(184)), back(why));
+    }
+
+    #[test]
+    fn what_ends_by_itself() {
+        // PKG-21
+        for (name, code, oom_killed, by_itself) in [
+            ("done", 0, false, true),
+            ("failed", 1, false, true),
+            ("SIGSEGV", 139, false, true),
+            ("SIGABRT", 134, false, true),
+            ("-1", 255, false, true),
+            ("out of memory", 137, true, true),
+            ("SIGTERM", 143, false, false),
+            ("SIGKILL", 137, false, false),
+            ("SIGINT", 130, false, false),
+            ("SIGHUP", 129, false, false),
+            ("SIGQUIT", 131, false, false),
+            ("exit codes that are no signals", 15, false, true),
+            ("of another program", i32::MIN, false, true),
+        ] {
+            assert_eq!(ends_by_itself(code, oom_killed), by_itself, "{name}");
+        }
     }
 }

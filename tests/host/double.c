@@ -1,5 +1,5 @@
 /* A program that passes for picolet until it has to run. MODE: 0 exits at once, 1 hangs, 2 answers, and is not healthy. 3 reads
-   no records of today. */
+   no records of today. 4 takes connections, and never answers. */
 
 #include <stdio.h>
 #include <string.h>
@@ -16,7 +16,7 @@ int main(int argc, char **argv) {
                               : "{\"checks\":[]}") < 0;
     if (MODE == 0) return 1;
     snprintf(at.sun_path, sizeof at.sun_path, "/run/picolet/picolet.sock");
-    for (int n = 1; MODE == 2 && n + 1 < argc; n++)
+    for (int n = 1; MODE >= 2 && n + 1 < argc; n++)
         if (strcmp(argv[n], "--run-dir") == 0) snprintf(at.sun_path, sizeof at.sun_path, "%s/picolet.sock", argv[n + 1]);
     if (MODE == 1) for (;;) pause();
     int listener = socket(AF_UNIX, SOCK_STREAM, 0);
@@ -28,6 +28,7 @@ int main(int argc, char **argv) {
     snprintf(answer, sizeof answer, "HTTP/1.1 200 OK\r\nContent-Length: %zu\r\nConnection: close\r\n\r\n%s", strlen(body), body);
     for (;;) {
         int client = accept(listener, 0, 0);
+        if (MODE == 4) continue;
         if (read(client, request, sizeof request) > 0) (void)!write(client, answer, strlen(answer));
         close(client);
     }

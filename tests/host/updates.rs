@@ -12,12 +12,13 @@ use std::thread;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use picolet::api::Wall;
 use picolet::sys::clock;
 use ring::rand::SystemRandom;
 use ring::signature::{Ed25519KeyPair, KeyPair as _};
 use serde_json::{Value, json};
 
-use crate::host::{self, Host, pause, text};
+use crate::host::{self, Host, pause, sh, text};
 use crate::upgrade::Board;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -541,4 +542,32 @@ fn what_is_not_healthy_is_barred() {
     assert!(board.runs(&other));
     board.nobody_noticed();
     board.finish();
+}
+
+// UPD-07
+#[test]
+fn a_pod_that_is_slow_to_end_says_since_when_it_ends() {
+    if !host::able() {
+        return;
+    }
+    let host = Host::start(&[]);
+    let stubborn = sh("main", "trap '' TERM; while :; do sleep 1; done");
+    let spec = json!({"terminationGracePeriodSeconds": 20, "containers": [stubborn]});
+    host.pod("stubborn", spec);
+    host.wait_phase("stubborn", "Running");
+    host.remove("stubborn.yaml");
+    let ends = |pod: &Value| Wall::parse(pod["metadata"]["deletionTimestamp"].as_str()?);
+    let pod = host.wait_pod("stubborn", "it ends", |pod| ends(pod).is_some());
+    let first = ends(&pod).expect("a time");
+    let mut last = first;
+    host.until("some seconds pass", |host| {
+        // On a slow machine it may have ended by now.
+        last = ends(&host.get("stubborn")).unwrap_or(last);
+        let passed = clock::wall().secs() - first.secs();
+        (passed > 4, passed.to_string())
+    });
+    // By two clocks, which are cut to seconds.
+    assert!(last.secs().abs_diff(first.secs()) <= 1, "{first} {last}");
+    host.wait_gone("stubborn");
+    host.finish();
 }

@@ -238,6 +238,10 @@ fn what_is_not_healthy_goes() {
         (0, "99.0.0 it did not become healthy in the starts it had"),
         (1, "99.0.0 it was not healthy within 20 s"),
         (2, "last looked at its containers never"),
+        (
+            4,
+            "99.0.0 it was not healthy within 20 s: the agent does not answer",
+        ),
     ] {
         let double = board.double(mode);
         board.does(&double, &[], 1, why);
@@ -265,6 +269,23 @@ fn what_is_not_healthy_goes() {
     other.truncate(4096);
     fs::write(&of_text, other).expect("written");
     board.does(&of_text, &[], 1, "is for another processor");
+    // A trial that nobody began and nobody watches.
+    fs::write(board.file(".trial"), "tries 3\n").expect("written");
+    let busy = format!("{} upgrade --watch", board.file(".old").display());
+    board.does(&board.good("x"), &[], 1, &busy);
+    fs::remove_file(board.file(".trial")).expect("removed");
+    // What does not restart the agent ends no trial: there is none then.
+    let fails = "echo it does not >&2; exit 3";
+    let says = format!("({fails}): it does not: the old program is in its place again");
+    board.does(&board.good("x"), &["--restart", fails], 1, &says);
+    assert!(board.runs(&first) && !board.file(".trial").exists());
+    board.nobody_noticed();
+    board.does(
+        &board.good("x"),
+        &["--wait", "1"],
+        1,
+        "must be between 20 and 3600",
+    );
     // PKG-23 UPD-03: what cannot read the records is refused by reason, whoever insists.
     let says = "could not run pods here: records: x is of version 2";
     board.does(&board.double(3), &["--force"], 1, says);

@@ -22,7 +22,7 @@ use super::{
     client::Client,
     health, print,
 };
-use crate::logic::upgrade::{MAX_PATIENCE_S, PATIENCE_S, is_older};
+use crate::logic::upgrade::{MAX_PATIENCE_S, MIN_PATIENCE_S, PATIENCE_S, is_older};
 
 pub(super) use update::run as update;
 
@@ -54,7 +54,7 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
         match word {
             Word::Flag("key") => asked.proof = Proof::Listed(Some(words.value()?.into())),
             Word::Flag("restart") => asked.restart = Some(words.value()?),
-            Word::Flag("wait") => asked.wait_s = words.number("wait")?,
+            Word::Flag("wait") => asked.wait_s = patience(words.number("wait")?)?,
             Word::Flag("dry-run") => dry_run = words.switch()?,
             Word::Flag("force") => asked.force = words.switch()?,
             Word::Flag("watch") => watch = words.switch()?,
@@ -71,6 +71,16 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
             "expected 'picolet upgrade FILE', a program or the tarball of a release",
         )),
     }
+}
+
+/// The time that a new program is given, if it can do with that.
+fn patience(seconds: u64) -> Result<u64, CliError> {
+    if (MIN_PATIENCE_S..=MAX_PATIENCE_S).contains(&seconds) {
+        return Ok(seconds);
+    }
+    Err(CliError::new(format!(
+        "invalid argument \"{seconds}\" for \"wait\": must be between {MIN_PATIENCE_S} and {MAX_PATIENCE_S} seconds"
+    )))
 }
 
 /// Watches a trial that began before: the power failed, or its command was ended.
@@ -155,8 +165,7 @@ fn prepare(running: Running, asked: &Asked, file: &Path) -> Result<Option<Staged
     places.has_guard()?;
     let lock = File::open(&places.program).map_err(|e| failed("open", &places.program, &e))?;
     if lock.try_lock().is_err() || switch::read_trial(&places)?.is_some() {
-        let busy = "another upgrade is under way: wait for its end, which is two minutes at most";
-        return Err(CliError::new(busy).into());
+        return Err(busy(&places).into());
     }
     let restart = match &asked.restart {
         Some(command) => command.clone(),
@@ -178,18 +187,34 @@ fn prepare(running: Running, asked: &Asked, file: &Path) -> Result<Option<Staged
     }))
 }
 
+/// Another program is on trial. Whoever started that may be gone.
+fn busy(places: &Places) -> CliError {
+    CliError::new(format!(
+        "another upgrade is under way: wait some minutes for its end; if nobody watches it: {} upgrade --watch",
+        places.old().display()
+    ))
+}
+
 impl Staged {
     /// Puts it in place, has the agent restarted, and watches it.
     fn take_over(self, asked: &Asked) -> Result<(), NotTaken> {
         let Self {
             running, places, ..
         } = &self;
-        let wait_s = asked.wait_s.min(MAX_PATIENCE_S);
-        let trial = running.trial(&self.version, self.restart.clone(), wait_s, places)?;
+        let trial = running.trial(&self.version, self.restart.clone(), asked.wait_s, places)?;
         switch::switch(places, &trial).map_err(|e| failed("replace", &places.program, &e))?;
         // Nothing more may keep it from being restarted.
         let _ = print(&format!("picolet {} is on trial\n", self.version));
-        running::restart(&trial)?;
+        if let Err(e) = running::restart(&trial) {
+            if running.still_runs(&places.old()) {
+                // No start would be counted: the trial would never end.
+                switch::undo(places).map_err(|_| running::by_hand(&e))?;
+                let why = format!("{}: the old program is in its place again", e.bare());
+                return Err(NotTaken::lasting(why));
+            }
+            // It has ended at least. What comes of it is seen.
+            let _ = print(&format!("{}\n", e.bare()));
+        }
         told(watch::watch(places, &trial, asked.quiet)?)
     }
 }
@@ -259,4 +284,24 @@ fn told(outcome: Outcome) -> Result<(), NotTaken> {
 
 fn failed(what: &str, path: &Path, e: &io::Error) -> CliError {
     CliError::new(format!("cannot {what} {}: {e}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_program_gets_time() {
+        // PKG-21
+        for seconds in [20, PATIENCE_S, 3600] {
+            assert_eq!(patience(seconds).expect("enough"), seconds);
+        }
+        for seconds in [0, 1, 19, 3601, u64::MAX] {
+            let said = patience(seconds).expect_err("refused").to_string();
+            assert!(
+                said.contains("must be between 20 and 3600 seconds"),
+                "{said}"
+            );
+        }
+    }
 }

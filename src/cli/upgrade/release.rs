@@ -1,9 +1,9 @@
 //! Takes a program out of what a release consists of, and looks whether it is what was released, for this machine.
 
 use std::{
-    fs::File,
+    fs::{File, Permissions},
     io::{self, Read as _, Seek as _, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
+    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -93,7 +93,10 @@ pub(super) fn stage(path: &Path, proof: &Proof, places: &Places) -> Result<(), N
             path.display()
         )));
     }
-    out.sync_all().map_err(|e| failed("write", &to, &e))?;
+    // Whatever the umask is: everybody may run the installed program.
+    out.set_permissions(Permissions::from_mode(0o755))
+        .and_then(|()| out.sync_all())
+        .map_err(|e| failed("write", &to, &e))?;
     Ok(())
 }
 
@@ -366,8 +369,12 @@ mod tests {
             "cannot unpack picolet-2.0.0-armv7/picolet",
         );
 
+        // PKG-20: everybody may run it, whatever the umask is, or the mode of what an upgrade before has left.
+        fs::set_permissions(places.staged(), Permissions::from_mode(0o600)).expect("mode");
         stage(&path, &Proof::Listed(Some(key_file)), &places).expect("staged");
         assert_eq!(fs::read(places.staged()).expect("staged"), program);
+        let mode = fs::metadata(places.staged()).expect("staged").permissions();
+        assert_eq!(mode.mode() & 0o7777, 0o755);
         // UPD-01: by what a channel says, whatever its name, and never a bare program.
         let offered = |sum: &str| Proof::Offered {
             sum: sum.into(),

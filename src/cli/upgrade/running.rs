@@ -11,7 +11,10 @@ use std::{
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{CliError, NotTaken, failed, switch::Places};
+use super::{
+    CliError, NotTaken, failed,
+    switch::{self, Places},
+};
 use crate::{
     api::strict::from_json,
     cli::{KUBELET, client::Client},
@@ -76,6 +79,12 @@ impl Running {
             client: client.clone(),
             health,
         })
+    }
+
+    /// Whether it still runs, as the program of this file.
+    pub(super) fn still_runs(&self, program: &Path) -> bool {
+        let own = PathBuf::from(format!("/proc/{}/exe", self.health.pid));
+        switch::is_same(&own, program)
     }
 
     /// How its service is restarted.
@@ -257,9 +266,14 @@ pub(super) fn restart(trial: &Trial) -> Result<(), CliError> {
         Err(e) => e.to_string(),
     };
     Err(CliError::new(format!(
-        "cannot restart the agent ({}): {why}: restart it by hand",
+        "cannot restart the agent ({}): {why}",
         trial.restart
     )))
+}
+
+/// The same where the operator has to do it.
+pub(super) fn by_hand(e: &CliError) -> CliError {
+    CliError::new(format!("{}: restart it by hand", e.bare()))
 }
 
 #[cfg(test)]

@@ -136,17 +136,9 @@ pub(super) fn bad(places: &Places, sum: &str) -> Option<String> {
 /// - Order: the old one under its second name, then the trial, then the new one. The guard finds the first name and the
 ///   second to be one file, and no trial then, as long as the new one is not in place.
 pub(super) fn switch(places: &Places, trial: &Trial) -> io::Result<()> {
-    let (program, old, part) = (&places.program, places.old(), places.part());
+    let (program, old) = (&places.program, places.old());
     if !is_same(program, &old) {
-        file::change(&part)?;
-        match fs::remove_file(&part) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-            _ => {}
-        }
-        file::change(&part)?;
-        fs::hard_link(program, &part)?;
-        file::change(&old)?;
-        fs::rename(&part, &old)?;
+        link_over(program, &old, &places.part())?;
     }
     file::sync_dir(places.dir())?;
     let text = trial.to_string();
@@ -166,8 +158,31 @@ pub(super) fn switch(places: &Places, trial: &Trial) -> io::Result<()> {
     file::write_atomic(&places.trial(), text.as_bytes(), 0o600, true)
 }
 
-/// The new program stays: from here on nothing counts its starts.
-pub(super) fn commit(places: &Places) -> io::Result<()> {
+/// Puts the old program back, which still runs. The order is that of the guard, which goes on after a power cut.
+pub(super) fn undo(places: &Places) -> io::Result<()> {
+    let (program, old) = (&places.program, places.old());
+    if !is_same(program, &old) {
+        link_over(&old, program, &places.part())?;
+    }
+    file::sync_dir(places.dir())?;
+    end_trial(places)
+}
+
+/// Gives the file `of` the name `to` too, whatever had it, by a third name.
+fn link_over(of: &Path, to: &Path, part: &Path) -> io::Result<()> {
+    file::change(part)?;
+    match fs::remove_file(part) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    file::change(part)?;
+    fs::hard_link(of, part)?;
+    file::change(to)?;
+    fs::rename(part, to)
+}
+
+/// The program in place stays: from here on nothing counts its starts.
+pub(super) fn end_trial(places: &Places) -> io::Result<()> {
     let trial = places.trial();
     file::change(&trial)?;
     fs::remove_file(&trial)?;
@@ -300,10 +315,41 @@ mod tests {
             fs::write(places.staged(), "two").expect("written");
             switch(places, &Board::trial()).expect("again");
             assert_eq!(board.runs(), "two", "cut {n}");
-            commit(places).expect("committed");
+            end_trial(places).expect("committed");
             assert!(board.start(None) && board.runs() == "two", "cut {n}");
             if whole {
                 assert!(n > 5, "there are more steps than {n}");
+                return;
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_undone_is_whole_after_a_power_cut_at_any_step() {
+        // PKG-20 PKG-22
+        for n in 0.. {
+            let board = Board::new(&format!("undo-{n}"));
+            let places = &board.places;
+            switch(places, &Board::trial()).expect("switched");
+            let whole = cut_at(n, || undo(places));
+            let runs = board.runs();
+            assert!(runs == "one" || !whole && runs == "two", "cut {n}: {runs}");
+            assert!(
+                runs == "one" || places.trial().exists(),
+                "cut {n}: it would run without a trial"
+            );
+            for start in 0..4 {
+                assert!(board.start(None), "cut {n}, start {start}");
+            }
+            assert_eq!(board.runs(), "one", "cut {n}");
+            assert!(!places.trial().exists(), "cut {n}");
+            // The guard alone says that a program is bad.
+            assert_eq!(bad(places, "abc").is_some(), runs == "two", "cut {n}");
+            fs::write(places.staged(), "two").expect("written");
+            switch(places, &Board::trial()).expect("again");
+            assert_eq!(board.runs(), "two", "cut {n}");
+            if whole {
+                assert!(n > 3, "there are more steps than {n}");
                 return;
             }
         }

@@ -12,7 +12,7 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    Asked, NotTaken, failed, must_be_root, prepare,
+    Asked, NotTaken, busy, failed, must_be_root, prepare,
     release::{self, Proof},
     running::Running,
     switch::{self, Places},
@@ -158,7 +158,7 @@ impl Visit {
 
     fn look(&self, who: Who, quiet: bool) -> Result<String, NotTaken> {
         if switch::read_trial(&self.places)?.is_some() {
-            return Err(later("another upgrade is under way"));
+            return Err(busy(&self.places).into());
         }
         self.make_dir()?;
         let dir = self.dir();

@@ -18,7 +18,7 @@ use crate::{
         health,
         progress::{Progress, Shown},
     },
-    logic::upgrade::{Gate, Gone, Look, Trial, Verdict},
+    logic::upgrade::{self, Gate, Gone, Look, Trial, Verdict},
     shim,
     sys::{
         child::{self, Command},
@@ -26,6 +26,8 @@ use crate::{
     },
 };
 
+/// A new program that is asked how it is answers within this time, or is not well.
+const LOOK_PATIENCE: Duration = Duration::from_secs(10);
 /// The guard puts a program back within this time.
 const BACK_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -38,24 +40,25 @@ pub(super) enum Outcome {
     Back(String),
 }
 
-/// Watches a trial to its end, which comes after [`crate::logic::upgrade::PATIENCE_S`] and a moment at most.
+/// Watches a trial to its end. That comes after the time that the program has, and at most some looks and
+/// [`crate::logic::upgrade::LINK_GRACE`].
 pub(super) fn watch(places: &Places, trial: &Trial, quiet: bool) -> Result<Outcome, CliError> {
-    let client = Client::new(Path::new(&trial.socket));
+    let client = Client::new(Path::new(&trial.socket)).with_patience(LOOK_PATIENCE);
     let begun = clock::mono();
     let mut gate = Gate::new(trial, begun);
     let mut progress = Progress::new(&format!("picolet {}", trial.version), quiet);
     let boot = proc::boot_id().unwrap_or_default();
-    // Bounded: the gate waits until its deadline, and for a program that is well as long as it needs to show it.
+    // Bounded: the gate waits until its deadline, for a program that is well as long as it needs to show it, and for a link.
     loop {
         if switch::read_trial(places)?.is_none() {
-            // The guard counted the starts down.
+            let version = &trial.version;
+            if !switch::is_same(&places.program, &places.old()) {
+                return Ok(Outcome::Stays(version.clone()));
+            }
+            // The guard counted the starts down. On a full disk it leaves no note.
             let why = switch::bad(places, &trial.sum);
-            return Ok(
-                match why.filter(|_| switch::is_same(&places.program, &places.old())) {
-                    Some(why) => Outcome::Back(why),
-                    None => Outcome::Stays(trial.version.clone()),
-                },
-            );
+            let why = why.unwrap_or_else(|| format!("{version} it did not become healthy"));
+            return Ok(Outcome::Back(why));
         }
         let look = look(places, trial, &client, &boot);
         let reason = match gate.judge(look, clock::mono()) {
@@ -71,16 +74,17 @@ pub(super) fn watch(places: &Places, trial: &Trial, quiet: bool) -> Result<Outco
                 continue;
             }
             Verdict::AskApiserver if is_at_fault(&client) => {
-                "the apiserver answers, but not to the agent".to_owned()
+                gate.blame(clock::mono());
+                continue;
             }
             Verdict::Stay | Verdict::AskApiserver => {
-                switch::commit(places).map_err(|e| failed("remove", &places.trial(), &e))?;
+                switch::end_trial(places).map_err(|e| failed("remove", &places.trial(), &e))?;
                 return Ok(Outcome::Stays(trial.version.clone()));
             }
             Verdict::Back(reason) => reason,
         };
         put_back(places, &reason)?;
-        running::restart(trial)?;
+        running::restart(trial).map_err(|e| running::by_hand(&e))?;
         return Ok(Outcome::Back(format!("{} {reason}", trial.version)));
     }
 }
@@ -90,7 +94,7 @@ fn look(places: &Places, trial: &Trial, client: &Client, boot: &str) -> Look {
     let health = match health::look(client) {
         Ok(health) => health,
         Err(e) => {
-            look.trouble = Some(e.to_string());
+            look.trouble = Some(e.bare().to_owned());
             return look;
         }
     };
@@ -106,7 +110,7 @@ fn look(places: &Places, trial: &Trial, client: &Client, boot: &str) -> Look {
     look.pid = Some(health.pid);
     match client.json("GET", "/pods") {
         Ok(pods) => look.pods = uids(&pods),
-        Err(e) => look.trouble = Some(e.to_string()),
+        Err(e) => look.trouble = Some(e.bare().to_owned()),
     }
     if boot == trial.boot {
         look.gone = gone(trial, client);
@@ -144,8 +148,9 @@ fn gone(trial: &Trial, client: &Client) -> Vec<Gone> {
         .into_iter()
         .map(|kept| {
             let exit = shim::read_exit(&dir.join(&kept.id)).ok().flatten();
-            let by_itself =
-                exit.is_some_and(|exit| exit.known && exit.signal == 0 && exit.code < 128);
+            let by_itself = exit.is_some_and(|exit| {
+                exit.known && upgrade::ends_by_itself(exit.code, exit.oom_killed())
+            });
             Gone {
                 id: kept.id.clone(),
                 pod: kept.pod.clone(),

@@ -347,6 +347,24 @@ fn pods_on_their_way() {
             },
             false,
         ),
+        (
+            "began when the clock was wrong",
+            OnItsWay {
+                started: ago(-SETTLE_S),
+                is_starting: true,
+                ends: None,
+            },
+            false,
+        ),
+        (
+            "ends by a clock that was wrong",
+            OnItsWay {
+                started: ago(9999),
+                is_starting: false,
+                ends: ago(-SETTLE_S),
+            },
+            false,
+        ),
     ] {
         assert_eq!(pod.is_moving(now), moving, "{name}");
     }

@@ -14,12 +14,16 @@ const CONFIG: &str = "# The configuration of picolet; docs/configure.md has its 
 /// An example: a configuration file in place would switch the default thresholds of eviction on.
 const CONFIG_PATH: &str = "usr/share/doc/picolet/examples/config.yaml";
 
+/// Before unpacking: from then on the guard puts nothing back over what is unpacked.
+const PREINST: &str = "#!/bin/sh
+set -e
+# An upgrade that was on trial ends: this package is what the operator wants.
+rm -f /usr/bin/picolet.trial
+";
 /// After unpacking. Only the agent is restarted: the pods do not notice.
 const POSTINST: &str = "#!/bin/sh
 set -e
 [ \"$1\" = configure ] || exit 0
-# An upgrade that was on trial ends: this package is what the operator wants.
-rm -f /usr/bin/picolet.trial
 [ -d /run/systemd/system ] || exit 0
 systemctl daemon-reload
 if [ -z \"$2\" ]; then
@@ -173,6 +177,7 @@ impl Source {
             about.file("./postinst", 0o755, script(POSTINST).as_bytes());
             about.file("./prerm", 0o755, script(PRERM).as_bytes());
             if name == "picolet" {
+                about.file("./preinst", 0o755, PREINST.as_bytes());
                 about.file("./postrm", 0o755, POSTRM.as_bytes());
             }
             let members: [(&str, &[u8]); 3] = [

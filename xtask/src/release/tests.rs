@@ -211,11 +211,24 @@ fn everybody_can_unpack_it() {
             .status
             .success()
     );
-    for script in ["postinst", "prerm", "postrm"] {
+    for script in ["preinst", "postinst", "prerm", "postrm"] {
         let script = dir.path("control").join(script);
         let checked = call("sh", &["-n", script.to_str().unwrap()]);
         assert!(checked.status.success(), "{checked:?}");
     }
+    // PKG-10: before the program is replaced. The guard would put the old one over it.
+    let before = fs::read_to_string(dir.path("control").join("preinst")).unwrap();
+    assert!(
+        before.contains("\nrm -f /usr/bin/picolet.trial\n"),
+        "{before}"
+    );
+    // As the agent: /usr/bin, and waiting for what that waits for.
+    let trial = root.join("usr/lib/systemd/system/picolet-upgrade.service");
+    let trial = fs::read_to_string(trial).unwrap();
+    assert!(trial.contains("\nAfter=network-online.target\n"), "{trial}");
+    assert!(
+        trial.contains("ExecStart=/usr/bin/picolet.old upgrade") && !trial.contains("/usr/local")
+    );
 }
 
 #[test]

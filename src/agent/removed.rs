@@ -1,0 +1,54 @@
+//! Since when pods are shown whose manifests are gone. Who waits for one to end, as an update does, must see that it takes long.
+
+use alloc::collections::BTreeMap;
+use core::cell::RefCell;
+
+use crate::api::{Mono, PodUid};
+
+/// When each was first shown so. At most as many as the last list of pods had, and those that were asked for since.
+#[derive(Debug, Default)]
+pub(super) struct Removed(RefCell<BTreeMap<PodUid, Mono>>);
+
+impl Removed {
+    /// When it was first shown without a manifest, which is now if it never was.
+    pub(super) fn since(&self, uid: &PodUid, now: Mono) -> Mono {
+        *self.0.borrow_mut().entry(uid.clone()).or_insert(now)
+    }
+
+    /// It has a manifest.
+    pub(super) fn is_back(&self, uid: &PodUid) {
+        self.0.borrow_mut().remove(uid);
+    }
+
+    /// Forgets all pods that are not shown.
+    pub(super) fn keep(&self, is_shown: impl Fn(&PodUid) -> bool) {
+        self.0.borrow_mut().retain(|uid, _| is_shown(uid));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_first_time_counts() {
+        // UPD-07
+        let at = |s: u64| Mono::default() + Duration::from_secs(s);
+        let removed = Removed::default();
+        let (a, b) = (PodUid::from("a"), PodUid::from("b"));
+        assert_eq!(removed.since(&a, at(5)), at(5));
+        assert_eq!(removed.since(&b, at(6)), at(6));
+        assert_eq!(removed.since(&a, at(700)), at(5));
+        removed.is_back(&a);
+        assert_eq!(removed.since(&a, at(800)), at(800));
+        removed.keep(|uid| *uid == b);
+        assert_eq!(
+            removed.0.borrow().len(),
+            1,
+            "of those that are gone nothing stays"
+        );
+        assert_eq!(removed.since(&b, at(900)), at(6));
+    }
+}
