@@ -402,6 +402,11 @@ impl Agent {
         // Nodes of a plugin's are not known here.
         let of_plugin = self.devices.table.is_plugins(resource);
         let shown = if nodes.is_empty() { id } else { nodes };
+        // A short absence is no news (DEV-39).
+        let is_told = match what {
+            What::Lost => true,
+            What::Back { moved, told } => *moved || *told,
+        };
         for holder in holders {
             let uid = &holder.pod;
             let (severity, reason, text) = match (what, of_plugin) {
@@ -410,7 +415,7 @@ impl Agent {
                 (What::Back { .. }, false) => (Severity::Normal, "DeviceBack", "is back"),
                 (What::Back { .. }, true) => (Severity::Normal, "DeviceBack", "is healthy"),
             };
-            if let Some(config) = self.pods.config(uid) {
+            if let Some(config) = self.pods.config(uid).filter(|_| is_told) {
                 let about = About {
                     uid,
                     namespace: &config.id.name.namespace,
@@ -421,7 +426,9 @@ impl Agent {
                 let message = format!("Device {resource} ({shown}) {text}");
                 self.tools.recorder.about(about, severity, reason, &message);
             }
-            log::info!("uid={uid} device {id} of {resource} ({nodes}) {text}");
+            if is_told {
+                log::info!("uid={uid} device {id} of {resource} ({nodes}) {text}");
+            }
             let restarts = match (what, on_replug) {
                 (What::Back { moved, .. }, OnReplug::IfChanged) => *moved,
                 (What::Back { .. }, OnReplug::Restart) => true,

@@ -121,7 +121,7 @@ pub struct Change {
 pub enum What {
     /// It is gone.
     Lost,
-    /// It is back.
+    /// It is back. Neither `moved` nor `told`: after so short a time that nobody is told now either.
     Back {
         /// Its nodes are others.
         moved: bool,
@@ -433,9 +433,10 @@ impl Table {
                 Some(found) => {
                     let moved = unit.found.mark != found.mark;
                     let told = unit.presence == Presence::Lost;
+                    let was_missing = matches!(unit.presence, Presence::Missing(_));
                     unit.found.clone_from(found);
                     unit.presence = Presence::Here;
-                    if told || moved {
+                    if told || moved || was_missing {
                         changes.push((unit.found.clone(), What::Back { moved, told }));
                     }
                 }
@@ -1070,13 +1071,17 @@ mod tests {
             "yet it is not given"
         );
         assert_eq!(table.next_timeout(), Some(at(15)));
-        // A short absence.
+        // A short absence: nobody is told, and who wants a restart at any replug gets it.
         let short = table.report(R, vec![found("a", 1), found("b", 1)], at(12));
-        assert_eq!((short.len(), table.next_timeout()), (0, None));
+        let back = |moved, told| What::Back { moved, told };
+        let whats: Vec<_> = short.iter().map(|c| (&*c.id, c.what)).collect();
+        assert_eq!(whats, [("a", back(false, false))], "the one that is held");
+        assert_eq!(table.next_timeout(), None);
+        let same = table.report(R, vec![found("a", 1), found("b", 1)], at(12));
+        assert_eq!(same, [], "it was never gone");
         // A short one, and it is another node by now.
         assert_eq!(table.report(R, vec![], at(13)), []);
         let moved = table.report(R, vec![found("a", 2)], at(14));
-        let back = |moved, told| What::Back { moved, told };
         assert_eq!(moved[0].what, back(true, false));
         // A long one.
         assert_eq!(table.report(R, vec![], at(20)), []);
