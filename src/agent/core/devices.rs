@@ -520,6 +520,7 @@ impl Agent {
             healthy: unit.healthy,
             plugin: unit.plugin,
             shares: unit.shares,
+            used: unit.used,
             holders: unit.holders.iter().map(holder).collect(),
         })
         .collect()

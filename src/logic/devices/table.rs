@@ -142,7 +142,7 @@ pub struct Amount {
 }
 
 /// A unit, for people.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
     /// Resource.
     pub resource: Box<str>,
@@ -156,6 +156,8 @@ pub struct Shown {
     pub plugin: bool,
     /// How often it may be held.
     pub shares: u32,
+    /// How often it is.
+    pub used: u32,
     /// Who holds it.
     pub holders: Vec<Holder>,
 }
@@ -691,7 +693,7 @@ impl Table {
         had: &[Box<str>],
     ) -> Vec<Room<'a>> {
         let name = demand.resource.as_str();
-        let reachable = self.reachable(pod);
+        let reachable = self.reachable(pod, name, resource.shares);
         let preferred = self.preference(pod, demand);
         let preferred = preferred.map_or(&[][..], |p| &p.ids);
         let closed = |unit: &Unit| unit.found.numbers.iter().any(|n| reachable.contains(n));
@@ -704,30 +706,29 @@ impl Table {
                 .fold(0, u32::saturating_add);
             let (init, regular) = parts(held, name, id);
             let left = resource.shares.saturating_sub(others);
-            let (most, no_charge) = match demand.plain_init {
-                true => (left, init.max(regular)),
-                false => (left.saturating_sub(regular), init.saturating_sub(regular)),
-            };
             Room {
                 id,
                 times: 0,
                 had: had.contains(id),
                 preferred: preferred.contains(id),
-                no_charge,
+                no_charge: init.saturating_sub(regular),
                 others,
-                most,
+                most: left.saturating_sub(regular),
             }
         });
         rooms.collect()
     }
 
-    /// Numbers of units that are gone while other pods hold them: whatever has such a number now, those pods can open it.
-    fn reachable(&self, pod: &PodUid) -> BTreeSet<Number> {
+    /// Numbers that other pods can open, and that are to be nobody else's: of units that are gone while those pods hold them,
+    /// whatever has such a number now; and of units of other resources, if either of them is given to one at a time. `wanted`
+    /// has so many `shares`.
+    fn reachable(&self, pod: &PodUid, wanted: &str, shares: u32) -> BTreeSet<Number> {
         let mut numbers = BTreeSet::new();
         for (name, resource) in &self.resources {
+            let is_exclusive = **name != *wanted && (shares == 1 || resource.shares == 1);
             for unit in &resource.units {
                 let mut others = self.holders.iter().filter(|(other, _)| *other != pod);
-                if unit.presence != Presence::Here
+                if (is_exclusive || unit.presence != Presence::Here)
                     && others.any(|(_, held)| uses(held, name, &unit.found.id) > 0)
                 {
                     numbers.extend(&unit.found.numbers);
@@ -756,22 +757,37 @@ impl Table {
         .collect()
     }
 
-    /// Every unit, by resource.
+    /// Every unit, by resource. The resource of a plugin that has none is there once, without an id.
     #[must_use]
     pub fn shown(&self) -> Vec<Shown> {
-        let all = self.resources.iter();
-        let units = all.flat_map(|(name, r)| r.units.iter().map(move |unit| (name, r, unit)));
-        units
-            .map(|(name, resource, unit)| Shown {
+        let mut shown = Vec::new();
+        for (name, resource) in &self.resources {
+            let plugin = resource.plugin.is_some();
+            if plugin && resource.units.is_empty() {
+                shown.push(Shown {
+                    resource: name.clone(),
+                    plugin,
+                    ..Shown::default()
+                });
+            }
+            shown.extend(resource.units.iter().map(|unit| Shown {
                 resource: name.clone(),
                 id: unit.found.id.clone(),
                 nodes: unit.found.nodes.clone(),
                 healthy: unit.is_told_of(),
-                plugin: resource.plugin.is_some(),
+                plugin,
                 shares: resource.shares,
+                used: self.used(name, &unit.found.id),
                 holders: self.holders_of(name, &unit.found.id),
-            })
-            .collect()
+            }));
+        }
+        shown
+    }
+
+    fn used(&self, resource: &str, id: &str) -> u32 {
+        let pods = self.holders.values();
+        pods.map(|held| uses(held, resource, id))
+            .fold(0, u32::saturating_add)
     }
 }
 
@@ -797,20 +813,21 @@ fn refusal(resource: &Resource, demand: &Demand, available: u32, had: &[Box<str>
     }
 }
 
-/// How often a pod holds a unit: plain init containers run one after the other, and before the others.
+/// How often a pod holds a unit: plain init containers run one after the other, beside the sidecars that began before them,
+/// and before all others.
 fn uses(held: &[Held], resource: &str, id: &str) -> u32 {
     let (init, others) = parts(held, resource, id);
     init.max(others)
 }
 
-/// The same of its plain init containers, and of the others.
+/// The same while its plain init containers run, and of the others after them. `held` is in the order in which they begin.
 fn parts(held: &[Held], resource: &str, id: &str) -> (u32, u32) {
     let (mut init, mut others) = (0, 0_u32);
     for held in held.iter().filter(|h| *h.resource == *resource) {
         let times = held.ids.iter().filter(|i| ***i == *id).count();
         let times = u32::try_from(times).unwrap_or(u32::MAX);
         match held.plain_init {
-            true => init = times.max(init),
+            true => init = init.max(others.saturating_add(times)),
             false => others = others.saturating_add(times),
         }
     }
@@ -959,6 +976,43 @@ mod tests {
     }
 
     #[test]
+    fn sidecars_keep_theirs() {
+        // DEV-06
+        let both = [asks("sidecar", 1), asks("init", 1)];
+        let mut one = table(1, &["a"]);
+        let refused = one.allocate(&pod("p"), &both).expect_err("it runs still");
+        assert!(refused.to_string().ends_with("Requested: 1, Available: 0"));
+        let mut two = table(1, &["a", "b"]);
+        two.allocate(&pod("p"), &both).expect("one each");
+        assert_eq!(ids(&two, "p"), "sidecar=a init=b");
+        // What a plain init container had is free for who begins after it, and for nobody who began before.
+        let all = [
+            asks("init1", 1),
+            asks("sidecar1", 1),
+            asks("init2", 1),
+            asks("sidecar2", 1),
+        ];
+        two.allocate(&pod("o"), &all).expect_err("p holds both");
+        two.release(|_| false);
+        two.allocate(&pod("o"), &all).expect("reused");
+        assert_eq!(ids(&two, "o"), "init1=a sidecar1=a init2=b sidecar2=b");
+        let mut more = all.to_vec();
+        more.push(asks("c", 1));
+        assert!(
+            two.check(&pod("o"), &more).is_err(),
+            "sidecars run beside it"
+        );
+        // A unit that two may hold at once: a regular container follows the plain one.
+        let all = [asks("sidecar", 1), asks("init", 1), asks("c", 1)];
+        for demands in [&all[..2], &all] {
+            let mut shared = table(2, &["a"]);
+            shared.allocate(&pod("p"), demands).expect("two at a time");
+            assert!(shared.check(&pod("q"), &[asks("c", 1)]).is_err());
+            assert_eq!(shared.shown()[0].used, 2);
+        }
+    }
+
+    #[test]
     fn far_too_many() {
         // DEV-07
         let mut table = table(1024, &["a", "b"]);
@@ -1020,6 +1074,49 @@ mod tests {
         table.report(R, vec![tty("a", 3), tty("b", 0), tty("d", 2)], Mono(11_000));
         table.allocate(&pod("r"), &[asks("c", 1)]).expect("b");
         assert_eq!(ids(&table, "r"), "c=b");
+    }
+
+    #[test]
+    fn two_resources_have_one_node() {
+        // DEV-30
+        const OTHER: &str = "picolet/other";
+        let of = |resource: &str| Demand {
+            resource: resource.into(),
+            ..asks("c", 1)
+        };
+        for (shares, others, is_free) in [(1, 1, false), (1, 2, false), (2, 1, false), (2, 2, true)]
+        {
+            let mut table = table(shares, &[]);
+            table.declare(OTHER, others);
+            table.report(R, vec![tty("a", 0)], Mono(0));
+            table.report(OTHER, vec![tty("x", 0), tty("y", 1)], Mono(0));
+            table.allocate(&pod("p"), &[of(R)]).expect("a");
+            table.allocate(&pod("q"), &[of(OTHER)]).expect("y at least");
+            let expected = if is_free { "c=x" } else { "c=y" };
+            assert_eq!(ids(&table, "q"), expected, "{shares} {others}");
+            // Its own node is free for the pod that has it.
+            assert_eq!(table.check(&pod("p"), &[of(R), of(OTHER)]), Ok(()));
+            table.release(|_| false);
+            table.allocate(&pod("q"), &[of(OTHER)]).expect("x");
+            assert_eq!(ids(&table, "q"), "c=x");
+            let refused = table.check(&pod("p"), &[of(R)]);
+            assert_eq!(refused.is_ok(), is_free, "{shares} {others}");
+        }
+    }
+
+    #[test]
+    fn how_much_is_used() {
+        // DEV-37
+        let mut once = table(1, &["a"]);
+        let both = [asks("init", 1), asks("c", 1)];
+        once.allocate(&pod("p"), &both)
+            .expect("one after the other");
+        let shown = once.shown().remove(0);
+        assert_eq!((shown.used, shown.shares, shown.holders.len()), (1, 1, 2));
+        let mut twice = table(2, &["a"]);
+        twice.allocate(&pod("p"), &[asks("c", 2)]).expect("twice");
+        let shown = twice.shown().remove(0);
+        assert_eq!((shown.used, shown.shares, shown.holders.len()), (2, 2, 1));
     }
 
     #[test]
@@ -1302,8 +1399,16 @@ mod tests {
         assert!(!spares(&table), "a pod holds it");
         table.release(|_| false);
         assert!(spares(&table));
+        // It has no units any more, and is shown all the same.
+        let none = Shown {
+            resource: R.into(),
+            plugin: true,
+            ..Shown::default()
+        };
+        assert_eq!(table.shown(), [none]);
         table.spare(R);
         assert_eq!(table.amounts(), []);
+        assert_eq!(table.shown(), []);
         let mut declared = self::table(1, &[]);
         declared.spare(R);
         assert_eq!(declared.amounts().len(), 1);
