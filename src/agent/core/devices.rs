@@ -12,6 +12,7 @@ use crate::{
     agent::{
         device_news::Beginning,
         device_news::News,
+        executor::GivenLate,
         recorder::{About, Severity},
     },
     api::{
@@ -246,17 +247,44 @@ impl Agent {
             return;
         }
         let demands = devices::demands(pod);
-        let Err(why) = self.devices.table.allocate_again(uid, &demands) else {
+        match self.devices.table.allocate_again(uid, &demands) {
+            Ok(()) => _ = self.devices.stuck.remove(uid),
+            Err(why) => self.judge_stuck(pod, demands, &why, now),
+        }
+    }
+
+    /// Something of a pod is to start that holds nothing: it ran when it was admitted, and what it held is not known, or nobody
+    /// offered it then. It is given what it asks for, if that is known here (DEV-10). What runs of it goes on in any case.
+    pub(super) fn give_devices_late(&mut self, pod: &Pod, now: Mono) -> GivenLate {
+        let uid = &pod.metadata.uid;
+        if self.devices.held_by(uid).is_none() {
+            self.release_devices();
+            let demands = devices::demands(pod);
+            if let Err(why) = self.devices.table.allocate(uid, &demands) {
+                let message = format!("waits for a device: {why}");
+                if self.view.is_idle(uid) {
+                    self.judge_stuck(pod, demands, &why, now);
+                }
+                return GivenLate::Waits(message);
+            }
             self.devices.stuck.remove(uid);
-            return;
-        };
+        }
+        if self.devices.held_by(uid).is_none() {
+            return GivenLate::Nothing;
+        }
+        self.pods.resync(uid, now);
+        GivenLate::Given
+    }
+
+    fn judge_stuck(&mut self, pod: &Pod, demands: Vec<Demand>, why: &Refusal, now: Mono) {
+        let uid = &pod.metadata.uid;
         let waiting = Waiting {
             demands,
             is_static: pod_kind::is_static(pod),
             since: *self.devices.stuck.entry(uid.clone()).or_insert(now),
             asks: false,
         };
-        match self.devices.judge(&why, &waiting, now) {
+        match self.devices.judge(why, &waiting, now) {
             // Its sync tries it again, and tells why.
             Verdict::Wait => {}
             Verdict::Refuse => {
@@ -384,7 +412,7 @@ impl Agent {
             self.on_device(&change, now);
         }
         let Devices { stuck, table, .. } = &mut self.devices;
-        stuck.retain(|uid, _| !table.can_use(uid));
+        stuck.retain(|uid, _| table.held_by(uid).is_none() || !table.can_use(uid));
         self.owners.node.set_devices(self.devices.amounts());
         // Who waits is looked at by housekeeping.
     }
