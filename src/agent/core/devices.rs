@@ -352,10 +352,14 @@ impl Agent {
         if !self.sources.are_ready() {
             return;
         }
-        let (pods, devices) = (&self.pods, &mut self.devices);
+        let (pods, view, devices) = (&self.pods, &self.view, &mut self.devices);
+        let cluster = self.owners.cluster.as_ref();
         devices.table.release(|uid| {
-            let table = pods.table();
-            pods.active_config(uid).is_some() || table.could_have_running_containers(uid)
+            pods.active_config(uid).is_some()
+                || pods.table().could_have_running_containers(uid)
+                // It may run without a worker, or before it has one: deliberately, if it could not be read.
+                || !view.is_idle(uid)
+                || cluster.is_some_and(|cluster| cluster.is_unread(uid))
         });
         devices.waiting.retain(|uid, _| pods.is_configured(uid));
     }
