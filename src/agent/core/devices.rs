@@ -253,8 +253,9 @@ impl Agent {
         }
     }
 
-    /// Something of a pod is to start that holds nothing: it ran when it was admitted, and what it held is not known, or nobody
-    /// offered it then. It is given what it asks for, if that is known here (DEV-10). What runs of it goes on in any case.
+    /// Something of a pod is to start that holds nothing: it ran when it was admitted, and what it held is not known, or
+    /// nobody offered it then. It is given what it asks for, if that is known here (DEV-10). What runs of it goes on in any
+    /// case.
     pub(super) fn give_devices_late(&mut self, pod: &Pod, now: Mono) -> GivenLate {
         let uid = &pod.metadata.uid;
         if self.devices.held_by(uid).is_none() {

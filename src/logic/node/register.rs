@@ -88,8 +88,8 @@ pub fn new_labels(settings: &Settings, arch: &str) -> BTreeMap<String, String> {
 
 /// What an old Node of the same name must become, if anything (NODE-03, NODE-04). It goes out as a patch of the status.
 ///
-/// - `before`: extended resources that agents before this one have offered; `None`: nothing is known of them. What of these the
-///   initial Node does not have, or of all if nothing is known, is none until somebody offers it again.
+/// - `before`: extended resources that agents before this one have offered; `None`: nothing is known of them. What of these
+///   the initial Node does not have, or of all if nothing is known, is none until somebody offers it again.
 /// - Source: kubelet `tryRegisterWithAPIServer` and the `reconcile…` functions.
 #[must_use]
 pub fn reconcile(
