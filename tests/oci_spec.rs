@@ -67,6 +67,15 @@ fn check(name: &str, container: &ContainerConfig, golden: &str) {
     };
     let spec = container_spec(&SpecInput {
         devices: &[],
+        host_devices: &[Device {
+            kind: "c".into(),
+            path: "/dev/gpiomem".into(),
+            major: 246,
+            file_mode: Some(0o660),
+            uid: Some(0),
+            gid: Some(997),
+            ..Device::default()
+        }],
         container_id: "c1",
         sandbox_id: "s1",
         container,
@@ -100,15 +109,6 @@ fn check(name: &str, container: &ContainerConfig, golden: &str) {
             kernel: (6, 1),
             cgroup_v2: true,
             min_oom_score_adj: -1000,
-            devices: vec![Device {
-                kind: "c".into(),
-                path: "/dev/gpiomem".into(),
-                major: 246,
-                file_mode: Some(0o660),
-                uid: Some(0),
-                gid: Some(997),
-                ..Device::default()
-            }],
             seccomp: true,
             ..HostFacts::default()
         },

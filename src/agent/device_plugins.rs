@@ -10,21 +10,20 @@ use alloc::{
 };
 use core::cell::{Cell, RefCell};
 use std::{
-    fs::File,
-    io::{self, Read as _},
+    io,
     path::{Path, PathBuf},
 };
 
-use serde::{Deserialize, Serialize};
 use smol::LocalExecutor;
 
 use super::{
     clock::{Clock, Ticks},
     complaints::Complaints,
     device_news::{DeviceLoop, News},
+    offered,
 };
 use crate::{
-    api::{device::Answer, strict::from_json},
+    api::device::Answer,
     device::{
         Listener,
         plugin::{self, Plugin, RegisterRequest, Registered},
@@ -38,13 +37,9 @@ use crate::{
         devices::{self, Declared, Preferred, Question, Wrong},
         pull_rate::PullRate,
     },
-    sys::{file, lane::Lane},
+    sys::lane::Lane,
 };
 
-/// What plugins have offered, in the root directory.
-const FILE: &str = "device-plugins.json";
-/// Bytes of it.
-const MAX_BYTES: u64 = 64 << 10;
 /// Name of the directory, beside that of plugins, of the socket for those who ask what pods have.
 const RESOURCES_DIR: &str = "pod-resources";
 /// Registrations under way at a time.
@@ -83,7 +78,7 @@ pub(super) enum PluginError {
 pub(super) struct Plugins {
     /// Where sockets are.
     dir: PathBuf,
-    /// [`FILE`].
+    /// Where it is kept what they have offered.
     file: PathBuf,
     declared: Arc<Declared>,
     clock: Rc<dyn Clock>,
@@ -115,11 +110,6 @@ struct Live {
     tasks: [smol::Task<()>; 2],
 }
 
-#[derive(Debug, Default, Serialize, Deserialize)]
-struct Known {
-    resources: BTreeSet<Box<str>>,
-}
-
 impl Plugins {
     /// None yet. Reads what was offered to an agent before this one. Blocking.
     pub(super) fn new(
@@ -130,13 +120,8 @@ impl Plugins {
         disk: Lane,
         complaints: Rc<Complaints>,
     ) -> Self {
-        let file = root.join(FILE);
-        let known = recall(&file).unwrap_or_else(|e| {
-            if e.kind() != io::ErrorKind::NotFound {
-                log::warn!("{}: {e}", file.display());
-            }
-            BTreeSet::new()
-        });
+        let file = offered::of_plugins(root);
+        let known = offered::recall(&file).unwrap_or_default();
         let state = State {
             known: known.into_iter().take(devices::MAX_PLUGINS).collect(),
             ..State::default()
@@ -292,15 +277,11 @@ impl Plugins {
             spared = Some(spare);
         }
         resources.insert(resource.into());
-        let known = Known { resources };
         let failed = |e: io::Error| PluginError::Record(self.file.display().to_string(), e);
-        let text = serde_json::to_vec(&known).map_err(|e| failed(e.into()))?;
-        let path = self.file.clone();
-        let kept = self
-            .disk
-            .run(move || file::write_atomic(&path, &text, 0o600, true));
+        let (path, names) = (self.file.clone(), resources.clone());
+        let kept = self.disk.run(move || offered::keep(&path, names));
         kept.await.map_err(failed)?;
-        self.state.borrow_mut().known = known.resources;
+        self.state.borrow_mut().known = resources;
         if let Some(resource) = spared {
             agent.tell(News::Spared { resource }).await;
         }
@@ -434,11 +415,4 @@ impl Plugins {
 /// What a plugin says where it should have answered.
 fn says(status: &Status) -> PluginError {
     PluginError::Call(devices::shown(&status.message))
-}
-
-fn recall(path: &Path) -> io::Result<BTreeSet<Box<str>>> {
-    let mut text = Vec::new();
-    File::open(path)?.take(MAX_BYTES).read_to_end(&mut text)?;
-    let known: Known = from_json(&text).map_err(io::Error::other)?;
-    Ok(known.resources)
 }

@@ -13,7 +13,11 @@ use super::{
     pod_store::PodStore,
 };
 use crate::{
-    api::{PodError, PodUid, device::Seen, strict::from_json},
+    api::{
+        PodError, PodUid,
+        device::{Answer, Seen},
+        strict::from_json,
+    },
     device::{Machine, plugin},
     logic::devices::{Answered, Declared, Given, Held, Question, given, merge},
     sys::lane::Lane,
@@ -95,40 +99,22 @@ impl Devices {
     }
 
     /// Keeps what a pod holds before anything of it starts (DEV-12), with what plugins say that its containers get for it
-    /// (DEV-05): each is asked once for a container.
+    /// (DEV-05): each is asked once for a container, also if another one does not answer.
     ///
     /// - Errors: that cannot be kept, or a plugin does not answer. It is tried again.
     pub(super) async fn settle(&self, uid: &PodUid, held: &[Held]) -> Result<(), NotSettled> {
         let (store, of) = (self.store.clone(), uid.clone());
         let kept = self.disk.run(move || recall(&store, &of)).await;
         let mut kept = kept.unwrap_or_default();
-        let answers = kept.answers.len();
-        let of_plugins = || held.iter().filter(|held| held.plugin);
-        kept.answers
-            .retain(|answered| of_plugins().any(|held| is_for(answered, held)));
-        let mut is_new = kept.devices != held || kept.answers.len() != answers;
-        for held in of_plugins() {
-            if kept.answers.iter().any(|answered| is_for(answered, held)) {
-                continue;
-            }
-            let (answer, pre_start) = self.plugins()?.allocate(&held.resource, &held.ids).await?;
-            kept.answers.push(Answered {
-                container: held.container.clone(),
-                resource: held.resource.clone(),
-                ids: held.ids.clone(),
-                pre_start,
-                answer,
-            });
-            is_new = true;
+        let ask = async |held: &Held| self.plugins()?.allocate(&held.resource, &held.ids).await;
+        let (answers_differ, answered) = complete(&mut kept.answers, held, ask).await;
+        if answers_differ || kept.devices != held {
+            kept.v = VERSION;
+            kept.devices = held.to_vec();
+            let (store, uid) = (self.store.clone(), uid.clone());
+            self.disk.run(move || keep(&store, &uid, &kept)).await?;
         }
-        if !is_new {
-            return Ok(());
-        }
-        kept.v = VERSION;
-        kept.devices = held.to_vec();
-        let (store, uid) = (self.store.clone(), uid.clone());
-        let kept = self.disk.run(move || keep(&store, &uid, &kept)).await;
-        Ok(kept?)
+        Ok(answered?)
     }
 
     fn plugins(&self) -> Result<&Plugins, PluginError> {
@@ -191,6 +177,37 @@ impl Devices {
     }
 }
 
+/// Drops answers for what is not `held` any more, and asks for those that are missing, until one does not come. Returns
+/// whether they differ from before, and why one did not come.
+async fn complete(
+    answers: &mut Vec<Answered>,
+    held: &[Held],
+    ask: impl AsyncFn(&Held) -> Result<(Answer, bool), PluginError>,
+) -> (bool, Result<(), PluginError>) {
+    let before = answers.len();
+    let of_plugins = || held.iter().filter(|held| held.plugin);
+    answers.retain(|answered| of_plugins().any(|held| is_for(answered, held)));
+    let mut differ = answers.len() != before;
+    for held in of_plugins() {
+        if answers.iter().any(|answered| is_for(answered, held)) {
+            continue;
+        }
+        let (answer, pre_start) = match ask(held).await {
+            Ok(said) => said,
+            Err(e) => return (differ, Err(e)),
+        };
+        answers.push(Answered {
+            container: held.container.clone(),
+            resource: held.resource.clone(),
+            ids: held.ids.clone(),
+            pre_start,
+            answer,
+        });
+        differ = true;
+    }
+    (differ, Ok(()))
+}
+
 fn is_for(answered: &Answered, held: &Held) -> bool {
     answered.container == held.container
         && answered.resource == held.resource
@@ -222,13 +239,57 @@ fn recall(store: &PodStore, uid: &PodUid) -> Option<Kept> {
     let kept: Kept = from_json(&text)
         .inspect_err(|e| log::warn!("uid={uid} its record of devices is unusable: {e}"))
         .ok()?;
-    (kept.v == VERSION).then_some(kept)
+    if kept.v != VERSION {
+        let v = kept.v;
+        log::warn!("uid={uid} its record of devices is of version {v}, this agent reads {VERSION}");
+        return None;
+    }
+    Some(kept)
 }
 
 #[cfg(test)]
 mod tests {
+    use core::cell::RefCell;
+
     use super::*;
-    use crate::api::device::Answer;
+
+    #[test]
+    fn each_is_asked_once() {
+        // DEV-05
+        let held = |resource: &str, plugin| Held {
+            container: "c".into(),
+            resource: resource.into(),
+            ids: vec!["1".into()],
+            plain_init: false,
+            plugin,
+        };
+        let all = [held("a/x", true), held("b/x", true), held("own/x", false)];
+        let asked = RefCell::new(Vec::new());
+        let mut answers = Vec::new();
+        // One does not answer, later it does.
+        for (answers_b, differ, settled) in [
+            (false, true, false),
+            (false, false, false),
+            (true, true, true),
+        ] {
+            let ask = async |held: &Held| {
+                asked.borrow_mut().push(held.resource.to_string());
+                match &*held.resource == "b/x" && !answers_b {
+                    true => Err(PluginError::Off),
+                    false => Ok((Answer::default(), false)),
+                }
+            };
+            let done = smol::future::block_on(complete(&mut answers, &all, ask));
+            assert_eq!((done.0, done.1.is_ok()), (differ, settled));
+        }
+        assert_eq!(asked.take(), ["a/x", "b/x", "b/x", "b/x"]);
+        assert_eq!(answers.len(), 2);
+        // What is not held any more is forgotten.
+        let none = async |_: &Held| Err(PluginError::Off);
+        let done = smol::future::block_on(complete(&mut answers, &all[1..], none));
+        assert!(done.0 && done.1.is_ok());
+        assert_eq!(answers.len(), 1);
+    }
 
     #[test]
     fn records_come_back() {

@@ -27,7 +27,7 @@
 //! | `reset` | removes everything |
 //! | `start_error` | how the agent ends, and why it cannot start |
 //! | `neighbours` | who else runs pods on this machine |
-//! | `node` | this machine as a node |
+//! | `node`, `offered` | this machine as a node; which extended resources it has offered |
 //! | `backend`, `streams`, `metrics`, `metered` | what the server shows |
 //! | `vitals` | what the agent notes of itself |
 //!
@@ -66,6 +66,7 @@ mod metrics;
 mod neighbours;
 mod node;
 mod objects;
+mod offered;
 mod outcome;
 mod parts;
 mod pod_store;

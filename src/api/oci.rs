@@ -411,6 +411,8 @@ pub struct SpecInput<'a> {
     /// What the nodes of the container's devices are, in their order: the container's path, and the owner and mode of the
     /// machine's node.
     pub devices: &'a [Device],
+    /// All nodes of the machine as they are now, if the container is privileged.
+    pub host_devices: &'a [Device],
     /// The loaded AppArmor profile that `RuntimeDefault` and `Unset` stand for; empty if there is none.
     pub apparmor_default: &'a str,
     /// The machine.
@@ -466,8 +468,6 @@ pub struct HostFacts {
     pub min_oom_score_adj: i32,
     /// Limits to give every container; empty: those of the runtime process.
     pub rlimits: Vec<Rlimit>,
-    /// Device nodes of the machine, for privileged containers.
-    pub devices: Vec<Device>,
     /// Existing `/sys/devices/system/cpu/cpu*/thermal_throttle`.
     pub thermal_throttle: Vec<String>,
     /// The kernel enforces AppArmor.

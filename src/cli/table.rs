@@ -335,15 +335,16 @@ pub(super) fn device_row(device: &DeviceShown) -> Vec<String> {
     };
     vec![
         device.resource.clone(),
-        device.id.clone(),
+        plain(&device.id),
         plain(&device.nodes),
         match (device.healthy, device.plugin) {
+            _ if device.id.is_empty() => "<none>",
             (true, _) => "Healthy",
             (false, true) => "Unhealthy",
             (false, false) => "Lost",
         }
         .to_owned(),
-        format!("{}/{}", device.holders.len(), device.shares),
+        format!("{}/{}", device.used, device.shares),
         plain(&device.holders.join(",")),
     ]
 }
@@ -413,6 +414,34 @@ mod tests {
         let mut out = String::new();
         line(&mut out, &widths, &row);
         assert_eq!(out, "a b [2J   c");
+    }
+
+    #[test]
+    fn devices() {
+        // DEV-37
+        let unit = DeviceShown {
+            resource: "picolet/serial".into(),
+            id: "1f".into(),
+            nodes: "/dev/ttyUSB0".into(),
+            healthy: true,
+            shares: 1,
+            used: 1,
+            holders: vec!["ns/p/init".into(), "ns/p/c".into()],
+            ..DeviceShown::default()
+        };
+        assert_eq!(
+            device_row(&unit).join(" "),
+            "picolet/serial 1f /dev/ttyUSB0 Healthy 1/1 ns/p/init,ns/p/c"
+        );
+        let none = DeviceShown {
+            resource: "a.io/x".into(),
+            plugin: true,
+            ..DeviceShown::default()
+        };
+        assert_eq!(
+            device_row(&none).join(" "),
+            "a.io/x <none> <none> <none> 0/0 <none>"
+        );
     }
 
     fn pod(text: &str) -> Pod {

@@ -546,7 +546,7 @@ fn device_nodes(input: &SpecInput<'_>) -> Vec<Device> {
     });
     let mut nodes: Vec<Device> = given.collect();
     if container.security.privileged {
-        let others = input.host.devices.iter();
+        let others = input.host_devices.iter();
         let others = others.filter(|other| !nodes.iter().any(|node| node.path == other.path));
         let others: Vec<Device> = others.cloned().collect();
         nodes.extend(others);
@@ -620,6 +620,7 @@ mod tests {
         paths: SandboxPaths,
         volumes: Vec<BindMount>,
         devices: Vec<Device>,
+        host_devices: Vec<Device>,
         apparmor_default: &'static str,
         file: Option<Seccomp>,
         host: HostFacts,
@@ -661,6 +662,7 @@ mod tests {
                 },
                 volumes: Vec::new(),
                 devices: Vec::new(),
+                host_devices: Vec::new(),
                 apparmor_default: "",
                 file: None,
                 host: HostFacts {
@@ -689,6 +691,7 @@ mod tests {
                 image_volumes: &self.volumes,
                 seccomp_file: self.file.as_ref(),
                 devices: &self.devices,
+                host_devices: &self.host_devices,
                 apparmor_default: self.apparmor_default,
                 host: &self.host,
             })
@@ -930,7 +933,7 @@ mod tests {
         // RTM-10 RTM-11 SEC-08
         let mut case = Case::new();
         case.host.thermal_throttle = words("/sys/devices/system/cpu/cpu0/thermal_throttle");
-        case.host.devices = vec![Device {
+        case.host_devices = vec![Device {
             kind: "c".into(),
             path: "/dev/gpiomem".into(),
             major: 246,
@@ -960,7 +963,7 @@ mod tests {
         case.sandbox.privileged = true;
         let spec = case.spec().expect("privileged");
         assert!(spec.linux.masked_paths.is_empty() && spec.linux.readonly_paths.is_empty());
-        assert_eq!(spec.linux.devices, case.host.devices);
+        assert_eq!(spec.linux.devices, case.host_devices);
         assert_eq!(spec.linux.seccomp, None);
         assert_eq!(spec.process.apparmor_profile, "");
         let rules = &spec.linux.resources.devices;
@@ -1020,7 +1023,7 @@ mod tests {
             path: "/dev/other".into(),
             ..node(0, 0, 0o600)
         };
-        case.host.devices = vec![node(0, 0, 0o600), other.clone()];
+        case.host_devices = vec![node(0, 0, 0o600), other.clone()];
         let (devices, rule) = shown(&case);
         assert_eq!(devices, [node(1000, 0, 0o600), other]);
         assert_eq!((rule.allow, rule.major), (true, None));

@@ -222,7 +222,7 @@ pub struct PressureShown {
 pub struct DeviceShown {
     /// What pods ask for.
     pub resource: String,
-    /// Its lasting id.
+    /// Its lasting id; empty: a device plugin offers the resource, and has no unit of it.
     pub id: String,
     /// Its nodes, with commas between.
     pub nodes: String,
@@ -233,6 +233,9 @@ pub struct DeviceShown {
     pub plugin: bool,
     /// How often it may be held at once.
     pub shares: u32,
+    /// How often it is, at most: containers that run one after the other count once.
+    #[serde(default)]
+    pub used: u32,
     /// Containers that hold it: `namespace/pod/container`.
     pub holders: Vec<String>,
 }

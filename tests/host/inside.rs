@@ -2,9 +2,12 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use nix::sys::statfs::statfs;
+use nix::sys::{
+    stat::{Mode, SFlag, makedev, mknod},
+    statfs::statfs,
+};
 use serde_json::json;
 
 use crate::host::{self, Host, IDLE, full, sh, status_of, with};
@@ -88,7 +91,7 @@ fn inherits_nothing() {
             assert!(own || read_only, "{how}: {line}\n{mounts}");
             // Nothing of it is in the memory that records and sockets of all pods need.
             let (major, minor) = words[2].split_once(':').unwrap_or_default();
-            let device = nix::sys::stat::makedev(
+            let device = makedev(
                 major.parse().expect("device"),
                 minor.parse().expect("device"),
             );
@@ -211,6 +214,8 @@ fn security_and_namespaces() {
             ]
         }),
     );
+    // It is plugged in while the agent runs.
+    let late = Plugged::new("picolet-test-late");
     host.pod(
         "mighty",
         json!({"containers": [with(sh("main", IDLE), json!({"securityContext": {"privileged": true}}))]}),
@@ -285,13 +290,13 @@ fn security_and_namespaces() {
     }
 
     host.wait_ready("mighty");
-    let status = host.exec(
-        "mighty",
-        "main",
-        "cat /proc/self/status; mount -t tmpfs none /tmp && echo mounted",
+    let look = format!(
+        "cat /proc/self/status; mount -t tmpfs none /tmp && echo mounted; test -c {} && echo late",
+        late.0.display()
     );
+    let status = host.exec("mighty", "main", &look);
     assert!(
-        status.contains("Seccomp:\t0") && status.ends_with("mounted\n"),
+        status.contains("Seccomp:\t0") && status.ends_with("mounted\nlate\n"),
         "{status}"
     );
     host.until("the path is missed", |host| {
@@ -303,6 +308,24 @@ fn security_and_namespaces() {
     fs::write(host.path("shared/absent"), "").expect("file");
     host.wait_ready("absent-path");
     host.finish();
+}
+
+/// A node of the machine, which goes with this.
+struct Plugged(PathBuf);
+
+impl Plugged {
+    fn new(name: &str) -> Self {
+        let path = Path::new("/dev").join(format!("{name}-{}", std::process::id()));
+        let mode = Mode::S_IRUSR | Mode::S_IWUSR;
+        mknod(&path, SFlag::S_IFCHR, mode, makedev(1, 3)).expect("node");
+        Self(path)
+    }
+}
+
+impl Drop for Plugged {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
 }
 
 // DIR-01

@@ -49,6 +49,7 @@ use super::{
     clock::Clock,
     complaints::Complaints,
     link_budget::LinkBudget,
+    offered::Offered,
     outcome::Recalled,
     pod_store::{Header, PodStore},
     recorder::Recorder,
@@ -317,6 +318,7 @@ impl Cluster {
                 disk: disk(),
                 complaints: complaints(),
             },
+            offered: Offered::new(&cfg.dirs.root, disk()),
         });
         let lease = LeaseTask {
             node: name(),

@@ -27,6 +27,7 @@ use super::{
 use crate::{
     agent::{
         clock::in_step,
+        offered::{Names, Offered},
         recorder::{Recorder, Severity},
         views::{Gathered, NodeView},
     },
@@ -52,6 +53,8 @@ pub(super) struct NodeKeeper {
     /// They are told how long they may be kept, and the labels.
     pub(super) objects: Rc<Objects>,
     pub(super) cidrs: CidrFollower,
+    /// What the Node was told of.
+    pub(super) offered: Offered,
 }
 
 /// What rings for a read is not rung more often than this.
@@ -151,14 +154,16 @@ impl NodeKeeper {
     async fn register(&self) {
         let mut tries = Registering::default();
         let mut is_first = true;
+        let before = self.offered.before().await;
         loop {
             self.until(self.now() + tries.pause()).await;
             let (initial, events) = self.own.gather().await.initial();
             if core::mem::take(&mut is_first) {
                 events.into_iter().for_each(|event| self.record(event));
             }
-            match self.try_register(&initial).await {
-                Ok(()) => return,
+            match self.try_register(&initial, before.as_ref()).await {
+                // Before the first report tells of anything new.
+                Ok(()) => return self.keep_offered(&initial).await,
                 Err(e) if e.is_answer() => {
                     self.complain(&format!("cannot register node {}: {e}", self.name));
                 }
@@ -167,7 +172,16 @@ impl NodeKeeper {
         }
     }
 
-    async fn try_register(&self, initial: &Node) -> Reply<()> {
+    async fn keep_offered(&self, initial: &Node) {
+        let kept = self.offered.keep(node::offered(initial)).await;
+        if let Err(e) = kept {
+            // Only the next start is worse off.
+            self.complain(&format!("cannot keep which resources are offered: {e}"));
+        }
+    }
+
+    /// `before`: what agents before this one have offered.
+    async fn try_register(&self, initial: &Node, before: Option<&Names>) -> Reply<()> {
         let body = as_object(initial);
         let created = self
             .heartbeat
@@ -187,7 +201,7 @@ impl NodeKeeper {
                     (found, _) => found?,
                 };
                 let existing = decode(&found)?;
-                let patch = node::reconcile(&existing, initial, false)
+                let patch = node::reconcile(&existing, initial, before)
                     .and_then(|wanted| node::status_patch(&existing, &wanted));
                 log::info!(
                     "node {} is there already, uid {}",

@@ -12,6 +12,7 @@ use crate::{
     agent::{
         device_news::Beginning,
         device_news::News,
+        executor::GivenLate,
         recorder::{About, Severity},
     },
     api::{
@@ -246,17 +247,45 @@ impl Agent {
             return;
         }
         let demands = devices::demands(pod);
-        let Err(why) = self.devices.table.allocate_again(uid, &demands) else {
+        match self.devices.table.allocate_again(uid, &demands) {
+            Ok(()) => _ = self.devices.stuck.remove(uid),
+            Err(why) => self.judge_stuck(pod, demands, &why, now),
+        }
+    }
+
+    /// Something of a pod is to start that holds nothing: it ran when it was admitted, and what it held is not known, or
+    /// nobody offered it then. It is given what it asks for, if that is known here (DEV-10). What runs of it goes on in any
+    /// case.
+    pub(super) fn give_devices_late(&mut self, pod: &Pod, now: Mono) -> GivenLate {
+        let uid = &pod.metadata.uid;
+        if self.devices.held_by(uid).is_none() {
+            self.release_devices();
+            let demands = devices::demands(pod);
+            if let Err(why) = self.devices.table.allocate(uid, &demands) {
+                let message = format!("waits for a device: {why}");
+                if self.view.is_idle(uid) {
+                    self.judge_stuck(pod, demands, &why, now);
+                }
+                return GivenLate::Waits(message);
+            }
             self.devices.stuck.remove(uid);
-            return;
-        };
+        }
+        if self.devices.held_by(uid).is_none() {
+            return GivenLate::Nothing;
+        }
+        self.pods.resync(uid, now);
+        GivenLate::Given
+    }
+
+    fn judge_stuck(&mut self, pod: &Pod, demands: Vec<Demand>, why: &Refusal, now: Mono) {
+        let uid = &pod.metadata.uid;
         let waiting = Waiting {
             demands,
             is_static: pod_kind::is_static(pod),
             since: *self.devices.stuck.entry(uid.clone()).or_insert(now),
             asks: false,
         };
-        match self.devices.judge(&why, &waiting, now) {
+        match self.devices.judge(why, &waiting, now) {
             // Its sync tries it again, and tells why.
             Verdict::Wait => {}
             Verdict::Refuse => {
@@ -324,10 +353,14 @@ impl Agent {
         if !self.sources.are_ready() {
             return;
         }
-        let (pods, devices) = (&self.pods, &mut self.devices);
+        let (pods, view, devices) = (&self.pods, &self.view, &mut self.devices);
+        let cluster = self.owners.cluster.as_ref();
         devices.table.release(|uid| {
-            let table = pods.table();
-            pods.active_config(uid).is_some() || table.could_have_running_containers(uid)
+            pods.active_config(uid).is_some()
+                || pods.table().could_have_running_containers(uid)
+                // It may run without a worker, or before it has one: deliberately, if it could not be read.
+                || !view.is_idle(uid)
+                || cluster.is_some_and(|cluster| cluster.is_unread(uid))
         });
         devices.waiting.retain(|uid, _| pods.is_configured(uid));
     }
@@ -384,7 +417,7 @@ impl Agent {
             self.on_device(&change, now);
         }
         let Devices { stuck, table, .. } = &mut self.devices;
-        stuck.retain(|uid, _| !table.can_use(uid));
+        stuck.retain(|uid, _| table.held_by(uid).is_none() || !table.can_use(uid));
         self.owners.node.set_devices(self.devices.amounts());
         // Who waits is looked at by housekeeping.
     }
@@ -402,6 +435,11 @@ impl Agent {
         // Nodes of a plugin's are not known here.
         let of_plugin = self.devices.table.is_plugins(resource);
         let shown = if nodes.is_empty() { id } else { nodes };
+        // A short absence is no news (DEV-39).
+        let is_told = match what {
+            What::Lost => true,
+            What::Back { moved, told } => *moved || *told,
+        };
         for holder in holders {
             let uid = &holder.pod;
             let (severity, reason, text) = match (what, of_plugin) {
@@ -410,7 +448,7 @@ impl Agent {
                 (What::Back { .. }, false) => (Severity::Normal, "DeviceBack", "is back"),
                 (What::Back { .. }, true) => (Severity::Normal, "DeviceBack", "is healthy"),
             };
-            if let Some(config) = self.pods.config(uid) {
+            if let Some(config) = self.pods.config(uid).filter(|_| is_told) {
                 let about = About {
                     uid,
                     namespace: &config.id.name.namespace,
@@ -421,7 +459,9 @@ impl Agent {
                 let message = format!("Device {resource} ({shown}) {text}");
                 self.tools.recorder.about(about, severity, reason, &message);
             }
-            log::info!("uid={uid} device {id} of {resource} ({nodes}) {text}");
+            if is_told {
+                log::info!("uid={uid} device {id} of {resource} ({nodes}) {text}");
+            }
             let restarts = match (what, on_replug) {
                 (What::Back { moved, .. }, OnReplug::IfChanged) => *moved,
                 (What::Back { .. }, OnReplug::Restart) => true,
@@ -513,6 +553,7 @@ impl Agent {
             healthy: unit.healthy,
             plugin: unit.plugin,
             shares: unit.shares,
+            used: unit.used,
             holders: unit.holders.iter().map(holder).collect(),
         })
         .collect()

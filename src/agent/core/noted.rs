@@ -86,6 +86,7 @@ impl Agent {
             }
             Step::Begun { .. }
             | Step::Unsettled(_)
+            | Step::HoldsNothing(..)
             | Step::Mounted(_)
             | Step::Restarts { .. }
             | Step::Stopping { .. }

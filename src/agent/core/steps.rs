@@ -72,6 +72,7 @@ impl Agent {
             }
             Step::Limited(limited) => self.set_limited(call, limited),
             Step::Unsettled(pod) => self.devices_not_settled(&pod, now),
+            Step::HoldsNothing(pod, answer) => answer.give(self.give_devices_late(&pod, now)),
             Step::Mounted(pod) => {
                 if self.owners.probes.add(&pod, now) {
                     let step = Stepped::of(&pod.metadata.uid, "probed");

@@ -59,6 +59,8 @@ pub(in crate::agent) enum Step {
     Limited(bool),
     /// It cannot be kept what the pod holds of devices, or a plugin does not give it.
     Unsettled(Rc<Pod>),
+    /// Something of a pod is to start that asks for devices and holds none. Answered: what it was given.
+    HoldsNothing(Rc<Pod>, Answer<GivenLate>),
     /// Volumes are there: probes may begin (SYNC-12).
     Mounted(Rc<Pod>),
     /// A new sandbox with its network is up: shown before images are pulled (SYNC-16, ACT-24).
@@ -124,6 +126,16 @@ pub(in crate::agent) enum Problem {
 
 /// The delays to be kept for the next agent, or how long this start has to wait.
 pub(in crate::agent) type Granted = Result<Vec<Record>, CrashLoop>;
+
+/// What came of a pod that held no device when something of it was to start.
+pub(in crate::agent) enum GivenLate {
+    /// Nothing that it asks for is given here.
+    Nothing,
+    /// It has some by now, and its next sync begins with them.
+    Given,
+    /// It waits for one: why.
+    Waits(String),
+}
 
 /// What the start of a container came to.
 pub(in crate::agent) struct Started {

@@ -13,7 +13,7 @@ use super::{
     errors::SyncError,
     kill::Killer,
     start::{self, Pass, Starter},
-    steps::{Plan, Problem, Started, Step},
+    steps::{GivenLate, Plan, Problem, Started, Step},
     volumes::{Mounted, Mounter},
 };
 use crate::{
@@ -30,8 +30,8 @@ use crate::{
     },
     error::chain,
     logic::{
-        actions::PodActions, page_size::misfit, pod_worker::Outcome, status::PodFailure,
-        work_queue::Retry,
+        actions::PodActions, devices::demands, page_size::misfit, pod_worker::Outcome,
+        status::PodFailure, work_queue::Retry,
     },
     runtime::{Logs, RuntimeError, RuntimeService},
     sys::{crash, lane::Lane},
@@ -163,7 +163,8 @@ impl Syncer {
         crash::point("pod.cgroup");
         self.make_pod_dirs(pod).await?;
         crash::point("pod.directories");
-        self.keep_devices(plan, pod).await?;
+        let starts = begun.actions.starts_anything();
+        self.keep_devices(plan, pod, starts).await?;
         if plan.cancel.is_cancelled() {
             return Ok(Outcome::Canceled);
         }
@@ -272,10 +273,20 @@ impl Syncer {
     }
 
     /// Nothing of the pod starts before it is on disk what it holds, and what plugins give for that (DEV-05, DEV-12).
-    async fn keep_devices(&self, plan: &Plan, pod: &Rc<Pod>) -> Result<(), SyncError> {
-        let devices = self.starter.generator.devices.as_ref();
-        let (Some(devices), Some(held)) = (devices, plan.devices.as_deref()) else {
+    async fn keep_devices(
+        &self,
+        plan: &Plan,
+        pod: &Rc<Pod>,
+        starts: bool,
+    ) -> Result<(), SyncError> {
+        let Some(devices) = self.starter.generator.devices.as_ref() else {
             return Ok(());
+        };
+        let Some(held) = plan.devices.as_deref() else {
+            return match starts && !demands(pod).is_empty() {
+                true => self.ask_for_devices(plan, pod).await,
+                false => Ok(()),
+            };
         };
         let settled = async { Some(devices.settle(&plan.uid, held).await) };
         let cancelled = async {
@@ -291,6 +302,21 @@ impl Syncer {
         self.warn(pod, "DeviceNotReady", &message);
         plan.line.tell(Step::Unsettled(Rc::clone(pod))).await;
         Err(SyncError::new(message))
+    }
+
+    /// It ran when it was admitted, so it was given nothing, and nobody knows what it held (DEV-10).
+    async fn ask_for_devices(&self, plan: &Plan, pod: &Rc<Pod>) -> Result<(), SyncError> {
+        let asked = plan
+            .line
+            .ask(|answer| Step::HoldsNothing(Rc::clone(pod), answer));
+        match asked.await {
+            GivenLate::Nothing => Ok(()),
+            GivenLate::Given => Err(SyncError::new("its next sync begins with its devices")),
+            GivenLate::Waits(message) => {
+                self.warn(pod, "DeviceNotReady", &message);
+                Err(SyncError::new(message))
+            }
+        }
     }
 
     /// Carries out the actions, in the order of ACT-03. What it starts is noted in `starts`.

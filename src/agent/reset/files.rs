@@ -13,11 +13,13 @@ use crate::{
 
 /// What lies in the root directory beside images: all of it is the agent's own. Secrets are among `objects`, and in what a URL
 /// gave. The node's certificates stay: a kubeconfig names them.
-const ROOT_ENTRIES: [&str; 10] = [
+const ROOT_ENTRIES: [&str; 12] = [
     "pods",
     "objects",
     "manifest-url",
     "link-budget.json",
+    "device-plugins.json",
+    "node-resources.json",
     "containers",
     "sandboxes",
     "cni",
@@ -177,7 +179,13 @@ mod tests {
         }
         fs::write(root.join("seccomp/mine.json"), "{}").expect("file");
         fs::write(root.join("manifest-url"), "{}").expect("file");
-        fs::write(root.join("link-budget.json"), "{}").expect("file");
+        for file in [
+            "link-budget.json",
+            "device-plugins.json",
+            "node-resources.json",
+        ] {
+            fs::write(root.join(file), "{}").expect("file");
+        }
         fs::create_dir_all(logs.join("default_web_u1/c")).expect("directory");
         fs::create_dir_all(logs.join("else")).expect("directory");
         fs::create_dir_all(&links).expect("directory");
@@ -196,6 +204,8 @@ mod tests {
                 "objects",
                 "manifest-url",
                 "link-budget.json",
+                "device-plugins.json",
+                "node-resources.json",
                 "update",
             ] {
                 assert!(!root.join(gone).exists(), "{gone}");

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{
     api::FakeApi,
-    world::{IMAGE, World, fails, manifest},
+    world::{IMAGE, World, fails, fault, manifest},
 };
 use crate::{
     agent::{core::Event, device_news::News},
@@ -20,7 +20,7 @@ use crate::{
     },
     device::Machine,
     logic::devices::{Listed, MAX_PLUGINS},
-    runtime::fake::Op,
+    runtime::fake::{Op, Trouble},
     server::backend::Figures,
 };
 
@@ -31,18 +31,21 @@ pub(in crate::agent) struct FakeDevices(Mutex<Seen>);
 impl FakeDevices {
     /// These nodes are there now: names, and minor numbers.
     pub(in crate::agent) fn set(&self, nodes: &[(&str, u32)]) {
-        let node = |(name, minor): &(&str, u32)| Node {
-            name: (*name).into(),
-            path: (*name).into(),
-            major: 188,
-            minor: *minor,
-            ..Node::default()
-        };
-        let nodes = nodes.iter().map(node).collect();
-        *self.0.lock().expect("devices") = Seen {
-            nodes,
-            usb: Vec::new(),
-        };
+        *self.0.lock().expect("devices") = seen(nodes);
+    }
+}
+
+fn seen(nodes: &[(&str, u32)]) -> Seen {
+    let node = |(name, minor): &(&str, u32)| Node {
+        name: (*name).into(),
+        path: (*name).into(),
+        major: 188,
+        minor: *minor,
+        ..Node::default()
+    };
+    Seen {
+        nodes: nodes.iter().map(node).collect(),
+        usb: Vec::new(),
     }
 }
 
@@ -272,6 +275,115 @@ fn unplugged_and_back() {
     assert_eq!(world.phase("a"), Some(Phase::Running));
     devices.set(&[("/dev/ttyUSB0", 5)]);
     world.until("runs again", |w| instance(w, "a").id != second.id);
+}
+
+#[test]
+fn who_wants_it_is_restarted_after_a_short_absence_too() {
+    // DEV-39 DEV-40
+    const RESTARTED: &str =
+        r#"[{resource: serial, match: {path: /dev/ttyUSB*}, onReplug: restart}]"#;
+    let line = [("/dev/ttyUSB0", 0)];
+    let devices = Arc::new(FakeDevices::default());
+    devices.set(&line);
+    let world = World::with_devices(RESTARTED, &devices, None);
+    world.apply(&[manifest("a", asking())]);
+    runs(&world, "a");
+    let first = instance(&world, "a");
+    let looks = |nodes: &[(&str, u32)]| {
+        let event = Event::Devices(Box::new(seen(nodes)));
+        world.events.try_send(event).expect("room");
+        world.settle();
+    };
+    looks(&line);
+    world.advance(s(60));
+    assert_eq!(instance(&world, "a").id, first.id, "it was never away");
+    looks(&[]);
+    looks(&line);
+    world.until("is restarted", |w| instance(w, "a").id != first.id);
+    let told = ["DeviceLost", "DeviceBack"].map(|reason| world.events_of(reason));
+    assert_eq!(told, [0, 0], "nobody is told");
+}
+
+#[test]
+fn what_runs_keeps_its_device_until_it_has_ended() {
+    // DEV-14
+    let (world, _) = world(&[("/dev/ttyUSB0", 0)]);
+    world.apply(&[manifest("a", asking())]);
+    runs(&world, "a");
+    // Its manifest goes while no agent is there, and it does not end at once.
+    let world = world.restart_agent_with(|fake| {
+        fake.add_fault(fault(Op::StopContainer, 1, Trouble::Hangs));
+    });
+    world.apply(&[manifest("b", asking())]);
+    world.until("is to end", |w| w.fake.hanging(Op::StopContainer) == 1);
+    world.advance(s(10));
+    assert!(world.fake.runs(&PodUid::from("a")));
+    assert!(world.fake.container(&PodUid::from("b"), "c").is_none());
+    assert_eq!(world.phase("b"), Some(Phase::Pending));
+    world.fake.release(Op::StopContainer);
+    runs(&world, "b");
+    assert_eq!(nodes(&world, "b"), ["/dev/ttyUSB0"]);
+}
+
+#[test]
+fn what_runs_without_a_record_gets_a_device_when_it_starts_again() {
+    // DEV-10 DEV-12
+    let (world, _) = world(&[("/dev/ttyUSB0", 0)]);
+    world.apply(&[manifest("a", asking())]);
+    runs(&world, "a");
+    let first = instance(&world, "a");
+    let dir = world.parts.machine.store.dir(&PodUid::from("a"));
+    std::fs::remove_file(dir.join("devices.json")).expect("lost");
+    let world = world.restart_agent();
+    world.apply(&[manifest("a", asking())]);
+    world.advance(s(60));
+    assert_eq!(instance(&world, "a").id, first.id, "it runs on");
+    assert_eq!(held(&world), [""; 0]);
+    // By then another pod has what it had.
+    world.apply(&[manifest("a", asking()), manifest("b", asking())]);
+    runs(&world, "b");
+    assert!(world.fake.exit(&first.id, 1));
+    world.until("waits", |w| w.events_of("DeviceNotReady") > 0);
+    world.advance(s(600));
+    assert_eq!(instance(&world, "a").id, first.id, "it waits");
+    assert_eq!(world.phase("a"), Some(Phase::Running));
+    world.apply(&[manifest("a", asking())]);
+    world.until("runs again", |w| instance(w, "a").id != first.id);
+    assert_eq!(nodes(&world, "a"), ["/dev/ttyUSB0"]);
+    assert_eq!(held(&world).len(), 1);
+}
+
+#[test]
+fn what_is_offered_no_more_is_none() {
+    // NODE-03 DEV-12
+    let api = Arc::new(FakeApi::default());
+    let devices = Arc::new(FakeDevices::default());
+    devices.set(&[("/dev/ttyUSB0", 0)]);
+    let of_node = |list: &str, name: &str| {
+        let mut node = Value::Null;
+        api.edit_node(|object| node = object.clone());
+        node["status"][list][name].as_str().map(str::to_owned)
+    };
+    let both = |name: &str| {
+        ["capacity", "allocatable"].map(|list| of_node(list, name).unwrap_or_default())
+    };
+    let world = World::with_devices(LINES, &devices, Some(&api));
+    world.until("is told", |_| both("picolet/serial") == ["1", "1"]);
+    // Somebody else counts dongles.
+    api.edit_node(|node| node["status"]["capacity"]["example.com/dongle"] = "4".into());
+    let world = world.restart_agent_declaring("[]");
+    world.until("is told", |_| both("picolet/serial") == ["0", "0"]);
+    world.advance(s(60));
+    assert_eq!(both("picolet/serial"), ["0", "0"]);
+    assert_eq!(both("example.com/dongle"), ["4", "4"]);
+    let world = world.restart_agent_declaring(LINES);
+    world.until("is told", |_| both("picolet/serial") == ["1", "1"]);
+    assert_eq!(both("example.com/dongle"), ["4", "4"]);
+    // Nobody knows what was offered here.
+    std::fs::remove_file(world.dir().join("root/node-resources.json")).expect("there");
+    let world = world.restart_agent();
+    world.until("is told", |_| both("example.com/dongle") == ["0", "0"]);
+    world.until("is told", |_| both("picolet/serial") == ["1", "1"]);
 }
 
 #[test]

@@ -392,6 +392,12 @@ impl World {
         self.restart_agent()
     }
 
+    /// The same; for the other one these devices are declared.
+    pub(super) fn restart_agent_declaring(mut self, declared: &'static str) -> Self {
+        self.way.declared = declared;
+        self.restart_agent()
+    }
+
     /// The same; the other one is of the cluster that is known by this.
     pub(super) fn restart_agent_of(mut self, authority: &'static str) -> Self {
         self.way.authority = authority;

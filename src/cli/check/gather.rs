@@ -200,14 +200,18 @@ fn devices(cfg: &Config, v2: bool, socket: Option<&Path>) -> check::Devices {
 /// Resources of device plugins, as the agent knows them; none if it does not say.
 fn plugins(socket: &Path) -> Vec<(String, usize)> {
     let known: Result<List<DeviceShown>, _> = Client::new(socket).read("/devices");
+    healthy_units(known.map(|list| list.items).unwrap_or_default())
+}
+
+/// Resources of device plugins, and how many units of each are healthy. They come by their resources.
+fn healthy_units(units: Vec<DeviceShown>) -> Vec<(String, usize)> {
     let mut resources: Vec<(String, usize)> = Vec::new();
-    for unit in known.map(|list| list.items).unwrap_or_default() {
+    for unit in units {
         if !unit.plugin {
             continue;
         }
         let count = usize::from(unit.healthy);
         match resources.last_mut() {
-            // They come by their resources.
             Some((resource, all)) if *resource == unit.resource => *all += count,
             _ => resources.push((unit.resource, count)),
         }
@@ -796,6 +800,27 @@ mod tests {
         }
         fs::remove_file(&path).expect("removed");
         assert_eq!(record_version(&path), None);
+    }
+
+    #[test]
+    fn units_of_plugins() {
+        // DEV-37
+        let unit = |resource: &str, id: &str, healthy, plugin| DeviceShown {
+            resource: resource.into(),
+            id: id.into(),
+            healthy,
+            plugin,
+            ..DeviceShown::default()
+        };
+        let all = vec![
+            unit("a.io/x", "1", true, true),
+            unit("a.io/x", "2", false, true),
+            unit("a.io/x", "3", true, true),
+            unit("b.io/none", "", false, true),
+            unit("picolet/serial", "4", true, false),
+        ];
+        let counted = [("a.io/x".to_owned(), 2), ("b.io/none".to_owned(), 0)];
+        assert_eq!(healthy_units(all), counted);
     }
 
     #[test]

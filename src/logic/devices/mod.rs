@@ -8,6 +8,7 @@
 //! | `plugin` | what plugins say, checked; what a container gets of it |
 //! | `demand` | what a pod asks for |
 //! | `table` | resources, their units, their holders. Where a resource comes from does not matter here |
+//! | `refusal` | why a pod does not get what it asks for, and how long it waits |
 //!
 //! A *unit* is what is given to one container as a whole: a node, or several that belong together.
 
@@ -16,15 +17,17 @@ mod demand;
 mod glob;
 mod plugin;
 mod preset;
+mod refusal;
 mod table;
 mod units;
 
 pub use declared::{Declared, Entry, OnReplug, declared};
 pub use demand::{Demand, demands};
 pub use plugin::{Answered, Wrong, answer, listed, merge, preferred, registration, shown};
+pub use refusal::{Patience, Refusal, Verdict, judge};
 pub use table::{
-    Amount, Change, Found, Held, Holder, Listed, Number, Patience, PodDevices, Preferred, Question,
-    Refusal, Shown, Table, Verdict, What, judge,
+    Amount, Change, Found, Held, Holder, Listed, Number, PodDevices, Preferred, Question, Shown,
+    Table, What,
 };
 pub use units::{Given, given, units};
 

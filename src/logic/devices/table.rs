@@ -4,27 +4,21 @@
 use alloc::{
     boxed::Box,
     collections::{BTreeMap, BTreeSet},
-    format,
     rc::Rc,
     vec::Vec,
 };
-use core::{fmt, time::Duration};
+use core::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::Demand;
-use crate::{
-    admission::Rejection,
-    api::{Mono, PodUid},
-};
+use super::{Demand, Refusal};
+use crate::api::{Mono, PodUid};
 
 /// A unit that is gone no longer than this is not told of: a device resets itself, or somebody pulls the wrong plug.
 const SHORT_ABSENCE: Duration = Duration::from_secs(5);
 
 /// How long a resource is told of whose plugin has gone (DEV-04).
 const PLUGIN_ABSENCE: Duration = Duration::from_secs(5 * 60);
-/// How long after the start of the agent pods wait for plugins, which are pods themselves (DEV-13).
-const PLUGIN_START: Duration = Duration::from_secs(5 * 60);
 
 /// A unit that is here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -127,7 +121,7 @@ pub struct Change {
 pub enum What {
     /// It is gone.
     Lost,
-    /// It is back.
+    /// It is back. Neither `moved` nor `told`: after so short a time that nobody is told now either.
     Back {
         /// Its nodes are others.
         moved: bool,
@@ -148,7 +142,7 @@ pub struct Amount {
 }
 
 /// A unit, for people.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
     /// Resource.
     pub resource: Box<str>,
@@ -162,119 +156,10 @@ pub struct Shown {
     pub plugin: bool,
     /// How often it may be held.
     pub shares: u32,
+    /// How often it is.
+    pub used: u32,
     /// Who holds it.
     pub holders: Vec<Holder>,
-}
-
-/// Why a pod does not get what it asks for (DEV-07).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// Nobody ever offered the resource.
-    Unregistered(Box<str>),
-    /// None of its units is here.
-    NoneHealthy(Box<str>),
-    /// What the pod had is gone.
-    NoLongerHealthy(Box<str>),
-    /// Others hold them.
-    TooFew {
-        /// Resource.
-        resource: Box<str>,
-        /// Asked for.
-        requested: u32,
-        /// Free.
-        available: u32,
-    },
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unregistered(r) => write!(f, "cannot allocate unregistered device {r}"),
-            Self::NoneHealthy(r) => write!(
-                f,
-                "no healthy devices present; cannot allocate unhealthy devices {r}"
-            ),
-            Self::NoLongerHealthy(r) => write!(
-                f,
-                "previously allocated devices are no longer healthy; cannot allocate unhealthy devices {r}"
-            ),
-            Self::TooFew {
-                resource,
-                requested,
-                available,
-            } => write!(
-                f,
-                "requested number of devices unavailable for {resource}. Requested: {requested}, Available: {available}"
-            ),
-        }
-    }
-}
-
-impl Refusal {
-    /// What there is not enough of.
-    #[must_use]
-    pub fn resource(&self) -> &str {
-        match self {
-            Self::Unregistered(r) | Self::NoneHealthy(r) | Self::NoLongerHealthy(r) => r,
-            Self::TooFew { resource, .. } => resource,
-        }
-    }
-
-    /// As admission tells it.
-    #[must_use]
-    pub fn rejection(&self) -> Rejection {
-        Rejection {
-            reason: "UnexpectedAdmissionError".into(),
-            message: format!("Allocate failed due to {self}, which is unexpected"),
-        }
-    }
-}
-
-/// What becomes of a pod that does not get what it asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// It is Pending, and asks again.
-    Wait,
-    /// It never runs.
-    Refuse,
-}
-
-/// How a pod waits.
-#[derive(Clone, Copy, Debug)]
-pub struct Patience {
-    /// Nobody would make it anew.
-    pub is_static: bool,
-    /// How long it has waited.
-    pub waited: Duration,
-    /// How long it waits as a rule.
-    pub at_most: Duration,
-    /// What it waits for is a plugin's, or may be.
-    pub of_plugin: bool,
-    /// How long after the start of the agent it came.
-    pub came_after: Duration,
-}
-
-/// Decides about a pod that does not get what it asks for (DEV-13, DEV-38): a static pod, which nobody would make anew, waits
-/// for ever, others for a while, and for a plugin after the start of the agent for longer. For what nobody offers nobody waits,
-/// but static pods where a plugin may come.
-#[must_use]
-pub fn judge(refusal: &Refusal, pod: Patience) -> Verdict {
-    let start = PLUGIN_START.saturating_sub(pod.came_after);
-    let at_most = match pod.of_plugin {
-        true => pod.at_most.max(start),
-        false => pod.at_most,
-    };
-    let waits = match refusal {
-        Refusal::Unregistered(_) => pod.is_static && pod.of_plugin,
-        Refusal::NoneHealthy(_) | Refusal::NoLongerHealthy(_) | Refusal::TooFew { .. } => {
-            pod.is_static || pod.waited < at_most
-        }
-    };
-    if waits {
-        Verdict::Wait
-    } else {
-        Verdict::Refuse
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -550,9 +435,10 @@ impl Table {
                 Some(found) => {
                     let moved = unit.found.mark != found.mark;
                     let told = unit.presence == Presence::Lost;
+                    let was_missing = matches!(unit.presence, Presence::Missing(_));
                     unit.found.clone_from(found);
                     unit.presence = Presence::Here;
-                    if told || moved {
+                    if told || moved || was_missing {
                         changes.push((unit.found.clone(), What::Back { moved, told }));
                     }
                 }
@@ -807,7 +693,7 @@ impl Table {
         had: &[Box<str>],
     ) -> Vec<Room<'a>> {
         let name = demand.resource.as_str();
-        let reachable = self.reachable(pod);
+        let reachable = self.reachable(pod, name, resource.shares);
         let preferred = self.preference(pod, demand);
         let preferred = preferred.map_or(&[][..], |p| &p.ids);
         let closed = |unit: &Unit| unit.found.numbers.iter().any(|n| reachable.contains(n));
@@ -820,30 +706,29 @@ impl Table {
                 .fold(0, u32::saturating_add);
             let (init, regular) = parts(held, name, id);
             let left = resource.shares.saturating_sub(others);
-            let (most, no_charge) = match demand.plain_init {
-                true => (left, init.max(regular)),
-                false => (left.saturating_sub(regular), init.saturating_sub(regular)),
-            };
             Room {
                 id,
                 times: 0,
                 had: had.contains(id),
                 preferred: preferred.contains(id),
-                no_charge,
+                no_charge: init.saturating_sub(regular),
                 others,
-                most,
+                most: left.saturating_sub(regular),
             }
         });
         rooms.collect()
     }
 
-    /// Numbers of units that are gone while other pods hold them: whatever has such a number now, those pods can open it.
-    fn reachable(&self, pod: &PodUid) -> BTreeSet<Number> {
+    /// Numbers that other pods can open, and that are to be nobody else's: of units that are gone while those pods hold them,
+    /// whatever has such a number now; and of units of other resources, if either of them is given to one at a time. `wanted`
+    /// has so many `shares`.
+    fn reachable(&self, pod: &PodUid, wanted: &str, shares: u32) -> BTreeSet<Number> {
         let mut numbers = BTreeSet::new();
         for (name, resource) in &self.resources {
+            let is_exclusive = **name != *wanted && (shares == 1 || resource.shares == 1);
             for unit in &resource.units {
                 let mut others = self.holders.iter().filter(|(other, _)| *other != pod);
-                if unit.presence != Presence::Here
+                if (is_exclusive || unit.presence != Presence::Here)
                     && others.any(|(_, held)| uses(held, name, &unit.found.id) > 0)
                 {
                     numbers.extend(&unit.found.numbers);
@@ -872,22 +757,37 @@ impl Table {
         .collect()
     }
 
-    /// Every unit, by resource.
+    /// Every unit, by resource. The resource of a plugin that has none is there once, without an id.
     #[must_use]
     pub fn shown(&self) -> Vec<Shown> {
-        let all = self.resources.iter();
-        let units = all.flat_map(|(name, r)| r.units.iter().map(move |unit| (name, r, unit)));
-        units
-            .map(|(name, resource, unit)| Shown {
+        let mut shown = Vec::new();
+        for (name, resource) in &self.resources {
+            let plugin = resource.plugin.is_some();
+            if plugin && resource.units.is_empty() {
+                shown.push(Shown {
+                    resource: name.clone(),
+                    plugin,
+                    ..Shown::default()
+                });
+            }
+            shown.extend(resource.units.iter().map(|unit| Shown {
                 resource: name.clone(),
                 id: unit.found.id.clone(),
                 nodes: unit.found.nodes.clone(),
                 healthy: unit.is_told_of(),
-                plugin: resource.plugin.is_some(),
+                plugin,
                 shares: resource.shares,
+                used: self.used(name, &unit.found.id),
                 holders: self.holders_of(name, &unit.found.id),
-            })
-            .collect()
+            }));
+        }
+        shown
+    }
+
+    fn used(&self, resource: &str, id: &str) -> u32 {
+        let pods = self.holders.values();
+        pods.map(|held| uses(held, resource, id))
+            .fold(0, u32::saturating_add)
     }
 }
 
@@ -913,20 +813,21 @@ fn refusal(resource: &Resource, demand: &Demand, available: u32, had: &[Box<str>
     }
 }
 
-/// How often a pod holds a unit: plain init containers run one after the other, and before the others.
+/// How often a pod holds a unit: plain init containers run one after the other, beside the sidecars that began before them,
+/// and before all others.
 fn uses(held: &[Held], resource: &str, id: &str) -> u32 {
     let (init, others) = parts(held, resource, id);
     init.max(others)
 }
 
-/// The same of its plain init containers, and of the others.
+/// The same while its plain init containers run, and of the others after them. `held` is in the order in which they begin.
 fn parts(held: &[Held], resource: &str, id: &str) -> (u32, u32) {
     let (mut init, mut others) = (0, 0_u32);
     for held in held.iter().filter(|h| *h.resource == *resource) {
         let times = held.ids.iter().filter(|i| ***i == *id).count();
         let times = u32::try_from(times).unwrap_or(u32::MAX);
         match held.plain_init {
-            true => init = times.max(init),
+            true => init = init.max(others.saturating_add(times)),
             false => others = others.saturating_add(times),
         }
     }
@@ -937,6 +838,7 @@ fn parts(held: &[Held], resource: &str, id: &str) -> (u32, u32) {
 mod tests {
     use alloc::{
         borrow::ToOwned,
+        format,
         string::{String, ToString},
         vec,
     };
@@ -1074,6 +976,43 @@ mod tests {
     }
 
     #[test]
+    fn sidecars_keep_theirs() {
+        // DEV-06
+        let both = [asks("sidecar", 1), asks("init", 1)];
+        let mut one = table(1, &["a"]);
+        let refused = one.allocate(&pod("p"), &both).expect_err("it runs still");
+        assert!(refused.to_string().ends_with("Requested: 1, Available: 0"));
+        let mut two = table(1, &["a", "b"]);
+        two.allocate(&pod("p"), &both).expect("one each");
+        assert_eq!(ids(&two, "p"), "sidecar=a init=b");
+        // What a plain init container had is free for who begins after it, and for nobody who began before.
+        let all = [
+            asks("init1", 1),
+            asks("sidecar1", 1),
+            asks("init2", 1),
+            asks("sidecar2", 1),
+        ];
+        two.allocate(&pod("o"), &all).expect_err("p holds both");
+        two.release(|_| false);
+        two.allocate(&pod("o"), &all).expect("reused");
+        assert_eq!(ids(&two, "o"), "init1=a sidecar1=a init2=b sidecar2=b");
+        let mut more = all.to_vec();
+        more.push(asks("c", 1));
+        assert!(
+            two.check(&pod("o"), &more).is_err(),
+            "sidecars run beside it"
+        );
+        // A unit that two may hold at once: a regular container follows the plain one.
+        let all = [asks("sidecar", 1), asks("init", 1), asks("c", 1)];
+        for demands in [&all[..2], &all] {
+            let mut shared = table(2, &["a"]);
+            shared.allocate(&pod("p"), demands).expect("two at a time");
+            assert!(shared.check(&pod("q"), &[asks("c", 1)]).is_err());
+            assert_eq!(shared.shown()[0].used, 2);
+        }
+    }
+
+    #[test]
     fn far_too_many() {
         // DEV-07
         let mut table = table(1024, &["a", "b"]);
@@ -1138,6 +1077,49 @@ mod tests {
     }
 
     #[test]
+    fn two_resources_have_one_node() {
+        // DEV-30
+        const OTHER: &str = "picolet/other";
+        let of = |resource: &str| Demand {
+            resource: resource.into(),
+            ..asks("c", 1)
+        };
+        for (shares, others, is_free) in [(1, 1, false), (1, 2, false), (2, 1, false), (2, 2, true)]
+        {
+            let mut table = table(shares, &[]);
+            table.declare(OTHER, others);
+            table.report(R, vec![tty("a", 0)], Mono(0));
+            table.report(OTHER, vec![tty("x", 0), tty("y", 1)], Mono(0));
+            table.allocate(&pod("p"), &[of(R)]).expect("a");
+            table.allocate(&pod("q"), &[of(OTHER)]).expect("y at least");
+            let expected = if is_free { "c=x" } else { "c=y" };
+            assert_eq!(ids(&table, "q"), expected, "{shares} {others}");
+            // Its own node is free for the pod that has it.
+            assert_eq!(table.check(&pod("p"), &[of(R), of(OTHER)]), Ok(()));
+            table.release(|_| false);
+            table.allocate(&pod("q"), &[of(OTHER)]).expect("x");
+            assert_eq!(ids(&table, "q"), "c=x");
+            let refused = table.check(&pod("p"), &[of(R)]);
+            assert_eq!(refused.is_ok(), is_free, "{shares} {others}");
+        }
+    }
+
+    #[test]
+    fn how_much_is_used() {
+        // DEV-37
+        let mut once = table(1, &["a"]);
+        let both = [asks("init", 1), asks("c", 1)];
+        once.allocate(&pod("p"), &both)
+            .expect("one after the other");
+        let shown = once.shown().remove(0);
+        assert_eq!((shown.used, shown.shares, shown.holders.len()), (1, 1, 2));
+        let mut twice = table(2, &["a"]);
+        twice.allocate(&pod("p"), &[asks("c", 2)]).expect("twice");
+        let shown = twice.shown().remove(0);
+        assert_eq!((shown.used, shown.shares, shown.holders.len()), (2, 2, 1));
+    }
+
+    #[test]
     fn a_twin_is_plugged_in() {
         // DEV-36 DEV-40
         let mut table = table(1, &[]);
@@ -1186,13 +1168,17 @@ mod tests {
             "yet it is not given"
         );
         assert_eq!(table.next_timeout(), Some(at(15)));
-        // A short absence.
+        // A short absence: nobody is told, and who wants a restart at any replug gets it.
         let short = table.report(R, vec![found("a", 1), found("b", 1)], at(12));
-        assert_eq!((short.len(), table.next_timeout()), (0, None));
+        let back = |moved, told| What::Back { moved, told };
+        let whats: Vec<_> = short.iter().map(|c| (&*c.id, c.what)).collect();
+        assert_eq!(whats, [("a", back(false, false))], "the one that is held");
+        assert_eq!(table.next_timeout(), None);
+        let same = table.report(R, vec![found("a", 1), found("b", 1)], at(12));
+        assert_eq!(same, [], "it was never gone");
         // A short one, and it is another node by now.
         assert_eq!(table.report(R, vec![], at(13)), []);
         let moved = table.report(R, vec![found("a", 2)], at(14));
-        let back = |moved, told| What::Back { moved, told };
         assert_eq!(moved[0].what, back(true, false));
         // A long one.
         assert_eq!(table.report(R, vec![], at(20)), []);
@@ -1259,38 +1245,6 @@ mod tests {
         table.report(R, vec![found("c", 1)], Mono(2));
         table.allocate(&pod("q"), &[asks("c", 1)]).expect("another");
         assert_eq!(ids(&table, "q"), "c=c");
-    }
-
-    #[test]
-    fn who_waits() {
-        // DEV-13 DEV-38
-        let (s, wait) = (Duration::from_secs, Duration::from_secs(120));
-        let few = Refusal::TooFew {
-            resource: R.into(),
-            requested: 1,
-            available: 0,
-        };
-        let none = Refusal::NoneHealthy(R.into());
-        let unknown = Refusal::Unregistered(R.into());
-        for (refusal, is_static, waited, verdict) in [
-            (&none, false, s(0), Verdict::Wait),
-            (&none, false, s(119), Verdict::Wait),
-            (&none, false, s(120), Verdict::Refuse),
-            (&few, false, s(0), Verdict::Wait),
-            (&few, false, s(120), Verdict::Refuse),
-            (&few, true, s(9999), Verdict::Wait),
-            (&none, true, s(9999), Verdict::Wait),
-            (&unknown, true, s(0), Verdict::Refuse),
-        ] {
-            let pod = Patience {
-                is_static,
-                waited,
-                at_most: wait,
-                of_plugin: false,
-                came_after: s(0),
-            };
-            assert_eq!(judge(refusal, pod), verdict);
-        }
     }
 
     fn listed(ids: &[(&str, bool)]) -> Vec<Listed> {
@@ -1445,8 +1399,16 @@ mod tests {
         assert!(!spares(&table), "a pod holds it");
         table.release(|_| false);
         assert!(spares(&table));
+        // It has no units any more, and is shown all the same.
+        let none = Shown {
+            resource: R.into(),
+            plugin: true,
+            ..Shown::default()
+        };
+        assert_eq!(table.shown(), [none]);
         table.spare(R);
         assert_eq!(table.amounts(), []);
+        assert_eq!(table.shown(), []);
         let mut declared = self::table(1, &[]);
         declared.spare(R);
         assert_eq!(declared.amounts().len(), 1);
@@ -1522,33 +1484,6 @@ mod tests {
         assert_eq!(table.question(&pod("q"), &[asks("c", 2)]), None);
         let table = of_plugin(&all, false);
         assert_eq!(table.question(&pod("p"), &demands), None);
-    }
-
-    #[test]
-    fn who_waits_for_a_plugin() {
-        // DEV-05 DEV-13
-        let s = Duration::from_secs;
-        let none = Refusal::NoneHealthy(R.into());
-        let unknown = Refusal::Unregistered(R.into());
-        for (refusal, is_static, came_after, waited, verdict) in [
-            // Five minutes after the start, or two minutes after the pod came.
-            (&none, false, s(10), s(289), Verdict::Wait),
-            (&none, false, s(10), s(290), Verdict::Refuse),
-            (&none, false, s(400), s(119), Verdict::Wait),
-            (&none, false, s(400), s(120), Verdict::Refuse),
-            (&none, true, s(400), s(9999), Verdict::Wait),
-            (&unknown, true, s(400), s(9999), Verdict::Wait),
-            (&unknown, false, s(0), s(0), Verdict::Refuse),
-        ] {
-            let pod = Patience {
-                is_static,
-                waited,
-                at_most: s(120),
-                of_plugin: true,
-                came_after,
-            };
-            assert_eq!(judge(refusal, pod), verdict, "{refusal:?} {pod:?}");
-        }
     }
 
     #[test]

@@ -143,37 +143,48 @@ fn mark(nodes: &[&Node]) -> u64 {
     fnv1a(nodes.iter().map(text).collect::<String>().bytes())
 }
 
-/// Units of an entry, in the order of its alternatives and of the names of their nodes.
+/// Units of an entry, in the order of its alternatives and of the names of their nodes. A node that an alternative has found
+/// is not given once more by a later one: a unit is that of the first, also if the later one knows of more nodes of it.
 fn find<'a>(entry: &Entry, seen: &'a Seen) -> Vec<Unit<'a>> {
     let mut sets: Vec<Vec<&Node>> = Vec::new();
+    let mut taken = BTreeSet::new();
     for alternative in &entry.matches {
-        match alternative {
-            Match::Each(what) => sets.extend(found(what, seen)),
-            Match::Group(members) => {
-                let matches: Vec<_> = members.iter().map(|m| found(&m.what, seen)).collect();
-                let most = |at: usize| {
-                    let limit = usize::try_from(members[at].limit).unwrap_or(usize::MAX);
-                    matches[at].len().saturating_mul(limit)
-                };
-                let required = (0..members.len()).filter(|at| !members[*at].optional);
-                let count = required.map(most).min().unwrap_or(0).min(MAX_UNITS);
-                sets.extend((0..count).map(|n| {
-                    let members = (0..members.len()).filter(|at| n < most(*at));
-                    members
-                        .flat_map(|at| matches[at][n % matches[at].len()].iter().copied())
-                        .collect()
-                }));
-            }
-        }
+        let first = sets.len();
+        let mut known = BTreeSet::new();
+        let all = matched(alternative, seen).into_iter();
+        sets.extend(all.filter(|nodes| {
+            let numbers: Vec<Number> = nodes.iter().map(|node| number(node)).collect();
+            // A node may have two names of one pattern. Members of a group may be in several units of it.
+            let is_new = !numbers.iter().any(|number| taken.contains(number));
+            is_new && !numbers.is_empty() && known.insert(numbers)
+        }));
+        let numbers = sets[first..].iter().flatten().map(|node| number(node));
+        taken.extend(numbers);
     }
-    // What two alternatives find is one unit: that of the first.
-    let mut known = BTreeSet::new();
-    sets.retain(|nodes| {
-        let numbers: Vec<_> = nodes.iter().map(|node| number(node)).collect();
-        !nodes.is_empty() && known.insert(numbers)
-    });
     sets.truncate(MAX_UNITS);
     with_ids(sets)
+}
+
+/// What one alternative finds: the nodes of each unit.
+fn matched<'a>(alternative: &Match, seen: &'a Seen) -> Vec<Vec<&'a Node>> {
+    let members = match alternative {
+        Match::Each(what) => return found(what, seen),
+        Match::Group(members) => members,
+    };
+    let matches: Vec<_> = members.iter().map(|m| found(&m.what, seen)).collect();
+    let most = |at: usize| {
+        let limit = usize::try_from(members[at].limit).unwrap_or(usize::MAX);
+        matches[at].len().saturating_mul(limit)
+    };
+    let required = (0..members.len()).filter(|at| !members[*at].optional);
+    let count = required.map(most).min().unwrap_or(0).min(MAX_UNITS);
+    let unit = |n: usize| {
+        let members = (0..members.len()).filter(|at| n < most(*at));
+        members
+            .flat_map(|at| matches[at][n % matches[at].len()].iter().copied())
+            .collect()
+    };
+    (0..count).map(unit).collect()
 }
 
 /// What one pattern finds: each item is given as a whole.
@@ -486,6 +497,36 @@ mod tests {
         let none = nodes(&["/dev/c0"]);
         assert_eq!(shown(&pair(1, false), &none), [""; 0]);
         assert_eq!(shown(&pair(1, true), &none), ["/dev/c0"]);
+    }
+
+    #[test]
+    fn alternatives_share_no_node() {
+        // DEV-30
+        let usb_nodes = json!({"usb": {"vendor": "403", "product": "6001", "nodes": "tty"}});
+        let mut camera = stick("1-1", "A", 0);
+        // Of the same interface.
+        camera.nodes.push(stick("1-1", "A", 1).nodes.remove(0));
+        let nodes = camera.nodes.iter().map(|(_, node)| node.clone());
+        let here = Seen {
+            nodes: nodes.chain([node("/dev/ttyUSB2", 2)]).collect(),
+            usb: vec![camera],
+        };
+        let path = json!({"path": "/dev/ttyUSB*"});
+        let of = |all: Value| shown(&one(&json!({"match": all})), &here);
+        assert_eq!(
+            of(json!([usb_nodes, path])),
+            ["/dev/ttyUSB0,/dev/ttyUSB1", "/dev/ttyUSB2"]
+        );
+        assert_eq!(
+            of(json!([path, usb_nodes])),
+            ["/dev/ttyUSB0", "/dev/ttyUSB1", "/dev/ttyUSB2"]
+        );
+        // Within one of them they may.
+        let group = json!({"group": [path, {"path": "/dev/ttyUSB2", "limit": 2}]});
+        assert_eq!(
+            of(json!([group, path])),
+            ["/dev/ttyUSB0,/dev/ttyUSB2", "/dev/ttyUSB1,/dev/ttyUSB2"]
+        );
     }
 
     #[test]

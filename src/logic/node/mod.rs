@@ -28,7 +28,7 @@ pub use pace::{FAST_INTERVAL, FAST_LIMIT, Fast, MAX_TRIES, Pace, fast_round};
 pub use patch::{Patch, status_patch};
 pub use pod_cidr::{Cidr, CidrError, PodCidrs};
 pub use register::{
-    AfterCreate, CreateAnswer, Registering, after_create, initial, new_labels, reconcile,
+    AfterCreate, CreateAnswer, Registering, after_create, initial, new_labels, offered, reconcile,
 };
 pub use status::{Applied, apply};
 pub use unkept::Unkept;

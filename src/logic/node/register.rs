@@ -1,6 +1,12 @@
 //! Being a Node of the cluster at all (NODE-01 to NODE-06).
 
-use alloc::{borrow::ToOwned as _, collections::BTreeMap, string::String, vec::Vec};
+use alloc::{
+    borrow::ToOwned as _,
+    boxed::Box,
+    collections::{BTreeMap, BTreeSet},
+    string::String,
+    vec::Vec,
+};
 use core::time::Duration;
 
 use super::{
@@ -82,11 +88,15 @@ pub fn new_labels(settings: &Settings, arch: &str) -> BTreeMap<String, String> {
 
 /// What an old Node of the same name must become, if anything (NODE-03, NODE-04). It goes out as a patch of the status.
 ///
-/// - `devices_forgotten`: nothing is known of devices that were offered before: extended resources are none until somebody
-///   offers them again.
+/// - `before`: extended resources that agents before this one have offered; `None`: nothing is known of them. What of these
+///   the initial Node does not have, or of all if nothing is known, is none until somebody offers it again.
 /// - Source: kubelet `tryRegisterWithAPIServer` and the `reconcile…` functions.
 #[must_use]
-pub fn reconcile(existing: &Node, initial: &Node, devices_forgotten: bool) -> Option<Node> {
+pub fn reconcile(
+    existing: &Node,
+    initial: &Node,
+    before: Option<&BTreeSet<Box<str>>>,
+) -> Option<Node> {
     let mut node = existing.clone();
     match initial.metadata.annotations.get(CONTROLLER_ATTACHES) {
         Some(value) => {
@@ -111,21 +121,26 @@ pub fn reconcile(existing: &Node, initial: &Node, devices_forgotten: bool) -> Op
     }
     reconcile_resources(&mut node.status.capacity, &initial.status.capacity);
     reconcile_resources(&mut node.status.allocatable, &initial.status.allocatable);
-    if devices_forgotten {
-        let extended: Vec<String> = node
-            .status
-            .capacity
-            .keys()
-            .filter(|name| is_extended(name))
-            .cloned()
-            .collect();
-        for name in extended {
-            for list in [&mut node.status.capacity, &mut node.status.allocatable] {
-                list.insert(name.clone(), Quantity::decimal(0));
-            }
+    let is_gone = |name: &String| {
+        let was_offered = before.is_none_or(|before| before.contains(name.as_str()));
+        was_offered && is_extended(name) && !initial.status.capacity.contains_key(name)
+    };
+    let gone = node.status.capacity.keys().filter(|name| is_gone(name));
+    let gone: Vec<String> = gone.cloned().collect();
+    for name in gone {
+        for list in [&mut node.status.capacity, &mut node.status.allocatable] {
+            list.insert(name.clone(), Quantity::decimal(0));
         }
     }
     (node != *existing).then_some(node)
+}
+
+/// Extended resources that a Node to be made has: those that this agent offers.
+#[must_use]
+pub fn offered(initial: &Node) -> BTreeSet<Box<str>> {
+    let all = initial.status.capacity.keys();
+    let offered = all.filter(|name| is_extended(name));
+    offered.map(|name| name.as_str().into()).collect()
 }
 
 /// Everything, where nothing is said; else huge pages: what there is, and nothing else of them.
@@ -296,7 +311,8 @@ mod tests {
             ..Taint::default()
         }];
         let new = made(&parts);
-        assert_eq!(reconcile(&new, &new, false), None);
+        let nothing = BTreeSet::new();
+        assert_eq!(reconcile(&new, &new, Some(&nothing)), None);
         // NODE-03 NODE-04
         let q = |text: &str| Quantity::parse(text).expect(text);
         type Edit = fn(&mut Node);
@@ -383,7 +399,8 @@ mod tests {
             let (mut existing, mut want) = (new.clone(), new.clone());
             before(&mut existing);
             after(&mut want);
-            assert_eq!(reconcile(&existing, &new, false), Some(want), "{name}");
+            let reconciled = reconcile(&existing, &new, Some(&nothing));
+            assert_eq!(reconciled, Some(want), "{name}");
         }
         // A label that the operator says is empty goes.
         let mut emptied = new.clone();
@@ -397,18 +414,36 @@ mod tests {
             .metadata
             .labels
             .insert(instance.into(), "pi".into());
-        assert_eq!(reconcile(&existing, &emptied, false), Some(new.clone()));
+        let reconciled = reconcile(&existing, &emptied, Some(&nothing));
+        assert_eq!(reconciled, Some(new.clone()));
         let mut existing = new.clone();
         for list in [
             &mut existing.status.capacity,
             &mut existing.status.allocatable,
         ] {
             list.insert("a.com/x".into(), q("3"));
+            list.insert("a.com/y".into(), q("3"));
         }
-        let zeroed = reconcile(&existing, &new, true).expect("zeroed");
+        let zeroed = reconcile(&existing, &new, None).expect("zeroed");
         assert_eq!(zeroed.status.capacity["a.com/x"], q("0"));
         assert_eq!(zeroed.status.allocatable["a.com/x"], q("0"));
+        assert_eq!(zeroed.status.capacity["a.com/y"], q("0"));
         assert_eq!(zeroed.status.capacity["cpu"], q("4"));
+        // What was offered, and is no more: what others have put there is theirs.
+        assert_eq!(reconcile(&existing, &new, Some(&nothing)), None);
+        let offers = |name: &str| {
+            let mut node = new.clone();
+            node.status.capacity.insert(name.into(), q("1"));
+            node
+        };
+        let before = offered(&offers("a.com/x"));
+        assert_eq!(before, BTreeSet::from(["a.com/x".into()]));
+        let zeroed = reconcile(&existing, &new, Some(&before)).expect("zeroed");
+        assert_eq!(zeroed.status.capacity["a.com/x"], q("0"));
+        assert_eq!(zeroed.status.capacity["a.com/y"], q("3"));
+        // It is offered still: its amount is told in a moment.
+        let still = offers("a.com/x");
+        assert_eq!(reconcile(&existing, &still, Some(&before)), None);
     }
 
     #[test]

@@ -23,7 +23,7 @@ use std::{
 
 use nix::{fcntl::OFlag, sys::stat::Mode};
 
-use super::sources::Source;
+use super::{host, sources::Source};
 use crate::api::strict::{TextError, from_json};
 use crate::{
     api::{
@@ -66,6 +66,8 @@ pub(super) struct Prepared {
     pub(super) seccomp: Option<Seccomp>,
     /// What its device nodes are, in their order.
     pub(super) devices: Vec<oci::Device>,
+    /// All nodes of the machine, if they were wanted.
+    pub(super) host_devices: Vec<oci::Device>,
     /// The container's mounts with links resolved on the host, images among them by where they are mounted.
     pub(super) mounts: Vec<Mount>,
     /// What of the host these lead to.
@@ -93,6 +95,8 @@ pub(super) struct Wanted {
     pub(super) writable: Vec<String>,
     pub(super) seccomp_file: Option<String>,
     pub(super) devices: Vec<cri::Device>,
+    /// It gets all nodes of the machine.
+    pub(super) all_devices: bool,
     /// The agent's directories, without links.
     pub(super) own: Vec<PathBuf>,
 }
@@ -211,6 +215,9 @@ pub(super) fn prepare(wanted: &Wanted) -> Result<Prepared, BundleError> {
         let node = device_node(device);
         let node = node.map_err(|e| BundleError::Device(device.host_path.clone(), e))?;
         prepared.devices.push(node);
+    }
+    if wanted.all_devices {
+        prepared.host_devices = host::devices();
     }
     if let Some(path) = &wanted.seccomp_file {
         let mut bytes = Vec::new();

@@ -262,6 +262,7 @@ impl Runc {
                 Vec::new()
             },
             devices: config.devices.clone(),
+            all_devices: config.security.privileged,
             seccomp_file: match &config.security.seccomp {
                 SecurityProfile::Localhost(path) => Some(path.clone()),
                 SecurityProfile::RuntimeDefault
@@ -306,6 +307,7 @@ impl Runc {
             image_volumes: &prepared.image_volumes,
             seccomp_file: prepared.seccomp.as_ref(),
             devices: &prepared.devices,
+            host_devices: &prepared.host_devices,
             apparmor_default,
             host: &self.settings.host,
         })

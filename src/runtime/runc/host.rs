@@ -1,4 +1,4 @@
-//! What the machine can do, read once at start.
+//! What the machine can do, read once at start; and its device nodes, read for each container that gets all of them.
 
 use std::{fs, os::unix::fs::FileTypeExt, os::unix::fs::MetadataExt, path::Path};
 
@@ -67,9 +67,6 @@ pub fn facts(cgroups: &Cgroups) -> HostFacts {
     .map(str::to_owned)
     .collect();
     controllers.order();
-    let mut devices = Vec::new();
-    collect_devices(Path::new("/dev"), &mut devices);
-    devices.order_by(|a: &Device, b| a.path.cmp(&b.path));
     HostFacts {
         arch: std::env::consts::ARCH.to_owned(),
         kernel: kernel(&text("/proc/sys/kernel/osrelease")),
@@ -79,7 +76,6 @@ pub fn facts(cgroups: &Cgroups) -> HostFacts {
         capabilities: bounding_set(&text("/proc/self/status")),
         min_oom_score_adj: limits::min_oom_score_adj().unwrap_or(0),
         rlimits: Vec::new(),
-        devices,
         thermal_throttle: thermal_throttle(),
         // Profiles can be seen and loaded only where securityfs is mounted.
         apparmor: text("/sys/module/apparmor/parameters/enabled").starts_with('Y')
@@ -141,6 +137,15 @@ fn thermal_throttle() -> Vec<String> {
     found
 }
 
+/// Device nodes of the machine as they are now, by their paths: what is plugged in comes, goes, and gets other numbers. At
+/// most [`MAX_DEVICES`].
+pub(super) fn devices() -> Vec<Device> {
+    let mut devices = Vec::new();
+    collect_devices(Path::new("/dev"), &mut devices);
+    devices.order_by(|a: &Device, b| a.path.cmp(&b.path));
+    devices
+}
+
 /// Device nodes below `dir`, without terminals and what the container gets of its own.
 fn collect_devices(dir: &Path, out: &mut Vec<Device>) {
     let own = [
@@ -197,8 +202,8 @@ mod tests {
 
     #[test]
     fn devices_of_this_machine() {
-        let mut devices = Vec::new();
-        collect_devices(Path::new("/dev"), &mut devices);
+        // RTM-11
+        let devices = devices();
         let null = devices
             .iter()
             .find(|d| d.path == "/dev/null")

@@ -1,0 +1,126 @@
+//! Which extended resources this node has offered, kept in the root directory for the agent after this one: device plugins
+//! that are to come back (DEV-12), and what the Node in the API says that nobody offers any more (NODE-03).
+
+use alloc::collections::BTreeSet;
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    api::strict::from_json,
+    sys::{file, lane::Lane},
+};
+
+/// What device plugins have offered, in the root directory.
+const OF_PLUGINS: &str = "device-plugins.json";
+/// What the Node was told of when it was last registered.
+const OF_NODE: &str = "node-resources.json";
+/// Bytes of a file.
+const MAX_BYTES: u64 = 64 << 10;
+
+/// Names of extended resources.
+pub(super) type Names = BTreeSet<Box<str>>;
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Known {
+    resources: Names,
+}
+
+/// Where it is kept what device plugins have offered.
+pub(super) fn of_plugins(root: &Path) -> PathBuf {
+    root.join(OF_PLUGINS)
+}
+
+/// What is kept in a file; `None`: nothing, or nothing that can be used, which is logged (DEV-11). Blocking.
+pub(super) fn recall(path: &Path) -> Option<Names> {
+    match read(path) {
+        Ok(names) => Some(names),
+        Err(e) => {
+            if e.kind() != io::ErrorKind::NotFound {
+                log::warn!("{}: {e}", path.display());
+            }
+            None
+        }
+    }
+}
+
+fn read(path: &Path) -> io::Result<Names> {
+    let mut text = Vec::new();
+    File::open(path)?.take(MAX_BYTES).read_to_end(&mut text)?;
+    let known: Known = from_json(&text).map_err(io::Error::other)?;
+    Ok(known.resources)
+}
+
+/// Keeps names in a file. Blocking.
+pub(super) fn keep(path: &Path, resources: Names) -> io::Result<()> {
+    let text = serde_json::to_vec(&Known { resources })?;
+    file::write_atomic(path, &text, 0o600, true)
+}
+
+/// What the Node in the API was told of.
+pub(super) struct Offered {
+    root: PathBuf,
+    disk: Lane,
+}
+
+impl Offered {
+    /// In this root directory.
+    pub(super) fn new(root: &Path, disk: Lane) -> Self {
+        Self {
+            root: root.into(),
+            disk,
+        }
+    }
+
+    /// What agents before this one have offered; `None`: nothing is known of them.
+    pub(super) async fn before(&self) -> Option<Names> {
+        let root = self.root.clone();
+        let recalled = self.disk.run(move || {
+            // Plugins may be off by now.
+            [root.join(OF_NODE), of_plugins(&root)].map(|path| recall(&path))
+        });
+        let known: Vec<Names> = recalled.await.into_iter().flatten().collect();
+        (!known.is_empty()).then(|| known.into_iter().flatten().collect())
+    }
+
+    /// The Node is told of these. They are written only if they differ.
+    pub(super) async fn keep(&self, names: Names) -> io::Result<()> {
+        let path = self.root.join(OF_NODE);
+        let kept = self.disk.run(move || match read(&path) {
+            Ok(known) if known == names => Ok(()),
+            Ok(_) | Err(_) => keep(&path, names),
+        });
+        kept.await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_back() {
+        // DEV-11 NODE-03
+        let root = std::env::temp_dir().join(format!("picolet-offered-{}", std::process::id()));
+        std::fs::create_dir_all(&root).expect("directory");
+        let offered = Offered::new(&root, Lane::inline());
+        let before = || smol::future::block_on(offered.before());
+        let names = |all: &[&str]| all.iter().map(|name| (*name).into()).collect::<Names>();
+        assert_eq!(before(), None, "no agent was here");
+        smol::future::block_on(offered.keep(Names::new())).expect("kept");
+        assert_eq!(before(), Some(Names::new()), "one that offered nothing");
+        for _ in 0..2 {
+            smol::future::block_on(offered.keep(names(&["picolet/serial"]))).expect("kept");
+            assert_eq!(before(), Some(names(&["picolet/serial"])));
+        }
+        keep(&of_plugins(&root), names(&["a.io/x"])).expect("kept");
+        assert_eq!(before(), Some(names(&["a.io/x", "picolet/serial"])));
+        std::fs::write(root.join(OF_NODE), "torn").expect("written");
+        assert_eq!(before(), Some(names(&["a.io/x"])));
+        std::fs::remove_dir_all(root).expect("clean");
+    }
+}
