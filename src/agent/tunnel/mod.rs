@@ -29,6 +29,7 @@ pub(crate) use packet::fuzz;
 use alloc::{rc::Rc, sync::Arc};
 use core::{
     cell::{Cell, RefCell},
+    pin::Pin,
     time::Duration,
 };
 use std::path::PathBuf;
@@ -37,7 +38,7 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use smol::{LocalExecutor, future::FutureExt as _};
 
 use self::{
-    connect::{Failed, open},
+    connect::{Failed, Opened, open},
     stream::{Carrying, Turned},
 };
 use super::{
@@ -92,16 +93,26 @@ pub(super) struct Tools {
     pub(super) budget: Option<Arc<LinkBudget>>,
 }
 
+/// A stream on its way.
+type Opening = Pin<Box<dyn Future<Output = Result<Opened, Failed>>>>;
+
+/// Both ends of what is carried.
+struct Ends {
+    /// Opens a stream to the server at that address of the configuration, as an agent with these identifiers.
+    open: Box<dyn Fn(Rc<Shared>, usize, String) -> Opening>,
+    /// Serves a connection as one from outside.
+    serve: Box<dyn Fn(Near)>,
+}
+
 /// What all lines share.
 struct Shared {
     settings: Settings,
+    ends: Ends,
     clock: Rc<dyn Clock>,
     recorder: Rc<Recorder>,
     complaints: Rc<Complaints>,
     disk: Lane,
     node: Rc<Node>,
-    /// Serves a connection as one from outside.
-    serve: Box<dyn Fn(Near)>,
     budget: Option<Arc<LinkBudget>>,
     executor: Rc<LocalExecutor<'static>>,
     board: Rc<Board>,
@@ -126,14 +137,23 @@ impl Tunnel {
         executor: &Rc<LocalExecutor<'static>>,
     ) -> Self {
         let (network, on) = (tools.network, Rc::clone(executor));
+        let ends = Ends {
+            open: Box::new(|shared, address, identifiers| {
+                Box::pin(async move {
+                    let server = &shared.settings.cfg.servers[address];
+                    open(&shared, server, &identifiers).await
+                })
+            }),
+            serve: Box::new(move |near| network.take_in(near, &on)),
+        };
         let shared = Rc::new(Shared {
             settings,
+            ends,
             clock: tools.clock,
             recorder: tools.recorder,
             complaints: tools.complaints,
             disk: tools.disk,
             node: tools.node,
-            serve: Box::new(move |near| network.take_in(near, &on)),
             budget: tools.budget,
             executor: Rc::clone(executor),
             board,
@@ -275,7 +295,7 @@ async fn line(shared: Rc<Shared>, number: usize) {
             shared.until(LOOK).await;
             continue;
         };
-        let opened = Box::pin(open(&shared, &addresses[address], &identifiers)).await;
+        let opened = (shared.ends.open)(Rc::clone(&shared), address, identifiers.clone()).await;
         let opened = opened.and_then(|opened| {
             let mut servers = shared.servers.borrow_mut();
             match servers.arrive(number, &opened.server, opened.count) {

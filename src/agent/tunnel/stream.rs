@@ -315,7 +315,7 @@ impl Carrying {
             (Act::Open { id, random }, _) => {
                 let (near, far) = pipe(MAX_INWARD_BYTES, DATA_BYTES);
                 self.ends.push((id, far));
-                (self.shared.serve)(near);
+                (self.shared.ends.serve)(near);
                 self.shared.board.note(|figures| figures.opened += 1);
                 self.answers.push_back(packet::dialled(random, Ok(id)));
             }

@@ -2,7 +2,7 @@
 
 use alloc::collections::VecDeque;
 use core::{
-    pin::{Pin, pin},
+    pin::pin,
     task::{Context, Poll, Waker},
 };
 use std::io::{self, Read as _};
@@ -14,7 +14,6 @@ use smol::{
 };
 
 use super::{
-    connect::Opened,
     packet::{MAX_MESSAGE_BYTES, Said, tests::of_server},
     *,
 };
@@ -143,6 +142,8 @@ struct World {
     hands: Rc<Hands>,
     /// Connections that the server of the node was given.
     near: Rc<RefCell<Vec<Near>>>,
+    /// What lines find when they dial, one after the other.
+    offers: Rc<RefCell<VecDeque<Opened>>>,
     _scratch: Scratch,
 }
 
@@ -156,6 +157,8 @@ impl World {
         let clock: Rc<dyn Clock> = Rc::from(given.clock);
         let near = Rc::new(RefCell::new(Vec::new()));
         let taken = Rc::clone(&near);
+        let offers = Rc::new(RefCell::new(VecDeque::new()));
+        let found = Rc::clone(&offers);
         let shared = Rc::new(Shared {
             settings: Settings {
                 cfg: TunnelConfig {
@@ -168,12 +171,18 @@ impl World {
                 agent_id: "node-boot".into(),
                 port: PORT,
             },
+            ends: Ends {
+                open: Box::new(move |_, _, _| {
+                    let next = found.borrow_mut().pop_front();
+                    Box::pin(async move { next.ok_or_else(|| Failed::broken("nobody is there")) })
+                }),
+                serve: Box::new(move |near| taken.borrow_mut().push(near)),
+            },
             recorder: Rc::new(Recorder::new(Rc::clone(&clock), NODE.into())),
             complaints: Rc::new(Complaints::new(Rc::clone(&clock))),
             clock,
             disk: given.disk,
             node: given.node,
-            serve: Box::new(move |near| taken.borrow_mut().push(near)),
             budget: None,
             executor: Rc::new(LocalExecutor::new()),
             board: Rc::default(),
@@ -187,6 +196,7 @@ impl World {
             shared,
             hands,
             near,
+            offers,
             _scratch: scratch,
         };
         world.moves_to("192.0.2.7");
@@ -231,8 +241,22 @@ impl World {
         }
     }
 
+    /// A line that dials finds this server, which says that there are so many.
+    fn offer(&self, name: &str, count: usize) -> Server {
+        let (opened, server) = self.opened(name, count);
+        self.offers.borrow_mut().push_back(opened);
+        server
+    }
+
     /// A stream to a server.
     fn open(&self) -> (Carrying, Server) {
+        let (opened, server) = self.opened("one", 1);
+        let (identifiers, own) = self.shared.who().expect("addresses");
+        let carrying = Carrying::new(&self.shared, opened, own, identifiers);
+        (carrying, server)
+    }
+
+    fn opened(&self, name: &str, count: usize) -> (Opened, Server) {
         let (says, said) = channel::unbounded::<Vec<u8>>();
         let server = Server {
             says,
@@ -265,16 +289,20 @@ impl World {
         let call = self.wait(client.call("/AgentService/Connect", &options));
         let mut call = call.expect("a call");
         call.settle(MAX_MESSAGE_BYTES);
-        let (identifiers, own) = self.shared.who().expect("addresses");
         let opened = Opened {
             client,
             call,
             driver,
-            server: "one".into(),
-            count: 1,
+            server: name.to_owned(),
+            count,
         };
-        let carrying = Carrying::new(&self.shared, opened, own, identifiers);
-        (carrying, server)
+        (opened, server)
+    }
+
+    /// How many streams there are, and which lines.
+    fn up(&self) -> (usize, u32) {
+        self.settle();
+        (self.shared.board.streams.get(), self.shared.lines.get())
     }
 
     /// Carries; why it ended, once it has.
@@ -458,4 +486,84 @@ fn what_is_carried_is_waited_for() {
     server.say(Said::Close { id: 1 });
     assert_eq!(world.heard(&server), [packet::closed(1, "")]);
     assert!(has_ended());
+}
+
+#[test]
+fn the_end_waits_for_a_stream_that_was_replaced() {
+    // TUN-07 TUN-14
+    let world = World::new();
+    let first = world.offer("one", 1);
+    world.shared.start_lines();
+    first.dial(1, NODE);
+    assert_eq!(world.heard(&first), [packet::dialled(1, Ok(1))]);
+    let second = world.offer("one", 1);
+    world.moves_to("192.0.2.8");
+    world.advance(MINUTE);
+    assert_eq!(world.heard(&first), [packet::drain()]);
+    assert_eq!(world.heard(&second), Vec::<Vec<u8>>::new());
+    assert_eq!(world.up(), (2, 1));
+    // The newer one carries nothing.
+    world.stop();
+    assert_eq!(world.heard(&second), [packet::drain()]);
+    assert_eq!(world.up(), (1, 1));
+    first.say(Said::Close { id: 1 });
+    assert_eq!(world.heard(&first), [packet::closed(1, "")]);
+    assert_eq!(world.up(), (0, 0));
+}
+
+#[test]
+fn a_line_that_is_not_wanted_any_more_carries_on() {
+    // TUN-10 TUN-11
+    let world = World::new();
+    let _one = world.offer("one", 2);
+    world.shared.start_lines();
+    assert_eq!(world.up(), (1, 0b11));
+    let two = world.offer("two", 2);
+    world.advance(2 * SECOND);
+    two.dial(1, NODE);
+    assert_eq!(world.heard(&two), [packet::dialled(1, Ok(1))]);
+    // The first line dials anew before the second one does, and hears that there is one server.
+    let _next = world.offer("one", 1);
+    world.moves_to("192.0.2.8");
+    world.advance(MINUTE);
+    assert_eq!(world.heard(&two), [packet::drain()]);
+    assert_eq!(world.up(), (2, 0b11));
+    // There are two again.
+    let again = world.offer("two", 2);
+    world.shared.servers.borrow_mut().arrive(7, "seven", 2);
+    world.shared.start_lines();
+    again.dial(2, NODE);
+    assert_eq!(world.heard(&again), [packet::dialled(2, Ok(2))]);
+    assert_eq!(world.up(), (3, 0b11));
+    two.say(Said::Close { id: 1 });
+    assert_eq!(world.heard(&two), [packet::closed(1, "")]);
+    assert_eq!(world.up(), (2, 0b11));
+}
+
+#[test]
+fn a_line_that_is_not_wanted_any_more_ends_with_what_it_carries() {
+    // TUN-10
+    let world = World::new();
+    let _one = world.offer("one", 2);
+    world.shared.start_lines();
+    world.settle();
+    let two = world.offer("two", 2);
+    world.advance(2 * SECOND);
+    two.dial(1, NODE);
+    world.settle();
+    let _next = world.offer("one", 1);
+    world.moves_to("192.0.2.8");
+    world.advance(MINUTE);
+    assert_eq!(world.up(), (2, 0b11));
+    two.say(Said::Close { id: 1 });
+    assert_eq!(world.up(), (1, 0b01));
+}
+
+#[test]
+fn a_server_that_has_a_stream_says_how_many_there_are() {
+    // TUN-10
+    let world = World::new();
+    let _servers = [world.offer("one", 2), world.offer("one", 3)];
+    world.shared.start_lines();
+    assert_eq!(world.up(), (1, 0b111));
 }
