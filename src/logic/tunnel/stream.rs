@@ -149,8 +149,8 @@ struct Carried {
     debt: Debt,
 }
 
-/// What a connection owes the others: the time in which they waited for it. Time in which they did not, and bytes that it takes,
-/// make it good. So one that takes a little now and then does not hold them up without end.
+/// What a connection owes the others: the time in which they waited for it. Time in which they did not, and bytes that it
+/// takes, make it good. So one that takes a little now and then does not hold them up without end.
 #[derive(Debug, Default)]
 struct Debt {
     /// At the time below.
