@@ -33,6 +33,8 @@ const MAX_SERVERS: usize = 3;
 const MAX_DOMAINS: usize = 6;
 /// Addresses kept of a name. What the transport takes.
 const MAX_ADDRESSES: usize = 16;
+/// Addresses they are chosen from: as many as the answers for both kinds hold.
+const MAX_FOUND: usize = 32;
 /// Time for one server to answer, and rounds, unless the file says otherwise.
 const ANSWER_TIME: Duration = Duration::from_secs(5);
 const ROUNDS: u32 = 2;
@@ -135,10 +137,7 @@ impl Names {
             let settings = settings(&read(&self.resolv), self.port);
             found = ask_all(&settings, &name, bare.ends_with('.'), end)?;
         }
-        found.truncate(MAX_ADDRESSES);
-        // Stable: those with a way there first, of these IPv6 first.
-        found.order_by_key(|ip| (!has_route(*ip), ip.is_ipv4()));
-        Ok(found)
+        Ok(best(found, has_route))
     }
 }
 
@@ -422,6 +421,18 @@ fn random() -> io::Result<u16> {
     Ok(u16::from_be_bytes(bytes))
 }
 
+/// Those that are kept: first those with a way there, of these IPv6 first. A name may have more addresses of the kind that
+/// leads nowhere than are kept in all.
+fn best(found: Vec<IpAddr>, has_route: impl Fn(IpAddr) -> bool) -> Vec<IpAddr> {
+    let found = found.into_iter().take(MAX_FOUND);
+    let (mut best, mut rest): (Vec<_>, Vec<_>) = found.partition(|ip| has_route(*ip));
+    best.order_by_key(IpAddr::is_ipv4);
+    rest.order_by_key(IpAddr::is_ipv4);
+    best.extend(rest);
+    best.truncate(MAX_ADDRESSES);
+    best
+}
+
 /// Whether this machine knows a way to an address. Nothing is sent.
 fn has_route(ip: IpAddr) -> bool {
     let any: IpAddr = match ip {
@@ -652,6 +663,20 @@ mod tests {
         assert!(
             matches!(names.lookup("broken.example", soon()), Err(Unknown::NoAnswer(why)) if why.contains("cannot answer"))
         );
+    }
+
+    #[test]
+    fn addresses_that_lead_somewhere_are_kept() {
+        let six = (0..16).map(|n| Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, n).into());
+        let four = (0..3).map(|n| Ipv4Addr::new(192, 0, 2, n).into());
+        let found: Vec<IpAddr> = six.chain(four).collect();
+        let kept = best(found.clone(), |ip| ip.is_ipv4());
+        assert_eq!(kept[..3], found[16..]);
+        assert_eq!(kept[3..], found[..13]);
+        assert_eq!(best(found.clone(), |_| true), found[..16]);
+        let mut turned = found.clone();
+        turned.rotate_left(16);
+        assert_eq!(best(turned, |_| true), found[..16]);
     }
 
     #[test]

@@ -8,6 +8,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use picolet::sys::clock;
 use picolet_test_apiserver::{Credentials, TestServer};
 use serde_json::{Value, json};
@@ -77,7 +79,7 @@ fn started(server: &TestServer, all: &[&Konnectivity], more: &str) -> Host {
 /// Demands that the agent has asked for nothing wrong, and that it ends well.
 fn ended(mut host: Host, server: &TestServer) {
     assert_eq!(crate::member::wrong(server), Vec::<String>::new());
-    host.end_agent(nix::sys::signal::Signal::SIGTERM);
+    host.end_agent(Signal::SIGTERM);
     host.clear();
 }
 
@@ -300,7 +302,7 @@ fn what_servers_may_do() {
     let last = all.iter().rposition(|p| p.id == nonsense).expect("said");
     assert_eq!(all[last].kind, CLOSE_RESPONSE);
     assert!(all.iter().any(|p| p.kind == DATA && p.id == nonsense));
-    // It goes away: another stream comes first, what is carried goes on, and then it hears that no dials are taken.
+    // It goes away: another stream comes first, what is carried goes on, and then it hears that it is to dial elsewhere.
     for n in 201..232 {
         let id = link.answer(n).id;
         link.send(&close(id));
@@ -322,11 +324,12 @@ fn what_servers_may_do() {
     link.frame(7, 0, 0, &[0, 0, 0, 1, 0, 0, 0, 0]);
     let next = konnectivity.wait_other(&[&link]);
     link.wait_packet("the word that it is left", |p| p.kind == DRAIN);
-    link.send(&dial(300, &own));
-    assert_eq!(link.answer(300).error, "the agent is leaving");
+    // Not all servers do: a dial is taken all the same.
+    let late = link.dial(300, &own);
     assert!(!link.is_gone());
     ask();
     drop(kept);
+    link.send(&close(late));
     link.wait_gone();
     // Numbers go on.
     let id = next.dial(1, &own);
@@ -340,6 +343,33 @@ fn what_servers_may_do() {
     let next = konnectivity.wait();
     next.dial(1, &own);
     ended(host, &server);
+}
+
+#[test]
+fn the_end_of_the_agent_waits_for_streams_that_were_replaced() {
+    // TUN-11 TUN-14
+    if !able() {
+        return;
+    }
+    let server = TestServer::builder().start().expect("server");
+    let konnectivity = konnectivity(&server, "one");
+    let mut host = started(&server, &[&konnectivity], "");
+    let link = konnectivity.wait();
+    let own = format!("{NODE}:{}", port(&host));
+    let kept = link.dial(1, &own);
+    link.frame(7, 0, 0, &[0, 0, 0, 1, 0, 0, 0, 0]);
+    let next = konnectivity.wait_other(&[&link]);
+    link.wait_packet("the word that it is left", |p| p.kind == DRAIN);
+    assert_eq!(crate::member::wrong(&server), Vec::<String>::new());
+    kill(Pid::from_raw(host.agent_pid()), Signal::SIGTERM).expect("signal");
+    // The newer one carries nothing.
+    next.wait_gone();
+    link.send(&dial(2, &own));
+    assert_eq!(link.answer(2).error, "the agent is leaving");
+    link.send(&close(kept));
+    link.wait_gone();
+    host.reap_agent();
+    host.clear();
 }
 
 #[test]
@@ -441,6 +471,27 @@ fn servers_that_repeat_lack_or_refuse() {
     let node = server.get("nodes", "", NODE).expect("a node");
     assert_eq!(condition(&node, "Ready")["status"], "True");
     let _ = fs::remove_file(token);
+    ended(host, &server);
+}
+
+#[test]
+fn a_server_that_has_a_stream_says_how_many_there_are() {
+    // TUN-10
+    if !able() {
+        return;
+    }
+    let server = TestServer::builder().start().expect("server");
+    let (first, second) = (konnectivity(&server, "same"), konnectivity(&server, "same"));
+    second.change(|habits| {
+        habits.is_away = true;
+        habits.count = Some("3".into());
+    });
+    let host = started(&server, &[&first, &second], "");
+    let link = first.wait();
+    assert_eq!(first.accepted(), 1);
+    second.change(|habits| habits.is_away = false);
+    until("a third line", || (first.accepted() > 1).then_some(()));
+    assert!(!link.is_gone());
     ended(host, &server);
 }
 

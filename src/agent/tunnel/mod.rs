@@ -29,6 +29,7 @@ pub(crate) use packet::fuzz;
 use alloc::{rc::Rc, sync::Arc};
 use core::{
     cell::{Cell, RefCell},
+    pin::Pin,
     time::Duration,
 };
 use std::path::PathBuf;
@@ -37,7 +38,7 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use smol::{LocalExecutor, future::FutureExt as _};
 
 use self::{
-    connect::{Failed, open},
+    connect::{Failed, Opened, open},
     stream::{Carrying, Turned},
 };
 use super::{
@@ -92,15 +93,26 @@ pub(super) struct Tools {
     pub(super) budget: Option<Arc<LinkBudget>>,
 }
 
+/// A stream on its way.
+type Opening = Pin<Box<dyn Future<Output = Result<Opened, Failed>>>>;
+
+/// Both ends of what is carried.
+struct Ends {
+    /// Opens a stream to the server at that address of the configuration, as an agent with these identifiers.
+    open: Box<dyn Fn(Rc<Shared>, usize, String) -> Opening>,
+    /// Serves a connection as one from outside.
+    serve: Box<dyn Fn(Near)>,
+}
+
 /// What all lines share.
 struct Shared {
     settings: Settings,
+    ends: Ends,
     clock: Rc<dyn Clock>,
     recorder: Rc<Recorder>,
     complaints: Rc<Complaints>,
     disk: Lane,
     node: Rc<Node>,
-    network: Rc<Network>,
     budget: Option<Arc<LinkBudget>>,
     executor: Rc<LocalExecutor<'static>>,
     board: Rc<Board>,
@@ -109,7 +121,7 @@ struct Shared {
     /// Which lines there are, one bit for each.
     lines: Cell<u32>,
     is_stopping: Cell<bool>,
-    /// A stream has ended, or all are to.
+    /// A stream has ended, other lines are wanted, or all are to end.
     changed: WakerSet,
 }
 
@@ -124,14 +136,24 @@ impl Tunnel {
         board: Rc<Board>,
         executor: &Rc<LocalExecutor<'static>>,
     ) -> Self {
+        let (network, on) = (tools.network, Rc::clone(executor));
+        let ends = Ends {
+            open: Box::new(|shared, address, identifiers| {
+                Box::pin(async move {
+                    let server = &shared.settings.cfg.servers[address];
+                    open(&shared, server, &identifiers).await
+                })
+            }),
+            serve: Box::new(move |near| network.take_in(near, &on)),
+        };
         let shared = Rc::new(Shared {
             settings,
+            ends,
             clock: tools.clock,
             recorder: tools.recorder,
             complaints: tools.complaints,
             disk: tools.disk,
             node: tools.node,
-            network: tools.network,
             budget: tools.budget,
             executor: Rc::clone(executor),
             board,
@@ -185,10 +207,6 @@ impl Shared {
         ))
     }
 
-    fn take_in(&self, near: Near) {
-        self.network.take_in(near, &self.executor);
-    }
-
     /// Somebody else was meant (TUN-06, TUN-07).
     fn misrouted(&self, target: &str) {
         if self.board.misrouted(self.clock.now()) {
@@ -214,11 +232,40 @@ impl Shared {
                 self.executor.spawn(boxed(line)).detach();
             }
         }
+        // One that was not wanted any more may be.
+        self.changed.wake_all();
     }
 
     fn is_wanted(&self, number: usize) -> bool {
         let addresses = self.settings.cfg.servers.len();
         number < self.servers.borrow().lines(addresses)
+    }
+
+    async fn wanted_again(&self, number: usize) {
+        let is_so = || self.is_wanted(number) || self.is_stopping.get();
+        self.changed.until(|| is_so().then_some(())).await;
+    }
+}
+
+/// A stream that another takes the place of, or none. At its end, and when this is dropped, what it carries ends.
+struct Old {
+    /// Tells it that the other is there, or none is to be.
+    replaced: Rc<Wake>,
+    task: smol::Task<()>,
+}
+
+impl Old {
+    fn begin(carrying: Box<Carrying>, line: Line, executor: &LocalExecutor<'static>) -> Self {
+        let replaced = Rc::new(Wake::default());
+        let rest = rest(carrying, line, Rc::clone(&replaced));
+        let task = executor.spawn(rest);
+        Self { replaced, task }
+    }
+
+    /// Waits until nothing is carried any more.
+    async fn ended(&mut self) {
+        self.replaced.wake();
+        (&mut self.task).await;
     }
 }
 
@@ -226,15 +273,29 @@ impl Shared {
 async fn line(shared: Rc<Shared>, number: usize) {
     let addresses = &shared.settings.cfg.servers;
     let mut line = Line::new(shared.settings.is_metered);
-    // A stream that another takes the place of, and what tells it that the other is there.
-    let mut old: Option<(Rc<Wake>, smol::Task<()>)> = None;
+    let mut old: Option<Old> = None;
     let mut address = number % addresses.len();
-    while shared.is_wanted(number) && !shared.is_stopping.get() {
+    while !shared.is_stopping.get() {
+        if !shared.is_wanted(number) {
+            let Some(left) = &mut old else { break };
+            let ended = async {
+                left.ended().await;
+                true
+            };
+            let wanted = async {
+                shared.wanted_again(number).await;
+                false
+            };
+            if ended.or(wanted).await {
+                old = None;
+            }
+            continue;
+        }
         let Some((identifiers, own)) = shared.who() else {
             shared.until(LOOK).await;
             continue;
         };
-        let opened = Box::pin(open(&shared, &addresses[address], &identifiers)).await;
+        let opened = (shared.ends.open)(Rc::clone(&shared), address, identifiers.clone()).await;
         let opened = opened.and_then(|opened| {
             let mut servers = shared.servers.borrow_mut();
             match servers.arrive(number, &opened.server, opened.count) {
@@ -245,14 +306,15 @@ async fn line(shared: Rc<Shared>, number: usize) {
                 }),
             }
         });
+        // Also a server that is left at once has said how many there are.
+        shared.start_lines();
         let (failed, up) = match opened {
             Err(failed) => (failed, None),
             Ok(opened) => {
-                shared.start_lines();
                 let (host, port) = &addresses[address];
                 log::info!("tunnel to {host}:{port} is up");
-                if let Some((replaced, _)) = &old {
-                    replaced.wake();
+                if let Some(old) = &old {
+                    old.replaced.wake();
                 }
                 let begun = shared.clock.now();
                 let carrying = Carrying::new(&shared, opened, own, identifiers);
@@ -264,10 +326,8 @@ async fn line(shared: Rc<Shared>, number: usize) {
                 match turned {
                     Turned::Ended(failed) => (failed, up),
                     Turned::Leaves(why) => {
-                        let replaced = Rc::new(Wake::default());
-                        let rest = rest(carrying, line.clone(), Rc::clone(&replaced));
                         // At most one: what an older one still carried ends now.
-                        old = Some((replaced, shared.executor.spawn(rest)));
+                        old = Some(Old::begin(carrying, line.clone(), &shared.executor));
                         (Failed::broken(why), up)
                     }
                 }
@@ -291,6 +351,9 @@ async fn line(shared: Rc<Shared>, number: usize) {
         }
         shared.until(pause).or(shared.stopped()).await;
     }
+    if let Some(mut old) = old {
+        old.ended().await;
+    }
     shared.lines.set(shared.lines.get() & !(1 << number));
 }
 
@@ -306,3 +369,6 @@ impl Shared {
         self.board.show(known, trouble, self.clock.wall());
     }
 }
+
+#[cfg(test)]
+mod tests;

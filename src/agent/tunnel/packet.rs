@@ -215,10 +215,10 @@ pub(crate) mod fuzz {
             let heard = match said {
                 Said::Dial { random, .. } => {
                     dials += 1;
-                    let is_own = random % 5 != 0;
                     Heard::Dial {
                         random,
-                        is_own,
+                        is_own: random % 5 != 0,
+                        was_own: random % 3 != 0,
                         is_spent: false,
                     }
                 }
@@ -227,7 +227,7 @@ pub(crate) mod fuzz {
                 Said::Close { id } => Heard::Close { id },
                 Said::Else => continue,
             };
-            match stream.hear(heard, &mut ids) {
+            match stream.hear(heard, &mut ids, Mono(now)) {
                 Act::Open { id, .. } => {
                     answers += 1;
                     assert!(!open.contains(&id), "a number is used twice");
@@ -243,7 +243,7 @@ pub(crate) mod fuzz {
                         panic!("bytes of no packet");
                     };
                     assert!(open.contains(&id));
-                    stream.holds_up(id, len % 2 == 0, Mono(now));
+                    stream.holds_up(id, len.into(), len % 2 != 0, Mono(now));
                     out.push('d');
                 }
                 Act::Drop { id } => {
@@ -297,11 +297,11 @@ pub(crate) mod fuzz {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// A packet as a server writes it.
-    pub(super) fn of_server(said: Said) -> Vec<u8> {
+    pub(in crate::agent::tunnel) fn of_server(said: Said) -> Vec<u8> {
         let mut packet = match said {
             Said::Dial {
                 protocol,

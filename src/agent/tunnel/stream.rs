@@ -41,6 +41,7 @@ pub(super) struct Carrying {
     client: Client,
     call: Call,
     _driver: smol::Task<crate::grpc::status::Status>,
+    /// As whom the server knows this node.
     own: Own,
     identifiers: String,
     stream: Stream,
@@ -92,31 +93,43 @@ impl Carrying {
 
     /// Carries until the stream ends, or another is to take its place. Once the agent ends, until nothing is carried any more.
     ///
-    /// - `replaced`: another is to take its place, or has when this wakes: then the same.
+    /// - `replaced`: another is to take its place, or has when this wakes, or none is to: then until nothing is carried.
     pub(super) async fn run(&mut self, line: &Line, replaced: Option<&Wake>) -> Turned {
-        self.is_left = replaced.is_some();
         let shared = Rc::clone(&self.shared);
-        let last = async {
-            match replaced {
-                Some(replaced) => shared.stopped().or(replaced.woken()).await,
-                None => shared.stopped().await,
+        if let Some(replaced) = replaced {
+            self.is_left = true;
+            let until = replaced.woken().or(shared.stopped());
+            if let Some(turned) = self.carry(line, until).await {
+                return turned;
             }
-            None
-        };
-        let turned = poll_fn(|cx| self.poll(line, cx).map(Some));
-        if let Some(turned) = turned.or(last).await {
+            self.drain();
+            self.stream.replace();
+        }
+        if let Some(turned) = self.carry(line, shared.stopped()).await {
             return turned;
         }
-        self.leave();
+        self.drain();
+        self.stream.leave();
         poll_fn(|cx| self.poll(line, cx)).await
     }
 
-    /// Tells the server that no dials are taken any more.
-    fn leave(&mut self) {
+    /// Carries until the stream turns, or until then.
+    async fn carry(&mut self, line: &Line, until: impl Future<Output = ()>) -> Option<Turned> {
+        let turned = poll_fn(|cx| self.poll(line, cx).map(Some));
+        let last = async {
+            until.await;
+            None
+        };
+        turned.or(last).await
+    }
+
+    /// Tells the server to dial elsewhere, once.
+    fn drain(&mut self) {
         self.is_left = true;
-        self.is_leaving = true;
-        self.stream.leave();
-        self.answers.push_back(packet::drain());
+        if !self.is_leaving {
+            self.is_leaving = true;
+            self.answers.push_back(packet::drain());
+        }
     }
 
     fn poll(&mut self, line: &Line, cx: &mut Context<'_>) -> Poll<Turned> {
@@ -148,6 +161,10 @@ impl Carrying {
             if self.is_other(now) {
                 let why = "the addresses of the node have changed";
                 return Poll::Ready(Turned::Leaves(why));
+            }
+            if self.stream.is_outlived(now) {
+                let failed = Failed::broken("the server dials where it was told not to");
+                return Poll::Ready(Turned::Ended(failed));
             }
             let heard = Mono(0) + self.client.heard();
             // On a slow link the answer may stand behind what else is sent: that counts, too.
@@ -205,7 +222,7 @@ impl Carrying {
             any = true;
             self.drop_end(id);
             self.answers
-                .push_back(packet::closed(id, "the node does not read"));
+                .push_back(packet::closed(id, "the node reads too slowly"));
         }
         any
     }
@@ -255,9 +272,9 @@ impl Carrying {
         self.shared
             .board
             .note(|figures| figures.bytes_in += u64::try_from(given).unwrap_or(0));
-        let has_room = is_all || given > 0;
-        self.stream.holds_up(id, has_room, self.shared.clock.now());
-        has_room
+        let now = self.shared.clock.now();
+        self.stream.holds_up(id, given, !is_all, now);
+        is_all || given > 0
     }
 
     fn hear(&mut self, said: Said) {
@@ -269,12 +286,15 @@ impl Carrying {
                 address,
                 random,
             } => {
-                let is_own = self.own.is_meant(&protocol, &address);
+                let was_own = self.own.is_meant(&protocol, &address);
+                let own = self.shared.who().map(|(_, own)| own);
+                let is_own = own.map_or(was_own, |own| own.is_meant(&protocol, &address));
                 target = address;
                 let budget = self.shared.budget.as_ref();
                 Heard::Dial {
                     random,
                     is_own,
+                    was_own,
                     is_spent: budget.is_some_and(|budget| budget.is_spent()),
                 }
             }
@@ -286,20 +306,23 @@ impl Carrying {
             Said::Close { id } => Heard::Close { id },
             Said::Else => return,
         };
-        let act = self.stream.hear(heard, &mut self.shared.ids.borrow_mut());
+        let now = self.shared.clock.now();
+        let act = self
+            .stream
+            .hear(heard, &mut self.shared.ids.borrow_mut(), now);
         match (act, heard) {
             (Act::Nothing, _) => {}
             (Act::Open { id, random }, _) => {
                 let (near, far) = pipe(MAX_INWARD_BYTES, DATA_BYTES);
                 self.ends.push((id, far));
-                self.shared.take_in(near);
+                (self.shared.ends.serve)(near);
                 self.shared.board.note(|figures| figures.opened += 1);
                 self.answers.push_back(packet::dialled(random, Ok(id)));
             }
             (Act::Refuse { random, why }, _) => {
                 match why {
                     Refusal::Misrouted => self.shared.misrouted(&target),
-                    Refusal::TooMany | Refusal::Leaving | Refusal::Spent => {
+                    Refusal::Moved | Refusal::Leaving | Refusal::TooMany | Refusal::Spent => {
                         self.shared.board.note(|figures| figures.refused += 1);
                     }
                 }

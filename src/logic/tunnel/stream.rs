@@ -1,4 +1,4 @@
-//! One stream to a server, and the connections that it carries (TUN-03, TUN-05, TUN-12, TUN-13).
+//! One stream to a server, and the connections that it carries (TUN-03, TUN-05, TUN-11 to TUN-13).
 //!
 //! Packets and the time go in, what is to be done comes out; bytes stay with the caller. A dial is answered at once: what it
 //! leads to is in this process.
@@ -12,8 +12,14 @@ use crate::api::Mono;
 pub const MAX_CONNECTIONS: usize = 32;
 /// Bytes from the server that wait in one connection.
 pub const MAX_INWARD_BYTES: usize = 64 * 1024;
-/// How long they may fill it. While one connection is full nothing is read from the server: it holds up all others.
+/// How long others may wait for a connection that is full, beyond what it has made good. While it is, nothing is read from the
+/// server: it holds up all others, and those who dial.
 pub const MAX_FULL: Duration = Duration::from_secs(10);
+/// So many bytes that it takes make good a second. What a server has sent before it heard of that, 384 KiB in windows and
+/// queues, stands before the bytes of others for 12 s then.
+const FAIR_BYTES_S: u64 = 32 * 1024;
+/// How long a stream that another has the place of carries on, after the server has dialled on it all the same.
+pub const MAX_REPLACED: Duration = Duration::from_secs(60 * 60);
 
 /// Number of a connection; unique in the life of a process, whatever stream it is of (TUN-04).
 pub type Id = i64;
@@ -41,12 +47,14 @@ impl Ids {
 /// What the server says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// It wants a connection. `is_own`: to what may be dialled here.
+    /// It wants a connection.
     Dial {
         /// What the answer is told apart by.
         random: i64,
-        /// It is meant for this node's server.
+        /// It is meant for this node's server: what may be dialled here.
         is_own: bool,
+        /// It was when the stream began.
+        was_own: bool,
         /// The bytes of the day are used up.
         is_spent: bool,
     },
@@ -107,7 +115,9 @@ pub enum Refusal {
     TooMany,
     /// It is for somebody else (TUN-06).
     Misrouted,
-    /// This agent ends, or leaves this server.
+    /// It is for an address that the node does not have any more: somebody else may have it (TUN-06).
+    Moved,
+    /// This agent ends.
     Leaving,
     /// The bytes of the day are used up (METER-02).
     Spent,
@@ -122,6 +132,7 @@ impl Refusal {
             Self::Misrouted => {
                 "this agent serves its own node only: start proxy-server with --proxy-strategies=destHost,defaultRoute"
             }
+            Self::Moved => "the node does not have that address any more",
             Self::Leaving => "the agent is leaving",
             Self::Spent => "the node has used the bytes of this day (picolet.link.dailyBytes)",
         }
@@ -135,8 +146,44 @@ struct Carried {
     random: i64,
     /// The server has used it.
     is_used: bool,
-    /// Since when it has no room for what comes.
-    full: Option<Mono>,
+    debt: Debt,
+}
+
+/// What a connection owes the others: the time in which they waited for it. Time in which they did not, and bytes that it
+/// takes, make it good. So one that takes a little now and then does not hold them up without end.
+#[derive(Debug, Default)]
+struct Debt {
+    /// At the time below.
+    owed: Duration,
+    noted: Mono,
+    /// It grows since then; otherwise it gets less.
+    is_full: bool,
+}
+
+impl Debt {
+    fn at(&self, now: Mono) -> Duration {
+        let passed = now - self.noted;
+        match self.is_full {
+            true => self.owed + passed,
+            false => self.owed.saturating_sub(passed),
+        }
+    }
+
+    fn note(&mut self, given: usize, is_full: bool, now: Mono) {
+        let given = u64::try_from(given).unwrap_or(u64::MAX);
+        let good = Duration::from_micros(given.saturating_mul(1_000_000) / FAIR_BYTES_S);
+        *self = Self {
+            owed: self.at(now).saturating_sub(good),
+            noted: now,
+            is_full,
+        };
+    }
+
+    /// When it is too much, if nothing is taken until then.
+    fn due(&self) -> Option<Mono> {
+        let left = MAX_FULL.saturating_sub(self.owed);
+        self.is_full.then(|| self.noted + left)
+    }
 }
 
 /// See the module.
@@ -145,18 +192,25 @@ pub struct Stream {
     carried: Vec<Carried>,
     /// The one that sent last.
     turn: Id,
+    is_replaced: bool,
+    /// When a dial was first taken after that.
+    dialled: Option<Mono>,
     is_leaving: bool,
 }
 
 impl Stream {
     /// Takes in a packet.
-    pub fn hear(&mut self, heard: Heard, ids: &mut Ids) -> Act {
+    pub fn hear(&mut self, heard: Heard, ids: &mut Ids, now: Mono) -> Act {
         match heard {
             Heard::Dial {
                 random,
                 is_own,
+                was_own,
                 is_spent,
-            } => self.dial(random, is_own, is_spent, ids),
+            } => match self.refusal(is_own, was_own, is_spent) {
+                Some(why) => Act::Refuse { random, why },
+                None => self.open(random, ids.take(), now),
+            },
             Heard::CancelDial { random } => {
                 // It crossed the answer: the server does not know the number then, and never will.
                 let idle = |c: &&Carried| c.random == random && !c.is_used;
@@ -179,26 +233,29 @@ impl Stream {
         }
     }
 
-    fn dial(&mut self, random: i64, is_own: bool, is_spent: bool, ids: &mut Ids) -> Act {
-        let why = if !is_own {
-            Refusal::Misrouted
-        } else if self.is_leaving {
-            Refusal::Leaving
-        } else if self.carried.len() >= MAX_CONNECTIONS {
-            Refusal::TooMany
-        } else if is_spent {
-            Refusal::Spent
-        } else {
-            let id = ids.take();
-            self.carried.push(Carried {
-                id,
-                random,
-                is_used: false,
-                full: None,
-            });
-            return Act::Open { id, random };
-        };
-        Act::Refuse { random, why }
+    /// Why a dial is not taken.
+    fn refusal(&self, is_own: bool, was_own: bool, is_spent: bool) -> Option<Refusal> {
+        Some(match (is_own, was_own) {
+            (false, false) => Refusal::Misrouted,
+            (false, true) => Refusal::Moved,
+            (true, _) if self.is_leaving => Refusal::Leaving,
+            (true, _) if self.carried.len() >= MAX_CONNECTIONS => Refusal::TooMany,
+            (true, _) if is_spent => Refusal::Spent,
+            (true, _) => return None,
+        })
+    }
+
+    fn open(&mut self, random: i64, id: Id, now: Mono) -> Act {
+        if self.is_replaced {
+            self.dialled.get_or_insert(now);
+        }
+        self.carried.push(Carried {
+            id,
+            random,
+            is_used: false,
+            debt: Debt::default(),
+        });
+        Act::Open { id, random }
     }
 
     fn find(&mut self, id: Id) -> Option<&mut Carried> {
@@ -218,30 +275,27 @@ impl Stream {
         }
     }
 
-    /// Whether bytes that came have room in this connection. If not, nothing more is read until they have, or
-    /// [`Self::overdue`] names it.
-    pub fn holds_up(&mut self, id: Id, has_room: bool, now: Mono) {
+    /// So many bytes had room in this connection. `is_full`: further ones that came have not. Then nothing more is read until
+    /// they have, or [`Self::overdue`] names it.
+    pub fn holds_up(&mut self, id: Id, given: usize, is_full: bool, now: Mono) {
         if let Some(carried) = self.find(id) {
-            carried.full = match has_room {
-                true => None,
-                false => Some(carried.full.unwrap_or(now)),
-            };
+            carried.debt.note(given, is_full, now);
         }
     }
 
     /// A connection that has held up the others for too long: it is over, and the server is told.
     pub fn overdue(&mut self, now: Mono) -> Option<Id> {
-        let late = |c: &&Carried| c.full.is_some_and(|since| now - since >= MAX_FULL);
+        let late = |c: &&Carried| c.debt.due().is_some_and(|due| due <= now);
         let id = self.carried.iter().find(late)?.id;
         self.forget(id);
         Some(id)
     }
 
-    /// When [`Self::overdue`] has something to say, if nothing changes.
+    /// When [`Self::overdue`] or [`Self::is_outlived`] has something to say, if nothing changes.
     #[must_use]
     pub fn due(&self) -> Option<Mono> {
-        let full = self.carried.iter().filter_map(|c| c.full);
-        full.min().map(|since| since + MAX_FULL)
+        let full = self.carried.iter().filter_map(|c| c.debt.due());
+        full.chain(self.outlived()).min()
     }
 
     /// The next connection that has something to say: each has its turn.
@@ -257,9 +311,25 @@ impl Stream {
         Some(self.turn)
     }
 
+    /// Another stream has the place of this one, or none is to have it. What there is goes on, and dials are taken: servers
+    /// before 0.35 dial on the oldest stream that they have of a node, whatever they were told.
+    pub const fn replace(&mut self) {
+        self.is_replaced = true;
+    }
+
     /// Takes no dials from now on. What there is goes on.
     pub const fn leave(&mut self) {
         self.is_leaving = true;
+    }
+
+    fn outlived(&self) -> Option<Mono> {
+        self.dialled.map(|dialled| dialled + MAX_REPLACED)
+    }
+
+    /// Whether it is over, whatever it carries: another has its place, and the server has gone on dialling here for too long.
+    #[must_use]
+    pub fn is_outlived(&self, now: Mono) -> bool {
+        self.outlived().is_some_and(|due| due <= now)
     }
 
     /// How many there are.
@@ -273,16 +343,23 @@ impl Stream {
 mod tests {
     use super::*;
 
+    const NOW: Mono = Mono(1000);
+
+    const fn at(s: u64) -> Mono {
+        Mono(s * 1000)
+    }
+
     fn dial(random: i64) -> Heard {
         Heard::Dial {
             random,
             is_own: true,
+            was_own: true,
             is_spent: false,
         }
     }
 
     fn open(stream: &mut Stream, ids: &mut Ids, random: i64) -> Id {
-        match stream.hear(dial(random), ids) {
+        match stream.hear(dial(random), ids, NOW) {
             Act::Open { id, random: said } => {
                 assert_eq!(said, random);
                 id
@@ -316,6 +393,7 @@ mod tests {
         let foreign = Heard::Dial {
             random: 5,
             is_own: false,
+            was_own: false,
             is_spent: false,
         };
         let refused = |random, why| Act::Refuse { random, why };
@@ -323,32 +401,50 @@ mod tests {
         let spent = Heard::Dial {
             random: 6,
             is_own: true,
+            was_own: true,
             is_spent: true,
         };
-        assert_eq!(stream.hear(spent, &mut ids), refused(6, Refusal::Spent));
+        assert_eq!(
+            stream.hear(spent, &mut ids, NOW),
+            refused(6, Refusal::Spent)
+        );
         let misrouted = refused(5, Refusal::Misrouted);
-        assert_eq!(stream.hear(foreign, &mut ids), misrouted);
+        assert_eq!(stream.hear(foreign, &mut ids, NOW), misrouted);
+        // Another node may have that address now.
+        let moved = Heard::Dial {
+            random: 7,
+            is_own: false,
+            was_own: true,
+            is_spent: false,
+        };
+        assert_eq!(
+            stream.hear(moved, &mut ids, NOW),
+            refused(7, Refusal::Moved)
+        );
         let all: Vec<Id> = (0..32)
             .map(|random| open(&mut stream, &mut ids, random))
             .collect();
         let full = refused(40, Refusal::TooMany);
-        assert_eq!(stream.hear(dial(40), &mut ids), full);
+        assert_eq!(stream.hear(dial(40), &mut ids, NOW), full);
         assert_eq!(
-            stream.hear(Heard::Data { id: all[3] }, &mut ids),
+            stream.hear(Heard::Data { id: all[3] }, &mut ids, NOW),
             Act::Deliver
         );
         let close = Heard::Close { id: all[3] };
-        assert_eq!(stream.hear(close, &mut ids), Act::Drop { id: all[3] });
+        assert_eq!(stream.hear(close, &mut ids, NOW), Act::Drop { id: all[3] });
         let unknown = Act::Unknown { id: all[3] };
-        assert_eq!(stream.hear(close, &mut ids), unknown);
-        assert_eq!(stream.hear(Heard::Data { id: all[3] }, &mut ids), unknown);
+        assert_eq!(stream.hear(close, &mut ids, NOW), unknown);
+        assert_eq!(
+            stream.hear(Heard::Data { id: all[3] }, &mut ids, NOW),
+            unknown
+        );
         assert_eq!(stream.connections(), 31);
         // There is room again.
         open(&mut stream, &mut ids, 41);
         stream.leave();
         stream.forget(all[0]);
         let leaving = refused(42, Refusal::Leaving);
-        assert_eq!(stream.hear(dial(42), &mut ids), leaving);
+        assert_eq!(stream.hear(dial(42), &mut ids, NOW), leaving);
         for id in all {
             stream.forget(id);
         }
@@ -363,9 +459,9 @@ mod tests {
             open(&mut stream, &mut ids, 1),
             open(&mut stream, &mut ids, 2),
         );
-        stream.hear(Heard::Data { id: used }, &mut ids);
+        stream.hear(Heard::Data { id: used }, &mut ids, NOW);
         let cancel = |stream: &mut Stream, random| {
-            stream.hear(Heard::CancelDial { random }, &mut Ids::new(0))
+            stream.hear(Heard::CancelDial { random }, &mut Ids::new(0), NOW)
         };
         assert_eq!(cancel(&mut stream, 2), Act::Nothing);
         assert_eq!(cancel(&mut stream, 1), Act::Drop { id: unused });
@@ -381,20 +477,89 @@ mod tests {
             open(&mut stream, &mut ids, 1),
             open(&mut stream, &mut ids, 2),
         );
-        let at = |s: u64| Mono(s * 1000);
         assert_eq!((stream.due(), stream.overdue(at(100))), (None, None));
-        stream.holds_up(a, false, at(1));
-        stream.holds_up(a, false, at(5));
+        stream.holds_up(a, 1000, true, at(1));
+        stream.holds_up(a, 0, true, at(5));
         assert_eq!(stream.due(), Some(at(11)));
         assert_eq!(stream.overdue(at(10)), None);
-        // It has read: the time begins anew.
-        stream.holds_up(a, true, at(10));
-        stream.holds_up(a, false, at(10));
-        stream.holds_up(b, false, at(12));
+        // It has read as much as makes the time good that the others have waited.
+        stream.holds_up(a, 9 * 32 * 1024, false, at(10));
+        stream.holds_up(a, 0, true, at(10));
+        stream.holds_up(b, 0, true, at(12));
         assert_eq!(stream.overdue(at(19)), None);
         assert_eq!(stream.overdue(at(20)), Some(a));
         assert_eq!(stream.overdue(at(20)), None);
         assert_eq!((stream.due(), stream.connections()), (Some(at(22)), 1));
+    }
+
+    /// When one is closed that takes so many bytes each time when so many seconds have passed, and always has more to take.
+    fn closed_after(bytes: usize, period_s: u64) -> Option<u64> {
+        let mut stream = Stream::default();
+        let id = open(&mut stream, &mut Ids::new(0), 1);
+        stream.holds_up(id, MAX_INWARD_BYTES, true, at(0));
+        (1..3600).find(|now| {
+            if now % period_s == 0 {
+                stream.holds_up(id, bytes, true, at(*now));
+            }
+            stream.overdue(at(*now)).is_some()
+        })
+    }
+
+    #[test]
+    fn who_reads_a_little_now_and_then_is_no_better() {
+        // TUN-12
+        const KIB: usize = 1024;
+        assert_eq!(closed_after(0, 1), Some(10));
+        assert_eq!(closed_after(KIB, 1), Some(11));
+        assert_eq!(closed_after(64 * KIB, 9), Some(12));
+        // A serial line of 115200 baud.
+        assert_eq!(closed_after(11 * KIB, 1), Some(16));
+        // It takes its share.
+        assert_eq!(closed_after(32 * KIB, 1), None);
+        assert_eq!(closed_after(9 * 32 * KIB, 9), None);
+    }
+
+    #[test]
+    fn what_was_waited_for_is_forgotten_in_time() {
+        // TUN-12
+        let mut stream = Stream::default();
+        let id = open(&mut stream, &mut Ids::new(0), 1);
+        for begun in [0, 30, 60] {
+            stream.holds_up(id, 0, true, at(begun));
+            assert_eq!(stream.due(), Some(at(begun + 10)));
+            stream.holds_up(id, 1, false, at(begun + 9));
+            assert_eq!((stream.due(), stream.overdue(at(begun + 20))), (None, None));
+        }
+        // Four seconds of nine are good again.
+        stream.holds_up(id, 0, true, at(73));
+        assert_eq!(stream.due(), Some(Mono(78_000)));
+    }
+
+    #[test]
+    fn a_stream_that_is_replaced_takes_dials() {
+        // TUN-11
+        let (mut stream, mut ids) = (Stream::default(), Ids::new(0));
+        let hour = MAX_REPLACED.as_secs();
+        open(&mut stream, &mut ids, 1);
+        stream.replace();
+        // What it carried before goes on for as long as it likes.
+        assert_eq!(stream.due(), None);
+        assert!(!stream.is_outlived(at(1_000_000)));
+        // A server that dials on it all the same is served, and moves to the other in the end.
+        for (random, now) in [(2, 5), (3, 1000)] {
+            let act = stream.hear(dial(random), &mut ids, at(now));
+            assert!(matches!(act, Act::Open { .. }), "{act:?}");
+        }
+        assert_eq!(stream.due(), Some(at(5 + hour)));
+        assert!(!stream.is_outlived(at(4 + hour)));
+        assert!(stream.is_outlived(at(5 + hour)));
+        assert_eq!(stream.connections(), 3);
+        stream.leave();
+        let leaving = Act::Refuse {
+            random: 4,
+            why: Refusal::Leaving,
+        };
+        assert_eq!(stream.hear(dial(4), &mut ids, at(1001)), leaving);
     }
 
     #[test]
