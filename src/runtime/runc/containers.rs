@@ -45,6 +45,9 @@ const KILL_WAIT: Duration = Duration::from_secs(30);
 /// Whoever has no more than the least grace is signalled without an OCI runtime: among them pods that have to go for the
 /// node's sake, which has no memory for one then. Seen on 256 MiB: `runc kill` took a minute, and the pod took all memory.
 const DIRECT_GRACE: Duration = Duration::from_secs(2);
+/// So long a container that is created counts among those that run at a time; on a slow board it takes seconds. One that
+/// takes longer waits for something: mostly the server of a share that it mounts.
+const CREATE_WIDTH_TIME: Duration = Duration::from_secs(20);
 /// Longest time that an OCI runtime has to pass a signal on, the wait for its turn included.
 const SIGNAL_WAIT: Duration = Duration::from_secs(10);
 /// Shims go last: without them the ends of their containers are lost.
@@ -432,14 +435,15 @@ impl Runc {
             shim_cgroups: self.cgroups.process_dirs(&self.settings.shim_cgroup),
             oom_score_adj: Some(SHIM_OOM_SCORE_ADJ),
         };
-        let launched = {
-            // The shim is small; the `create` below it is not.
-            let _pass = self.gate.pass(Turn::Create).await;
-            shim::launch(&launch).await.map_err(|e| match e {
-                LaunchError::Runtime { message, .. } => RuntimeError::Failed(message),
-                other => failed_error(other),
-            })?
-        };
+        // The shim is small; the `create` below it is not.
+        let launched = shim::launch(&launch);
+        let launched = self
+            .gate
+            .pass_for(Turn::Create, CREATE_WIDTH_TIME, launched);
+        let launched = launched.await.map_err(|e| match e {
+            LaunchError::Runtime { message, .. } => RuntimeError::Failed(message),
+            other => failed_error(other),
+        })?;
         crash::point("container.launched");
         {
             let mut table = self.table.borrow_mut();
