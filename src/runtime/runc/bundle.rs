@@ -9,7 +9,7 @@
 //! of it a mount shows, a `subPath`, is found once, below that mount; images do not change.
 //!
 //! Every container has a writable upper directory, also one with a read-only root: mount points that the image lacks are
-//! made in it. Blocking: all of this runs on the disk lane.
+//! made in it. Blocking: all of this runs on the disk lane, but for [`resolve`].
 
 use std::{
     fs,
@@ -68,6 +68,13 @@ pub(super) struct Prepared {
     pub(super) devices: Vec<oci::Device>,
     /// The container's mounts with links resolved on the host, images among them by where they are mounted.
     pub(super) mounts: Vec<Mount>,
+}
+
+/// What a container mounts.
+#[derive(Debug)]
+pub(super) struct Resolved {
+    /// With links resolved on the host; images as they were.
+    pub(super) mounts: Vec<Mount>,
     /// What of the host these lead to.
     pub(super) sources: Vec<Source>,
 }
@@ -86,6 +93,7 @@ pub(super) struct VolumeImage {
 pub(super) struct Wanted {
     pub(super) dirs: Dirs,
     pub(super) layers: Vec<PathBuf>,
+    /// As [`resolve`] gave them.
     pub(super) mounts: Vec<Mount>,
     /// Each image of `mounts` once.
     pub(super) volume_images: Vec<VolumeImage>,
@@ -93,8 +101,6 @@ pub(super) struct Wanted {
     pub(super) writable: Vec<String>,
     pub(super) seccomp_file: Option<String>,
     pub(super) devices: Vec<cri::Device>,
-    /// The agent's directories, without links.
-    pub(super) own: Vec<PathBuf>,
 }
 
 /// Why a container has not what it needs.
@@ -143,6 +149,24 @@ pub(super) enum VolumeError {
 fn at(path: &Path) -> impl FnOnce(io::Error) -> BundleError {
     let path = path.display().to_string();
     move |e| BundleError::Machine(path, e)
+}
+
+/// Resolves what the container mounts of the host. `own`: the agent's directories, without links. A missing source is an
+/// error, a link is resolved on the host (RTM-12).
+///
+/// Blocking, perhaps for ever: the server of a path may be gone. Nothing is changed meanwhile.
+pub(super) fn resolve(mut mounts: Vec<Mount>, own: &[PathBuf]) -> Result<Resolved, BundleError> {
+    let mut sources = Vec::new();
+    for mount in mounts.iter_mut().filter(|mount| mount.image.is_none()) {
+        let (host, at) = (&mount.host_path, &mount.container_path);
+        let source = Source::resolve(host, at, own).map_err(|source| {
+            let (host, at) = (host.clone(), at.clone());
+            BundleError::Source { host, at, source }
+        })?;
+        mount.host_path = source.path.display().to_string();
+        sources.push(source);
+    }
+    Ok(Resolved { mounts, sources })
 }
 
 /// Mounts the root file system and reads what the specification needs.
@@ -195,17 +219,7 @@ pub(super) fn prepare(wanted: &Wanted) -> Result<Prepared, BundleError> {
             });
             continue;
         }
-        // A missing source is an error, a link is resolved on the host (RTM-12).
-        let (host, at) = (&mount.host_path, &mount.container_path);
-        let source = Source::resolve(host, at, &wanted.own).map_err(|source| {
-            let (host, at) = (host.clone(), at.clone());
-            BundleError::Source { host, at, source }
-        })?;
-        prepared.mounts.push(Mount {
-            host_path: source.path.display().to_string(),
-            ..mount.clone()
-        });
-        prepared.sources.push(source);
+        prepared.mounts.push(mount.clone());
     }
     for device in &wanted.devices {
         let node = device_node(device);
@@ -398,4 +412,54 @@ fn directory_in_root(rootfs: &Path, root: impl AsFd, path: &str) -> io::Result<S
         )));
     }
     Ok(real.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_mounted_of_the_host() {
+        // RTM-12
+        let top = std::env::temp_dir().join(format!("picolet-resolve-{}", std::process::id()));
+        fs::create_dir_all(top.join("own/dir")).expect("directory");
+        fs::create_dir_all(top.join("outside")).expect("directory");
+        std::os::unix::fs::symlink("outside", top.join("link")).expect("link");
+        let top = fs::canonicalize(top).expect("directory");
+        let mount = |name: &str| Mount {
+            host_path: top.join(name).display().to_string(),
+            container_path: format!("/{name}"),
+            ..Mount::default()
+        };
+        let image = Mount {
+            image: Some(cri::ImageSpec::default()),
+            ..Mount::default()
+        };
+        let all = vec![mount("link"), image.clone(), mount("own/dir")];
+        let own = [top.join("own")];
+        let resolved = resolve(all, &own).expect("they are there");
+        let paths = resolved
+            .mounts
+            .iter()
+            .map(|m| (&*m.container_path, &*m.host_path));
+        let (outside, inside) = (mount("outside").host_path, mount("own/dir").host_path);
+        assert_eq!(
+            paths.collect::<Vec<_>>(),
+            [("/link", &*outside), ("", ""), ("/own/dir", &*inside)]
+        );
+        let held = resolved
+            .sources
+            .iter()
+            .map(|s| (&*s.container_path, s.is_held()));
+        assert_eq!(
+            held.collect::<Vec<_>>(),
+            [("/link", true), ("/own/dir", false)]
+        );
+        let missing = resolve(vec![image, mount("none")], &own).expect_err("missing");
+        assert!(
+            matches!(&missing, BundleError::Source { at, .. } if at == "/none"),
+            "{missing}"
+        );
+        fs::remove_dir_all(top).expect("clean");
+    }
 }

@@ -13,7 +13,9 @@ use nix::sys::signal::Signal;
 use smol::future;
 
 use super::{
-    Runc, bundle, chain, failed, failed_error, files,
+    Runc,
+    bundle::{self, Resolved},
+    chain, failed, failed_error, files,
     gate::Turn,
     images::{Hold, ResolvedImage},
     masks, not_found,
@@ -57,6 +59,11 @@ const START_ERROR_CODE: i32 = 128;
 const START_ERROR: &str = "StartError";
 const LOST_CODE: i32 = 137;
 const LOST: &str = "ContainerStatusUnknown";
+
+/// Whose job it is to look at what a container mounts: that of all its instances.
+fn owner(record: &ContainerRecord) -> String {
+    format!("{}/{}", record.uid, record.config.name)
+}
 
 /// Images that a container mounts as volumes.
 #[derive(Default)]
@@ -254,10 +261,26 @@ impl Runc {
             .default_for(&config.security)
             .await
             .map_err(failed_error)?;
+        let own: Vec<_> = [&self.settings.root_dir, &self.settings.run_dir]
+            .into_iter()
+            .filter_map(|dir| fs::canonicalize(dir).ok())
+            .collect();
+        let mounts = config.mounts.clone();
+        let resolved = match mounts.iter().any(|mount| mount.image.is_none()) {
+            true => {
+                let resolve = move || bundle::resolve(mounts, &own);
+                let resolved = self.disk.run_apart(&owner(record), resolve).await;
+                resolved.map_err(failed_error)?.map_err(failed_error)?
+            }
+            false => Resolved {
+                mounts,
+                sources: Vec::new(),
+            },
+        };
         let wanted = bundle::Wanted {
             dirs: dirs.clone(),
             layers: image.layers.clone(),
-            mounts: config.mounts.clone(),
+            mounts: resolved.mounts,
             volume_images,
             writable: if config.security.readonly_rootfs {
                 image.process.volumes.0.clone()
@@ -271,10 +294,6 @@ impl Runc {
                 | SecurityProfile::Unconfined
                 | SecurityProfile::Unset => None,
             },
-            own: [&self.settings.root_dir, &self.settings.run_dir]
-                .into_iter()
-                .filter_map(|dir| fs::canonicalize(dir).ok())
-                .collect(),
         };
         let prepared = self
             .disk
@@ -321,7 +340,7 @@ impl Runc {
         record.made = true;
         record::save(&dirs.run, record).map_err(failed("write the container record"))?;
         crash::point("container.made");
-        Ok(prepared.sources)
+        Ok(resolved.sources)
     }
 
     fn namespace_of_target(&self, config: &ContainerConfig) -> Result<String, RuntimeError> {
@@ -457,13 +476,15 @@ impl Runc {
         }
         let (bundle, pid) = (self.dirs(id).run, launched.pid);
         let is_process = program.name == process::PROGRAM;
-        let looked = move || {
-            if !is_process {
-                masks::check(&bundle, pid).map_err(failed_error)?;
-            }
-            sources::check(&sources, pid).map_err(failed_error)
-        };
-        self.disk.run(looked).await?;
+        if !is_process {
+            let looked = self.disk.run(move || masks::check(&bundle, pid));
+            looked.await.map_err(failed_error)?;
+        }
+        if sources.iter().any(Source::is_held) {
+            let looked = move || sources::check(&sources, pid);
+            let looked = self.disk.run_apart(&owner(record), looked).await;
+            looked.map_err(failed_error)?.map_err(failed_error)?;
+        }
         program
             .call(&self.runtime_root(), "start", &[id], &self.gate)
             .await
