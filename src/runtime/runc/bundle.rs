@@ -159,7 +159,11 @@ pub(super) fn resolve(mut mounts: Vec<Mount>, own: &[PathBuf]) -> Result<Resolve
     let mut sources = Vec::new();
     for mount in mounts.iter_mut().filter(|mount| mount.image.is_none()) {
         let (host, at) = (&mount.host_path, &mount.container_path);
-        let source = Source::resolve(host, at, own).map_err(|source| {
+        let source = Source::resolve(host, at, own).and_then(|source| {
+            let path = &source.path;
+            super::mounts::check_propagation(path, mount.propagation).map(|()| source)
+        });
+        let source = source.map_err(|source| {
             let (host, at) = (host.clone(), at.clone());
             BundleError::Source { host, at, source }
         })?;
@@ -461,5 +465,53 @@ mod tests {
             "{missing}"
         );
         fs::remove_dir_all(top).expect("clean");
+    }
+
+    #[test]
+    fn what_shall_propagate_lies_on_a_mount_that_does() {
+        // VOL-23
+        if !nix::unistd::geteuid().is_root() {
+            skipped!("mounts: it needs root");
+            return;
+        }
+        // On a thread with a mount namespace of its own.
+        let test = || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("namespace");
+            let private = nix::mount::MsFlags::MS_PRIVATE | nix::mount::MsFlags::MS_REC;
+            let none = None::<&str>;
+            nix::mount::mount(none, "/", none, private, none).expect("private");
+            let top = std::env::temp_dir().join(format!("picolet-shared-{}", std::process::id()));
+            fs::create_dir_all(&top).expect("directory");
+            mount::bind(&top, &top, false).expect("bind");
+            let answer = |propagation| {
+                let mount = Mount {
+                    host_path: top.display().to_string(),
+                    propagation,
+                    ..Mount::default()
+                };
+                let resolved = resolve(vec![mount], &[]);
+                resolved.map(drop).map_err(|e| super::super::chain(&e))
+            };
+            let refused = |what: &str| {
+                let why =
+                    format!("path {top:?} is mounted on {top:?} but it is not a {what} mount");
+                Err(format!(
+                    "source {:?} of mount \"\": {why}",
+                    top.display().to_string()
+                ))
+            };
+            assert_eq!(answer(Propagation::Private), Ok(()));
+            assert_eq!(answer(Propagation::Bidirectional), refused("shared"));
+            assert_eq!(
+                answer(Propagation::HostToContainer),
+                refused("shared or slave")
+            );
+            mount::make_shared(&top).expect("shared");
+            assert_eq!(answer(Propagation::Bidirectional), Ok(()));
+            assert_eq!(answer(Propagation::HostToContainer), Ok(()));
+            mount::unmount(&top).expect("unmount");
+            fs::remove_dir(&top).expect("remove");
+        };
+        std::thread::spawn(test).join().expect("test thread");
     }
 }
