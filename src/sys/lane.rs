@@ -2,10 +2,19 @@
 //!
 //! A lane is one thread, or a few, with a named stack size and a bounded queue. No lane waits for another.
 
-use core::any::Any;
-use std::{io, thread};
+use core::{any::Any, time::Duration};
+use std::{
+    collections::BTreeSet,
+    io,
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+};
 
-use smol::channel::{Sender, bounded};
+use async_io::Timer;
+use smol::{
+    channel::{Sender, bounded},
+    future,
+};
 
 /// Jobs that may wait in one lane; a producer that finds it full waits on the executor (see [`Lane::run`]).
 pub const LANE_QUEUE: usize = 128;
@@ -13,6 +22,9 @@ pub const LANE_QUEUE: usize = 128;
 /// needs the rest is compressing a log: a compressor of 330 KiB is put together on the stack, unless the optimizer
 /// finds that it may do without.
 pub const LANE_STACK_BYTES: usize = 1024 * 1024;
+
+/// How long files of the host may take to answer (see [`Lane::run_apart`]).
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What a job came to. Of one type for all jobs: so queue and answers are in the program once, and not once for each job.
 type Answer = Box<dyn Any + Send>;
@@ -27,6 +39,47 @@ struct Job {
 pub struct Lane {
     /// `None`: jobs run where they are asked for.
     jobs: Option<Sender<Job>>,
+    /// Who has a job that runs apart.
+    apart: Owners,
+}
+
+/// Owners of jobs that have not ended, in order.
+type Owners = Arc<Mutex<BTreeSet<String>>>;
+
+/// Why a job that ran apart has no result.
+#[derive(Debug, thiserror::Error)]
+pub enum ApartError {
+    /// It still runs, or one before it does.
+    #[error("files of the host do not answer: is the server of a network file system gone?")]
+    NoAnswer,
+    /// The system refuses a thread.
+    #[error("cannot start a thread")]
+    Thread(#[source] io::Error),
+}
+
+/// One job of an owner.
+struct Place {
+    owners: Owners,
+    owner: String,
+}
+
+impl Place {
+    /// `None`: the owner has a job already.
+    fn take(owners: &Owners, owner: &str) -> Option<Self> {
+        let mut all = owners.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_first = all.insert(owner.to_owned());
+        is_first.then(|| Self {
+            owners: Arc::clone(owners),
+            owner: owner.to_owned(),
+        })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut all = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        all.remove(&self.owner);
+    }
 }
 
 impl Lane {
@@ -50,7 +103,10 @@ impl Lane {
                     }
                 })?;
         }
-        Ok(Self { jobs: Some(jobs) })
+        Ok(Self {
+            jobs: Some(jobs),
+            apart: Owners::default(),
+        })
     }
 
     /// Runs `job` on the lane's thread and returns its result. Waits while the queue is full.
@@ -62,6 +118,49 @@ impl Lane {
         let answer = answer(jobs, Box::new(move || Box::new(job()))).await;
         *answer.downcast().expect("it is what the job came to")
     }
+
+    /// Runs `job` on a thread of its own, which ends with it: for a job that may never end, because it touches files of the
+    /// host whose server may be gone. The lane is not held up.
+    ///
+    /// - Shape: one such job for each `owner`; so as many threads hang at most as there are owners.
+    /// - Errors: no answer within [`ANSWER_TIMEOUT`], or at once while the owner's job before still runs. The job goes on:
+    ///   what it does late must do no harm.
+    pub async fn run_apart<T: Send + 'static>(
+        &self,
+        owner: &str,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ApartError> {
+        if self.jobs.is_none() {
+            return Ok(job());
+        }
+        let work = Box::new(move || Box::new(job()) as Answer);
+        let answer = apart(&self.apart, owner, ANSWER_TIMEOUT, work).await?;
+        Ok(*answer.downcast().expect("it is what the job came to"))
+    }
+}
+
+async fn apart(
+    owners: &Owners,
+    owner: &str,
+    limit: Duration,
+    work: Box<dyn FnOnce() -> Answer + Send>,
+) -> Result<Answer, ApartError> {
+    let place = Place::take(owners, owner).ok_or(ApartError::NoAnswer)?;
+    let job = move || {
+        let answer = work();
+        // Before it is told: the owner may go on at once.
+        drop(place);
+        answer
+    };
+    let done = async {
+        let done = on_fresh_thread("host-files", job).await;
+        done.map_err(ApartError::Thread)
+    };
+    let late = async {
+        Timer::after(limit).await;
+        Err(ApartError::NoAnswer)
+    };
+    future::or(done, late).await
 }
 
 /// Has a job done by whoever reads `jobs`.
@@ -108,7 +207,7 @@ impl<T: Send + 'static> OnLane<T> {
     }
 }
 
-/// Runs `job` on a thread of its own that ends with it, for jobs that change the thread's namespaces.
+/// Runs `job` on a thread of its own that ends with it, for jobs that change the thread's namespaces, or may never end.
 pub async fn on_fresh_thread<T: Send + 'static>(
     name: &str,
     job: impl FnOnce() -> T + Send + 'static,
@@ -135,7 +234,43 @@ mod testing {
         /// A lane without a thread: jobs run at once, where they are asked for. For tests that step through an executor.
         #[must_use]
         pub fn inline() -> Self {
-            Self { jobs: None }
+            Self {
+                jobs: None,
+                apart: super::Owners::default(),
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn a_job_that_hangs_holds_up_its_owner_only() {
+        smol::block_on(async {
+            let lane = Lane::start("test").expect("a thread");
+            let (server, hangs) = mpsc::channel::<()>();
+            let limit = Duration::from_millis(20);
+            let hanging = Box::new(move || Box::new(hangs.recv().is_ok()) as Answer);
+            let first = apart(&lane.apart, "a", limit, hanging).await;
+            assert!(matches!(first, Err(ApartError::NoAnswer)), "in time");
+            // No second thread for it.
+            let again = lane.run_apart("a", || ()).await;
+            assert!(matches!(again, Err(ApartError::NoAnswer)), "at once");
+            assert_eq!(lane.run_apart("b", || 1).await.expect("another's"), 1);
+            assert_eq!(lane.run(|| 2).await, 2, "the lane goes on");
+            server.send(()).expect("it waits");
+            // Bounded: the thread ends by itself now.
+            while !lane.apart.lock().expect("owners").is_empty() {
+                thread::yield_now();
+            }
+            // The place is free again before the answer is there.
+            for n in 0..100 {
+                assert_eq!(lane.run_apart("a", move || n).await.expect("answers"), n);
+            }
+        });
     }
 }

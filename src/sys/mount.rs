@@ -178,6 +178,19 @@ pub fn is_mount_point(target: &Path) -> io::Result<bool> {
     Ok(found)
 }
 
+/// The mount that `path` lies on; without links and `..`.
+pub fn holding(path: &Path) -> io::Result<Option<Mount>> {
+    let mut on: Option<Mount> = None;
+    each_mount(|m| {
+        // Of equal ones the last is on top.
+        let depth = |m: &Mount| m.target.components().count();
+        if path.starts_with(&m.target) && on.as_ref().is_none_or(|on| depth(&m) >= depth(on)) {
+            on = Some(m);
+        }
+    })?;
+    Ok(on)
+}
+
 /// Undoes binds of `dir` onto itself, on top of each other or alone. Whatever else is mounted there stays: it is somebody's
 /// disk. `dir` must be without links and `..`.
 pub fn unbind(dir: &Path) -> io::Result<()> {
@@ -221,6 +234,8 @@ pub struct Mount {
     pub read_only: bool,
     /// Part of a shared peer group.
     pub shared: bool,
+    /// Takes over what is mounted in a peer group, and gives nothing back.
+    pub slave: bool,
     /// File system type.
     pub kind: String,
     /// Source, e.g. a device.
@@ -263,13 +278,14 @@ fn parse(line: &[u8]) -> Option<Mount> {
     let root = unescape(fields.next()?);
     let target = unescape(fields.next()?);
     let read_only = fields.next()?.split(|b| *b == b',').any(|o| o == b"ro");
-    let mut shared = false;
+    let (mut shared, mut slave) = (false, false);
     // Optional fields up to a lone dash.
     for field in fields.by_ref() {
         if field == b"-" {
             break;
         }
         shared |= field.starts_with(b"shared:");
+        slave |= field.starts_with(b"master:");
     }
     let mut text = || {
         fields
@@ -282,6 +298,7 @@ fn parse(line: &[u8]) -> Option<Mount> {
         target,
         read_only,
         shared,
+        slave,
         kind: text()?,
         source: text()?,
         options: text()?,
@@ -331,6 +348,7 @@ mod tests {
                 target: "/mnt 2".into(),
                 read_only: false,
                 shared: true,
+                slave: true,
                 kind: "ext3".into(),
                 source: r"/dev/ro\ot".into(),
                 options: "rw,errors=continue".into(),
@@ -338,7 +356,8 @@ mod tests {
         );
         let plain = parse(b"36 35 98:0 / / ro,nodev - tmpfs none rw\n").expect("a line");
         assert!(plain.read_only);
-        assert_eq!((plain.shared, plain.kind.as_str()), (false, "tmpfs"));
+        assert_eq!((plain.shared, plain.slave), (false, false));
+        assert_eq!(plain.kind, "tmpfs");
         assert_eq!(parse(b"36 35"), None);
         assert!(is_mount_point(Path::new("/proc")).expect("read"));
         assert!(!is_mount_point(Path::new("/proc/self")).expect("read"));
@@ -402,6 +421,20 @@ mod tests {
             let flags = statvfs(&dir.join("b")).expect("statvfs").flags();
             assert!(flags.contains(FsFlags::ST_NOSUID | FsFlags::ST_NODEV));
             std::fs::write(dir.join("a/x"), "").expect("the source is writable");
+            let on = |path: &str| {
+                let found = holding(&dir.join(path)).expect("read").expect("a mount");
+                (found.target, found.read_only)
+            };
+            for (path, target, read_only) in [
+                ("a/x", "", false),
+                ("b/x", "b", true),
+                ("b/under/x", "b/under", false),
+                ("b/under-not", "b", true),
+            ] {
+                // Without a slash at the end.
+                let target: PathBuf = dir.join(target).components().collect();
+                assert_eq!(on(path), (target, read_only), "{path}");
+            }
         });
     }
 

@@ -2,15 +2,21 @@
 
 use std::{
     fs, io,
+    os::unix::fs::MetadataExt as _,
     path::{Component, Path, PathBuf},
 };
 
-use super::{Cause, MountedVolume, Step, Volumes, fs_group, mkdir_all, plugin};
+use super::{
+    Cause, MountedVolume, SUBPATHS, Step, VOLUMES, Volumes, fs_group, mkdir_all, plugin,
+    set_up::Warning,
+};
 use crate::api::{PodError, PodUid};
-use crate::sys::mount;
+use crate::sys::mount::{self, Mount};
 
 /// Mode of a mount point.
 const MODE: u32 = 0o750;
+/// File systems that wait for a server.
+const SHARES: [&str; 2] = ["nfs", "nfs4"];
 
 impl Volumes {
     /// Shows the directory `path` of this node in the pod's directory.
@@ -23,6 +29,7 @@ impl Volumes {
         path: &str,
         read_only: bool,
         fs_group: Option<(u32, fs_group::ChangePolicy)>,
+        warnings: &mut Vec<Warning>,
     ) -> Result<MountedVolume, Cause> {
         let source = Path::new(path);
         if !source.is_absolute() || source.components().any(|c| c == Component::ParentDir) {
@@ -37,9 +44,17 @@ impl Volumes {
                 )));
             }
             mkdir_all(&dir, MODE).step("failed to make the mount point")?;
-            // Owners are changed at the directory itself: the mount may be for reading only.
-            if let Some((group, policy)) = fs_group.filter(|_| !read_only) {
-                fs_group::apply(source, group, policy, false)?;
+            if let Some((group, policy)) = fs_group {
+                if self
+                    .is_shown_by_another(uid, source)
+                    .step("failed to read the mount table")?
+                {
+                    // That pod works with the files as they are.
+                    warnings.extend(not_shareable(name, group, found.gid()));
+                } else if !read_only {
+                    // Owners are changed at the directory itself: the mount may be for reading only.
+                    fs_group::apply(source, group, policy, false)?;
+                }
             }
             mount::bind(source, &dir, false).step("failed to mount the local volume")?;
             if read_only && let Err(e) = mount::remount_read_only(&dir) {
@@ -52,6 +67,27 @@ impl Volumes {
             read_only,
             size_limit: None,
         })
+    }
+
+    /// Whether another pod shows the directory `source`.
+    fn is_shown_by_another(&self, uid: &PodUid, source: &Path) -> io::Result<bool> {
+        let source = fs::canonicalize(source)?;
+        let Some(on) = mount::holding(&source)? else {
+            return Ok(false);
+        };
+        let root = source
+            .strip_prefix(&on.target)
+            .map_or_else(|_| on.root.clone(), |below| on.root.join(below));
+        let of = |m: &Mount| -> Option<PodUid> {
+            let (pod, plugin) = of_plugin(m.target.strip_prefix(&self.pods).ok()?)?;
+            (plugin == plugin::LOCAL).then(|| pod.into())
+        };
+        let mut found = false;
+        mount::each_mount(|m| {
+            let is_same = m.device == on.device && m.root == root;
+            found |= is_same && of(&m).is_some_and(|pod| pod != *uid);
+        })?;
+        Ok(found)
     }
 
     /// A share that has been mounted at [`Volumes::nfs_dir`]. Nothing of it is touched: its server may be gone.
@@ -86,21 +122,57 @@ impl Volumes {
         mkdir_all(&self.nfs_dir(uid, name), MODE)
     }
 
-    /// Shares that are mounted for a pod.
+    /// Shares that are mounted for a pod, and what shows a part of one, as a `subPath` does: the last mounted first.
     #[must_use]
     pub fn nfs_dirs(&self, uid: &PodUid) -> Vec<PathBuf> {
-        let base = self.volume_dir(uid, plugin::NFS, "");
-        if !base.exists() {
-            return Vec::new();
+        let pod = self.pod_dir(uid);
+        let shares = self.volume_dir(uid, plugin::NFS, "");
+        let mut found = Vec::new();
+        if shares.exists() || pod.join(SUBPATHS).exists() {
+            let read = mount::each_mount(|m| {
+                if is_of_share(&m, &pod) {
+                    found.push(m.target);
+                }
+            });
+            if let Err(e) = read {
+                log::debug!("uid={uid} mount table: {e}");
+            }
         }
-        mount::mounts_below(&base).unwrap_or_default()
+        found.reverse();
+        found
     }
+}
+
+/// The pod and the plugin of a volume, of its path below the directory of all pods.
+fn of_plugin(below: &Path) -> Option<(&str, &str)> {
+    let mut parts = below.iter().map(|part| part.to_str());
+    let (pod, volumes, plugin) = (parts.next()??, parts.next()??, parts.next()??);
+    (volumes == VOLUMES).then_some((pod, plugin))
+}
+
+/// What is told of a directory that another pod uses, if that one has it for another group.
+///
+/// Source: kubelet `pkg/volume/local/local.go`.
+fn not_shareable(name: &str, wanted: u32, group: u32) -> Option<Warning> {
+    (wanted != group).then(|| {
+        let message = format!(
+            "The requested fsGroup is {wanted}, but the volume {name} has GID {group}. \
+             The volume may not be shareable."
+        );
+        ("AlreadyMountedVolume", message)
+    })
+}
+
+/// Whether `mount` is a share of the pod in directory `pod`, or shows a part of one.
+fn is_of_share(mount: &Mount, pod: &Path) -> bool {
+    let Ok(below) = mount.target.strip_prefix(pod) else {
+        return false;
+    };
+    below.starts_with(Path::new(VOLUMES).join(plugin::NFS)) || SHARES.contains(&&*mount.kind)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt as _;
-
     use super::super::{
         PodVolume, Source,
         testing::{Scratch, can_mount, pod, uid},
@@ -174,6 +246,96 @@ mod tests {
             let error = error.expect_err("refused").to_string();
             assert!(error.contains(want), "{error}");
         }
+    }
+
+    #[test]
+    fn a_directory_of_another_pod_keeps_its_group() {
+        // VOL-17
+        if !can_mount("a_directory_of_another_pod_keeps_its_group") {
+            return;
+        }
+        let scratch = Scratch::new();
+        let disk = scratch.path().join("disk");
+        fs::create_dir_all(disk.join("deep")).expect("directory");
+        let volumes = scratch.volumes();
+        let of = |uid: &str, group: u32, path: &Path| {
+            let mut request = pod(vec![local(path, false)]);
+            request.uid = uid.into();
+            request.fs_group = Some(group);
+            let set_up = volumes.set_up(&request);
+            let warnings = set_up.warnings.clone();
+            set_up.into_result().expect("mounted");
+            warnings
+        };
+        let gid = |path: &Path| fs::metadata(path).expect("stat").gid();
+        assert_eq!(of("a", 1000, &disk), []);
+        let told = (
+            "AlreadyMountedVolume",
+            "The requested fsGroup is 2000, but the volume pv-1 has GID 1000. The volume may not be shareable.".to_owned(),
+        );
+        assert_eq!(of("b", 2000, &disk), [told]);
+        assert_eq!(of("b", 2000, &disk), [], "it is mounted");
+        assert_eq!(of("c", 1000, &disk), []);
+        assert_eq!([gid(&disk), gid(&disk.join("deep"))], [1000; 2]);
+        // Another directory of the same disk is nobody's.
+        assert_eq!(of("d", 3000, &disk.join("deep")), []);
+        assert_eq!([gid(&disk), gid(&disk.join("deep"))], [1000, 3000]);
+        for uid in ["a", "b", "c", "d"] {
+            volumes.tear_down(&uid.into()).expect("torn down");
+        }
+        assert_eq!(of("b", 2000, &disk), [], "the others are gone");
+        assert_eq!(gid(&disk), 2000);
+        volumes.tear_down(&"b".into()).expect("torn down");
+    }
+
+    #[test]
+    fn mounts_of_shares() {
+        // VOL-17
+        let of = |target: &str, kind: &str| {
+            let mount = Mount {
+                device: "0:50".into(),
+                root: "/".into(),
+                target: target.into(),
+                read_only: false,
+                shared: true,
+                slave: false,
+                kind: kind.into(),
+                source: "nas:/x".into(),
+                options: String::new(),
+            };
+            is_of_share(&mount, Path::new("/pods/u"))
+        };
+        for (target, kind, want) in [
+            ("/pods/u/volumes/kubernetes.io~nfs/pv-1", "nfs4", true),
+            ("/pods/u/volumes/kubernetes.io~nfs/pv-1", "fuse", true),
+            ("/pods/u/volume-subpaths/v/main/0", "nfs4", true),
+            ("/pods/u/volume-subpaths/v/main/0", "nfs", true),
+            ("/pods/u/volume-subpaths/v/main/0", "ext4", false),
+            ("/pods/u/volumes/kubernetes.io~secret/s", "tmpfs", false),
+            ("/pods/u2/volumes/kubernetes.io~nfs/pv-1", "nfs4", false),
+            ("/mnt", "nfs4", false),
+        ] {
+            assert_eq!(of(target, kind), want, "{target} {kind}");
+        }
+    }
+
+    #[test]
+    fn what_shows_a_share_goes_first() {
+        // VOL-17
+        if !can_mount("what_shows_a_share_goes_first") {
+            return;
+        }
+        let scratch = Scratch::new();
+        let volumes = scratch.volumes();
+        let shares = ["pv-1", "pv-2"].map(|name| {
+            volumes.make_nfs_dir(&uid(), name).expect("made");
+            let share = volumes.nfs_dir(&uid(), name);
+            super::super::mounts::mount_tmpfs(&share, Some(4096)).expect("mounted");
+            share
+        });
+        let [first, second] = shares;
+        assert_eq!(volumes.nfs_dirs(&uid()), [second, first]);
+        assert_eq!(volumes.nfs_dirs(&"another".into()), Vec::<PathBuf>::new());
     }
 
     #[test]

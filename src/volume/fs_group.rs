@@ -11,6 +11,7 @@ use std::{
 };
 
 use nix::{
+    errno::Errno,
     fcntl::{AtFlags, OFlag},
     unistd::{Gid, fchownat},
 };
@@ -86,6 +87,8 @@ impl Walk {
             match beneath::open_child(names.dir(), &name, OFlag::O_PATH) {
                 Ok(child) => self.entry(child, depth + 1)?,
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                // Something is mounted there, on a directory of the node's own disk: it is not the volume's, and is not shown.
+                Err(e) if e.raw_os_error() == Some(Errno::EXDEV as i32) => {}
                 Err(e) => return Err(e),
             }
         }
@@ -124,6 +127,25 @@ mod tests {
         super::testing::{Scratch, can_mount},
         *,
     };
+
+    #[test]
+    fn what_is_mounted_inside_is_passed_over() {
+        // VOL-21
+        if !can_mount("what_is_mounted_inside_is_passed_over") {
+            return;
+        }
+        let scratch = Scratch::new();
+        let at = |name: &str| scratch.path().join(name);
+        for dir in ["a", "disk", "z"] {
+            fs::create_dir(at(dir)).unwrap();
+        }
+        super::super::mounts::mount_tmpfs(&at("disk"), Some(4096)).unwrap();
+        fs::write(at("disk/file"), "").unwrap();
+        apply(scratch.path(), 4321, ChangePolicy::Always, false).unwrap();
+        let group = |name: &str| fs::metadata(at(name)).unwrap().gid();
+        assert_eq!(["", "a", "z"].map(group), [4321; 3]);
+        assert_eq!(["disk", "disk/file"].map(group), [0; 2], "another's");
+    }
 
     #[test]
     fn bits_and_group() {

@@ -22,9 +22,12 @@ use nix::{
 use super::{
     Cause, MountedVolume, SUBPATHS, VolumeError, Volumes,
     beneath::{self, fd_path, metadata, open_beneath, open_child},
-    is_component, mkdir_all, mounts,
+    is_component, mkdir_all, mounts, plugin,
 };
-use crate::{api::PodUid, sys::mount::bind_opened};
+use crate::{
+    api::PodUid,
+    sys::{mount::bind_opened, open},
+};
 
 /// One `volumeMounts` entry with a subPath, its variables expanded.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +45,8 @@ pub struct SubPath<'a> {
 impl Volumes {
     /// Pins a subPath of `volume` and returns the path to give to the runtime. A missing directory is made.
     ///
-    /// - Shape: what is pinned already and still right is used again.
+    /// - Shape: what is pinned already and still right is used again. If the volume is not the pod's own ([`Self::owns`]) this
+    ///   may never return: the server of a share may be gone.
     /// - Errors: [`VolumeError::SubPath`]; its text may be shown to the pod's owner.
     /// - Source: kubelet `pkg/volume/util/subpath/subpath_linux.go`.
     pub fn sub_path(
@@ -51,7 +55,7 @@ impl Volumes {
         volume: &MountedVolume,
         sub: &SubPath<'_>,
     ) -> Result<PathBuf, VolumeError> {
-        self.pin(uid, &volume.host_path, sub)
+        self.pin(uid, volume, sub)
             .map_err(|cause| VolumeError::SubPath {
                 volume: sub.volume.into(),
                 container: sub.container.into(),
@@ -59,15 +63,36 @@ impl Volumes {
             })
     }
 
-    fn pin(&self, uid: &PodUid, root: &Path, sub: &SubPath<'_>) -> Result<PathBuf, Cause> {
+    /// Whether the data of `volume` was made for the pod, in the pod's directory. What was not may be a path of the host or a
+    /// share, which does not always answer.
+    #[must_use]
+    pub fn owns(&self, uid: &PodUid, volume: &MountedVolume) -> bool {
+        let below = volume.host_path.strip_prefix(self.volume_dir(uid, "", ""));
+        let plugin = below.ok().and_then(|below| below.iter().next());
+        plugin.is_some_and(plugin::owns_data)
+    }
+
+    fn pin(
+        &self,
+        uid: &PodUid,
+        volume: &MountedVolume,
+        sub: &SubPath<'_>,
+    ) -> Result<PathBuf, Cause> {
         for name in [uid.as_str(), sub.volume, sub.container] {
             if !is_component(name) {
                 return Err(Cause::Refused(format!("{name:?} is not a plain file name")));
             }
         }
         let path = check(sub.path)?;
-        let root = beneath::dir(root).map_err(explain)?;
-        let target = open_or_make(&root, &path).map_err(explain)?;
+        let root = beneath::dir(&volume.host_path).map_err(explain)?;
+        let target = match open_or_make(&root, &path) {
+            // The links of a path of the host may be written as the host reads them.
+            Err(e) if is_way_out(&e) && !self.owns(uid, volume) => {
+                open_resolved(&root, &volume.host_path, &path)
+            }
+            target => target,
+        };
+        let target = target.map_err(explain)?;
         let point = self
             .pod_dir(uid)
             .join(SUBPATHS)
@@ -144,6 +169,28 @@ fn explain(error: io::Error) -> Cause {
         }
         _ => Cause::Io("subPath could not be opened", error),
     }
+}
+
+fn is_way_out(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::EXDEV as i32)
+}
+
+/// Opens `path` in the volume at `root_path` by links that are absolute, or leave the volume and come back. It must exist.
+///
+/// - Errors: EXDEV, whatever there is outside: who can write links must not learn it.
+/// - Source: kubelet `pkg/volume/util/subpath/subpath_linux.go`, `safeMakeDir` and `doBindSubPath`.
+fn open_resolved(root: &OwnedFd, root_path: &Path, path: &Path) -> io::Result<OwnedFd> {
+    let resolve = || {
+        let base = fs::canonicalize(root_path).ok()?;
+        let real = fs::canonicalize(root_path.join(path)).ok()?;
+        Some(real.strip_prefix(base).ok()?.to_owned())
+    };
+    let mut rest = resolve().ok_or(Errno::EXDEV)?;
+    if rest.as_os_str().is_empty() {
+        rest.push(".");
+    }
+    // No link is followed any more: one that was put there since leads nowhere.
+    open::no_symlinks(root, &rest, OFlag::O_PATH, 0).map(OwnedFd::from)
 }
 
 /// Opens `path` below `root`, making the directories that are missing.
@@ -268,6 +315,78 @@ mod tests {
             0o2771,
             "setgid comes down from the root"
         );
+    }
+
+    #[test]
+    fn links_of_the_host_that_stay_in_the_volume() {
+        // VOL-24
+        if !can_mount("links_of_the_host_that_stay_in_the_volume") {
+            return;
+        }
+        let scratch = Scratch::new();
+        let volume = volume_in(&scratch);
+        let at = |name: &str| volume.host_path.join(name);
+        fs::create_dir_all(at("releases/5/deep")).unwrap();
+        fs::write(at("releases/file"), "").unwrap();
+        symlink(at("releases/5"), at("current")).unwrap();
+        symlink("../volume/releases", at("back")).unwrap();
+        symlink(at("releases/file"), at("file")).unwrap();
+        symlink(&volume.host_path, at("self")).unwrap();
+        symlink(scratch.path(), at("above")).unwrap();
+        // The volume may be named by a link itself.
+        let named = MountedVolume {
+            host_path: scratch.path().join("named"),
+            ..volume.clone()
+        };
+        symlink("volume", &named.host_path).unwrap();
+        let volumes = scratch.volumes();
+        for volume in [&volume, &named] {
+            for (path, is) in [
+                ("current", "releases/5"),
+                ("current/deep", "releases/5/deep"),
+                ("back/5", "releases/5"),
+                ("file", "releases/file"),
+                ("self", "."),
+                ("above/volume/releases", "releases"),
+            ] {
+                let point = volumes.sub_path(&uid(), volume, &sub(path)).expect(path);
+                assert_eq!(inode(&point), inode(&at(is)), "{path}");
+            }
+            for path in ["above", "current/missing"] {
+                let error = volumes.sub_path(&uid(), volume, &sub(path)).unwrap_err();
+                let text = error.to_string();
+                assert!(text.ends_with("subPath leads out of the volume"), "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn links_in_a_volume_of_the_pod_mean_nothing_on_the_host() {
+        // VOL-24
+        let scratch = Scratch::new();
+        let volumes = scratch.volumes();
+        let host_path = volumes.volume_dir(&uid(), plugin::EMPTY_DIR, "v");
+        fs::create_dir_all(host_path.join("dir")).unwrap();
+        symlink(host_path.join("dir"), host_path.join("link")).unwrap();
+        let mut volume = MountedVolume {
+            host_path,
+            read_only: false,
+            size_limit: None,
+        };
+        assert!(volumes.owns(&uid(), &volume));
+        let error = volumes.sub_path(&uid(), &volume, &sub("link")).unwrap_err();
+        let text = error.to_string();
+        assert!(text.ends_with("subPath leads out of the volume"), "{text}");
+        for path in [
+            volumes.nfs_dir(&uid(), "v"),
+            volumes.volume_dir(&uid(), plugin::LOCAL, "v"),
+            volumes.volume_dir(&"another".into(), plugin::EMPTY_DIR, "v"),
+            volumes.pod_dir(&uid()),
+            "/mnt".into(),
+        ] {
+            volume.host_path = path;
+            assert!(!volumes.owns(&uid(), &volume), "{volume:?}");
+        }
     }
 
     #[test]

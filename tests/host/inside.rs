@@ -10,6 +10,7 @@ use nix::sys::{
 };
 use serde_json::json;
 
+use crate::dead_share::DeadShare;
 use crate::host::{self, Host, IDLE, full, sh, status_of, with};
 
 // SEC-01 SEC-08 RTM-08 RTM-10 RTM-12 CFG-13 CFG-32 CFG-39 CFG-50
@@ -326,6 +327,47 @@ impl Drop for Plugged {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.0);
     }
+}
+
+// VOL-15 VOL-24
+#[test]
+fn a_server_that_is_gone_holds_up_its_own_pods_only() {
+    if !host::able() {
+        return;
+    }
+    let host = Host::start(&[]);
+    let dir = host.path("shared/gone");
+    let Some(share) = DeadShare::mount(&dir) else {
+        host.finish();
+        return;
+    };
+    let pod = |name: &str, path: &Path, kind: &str, sub_path: &str| {
+        host.pod(
+            name,
+            json!({
+                "containers": [with(sh("main", IDLE), json!({
+                    "volumeMounts": [{"name": "v", "mountPath": "/v", "subPath": sub_path}]
+                }))],
+                "volumes": [{"name": "v", "hostPath": {"path": path, "type": kind}}]
+            }),
+        );
+    };
+    pod("typed", &dir.join("x"), "Directory", "");
+    pod("plain", &dir.join("x"), "", "");
+    pod("part", &dir, "", "x");
+    host.pod("other", json!({"containers": [sh("main", IDLE)]}));
+    host.wait_ready("other");
+    for name in ["typed", "plain", "part"] {
+        let name = full(name);
+        host.until("it is told", |host| {
+            let log = host.agent_log();
+            let is_told = |line: &str| line.contains(&name) && line.contains("do not answer");
+            (log.lines().any(is_told), log)
+        });
+    }
+    // Whoever hangs gets an error.
+    drop(share);
+    host.finish();
 }
 
 // DIR-01

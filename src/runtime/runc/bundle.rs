@@ -9,7 +9,7 @@
 //! of it a mount shows, a `subPath`, is found once, below that mount; images do not change.
 //!
 //! Every container has a writable upper directory, also one with a read-only root: mount points that the image lacks are
-//! made in it. Blocking: all of this runs on the disk lane.
+//! made in it. Blocking: all of this runs on the disk lane, but for [`resolve`].
 
 use std::{
     fs,
@@ -70,6 +70,13 @@ pub(super) struct Prepared {
     pub(super) host_devices: Vec<oci::Device>,
     /// The container's mounts with links resolved on the host, images among them by where they are mounted.
     pub(super) mounts: Vec<Mount>,
+}
+
+/// What a container mounts.
+#[derive(Debug)]
+pub(super) struct Resolved {
+    /// With links resolved on the host; images as they were.
+    pub(super) mounts: Vec<Mount>,
     /// What of the host these lead to.
     pub(super) sources: Vec<Source>,
 }
@@ -88,6 +95,7 @@ pub(super) struct VolumeImage {
 pub(super) struct Wanted {
     pub(super) dirs: Dirs,
     pub(super) layers: Vec<PathBuf>,
+    /// As [`resolve`] gave them.
     pub(super) mounts: Vec<Mount>,
     /// Each image of `mounts` once.
     pub(super) volume_images: Vec<VolumeImage>,
@@ -97,8 +105,6 @@ pub(super) struct Wanted {
     pub(super) devices: Vec<cri::Device>,
     /// It gets all nodes of the machine.
     pub(super) all_devices: bool,
-    /// The agent's directories, without links.
-    pub(super) own: Vec<PathBuf>,
 }
 
 /// Why a container has not what it needs.
@@ -147,6 +153,28 @@ pub(super) enum VolumeError {
 fn at(path: &Path) -> impl FnOnce(io::Error) -> BundleError {
     let path = path.display().to_string();
     move |e| BundleError::Machine(path, e)
+}
+
+/// Resolves what the container mounts of the host. `own`: the agent's directories, without links. A missing source is an
+/// error, a link is resolved on the host (RTM-12).
+///
+/// Blocking, perhaps for ever: the server of a path may be gone. Nothing is changed meanwhile.
+pub(super) fn resolve(mut mounts: Vec<Mount>, own: &[PathBuf]) -> Result<Resolved, BundleError> {
+    let mut sources = Vec::new();
+    for mount in mounts.iter_mut().filter(|mount| mount.image.is_none()) {
+        let (host, at) = (&mount.host_path, &mount.container_path);
+        let source = Source::resolve(host, at, own).and_then(|source| {
+            let path = &source.path;
+            super::mounts::check_propagation(path, mount.propagation).map(|()| source)
+        });
+        let source = source.map_err(|source| {
+            let (host, at) = (host.clone(), at.clone());
+            BundleError::Source { host, at, source }
+        })?;
+        mount.host_path = source.path.display().to_string();
+        sources.push(source);
+    }
+    Ok(Resolved { mounts, sources })
 }
 
 /// Mounts the root file system and reads what the specification needs.
@@ -199,17 +227,7 @@ pub(super) fn prepare(wanted: &Wanted) -> Result<Prepared, BundleError> {
             });
             continue;
         }
-        // A missing source is an error, a link is resolved on the host (RTM-12).
-        let (host, at) = (&mount.host_path, &mount.container_path);
-        let source = Source::resolve(host, at, &wanted.own).map_err(|source| {
-            let (host, at) = (host.clone(), at.clone());
-            BundleError::Source { host, at, source }
-        })?;
-        prepared.mounts.push(Mount {
-            host_path: source.path.display().to_string(),
-            ..mount.clone()
-        });
-        prepared.sources.push(source);
+        prepared.mounts.push(mount.clone());
     }
     for device in &wanted.devices {
         let node = device_node(device);
@@ -405,4 +423,102 @@ fn directory_in_root(rootfs: &Path, root: impl AsFd, path: &str) -> io::Result<S
         )));
     }
     Ok(real.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_mounted_of_the_host() {
+        // RTM-12
+        let top = std::env::temp_dir().join(format!("picolet-resolve-{}", std::process::id()));
+        fs::create_dir_all(top.join("own/dir")).expect("directory");
+        fs::create_dir_all(top.join("outside")).expect("directory");
+        std::os::unix::fs::symlink("outside", top.join("link")).expect("link");
+        let top = fs::canonicalize(top).expect("directory");
+        let mount = |name: &str| Mount {
+            host_path: top.join(name).display().to_string(),
+            container_path: format!("/{name}"),
+            ..Mount::default()
+        };
+        let image = Mount {
+            image: Some(cri::ImageSpec::default()),
+            ..Mount::default()
+        };
+        let all = vec![mount("link"), image.clone(), mount("own/dir")];
+        let own = [top.join("own")];
+        let resolved = resolve(all, &own).expect("they are there");
+        let paths = resolved
+            .mounts
+            .iter()
+            .map(|m| (&*m.container_path, &*m.host_path));
+        let (outside, inside) = (mount("outside").host_path, mount("own/dir").host_path);
+        assert_eq!(
+            paths.collect::<Vec<_>>(),
+            [("/link", &*outside), ("", ""), ("/own/dir", &*inside)]
+        );
+        let held = resolved
+            .sources
+            .iter()
+            .map(|s| (&*s.container_path, s.is_held()));
+        assert_eq!(
+            held.collect::<Vec<_>>(),
+            [("/link", true), ("/own/dir", false)]
+        );
+        let missing = resolve(vec![image, mount("none")], &own).expect_err("missing");
+        assert!(
+            matches!(&missing, BundleError::Source { at, .. } if at == "/none"),
+            "{missing}"
+        );
+        fs::remove_dir_all(top).expect("clean");
+    }
+
+    #[test]
+    fn what_shall_propagate_lies_on_a_mount_that_does() {
+        // VOL-23
+        if !nix::unistd::geteuid().is_root() {
+            skipped!("mounts: it needs root");
+            return;
+        }
+        // On a thread with a mount namespace of its own.
+        let test = || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("namespace");
+            let private = nix::mount::MsFlags::MS_PRIVATE | nix::mount::MsFlags::MS_REC;
+            let none = None::<&str>;
+            nix::mount::mount(none, "/", none, private, none).expect("private");
+            let top = std::env::temp_dir().join(format!("picolet-shared-{}", std::process::id()));
+            fs::create_dir_all(&top).expect("directory");
+            mount::bind(&top, &top, false).expect("bind");
+            let answer = |propagation| {
+                let mount = Mount {
+                    host_path: top.display().to_string(),
+                    propagation,
+                    ..Mount::default()
+                };
+                let resolved = resolve(vec![mount], &[]);
+                resolved.map(drop).map_err(|e| super::super::chain(&e))
+            };
+            let refused = |what: &str| {
+                let why =
+                    format!("path {top:?} is mounted on {top:?} but it is not a {what} mount");
+                Err(format!(
+                    "source {:?} of mount \"\": {why}",
+                    top.display().to_string()
+                ))
+            };
+            assert_eq!(answer(Propagation::Private), Ok(()));
+            assert_eq!(answer(Propagation::Bidirectional), refused("shared"));
+            assert_eq!(
+                answer(Propagation::HostToContainer),
+                refused("shared or slave")
+            );
+            mount::make_shared(&top).expect("shared");
+            assert_eq!(answer(Propagation::Bidirectional), Ok(()));
+            assert_eq!(answer(Propagation::HostToContainer), Ok(()));
+            mount::unmount(&top).expect("unmount");
+            fs::remove_dir(&top).expect("remove");
+        };
+        std::thread::spawn(test).join().expect("test thread");
+    }
 }

@@ -13,7 +13,9 @@ use nix::sys::signal::Signal;
 use smol::future;
 
 use super::{
-    Runc, bundle, chain, failed, failed_error, files,
+    Runc,
+    bundle::{self, Resolved},
+    chain, failed, failed_error, files,
     gate::Turn,
     images::{Hold, ResolvedImage},
     masks, not_found,
@@ -45,6 +47,9 @@ const KILL_WAIT: Duration = Duration::from_secs(30);
 /// Whoever has no more than the least grace is signalled without an OCI runtime: among them pods that have to go for the
 /// node's sake, which has no memory for one then. Seen on 256 MiB: `runc kill` took a minute, and the pod took all memory.
 const DIRECT_GRACE: Duration = Duration::from_secs(2);
+/// So long a container that is created counts among those that run at a time; on a slow board it takes seconds. One that
+/// takes longer waits for something: mostly the server of a share that it mounts.
+const CREATE_WIDTH_TIME: Duration = Duration::from_secs(20);
 /// Longest time that an OCI runtime has to pass a signal on, the wait for its turn included.
 const SIGNAL_WAIT: Duration = Duration::from_secs(10);
 /// Shims go last: without them the ends of their containers are lost.
@@ -54,6 +59,11 @@ const START_ERROR_CODE: i32 = 128;
 const START_ERROR: &str = "StartError";
 const LOST_CODE: i32 = 137;
 const LOST: &str = "ContainerStatusUnknown";
+
+/// Whose job it is to look at what a container mounts: that of all its instances.
+fn owner(record: &ContainerRecord) -> String {
+    format!("{}/{}", record.uid, record.config.name)
+}
 
 /// Images that a container mounts as volumes.
 #[derive(Default)]
@@ -251,10 +261,26 @@ impl Runc {
             .default_for(&config.security)
             .await
             .map_err(failed_error)?;
+        let own: Vec<_> = [&self.settings.root_dir, &self.settings.run_dir]
+            .into_iter()
+            .filter_map(|dir| fs::canonicalize(dir).ok())
+            .collect();
+        let mounts = config.mounts.clone();
+        let resolved = match mounts.iter().any(|mount| mount.image.is_none()) {
+            true => {
+                let resolve = move || bundle::resolve(mounts, &own);
+                let resolved = self.disk.run_apart(&owner(record), resolve).await;
+                resolved.map_err(failed_error)?.map_err(failed_error)?
+            }
+            false => Resolved {
+                mounts,
+                sources: Vec::new(),
+            },
+        };
         let wanted = bundle::Wanted {
             dirs: dirs.clone(),
             layers: image.layers.clone(),
-            mounts: config.mounts.clone(),
+            mounts: resolved.mounts,
             volume_images,
             writable: if config.security.readonly_rootfs {
                 image.process.volumes.0.clone()
@@ -269,10 +295,6 @@ impl Runc {
                 | SecurityProfile::Unconfined
                 | SecurityProfile::Unset => None,
             },
-            own: [&self.settings.root_dir, &self.settings.run_dir]
-                .into_iter()
-                .filter_map(|dir| fs::canonicalize(dir).ok())
-                .collect(),
         };
         let prepared = self
             .disk
@@ -320,7 +342,7 @@ impl Runc {
         record.made = true;
         record::save(&dirs.run, record).map_err(failed("write the container record"))?;
         crash::point("container.made");
-        Ok(prepared.sources)
+        Ok(resolved.sources)
     }
 
     fn namespace_of_target(&self, config: &ContainerConfig) -> Result<String, RuntimeError> {
@@ -434,14 +456,15 @@ impl Runc {
             shim_cgroups: self.cgroups.process_dirs(&self.settings.shim_cgroup),
             oom_score_adj: Some(SHIM_OOM_SCORE_ADJ),
         };
-        let launched = {
-            // The shim is small; the `create` below it is not.
-            let _pass = self.gate.pass(Turn::Create).await;
-            shim::launch(&launch).await.map_err(|e| match e {
-                LaunchError::Runtime { message, .. } => RuntimeError::Failed(message),
-                other => failed_error(other),
-            })?
-        };
+        // The shim is small; the `create` below it is not.
+        let launched = shim::launch(&launch);
+        let launched = self
+            .gate
+            .pass_for(Turn::Create, CREATE_WIDTH_TIME, launched);
+        let launched = launched.await.map_err(|e| match e {
+            LaunchError::Runtime { message, .. } => RuntimeError::Failed(message),
+            other => failed_error(other),
+        })?;
         crash::point("container.launched");
         {
             let mut table = self.table.borrow_mut();
@@ -455,13 +478,15 @@ impl Runc {
         }
         let (bundle, pid) = (self.dirs(id).run, launched.pid);
         let is_process = program.name == process::PROGRAM;
-        let looked = move || {
-            if !is_process {
-                masks::check(&bundle, pid).map_err(failed_error)?;
-            }
-            sources::check(&sources, pid).map_err(failed_error)
-        };
-        self.disk.run(looked).await?;
+        if !is_process {
+            let looked = self.disk.run(move || masks::check(&bundle, pid));
+            looked.await.map_err(failed_error)?;
+        }
+        if sources.iter().any(Source::is_held) {
+            let looked = move || sources::check(&sources, pid);
+            let looked = self.disk.run_apart(&owner(record), looked).await;
+            looked.map_err(failed_error)?.map_err(failed_error)?;
+        }
         program
             .call(&self.runtime_root(), "start", &[id], &self.gate)
             .await

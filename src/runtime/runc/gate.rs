@@ -14,6 +14,7 @@ use core::{
 use std::path::{Path, PathBuf};
 
 use async_io::Timer;
+use smol::future;
 
 use crate::sys::{child::Command, clock, lock};
 
@@ -165,6 +166,23 @@ impl Gate {
         Pass { gate: self }
     }
 
+    /// Does `work` with a place. What takes longer than `limit` goes on without it: it only waits, perhaps for a server that
+    /// is gone, and others need the place.
+    pub async fn pass_for<T>(
+        &self,
+        turn: Turn,
+        limit: Duration,
+        work: impl Future<Output = T>,
+    ) -> T {
+        let pass = self.pass(turn).await;
+        let late = async {
+            Timer::after(limit).await;
+            drop(pass);
+            future::pending().await
+        };
+        future::or(work, late).await
+    }
+
     fn call_next(&self) {
         if self.free.get() == 0 {
             return;
@@ -234,6 +252,38 @@ mod tests {
             drop((create, connect));
             assert_eq!(gate.free.get(), 2);
             assert!(gate.waiting.borrow().is_empty());
+        });
+    }
+
+    #[test]
+    fn who_only_waits_gives_the_place_back() {
+        use core::pin::pin;
+        use smol::future::poll_once;
+        smol::block_on(async {
+            let gate = Gate::new(1, Path::new("/nowhere"));
+            let limit = Duration::from_millis(10);
+            let (server, hangs) = smol::channel::bounded::<u32>(1);
+            let mut slow = pin!(gate.pass_for(Turn::Create, limit, hangs.recv()));
+            assert!(poll_once(&mut slow).await.is_none());
+            assert_eq!(gate.free.get(), 0);
+            // The other waits for the place only.
+            let mut other = pin!(gate.pass_for(Turn::Create, limit, async { 1 }));
+            assert!(poll_once(&mut other).await.is_none());
+            let other = async {
+                let done = other.await;
+                server.send(2).await.expect("it is waited for");
+                done
+            };
+            let late = async {
+                Timer::after(Duration::from_secs(10)).await;
+                panic!("the place is kept");
+            };
+            let (slow, other) = future::or(future::zip(slow, other), late).await;
+            assert_eq!((slow, other), (Ok(2), 1));
+            assert_eq!(gate.free.get(), 1);
+            // Once is given back once.
+            assert_eq!(gate.pass_for(Turn::Last, limit, async { 3 }).await, 3);
+            assert_eq!(gate.free.get(), 1);
         });
     }
 

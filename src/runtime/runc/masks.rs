@@ -99,6 +99,7 @@ mod tests {
             target: target.into(),
             read_only,
             shared: false,
+            slave: false,
             kind: kind.into(),
             source: kind.into(),
             options: String::new(),

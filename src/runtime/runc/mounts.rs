@@ -1,8 +1,37 @@
-//! How the directories of the agent propagate mounts.
+//! How the directories of the agent, and what containers mount of the host, propagate mounts.
 
 use std::{fs, io, path::Path};
 
-use crate::sys::mount;
+use crate::{api::cri::Propagation, sys::mount};
+
+/// Whether mounts can go between a container and the host at `path`, which is without links, as `wanted`.
+///
+/// - Errors: the mount that it lies on lets none through. Nothing would tell the container, which waits for them.
+/// - Source: containerd `internal/cri/opts`, `ensureShared` and `ensureSharedOrSlave`.
+pub(super) fn check_propagation(path: &Path, wanted: Propagation) -> io::Result<()> {
+    if wanted == Propagation::Private {
+        return Ok(());
+    }
+    let Some(on) = mount::holding(path)? else {
+        return Ok(());
+    };
+    let Some(missing) = missing(&on, wanted) else {
+        return Ok(());
+    };
+    Err(io::Error::other(format!(
+        "path {path:?} is mounted on {:?} but it is not a {missing} mount",
+        on.target
+    )))
+}
+
+/// What the mount `on` would have to be.
+fn missing(on: &mount::Mount, wanted: Propagation) -> Option<&'static str> {
+    match wanted {
+        Propagation::Bidirectional if !on.shared => Some("shared"),
+        Propagation::HostToContainer if !on.shared && !on.slave => Some("shared or slave"),
+        _ => None,
+    }
+}
 
 /// Makes `dir` (or the mount it lies on) propagate: what is pinned or mounted below is seen, and released, in every mount
 /// namespace that got a copy, and a pod may propagate its own mounts out.
@@ -10,18 +39,48 @@ use crate::sys::mount;
 /// A directory on a private mount is bound onto itself first. Idempotent.
 pub(super) fn make_shared(dir: &Path) -> io::Result<()> {
     let dir = fs::canonicalize(dir)?;
-    let (mut on, mut shared) = (Path::new("/").to_owned(), false);
-    mount::each_mount(|m| {
-        // Of equal ones the last is on top.
-        if dir.starts_with(&m.target) && m.target.components().count() >= on.components().count() {
-            (on, shared) = (m.target, m.shared);
-        }
-    })?;
-    if shared {
+    let on = mount::holding(&dir)?;
+    if on.as_ref().is_some_and(|on| on.shared) {
         return Ok(());
     }
-    if on != dir {
+    if on.is_none_or(|on| on.target != dir) {
         mount::bind(&dir, &dir, true)?;
     }
     mount::make_shared(&dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_propagates_lies_on_a_mount_that_does() {
+        // VOL-23
+        use Propagation::{Bidirectional, HostToContainer, Private};
+        for (shared, slave, wanted, want) in [
+            (false, false, Private, None),
+            (false, false, HostToContainer, Some("shared or slave")),
+            (false, false, Bidirectional, Some("shared")),
+            (true, false, Private, None),
+            (true, false, HostToContainer, None),
+            (true, false, Bidirectional, None),
+            (false, true, HostToContainer, None),
+            (false, true, Bidirectional, Some("shared")),
+            (true, true, Bidirectional, None),
+        ] {
+            let on = mount::Mount {
+                device: "8:1".into(),
+                root: "/".into(),
+                target: "/mnt/disk".into(),
+                read_only: false,
+                shared,
+                slave,
+                kind: "ext4".into(),
+                source: "/dev/sda1".into(),
+                options: String::new(),
+            };
+            let got = missing(&on, wanted);
+            assert_eq!(got, want, "{shared} {slave} {wanted:?}");
+        }
+    }
 }

@@ -42,6 +42,11 @@ impl Source {
             opened,
         })
     }
+
+    /// Whether it is to be compared with what was mounted.
+    pub(super) const fn is_held(&self) -> bool {
+        self.opened.is_some()
+    }
 }
 
 /// Opens a path that has no links any more.
@@ -74,13 +79,11 @@ pub(super) enum SourceError {
     Changed { host: PathBuf, at: PathBuf },
 }
 
-/// Compares what is mounted in the container whose init is `pid` with what was resolved. Blocking.
+/// Compares what is mounted in the container whose init is `pid` with what was resolved. Blocking, perhaps for ever: the
+/// server of a path may be gone.
 ///
 /// - Errors: the container must not be started.
 pub(super) fn check(sources: &[Source], pid: i32) -> Result<(), SourceError> {
-    if sources.iter().all(|source| source.opened.is_none()) {
-        return Ok(());
-    }
     let root = walk::dir(Path::new(&format!("/proc/{pid}/root"))).map_err(SourceError::Unseen)?;
     for source in sources {
         let Some(opened) = &source.opened else {
