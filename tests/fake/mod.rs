@@ -171,6 +171,8 @@ struct Instance {
     /// Ends of what is attached to it.
     attached: Vec<OwnedFd>,
     ended: Option<Mono>,
+    /// A status of its pod has said that it ended.
+    is_told: bool,
 }
 
 #[derive(Default)]
@@ -473,6 +475,15 @@ impl Fake {
     #[must_use]
     pub fn ended_at(&self, id: &ContainerId) -> Option<Mono> {
         self.state.borrow().containers.get(id)?.ended
+    }
+
+    /// Whether a status of its pod has said that it ended.
+    pub fn has_told_end(&self, id: &ContainerId) -> bool {
+        let state = self.state.borrow();
+        state
+            .containers
+            .get(id)
+            .is_some_and(|instance| instance.is_told)
     }
 
     /// Has this program fail as a command inside of containers, or end well.
@@ -1055,6 +1066,13 @@ impl RuntimeService for Fake {
             None,
             move |state| {
                 let known = state.pods().into_iter().find(|pod| pod.uid == uid);
+                for container in known.iter().flat_map(|pod| &pod.containers) {
+                    if container.state == ContainerState::Exited
+                        && let Some(instance) = state.containers.get_mut(&container.id)
+                    {
+                        instance.is_told = true;
+                    }
+                }
                 Ok(known.unwrap_or_else(|| PodRuntimeStatus {
                     uid,
                     ..PodRuntimeStatus::default()
@@ -1211,6 +1229,7 @@ impl RuntimeService for Fake {
                 config: config.clone(),
                 attached: Vec::new(),
                 ended: None,
+                is_told: false,
             };
             state.containers.insert(id.clone(), instance);
             Ok(id)

@@ -476,12 +476,13 @@ impl Judge {
                 let mut again = before.iter().filter(|_| is_regular);
                 let again = again.find(|old| match pod.spec.restart_policy {
                     RestartPolicy::Always => false,
-                    // One that ends while it is stopped, for its sandbox is gone, runs on in the next.
+                    // One that ends while it is stopped, for its sandbox is gone, runs on in the next; so does one that ended
+                    // when the answer was on its way by which this was decided.
                     RestartPolicy::OnFailure => {
                         old.state == ContainerState::Exited
                             && old.exit_code == 0
                             && !(old.sandbox != container.sandbox
-                                && self.was_stopped(fake, &old.id))
+                                && (self.was_stopped(fake, &old.id) || !fake.has_told_end(&old.id)))
                     }
                     RestartPolicy::Never => old.started_at.is_some(),
                 });
