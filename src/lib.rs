@@ -30,6 +30,9 @@ extern crate alloc;
 #[macro_use]
 #[path = "../tests/common/skipped.rs"]
 mod skipped;
+#[cfg(test)]
+#[path = "../tests/common/dead_share.rs"]
+mod dead_share;
 
 pub mod agent;
 pub mod bus;

@@ -5,6 +5,7 @@ use alloc::{rc::Rc, sync::Arc};
 use super::{
     asker::Asker,
     claims::Claims,
+    cluster,
     complaints::Complaints,
     core::{Agent, Chores, Found},
     driver::PodDriver,
@@ -101,6 +102,9 @@ impl Housekeeper {
         // What is known of the runtime is not to show it any longer.
         self.asker.ask(|agent| agent.request_relist()).await;
         crash::point("pod.content-removed");
+        if !cluster::unmount_nfs(&self.volumes, &self.disk, &self.complaints, uid).await {
+            return;
+        }
         let (volumes, store, gone) = (self.volumes.clone(), self.store.clone(), uid.clone());
         let removed = self.disk.run(move || {
             // Also volumes whose pod was lost over a restart: nobody else takes them down.

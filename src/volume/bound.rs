@@ -5,12 +5,14 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use super::{Cause, MountedVolume, Step, Volumes, fs_group, mkdir_all, plugin};
+use super::{Cause, MountedVolume, SUBPATHS, Step, VOLUMES, Volumes, fs_group, mkdir_all, plugin};
 use crate::api::{PodError, PodUid};
-use crate::sys::mount;
+use crate::sys::mount::{self, Mount};
 
 /// Mode of a mount point.
 const MODE: u32 = 0o750;
+/// File systems that wait for a server.
+const SHARES: [&str; 2] = ["nfs", "nfs4"];
 
 impl Volumes {
     /// Shows the directory `path` of this node in the pod's directory.
@@ -86,15 +88,33 @@ impl Volumes {
         mkdir_all(&self.nfs_dir(uid, name), MODE)
     }
 
-    /// Shares that are mounted for a pod.
+    /// Shares that are mounted for a pod, and what shows a part of one, as a `subPath` does: the last mounted first.
     #[must_use]
     pub fn nfs_dirs(&self, uid: &PodUid) -> Vec<PathBuf> {
-        let base = self.volume_dir(uid, plugin::NFS, "");
-        if !base.exists() {
-            return Vec::new();
+        let pod = self.pod_dir(uid);
+        let shares = self.volume_dir(uid, plugin::NFS, "");
+        let mut found = Vec::new();
+        if shares.exists() || pod.join(SUBPATHS).exists() {
+            let read = mount::each_mount(|m| {
+                if is_of_share(&m, &pod) {
+                    found.push(m.target);
+                }
+            });
+            if let Err(e) = read {
+                log::debug!("uid={uid} mount table: {e}");
+            }
         }
-        mount::mounts_below(&base).unwrap_or_default()
+        found.reverse();
+        found
     }
+}
+
+/// Whether `mount` is a share of the pod in directory `pod`, or shows a part of one.
+fn is_of_share(mount: &Mount, pod: &Path) -> bool {
+    let Ok(below) = mount.target.strip_prefix(pod) else {
+        return false;
+    };
+    below.starts_with(Path::new(VOLUMES).join(plugin::NFS)) || SHARES.contains(&&*mount.kind)
 }
 
 #[cfg(test)]
@@ -174,6 +194,56 @@ mod tests {
             let error = error.expect_err("refused").to_string();
             assert!(error.contains(want), "{error}");
         }
+    }
+
+    #[test]
+    fn mounts_of_shares() {
+        // VOL-17
+        let of = |target: &str, kind: &str| {
+            let mount = Mount {
+                device: "0:50".into(),
+                root: "/".into(),
+                target: target.into(),
+                read_only: false,
+                shared: true,
+                slave: false,
+                kind: kind.into(),
+                source: "nas:/x".into(),
+                options: String::new(),
+            };
+            is_of_share(&mount, Path::new("/pods/u"))
+        };
+        for (target, kind, want) in [
+            ("/pods/u/volumes/kubernetes.io~nfs/pv-1", "nfs4", true),
+            ("/pods/u/volumes/kubernetes.io~nfs/pv-1", "fuse", true),
+            ("/pods/u/volume-subpaths/v/main/0", "nfs4", true),
+            ("/pods/u/volume-subpaths/v/main/0", "nfs", true),
+            ("/pods/u/volume-subpaths/v/main/0", "ext4", false),
+            ("/pods/u/volumes/kubernetes.io~secret/s", "tmpfs", false),
+            ("/pods/u2/volumes/kubernetes.io~nfs/pv-1", "nfs4", false),
+            ("/mnt", "nfs4", false),
+        ] {
+            assert_eq!(of(target, kind), want, "{target} {kind}");
+        }
+    }
+
+    #[test]
+    fn what_shows_a_share_goes_first() {
+        // VOL-17
+        if !can_mount("what_shows_a_share_goes_first") {
+            return;
+        }
+        let scratch = Scratch::new();
+        let volumes = scratch.volumes();
+        let shares = ["pv-1", "pv-2"].map(|name| {
+            volumes.make_nfs_dir(&uid(), name).expect("made");
+            let share = volumes.nfs_dir(&uid(), name);
+            super::super::mounts::mount_tmpfs(&share, Some(4096)).expect("mounted");
+            share
+        });
+        let [first, second] = shares;
+        assert_eq!(volumes.nfs_dirs(&uid()), [second, first]);
+        assert_eq!(volumes.nfs_dirs(&"another".into()), Vec::<PathBuf>::new());
     }
 
     #[test]

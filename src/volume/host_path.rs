@@ -66,6 +66,10 @@ pub(super) fn set_up(path: &str, kind: &HostPathType) -> Result<PathBuf, Cause> 
             path.display()
         )));
     }
+    // Not looked at: what is there may be on a share whose server is gone.
+    if *kind == HostPathType::Unset {
+        return Ok(path.into());
+    }
     let found = match fs::metadata(path) {
         Ok(found) => Some(found),
         Err(e)
@@ -76,7 +80,6 @@ pub(super) fn set_up(path: &str, kind: &HostPathType) -> Result<PathBuf, Cause> 
         {
             None
         }
-        Err(_) if *kind == HostPathType::Unset => None,
         Err(e) => return Err(e).step("hostPath type check failed"),
     };
     let is = |test: fn(&fs::FileType) -> bool| found.as_ref().is_some_and(|m| test(&m.file_type()));
@@ -118,9 +121,31 @@ fn make_file(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixListener;
+    use core::time::Duration;
+    use std::{os::unix::net::UnixListener, sync::mpsc, thread};
 
     use super::{super::testing::Scratch, *};
+    use crate::dead_share::DeadShare;
+
+    #[test]
+    fn without_a_type_nothing_is_looked_at() {
+        // VOL-15
+        let scratch = Scratch::new();
+        let dir = scratch.path().join("share");
+        let Some(share) = DeadShare::mount(&dir) else {
+            return;
+        };
+        let path = dir.join("x").display().to_string();
+        let (tell, told) = mpsc::channel();
+        let thread = thread::spawn(move || {
+            let answer = set_up(&path, &HostPathType::Unset);
+            let _ = tell.send(answer.is_ok());
+        });
+        let answer = told.recv_timeout(Duration::from_secs(10));
+        drop(share);
+        thread.join().unwrap();
+        assert_eq!(answer, Ok(true), "its server is gone");
+    }
 
     #[test]
     fn types() {

@@ -10,7 +10,9 @@
 //! containers/<container>/<instance>                   termination log of one instance
 //! ```
 //!
-//! All functions block and belong on the disk lane. They decide nothing: what a volume holds is passed in. Invariants:
+//! All functions block and belong on the disk lane, but for what looks at files of the host that may never answer
+//! ([`PodVolumes::split_off_checks`], [`Volumes::owns`]): that belongs apart. They decide nothing: what a volume holds is
+//! passed in. Invariants:
 //!
 //! - nothing below a volume's root is ever reached through a path that a container can redirect: descriptors are
 //!   opened with `openat2(2)` beneath a directory of ours (Linux 5.6);

@@ -113,6 +113,21 @@ pub enum RequestError {
 }
 
 impl PodVolumes {
+    /// Takes out the paths of the host that are to be looked at: they may lie on a share whose server is gone, and then they
+    /// never answer. Setting up the others touches only what is this node's own.
+    #[must_use]
+    pub fn split_off_checks(&mut self) -> Self {
+        let is_checked = |volume: &mut PodVolume| match &volume.source {
+            Source::HostPath { kind, .. } => *kind != HostPathType::Unset,
+            _ => false,
+        };
+        Self {
+            uid: self.uid.clone(),
+            volumes: self.volumes.extract_if(.., is_checked).collect(),
+            ..*self
+        }
+    }
+
     /// Reads the volumes that some container of `pod` mounts; the others are left out, and so are images, which the runtime
     /// mounts into each container.
     ///
@@ -292,6 +307,27 @@ mod tests {
                 ),
             ]
         );
+    }
+
+    #[test]
+    fn paths_that_are_checked_stand_apart() {
+        // VOL-15
+        let pod = pod(
+            r#"{"volumes":[{"name":"a","hostPath":{"path":"/x"}},{"name":"b","hostPath":{"path":"/x","type":"Directory"}},
+            {"name":"c","emptyDir":{}},{"name":"d","hostPath":{"path":"/y","type":"FileOrCreate"}}],
+            "containers":[{"volumeMounts":[{"name":"a","mountPath":"/a"},{"name":"b","mountPath":"/b"},
+            {"name":"c","mountPath":"/c"},{"name":"d","mountPath":"/d"}]}]}"#,
+        );
+        let mut rest = PodVolumes::of(&pod, None, BTreeMap::new(), BTreeMap::new()).unwrap();
+        let checks = rest.split_off_checks();
+        let names = |of: &PodVolumes| -> Vec<String> {
+            of.volumes.iter().map(|v| v.name.clone()).collect()
+        };
+        assert_eq!(
+            (names(&rest), names(&checks)),
+            (vec!["a".into(), "c".into()], vec!["b".into(), "d".into()])
+        );
+        assert_eq!(checks.uid, rest.uid);
     }
 
     #[test]

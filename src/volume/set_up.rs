@@ -33,6 +33,24 @@ pub struct SetUp {
 }
 
 impl SetUp {
+    /// None of these volumes could be set up, for the same reason.
+    pub fn refused(volumes: &[String], why: &str) -> Self {
+        let failed = volumes.iter().map(|volume| VolumeError::SetUp {
+            volume: volume.clone(),
+            cause: Cause::Refused(why.into()),
+        });
+        Self {
+            failed: failed.collect(),
+            ..Self::default()
+        }
+    }
+
+    /// Adds what other volumes of the pod came to.
+    pub fn join(&mut self, others: Self) {
+        self.mounted.extend(others.mounted);
+        self.failed.extend(others.failed);
+    }
+
     /// The mounted volumes, or the first failure that keeps the pod's containers from starting.
     pub fn into_result(self) -> Result<BTreeMap<String, MountedVolume>, VolumeError> {
         let Self { mounted, failed } = self;

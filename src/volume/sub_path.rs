@@ -22,7 +22,7 @@ use nix::{
 use super::{
     Cause, MountedVolume, SUBPATHS, VolumeError, Volumes,
     beneath::{self, fd_path, metadata, open_beneath, open_child},
-    is_component, mkdir_all, mounts,
+    is_component, mkdir_all, mounts, plugin,
 };
 use crate::{api::PodUid, sys::mount::bind_opened};
 
@@ -42,7 +42,8 @@ pub struct SubPath<'a> {
 impl Volumes {
     /// Pins a subPath of `volume` and returns the path to give to the runtime. A missing directory is made.
     ///
-    /// - Shape: what is pinned already and still right is used again.
+    /// - Shape: what is pinned already and still right is used again. If the volume is not the pod's own ([`Self::owns`]) this
+    ///   may never return: the server of a share may be gone.
     /// - Errors: [`VolumeError::SubPath`]; its text may be shown to the pod's owner.
     /// - Source: kubelet `pkg/volume/util/subpath/subpath_linux.go`.
     pub fn sub_path(
@@ -51,7 +52,7 @@ impl Volumes {
         volume: &MountedVolume,
         sub: &SubPath<'_>,
     ) -> Result<PathBuf, VolumeError> {
-        self.pin(uid, &volume.host_path, sub)
+        self.pin(uid, volume, sub)
             .map_err(|cause| VolumeError::SubPath {
                 volume: sub.volume.into(),
                 container: sub.container.into(),
@@ -59,14 +60,28 @@ impl Volumes {
             })
     }
 
-    fn pin(&self, uid: &PodUid, root: &Path, sub: &SubPath<'_>) -> Result<PathBuf, Cause> {
+    /// Whether the data of `volume` was made for the pod, in the pod's directory. What was not may be a path of the host or a
+    /// share, which does not always answer.
+    #[must_use]
+    pub fn owns(&self, uid: &PodUid, volume: &MountedVolume) -> bool {
+        let below = volume.host_path.strip_prefix(self.volume_dir(uid, "", ""));
+        let plugin = below.ok().and_then(|below| below.iter().next());
+        plugin.is_some_and(plugin::owns_data)
+    }
+
+    fn pin(
+        &self,
+        uid: &PodUid,
+        volume: &MountedVolume,
+        sub: &SubPath<'_>,
+    ) -> Result<PathBuf, Cause> {
         for name in [uid.as_str(), sub.volume, sub.container] {
             if !is_component(name) {
                 return Err(Cause::Refused(format!("{name:?} is not a plain file name")));
             }
         }
         let path = check(sub.path)?;
-        let root = beneath::dir(root).map_err(explain)?;
+        let root = beneath::dir(&volume.host_path).map_err(explain)?;
         let target = open_or_make(&root, &path).map_err(explain)?;
         let point = self
             .pod_dir(uid)
@@ -268,6 +283,35 @@ mod tests {
             0o2771,
             "setgid comes down from the root"
         );
+    }
+
+    #[test]
+    fn links_in_a_volume_of_the_pod_mean_nothing_on_the_host() {
+        // VOL-24
+        let scratch = Scratch::new();
+        let volumes = scratch.volumes();
+        let host_path = volumes.volume_dir(&uid(), plugin::EMPTY_DIR, "v");
+        fs::create_dir_all(host_path.join("dir")).unwrap();
+        symlink(host_path.join("dir"), host_path.join("link")).unwrap();
+        let mut volume = MountedVolume {
+            host_path,
+            read_only: false,
+            size_limit: None,
+        };
+        assert!(volumes.owns(&uid(), &volume));
+        let error = volumes.sub_path(&uid(), &volume, &sub("link")).unwrap_err();
+        let text = error.to_string();
+        assert!(text.ends_with("subPath leads out of the volume"), "{text}");
+        for path in [
+            volumes.nfs_dir(&uid(), "v"),
+            volumes.volume_dir(&uid(), plugin::LOCAL, "v"),
+            volumes.volume_dir(&"another".into(), plugin::EMPTY_DIR, "v"),
+            volumes.pod_dir(&uid()),
+            "/mnt".into(),
+        ] {
+            volume.host_path = path;
+            assert!(!volumes.owns(&uid(), &volume), "{volume:?}");
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::path::Path;
 use nix::sys::statfs::statfs;
 use serde_json::json;
 
+use crate::dead_share::DeadShare;
 use crate::host::{self, Host, IDLE, full, sh, status_of, with};
 
 // SEC-01 SEC-08 RTM-08 RTM-10 RTM-12 CFG-13 CFG-32 CFG-39 CFG-50
@@ -302,6 +303,47 @@ fn security_and_namespaces() {
     assert_eq!(waits["status"]["phase"], "Pending");
     fs::write(host.path("shared/absent"), "").expect("file");
     host.wait_ready("absent-path");
+    host.finish();
+}
+
+// VOL-15 VOL-24
+#[test]
+fn a_server_that_is_gone_holds_up_its_own_pods_only() {
+    if !host::able() {
+        return;
+    }
+    let host = Host::start(&[]);
+    let dir = host.path("shared/gone");
+    let Some(share) = DeadShare::mount(&dir) else {
+        host.finish();
+        return;
+    };
+    let pod = |name: &str, path: &Path, kind: &str, sub_path: &str| {
+        host.pod(
+            name,
+            json!({
+                "containers": [with(sh("main", IDLE), json!({
+                    "volumeMounts": [{"name": "v", "mountPath": "/v", "subPath": sub_path}]
+                }))],
+                "volumes": [{"name": "v", "hostPath": {"path": path, "type": kind}}]
+            }),
+        );
+    };
+    pod("typed", &dir.join("x"), "Directory", "");
+    pod("plain", &dir.join("x"), "", "");
+    pod("part", &dir, "", "x");
+    host.pod("other", json!({"containers": [sh("main", IDLE)]}));
+    host.wait_ready("other");
+    for name in ["typed", "plain", "part"] {
+        let name = full(name);
+        host.until("it is told", |host| {
+            let log = host.agent_log();
+            let is_told = |line: &str| line.contains(&name) && line.contains("do not answer");
+            (log.lines().any(is_told), log)
+        });
+    }
+    // Whoever hangs gets an error.
+    drop(share);
     host.finish();
 }
 

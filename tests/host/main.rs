@@ -6,6 +6,8 @@
 #[macro_use]
 #[path = "../common/skipped.rs"]
 mod skipped;
+#[path = "../common/dead_share.rs"]
+mod dead_share;
 #[path = "../common/evicted.rs"]
 mod evicted;
 #[path = "../common/lamps.rs"]

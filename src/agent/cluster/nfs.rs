@@ -1,5 +1,5 @@
 //! NFS shares, mounted and unmounted by the system's own programs, which alone know how to reach a server. A server that is
-//! gone blocks whoever touches its share: nothing here is done on a lane.
+//! gone blocks whoever touches its share: nothing here is done on a lane but reading the mount table.
 
 use core::time::Duration;
 use std::{
@@ -124,32 +124,40 @@ async fn run(command: child::Command, timeout: Duration) -> Result<(), PodError>
     Err(PodError::Node(format!("{}: {text}", output.status)))
 }
 
-/// Unmounts the shares of a pod, by force if they do not go. What stays is met by the tear-down that follows.
+/// Unmounts the shares of a pod, by force if they do not go. Returns whether all are gone: the tear-down that follows would
+/// wait on a lane for the server of one that stays. Without umount(8) it is left to that.
 pub(in crate::agent) async fn unmount(
     volumes: &Volumes,
     disk: &Lane,
     complaints: &Complaints,
     uid: &PodUid,
-) {
+) -> bool {
     let (volumes, of) = (volumes.clone(), uid.clone());
     let find = move || (volumes.nfs_dirs(&of), program("umount"));
     let (dirs, Some(helper)) = disk.run(find).await else {
-        return;
+        return true;
     };
+    let mut all = true;
     for dir in dirs {
+        let mut is_gone = false;
         for words in [&[][..], &["-f"], &["-f", "-l"]] {
             let command = child::Command::new(&helper)
                 .args(words)
                 .arg(&dir)
                 .capture(TEXT_BYTES);
             match run(command, UNMOUNT_TIMEOUT).await {
-                Ok(()) => break,
+                Ok(()) => {
+                    is_gone = true;
+                    break;
+                }
                 Err(why) => {
                     complaints.complain(&format!("uid={uid} umount {}: {why}", dir.display()));
                 }
             }
         }
+        all &= is_gone;
     }
+    all
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ use crate::{
         recorder::{Recorder, Severity},
     },
     api::{
-        Container, Pod, PodError,
+        Container, Pod, PodError, PodUid,
         cri::{ContainerConfig, DEFAULT_HANDLER, DnsConfig, Image, ImageSpec, SandboxConfig},
         order::Gather,
         pod::HostAlias,
@@ -46,7 +46,7 @@ use crate::{
     },
     runtime::RuntimeService,
     sys::{lane::Lane, open},
-    volume::{SubPath, Volumes},
+    volume::{Cause, MountedVolume, SubPath, VolumeError, Volumes},
 };
 
 /// Bytes read of the node's `/etc/hosts`.
@@ -365,18 +365,16 @@ impl Generator {
             let Some(volume) = pass.mounted.get(&name).cloned() else {
                 continue;
             };
-            let volumes = self.volumes.clone();
-            let (uid, container_name) = (pass.pod.metadata.uid.clone(), container.name.clone());
-            let result = self.disk.run(move || {
-                let sub = SubPath {
-                    volume: &name,
-                    container: &container_name,
-                    mount_index: index,
-                    path: &path,
-                };
-                volumes.sub_path(&uid, &volume, &sub)
-            });
-            let path = result.await.map_err(|e| PodError::Node(chain(&e)))?;
+            let pin = Pin {
+                uid: pass.pod.metadata.uid.clone(),
+                name,
+                volume,
+                container: container.name.clone(),
+                index,
+                path,
+            };
+            let path = pin.make(&self.volumes, &self.disk).await;
+            let path = path.map_err(|e| PodError::Node(chain(&e)))?;
             pinned.insert(index, path.display().to_string());
         }
         Ok(pinned)
@@ -438,6 +436,46 @@ impl Generator {
             names: hosts::pod_names(pod, &self.context.dns.cluster_domain)?,
             aliases: pod.spec.host_aliases.clone(),
         }))
+    }
+}
+
+/// A `subPath` of a container, to be pinned.
+#[derive(Clone)]
+struct Pin {
+    uid: PodUid,
+    /// The volume's name in the pod.
+    name: String,
+    volume: MountedVolume,
+    container: String,
+    index: usize,
+    path: String,
+}
+
+impl Pin {
+    async fn make(self, volumes: &Volumes, disk: &Lane) -> Result<PathBuf, VolumeError> {
+        let is_own = volumes.owns(&self.uid, &self.volume);
+        let (pin, volumes) = (self.clone(), volumes.clone());
+        let job = move || {
+            let sub = SubPath {
+                volume: &pin.name,
+                container: &pin.container,
+                mount_index: pin.index,
+                path: &pin.path,
+            };
+            volumes.sub_path(&pin.uid, &pin.volume, &sub)
+        };
+        if is_own {
+            return disk.run(job).await;
+        }
+        let owner = format!("{}/{}", self.uid, self.container);
+        let made = disk.run_apart(&owner, job).await;
+        made.unwrap_or_else(|e| {
+            Err(VolumeError::SubPath {
+                volume: self.name,
+                container: self.container,
+                cause: Cause::Refused(chain(&e)),
+            })
+        })
     }
 }
 
@@ -506,4 +544,62 @@ fn put_hosts_file(path: &Path, text: &str) -> io::Result<()> {
     }
     fs::write(path, text)?;
     fs::set_permissions(path, fs::Permissions::from_mode(HOSTS_MODE))
+}
+
+#[cfg(test)]
+mod tests {
+    use core::{pin::pin, time::Duration};
+
+    use smol::{Timer, future::poll_once};
+
+    use super::*;
+    use crate::dead_share::DeadShare;
+
+    #[test]
+    fn a_sub_path_that_does_not_answer() {
+        // VOL-24 VOL-26
+        let top = std::env::temp_dir().join(format!("picolet-pin-{}", std::process::id()));
+        let dir = top.join("share");
+        let Some(share) = DeadShare::mount(&dir) else {
+            return;
+        };
+        let volumes = Volumes::new(&top).expect("root");
+        let disk = Lane::start("disk").expect("a thread");
+        let pin = || {
+            let pin = Pin {
+                uid: "u".into(),
+                name: "v".into(),
+                volume: MountedVolume {
+                    host_path: dir.clone(),
+                    read_only: false,
+                    size_limit: None,
+                },
+                container: "main".into(),
+                index: 0,
+                path: "x".into(),
+            };
+            async {
+                let made = pin.make(&volumes, &disk).await;
+                made.expect_err("no answer").to_string()
+            }
+        };
+        smol::block_on(async {
+            let mut first = pin!(pin());
+            assert!(poll_once(&mut first).await.is_none());
+            let late = async {
+                Timer::after(Duration::from_secs(10)).await;
+                String::from("nothing is said")
+            };
+            assert_eq!(
+                pin().or(late).await,
+                "failed to prepare subPath for volumeMount \"v\" of container \"main\": files of the host do not \
+                 answer: is the server of a network file system gone?"
+            );
+            assert_eq!(disk.run(|| 1).await, 1, "the lane goes on");
+            drop(share);
+            let error = first.await;
+            assert!(error.contains("subPath could not be opened"), "{error}");
+        });
+        fs::remove_dir_all(top).expect("clean");
+    }
 }

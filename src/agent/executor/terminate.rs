@@ -158,8 +158,11 @@ impl Terminator {
             };
             plan.line.tell(stopped).await;
         }
-        if self.of_api.is_some() || pod.as_deref().is_some_and(uses_shares) {
-            cluster::unmount_nfs(&self.volumes, &self.disk, &self.complaints, uid).await;
+        if self.of_api.is_some() || pod.as_deref().is_none_or(may_use_shares) {
+            let gone = cluster::unmount_nfs(&self.volumes, &self.disk, &self.complaints, uid);
+            if !gone.await {
+                return Err(SyncError::new("shares are still being unmounted"));
+            }
         }
         let volumes = self.volumes.clone();
         let gone = uid.clone();
@@ -186,7 +189,8 @@ impl Terminator {
     }
 }
 
-/// Whether the pod mounts shares of the network.
-fn uses_shares(pod: &Pod) -> bool {
-    pod.spec.volumes.iter().any(|volume| volume.nfs.is_some())
+/// Whether the pod mounts shares of the network, or paths of the host that may lie on one.
+fn may_use_shares(pod: &Pod) -> bool {
+    let mut volumes = pod.spec.volumes.iter();
+    volumes.any(|volume| volume.nfs.is_some() || volume.host_path.is_some())
 }

@@ -16,7 +16,7 @@ use crate::{
     error::chain,
     logic::{bound_volume::BoundVolume, cgroup, env, generate::NodeContext, pod_refs, projection},
     sys::{lane::Lane, open},
-    volume::{Medium, MountedVolume, PodVolumes, Source, Volumes},
+    volume::{Medium, MountedVolume, PodVolumes, SetUp, Source, Volumes},
 };
 
 /// Bytes read of a file for a `fileKeyRef`.
@@ -70,13 +70,17 @@ impl Mounter {
             self.recorder.pod(pod, Severity::Warning, reason, message);
         };
         let request = PodVolumes::of(pod, Some(self.tmpfs_limit(pod)), files, outside);
-        let request = request.map_err(|e| {
+        let mut request = request.map_err(|e| {
             let message = e.to_string();
             failed(&message);
             SyncError::new(message)
         })?;
         let volumes = self.volumes.clone();
-        let set_up = self.disk.run(move || volumes.set_up(&request)).await;
+        let checks = request.split_off_checks();
+        let mut set_up = self.disk.run(move || volumes.set_up(&request)).await;
+        if !checks.volumes.is_empty() {
+            set_up.join(check(&self.volumes, &self.disk, checks).await);
+        }
         for failure in &set_up.failed {
             failed(&chain(failure));
         }
@@ -158,6 +162,15 @@ impl Mounter {
         let most = u64::try_from(self.context.allocatable.memory_bytes).unwrap_or(0);
         limit.map_or(most, |bytes| bytes.min(most))
     }
+}
+
+/// Looks at paths of the host, which may not answer.
+async fn check(volumes: &Volumes, disk: &Lane, request: PodVolumes) -> SetUp {
+    let names: Vec<_> = request.volumes.iter().map(|v| v.name.clone()).collect();
+    let (volumes, uid) = (volumes.clone(), request.uid.clone());
+    let checked = disk.run_apart(&uid, move || volumes.set_up(&request));
+    let checked = checked.await;
+    checked.unwrap_or_else(|e| SetUp::refused(&names, &chain(&e)))
 }
 
 /// Volumes of huge pages, by name: the size of their pages depends on what the containers request (VOL-14).
@@ -263,7 +276,62 @@ impl env::Objects for PodObjects<'_> {
 
 #[cfg(test)]
 mod tests {
+    use core::{pin::pin, time::Duration};
+
+    use smol::{
+        Timer,
+        future::{self, poll_once},
+    };
+
     use super::*;
+    use crate::{dead_share::DeadShare, volume::PodVolume};
+
+    #[test]
+    fn a_path_of_the_host_that_does_not_answer() {
+        // VOL-15
+        let top = std::env::temp_dir().join(format!("picolet-check-{}", std::process::id()));
+        let dir = top.join("share");
+        let Some(share) = DeadShare::mount(&dir) else {
+            return;
+        };
+        let volumes = Volumes::new(&top).expect("root");
+        let disk = Lane::start("disk").expect("a thread");
+        let request = PodVolumes {
+            uid: "u".into(),
+            volumes: vec![PodVolume {
+                name: "v".into(),
+                source: Source::HostPath {
+                    path: dir.join("x").display().to_string(),
+                    kind: "Directory".into(),
+                    read_only: false,
+                },
+                nested: Vec::new(),
+            }],
+            ..PodVolumes::default()
+        };
+        let check = || async {
+            let checked = check(&volumes, &disk, request.clone()).await;
+            checked.into_result().expect_err("no answer").to_string()
+        };
+        smol::block_on(async {
+            let mut first = pin!(check());
+            assert!(poll_once(&mut first).await.is_none());
+            let late = async {
+                Timer::after(Duration::from_secs(10)).await;
+                String::from("nothing is said")
+            };
+            assert_eq!(
+                future::or(check(), late).await,
+                "MountVolume.SetUp failed for volume \"v\" : files of the host do not answer: \
+                 is the server of a network file system gone?"
+            );
+            assert_eq!(disk.run(|| 1).await, 1, "the lane goes on");
+            drop(share);
+            let error = first.await;
+            assert!(error.contains("hostPath type check failed"), "{error}");
+        });
+        std::fs::remove_dir_all(top).expect("clean");
+    }
 
     #[test]
     fn volumes_of_huge_pages() {
