@@ -24,7 +24,10 @@ use super::{
     beneath::{self, fd_path, metadata, open_beneath, open_child},
     is_component, mkdir_all, mounts, plugin,
 };
-use crate::{api::PodUid, sys::mount::bind_opened};
+use crate::{
+    api::PodUid,
+    sys::{mount::bind_opened, open},
+};
 
 /// One `volumeMounts` entry with a subPath, its variables expanded.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +85,14 @@ impl Volumes {
         }
         let path = check(sub.path)?;
         let root = beneath::dir(&volume.host_path).map_err(explain)?;
-        let target = open_or_make(&root, &path).map_err(explain)?;
+        let target = match open_or_make(&root, &path) {
+            // The links of a path of the host may be written as the host reads them.
+            Err(e) if is_way_out(&e) && !self.owns(uid, volume) => {
+                open_resolved(&root, &volume.host_path, &path)
+            }
+            target => target,
+        };
+        let target = target.map_err(explain)?;
         let point = self
             .pod_dir(uid)
             .join(SUBPATHS)
@@ -159,6 +169,28 @@ fn explain(error: io::Error) -> Cause {
         }
         _ => Cause::Io("subPath could not be opened", error),
     }
+}
+
+fn is_way_out(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(Errno::EXDEV as i32)
+}
+
+/// Opens `path` in the volume at `root_path` by links that are absolute, or leave the volume and come back. It must exist.
+///
+/// - Errors: EXDEV, whatever there is outside: who can write links must not learn it.
+/// - Source: kubelet `pkg/volume/util/subpath/subpath_linux.go`, `safeMakeDir` and `doBindSubPath`.
+fn open_resolved(root: &OwnedFd, root_path: &Path, path: &Path) -> io::Result<OwnedFd> {
+    let resolve = || {
+        let base = fs::canonicalize(root_path).ok()?;
+        let real = fs::canonicalize(root_path.join(path)).ok()?;
+        Some(real.strip_prefix(base).ok()?.to_owned())
+    };
+    let mut rest = resolve().ok_or(Errno::EXDEV)?;
+    if rest.as_os_str().is_empty() {
+        rest.push(".");
+    }
+    // No link is followed any more: one that was put there since leads nowhere.
+    open::no_symlinks(root, &rest, OFlag::O_PATH, 0).map(OwnedFd::from)
 }
 
 /// Opens `path` below `root`, making the directories that are missing.
@@ -283,6 +315,49 @@ mod tests {
             0o2771,
             "setgid comes down from the root"
         );
+    }
+
+    #[test]
+    fn links_of_the_host_that_stay_in_the_volume() {
+        // VOL-24
+        if !can_mount("links_of_the_host_that_stay_in_the_volume") {
+            return;
+        }
+        let scratch = Scratch::new();
+        let volume = volume_in(&scratch);
+        let at = |name: &str| volume.host_path.join(name);
+        fs::create_dir_all(at("releases/5/deep")).unwrap();
+        fs::write(at("releases/file"), "").unwrap();
+        symlink(at("releases/5"), at("current")).unwrap();
+        symlink("../volume/releases", at("back")).unwrap();
+        symlink(at("releases/file"), at("file")).unwrap();
+        symlink(&volume.host_path, at("self")).unwrap();
+        symlink(scratch.path(), at("above")).unwrap();
+        // The volume may be named by a link itself.
+        let named = MountedVolume {
+            host_path: scratch.path().join("named"),
+            ..volume.clone()
+        };
+        symlink("volume", &named.host_path).unwrap();
+        let volumes = scratch.volumes();
+        for volume in [&volume, &named] {
+            for (path, is) in [
+                ("current", "releases/5"),
+                ("current/deep", "releases/5/deep"),
+                ("back/5", "releases/5"),
+                ("file", "releases/file"),
+                ("self", "."),
+                ("above/volume/releases", "releases"),
+            ] {
+                let point = volumes.sub_path(&uid(), volume, &sub(path)).expect(path);
+                assert_eq!(inode(&point), inode(&at(is)), "{path}");
+            }
+            for path in ["above", "current/missing"] {
+                let error = volumes.sub_path(&uid(), volume, &sub(path)).unwrap_err();
+                let text = error.to_string();
+                assert!(text.ends_with("subPath leads out of the volume"), "{text}");
+            }
+        }
     }
 
     #[test]
