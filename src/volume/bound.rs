@@ -2,10 +2,14 @@
 
 use std::{
     fs, io,
+    os::unix::fs::MetadataExt as _,
     path::{Component, Path, PathBuf},
 };
 
-use super::{Cause, MountedVolume, SUBPATHS, Step, VOLUMES, Volumes, fs_group, mkdir_all, plugin};
+use super::{
+    Cause, MountedVolume, SUBPATHS, Step, VOLUMES, Volumes, fs_group, mkdir_all, plugin,
+    set_up::Warning,
+};
 use crate::api::{PodError, PodUid};
 use crate::sys::mount::{self, Mount};
 
@@ -25,6 +29,7 @@ impl Volumes {
         path: &str,
         read_only: bool,
         fs_group: Option<(u32, fs_group::ChangePolicy)>,
+        warnings: &mut Vec<Warning>,
     ) -> Result<MountedVolume, Cause> {
         let source = Path::new(path);
         if !source.is_absolute() || source.components().any(|c| c == Component::ParentDir) {
@@ -39,9 +44,17 @@ impl Volumes {
                 )));
             }
             mkdir_all(&dir, MODE).step("failed to make the mount point")?;
-            // Owners are changed at the directory itself: the mount may be for reading only.
-            if let Some((group, policy)) = fs_group.filter(|_| !read_only) {
-                fs_group::apply(source, group, policy, false)?;
+            if let Some((group, policy)) = fs_group {
+                if self
+                    .is_shown_by_another(uid, source)
+                    .step("failed to read the mount table")?
+                {
+                    // That pod works with the files as they are.
+                    warnings.extend(not_shareable(name, group, found.gid()));
+                } else if !read_only {
+                    // Owners are changed at the directory itself: the mount may be for reading only.
+                    fs_group::apply(source, group, policy, false)?;
+                }
             }
             mount::bind(source, &dir, false).step("failed to mount the local volume")?;
             if read_only && let Err(e) = mount::remount_read_only(&dir) {
@@ -54,6 +67,27 @@ impl Volumes {
             read_only,
             size_limit: None,
         })
+    }
+
+    /// Whether another pod shows the directory `source`.
+    fn is_shown_by_another(&self, uid: &PodUid, source: &Path) -> io::Result<bool> {
+        let source = fs::canonicalize(source)?;
+        let Some(on) = mount::holding(&source)? else {
+            return Ok(false);
+        };
+        let root = source
+            .strip_prefix(&on.target)
+            .map_or_else(|_| on.root.clone(), |below| on.root.join(below));
+        let of = |m: &Mount| -> Option<PodUid> {
+            let (pod, plugin) = of_plugin(m.target.strip_prefix(&self.pods).ok()?)?;
+            (plugin == plugin::LOCAL).then(|| pod.into())
+        };
+        let mut found = false;
+        mount::each_mount(|m| {
+            let is_same = m.device == on.device && m.root == root;
+            found |= is_same && of(&m).is_some_and(|pod| pod != *uid);
+        })?;
+        Ok(found)
     }
 
     /// A share that has been mounted at [`Volumes::nfs_dir`]. Nothing of it is touched: its server may be gone.
@@ -109,6 +143,26 @@ impl Volumes {
     }
 }
 
+/// The pod and the plugin of a volume, of its path below the directory of all pods.
+fn of_plugin(below: &Path) -> Option<(&str, &str)> {
+    let mut parts = below.iter().map(|part| part.to_str());
+    let (pod, volumes, plugin) = (parts.next()??, parts.next()??, parts.next()??);
+    (volumes == VOLUMES).then_some((pod, plugin))
+}
+
+/// What is told of a directory that another pod uses, if that one has it for another group.
+///
+/// Source: kubelet `pkg/volume/local/local.go`.
+fn not_shareable(name: &str, wanted: u32, group: u32) -> Option<Warning> {
+    (wanted != group).then(|| {
+        let message = format!(
+            "The requested fsGroup is {wanted}, but the volume {name} has GID {group}. \
+             The volume may not be shareable."
+        );
+        ("AlreadyMountedVolume", message)
+    })
+}
+
 /// Whether `mount` is a share of the pod in directory `pod`, or shows a part of one.
 fn is_of_share(mount: &Mount, pod: &Path) -> bool {
     let Ok(below) = mount.target.strip_prefix(pod) else {
@@ -119,8 +173,6 @@ fn is_of_share(mount: &Mount, pod: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt as _;
-
     use super::super::{
         PodVolume, Source,
         testing::{Scratch, can_mount, pod, uid},
@@ -194,6 +246,46 @@ mod tests {
             let error = error.expect_err("refused").to_string();
             assert!(error.contains(want), "{error}");
         }
+    }
+
+    #[test]
+    fn a_directory_of_another_pod_keeps_its_group() {
+        // VOL-17
+        if !can_mount("a_directory_of_another_pod_keeps_its_group") {
+            return;
+        }
+        let scratch = Scratch::new();
+        let disk = scratch.path().join("disk");
+        fs::create_dir_all(disk.join("deep")).expect("directory");
+        let volumes = scratch.volumes();
+        let of = |uid: &str, group: u32, path: &Path| {
+            let mut request = pod(vec![local(path, false)]);
+            request.uid = uid.into();
+            request.fs_group = Some(group);
+            let set_up = volumes.set_up(&request);
+            let warnings = set_up.warnings.clone();
+            set_up.into_result().expect("mounted");
+            warnings
+        };
+        let gid = |path: &Path| fs::metadata(path).expect("stat").gid();
+        assert_eq!(of("a", 1000, &disk), []);
+        let told = (
+            "AlreadyMountedVolume",
+            "The requested fsGroup is 2000, but the volume pv-1 has GID 1000. The volume may not be shareable.".to_owned(),
+        );
+        assert_eq!(of("b", 2000, &disk), [told]);
+        assert_eq!(of("b", 2000, &disk), [], "it is mounted");
+        assert_eq!(of("c", 1000, &disk), []);
+        assert_eq!([gid(&disk), gid(&disk.join("deep"))], [1000; 2]);
+        // Another directory of the same disk is nobody's.
+        assert_eq!(of("d", 3000, &disk.join("deep")), []);
+        assert_eq!([gid(&disk), gid(&disk.join("deep"))], [1000, 3000]);
+        for uid in ["a", "b", "c", "d"] {
+            volumes.tear_down(&uid.into()).expect("torn down");
+        }
+        assert_eq!(of("b", 2000, &disk), [], "the others are gone");
+        assert_eq!(gid(&disk), 2000);
+        volumes.tear_down(&"b".into()).expect("torn down");
     }
 
     #[test]

@@ -46,7 +46,7 @@ use std::{
 pub use fs_group::ChangePolicy;
 pub use host_path::HostPathType;
 pub use request::{Files, Medium, PodVolume, PodVolumes, RequestError, Source};
-pub use set_up::{MountedVolume, SetUp};
+pub use set_up::{MountedVolume, SetUp, Warning};
 pub use sub_path::SubPath;
 pub(crate) use tear_down::plugin;
 pub use usage::HeldVolume;

@@ -30,7 +30,12 @@ pub struct SetUp {
     /// One entry per volume that failed; each is worth a `FailedMount` event. One that is also in `mounted` could not be
     /// refreshed and holds what it held before.
     pub failed: Vec<VolumeError>,
+    /// What is worth a Warning event besides.
+    pub warnings: Vec<Warning>,
 }
+
+/// Reason and message of a Warning event.
+pub type Warning = (&'static str, String);
 
 impl SetUp {
     /// None of these volumes could be set up, for the same reason.
@@ -49,11 +54,14 @@ impl SetUp {
     pub fn join(&mut self, others: Self) {
         self.mounted.extend(others.mounted);
         self.failed.extend(others.failed);
+        self.warnings.extend(others.warnings);
     }
 
     /// The mounted volumes, or the first failure that keeps the pod's containers from starting.
     pub fn into_result(self) -> Result<BTreeMap<String, MountedVolume>, VolumeError> {
-        let Self { mounted, failed } = self;
+        let Self {
+            mounted, failed, ..
+        } = self;
         let fatal = failed.into_iter().find(
             |e| !matches!(e, VolumeError::SetUp { volume, .. } if mounted.contains_key(volume)),
         );
@@ -68,7 +76,7 @@ impl Volumes {
     pub fn set_up(&self, pod: &PodVolumes) -> SetUp {
         let mut result = SetUp::default();
         for volume in &pod.volumes {
-            let (mounted, failure) = match self.set_up_one(pod, volume) {
+            let (mounted, failure) = match self.set_up_one(pod, volume, &mut result.warnings) {
                 Ok((mounted, None)) => (Some(mounted), None),
                 Ok((mounted, failure)) => (Some(mounted), failure),
                 Err(cause) => (None, Some(cause)),
@@ -90,6 +98,7 @@ impl Volumes {
         &self,
         pod: &PodVolumes,
         volume: &PodVolume,
+        warnings: &mut Vec<Warning>,
     ) -> Result<(MountedVolume, Option<Cause>), Cause> {
         if !is_component(&volume.name) || !is_component(&pod.uid) {
             return Err(Cause::Refused("its name is not a plain file name".into()));
@@ -105,7 +114,8 @@ impl Volumes {
                 read_only,
             } => {
                 let group = pod.fs_group.map(|group| (group, pod.change_policy));
-                let mounted = self.set_up_local(&pod.uid, name, path, *read_only, group)?;
+                let mounted =
+                    self.set_up_local(&pod.uid, name, path, *read_only, group, warnings)?;
                 Ok((mounted, None))
             }
             Source::Nfs {

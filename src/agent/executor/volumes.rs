@@ -84,6 +84,9 @@ impl Mounter {
         for failure in &set_up.failed {
             failed(&chain(failure));
         }
+        for (reason, message) in &set_up.warnings {
+            self.recorder.pod(pod, Severity::Warning, reason, message);
+        }
         set_up.into_result().map_err(|e| {
             SyncError::new(format!("Unable to attach or mount volumes: {}", chain(&e)))
         })

@@ -529,6 +529,13 @@ fn claims_are_read_live_once() {
             .any(|a| a.starts_with("claims") || a.starts_with("volumes")),
         "bound is bound: {asked:?}"
     );
+    // The files are those of the pod that was first.
+    let mut sharing = mounting(core::slice::from_ref(&claimed));
+    sharing["securityContext"] = json!({"fsGroup": 4321});
+    let second = api.create("second", sharing);
+    runs(&world, &second);
+    assert_eq!(world.events_of("AlreadyMountedVolume"), 1);
+    end(&world, &api, "second", &second);
     end(&world, &api, "a", &uid);
     assert!(disk.join("x").exists());
     // Another pod has to ask for itself.
