@@ -367,6 +367,8 @@ place() {
     # One that is on trial may not be well: the program before it is what is kept.
     [ "$to" != "$target" ] || [ ! -f "$to" ] || [ -e "$to.trial" ] || ln -f "$to" "$to.old" || failed "cannot keep $to"
     mv -f "$to.new" "$to" || failed "cannot install $to"
+    # An upgrade that was on trial ends with that: this program is what the operator wants.
+    [ "$to" != "$target" ] || rm -f "$to.trial"
     flush "$(dirname "$to")"
     echo "installed $to"
 }
@@ -464,7 +466,7 @@ install() {
     check
     [ -z "$start" ] || [ ! -e "$unfinished" ] || { changed=yes && reload=yes; }
     place "$program" "$target" -rwxr-xr-x
-    # An upgrade that was on trial ends: this program is what the operator wants.
+    # Also if the program was there already.
     delete "$target.trial"
     place "$here/guard" "$library/guard" -rwxr-xr-x
     place "$here/first-boot" "$library/first-boot" -rwxr-xr-x

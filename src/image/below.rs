@@ -454,13 +454,6 @@ mod tests {
                 "neither the layer nor those below have",
             ),
             (
-                "hidden here",
-                Stream::new()
-                    .file("bin/.wh.tool", b"")
-                    .hard_link("x", "bin/tool"),
-                "which is no file",
-            ),
-            (
                 "hidden by the root",
                 Stream::new()
                     .file(".wh..wh..opq", b"")

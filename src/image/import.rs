@@ -947,46 +947,64 @@ mod tests {
     #[test]
     fn a_32_bit_image_is_taken_where_there_is_no_other() {
         let layer = layer("a", "1");
+        let image = |layout: &mut Layout, architecture: &str, is_told: bool| {
+            let text = config(&[&layer], "");
+            let mut config: serde_json::Value = serde_json::from_slice(&text).expect("json");
+            config["architecture"] = architecture.into();
+            let mut image = layout.image(config.to_string().as_bytes(), &[&layer]);
+            if is_told {
+                image["platform"] =
+                    serde_json::json!({"os": "linux", "architecture": architecture});
+            }
+            image
+        };
+        let found = |wide: &'static str, archive: &[u8]| {
+            let bench = Bench::with(Limits {
+                machine: Machine {
+                    architecture: wide,
+                    variant: 1,
+                },
+                ..Limits::default()
+            });
+            let images = bench.ok(archive).into_iter();
+            images
+                .map(|i| i.config.architecture.clone())
+                .collect::<Vec<_>>()
+        };
         for (wide, narrow) in [("arm64", "arm"), ("amd64", "386")] {
             for (name, listed, want) in [
                 ("alone", &[narrow][..], narrow),
                 ("after its own", &[wide, narrow], wide),
                 ("before its own", &[narrow, wide], wide),
             ] {
-                let mut layout = Layout::new();
-                let images: Vec<_> = listed
-                    .iter()
-                    .map(|&architecture| {
-                        let text = config(&[&layer], "");
-                        let mut config: serde_json::Value =
-                            serde_json::from_slice(&text).expect("json");
-                        config["architecture"] = architecture.into();
-                        let mut image = layout.image(config.to_string().as_bytes(), &[&layer]);
-                        image["platform"] =
-                            serde_json::json!({"os": "linux", "architecture": architecture});
-                        image
-                    })
-                    .collect();
-                for image in &images {
-                    layout.name(image.clone(), "a:1");
-                }
-                let beside = layout.tar();
-                layout.manifests.clear();
-                let index = layout.index(&images);
-                layout.name(index, "a:1");
-                for archive in [layout.tar(), beside] {
-                    let bench = Bench::with(Limits {
-                        machine: Machine {
-                            architecture: wide,
-                            variant: 1,
-                        },
-                        ..Limits::default()
-                    });
-                    let images = bench.ok(&archive);
-                    let found: Vec<_> = images.iter().map(|i| &i.config.architecture).collect();
-                    assert_eq!(found, [want], "{wide}, {name}");
+                // Otherwise only the configuration tells; or it tells of one of them.
+                for told in [&[wide, narrow][..], &[], &[narrow]] {
+                    let mut layout = Layout::new();
+                    let images: Vec<_> = listed
+                        .iter()
+                        .map(|&architecture| {
+                            image(&mut layout, architecture, told.contains(&architecture))
+                        })
+                        .collect();
+                    for image in &images {
+                        layout.name(image.clone(), "a:1");
+                    }
+                    let beside = layout.tar();
+                    layout.manifests.clear();
+                    let index = layout.index(&images);
+                    layout.name(index, "a:1");
+                    for archive in [layout.tar(), beside] {
+                        assert_eq!(found(wide, &archive), [want], "{wide}, {name}, {told:?}");
+                    }
                 }
             }
+            // Of another name it is another image.
+            let mut layout = Layout::new();
+            for (architecture, name) in [(wide, "a:1"), (narrow, "b:1")] {
+                let image = image(&mut layout, architecture, true);
+                layout.name(image, name);
+            }
+            assert_eq!(found(wide, &layout.tar()), [wide, narrow]);
         }
     }
 

@@ -513,7 +513,11 @@ impl Target<'_> {
             }
             None => self.copy_up(entry)?,
         };
-        if tree::kind(&stat) == SFlag::S_IFDIR || tree::is_whiteout(&stat) {
+        if tree::is_whiteout(&stat) {
+            // Overlayfs gives many names to one mark.
+            return self.whiteout(&[WHITEOUT, name].concat());
+        }
+        if tree::kind(&stat) == SFlag::S_IFDIR {
             return Err(Problem::Damaged(format!(
                 "hard link to {:?}, which is no file",
                 tree::display(&entry.link)
@@ -1177,6 +1181,10 @@ mod tests {
         // A name that would be another mark with the prefix of one.
         bench.ok(Stream::new().device(EntryType::Char, ".wh.x", 0, 0));
         assert!(whiteout(&bench.stat("x")));
+        // One mark may have many names, whatever has made it.
+        let two = mark(Stream::new(), "one").file(".wh.three", b"");
+        bench.ok(two.hard_link("two", "one").hard_link("four", "three"));
+        assert!(whiteout(&bench.stat("two")) && whiteout(&bench.stat("four")));
     }
 
     #[test]

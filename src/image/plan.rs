@@ -404,16 +404,24 @@ fn from_layout(
     Ok(images)
 }
 
-/// Of images listed side by side, 32-bit ones count only where there are no others: else they are most often the same image
-/// for another board, and would take its name.
+/// Of images listed side by side, 32-bit ones count only where there are no others, or if they have names of their own: else
+/// they are most often the same image for another board, and would take its name.
 fn prefer_own(images: &mut Vec<PlannedImage>, machine: Machine) {
-    let is_own = |image: &PlannedImage| {
-        let architecture = &image.config.architecture;
-        architecture.is_empty() || machine.is_own(architecture)
-    };
-    if images.iter().any(is_own) {
-        images.retain(is_own);
+    let is_own = |image: &PlannedImage| is_own(&image.config, machine);
+    if !images.iter().any(is_own) {
+        return;
     }
+    let taken = images.iter().filter(|image| is_own(image));
+    let taken: Vec<String> = taken.flat_map(|image| image.names.clone()).collect();
+    let has_own_names = |image: &PlannedImage| {
+        !image.names.is_empty() && !image.names.iter().any(|name| taken.contains(name))
+    };
+    images.retain(|image| is_own(image) || has_own_names(image));
+}
+
+/// Whether it is no 32-bit image that the machine runs as well. One that says nothing is trusted.
+fn is_own(config: &ImageConfig, machine: Machine) -> bool {
+    config.architecture.is_empty() || machine.is_own(&config.architecture)
 }
 
 fn check_blob_present(members: &Members, layer: &PlannedLayer) -> Result<(), Located> {
@@ -521,13 +529,21 @@ fn choose(
         }
     }
     ranked.order_by_key(|(rank, _)| core::cmp::Reverse(*rank));
+    let mut narrow = None;
     for (_, inner) in ranked {
+        let is_told = inner.platform.as_ref();
+        let is_told = is_told.is_some_and(|platform| !platform.architecture.is_empty());
+        // One of 32 bits is found: only one of which its configuration tells may still be the machine's own.
+        if narrow.is_some() && is_told {
+            continue;
+        }
         match choose(members, inner, machine, nesting - 1)? {
             Choice::OtherMachines(more) => others.extend(more),
-            image @ Choice::Image(_) => return Ok(image),
+            Choice::Image(found) if is_own(&found.3, machine) => return Ok(Choice::Image(found)),
+            image @ Choice::Image(_) => _ = narrow.get_or_insert(image),
         }
     }
-    Ok(Choice::OtherMachines(others))
+    Ok(narrow.unwrap_or(Choice::OtherMachines(others)))
 }
 
 fn image_of(

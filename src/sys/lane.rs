@@ -25,6 +25,8 @@ pub const LANE_STACK_BYTES: usize = 1024 * 1024;
 
 /// How long files of the host may take to answer (see [`Lane::run_apart`]).
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Jobs that may run apart at a time. Their owners come and go; threads that hang stay.
+const MAX_APART: usize = 256;
 
 /// What a job came to. Of one type for all jobs: so queue and answers are in the program once, and not once for each job.
 type Answer = Box<dyn Any + Send>;
@@ -52,8 +54,8 @@ pub enum ApartError {
     /// It still runs, or one before it does.
     #[error("files of the host do not answer: is the server of a network file system gone?")]
     NoAnswer,
-    /// The system refuses a thread.
-    #[error("cannot start a thread")]
+    /// The system refuses a thread, or the job broke off.
+    #[error("cannot look at files of the host on a thread")]
     Thread(#[source] io::Error),
 }
 
@@ -64,10 +66,10 @@ struct Place {
 }
 
 impl Place {
-    /// `None`: the owner has a job already.
+    /// `None`: the owner has a job already, or there are too many.
     fn take(owners: &Owners, owner: &str) -> Option<Self> {
         let mut all = owners.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_first = all.insert(owner.to_owned());
+        let is_first = all.len() < MAX_APART && all.insert(owner.to_owned());
         is_first.then(|| Self {
             owners: Arc::clone(owners),
             owner: owner.to_owned(),
@@ -122,8 +124,8 @@ impl Lane {
     /// Runs `job` on a thread of its own, which ends with it: for a job that may never end, because it touches files of the
     /// host whose server may be gone. The lane is not held up.
     ///
-    /// - Shape: one such job for each `owner`; so as many threads hang at most as there are owners.
-    /// - Errors: no answer within [`ANSWER_TIMEOUT`], or at once while the owner's job before still runs. The job goes on:
+    /// - Shape: one such job for each `owner`, and no more than [`MAX_APART`] in all.
+    /// - Errors: no answer within [`ANSWER_TIMEOUT`], or at once while the owner's job before, or too many, run. The job goes on:
     ///   what it does late must do no harm.
     pub async fn run_apart<T: Send + 'static>(
         &self,

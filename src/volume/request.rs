@@ -114,7 +114,7 @@ pub enum RequestError {
 
 impl PodVolumes {
     /// Takes out the paths of the host that are to be looked at: they may lie on a share whose server is gone, and then they
-    /// never answer. Setting up the others touches only what is this node's own.
+    /// never answer. The others touch only this node's own disks; a local volume is taken for one.
     #[must_use]
     pub fn split_off_checks(&mut self) -> Self {
         let is_checked = |volume: &mut PodVolume| match &volume.source {

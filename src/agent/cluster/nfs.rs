@@ -124,7 +124,7 @@ async fn run(command: child::Command, timeout: Duration) -> Result<(), PodError>
     Err(PodError::Node(format!("{}: {text}", output.status)))
 }
 
-/// Unmounts the shares of a pod, by force if they do not go. Returns whether all are gone: the tear-down that follows would
+/// Unmounts the shares of a pod, by force if they do not go, and what it has of other shares. Returns whether all are gone: the tear-down that follows would
 /// wait on a lane for the server of one that stays. Without umount(8) it is left to that.
 pub(in crate::agent) async fn unmount(
     volumes: &Volumes,
@@ -132,15 +132,21 @@ pub(in crate::agent) async fn unmount(
     complaints: &Complaints,
     uid: &PodUid,
 ) -> bool {
-    let (volumes, of) = (volumes.clone(), uid.clone());
-    let find = move || (volumes.nfs_dirs(&of), program("umount"));
+    let (known, of) = (volumes.clone(), uid.clone());
+    let find = move || (known.nfs_dirs(&of), program("umount"));
     let (dirs, Some(helper)) = disk.run(find).await else {
         return true;
     };
+    let shares = volumes.nfs_dir(uid, "");
     let mut all = true;
     for dir in dirs {
         let mut is_gone = false;
-        for words in [&[][..], &["-f"], &["-f", "-l"]] {
+        // Force ends what others do on the same share, too: only for the pod's own.
+        let ways: &[&[&str]] = match dir.starts_with(&shares) {
+            true => &[&[], &["-f"], &["-f", "-l"]],
+            false => &[&[], &["-l"]],
+        };
+        for &words in ways {
             let command = child::Command::new(&helper)
                 .args(words)
                 .arg(&dir)

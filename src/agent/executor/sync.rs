@@ -163,11 +163,6 @@ impl Syncer {
         crash::point("pod.cgroup");
         self.make_pod_dirs(pod).await?;
         crash::point("pod.directories");
-        let starts = begun.actions.starts_anything();
-        self.keep_devices(plan, pod, starts).await?;
-        if plan.cancel.is_cancelled() {
-            return Ok(Outcome::Canceled);
-        }
         let mounted = self.mounter.set_up(pod, plan).await?;
         crash::point("pod.volumes");
         if plan.cancel.is_cancelled() {
@@ -175,6 +170,12 @@ impl Syncer {
         }
         if has_probes(pod) {
             plan.line.tell(Step::Mounted(Rc::clone(pod))).await;
+        }
+        // What runs has its volumes and probes, also while something else of the pod waits for a device.
+        let is_start = begun.actions.starts_anything();
+        self.keep_devices(plan, pod, is_start).await?;
+        if plan.cancel.is_cancelled() {
+            return Ok(Outcome::Canceled);
         }
         let mut starts = Vec::new();
         let result = if let Some(place) = elsewhere {

@@ -96,8 +96,10 @@ impl Staged {
 
     /// Removes what a join that was cut off has left beside these places.
     pub fn clear(&self, places: &[PathBuf]) -> Result<(), StageError> {
-        for place in places {
-            remove(&beside(place)).map_err(failed(place))?;
+        for place in places.iter().filter(|place| is_there(&beside(place))) {
+            remove(&beside(place))
+                .and_then(|()| file::sync_dir(parent(place)))
+                .map_err(failed(place))?;
         }
         Ok(())
     }
@@ -154,7 +156,7 @@ impl Drop for Staged {
             return;
         }
         for path in &self.others {
-            let _ = fs::remove_file(beside(path));
+            let _ = remove(&beside(path)).and_then(|()| file::sync_dir(parent(path)));
         }
         if let Some(path) = &self.early {
             let _ = fs::remove_file(path);

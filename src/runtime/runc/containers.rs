@@ -47,9 +47,9 @@ const KILL_WAIT: Duration = Duration::from_secs(30);
 /// Whoever has no more than the least grace is signalled without an OCI runtime: among them pods that have to go for the
 /// node's sake, which has no memory for one then. Seen on 256 MiB: `runc kill` took a minute, and the pod took all memory.
 const DIRECT_GRACE: Duration = Duration::from_secs(2);
-/// So long a container that is created counts among those that run at a time; on a slow board it takes seconds. One that
-/// takes longer waits for something: mostly the server of a share that it mounts.
-const CREATE_WIDTH_TIME: Duration = Duration::from_secs(20);
+/// So long a container that is created counts among those that run at a time: as long as the slowest was seen to take that
+/// only lacked memory. One that takes longer waits for something: mostly the server of a share that it mounts.
+const CREATE_WIDTH_TIME: Duration = Duration::from_secs(60);
 /// Longest time that an OCI runtime has to pass a signal on, the wait for its turn included.
 const SIGNAL_WAIT: Duration = Duration::from_secs(10);
 /// Shims go last: without them the ends of their containers are lost.
