@@ -154,13 +154,9 @@ fn start(words: Vec<OsString>, name: CalledAs, manager: Manager) -> Result<Exit,
     make_dirs(&cfg)?;
     let watchdog = manager.watchdog()?;
     let _locks = lock_dirs(&cfg)?;
-    // The power failed in the middle of a join. Only a file that a join has written decides about what waits.
+    // The power failed in the middle of a join.
     if let Some(file) = &loaded.file
-        && matches!(
-            config::join::before(file),
-            Ok(config::join::Before::Member(_))
-        )
-        && let Err(e) = staged::finish(file, &staged::places(&cfg))
+        && let Err(e) = staged::finish_left(file, &staged::places(&cfg))
     {
         log::warn!("what a join has left to do: {}", chain(&e));
     }

@@ -218,10 +218,8 @@ impl Machine {
 
     /// A join that was cut off when its configuration had begun to count has left something to do.
     fn finish(&self) -> Result<(), CliError> {
-        if let Before::Member(_) = self.before {
-            let finished = staged::finish(&self.file, &staged::places(&self.config));
-            finished.map_err(|e| CliError::new(chain(&e)))?;
-        }
+        let finished = staged::finish_left(&self.file, &staged::places(&self.config));
+        finished.map_err(|e| CliError::new(chain(&e)))?;
         Ok(())
     }
 

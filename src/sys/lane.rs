@@ -275,4 +275,14 @@ mod tests {
             }
         });
     }
+
+    #[test]
+    fn no_more_hang_than_there_is_room_for() {
+        let owners = Owners::default();
+        let take = |n: usize| Place::take(&owners, &n.to_string());
+        let mut all: Vec<_> = (0..MAX_APART).map(|n| take(n).expect("room")).collect();
+        assert!(take(MAX_APART).is_none());
+        all.pop();
+        assert!(take(MAX_APART).is_some());
+    }
 }

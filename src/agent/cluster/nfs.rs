@@ -141,12 +141,7 @@ pub(in crate::agent) async fn unmount(
     let mut all = true;
     for dir in dirs {
         let mut is_gone = false;
-        // Force ends what others do on the same share, too: only for the pod's own.
-        let ways: &[&[&str]] = match dir.starts_with(&shares) {
-            true => &[&[], &["-f"], &["-f", "-l"]],
-            false => &[&[], &["-l"]],
-        };
-        for &words in ways {
+        for &words in ways(&dir, &shares) {
             let command = child::Command::new(&helper)
                 .args(words)
                 .arg(&dir)
@@ -166,9 +161,33 @@ pub(in crate::agent) async fn unmount(
     all
 }
 
+/// How umount(8) is asked about what a pod has mounted, one way after the other. `shares`: where its own shares are. Force
+/// ends what others do on the same share, too: only for these.
+fn ways(dir: &Path, shares: &Path) -> &'static [&'static [&'static str]] {
+    match dir.starts_with(shares) {
+        true => &[&[], &["-f"], &["-f", "-l"]],
+        false => &[&[], &["-l"]],
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_own_shares_go_by_force() {
+        // VOL-17
+        let shares = Path::new("/p/u/volumes/kubernetes.io~nfs/");
+        let is_forced = |dir: &str| ways(dir.as_ref(), shares).concat().contains(&"-f");
+        assert!(is_forced("/p/u/volumes/kubernetes.io~nfs/v"));
+        for dir in [
+            "/p/u/volume-subpaths/v/c/0",
+            "/p/u/volumes/kubernetes.io~local-volume/v",
+        ] {
+            assert!(!is_forced(dir), "{dir}");
+            assert_eq!(ways(dir.as_ref(), shares), [&[][..], &["-l"]]);
+        }
+    }
 
     #[test]
     fn arguments() {

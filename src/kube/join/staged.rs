@@ -14,7 +14,10 @@ use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use crate::config::Config;
+use crate::config::{
+    Config,
+    join::{Before, before},
+};
 use crate::kube::store::Store;
 use crate::sys::{file, mount};
 
@@ -49,10 +52,20 @@ pub fn places(cfg: &Config) -> Vec<PathBuf> {
     files.into_iter().flatten().cloned().chain(links).collect()
 }
 
-/// Does what a join has left to do whose configuration, at `file`, has begun to count. Returns whether there was anything.
+/// Does what a join has left to do that was cut off. Only a configuration that a join has written decides about it: what waits
+/// may be of a join that never counted, on a machine that another way has made a node since. Returns whether there was anything.
 ///
 /// - Errors: a file could not be put in its place. It still waits.
-pub fn finish(file: &Path, places: &[PathBuf]) -> Result<bool, StageError> {
+pub fn finish_left(file: &Path, places: &[PathBuf]) -> Result<bool, StageError> {
+    match before(file) {
+        Ok(Before::Member(_)) => finish(file, places),
+        // Whoever reads it complains.
+        Ok(Before::Nothing | Before::Own(_)) | Err(_) => Ok(false),
+    }
+}
+
+/// The same for a configuration, at `file`, that a join has written.
+fn finish(file: &Path, places: &[PathBuf]) -> Result<bool, StageError> {
     if is_there(&beside(file)) {
         return Ok(false);
     }
@@ -138,7 +151,7 @@ impl Staged {
 
     /// Has all of them count.
     ///
-    /// - Errors: the path is that of the configuration: nothing counts; another: the rest counts after [`finish`].
+    /// - Errors: the path is that of the configuration: nothing counts; another: the rest counts after [`finish_left`].
     pub fn commit(mut self) -> Result<(), StageError> {
         let file = &self.file;
         let renamed = file::change(file).and_then(|()| fs::rename(beside(file), file));
@@ -258,6 +271,25 @@ mod tests {
         all.iter()
             .map(|(name, text)| (own(name), own(text)))
             .collect()
+    }
+
+    #[test]
+    fn what_never_counted_is_left_alone() {
+        // KADM-20
+        let scratch = Scratch::new();
+        let (file, ca) = (scratch.join("other.yaml"), scratch.join("ca"));
+        fs::write(&ca, "kubeadm's").expect("file");
+        fs::write(beside(&ca), "of a join").expect("file");
+        let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+        let finish = |text: &str| {
+            fs::write(&file, format!("{head}{text}")).expect("file");
+            finish_left(&file, core::slice::from_ref(&ca)).expect("finished")
+        };
+        assert!(!finish("clusterDNS: [10.96.0.10]\n"), "kubeadm's");
+        assert!(!finish("]"), "no configuration");
+        assert_eq!(fs::read_to_string(&ca).expect("file"), "kubeadm's");
+        assert!(finish("picolet: {kubeconfig: /k}\n"), "a member's");
+        assert_eq!(fs::read_to_string(&ca).expect("file"), "of a join");
     }
 
     /// A member of cluster `a`.
