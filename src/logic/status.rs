@@ -29,6 +29,8 @@ use super::{
 
 /// Reason of a pod that outlived its `activeDeadlineSeconds`.
 pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
+/// Reason of a pod that waits for a device before anything of it starts (DEV-13, DEV-38).
+pub const DEVICE_NOT_READY: &str = "DeviceNotReady";
 
 /// What the status is made of.
 #[derive(Clone, Copy)]
@@ -253,9 +255,14 @@ fn decide_phase(input: &StatusInput<'_>, status: &mut PodStatus) {
         None
     };
     if let Some((first, second)) = kept {
-        let text = |a: &String, b: &String| if a.is_empty() { b.clone() } else { a.clone() };
-        status.reason = text(&first.reason, &second.reason);
-        status.message = text(&first.message, &second.message);
+        let text = |of: fn(&PodStatus) -> &String| {
+            // The agent's own wait is told anew for as long as it lasts.
+            let said = [first, second].into_iter();
+            let mut said = said.filter(|s| s.reason != DEVICE_NOT_READY).map(of);
+            said.find(|text| !text.is_empty()).cloned()
+        };
+        status.reason = text(|s| &s.reason).unwrap_or_default();
+        status.message = text(|s| &s.message).unwrap_or_default();
     }
     // What has ended by itself before is not failed by anybody (STAT-12).
     if let Some(failure) = input.failure
@@ -351,21 +358,6 @@ fn set_conditions(input: &StatusInput<'_>, status: &mut PodStatus) {
     list.push(conditions::scheduled());
     list.extend(conditions::all_restarting(pod, input.runtime));
     status.conditions = list;
-}
-
-/// The status of a pod that is not refused, and has to wait for something of the node before anything of it starts (DEV-13,
-/// DEV-38).
-#[must_use]
-pub fn waiting_status(pod: &Pod, reason: &str, message: &str) -> PodStatus {
-    PodStatus {
-        phase: Phase::Pending,
-        reason: reason.into(),
-        message: message.into(),
-        qos_class: Some(qos_class(pod)),
-        conditions: pod.status.conditions.clone(),
-        start_time: pod.status.start_time,
-        ..PodStatus::default()
-    }
 }
 
 /// The status of a pod refused at admission: nothing of it will ever start (LOOP-10, STAT-14, ADM-03).

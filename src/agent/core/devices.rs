@@ -27,12 +27,10 @@ use crate::{
             Refusal, Table, Verdict, What,
         },
         pod_kind,
+        status::DEVICE_NOT_READY,
     },
     server::backend::DeviceShown,
 };
-
-/// Reason of status and event of a pod that waits.
-const NOT_READY: &str = "DeviceNotReady";
 
 /// A pod that does not get what it asks for.
 struct Waiting {
@@ -223,13 +221,18 @@ impl Agent {
         };
         match self.devices.judge(&why, &waiting, now) {
             Verdict::Wait => {
-                self.devices.waiting.insert(uid.clone(), waiting);
                 let message = format!("waits for a device: {why}");
+                // It is idle, so its status could be read.
+                let runtime = self.view.status(uid).unwrap_or_default();
+                if !self.statuses().wait(pod, &runtime, DEVICE_NOT_READY, &message) {
+                    self.devices.forget_waiting(uid);
+                    return false;
+                }
+                self.devices.waiting.insert(uid.clone(), waiting);
                 if is_new {
                     let recorder = &self.tools.recorder;
-                    recorder.pod(pod, Severity::Warning, NOT_READY, &message);
+                    recorder.pod(pod, Severity::Warning, DEVICE_NOT_READY, &message);
                 }
-                self.statuses().wait(pod, NOT_READY, &message);
             }
             Verdict::Refuse => {
                 self.devices.forget_waiting(uid);
@@ -305,7 +308,7 @@ impl Agent {
 
     fn is_told_to_wait(&self, uid: &PodUid) -> bool {
         let told = self.pods.status(uid);
-        told.is_some_and(|status| status.reason == NOT_READY)
+        told.is_some_and(|status| status.reason == DEVICE_NOT_READY)
     }
 
     /// Whether the pod waits for a device, and for longer yet.

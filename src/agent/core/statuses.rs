@@ -23,7 +23,7 @@ use crate::{
         pod_table::Handle,
         status::{
             DEADLINE_EXCEEDED, PodFailure, StatusInput, generate_pod_status, past_active_deadline,
-            rejected_status, waiting_status,
+            rejected_status,
         },
         status_update::{ProbeChange, Update, with_condition, with_probe_result},
     },
@@ -224,9 +224,24 @@ impl Statuses<'_> {
         self.store(pod, status);
     }
 
-    /// A pod that has to wait before anything of it starts.
-    pub(super) fn wait(&mut self, pod: &Pod, reason: &str, message: &str) {
-        self.store(pod, waiting_status(pod, reason, message));
+    /// A pod of which nothing runs has to wait before anything of it starts. What is known of it stays: the containers of
+    /// before a boot are told as lost, and not ready. Returns whether it waits: one that has ended does not.
+    pub(super) fn wait(
+        &mut self,
+        pod: &Pod,
+        runtime: &PodRuntimeStatus,
+        reason: &str,
+        message: &str,
+    ) -> bool {
+        let mut status = self.generate(pod, runtime);
+        let waits = !status.phase.is_terminal();
+        if waits {
+            status.phase = Phase::Pending;
+            status.reason = reason.into();
+            status.message = message.into();
+        }
+        self.store(pod, status);
+        waits
     }
 
     /// Everything of the pod is cleaned up: the last status (DEL-03).

@@ -30,8 +30,12 @@ use crate::{
     },
     error::chain,
     logic::{
-        actions::PodActions, devices::demands, page_size::misfit, pod_worker::Outcome,
-        status::PodFailure, work_queue::Retry,
+        actions::PodActions,
+        devices::demands,
+        page_size::misfit,
+        pod_worker::Outcome,
+        status::{DEVICE_NOT_READY, PodFailure},
+        work_queue::Retry,
     },
     runtime::{Logs, RuntimeError, RuntimeService},
     sys::{crash, lane::Lane},
@@ -300,7 +304,7 @@ impl Syncer {
             return Ok(());
         };
         let message = e.to_string();
-        self.warn(pod, "DeviceNotReady", &message);
+        self.warn(pod, DEVICE_NOT_READY, &message);
         plan.line.tell(Step::Unsettled(Rc::clone(pod))).await;
         Err(SyncError::new(message))
     }
@@ -314,7 +318,7 @@ impl Syncer {
             GivenLate::Nothing => Ok(()),
             GivenLate::Given => Err(SyncError::new("its next sync begins with its devices")),
             GivenLate::Waits(message) => {
-                self.warn(pod, "DeviceNotReady", &message);
+                self.warn(pod, DEVICE_NOT_READY, &message);
                 Err(SyncError::new(message))
             }
         }

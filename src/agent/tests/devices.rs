@@ -237,6 +237,56 @@ fn pods_of_an_apiserver_wait_for_two_minutes() {
 }
 
 #[test]
+fn one_that_waits_after_a_reboot_is_not_ready_and_keeps_what_is_known_of_it() {
+    // DEV-13 DEV-38
+    let api = Arc::new(FakeApi::default());
+    let devices = Arc::new(FakeDevices::default());
+    devices.set(&[("/dev/ttyUSB0", 0)]);
+    let world = World::with_devices(LINES, &devices, Some(&api));
+    world.apply(&[]);
+    let mut once = asking();
+    once["restartPolicy"] = json!("Never");
+    api.create("a", asking());
+    world.until("runs", |_| api.phase("a") == "Running");
+    let is_ready = || {
+        let pod = api.get("ns", "a").expect("there");
+        let all = pod["status"]["conditions"].as_array().cloned();
+        let mut all = all.into_iter().flatten();
+        all.any(|c| c["type"] == "Ready" && c["status"] == "True")
+    };
+    world.until("is ready", |_| is_ready());
+    devices.set(&[]);
+    let world = world.reboot();
+    world.apply(&[]);
+    world.until("waits", |_| {
+        api.get("ns", "a").expect("there")["status"]["reason"] == "DeviceNotReady"
+    });
+    let status = api.get("ns", "a").expect("there")["status"].clone();
+    assert_eq!(status["phase"], "Pending");
+    assert!(!is_ready(), "{status}");
+    let container = &status["containerStatuses"][0];
+    assert_eq!(container["restartCount"], 1);
+    assert_eq!(
+        container["lastState"]["terminated"]["reason"],
+        "ContainerStatusUnknown"
+    );
+    devices.set(&[("/dev/ttyUSB0", 0)]);
+    world.until("runs", |_| api.phase("a") == "Running" && is_ready());
+    let status = api.get("ns", "a").expect("there")["status"].clone();
+    assert!(status["reason"].is_null(), "{status}");
+    api.delete("a");
+    world.until("is gone", |_| api.get("ns", "a").is_none());
+    // What cannot run again has ended, and waits for nothing.
+    api.create("b", once);
+    world.until("runs", |_| api.phase("b") == "Running");
+    devices.set(&[]);
+    let world = world.reboot();
+    world.apply(&[]);
+    world.until("has ended", |_| api.phase("b") == "Failed");
+    assert_eq!(world.events_of("DeviceNotReady"), 0);
+}
+
+#[test]
 fn unplugged_and_back() {
     // DEV-40
     let (world, devices) = world(&[("/dev/ttyUSB0", 0)]);

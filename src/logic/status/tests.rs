@@ -380,6 +380,14 @@ fn terminal_phases_stick() {
             "R",
         ),
         (
+            "a wait that is over is told no more",
+            running(DEVICE_NOT_READY),
+            Some(running(DEVICE_NOT_READY)),
+            None,
+            Phase::Running,
+            "",
+        ),
+        (
             "reason dropped with the phase",
             PodStatus::default(),
             Some(PodStatus {
