@@ -11,7 +11,8 @@ use alloc::{
 use core::time::Duration;
 
 use super::{
-    Durations, ProbeKind, ProbeResult, Probes, Seen, Settings, Step, Worker, worker::digest,
+    Durations, ProbeKind, ProbeResult, Probes, Seen, SeenState, Settings, Step, Worker,
+    worker::digest,
 };
 use crate::api::order::Gather as _;
 use crate::api::{Container, ContainerId, Mono, Pod, PodStatus, PodUid, Wall};
@@ -260,7 +261,7 @@ impl<A> Workers<A> {
         Some((&pod.uid, pod.entries.get(usize::from(key.index))?))
     }
 
-    /// [`Worker::pass`].
+    /// [`Worker::pass`]. What an agent before this one knew of an instance counts however young that is.
     pub fn pass(
         &mut self,
         key: Key,
@@ -268,7 +269,14 @@ impl<A> Workers<A> {
         restarts: impl FnOnce(i32) -> bool,
         now: Mono,
     ) -> (Step, Option<ProbeResult>) {
-        self.change(key, |worker| worker.pass(seen, restarts, now))
+        let mut seen = *seen;
+        if let (Some(container), Some((_, entry))) = (&mut seen.container, self.entry(key))
+            && let SeenState::Running { adopted, .. } = &mut container.state
+        {
+            let known = (entry.worker.settings().kind, digest(container.id));
+            *adopted |= self.passed.contains(&known);
+        }
+        self.change(key, |worker| worker.pass(&seen, restarts, now))
             .unwrap_or((Step::End, None))
     }
 

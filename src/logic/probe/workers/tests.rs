@@ -232,21 +232,25 @@ fn what_an_agent_before_this_one_knew() {
     before.pass(keys[2], &seen("x", true), |_| true, at(100));
     let passed: Vec<_> = before.passed().collect();
     assert_eq!(passed.len(), 1, "liveness is no news");
-    let after = || {
+    let after_as = |adopted: bool| {
         let mut after = workers(&pod, at(100));
         after.recall(passed.iter().copied());
         assert_eq!(after.passed().collect::<Vec<_>>(), passed);
         let keys = due(&mut after, at(100));
-        let mut adopted = seen("x", true);
-        adopted.container.as_mut().expect("one").state = SeenState::Running {
-            age_s: 99,
-            adopted: true,
-        };
-        let (step, _) = after.pass(keys[1].2, &adopted, |_| true, at(100));
-        assert_eq!(step, Step::Ask);
+        let mut shown = seen("x", true);
+        let container = shown.container.as_mut().expect("one");
+        container.state = SeenState::Running { age_s: 9, adopted };
+        container.ready = true;
+        let asks = after.pass(keys[1].2, &shown, |_| true, at(100));
+        assert_eq!(asks, (Step::Ask, None));
         assert_eq!(after.of(uid).readiness(&id), Some(ProbeResult::Success));
         assert_eq!(after.of(uid).readiness(&"y".into()), None);
         (after, keys[1].2)
+    };
+    // However young it is: what was stored names the instance.
+    let after = || {
+        after_as(true);
+        after_as(false)
     };
     let (mut one, key) = after();
     assert_eq!(
