@@ -306,7 +306,8 @@ pub enum ProbeChange {
 
 /// `status` after a probe result, with `ContainersReady` and `Ready` recomputed at once (LOOP-18, SM-15).
 ///
-/// `container_id` is the full one (`picolet://…`). `None`: the status does not know it, or says so already.
+/// `container_id` is the full one (`picolet://…`). `None`: the status does not know it, or says so already; or the result comes
+/// late: its container does not run any more, or is ready although it has not started.
 #[must_use]
 pub fn with_probe_result(
     pod: &Pod,
@@ -321,7 +322,9 @@ pub fn with_probe_result(
         .iter_mut()
         .chain(&mut new.container_statuses)
         .find(|c| !container_id.is_empty() && c.container_id == container_id)?;
+    container.state.running.as_ref()?;
     match change {
+        ProbeChange::Ready(true) if container.started != Some(true) => return None,
         ProbeChange::Ready(ready) if container.ready != ready => container.ready = ready,
         ProbeChange::Started(started) if container.started != Some(started) => {
             container.started = Some(started);

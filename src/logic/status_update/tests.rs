@@ -464,4 +464,16 @@ fn between_syncs() {
     assert_eq!(probe(&ready, "", ProbeChange::Ready(false)), None, "no id");
     let stopped = probe(&ready, "picolet://a-0", ProbeChange::Started(false)).expect("changes");
     assert_eq!(stopped.container_statuses[0].started, Some(false));
+    // PROBE-40
+    let mut not_yet = up.clone();
+    not_yet.container_statuses[0].started = Some(false);
+    let mut dead = up.clone();
+    dead.container_statuses[0].state = terminated(1, "Error", "");
+    for (name, status, change) in [
+        ("not started", &not_yet, ProbeChange::Ready(true)),
+        ("has ended", &dead, ProbeChange::Ready(true)),
+        ("has ended", &dead, ProbeChange::Started(false)),
+    ] {
+        assert_eq!(probe(status, "picolet://a-0", change), None, "{name}");
+    }
 }
