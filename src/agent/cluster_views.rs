@@ -256,7 +256,8 @@ impl NodeView for OwnNode {
     fn gather(&self) -> Later<'_, Box<dyn Gathered>> {
         Box::pin(async {
             let standing = self.asker.ask(Agent::standing).await;
-            let gathered = self.node.gather(&*self.runtime, &standing).await;
+            let now = self.clock.now();
+            let gathered = self.node.gather(&*self.runtime, &standing, now).await;
             let here: Box<dyn Gathered> = Box::new(GatheredHere {
                 node: Rc::clone(&self.node),
                 clock: Rc::clone(&self.clock),

@@ -224,7 +224,8 @@ impl Agent {
                 let message = format!("waits for a device: {why}");
                 // It is idle, so its status could be read.
                 let runtime = self.view.status(uid).unwrap_or_default();
-                if !self.statuses().wait(pod, &runtime, DEVICE_NOT_READY, &message) {
+                let mut statuses = self.statuses();
+                if !statuses.wait(pod, &runtime, DEVICE_NOT_READY, &message) {
                     self.devices.forget_waiting(uid);
                     return false;
                 }

@@ -2,6 +2,7 @@
 //! their state; whatever has to be looked at or thrown away is an effect.
 
 use alloc::{collections::BTreeMap, rc::Rc};
+use core::time::Duration;
 
 use serde_json::{Map, Value};
 
@@ -93,6 +94,11 @@ impl Eviction {
     /// Conditions of the node.
     pub(super) const fn conditions(&self) -> Conditions {
         self.manager.conditions()
+    }
+
+    /// How long a condition holds after its cause was last seen.
+    pub(super) const fn transition(&self) -> Duration {
+        self.manager.transition()
     }
 
     /// When there is something to do.

@@ -179,6 +179,7 @@ impl Agent {
             not_ready,
             records_wait: self.pods.records_wait(),
             pressure: self.eviction.conditions(),
+            transition: self.eviction.transition(),
             is_member: cluster.is_some(),
             apiserver: cluster.map(|cluster| cluster.condition(clock.wall())),
         }

@@ -11,7 +11,12 @@ pub(super) mod machine;
 mod network;
 
 use alloc::rc::Rc;
-use core::{cell::RefCell, net::IpAddr, ops::Deref};
+use core::{
+    cell::{Cell, RefCell},
+    net::IpAddr,
+    ops::Deref,
+    time::Duration,
+};
 
 pub(super) use facts::{NodeFacts, facts, max_pods};
 pub(in crate::agent) use network::local as addresses;
@@ -19,7 +24,7 @@ pub(in crate::agent) use network::local as addresses;
 use super::{clock::Clock, complaints::Complaints};
 use crate::{
     api::{
-        Node as Object, Wall,
+        Mono, Node as Object, Wall,
         cri::{Condition, FsInfo, Handler, Image, Version},
         node::{NodeAddress, NodeCondition, RuntimeHandler, RuntimeHandlerFeatures},
     },
@@ -27,7 +32,7 @@ use crate::{
     logic::{
         admission,
         devices::Amount,
-        eviction::Conditions,
+        eviction::{Conditions, is_recent},
         generate::NodeContext,
         node::{self, Applied, Local, NodeEvent, Pressure, Resources, RuntimeView, View},
     },
@@ -43,6 +48,8 @@ pub(super) struct Standing {
     pub(super) records_wait: bool,
     /// What the node is short of.
     pub(super) pressure: Conditions,
+    /// How long a condition holds after its cause was last seen.
+    pub(super) transition: Duration,
     /// Whether an apiserver has the Node.
     pub(super) is_member: bool,
     /// Whether that answers, for people; `None` without one.
@@ -63,6 +70,8 @@ pub(super) struct Node {
     admission: RefCell<admission::NodeFacts>,
     /// Devices that are given to pods.
     devices: RefCell<Vec<Amount>>,
+    /// When a disk was last seen that cannot be written.
+    disk_trouble: Cell<Option<Mono>>,
     /// The Node object without its images. Of a cluster: as the apiserver last had it; `None` until it was read. Of a node
     /// that stands alone: as it was last shown, for conditions say since when they hold.
     object: RefCell<Option<Object>>,
@@ -83,6 +92,7 @@ impl Node {
             context: Rc::new(context),
             admission: RefCell::new(admission),
             devices: RefCell::default(),
+            disk_trouble: Cell::default(),
             object: RefCell::new(None),
         }
     }
@@ -168,6 +178,7 @@ impl Node {
         &self,
         runtime: &dyn RuntimeService,
         standing: &Standing,
+        now: Mono,
     ) -> Gathered {
         let disk = runtime.image_fs_info().await.ok();
         let trouble = if standing.records_wait {
@@ -175,6 +186,12 @@ impl Node {
         } else {
             disk.as_ref().and_then(too_full)
         };
+        if trouble.is_some() {
+            self.disk_trouble.set(Some(now));
+        }
+        // A pull that fails over and over for want of room fills and empties the disk: the condition must not come and go with it.
+        let seen = self.disk_trouble.get();
+        let has_trouble = seen.is_some_and(|seen| is_recent(seen, now, standing.transition));
         let (Version { name, version }, capabilities) = (runtime.version(), runtime.capabilities());
         Gathered {
             resources: self.resources(),
@@ -187,7 +204,7 @@ impl Node {
             images: runtime.list_images().await.ok(),
             pressure: Pressure {
                 memory: standing.pressure.memory,
-                disk: standing.pressure.disk || trouble.is_some(),
+                disk: standing.pressure.disk || has_trouble,
                 disk_detail: trouble.unwrap_or_default(),
                 pid: standing.pressure.pid,
             },
@@ -236,7 +253,7 @@ impl Node {
         complaints: &Complaints,
         made: Wall,
     ) -> Object {
-        let gathered = self.gather(runtime, &standing).await;
+        let gathered = self.gather(runtime, &standing, clock.now()).await;
         let mut object = match self.object() {
             Some(mut object) => {
                 let applied = self.bring_up_to_date(&mut object, &gathered, clock.wall());

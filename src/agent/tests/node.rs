@@ -93,4 +93,11 @@ fn conditions_say_since_when_they_hold() {
         message.starts_with("kubelet has disk pressure: the root directory cannot be written"),
         "{message}"
     );
+    // EVICT-05
+    world.agent.borrow_mut().pods_mut().set_records_wait(false);
+    world.advance(s(299));
+    let disk = || condition(&shown(&world), "DiskPressure").0;
+    assert_eq!(disk(), "True", "it may come again");
+    world.advance(s(1));
+    assert_eq!(disk(), "False");
 }

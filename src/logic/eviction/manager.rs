@@ -186,6 +186,12 @@ impl Manager {
         self.pressure.conditions()
     }
 
+    /// How long a condition holds after its cause was last seen.
+    #[must_use]
+    pub const fn transition(&self) -> Duration {
+        self.pressure.transition()
+    }
+
     /// Thresholds that are met, by signal.
     #[must_use]
     pub fn short(&self) -> Vec<Short> {

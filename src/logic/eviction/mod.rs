@@ -27,7 +27,7 @@ pub use local_storage::{Violation, is_limited, violation};
 pub use manager::{Action, Input, MIN_POLL, Manager, Measure, POLL, Reclaim, Settings, Victim};
 pub use message::{Words, eviction};
 pub use observation::{FileSystems, Layout, Observations, Reading};
-pub use pressure::{Conditions, Short};
+pub use pressure::{Conditions, Short, is_recent};
 pub use rank::{Candidate, ContainerFigures, PodFigures, rank};
 pub use threshold::{Limit, Signal, Starved, Threshold, ThresholdError, Written, thresholds};
 pub use walks::{MAX_WALKS, Walked, Walks};

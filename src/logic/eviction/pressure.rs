@@ -130,6 +130,11 @@ impl Pressure {
         self.conditions
     }
 
+    /// How long a condition holds after its cause was last seen.
+    pub(super) const fn transition(&self) -> Duration {
+        self.transition
+    }
+
     /// What was last observed.
     pub(super) const fn last(&self) -> Option<&Observations> {
         self.last.as_ref()
@@ -261,8 +266,10 @@ impl Pressure {
     }
 }
 
-/// A kubelet's words: observed since now less the period.
-fn is_recent(seen: Mono, now: Mono, period: Duration) -> bool {
+/// Whether a condition still holds whose cause was last seen then (EVICT-05). A kubelet's words: observed since now less the
+/// period.
+#[must_use]
+pub fn is_recent(seen: Mono, now: Mono, period: Duration) -> bool {
     seen == now || now - seen < period
 }
 
