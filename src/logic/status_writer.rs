@@ -24,8 +24,12 @@
 //!   and its word, a new copy or none, decides.
 //! - A write that got no answer may have been done: the pod stays unsettled, and what it sends again leads to the same.
 
+mod forbidden;
+
 use alloc::{boxed::Box, vec::Vec};
 use core::time::Duration;
+
+pub use forbidden::{Forbidden, Turn};
 
 use serde_json::Value;
 

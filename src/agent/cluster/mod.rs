@@ -42,7 +42,7 @@ mod statuses;
 mod writer;
 
 use alloc::{collections::BTreeMap, rc::Rc, sync::Arc};
-use core::cell::Cell;
+use core::cell::{Cell, RefCell};
 use std::path::Path;
 
 use super::{
@@ -369,6 +369,7 @@ impl Cluster {
             member: member(),
             pods: pods(),
             intake: intake(),
+            forbidden: RefCell::default(),
             written,
         });
         let mirrors = MirrorKeeper {

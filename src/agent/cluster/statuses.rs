@@ -2,6 +2,7 @@
 //! it is sent, and what comes back goes to it and to the poller.
 
 use alloc::rc::Rc;
+use core::cell::RefCell;
 
 use serde_json::{Value, json};
 use smol::{channel::Sender, future::FutureExt as _};
@@ -24,7 +25,7 @@ use crate::{
     kube::{Api, KubeError, KubeLanes, Patch},
     logic::{
         api_poll::Item,
-        status_writer::{ApiCopy, Failure, Next, Word, Write},
+        status_writer::{ApiCopy, Failure, Forbidden, Next, Turn, Word, Write},
     },
     sys::crash,
 };
@@ -41,6 +42,8 @@ pub(super) struct StatusSender {
     pub(super) member: Rc<Membership>,
     pub(super) pods: Rc<dyn AskPods>,
     pub(super) intake: Rc<dyn Intake>,
+    /// Whether this node may write statuses.
+    pub(super) forbidden: RefCell<Forbidden>,
     /// Takes answers that say more than was known.
     pub(super) written: Sender<Answer>,
 }
@@ -135,6 +138,7 @@ impl StatusSender {
             Ok((Some(seen), _)) if !tells_end => self.is_ended_by_others(uid, seen).await,
             _ => false,
         };
+        self.tell_rights(&answer);
         let word = word(&answer).filter(|word| self.writer.is_new_word(uid, *word));
         let now = self.clock.now();
         let (mut more, mut news) = (None, None);
@@ -169,6 +173,22 @@ impl StatusSender {
         }
         if let Some(shown) = news {
             self.intake.keep_shown(uid.clone(), shown).await;
+        }
+    }
+
+    /// Tells when this node may not write statuses any more, and when it may again. One pod's refusal says nothing: it may be
+    /// another node's by now.
+    fn tell_rights<T>(&self, answer: &Result<T, KubeError>) {
+        let turn = word(answer).and_then(|word| self.forbidden.borrow_mut().heard(word));
+        match (turn, answer) {
+            (Some(Turn::Refused), Err(e)) => log::warn!(
+                "the apiserver takes no status of a pod from this node: {}. Nobody sees how its pods are. Its certificate must be \
+                 of system:node:{} in the group system:nodes, and the apiserver must have --authorization-mode=Node,RBAC",
+                chain(e),
+                self.node
+            ),
+            (Some(Turn::TakenAgain), _) => log::info!("the apiserver takes statuses of pods again"),
+            (Some(Turn::Refused) | None, _) => {}
         }
     }
 

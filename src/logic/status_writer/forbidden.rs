@@ -1,0 +1,67 @@
+//! Whether this node may write statuses at all (SM-05).
+
+use super::Word;
+
+/// So many refusals in a row are told: one may be of a pod that is another node's by now.
+const IN_A_ROW: u32 = 3;
+
+/// Refusals with 403 in a row, over all pods.
+#[derive(Clone, Debug, Default)]
+pub struct Forbidden(u32);
+
+/// What there is to tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// No status is taken any more.
+    Refused,
+    /// They are again.
+    TakenAgain,
+}
+
+impl Forbidden {
+    /// Takes in the word on the write of a status. Each turn is told once.
+    pub fn heard(&mut self, word: Word) -> Option<Turn> {
+        match word {
+            Word::Forbidden => {
+                self.0 = self.0.saturating_add(1);
+                (self.0 == IN_A_ROW).then_some(Turn::Refused)
+            }
+            Word::Done => {
+                let was_told = core::mem::take(&mut self.0) >= IN_A_ROW;
+                was_told.then_some(Turn::TakenAgain)
+            }
+            // Nothing about rights.
+            Word::Gone | Word::Conflict | Word::Refused | Word::Busy | Word::Failed => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_turn_is_told_once() {
+        // SM-05
+        use Word::{Busy, Done, Forbidden as No};
+        let mut forbidden = Forbidden::default();
+        for (at, (word, told)) in [
+            (No, None),
+            (No, None),
+            (Done, None),
+            (No, None),
+            (No, None),
+            (Busy, None),
+            (No, Some(Turn::Refused)),
+            (No, None),
+            (No, None),
+            (Done, Some(Turn::TakenAgain)),
+            (Done, None),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            assert_eq!(forbidden.heard(word), told, "{at}");
+        }
+    }
+}
