@@ -18,11 +18,11 @@ use std::{
 };
 
 use flate2::{Compression, write::GzEncoder};
-use nix::fcntl::OFlag;
+use nix::{errno::Errno, fcntl::OFlag};
 
 use crate::api::Wall;
 use crate::api::order::Order;
-use crate::sys::open;
+use crate::sys::{file, open};
 
 /// Whether the live file at `path` has reached `limit` bytes. A missing file counts: the writer must reopen it.
 pub fn is_due(path: &Path, limit: u64) -> io::Result<bool> {
@@ -94,8 +94,7 @@ pub fn compress_rotated(
 /// and whether nothing is left to do.
 fn compress_some(live: &Path, room: u64, most: u64) -> io::Result<(u64, bool)> {
     let mut done = 0;
-    let mut rotated = rotated_files(live)?;
-    rotated.retain(|p| p.extension().is_none_or(|e| e != "tmp"));
+    let mut rotated = without_leftovers(live)?;
     let newest = rotated.pop();
     let size = |path: &Path| fs::symlink_metadata(path).map_or(0, |metadata| metadata.len());
     for plain in rotated.iter().filter(|p| !is_compressed(p)) {
@@ -126,10 +125,7 @@ fn rotate_within(path: &Path, max_files: usize, now: Wall) -> io::Result<Option<
         // There is nothing to make room for.
         return Ok(None);
     }
-    let mut rotated = rotated_files(path)?;
-    for leftover in rotated.extract_if(.., |p| p.extension().is_some_and(|e| e == "tmp")) {
-        fs::remove_file(leftover)?;
-    }
+    let mut rotated = without_leftovers(path)?;
     // A crash between compression and removal leaves both: the compressed one is whole.
     let compressed: Vec<_> = rotated
         .iter()
@@ -156,10 +152,15 @@ fn rotate_within(path: &Path, max_files: usize, now: Wall) -> io::Result<Option<
     }
 }
 
-/// Takes a rotation back because the writer could not reopen.
+/// Takes a rotation back because the writer could not reopen, unless there is a new live file.
 pub fn undo(path: &Path, rotated: &Path) -> io::Result<()> {
     let dir = open::log_dir(path)?;
-    fs::rename(within(&dir, rotated), within(&dir, path))
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_owned();
+    match file::rename_new(&dir, &name(rotated), &dir, &name(path)) {
+        // It has reopened after all: that file is written.
+        Err(Errno::EEXIST) => Ok(()),
+        result => Ok(result?),
+    }
 }
 
 /// Removes logs of a container's instances that nobody knows any more, rotated files included: a boot makes the agent
@@ -246,6 +247,23 @@ fn rotated_files(path: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
+/// As [`rotated_files`], and removes those whose compression was broken off: they count among what a log may have.
+fn without_leftovers(path: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut rotated = rotated_files(path)?;
+    for leftover in rotated.extract_if(.., |p| p.extension().is_some_and(|e| e == "tmp")) {
+        gone(fs::remove_file(leftover))?;
+    }
+    Ok(rotated)
+}
+
+/// The writer makes room by itself: what was there a moment ago may be gone.
+fn gone(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
 /// Replaces `plain` by `plain.gz`, written aside and renamed.
 fn compress(plain: &Path) -> io::Result<()> {
     let with = |suffix: &str| {
@@ -262,22 +280,28 @@ fn compress(plain: &Path) -> io::Result<()> {
         // Swapped since the directory was read. Reading a FIFO would hold the disk lane for ever.
         return fs::remove_file(plain);
     }
+    // A link that a pod put there.
+    gone(fs::remove_file(&staged))?;
     let target = File::options()
         .write(true)
         .create_new(true)
         .mode(0o640)
         .custom_flags(OFlag::O_NOFOLLOW.bits())
         .open(&staged)?;
-    let mut encoder = GzEncoder::new(target, Compression::fast());
-    io::copy(&mut source, &mut encoder)?;
-    encoder.finish()?.flush()?;
-    // The writer makes room by itself: both may be gone.
-    let gone = |result: io::Result<()>| match result {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-        result => result,
-    };
+    if let Err(e) = zip(&mut source, target) {
+        // A disk that is full stays so otherwise.
+        let _ = fs::remove_file(&staged);
+        return Err(e);
+    }
+    // The writer may have removed both meanwhile.
     gone(fs::rename(&staged, &done))?;
     gone(fs::remove_file(plain))
+}
+
+fn zip(source: &mut File, target: File) -> io::Result<()> {
+    let mut encoder = GzEncoder::new(target, Compression::fast());
+    io::copy(source, &mut encoder)?;
+    encoder.finish()?.flush()
 }
 
 #[cfg(test)]
@@ -335,6 +359,11 @@ mod tests {
                 "0.log.20231114-221329"
             ]
         );
+        fs::write(&path, "of a writer that reopened").expect("write");
+        undo(&path, &rotated).expect("done already");
+        assert_eq!(fs::read(&path).expect("live"), b"of a writer that reopened");
+        assert_eq!(fs::read(&rotated).expect("rotated"), b"last\n");
+        fs::remove_file(&path).expect("remove");
         undo(&path, &rotated).expect("undo");
         assert!(!is_due(&path, 6).expect("size") && is_due(&path, 5).expect("size"));
         fs::remove_file(&path).expect("remove");
@@ -367,6 +396,12 @@ mod tests {
             fs::write(pod.join(format!("0.log{name}")), vec![b'x'; bytes]).expect("write");
         }
         // 2997 bytes, and a copy of 999 to come: with the live file's 1000 that is as much as there may be.
+        // An agent that was killed has left its copies, of a file that is there and of one that is not.
+        for leftover in ["0.log.20231114-221319.9.tmp", "0.log.20231114-221321.1.tmp"] {
+            fs::write(pod.join(leftover), "half").expect("write");
+        }
+        // And a pod has put a link in the way.
+        std::os::unix::fs::symlink("0.log", pod.join("0.log.20231114-221320.tmp")).expect("link");
         let looked = look(Looked::new());
         let tidy = [
             "0.log",
