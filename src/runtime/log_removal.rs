@@ -1,13 +1,16 @@
 //! What goes with an instance: its log, and what points to it. Blocking.
 
-use std::{fs, io, path::Path};
+use std::{fs, io, os::fd::AsRawFd as _, path::Path};
+
+use nix::errno::Errno;
 
 use super::Logs;
+use crate::sys::open;
 
 /// Removes a log, its rotated files, and links of the legacy directory.
 fn remove_logs(log: &Path, links: &Path, link_end: &str) -> io::Result<()> {
-    if let (Some(dir), Some(name)) = (log.parent(), log.file_name().and_then(|n| n.to_str())) {
-        remove_those(dir, |found| found.starts_with(name))?;
+    if let Some(name) = log.file_name().and_then(|n| n.to_str()) {
+        remove_beside(log, |found| found.starts_with(name))?;
     }
     if !links.as_os_str().is_empty() {
         remove_those(links, |found| found.ends_with(link_end))?;
@@ -19,13 +22,32 @@ fn remove_logs(log: &Path, links: &Path, link_end: &str) -> io::Result<()> {
 /// over without end.
 pub(super) fn remove(logs: Logs, log: &Path, links: &Path, link_end: &str) -> io::Result<()> {
     let attempt = |name: &str| name.split_once(".log")?.0.parse::<u32>().ok();
-    match (logs, log.parent(), log.file_name().and_then(|n| n.to_str())) {
-        (Logs::Go, ..) => remove_logs(log, links, link_end),
-        (Logs::Stay, Some(dir), Some(name)) => {
+    match (logs, log.file_name().and_then(|n| n.to_str())) {
+        (Logs::Go, _) => remove_logs(log, links, link_end),
+        (Logs::Stay, Some(name)) => {
             let own = attempt(name);
-            remove_those(dir, |found| attempt(found).is_some_and(|n| Some(n) < own))
+            remove_beside(log, |found| attempt(found).is_some_and(|n| Some(n) < own))
         }
-        (Logs::Stay, ..) => Ok(()),
+        (Logs::Stay, None) => Ok(()),
+    }
+}
+
+/// Removes files in the directory of `log`. Where a pod has put a link or a file in its place, or in the place of the one above
+/// it, there is no log of ours.
+fn remove_beside(log: &Path, is_one: impl Fn(&str) -> bool) -> io::Result<()> {
+    match open::log_dir(log) {
+        Ok(dir) => {
+            let pinned = format!("/proc/self/fd/{}", dir.as_raw_fd());
+            remove_those(pinned.as_ref(), is_one)
+        }
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(e) => match e.raw_os_error().map(Errno::from_raw) {
+            Some(Errno::ELOOP | Errno::ENOTDIR) => {
+                log::warn!("the logs beside {} are left: {e}", log.display());
+                Ok(())
+            }
+            _ => Err(e),
+        },
     }
 }
 
@@ -98,5 +120,27 @@ mod tests {
         assert_eq!(names(&links).len(), 1);
         remove(Logs::Stay, "gone/1.log", "x").expect("absent is fine");
         fs::remove_dir_all(dir).expect("clean");
+    }
+
+    #[test]
+    fn links_in_the_place_of_logs_lead_nowhere() {
+        // LOG-09
+        let top = std::env::temp_dir().join(format!("picolet-rmlinks-{}", std::process::id()));
+        fs::create_dir_all(top.join("victim/main")).expect("dir");
+        fs::create_dir_all(top.join("pod")).expect("dir");
+        for name in ["0.log", "1.log"] {
+            fs::write(top.join("victim/main").join(name), "").expect("file");
+        }
+        std::os::unix::fs::symlink("victim", top.join("by-pod")).expect("link");
+        std::os::unix::fs::symlink("../victim/main", top.join("pod/link")).expect("link");
+        fs::write(top.join("pod/file"), "").expect("file");
+        for dir in ["by-pod/main", "pod/link", "pod/file"] {
+            for logs in [Logs::Go, Logs::Stay] {
+                let log = top.join(dir).join("1.log");
+                remove(logs, &log, Path::new(""), "x").expect("nothing of ours");
+            }
+        }
+        assert_eq!(names(&top.join("victim/main")), ["0.log", "1.log"]);
+        fs::remove_dir_all(top).expect("clean");
     }
 }
