@@ -45,7 +45,7 @@ pub(super) struct Left(RefCell<Vec<(Child, Files)>>);
 
 impl Left {
     /// Forgets those that have ended, with their files.
-    fn tidy(&self) {
+    pub(super) fn tidy(&self) {
         let mut all = self.0.borrow_mut();
         all.retain_mut(|(child, _)| !child.has_ended());
     }
@@ -80,7 +80,7 @@ impl Running {
         };
         self.ended = Some(status);
         let code = child::exit_code(status);
-        match files.failure().filter(|_| code != 0) {
+        match files.failure(code) {
             Some(message) => Err(RuntimeError::Failed(message)),
             None => Ok(code),
         }
@@ -127,13 +127,18 @@ impl Files {
         files::read_start(&self.pid, SMALL).is_ok_and(|pid| !pid.is_empty())
     }
 
-    /// Why the runtime could not run the command, if it could not.
-    fn failure(&self) -> Option<String> {
-        if self.has_started() {
+    /// Why the runtime could not run the command, if it could not: then `code` is the runtime's, and says nothing of the
+    /// command. A runtime that died, of want of memory perhaps, has written no message.
+    fn failure(&self, code: i32) -> Option<String> {
+        if code == 0 || self.has_started() {
             return None;
         }
-        let text = files::read_start(&self.log, LOG_LIMIT).ok()?;
-        (!text.is_empty()).then(|| shim::runtime_message(&String::from_utf8_lossy(&text)))
+        let text = files::read_start(&self.log, LOG_LIMIT).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        Some(match text.trim().is_empty() {
+            true => format!("the runtime failed without a message, with exit code {code}"),
+            false => shim::runtime_message(&text),
+        })
     }
 }
 
@@ -204,7 +209,7 @@ impl Runc {
         };
         let files = guard.done();
         let exit_code = output.code();
-        if let Some(message) = files.and_then(|f| f.failure()).filter(|_| exit_code != 0) {
+        if let Some(message) = files.and_then(|f| f.failure(exit_code)) {
             return Err(RuntimeError::Failed(message));
         }
         Ok(ExecOutput {
@@ -294,7 +299,7 @@ async fn terminal_session(
         match first.map_err(failed(step))? {
             Some(master) => Some(master),
             // A short command may have ended before its terminal was taken out of the socket.
-            None if files.failure().is_none() => {
+            None if files.failure(ended.map_or(0, child::exit_code)).is_none() => {
                 let soon = Duration::from_secs(1);
                 future::or(taken, late(soon)).await.map_err(failed(step))?
             }
@@ -303,7 +308,7 @@ async fn terminal_session(
     };
     let Some(master) = master else {
         let why = files
-            .failure()
+            .failure(ended.map_or(0, child::exit_code))
             .unwrap_or_else(|| "the runtime gave no terminal".into());
         return Err(RuntimeError::Failed(why));
     };
@@ -344,5 +349,46 @@ impl Drop for AbandonOnDrop {
         if let Some(files) = &mut self.0 {
             files.abandoned = true;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_never_started_has_no_exit_code() {
+        // PROBE-20
+        let dir = std::env::temp_dir().join(format!("picolet-exec-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("dir");
+        let files = Files {
+            pid: dir.join("exec.pid"),
+            log: dir.join("exec.log"),
+            socket: dir.join("exec.sock"),
+            abandoned: false,
+        };
+        let message = "{\"level\":\"error\",\"msg\":\"no such file\"}\n";
+        for (name, log, why) in [
+            (
+                "no log",
+                None,
+                "the runtime failed without a message, with exit code 137",
+            ),
+            (
+                "an empty one",
+                Some(""),
+                "the runtime failed without a message, with exit code 137",
+            ),
+            ("a message", Some(message), "no such file"),
+        ] {
+            if let Some(log) = log {
+                fs::write(&files.log, log).expect("log");
+            }
+            assert_eq!(files.failure(137).as_deref(), Some(why), "{name}");
+        }
+        fs::write(&files.pid, "7").expect("pid");
+        assert_eq!(files.failure(137), None, "the command's own");
+        drop(files);
+        fs::remove_dir(&dir).expect("nothing is left");
     }
 }

@@ -405,6 +405,8 @@ impl RuntimeService for Runc {
     fn list_pods(&self) -> Call<'_, Vec<PodItem>> {
         Box::pin(async {
             self.absorb().await;
+            // Commands that have ended without anybody stay zombies until somebody looks.
+            self.left_execs.tidy();
             Ok(self.table.borrow().list())
         })
     }
