@@ -618,6 +618,88 @@ fn terminal() {
     assert_eq!(bundle.output("stderr"), "");
 }
 
+#[test]
+fn a_closed_terminal_can_be_opened_again() {
+    real!();
+    // RTM-07
+    let script = "exec </dev/null >/dev/null 2>&1; echo > /tmp/closed; read x < /tmp/go
+        echo again > /dev/pts/0; read line < /dev/pts/0; echo got $line > /dev/pts/0";
+    let bundle = Bundle::new(script, |c| {
+        c["process"]["terminal"] = true.into();
+    });
+    let tmp = bundle.dir.parent().expect("top").join("rootfs/tmp");
+    nix::unistd::mkfifo(&tmp.join("go"), nix::sys::stat::Mode::S_IRWXU).expect("fifo");
+    let launch = Launch {
+        tty: true,
+        stdin: true,
+        ..launch_of(&bundle)
+    };
+    let shim = create(&launch);
+    let streams = Streams {
+        stdin: true,
+        stdout: true,
+        stderr: false,
+    };
+    let client = wait("attach", shim::attach(&bundle.dir, streams)).expect("attach");
+    bundle.start();
+    until("it is closed", || tmp.join("closed").exists());
+    // The shim has looked at the terminal when it has answered.
+    wait("an answer", shim::reopen_log(&bundle.dir)).expect("reopen");
+    fs::write(tmp.join("go"), "x\n").expect("go");
+    until("output", || bundle.log().contains("again"));
+    wait("input", client.input(b"hello\n")).expect("input");
+    assert_eq!(ended(&shim, &bundle).code, 0);
+    assert!(bundle.output("stdout").ends_with("got hello\r\n"));
+}
+
+#[test]
+fn clients_are_let_in_after_a_want_of_descriptors() {
+    real!();
+    // Never quiet for a second.
+    let bundle = Bundle::new("while :; do echo word; sleep 0.02; done", |_| ());
+    let shim = create(&launch_of(&bundle));
+    bundle.start();
+    let limit = |descriptors: usize| {
+        let mut command = std::process::Command::new("prlimit");
+        command.arg(format!("--pid={}", shim.shim_pid));
+        command.arg(format!("--nofile={descriptors}:"));
+        assert!(command.status().expect("prlimit").success());
+    };
+    let grows = || {
+        let size = || fs::metadata(&bundle.log).map_or(0, |log| log.len());
+        let before = size();
+        async move {
+            // More than one line: the shim has come round since.
+            while size() < before + 200 {
+                Timer::after(Duration::from_millis(5)).await;
+            }
+        }
+    };
+    wait("clients", async {
+        // They fill the numbers below what poll(2) needs as a limit.
+        let mut clients = Vec::new();
+        for _ in 0..shim::control::MAX_CLIENTS {
+            let streams = Streams {
+                stderr: true,
+                ..Streams::default()
+            };
+            let client = shim::attach(&bundle.dir, streams).await;
+            clients.push(client.expect("attach"));
+        }
+        let open = format!("/proc/{}/fd", shim.shim_pid);
+        let numbers = (0..).take_while(|n| Path::new(&open).join(n.to_string()).exists());
+        limit(numbers.count());
+        let more = async {
+            grows().await;
+            limit(1024);
+        };
+        let (answer, ()) = future::zip(shim::reopen_log(&bundle.dir), more).await;
+        answer.expect("let in");
+    });
+    bundle.kill("KILL");
+    ended(&shim, &bundle);
+}
+
 /// Started again by [`agent_death`] as the agent that dies. The variable names a bundle.
 /// What the log has on disk, in bytes, and its files.
 fn log_use(bundle: &Bundle) -> (u64, usize) {

@@ -11,7 +11,7 @@ use nix::sys::stat::{Mode, umask};
 
 use super::control::{MAX_CLIENTS, MAX_CONNECTIONS, MAX_DATA_BYTES, Streams, kind};
 use super::file;
-use crate::sys::{pages::Pages, socket};
+use crate::sys::{pages::Pages, socket, start};
 
 /// Output that may wait for a client in the kernel, in bytes (the kernel doubles it for its own headers). Taken only
 /// while a client lags behind.
@@ -37,6 +37,17 @@ impl Client {
     fn attached(&self) -> bool {
         self.streams != Streams::default()
     }
+
+    /// Whether nobody is at the other end any more. What it sent before may still wait.
+    fn has_left(&self) -> bool {
+        let mut fds = [libc::pollfd {
+            fd: self.socket.as_raw_fd(),
+            events: 0,
+            revents: 0,
+        }];
+        let polled = start::poll(&mut fds, 0);
+        polled.is_ok() && fds[0].revents & (libc::POLLHUP | libc::POLLERR) != 0
+    }
 }
 
 /// The socket and its clients.
@@ -44,6 +55,8 @@ impl Client {
 pub(crate) struct Clients {
     listener: OwnedFd,
     slots: [Option<Client>; MAX_CONNECTIONS],
+    /// A client was attached to standard input since it was asked last whether the last one has gone.
+    had_stdin: bool,
     /// A packet of input and how much of it the container has taken.
     packet: Pages,
     taken: usize,
@@ -64,6 +77,7 @@ impl Clients {
         Ok(Self {
             listener,
             slots: [const { None }; MAX_CONNECTIONS],
+            had_stdin: false,
             packet: Pages::map(1 + MAX_DATA_BYTES)?,
             taken: 0,
             len: 0,
@@ -85,19 +99,20 @@ impl Clients {
     }
 
     /// Takes a waiting connection. If all places are taken, one that is not attached makes room: such a client has its
-    /// answer already, or is not going to ask. False: the system has no descriptor for it now.
+    /// answer already, or is not going to ask. Else one that has left, with the input that the container did not take: at most
+    /// [`MAX_CLIENTS`] have not. False: the system has no descriptor for it now.
     pub(crate) fn accept(&mut self) -> bool {
         let socket = match socket::accept(self.listener.as_fd()) {
             Ok(socket) => socket,
             Err(e) => return e.kind() == io::ErrorKind::WouldBlock,
         };
         let free = self.slots.iter().position(Option::is_none);
-        let idle = || {
-            self.slots
-                .iter()
-                .position(|s| s.as_ref().is_some_and(|c| !c.attached()))
+        let of = |makes_room: fn(&Client) -> bool| {
+            let mut slots = self.slots.iter();
+            slots.position(|slot| slot.as_ref().is_some_and(makes_room))
         };
-        if let Some(place) = free.or_else(idle) {
+        let idle = || of(|client| !client.attached());
+        if let Some(place) = free.or_else(idle).or_else(|| of(Client::has_left)) {
             // Without the right to do so, the lag allowed is the system's default.
             let _ = setsockopt(&socket, sockopt::SndBufForce, &CLIENT_LAG_BYTES);
             let streams = Streams::default();
@@ -106,15 +121,13 @@ impl Clients {
         true
     }
 
-    /// Reads one packet of client `index`. `Ok(None)`: nothing for the shim to do. `Err(had_stdin)`: it has gone.
-    pub(crate) fn receive(&mut self, index: usize) -> Result<Option<Request>, bool> {
-        let Some(client) = &mut self.slots[index] else {
-            return Ok(None);
-        };
+    /// Reads one packet of client `index`, or its end. `None`: nothing for the shim to do.
+    pub(crate) fn receive(&mut self, index: usize) -> Option<Request> {
+        let client = self.slots[index].as_ref()?;
         let had_stdin = client.streams.stdin;
         if had_stdin && self.len > self.taken {
             // Its packet may be input: it waits where it is, behind that of another client.
-            return Ok(None);
+            return None;
         }
         let flags = MsgFlags::MSG_DONTWAIT;
         let packet = &mut self.packet[..=MAX_DATA_BYTES];
@@ -127,13 +140,13 @@ impl Clients {
         };
         let received = match recv(client.socket.as_raw_fd(), packet, flags) {
             Ok(n) => n,
-            Err(nix::Error::EAGAIN | nix::Error::EINTR) => return Ok(None),
+            Err(nix::Error::EAGAIN | nix::Error::EINTR) => return None,
             Err(_) => 0,
         };
-        let request = match &packet[..received] {
+        match &packet[..received] {
             [] => {
                 self.slots[index] = None;
-                return Err(had_stdin);
+                None
             }
             [kind::REOPEN] => Some(Request::Reopen),
             [kind::RESIZE, a, b, c, d] => Some(Request::Resize {
@@ -156,18 +169,20 @@ impl Clients {
                 self.reply(index, Err("unknown packet"));
                 None
             }
-        };
-        Ok(request)
+        }
     }
 
     fn attach(&mut self, index: usize, streams: Streams) -> Result<(), &'static str> {
+        // Who has left may keep its place for long: its input waits until the container reads.
+        let counts = |client: &Client| client.attached() && !client.has_left();
         let others = self.slots.iter().enumerate().filter(|(i, _)| *i != index);
-        let attached = others.filter(|(_, s)| s.as_ref().is_some_and(Client::attached));
+        let attached = others.filter(|(_, s)| s.as_ref().is_some_and(counts));
         if attached.count() >= MAX_CLIENTS {
             return Err("too many clients are attached");
         }
         if let Some(client) = &mut self.slots[index] {
             client.streams = streams;
+            self.had_stdin |= streams.stdin;
         }
         Ok(())
     }
@@ -217,9 +232,10 @@ impl Clients {
         }
     }
 
-    /// Whether a client attached to standard input is connected.
-    pub(crate) fn any_stdin(&self) -> bool {
-        self.slots.iter().flatten().any(|c| c.streams.stdin)
+    /// Whether there was a client attached to standard input, and now there is none. Told once.
+    pub(crate) fn last_stdin_has_gone(&mut self) -> bool {
+        let any = self.slots.iter().flatten().any(|c| c.streams.stdin);
+        core::mem::replace(&mut self.had_stdin, any) && !any
     }
 
     /// Gives memory back that holds nothing.
@@ -256,31 +272,38 @@ impl Clients {
 
 #[cfg(test)]
 mod tests {
-    use nix::sys::socket::{send, socketpair};
+    use nix::sys::socket::{connect, send, socketpair};
 
     use super::*;
 
-    /// A shim's end with two clients that are attached to standard input, and their own ends.
-    fn two() -> (Clients, [OwnedFd; 2]) {
-        let pair = || {
-            let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-            socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).expect("pair")
-        };
-        let (listener, _) = pair();
+    const INPUT: Streams = Streams {
+        stdin: true,
+        stdout: false,
+        stderr: false,
+    };
+    const FLAGS: SockFlag = SockFlag::SOCK_CLOEXEC.union(SockFlag::SOCK_NONBLOCK);
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        socketpair(AddressFamily::Unix, SockType::SeqPacket, None, FLAGS).expect("pair")
+    }
+
+    /// A shim's end with `N` clients that are attached to standard input, and their own ends.
+    fn some<const N: usize>() -> (Clients, [OwnedFd; N]) {
         let mut clients = Clients {
-            listener,
+            listener: socket(AddressFamily::Unix, SockType::SeqPacket, FLAGS, None)
+                .expect("socket"),
             slots: [const { None }; MAX_CONNECTIONS],
+            had_stdin: true,
             packet: Pages::map(1 + MAX_DATA_BYTES).expect("pages"),
             taken: 0,
             len: 0,
         };
-        let theirs = [0, 1].map(|place| {
+        let theirs = core::array::from_fn(|place| {
             let (socket, theirs) = pair();
-            let streams = Streams {
-                stdin: true,
-                ..Streams::default()
-            };
-            clients.slots[place] = Some(Client { socket, streams });
+            clients.slots[place] = Some(Client {
+                socket,
+                streams: INPUT,
+            });
             theirs
         });
         (clients, theirs)
@@ -288,7 +311,7 @@ mod tests {
 
     #[test]
     fn input_of_two_clients_at_once_is_kept() {
-        let (mut clients, theirs) = two();
+        let (mut clients, theirs) = some::<2>();
         let texts = ["Ione, a long line of input\n", "Itwo, another long line\n"];
         for (socket, text) in theirs.iter().zip(texts) {
             send(socket.as_raw_fd(), text.as_bytes(), MsgFlags::empty()).expect("send");
@@ -297,7 +320,7 @@ mod tests {
         let mut got = String::new();
         for _ in 0..texts.len() {
             for place in 0..texts.len() {
-                assert_eq!(clients.receive(place), Ok(None));
+                assert_eq!(clients.receive(place), None);
             }
             clients.input(|bytes| {
                 got.push_str(core::str::from_utf8(bytes).expect("text"));
@@ -305,5 +328,52 @@ mod tests {
             });
         }
         assert_eq!(got, "one, a long line of input\ntwo, another long line\n");
+    }
+
+    #[test]
+    fn who_has_left_makes_room_for_others() {
+        let (mut clients, theirs) = some::<MAX_CLIENTS>();
+        let name = format!("picolet-clients-{}", std::process::id());
+        let name = UnixAddr::new_abstract(name.as_bytes()).expect("name");
+        bind(clients.listener.as_raw_fd(), &name).expect("bind");
+        listen(&clients.listener, Backlog::new(BACKLOG).expect("few")).expect("listen");
+        let join = |clients: &mut Clients| {
+            let theirs =
+                socket(AddressFamily::Unix, SockType::SeqPacket, FLAGS, None).expect("socket");
+            connect(theirs.as_raw_fd(), &name).expect("connect");
+            assert!(clients.accept());
+            theirs
+        };
+        // The container reads nothing: what the first has sent waits, and with it all of them.
+        send(theirs[0].as_raw_fd(), b"Iwords", MsgFlags::empty()).expect("send");
+        assert_eq!(clients.receive(0), None);
+        assert!(clients.has_input());
+        let _fifth = join(&mut clients);
+        assert!(clients.attach(MAX_CLIENTS, INPUT).is_err(), "all are there");
+        drop(theirs);
+        for place in 0..MAX_CLIENTS {
+            assert_eq!(clients.receive(place), None, "it waits");
+        }
+        clients.attach(MAX_CLIENTS, INPUT).expect("room");
+        // Every place is taken by one that is attached: a connection takes that of one that has left.
+        let _sixth = join(&mut clients);
+        clients.attach(MAX_CLIENTS + 1, INPUT).expect("room");
+        let _seventh = join(&mut clients);
+        let has_left = |slot: &Option<Client>| slot.as_ref().is_none_or(Client::has_left);
+        let left = clients.slots.iter().filter(|slot| has_left(slot)).count();
+        assert_eq!(left, MAX_CLIENTS - 1);
+    }
+
+    #[test]
+    fn the_last_one_attached_to_input_goes_once() {
+        let (mut clients, theirs) = some::<2>();
+        assert!(!clients.last_stdin_has_gone());
+        let [first, second] = theirs;
+        for (theirs, place, is_last) in [(first, 0, false), (second, 1, true)] {
+            drop(theirs);
+            assert_eq!(clients.receive(place), None);
+            assert_eq!(clients.last_stdin_has_gone(), is_last);
+        }
+        assert!(!clients.last_stdin_has_gone());
     }
 }

@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 
 use super::file;
 use super::process::Args;
-use super::serve::{Ended, reap_one};
+use super::serve::{Ended, Terminal, reap_one};
 use crate::sys::{clock, pages::Pages, proc, socket, start};
 
 /// Bytes of the runtime's log, or of its standard error, that are reported after a failure.
@@ -39,8 +39,8 @@ pub(crate) struct Created {
     /// None with a terminal.
     pub(crate) stderr: Option<OwnedFd>,
     pub(crate) stdin: Option<OwnedFd>,
-    /// The terminal's master: the same one as `stdout`.
-    pub(crate) terminal: Option<OwnedFd>,
+    /// Its master is `stdout` too.
+    pub(crate) terminal: Option<Terminal>,
 }
 
 /// Why there is no container.
@@ -149,7 +149,7 @@ pub(crate) fn create(args: &Args, signals: &SignalFd) -> Result<Created, Failure
                 Some(master.try_clone()?),
                 master.try_clone()?,
                 None,
-                Some(master),
+                Some(Terminal::new(master)),
             )
         }
         None => {

@@ -1,5 +1,6 @@
 //! The shim's life between the creation of its container and the end of init: one poll over a dozen descriptors.
 
+use core::time::Duration;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::process::ExitStatusExt;
@@ -11,13 +12,14 @@ use super::clients::{Clients, Request};
 use super::control::{MAX_CONNECTIONS, kind};
 use super::line::{Lines, MAX_TEXT_BYTES, stamp};
 use super::log::Log;
+use crate::api::Mono;
 use crate::sys::{child, clock, pages::Pages, start, tty};
 
 /// Bytes that are read from a terminal at most after init has ended: more than its buffers hold.
 const TTY_DRAIN_BYTES: usize = 1024 * 1024;
 
-/// How long nobody is let in after the system had no descriptor for a client, in milliseconds.
-const REOPEN_DOOR_MS: i32 = 1000;
+/// How long nobody is let in after the system had no descriptor for a client.
+const REOPEN_DOOR: Duration = Duration::from_secs(1);
 
 /// How init ended: exit code (128 + signal) and signal, 0 if none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +44,7 @@ pub(crate) struct Source {
     lines: Lines<Pages>,
     name: &'static str,
     kind: u8,
-    /// All ends of the terminal are closed.
+    /// Nothing more can be read.
     over: bool,
 }
 
@@ -73,7 +75,7 @@ impl Source {
         let count = match read(&self.fd, space) {
             Ok(n) if n > 0 => n,
             Err(nix::Error::EAGAIN | nix::Error::EINTR) => return 0,
-            // A terminal without open ends is EIO; a FIFO that we hold open for writing has no end.
+            // What we hold open for writing has no end: only a terminal whose other end we could not open comes here.
             _ => {
                 self.over = true;
                 return 0;
@@ -126,6 +128,22 @@ impl Stdin {
     }
 }
 
+/// The container's terminal.
+#[derive(Debug)]
+pub(crate) struct Terminal {
+    master: OwnedFd,
+    /// Held open: while nobody has a terminal open, its master is always ready and reads as an error, and nothing tells when
+    /// the container opens it again.
+    _slave: Option<OwnedFd>,
+}
+
+impl Terminal {
+    pub(crate) fn new(master: OwnedFd) -> Self {
+        let _slave = tty::slave(master.as_fd()).ok();
+        Self { master, _slave }
+    }
+}
+
 /// Everything that a shim holds while its container lives.
 #[derive(Debug)]
 pub(crate) struct Server {
@@ -134,8 +152,7 @@ pub(crate) struct Server {
     pub(crate) stdout: Source,
     pub(crate) stderr: Option<Source>,
     pub(crate) stdin: Stdin,
-    /// The terminal's master.
-    pub(crate) terminal: Option<OwnedFd>,
+    pub(crate) terminal: Option<Terminal>,
     pub(crate) log: Log,
     pub(crate) clients: Clients,
 }
@@ -154,24 +171,24 @@ impl Server {
     pub(crate) fn run(&mut self) -> io::Result<Option<Ended>> {
         // Buffers hold memory that they do not need.
         let mut dirty = true;
-        // Nobody can be let in: the system is out of descriptors.
-        let mut closed = false;
+        // Until then nobody can be let in: the system is out of descriptors.
+        let mut closed_until: Option<Mono> = None;
         loop {
             let mut fds = self.watched();
-            if closed {
-                fds[LISTENER].fd = -1;
+            let closed_ms = closed_until.map_or(0, |until| until.since_ms(clock::mono()));
+            match closed_ms {
+                0 => closed_until = None,
+                _ => fds[LISTENER].fd = -1,
             }
-            let timeout_ms = match (dirty, closed) {
+            let timeout_ms = match (dirty, closed_ms) {
                 (true, _) => 0,
-                (false, true) => REOPEN_DOOR_MS,
-                (false, false) => -1,
+                (false, 0) => -1,
+                (false, left) => i32::try_from(left).unwrap_or(i32::MAX),
             };
             if start::poll(&mut fds, timeout_ms)? == 0 {
                 if dirty {
                     self.release();
                     dirty = false;
-                } else {
-                    closed = false;
                 }
                 continue;
             }
@@ -188,8 +205,8 @@ impl Server {
                 self.serve(index);
             }
             // After the clients: a place that one of them left can be taken.
-            if ready(LISTENER) {
-                closed = !self.clients.accept();
+            if ready(LISTENER) && !self.clients.accept() {
+                closed_until = Some(clock::mono() + REOPEN_DOOR);
             }
             self.feed();
             if ready(INIT) {
@@ -251,15 +268,8 @@ impl Server {
     }
 
     fn serve(&mut self, index: usize) {
-        let request = match self.clients.receive(index) {
-            Ok(Some(request)) => request,
-            Ok(None) => return,
-            Err(had_stdin) => {
-                if had_stdin && self.stdin.once && !self.clients.any_stdin() {
-                    self.stdin.closing = true;
-                }
-                return;
-            }
+        let Some(request) = self.clients.receive(index) else {
+            return;
         };
         match request {
             Request::Reopen => match self.log.reopen() {
@@ -268,8 +278,9 @@ impl Server {
             },
             Request::Resize { width, height } => {
                 let result = match &self.terminal {
-                    Some(master) => {
-                        tty::set_window_size(master.as_fd(), width, height).map_err(|e| e.desc())
+                    Some(terminal) => {
+                        let master = terminal.master.as_fd();
+                        tty::set_window_size(master, width, height).map_err(|e| e.desc())
                     }
                     None => Err("the container has no terminal"),
                 };
@@ -297,6 +308,9 @@ impl Server {
                 }
             }
         });
+        if self.clients.last_stdin_has_gone() && self.stdin.once {
+            self.stdin.closing = true;
+        }
         // A terminal has no end of input; whoever attached sends the end-of-file character.
         if self.stdin.closing && self.terminal.is_none() && !self.clients.has_input() {
             self.stdin.target = None;

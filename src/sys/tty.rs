@@ -1,7 +1,7 @@
-//! Terminals: window size. Man page: `ioctl_tty(2)`.
+//! Terminals: window size, and their other end. Man page: `ioctl_tty(2)`.
 #![expect(unsafe_code, reason = "ioctl has no safe wrapper in nix")]
 
-use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 
 /// Columns and rows of the terminal behind `fd`; `None` if it is none.
 #[must_use]
@@ -28,4 +28,14 @@ pub fn set_window_size(fd: BorrowedFd<'_>, columns: u16, rows: u16) -> nix::Resu
     // SAFETY: TIOCSWINSZ reads one `winsize` through the pointer, which is valid for the call.
     let answer = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCSWINSZ, &raw const size) };
     nix::errno::Errno::result(answer).map(drop)
+}
+
+/// Opens the terminal whose master `fd` is, wherever its name may be. It becomes nobody's controlling terminal. Linux 4.13.
+pub fn slave(fd: BorrowedFd<'_>) -> nix::Result<OwnedFd> {
+    let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
+    // SAFETY: TIOCGPTPEER takes flags of open(2) and no pointer.
+    let answer = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCGPTPEER, flags) };
+    let fd = nix::errno::Errno::result(answer)?;
+    // SAFETY: the call succeeded: a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
