@@ -33,6 +33,8 @@ const FIRST_PAUSE_MS: u64 = 200;
 const LONGEST_PAUSE_MS: u64 = 7000;
 /// Least growth of `renewTime`, nanoseconds: what is written are microseconds.
 const LEAST_GROWTH_NS: i64 = 1000;
+/// Longest time between two renewals where bytes cost money, milliseconds. The shortest grace of a node controller is 40 s.
+const METERED_MS: u64 = 20_000;
 /// Renewals are late by up to this part of their time, in thousandths.
 const JITTER_PERMILLE: u64 = 40;
 
@@ -90,6 +92,8 @@ enum Step {
 pub struct LeaseKeeper {
     node: String,
     duration_s: u32,
+    /// Bytes cost money: a renewal is late rather than early (METER-03).
+    is_metered: bool,
     seen: Option<Box<Lease>>,
     step: Step,
     pause_ms: u64,
@@ -102,10 +106,11 @@ pub struct LeaseKeeper {
 impl LeaseKeeper {
     /// `duration_s`: `nodeLeaseDurationSeconds`. The first request is due at once.
     #[must_use]
-    pub const fn new(node: String, duration_s: u32) -> Self {
+    pub const fn new(node: String, duration_s: u32, is_metered: bool) -> Self {
         Self {
             node,
             duration_s,
+            is_metered,
             seen: None,
             step: Step::Ensure {
                 until: Mono(0),
@@ -270,9 +275,18 @@ impl LeaseKeeper {
         }
     }
 
+    /// A quarter of the lease's duration; where bytes cost money half of it, up to a limit.
+    fn interval_ms(&self) -> u64 {
+        let duration_ms = u64::from(self.duration_s) * 1000;
+        match self.is_metered {
+            true => (duration_ms / 2).min(METERED_MS).max(duration_ms / 4),
+            false => duration_ms / 4,
+        }
+    }
+
     fn wait(&mut self, now: Mono, random: u64) {
         self.pause_ms = 0;
-        let interval_ms = u64::from(self.duration_s) * 1000 / 4;
+        let interval_ms = self.interval_ms();
         let jitter_ms = interval_ms * JITTER_PERMILLE / 1000;
         let late_ms = random.checked_rem(jitter_ms + 1).unwrap_or(0);
         self.step = Step::Wait {
@@ -324,7 +338,7 @@ mod tests {
     const AT: Wall = Wall(1_700_000_000_123_456_789);
 
     fn keeper() -> LeaseKeeper {
-        LeaseKeeper::new("pi".into(), 40)
+        LeaseKeeper::new("pi".into(), 40, false)
     }
 
     fn lease(holder: &str, owned: bool) -> Answer {
@@ -411,7 +425,7 @@ mod tests {
             let renewal = keeper.poll(Mono(0), AT);
             assert_eq!(renewal, Some(Request::Renew(body)), "{name}");
         }
-        let mut other = LeaseKeeper::new("pi".into(), 80);
+        let mut other = LeaseKeeper::new("pi".into(), 80, false);
         assert_eq!(ask(&mut other, 0, lease("pi", true)), "read");
         let Some(Request::Renew(body)) = other.poll(Mono(0), AT) else {
             panic!("renew")
@@ -439,7 +453,24 @@ mod tests {
             (4, u64::MAX, 1_000 + u64::MAX % 41),
             (1, 3, 253),
         ] {
-            let mut keeper = LeaseKeeper::new("pi".into(), duration_s);
+            let mut keeper = LeaseKeeper::new("pi".into(), duration_s, false);
+            keeper.on_answer(lease("pi", true), Mono(0), 0);
+            keeper.on_answer(lease("pi", true), Mono(0), random);
+            assert_eq!(keeper.due(), Mono(next_ms), "{duration_s} {random}");
+        }
+    }
+
+    #[test]
+    fn the_rhythm_where_bytes_cost_money() {
+        // METER-03
+        for (duration_s, random, next_ms) in [
+            (40, 0, 20_000),
+            (40, 800, 20_800),
+            (20, 0, 10_000),
+            (60, 0, 20_000),
+            (200, 0, 50_000),
+        ] {
+            let mut keeper = LeaseKeeper::new("pi".into(), duration_s, true);
             keeper.on_answer(lease("pi", true), Mono(0), 0);
             keeper.on_answer(lease("pi", true), Mono(0), random);
             assert_eq!(keeper.due(), Mono(next_ms), "{duration_s} {random}");

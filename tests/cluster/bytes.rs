@@ -139,7 +139,7 @@ fn serve(mut stream: TcpStream, files: &[(String, Vec<u8>)]) -> std::io::Result<
 
 /// A node of a cluster behind a link of its own, and a registry there.
 pub(crate) struct Behind {
-    _wire: Wire,
+    pub(crate) wire: Wire,
     pub(crate) server: TestServer,
     pub(crate) registry: Registry,
     pub(crate) host: Host,
@@ -192,7 +192,7 @@ impl Behind {
         );
         host.namespace = Some(wire.namespace.clone());
         Some(Self {
-            _wire: wire,
+            wire,
             server,
             registry,
             host,
@@ -243,7 +243,7 @@ fn ask(host: &Host, method: &str, target: &str) -> String {
 }
 
 /// What the agent has counted: by class, and all.
-fn counted(host: &Host) -> (Vec<[u64; 2]>, [u64; 2]) {
+pub(crate) fn counted(host: &Host) -> (Vec<[u64; 2]>, [u64; 2]) {
     let link: Value = serde_json::from_str(&get(host, "/link")).expect("JSON");
     let classes: Vec<[u64; 2]> =
         serde_json::from_value(link["bytes"].clone()).expect("bytes by class");
@@ -280,6 +280,10 @@ fn agree(host: &Host, since: ([u64; 2], [u64; 2])) {
     }
 }
 
+/// Classes, in the order of what is counted.
+pub(crate) const CLASSES: [&str; 7] = [
+    "heartbeat", "api", "image", "tunnel", "stream", "figures", "update",
+];
 const HEARTBEAT: usize = 0;
 const API: usize = 1;
 const IMAGE: usize = 2;

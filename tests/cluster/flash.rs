@@ -2,18 +2,30 @@
 
 use std::fs;
 
+use picolet::sys::clock;
 use picolet_test_apiserver::TestServer;
 use serde_json::{Value, json};
 
+use crate::bytes::{Behind, CLASSES, counted};
 use crate::host::{Host, IDLE, NODE, PATIENCE, able, sh, with};
+use crate::konnectivity::Konnectivity;
 use crate::loop_disk::{
     DISK_BYTES, LIFE_BYTES, LoopDisk, PODS, ROUNDS, least, no_access_times, written_by,
 };
 use crate::pods::{cluster_on, finish, pod, wait_gone, wait_ready};
+use crate::tunnel::with_tunnel;
 
 /// Renewals of the lease in a period: as many seconds, and what has the longest interval of what can be waited for, looks for
 /// dead containers and for tokens to renew, comes each minute.
 const REST_RENEWALS: u32 = 65;
+/// Pods of the long rest.
+const CROWD: usize = 100;
+/// Renewals on a metered link, every 20 s: what a rest begins with, and an hour.
+const SETTLING_RENEWALS: u32 = 5;
+const HOUR_RENEWALS: u32 = 180;
+const DAY_S: u64 = 24 * 3600;
+/// What a node at rest may receive and send in a day on a metered link, with a tunnel.
+const DAY_BYTES: u64 = 6_000_000;
 /// How often that waits for the disk: for how the pod ended, its name, that of its directory, and that it is forgotten.
 const LIFE_SYNCS: u64 = 4;
 /// A restart in a crash loop.
@@ -78,13 +90,66 @@ fn a_node_at_rest_writes_nothing() {
     let Some((host, server, disk)) = on_disk("a_node_at_rest_writes_nothing", BUSY) else {
         return;
     };
+    run_pods(&server, PODS);
+    let token = host.mounts().into_iter();
+    let mut token = token.filter(|point| point.ends_with("kubernetes.io~projected/token"));
+    assert!(token.next().is_some(), "tokens are in memory");
+    let before = written(&host, &disk);
+    assert_eq!(before.len(), PODS + 2, "a shim each");
+    wait_rest(&host, &disk, &server, REST_RENEWALS);
+    drop(disk);
+    finish(host, &server);
+}
+
+// WEAR-01 METER-03
+#[test]
+#[ignore = "takes an hour"]
+fn an_hour_at_rest() {
+    let Some(behind) = Behind::new(0) else {
+        return;
+    };
+    let (wire, server, mut host) = (behind.wire, behind.server, behind.host);
+    no_access_times(&host.path(""));
+    let root = host.path("root");
+    let Some(disk) = LoopDisk::mount("an_hour_at_rest", 2 * DISK_BYTES, &root) else {
+        return;
+    };
+    let konnectivity = Konnectivity::start(wire.near.into(), "one");
+    konnectivity.know(server.ca_pem());
+    with_tunnel(&mut host, &server, &[&konnectivity], "");
+    host.add_flags(&["--metered"]);
+    host.start_agent();
+    host.import();
+    run_pods(&server, CROWD);
+    konnectivity.wait();
+    let before = wait_rest(&host, &disk, &server, SETTLING_RENEWALS);
+    assert_eq!(before.len(), CROWD + 2, "a shim each");
+    let (begun, (classes, _)) = (clock::mono(), counted(&host));
+    wait_renewals(&server, HOUR_RENEWALS);
+    let (took, (after, _)) = (clock::mono() - begun, counted(&host));
+    assert_eq!(written(&host, &disk), before, "nothing is written");
+    let mut day = 0;
+    println!("at rest for {} s. Bytes of a day, received and sent:", took.as_secs());
+    for (class, (after, before)) in CLASSES.iter().zip(after.iter().zip(&classes)) {
+        let of_day = [0, 1].map(|way| (after[way] - before[way]) * DAY_S / took.as_secs());
+        println!("{class} {} {}", of_day[0], of_day[1]);
+        day += of_day[0] + of_day[1];
+    }
+    println!("all {day}");
+    assert!(day <= DAY_BYTES, "{day} bytes");
+    drop(disk);
+    host.finish();
+}
+
+/// Pods that are ready; the first one has volumes of all kinds that change.
+fn run_pods(server: &TestServer, count: usize) {
     for (kind, name) in [("ConfigMap", "conf"), ("Secret", "login")] {
         let metadata = json!({"name": name, "namespace": "default"});
         let object =
             json!({"apiVersion": "v1", "kind": kind, "metadata": metadata, "data": {"a": "MQ=="}});
         server.create(&object).expect("created");
     }
-    let names: Vec<String> = (0..PODS).map(|number| format!("p{number}")).collect();
+    let names: Vec<String> = (0..count).map(|number| format!("p{number}")).collect();
     for (number, name) in names.iter().enumerate() {
         let token = json!({"serviceAccountToken": {"path": "token", "expirationSeconds": 600}});
         let volumes = json!([
@@ -103,24 +168,28 @@ fn a_node_at_rest_writes_nothing() {
         server.create(&pod(name, more)).expect("create");
     }
     for name in &names {
-        wait_ready(&server, name);
+        wait_ready(server, name);
     }
-    let token = host.mounts().into_iter();
-    let mut token = token.filter(|point| point.ends_with("kubernetes.io~projected/token"));
-    assert!(token.next().is_some(), "tokens are in memory");
-    let mut before = written(&host, &disk);
-    assert_eq!(before.len(), PODS + 2, "a shim each");
+}
+
+/// Waits for a period, of so many renewals of the lease, in which nothing is written; what was written until then.
+fn wait_rest(
+    host: &Host,
+    disk: &LoopDisk,
+    server: &TestServer,
+    renewals: u32,
+) -> Vec<(String, u64)> {
+    let mut before = written(host, disk);
     for left in (0..PERIODS).rev() {
-        wait_renewals(&server, REST_RENEWALS);
-        let now = written(&host, &disk);
+        wait_renewals(server, renewals);
+        let now = written(host, disk);
         if now == before {
             break;
         }
         assert!(left > 0, "{before:#?} {now:#?}");
         before = now;
     }
-    drop(disk);
-    finish(host, &server);
+    before
 }
 
 // WEAR-02

@@ -33,7 +33,7 @@ fn konnectivity(server: &TestServer, id: &str) -> Konnectivity {
 }
 
 /// Has the agent dial these from its next start on. `more`: further lines of `picolet.tunnel`.
-fn with_tunnel(host: &mut Host, server: &TestServer, all: &[&Konnectivity], more: &str) {
+pub(crate) fn with_tunnel(host: &mut Host, server: &TestServer, all: &[&Konnectivity], more: &str) {
     let (ca, clients, config) = (
         host.path("tunnel-ca"),
         host.path("client-ca"),

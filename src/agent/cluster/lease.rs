@@ -21,6 +21,7 @@ use crate::{
 pub(super) struct LeaseTask {
     pub(super) node: String,
     pub(super) duration_s: u32,
+    pub(super) is_metered: bool,
     pub(super) heartbeat: Heartbeat,
     pub(super) member: Rc<Membership>,
 }
@@ -31,7 +32,7 @@ impl LeaseTask {
     /// The first request waits for the Node, whose uid a new lease needs, but no longer than one renewal.
     pub(super) async fn run(self) {
         let clock = &self.heartbeat.clock;
-        let mut keeper = LeaseKeeper::new(self.node.clone(), self.duration_s);
+        let mut keeper = LeaseKeeper::new(self.node.clone(), self.duration_s, self.is_metered);
         let duration = Duration::from_secs(self.duration_s.into());
         let begin = clock.until(clock.now() + duration / 4);
         begin.or(self.member.wait_read()).await;

@@ -323,6 +323,7 @@ impl Cluster {
         let lease = LeaseTask {
             node: name(),
             duration_s: cfg.node.lease_duration_s,
+            is_metered: cfg.cluster.metered,
             heartbeat,
             member: member(),
         };

@@ -369,6 +369,7 @@ fn long_tests(run: &mut Run) -> Result<(), Failure> {
             "cluster",
             "containerd::containerd_hangs_for_five_minutes_and_loses_its_socket",
         ),
+        ("cluster", "flash::an_hour_at_rest"),
     ] {
         let mut command = run.tests()?.program(program)?;
         command.env(SHIPPED, &shipped);
