@@ -28,10 +28,11 @@ use super::connect::{Connecting, Finding, shown, transport};
 use super::credentials::Credentials;
 use super::date;
 use super::error::{ApiError, KubeError, MAX_STATUS_BYTES};
-use super::kubeconfig::Kubeconfig;
+use super::kubeconfig::{Kubeconfig, Trust};
 use super::rate::Rate;
 use super::stream::{self, BUFFER_BYTES, BadItem, ListMeta, ReadError};
 use crate::api::{Wall, link::LinkClass};
+use crate::net::known_time;
 use crate::net::tcp::LongTcpConnector;
 use crate::net::tls::TlsConnector;
 use crate::net::{Names, ProxyVariables, Url};
@@ -365,11 +366,15 @@ impl Client {
             None => agent.run(request.body(()).map_err(wrong)?),
         };
         let response = sent.map_err(|e| transport(url, e))?;
-        if let Some(on_date) = &cluster.on_date
-            && url.starts_with("https:")
+        if url.starts_with("https:")
             && let Some(theirs) = header(&response, "date").and_then(date::parse)
         {
-            on_date(theirs, clock::wall());
+            if !matches!(cluster.config.trust, Trust::Any) {
+                known_time::told(theirs);
+            }
+            if let Some(on_date) = &cluster.on_date {
+                on_date(theirs, clock::wall());
+            }
         }
         Ok(Answer {
             url: shown(url).into(),

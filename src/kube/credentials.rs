@@ -17,9 +17,11 @@ use rustls::ClientConfig;
 use super::error::KubeError;
 use super::exec;
 use super::kubeconfig::{Kubeconfig, MAX_TOKEN_BYTES, Material, Trust, check_token};
+use super::x509;
 use crate::api::Mono;
 use crate::error::chain;
 use crate::net::any_peer::Proof;
+use crate::net::known_time;
 use crate::net::tls::{self, Identity, Pem, Roots, TlsError};
 use crate::sys::clock;
 
@@ -216,7 +218,18 @@ fn build(
         }),
         (None, None) => None,
     };
-    tls::config(roots, identity)
+    let built = tls::config(roots, identity)?;
+    let authority = match roots {
+        Roots::Only(pem) => Some(pem),
+        Roots::SystemAnd(_) | Roots::Any(_) => None,
+    };
+    for pem in identity.map(|own| own.chain).into_iter().chain(authority) {
+        let chain = x509::read_chain(&pem.read()?).unwrap_or_default();
+        for one in chain {
+            known_time::passed(one.not_before);
+        }
+    }
+    Ok(built)
 }
 
 pub(super) fn pem<'a>(name: &'static str, material: &'a Material) -> Pem<'a> {

@@ -474,12 +474,6 @@ fn trust() {
             Some(("expired", true)),
         ),
         (
-            "not yet",
-            ca.server(&["127.0.0.1"], (3600, 7200)),
-            ours(),
-            Some(("not valid yet", true)),
-        ),
-        (
             "any",
             ca.server(&["x"], (-7200, -3600)),
             "insecure-skip-tls-verify: true".into(),

@@ -6,6 +6,7 @@
 //! | `client` | HTTP for documents |
 //! | [`url`] | absolute `http` and `https` URLs |
 //! | [`dns`], [`names`] | name servers asked by ourselves |
+//! | `known_time` | what day it is, for certificates |
 //! | [`meter`] | bytes that go over the link |
 //! | [`pace`] | delays between attempts, stopping |
 //! | [`proxies`] | which requests go through a proxy |
@@ -21,6 +22,7 @@
 pub(crate) mod any_peer;
 pub(crate) mod client;
 mod dns;
+pub(crate) mod known_time;
 pub mod meter;
 pub mod names;
 pub mod pace;

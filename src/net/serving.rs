@@ -22,8 +22,8 @@ use rustls::{
 };
 
 use super::any_peer::{AnyPeer, Proof};
-use super::tls::{OwnClock, TlsError, certificates, unix_time};
-use crate::sys::clock;
+use super::known_time::{self, Moment};
+use super::tls::{OwnClock, TlsError, certificates};
 
 /// Certificates of authorities taken at most.
 const MAX_AUTHORITIES: usize = 100;
@@ -213,10 +213,17 @@ impl Authorities {
 
     /// Whether they vouch, now, for the first certificate of the chain.
     pub(crate) fn vouch(&self, chain: &[CertificateDer<'_>]) -> Result<(), Stranger> {
+        self.vouch_at(known_time::now(), chain)
+    }
+
+    fn vouch_at(&self, now: Moment, chain: &[CertificateDer<'_>]) -> Result<(), Stranger> {
         let (own, others) = chain.split_first().ok_or(Stranger::NoCertificate)?;
-        let now = unix_time(clock::wall()).ok_or(Stranger::Clock)?;
-        self.0.verify_client_cert(own, others, now)?;
-        Ok(())
+        let vouched = now.judge(|now| self.0.verify_client_cert(own, others, now));
+        match vouched {
+            Ok(_) => Ok(()),
+            Err(rustls::Error::FailedToGetCurrentTime) => Err(Stranger::Clock),
+            Err(e) => Err(e.into()),
+        }
     }
 }
 
@@ -262,6 +269,7 @@ mod testing {
 mod tests {
     use super::*;
     use crate::kube::testing::{Authority, NOW};
+    use crate::sys::clock;
 
     #[test]
     fn offers() {
@@ -301,10 +309,14 @@ mod tests {
 
     #[test]
     fn who_is_vouched_for() {
-        // SRV-05
+        // SRV-05 TIME-03
         let (ours, other) = (Authority::new(), Authority::new());
         let authorities = Authorities::read(ours.pem.as_bytes()).expect("authorities");
-        let vouch = |pem: &str| authorities.vouch(&certificates(pem.as_bytes()));
+        let at = |pem: &str, is_sure| {
+            let at = clock::wall();
+            authorities.vouch_at(Moment { at, is_sure }, &certificates(pem.as_bytes()))
+        };
+        let vouch = |pem: &str| at(pem, true);
         assert_eq!(vouch(&ours.client("o", "n", NOW).certificate), Ok(()));
         for (what, pem) in [
             ("another CA", other.client("o", "n", NOW).certificate),
@@ -315,6 +327,8 @@ mod tests {
         ] {
             assert!(vouch(&pem).is_err(), "{what}");
         }
+        let later = ours.client("o", "n", (50, 100)).certificate;
+        assert_eq!(at(&later, false), Ok(()), "by a clock that may be wrong");
         assert!(Authorities::read(b"").is_err());
     }
 

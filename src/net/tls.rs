@@ -10,19 +10,24 @@ use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::path::Path;
 
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{WantsClientCert, WebPkiServerVerifier};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::time_provider::TimeProvider;
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls::{
+    ClientConfig, ClientConnection, ConfigBuilder, DigitallySignedStruct, RootCertStore,
+    SignatureScheme, StreamOwned, WantsVerifier,
+};
 use ureq::unversioned::transport::{
     Buffers, ConnectionDetails, Connector, Either, LazyBuffers, NextTimeout, Transport,
     TransportAdapter,
 };
 
 use super::any_peer::{AnyPeer, Proof};
+use super::known_time;
 use crate::api::Wall;
-use crate::sys::clock;
 
 /// Largest file of certificates read, bytes. A system's CAs have about 220 KiB.
 const MAX_PEM_BYTES: u64 = 4 * 1024 * 1024;
@@ -98,14 +103,14 @@ pub(crate) fn config(
         Roots::Any(proof) => builder
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(AnyPeer::new(proof))),
-        Roots::SystemAnd(more) => builder.with_root_certificates(system_roots(more)?),
+        Roots::SystemAnd(more) => verified(builder, system_roots(more)?)?,
         Roots::Only(pem) => {
             let mut store = RootCertStore::empty();
             add(&mut store, pem)?;
             if store.is_empty() {
                 return Err(TlsError::Unusable(format!("{pem} holds no CA certificate")));
             }
-            builder.with_root_certificates(store)
+            verified(builder, store)?
         }
     };
     let config = match identity {
@@ -122,6 +127,61 @@ pub(crate) fn config(
         }
     };
     Ok(Arc::new(config))
+}
+
+/// Servers whose certificates these signed, by the time that is known.
+fn verified(
+    builder: ConfigBuilder<ClientConfig, WantsVerifier>,
+    roots: RootCertStore,
+) -> Result<ConfigBuilder<ClientConfig, WantsClientCert>, TlsError> {
+    let provider = Arc::clone(builder.crypto_provider());
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
+    let verifier = verifier.map_err(|e| TlsError::Unusable(e.to_string()))?;
+    Ok(builder
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Timed(verifier))))
+}
+
+/// Takes a certificate that begins later than a clock shows which may be wrong.
+#[derive(Debug)]
+struct Timed(Arc<WebPkiServerVerifier>);
+
+type Signed = Result<HandshakeSignatureValid, rustls::Error>;
+
+impl ServerCertVerifier for Timed {
+    fn verify_server_cert(
+        &self,
+        own: &CertificateDer<'_>,
+        others: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        let verify = |now| self.0.verify_server_cert(own, others, name, ocsp, now);
+        known_time::now().judge(verify)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        text: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Signed {
+        self.0.verify_tls12_signature(text, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        text: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Signed {
+        self.0.verify_tls13_signature(text, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
 }
 
 fn system_roots(more: Option<Pem<'_>>) -> Result<RootCertStore, TlsError> {
@@ -160,7 +220,8 @@ pub(crate) fn certificates(pem: &[u8]) -> Vec<CertificateDer<'static>> {
 }
 
 impl<'a> Pem<'a> {
-    fn read(self) -> Result<Cow<'a, [u8]>, TlsError> {
+    /// The text.
+    pub(crate) fn read(self) -> Result<Cow<'a, [u8]>, TlsError> {
         match self {
             Self::Text(_, text) => Ok(Cow::Borrowed(text)),
             Self::File(path) => {
@@ -193,7 +254,7 @@ pub(crate) struct OwnClock;
 
 impl TimeProvider for OwnClock {
     fn current_time(&self) -> Option<UnixTime> {
-        unix_time(clock::wall())
+        unix_time(known_time::now().at)
     }
 }
 
@@ -325,7 +386,10 @@ mod tests {
             assert_eq!(i64::try_from(time.as_secs()), Ok(seconds));
         }
         assert_eq!(unix_time(Wall(-1)), None, "no handshake by such a clock");
-        let (before, now) = (clock::wall().0, OwnClock.current_time().expect("a time"));
+        let (before, now) = (
+            known_time::now().at.0,
+            OwnClock.current_time().expect("a time"),
+        );
         let seconds = u64::try_from(before / 1_000_000_000).expect("after 1970");
         assert!(now.as_secs() >= seconds);
     }

@@ -129,7 +129,10 @@ fn an_hour_at_rest() {
     let (took, (after, _)) = (clock::mono() - begun, counted(&host));
     assert_eq!(written(&host, &disk), before, "nothing is written");
     let mut day = 0;
-    println!("at rest for {} s. Bytes of a day, received and sent:", took.as_secs());
+    println!(
+        "at rest for {} s. Bytes of a day, received and sent:",
+        took.as_secs()
+    );
     for (class, (after, before)) in CLASSES.iter().zip(after.iter().zip(&classes)) {
         let of_day = [0, 1].map(|way| (after[way] - before[way]) * DAY_S / took.as_secs());
         println!("{class} {} {}", of_day[0], of_day[1]);

@@ -1,0 +1,246 @@
+//! What day it is, as far as certificates ask, on a machine whose clock nobody keeps right (TIME-02, TIME-03).
+//!
+//! A board without a battery boots in 1970, or in the hour of its last power cut. It is later than that, and later than the
+//! begin of every certificate that was made for it. So a clock that is behind is helped forward, and a certificate that begins
+//! later than that is taken: it only shows that the clock is wrong. One that had ended by then is refused. As soon as an
+//! apiserver with a good certificate has said what time it is, that is the time. The clock of the machine is never set.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustls::pki_types::UnixTime;
+use rustls::{CertificateError, Error};
+
+use super::any_peer::MAX_CHAIN;
+use super::tls::unix_time;
+use crate::api::{Mono, Wall};
+use crate::sys::clock;
+
+/// When this program was made, seconds since 1970; builds that are no release do not say.
+const BUILT: Option<&str> = option_env!("SOURCE_DATE_EPOCH");
+
+static KNOWN: Mutex<KnownTime> = Mutex::new(KnownTime {
+    floor: Wall(i64::MIN),
+    told: None,
+});
+
+/// It is later than `moment`: somebody signed that.
+pub(crate) fn passed(moment: Wall) {
+    lock().passed(moment);
+}
+
+/// Somebody who is trusted says what time it is.
+pub(crate) fn told(time: Wall) {
+    lock().told(time, clock::mono());
+}
+
+/// The time for certificates.
+pub(super) fn now() -> Moment {
+    let synchronized = clock::synchronized() == Some(true);
+    lock().now(clock::wall(), clock::mono(), synchronized)
+}
+
+fn lock() -> MutexGuard<'static, KnownTime> {
+    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// See the module.
+#[derive(Debug)]
+struct KnownTime {
+    /// It is later than that.
+    floor: Wall,
+    /// What was said last, and when.
+    told: Option<(Wall, Mono)>,
+}
+
+/// A time for certificates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Moment {
+    pub(super) at: Wall,
+    /// Else it may be later, by years.
+    pub(super) is_sure: bool,
+}
+
+impl KnownTime {
+    fn passed(&mut self, moment: Wall) {
+        self.floor = self.floor.max(moment);
+    }
+
+    fn told(&mut self, time: Wall, now: Mono) {
+        self.told = Some((time, now));
+    }
+
+    /// `synchronized`: the kernel says that somebody keeps `wall` right.
+    fn now(&self, wall: Wall, now: Mono, synchronized: bool) -> Moment {
+        if synchronized {
+            return Moment {
+                at: wall,
+                is_sure: true,
+            };
+        }
+        match self.told {
+            Some((time, then)) => {
+                let since = i64::try_from((now - then).as_nanos()).unwrap_or(i64::MAX);
+                Moment {
+                    at: Wall(time.0.saturating_add(since)).max(self.floor),
+                    is_sure: true,
+                }
+            }
+            None => {
+                let built = BUILT.and_then(|text| text.parse().ok());
+                let built = built.map_or(self.floor, Wall::from_secs);
+                Moment {
+                    at: wall.max(self.floor).max(built),
+                    is_sure: false,
+                }
+            }
+        }
+    }
+}
+
+impl Moment {
+    /// What a verifier says at this time; if it may be later, then also at the times when certificates of the chain begin.
+    pub(super) fn judge<T>(
+        self,
+        verify: impl Fn(UnixTime) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut at = unix_time(self.at).ok_or(Error::FailedToGetCurrentTime)?;
+        let mut verdict = verify(at);
+        // Of a chain each certificate may begin later than the one before.
+        for _ in 0..=MAX_CHAIN {
+            match verdict {
+                Err(Error::InvalidCertificate(CertificateError::NotValidYetContext {
+                    not_before,
+                    ..
+                })) if !self.is_sure && not_before > at => at = not_before,
+                verdict => return verdict,
+            }
+            verdict = verify(at);
+        }
+        verdict
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::sync::Arc;
+
+    use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+    use rustls::RootCertStore;
+    use rustls::client::WebPkiServerVerifier;
+    use rustls::client::danger::ServerCertVerifier as _;
+    use rustls::crypto::ring;
+
+    use super::*;
+
+    const S: i64 = 1_000_000_000;
+
+    fn known() -> KnownTime {
+        KnownTime {
+            floor: Wall(i64::MIN),
+            told: None,
+        }
+    }
+
+    #[test]
+    fn what_is_known() {
+        // TIME-02 TIME-03
+        let mut known = known();
+        let built: i64 = BUILT.map_or(0, |text| text.parse().expect("a number"));
+        let (early, late) = (Wall::from_secs(60), Wall::from_secs(built + 5_000_000));
+        let of = |at, is_sure| Moment { at, is_sure };
+        assert_eq!(known.now(late, Mono(0), false), of(late, false));
+        assert_eq!(known.now(early, Mono(0), true), of(early, true));
+        known.passed(late);
+        known.passed(early);
+        assert_eq!(known.now(early, Mono(0), false), of(late, false));
+        // What is told counts until somebody keeps the clock right, whatever the clock shows, and goes on by uptime.
+        let told = Wall::from_secs(built + 9_000_000);
+        known.told(told, Mono(7_000));
+        for wall in [early, Wall::from_secs(built + 700_000_000)] {
+            let later = Wall(told.0 + 3 * S);
+            assert_eq!(known.now(wall, Mono(10_000), false), of(later, true));
+            assert_eq!(known.now(wall, Mono(10_000), true), of(wall, true));
+        }
+        // Nobody talks it back to before what is signed.
+        known.told(early, Mono(10_000));
+        assert_eq!(known.now(early, Mono(10_000), false), of(late, true));
+    }
+
+    /// A verifier of one CA, and what it says of a chain: a CA below it that begins and ends so many seconds from now, and a
+    /// certificate of that one.
+    fn verify(below: (i64, i64), own: (i64, i64), moment: Moment, name: &str) -> Result<(), Error> {
+        let at = |seconds| clock::wall().date_time() + time::Duration::seconds(seconds);
+        let made = |times: (i64, i64), is_ca: bool| {
+            let mut params = CertificateParams::new(vec!["a".into()]).expect("params");
+            if is_ca {
+                params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+                params
+                    .distinguished_name
+                    .push(DnType::CommonName, times.0.to_string());
+            }
+            (params.not_before, params.not_after) = (at(times.0), at(times.1));
+            (params, KeyPair::generate().expect("key"))
+        };
+        let (params, key) = made((i64::from(i32::MIN), 0), true);
+        let root = params.self_signed(&key).expect("CA");
+        let issuer = Issuer::new(params, key);
+        let (params, key) = made(below, true);
+        let middle = params.signed_by(&key, &issuer).expect("CA");
+        let issuer = Issuer::new(params, key);
+        let (params, key) = made(own, false);
+        let own = params.signed_by(&key, &issuer).expect("certificate");
+
+        let mut roots = RootCertStore::empty();
+        roots.add(root.der().clone()).expect("CA");
+        let provider = Arc::new(ring::default_provider());
+        let verifier = WebPkiServerVerifier::builder_with_provider(roots.into(), provider);
+        let verifier = verifier.build().expect("verifier");
+        let (name, middle) = (name.try_into().expect("name"), [middle.der().clone()]);
+        let told =
+            moment.judge(|now| verifier.verify_server_cert(own.der(), &middle, &name, &[], now));
+        told.map(drop)
+    }
+
+    #[test]
+    fn who_is_taken() {
+        // TIME-03
+        const GOOD: (i64, i64) = (-1000, 1000);
+        let of = |is_sure| Moment {
+            at: clock::wall(),
+            is_sure,
+        };
+        for (name, below, own, is_sure, is_taken) in [
+            ("good", GOOD, GOOD, true, true),
+            (
+                "not yet, by a clock that is right",
+                GOOD,
+                (500, 900),
+                true,
+                false,
+            ),
+            ("not yet, by another", GOOD, (500, 900), false, true),
+            ("ended", GOOD, (-900, -500), true, false),
+            ("ended, by another clock", GOOD, (-900, -500), false, false),
+            ("one after the other", (500, 900), (700, 900), false, true),
+            (
+                "the other after the one",
+                (700, 900),
+                (500, 900),
+                false,
+                true,
+            ),
+            ("never both at once", (700, 900), (500, 600), false, false),
+        ] {
+            let verdict = verify(below, own, of(is_sure), "a");
+            assert_eq!(verdict.is_ok(), is_taken, "{name}: {verdict:?}");
+        }
+        let verdict = verify(GOOD, (500, 900), of(false), "b");
+        assert!(verdict.is_err(), "another's name");
+        let before = Moment {
+            at: Wall(-1),
+            is_sure: false,
+        };
+        let verdict = verify(GOOD, GOOD, before, "a");
+        assert_eq!(verdict, Err(Error::FailedToGetCurrentTime));
+    }
+}
