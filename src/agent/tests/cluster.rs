@@ -373,6 +373,40 @@ fn a_boot_without_an_apiserver() {
 }
 
 #[test]
+fn how_containers_of_a_pod_ended_that_others_have_failed_is_known_after_a_boot() {
+    // SM-10 SYNC-35
+    let (world, api) = world();
+    let uid = api.create("a", json!({}));
+    world.until("runs", |_| is_ready(&api, "a"));
+    world
+        .fake
+        .add_fault(fault(Op::StopContainer, 1, Trouble::Hangs));
+    api.edit("a", |pod| pod["status"]["phase"] = "Failed".into());
+    world.until("is being stopped", |w| {
+        w.fake.hanging(Op::StopContainer) == 1
+    });
+    // Nobody hears how its container ends.
+    api.set_link(Link::Down);
+    exit(&world, &uid, 3);
+    world.fake.release(Op::StopContainer);
+    let code = |world: &World| {
+        let status = world.status(&uid)?;
+        let ended = status.container_statuses[0].state.terminated.as_ref()?;
+        Some(ended.exit_code)
+    };
+    world.until("has ended", |w| code(w) == Some(3));
+    world.advance(s(60));
+    let world = world.reboot();
+    world.apply(&[]);
+    api.set_link(Link::Up);
+    world.until("it is told", |_| {
+        let pod = api.get("ns", "a").expect("it stays");
+        pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 3
+    });
+    assert_eq!(api.phase("a"), "Failed");
+}
+
+#[test]
 fn a_store_from_a_backup() {
     // SRC-30: versions go back
     let (world, api) = world();
