@@ -24,8 +24,8 @@ const CROWD: usize = 100;
 const SETTLING_RENEWALS: u32 = 5;
 const HOUR_RENEWALS: u32 = 180;
 const DAY_S: u64 = 24 * 3600;
-/// What a node at rest may receive and send in a day on a metered link, with a tunnel.
-const DAY_BYTES: u64 = 6_000_000;
+/// What a node of so many pods at rest may receive and send in a day on a metered link, with a tunnel.
+const DAY_BYTES: u64 = 12_000_000;
 /// How often that waits for the disk: for how the pod ended, its name, that of its directory, and that it is forgotten.
 const LIFE_SYNCS: u64 = 4;
 /// A restart in a crash loop.

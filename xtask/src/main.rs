@@ -28,6 +28,7 @@ mod process;
 mod reach;
 mod release;
 mod sim;
+mod source_date;
 mod spec;
 mod stage;
 mod test;

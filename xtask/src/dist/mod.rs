@@ -17,6 +17,7 @@ use toolchain::{Std, TARGET_DIR, Toolchain};
 use crate::{
     Failure, elf,
     process::{output, run as run_command},
+    source_date,
 };
 
 /// Where the programs are put.
@@ -35,6 +36,10 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     // One call for all: they are linked beside each other.
     let mut command = toolchain.cargo("build", &boards, Std::Program)?;
     command.args(["--release", "--package", "picolet", "--bin", "picolet"]);
+    // Sources without commits and without a date are built too.
+    if let Ok(date) = source_date::get() {
+        command.env(source_date::VARIABLE, date.to_string());
+    }
     run_command(&mut command)?;
     fs::create_dir_all(DIR)?;
     println!("{:<8} {:>10} {:>10}  file", "board", "bytes", "limit");

@@ -21,7 +21,7 @@ use crate::{
     Failure,
     dist::{self, Board, boards},
     process::output,
-    stage,
+    source_date, stage,
 };
 use archive::Tree;
 use sign::Key;
@@ -35,8 +35,6 @@ const SIGNATURE: &str = "SHA256SUMS.sig";
 const PUBLIC_KEY: &str = "release.pub";
 /// Names a file with the private key.
 const KEY_VARIABLE: &str = "PICOLET_RELEASE_KEY";
-/// Seconds since 1970 that every file carries. Source: reproducible-builds.org.
-const DATE_VARIABLE: &str = "SOURCE_DATE_EPOCH";
 
 /// Texts that the program makes of itself.
 struct Texts {
@@ -83,7 +81,7 @@ pub(crate) fn pack_signed(dir: &Path, boards: &[Board]) -> Result<(), Failure> {
 fn pack(dir: &Path, boards: &[Board], key: Option<&Key>) -> Result<(), Failure> {
     let source = Source {
         root: env::current_dir()?,
-        date: date()?,
+        date: source_date::get()?,
         version: program_version()?,
         public_key: key.map(Key::public),
         texts: texts()?,
@@ -130,20 +128,6 @@ fn finish(dir: &Path, mut files: Vec<(String, Vec<u8>)>, key: Option<&Key>) -> R
 fn sums(files: &[(String, Vec<u8>)]) -> String {
     let line = |(name, bytes): &(String, Vec<u8>)| format!("{:x}  {name}\n", Sha256::digest(bytes));
     files.iter().map(line).collect()
-}
-
-/// The day that the sources are of.
-fn date() -> Result<u64, Failure> {
-    if let Some(set) = env::var_os(DATE_VARIABLE) {
-        let set = set.to_string_lossy();
-        return Ok(set
-            .parse()
-            .map_err(|e| format!("{DATE_VARIABLE}={set}: {e}"))?);
-    }
-    let told = output(Command::new("git").args(["log", "-1", "--format=%ct"]));
-    let told =
-        told.map_err(|e| format!("no commit to take the date of: set {DATE_VARIABLE}: {e}"))?;
-    Ok(told.trim().parse()?)
 }
 
 /// The version in the program's `Cargo.toml`.
