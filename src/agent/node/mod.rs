@@ -225,6 +225,7 @@ impl Node {
             not_ready: &gathered.not_ready,
             providers: gathered.providers.as_ref(),
             storage: self.facts.storage.as_ref(),
+            volumes_in_use: None,
         }
     }
 

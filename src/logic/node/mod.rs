@@ -158,6 +158,8 @@ pub struct View<'a> {
     pub providers: Option<&'a Condition>,
     /// Whether the disk will last, or why not; `None`: it does not tell.
     pub storage: Option<&'a Condition>,
+    /// Sorted unique names of attached volumes in use; `None` until that is known.
+    pub volumes_in_use: Option<&'a [String]>,
 }
 
 #[cfg(test)]

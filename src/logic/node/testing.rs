@@ -23,6 +23,7 @@ pub(crate) struct Parts {
     pub(crate) not_ready: Vec<String>,
     pub(crate) providers: Option<Condition>,
     pub(crate) storage: Option<Condition>,
+    pub(crate) volumes: Option<Vec<String>>,
 }
 
 impl Parts {
@@ -94,6 +95,7 @@ impl Parts {
             not_ready: &self.not_ready,
             providers: self.providers.as_ref(),
             storage: self.storage.as_ref(),
+            volumes_in_use: self.volumes.as_deref(),
         }
     }
 }
