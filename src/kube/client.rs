@@ -32,7 +32,7 @@ use super::kubeconfig::{Kubeconfig, Trust};
 use super::rate::Rate;
 use super::stream::{self, BUFFER_BYTES, BadItem, ListMeta, ReadError};
 use crate::api::{Wall, link::LinkClass};
-use crate::net::known_time;
+use crate::net::known_time::{KNOWN, Known};
 use crate::net::tcp::LongTcpConnector;
 use crate::net::tls::TlsConnector;
 use crate::net::{Names, ProxyVariables, Url};
@@ -107,6 +107,7 @@ pub struct Cluster {
     credentials: Credentials,
     proxies: ProxyVariables,
     on_date: Option<Box<OnDate>>,
+    known_time: &'static Known,
     /// Which of the servers is asked.
     server: AtomicUsize,
     /// Number of the credentials that connections were last opened with; 0 before the first.
@@ -123,6 +124,7 @@ impl Cluster {
             credentials: Credentials::new(),
             proxies,
             on_date,
+            known_time: &KNOWN,
             server: AtomicUsize::new(0),
             generation: AtomicU64::new(0),
             watches: Mutex::new(Vec::new()),
@@ -370,7 +372,7 @@ impl Client {
             && let Some(theirs) = header(&response, "date").and_then(date::parse)
         {
             if !matches!(cluster.config.trust, Trust::Any) {
-                known_time::told(theirs);
+                cluster.known_time.told(theirs);
             }
             if let Some(on_date) = &cluster.on_date {
                 on_date(theirs, clock::wall());
@@ -387,7 +389,9 @@ impl Client {
         let cluster = &self.cluster;
         let (server, url) = cluster.server();
         let (tls, generation) = if url.https {
-            let (tls, generation) = cluster.credentials.tls(&cluster.config)?;
+            let (tls, generation) = cluster
+                .credentials
+                .tls(&cluster.config, cluster.known_time)?;
             (Some(tls), generation)
         } else {
             (None, 0)
@@ -556,4 +560,18 @@ pub(super) fn unread(url: &str, error: ReadError) -> KubeError {
 
 fn header<'r>(answer: &'r Response<ureq::Body>, name: &str) -> Option<&'r str> {
     answer.headers().get(name).and_then(|v| v.to_str().ok())
+}
+
+#[cfg(test)]
+mod testing {
+    //! What tests ask.
+    use super::{Cluster, Known};
+
+    impl Cluster {
+        /// Learns the time for that one.
+        pub(crate) fn knowing(mut self, known: &'static Known) -> Self {
+            self.known_time = known;
+            self
+        }
+    }
 }

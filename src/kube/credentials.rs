@@ -21,7 +21,7 @@ use super::x509;
 use crate::api::Mono;
 use crate::error::chain;
 use crate::net::any_peer::Proof;
-use crate::net::known_time;
+use crate::net::known_time::Known;
 use crate::net::tls::{self, Identity, Pem, Roots, TlsError};
 use crate::sys::clock;
 
@@ -108,7 +108,11 @@ impl Credentials {
     }
 
     /// How TLS is spoken now, and a number that changes whenever that does.
-    pub(super) fn tls(&self, config: &Kubeconfig) -> Result<(Arc<ClientConfig>, u64), KubeError> {
+    pub(super) fn tls(
+        &self,
+        config: &Kubeconfig,
+        known_time: &Known,
+    ) -> Result<(Arc<ClientConfig>, u64), KubeError> {
         let now = clock::mono();
         let mut state = self.lock();
         let plugin = match state.plugin(config, now)? {
@@ -132,7 +136,7 @@ impl Credentials {
         // Before they are read: what changes meanwhile is seen the next time.
         let stamps = stamps(config);
         let generation = state.tls.as_ref().map_or(0, |tls| tls.generation);
-        match build(config, state.plugin.as_ref()) {
+        match build(config, state.plugin.as_ref(), known_time) {
             Ok(built) => {
                 if generation > 0 {
                     log::info!("the credentials for the apiserver have changed");
@@ -200,6 +204,7 @@ impl State {
 fn build(
     config: &Kubeconfig,
     plugin: Option<&exec::Answer>,
+    known_time: &Known,
 ) -> Result<Arc<ClientConfig>, TlsError> {
     let roots = match &config.trust {
         Trust::System => Roots::SystemAnd(None),
@@ -226,7 +231,7 @@ fn build(
     for pem in identity.map(|own| own.chain).into_iter().chain(authority) {
         let chain = x509::read_chain(&pem.read()?).unwrap_or_default();
         for one in chain {
-            known_time::passed(one.not_before);
+            known_time.passed(one.not_before);
         }
     }
     Ok(built)

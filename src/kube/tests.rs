@@ -17,6 +17,7 @@ use crate::api::{PodUid, Wall};
 use crate::error::chain;
 use crate::image::testing::{Scratch, gzip};
 use crate::net::ProxyVariables;
+use crate::net::known_time::Known;
 use crate::sys::clock;
 
 /// A kubeconfig: fields of the cluster beside `server`, the user, further servers.
@@ -525,6 +526,47 @@ fn the_servers_time_is_told() {
     let api = HttpApi::new(&Arc::new(cluster), quick(), Rates::default(), None);
     api.config_map("a", "b").expect("pod");
     assert_eq!(told.load(Ordering::SeqCst), 784_111_777);
+}
+
+#[test]
+fn what_time_it_is_is_learned_from_those_who_are_trusted() {
+    // TIME-02 TIME-03
+    let ca = Authority::new();
+    let server = Server::tls(&ca.server(&["127.0.0.1"], NOW), None, |_| {
+        say(200, "date: Sun, 06 Nov 2095 08:49:37 GMT\r\n", b"{}")
+    });
+    let date = Wall::from_secs(3_971_407_777);
+    let own = ca.client("system:nodes", "system:node:a", NOW);
+    let data = |text: &str| {
+        use base64::{Engine as _, engine::general_purpose::STANDARD};
+        STANDARD.encode(text)
+    };
+    let user = format!(
+        "client-certificate-data: '{}', client-key-data: '{}'",
+        data(&own.certificate),
+        data(&own.key)
+    );
+    let trusted = format!("certificate-authority-data: '{}'", data(&ca.pem));
+    for (name, cluster, is_told) in [
+        ("checked", &*trusted, true),
+        ("not checked", "insecure-skip-tls-verify: true", false),
+    ] {
+        // Of its own: what others learn is no matter of this test.
+        let known: &'static Known = Box::leak(Box::new(Known::new()));
+        let config = kubeconfig(&server.url(), cluster, &user, &[]);
+        let cluster = Cluster::new(config, ProxyVariables::default(), None).knowing(known);
+        let api = HttpApi::new(&Arc::new(cluster), quick(), Rates::default(), None);
+        api.config_map("a", "b").expect("answer");
+        let early = Wall::from_secs(60);
+        let learned = known.at(early, clock::mono());
+        assert_eq!(learned.is_sure, is_told, "{name}");
+        if is_told {
+            assert_eq!(learned.at.secs(), date.secs(), "{name}");
+        } else {
+            let begun = x509::read_chain(own.certificate.as_bytes()).expect("own");
+            assert!(learned.at >= begun[0].not_before, "{name}");
+        }
+    }
 }
 
 #[test]

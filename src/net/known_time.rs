@@ -3,47 +3,63 @@
 //! A board without a battery boots in 1970, or in the hour of its last power cut. It is later than that, and later than the
 //! begin of every certificate that was made for it. So a clock that is behind is helped forward, and a certificate that begins
 //! later than that is taken: it only shows that the clock is wrong. One that had ended by then is refused. As soon as an
-//! apiserver with a good certificate has said what time it is, that is the time. The clock of the machine is never set.
+//! apiserver with a good certificate has said what time it is, that is the time, for as long as it answers: one whose own clock
+//! was far ahead for a moment must not lock the node out. The clock of the machine is never set.
 
+use core::time::Duration;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustls::pki_types::UnixTime;
 use rustls::{CertificateError, Error};
 
-use super::any_peer::MAX_CHAIN;
 use super::tls::unix_time;
 use crate::api::{Mono, Wall};
 use crate::sys::clock;
 
+/// How long a word about the time counts: some renewals of the lease, each of which brings another.
+const TOLD_FOR: Duration = Duration::from_secs(300);
+/// Certificates of a chain that may begin later than the one before.
+const MAX_LATER: u32 = 3;
 /// When this program was made, seconds since 1970; builds that are no release do not say.
 const BUILT: Option<&str> = option_env!("SOURCE_DATE_EPOCH");
 
-static KNOWN: Mutex<KnownTime> = Mutex::new(KnownTime {
-    floor: Wall(i64::MIN),
-    told: None,
-});
-
-/// It is later than `moment`: somebody signed that.
-pub(crate) fn passed(moment: Wall) {
-    lock().passed(moment);
-}
-
-/// Somebody who is trusted says what time it is.
-pub(crate) fn told(time: Wall) {
-    lock().told(time, clock::mono());
-}
-
-/// The time for certificates.
-pub(super) fn now() -> Moment {
-    let synchronized = clock::synchronized() == Some(true);
-    lock().now(clock::wall(), clock::mono(), synchronized)
-}
-
-fn lock() -> MutexGuard<'static, KnownTime> {
-    KNOWN.lock().unwrap_or_else(PoisonError::into_inner)
-}
+/// What this process knows.
+pub(crate) static KNOWN: Known = Known::new();
 
 /// See the module.
+pub(crate) struct Known(Mutex<KnownTime>);
+
+impl Known {
+    /// Nothing.
+    pub(crate) const fn new() -> Self {
+        Self(Mutex::new(KnownTime {
+            floor: Wall(i64::MIN),
+            told: None,
+        }))
+    }
+
+    /// It is later than `moment`: somebody signed that.
+    pub(crate) fn passed(&self, moment: Wall) {
+        let mut known = self.lock();
+        known.floor = known.floor.max(moment);
+    }
+
+    /// Somebody who is trusted says what time it is.
+    pub(crate) fn told(&self, time: Wall) {
+        self.lock().told = Some((time, clock::mono()));
+    }
+
+    /// The time for certificates.
+    pub(crate) fn now(&self) -> Moment {
+        let synchronized = clock::synchronized() == Some(true);
+        self.lock().now(clock::wall(), clock::mono(), synchronized)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, KnownTime> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 #[derive(Debug)]
 struct KnownTime {
     /// It is later than that.
@@ -54,21 +70,13 @@ struct KnownTime {
 
 /// A time for certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Moment {
-    pub(super) at: Wall,
+pub(crate) struct Moment {
+    pub(crate) at: Wall,
     /// Else it may be later, by years.
-    pub(super) is_sure: bool,
+    pub(crate) is_sure: bool,
 }
 
 impl KnownTime {
-    fn passed(&mut self, moment: Wall) {
-        self.floor = self.floor.max(moment);
-    }
-
-    fn told(&mut self, time: Wall, now: Mono) {
-        self.told = Some((time, now));
-    }
-
     /// `synchronized`: the kernel says that somebody keeps `wall` right.
     fn now(&self, wall: Wall, now: Mono, synchronized: bool) -> Moment {
         if synchronized {
@@ -77,36 +85,35 @@ impl KnownTime {
                 is_sure: true,
             };
         }
-        match self.told {
-            Some((time, then)) => {
-                let since = i64::try_from((now - then).as_nanos()).unwrap_or(i64::MAX);
+        let built = BUILT.and_then(|text| text.parse().ok());
+        let earliest = built.map_or(self.floor, |at| self.floor.max(Wall::from_secs(at)));
+        // Who says that it is earlier is wrong.
+        let told = self.told.filter(|(time, _)| *time >= earliest);
+        match told.map(|(time, then)| (time, now - then)) {
+            Some((time, since)) if since < TOLD_FOR => {
+                let since = i64::try_from(since.as_nanos()).unwrap_or(i64::MAX);
                 Moment {
-                    at: Wall(time.0.saturating_add(since)).max(self.floor),
+                    at: Wall(time.0.saturating_add(since)),
                     is_sure: true,
                 }
             }
-            None => {
-                let built = BUILT.and_then(|text| text.parse().ok());
-                let built = built.map_or(self.floor, Wall::from_secs);
-                Moment {
-                    at: wall.max(self.floor).max(built),
-                    is_sure: false,
-                }
-            }
+            Some(_) | None => Moment {
+                at: wall.max(earliest),
+                is_sure: false,
+            },
         }
     }
 }
 
 impl Moment {
     /// What a verifier says at this time; if it may be later, then also at the times when certificates of the chain begin.
-    pub(super) fn judge<T>(
+    pub(crate) fn judge<T>(
         self,
         verify: impl Fn(UnixTime) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let mut at = unix_time(self.at).ok_or(Error::FailedToGetCurrentTime)?;
         let mut verdict = verify(at);
-        // Of a chain each certificate may begin later than the one before.
-        for _ in 0..=MAX_CHAIN {
+        for _ in 0..MAX_LATER {
             match verdict {
                 Err(Error::InvalidCertificate(CertificateError::NotValidYetContext {
                     not_before,
@@ -117,6 +124,20 @@ impl Moment {
             verdict = verify(at);
         }
         verdict
+    }
+}
+
+#[cfg(test)]
+mod testing {
+    //! What tests ask.
+    use super::{Known, Moment};
+    use crate::api::{Mono, Wall};
+
+    impl Known {
+        /// What is known while nobody keeps the clock right.
+        pub(crate) fn at(&self, wall: Wall, now: Mono) -> Moment {
+            self.lock().now(wall, now, false)
+        }
     }
 }
 
@@ -134,36 +155,32 @@ mod tests {
 
     const S: i64 = 1_000_000_000;
 
-    fn known() -> KnownTime {
-        KnownTime {
-            floor: Wall(i64::MIN),
-            told: None,
-        }
-    }
-
     #[test]
     fn what_is_known() {
         // TIME-02 TIME-03
-        let mut known = known();
         let built: i64 = BUILT.map_or(0, |text| text.parse().expect("a number"));
         let (early, late) = (Wall::from_secs(60), Wall::from_secs(built + 5_000_000));
         let of = |at, is_sure| Moment { at, is_sure };
-        assert_eq!(known.now(late, Mono(0), false), of(late, false));
-        assert_eq!(known.now(early, Mono(0), true), of(early, true));
+        let known = Known::new();
+        let now = |wall, now, synchronized| known.lock().now(wall, now, synchronized);
+        assert_eq!(now(late, Mono(0), false), of(late, false));
+        assert_eq!(now(early, Mono(0), true), of(early, true));
         known.passed(late);
         known.passed(early);
-        assert_eq!(known.now(early, Mono(0), false), of(late, false));
+        assert_eq!(now(early, Mono(0), false), of(late, false));
         // What is told counts until somebody keeps the clock right, whatever the clock shows, and goes on by uptime.
         let told = Wall::from_secs(built + 9_000_000);
-        known.told(told, Mono(7_000));
+        known.lock().told = Some((told, Mono(7_000)));
+        let later = Wall(told.0 + 3 * S);
         for wall in [early, Wall::from_secs(built + 700_000_000)] {
-            let later = Wall(told.0 + 3 * S);
-            assert_eq!(known.now(wall, Mono(10_000), false), of(later, true));
-            assert_eq!(known.now(wall, Mono(10_000), true), of(wall, true));
+            assert_eq!(now(wall, Mono(10_000), false), of(later, true));
+            assert_eq!(now(wall, Mono(10_000), true), of(wall, true));
         }
-        // Nobody talks it back to before what is signed.
-        known.told(early, Mono(10_000));
-        assert_eq!(known.now(early, Mono(10_000), false), of(late, true));
+        // Who has been silent for long is not believed for ever, nor is who says what cannot be.
+        let then = Mono(7_000) + TOLD_FOR;
+        assert_eq!(now(early, then, false), of(late, false));
+        known.lock().told = Some((early, Mono(10_000)));
+        assert_eq!(now(early, Mono(10_000), false), of(late, false));
     }
 
     /// A verifier of one CA, and what it says of a chain: a CA below it that begins and ends so many seconds from now, and a

@@ -22,7 +22,7 @@ use rustls::{
 };
 
 use super::any_peer::{AnyPeer, Proof};
-use super::known_time::{self, Moment};
+use super::known_time::Moment;
 use super::tls::{OwnClock, TlsError, certificates};
 
 /// Certificates of authorities taken at most.
@@ -211,12 +211,8 @@ impl Authorities {
         Ok(Self(verifier))
     }
 
-    /// Whether they vouch, now, for the first certificate of the chain.
-    pub(crate) fn vouch(&self, chain: &[CertificateDer<'_>]) -> Result<(), Stranger> {
-        self.vouch_at(known_time::now(), chain)
-    }
-
-    fn vouch_at(&self, now: Moment, chain: &[CertificateDer<'_>]) -> Result<(), Stranger> {
+    /// Whether they vouch, at this time, for the first certificate of the chain.
+    pub(crate) fn vouch(&self, chain: &[CertificateDer<'_>], now: Moment) -> Result<(), Stranger> {
         let (own, others) = chain.split_first().ok_or(Stranger::NoCertificate)?;
         let vouched = now.judge(|now| self.0.verify_client_cert(own, others, now));
         match vouched {
@@ -239,6 +235,23 @@ pub(crate) enum Stranger {
     /// The client's certificate is another's, or of another time.
     #[error(transparent)]
     Certificate(#[from] rustls::Error),
+}
+
+impl Stranger {
+    /// Whether at another time the answer may be another.
+    pub(crate) const fn is_of_the_time(&self) -> bool {
+        use rustls::CertificateError as Certificate;
+        matches!(
+            self,
+            Self::Clock
+                | Self::Certificate(rustls::Error::InvalidCertificate(
+                    Certificate::Expired
+                        | Certificate::ExpiredContext { .. }
+                        | Certificate::NotValidYet
+                        | Certificate::NotValidYetContext { .. }
+                ))
+        )
+    }
 }
 
 impl fmt::Debug for Authorities {
@@ -314,7 +327,7 @@ mod tests {
         let authorities = Authorities::read(ours.pem.as_bytes()).expect("authorities");
         let at = |pem: &str, is_sure| {
             let at = clock::wall();
-            authorities.vouch_at(Moment { at, is_sure }, &certificates(pem.as_bytes()))
+            authorities.vouch(&certificates(pem.as_bytes()), Moment { at, is_sure })
         };
         let vouch = |pem: &str| at(pem, true);
         assert_eq!(vouch(&ours.client("o", "n", NOW).certificate), Ok(()));
@@ -325,7 +338,12 @@ mod tests {
             ("a server", ours.server(&["n"], NOW).certificate),
             ("nothing", String::new()),
         ] {
-            assert!(vouch(&pem).is_err(), "{what}");
+            let why = vouch(&pem).expect_err(what);
+            assert_eq!(
+                why.is_of_the_time(),
+                ["ended", "not yet"].contains(&what),
+                "{what}"
+            );
         }
         let later = ours.client("o", "n", (50, 100)).certificate;
         assert_eq!(at(&later, false), Ok(()), "by a clock that may be wrong");

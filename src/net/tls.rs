@@ -26,7 +26,7 @@ use ureq::unversioned::transport::{
 };
 
 use super::any_peer::{AnyPeer, Proof};
-use super::known_time;
+use super::known_time::KNOWN;
 use crate::api::Wall;
 
 /// Largest file of certificates read, bytes. A system's CAs have about 220 KiB.
@@ -158,7 +158,7 @@ impl ServerCertVerifier for Timed {
         _: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         let verify = |now| self.0.verify_server_cert(own, others, name, ocsp, now);
-        known_time::now().judge(verify)
+        KNOWN.now().judge(verify)
     }
 
     fn verify_tls12_signature(
@@ -254,7 +254,7 @@ pub(crate) struct OwnClock;
 
 impl TimeProvider for OwnClock {
     fn current_time(&self) -> Option<UnixTime> {
-        unix_time(known_time::now().at)
+        unix_time(KNOWN.now().at)
     }
 }
 
@@ -386,10 +386,7 @@ mod tests {
             assert_eq!(i64::try_from(time.as_secs()), Ok(seconds));
         }
         assert_eq!(unix_time(Wall(-1)), None, "no handshake by such a clock");
-        let (before, now) = (
-            known_time::now().at.0,
-            OwnClock.current_time().expect("a time"),
-        );
+        let (before, now) = (KNOWN.now().at.0, OwnClock.current_time().expect("a time"));
         let seconds = u64::try_from(before / 1_000_000_000).expect("after 1970");
         assert!(now.as_secs() >= seconds);
     }

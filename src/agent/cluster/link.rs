@@ -51,7 +51,7 @@ impl Skew {
 }
 
 /// Silence that the control plane may take for the node's end.
-const OUTAGE: Duration = Duration::from_secs(15);
+const OUTAGE: Duration = Duration::from_secs(25);
 /// For so long after it parts of the control plane may still act on what they knew: their own connections come back by a
 /// back-off of up to 30 s, and the node controller marks what it has not heard of meanwhile.
 const AFTERMATH: Duration = Duration::from_secs(120);

@@ -226,8 +226,9 @@ impl Agent {
                 let runtime = self.view.status(uid).unwrap_or_default();
                 let mut statuses = self.statuses();
                 if !statuses.wait(pod, &runtime, DEVICE_NOT_READY, &message) {
+                    // It has ended, so it needs none: its worker takes down what is left of it.
                     self.devices.forget_waiting(uid);
-                    return false;
+                    return true;
                 }
                 self.devices.waiting.insert(uid.clone(), waiting);
                 if is_new {

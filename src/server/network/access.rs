@@ -29,6 +29,7 @@ use crate::{
     api::Wall,
     kube::x509,
     logic::access::{self, Answers},
+    net::known_time::KNOWN,
     net::serving::Authorities,
     server::http::{Identity, Refusal, Request},
     sys::{clock, lane::Lane},
@@ -226,7 +227,7 @@ impl Access {
         let Some(authorities) = authorities.filter(|_| !papers.chain.is_empty()) else {
             return Ok(Credential::None);
         };
-        let (generation, now) = (self.generation.get(), clock::wall());
+        let (generation, now) = (self.generation.get(), KNOWN.now().at);
         let kept = papers.found.as_ref();
         if let Some(found) = kept.filter(|found| found.counts(generation, now)) {
             return Ok(found.credential.clone());
@@ -358,13 +359,18 @@ impl Access {
     }
 }
 
-/// What a chain is worth now, and until when. What is no good is so until the CAs change.
+/// What a chain is worth now, and until when. What is no good is so until the CAs change, or the time is another.
 fn examine(authorities: &Authorities, chain: &[CertificateDer<'_>]) -> (Credential, Wall) {
     const NEVER: Wall = Wall(i64::MAX);
-    let now = clock::wall();
-    if let Err(why) = authorities.vouch(chain) {
+    let moment = KNOWN.now();
+    let now = moment.at;
+    if let Err(why) = authorities.vouch(chain, moment) {
         log::debug!("a client's certificate is not taken: {why}");
-        return (Credential::Bad, NEVER);
+        let until = match why.is_of_the_time() {
+            true => now,
+            false => NEVER,
+        };
+        return (Credential::Bad, until);
     }
     let Some(Ok(own)) = chain.first().map(|own| x509::read(own)) else {
         return (Credential::Bad, NEVER);
