@@ -226,9 +226,9 @@ impl Agent {
                 let runtime = self.view.status(uid).unwrap_or_default();
                 let mut statuses = self.statuses();
                 if !statuses.wait(pod, &runtime, DEVICE_NOT_READY, &message) {
-                    // It has ended, so it needs none: its worker takes down what is left of it.
+                    // It has ended, so it needs none. What is left of it goes with what nobody has.
                     self.devices.forget_waiting(uid);
-                    return true;
+                    return false;
                 }
                 self.devices.waiting.insert(uid.clone(), waiting);
                 if is_new {

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::{
     api::FakeApi,
+    order::pod_dir,
     world::{IMAGE, World, fails, fault, manifest},
 };
 use crate::{
@@ -246,6 +247,8 @@ fn one_that_waits_after_a_reboot_is_not_ready_and_keeps_what_is_known_of_it() {
     world.apply(&[]);
     let mut once = asking();
     once["restartPolicy"] = json!("Never");
+    once["volumes"] = json!([{"name": "own", "emptyDir": {}}]);
+    once["containers"][0]["volumeMounts"] = json!([{"name": "own", "mountPath": "/own"}]);
     api.create("a", asking());
     world.until("runs", |_| api.phase("a") == "Running");
     let is_ready = || {
@@ -276,13 +279,16 @@ fn one_that_waits_after_a_reboot_is_not_ready_and_keeps_what_is_known_of_it() {
     assert!(status["reason"].is_null(), "{status}");
     api.delete("a");
     world.until("is gone", |_| api.get("ns", "a").is_none());
-    // What cannot run again has ended, and waits for nothing.
-    api.create("b", once);
+    // What cannot run again has ended, waits for nothing, and is taken down as any.
+    let uid = api.create("b", once);
     world.until("runs", |_| api.phase("b") == "Running");
+    let its_data = pod_dir(&world, &uid).join("volumes/kubernetes.io~empty-dir/own");
+    assert!(its_data.exists());
     devices.set(&[]);
     let world = world.reboot();
     world.apply(&[]);
     world.until("has ended", |_| api.phase("b") == "Failed");
+    world.until("its volume goes", |_| !its_data.exists());
     assert_eq!(world.events_of("DeviceNotReady"), 0);
 }
 
