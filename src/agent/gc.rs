@@ -128,14 +128,23 @@ impl Garbage {
             gc::removable_containers(&listed, &fate, ready, &self.policy, self.clock.wall());
         let any = !surplus.is_empty();
         for removal in surplus {
-            let owner = listed
-                .iter()
-                .find(|pod| pod.containers.iter().any(|c| c.id == removal.id))
-                .map(|pod| &pod.uid);
-            // A pod that is being worked on is left to the next pass.
-            let Some(_turn) = owner.and_then(|uid| self.claims.try_operate(uid)) else {
+            let found = listed.iter().find_map(|pod| {
+                let mut containers = pod.containers.iter();
+                Some((&pod.uid, containers.find(|c| c.id == removal.id)?))
+            });
+            let Some((owner, container)) = found else {
                 continue;
             };
+            // A pod that is being worked on is left to the next pass.
+            let Some(_turn) = self.claims.try_operate(owner) else {
+                continue;
+            };
+            if !self
+                .still(owner, |pod| pod.containers.contains(container))
+                .await
+            {
+                continue;
+            }
             let stopped = if removal.stop_first {
                 self.runtime
                     .stop_container(&removal.id, Duration::ZERO)
@@ -179,6 +188,13 @@ impl Garbage {
         self.asker.ask(|agent| agent.request_relist()).await;
     }
 
+    /// Whether what was listed of a pod is as it was. What goes before it may take long, and a pod that has come back meanwhile may
+    /// have given the same id to what runs now.
+    async fn still(&self, pod: &PodUid, is_there: impl Fn(&PodItem) -> bool) -> bool {
+        let now = self.runtime.pod_status(pod).await;
+        now.is_ok_and(|pod| is_there(&PodItem::from(&pod)))
+    }
+
     async fn remove(&self, id: &ContainerId) {
         if let Err(e) = self.runtime.remove_container(id, Logs::Go).await {
             self.complaints
@@ -193,13 +209,22 @@ impl Garbage {
         failed: &mut Vec<String>,
     ) {
         for id in ids {
-            let owner = listed
-                .iter()
-                .find(|pod| pod.sandboxes.iter().any(|s| s.id == id))
-                .map(|pod| &pod.uid);
-            let Some(_turn) = owner.and_then(|uid| self.claims.try_operate(uid)) else {
+            let found = listed.iter().find_map(|pod| {
+                let mut sandboxes = pod.sandboxes.iter();
+                Some((&pod.uid, sandboxes.find(|s| s.id == id)?))
+            });
+            let Some((owner, sandbox)) = found else {
                 continue;
             };
+            let Some(_turn) = self.claims.try_operate(owner) else {
+                continue;
+            };
+            if !self
+                .still(owner, |pod| pod.sandboxes.contains(sandbox))
+                .await
+            {
+                continue;
+            }
             // Stopping first releases what a half-made or lost sandbox still holds.
             let stopped = self.runtime.stop_pod_sandbox(&id).await;
             let removed = match stopped {
