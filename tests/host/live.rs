@@ -5,6 +5,7 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::pty::{Winsize, openpty};
@@ -21,6 +22,8 @@ pub(crate) struct Terminal {
     master: File,
     child: Child,
     output: Arc<Mutex<String>>,
+    /// It ends when all that was written has been read.
+    reader: JoinHandle<()>,
 }
 
 const fn size(columns: u16, rows: u16) -> Winsize {
@@ -58,7 +61,7 @@ impl Terminal {
         let master = File::from(pty.master);
         let output = Arc::new(Mutex::new(String::new()));
         let (mut from, into) = (master.try_clone().expect("descriptor"), Arc::clone(&output));
-        std::thread::spawn(move || {
+        let reader = std::thread::spawn(move || {
             let mut buffer = [0; 4096];
             // Without a process on the other side the read fails.
             while let Ok(n @ 1..) = from.read(&mut buffer) {
@@ -69,6 +72,7 @@ impl Terminal {
             master,
             child,
             output,
+            reader,
         }
     }
 
@@ -114,8 +118,8 @@ impl Terminal {
 
     fn end(&mut self, host: &Host) -> String {
         host.until("the command ends", |_| {
-            let ended = self.child.try_wait().expect("child");
-            (ended.is_some(), self.said())
+            let ended = self.child.try_wait().expect("child").is_some();
+            (ended && self.reader.is_finished(), self.said())
         });
         assert!(
             self.child.wait().expect("child").success(),
