@@ -445,35 +445,27 @@ mod tests {
 
     #[test]
     fn the_rhythm() {
-        // LEASE-02
-        for (duration_s, random, next_ms) in [
-            (40, 0, 10_000),
-            (40, 400, 10_400),
-            (40, 401, 10_000),
-            (4, u64::MAX, 1_000 + u64::MAX % 41),
-            (1, 3, 253),
+        // LEASE-02 METER-03
+        for (is_metered, duration_s, random, next_ms) in [
+            (false, 40, 0, 10_000),
+            (false, 40, 400, 10_400),
+            (false, 40, 401, 10_000),
+            (false, 4, u64::MAX, 1_000 + u64::MAX % 41),
+            (false, 1, 3, 253),
+            (true, 40, 0, 20_000),
+            (true, 40, 800, 20_800),
+            (true, 20, 0, 10_000),
+            (true, 60, 0, 20_000),
+            (true, 200, 0, 50_000),
         ] {
-            let mut keeper = LeaseKeeper::new("pi".into(), duration_s, false);
+            let mut keeper = LeaseKeeper::new("pi".into(), duration_s, is_metered);
             keeper.on_answer(lease("pi", true), Mono(0), 0);
             keeper.on_answer(lease("pi", true), Mono(0), random);
-            assert_eq!(keeper.due(), Mono(next_ms), "{duration_s} {random}");
-        }
-    }
-
-    #[test]
-    fn the_rhythm_where_bytes_cost_money() {
-        // METER-03
-        for (duration_s, random, next_ms) in [
-            (40, 0, 20_000),
-            (40, 800, 20_800),
-            (20, 0, 10_000),
-            (60, 0, 20_000),
-            (200, 0, 50_000),
-        ] {
-            let mut keeper = LeaseKeeper::new("pi".into(), duration_s, true);
-            keeper.on_answer(lease("pi", true), Mono(0), 0);
-            keeper.on_answer(lease("pi", true), Mono(0), random);
-            assert_eq!(keeper.due(), Mono(next_ms), "{duration_s} {random}");
+            assert_eq!(
+                keeper.due(),
+                Mono(next_ms),
+                "{is_metered} {duration_s} {random}"
+            );
         }
     }
 

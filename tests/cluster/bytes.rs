@@ -280,16 +280,6 @@ fn agree(host: &Host, since: ([u64; 2], [u64; 2])) {
     }
 }
 
-/// Classes, in the order of what is counted.
-pub(crate) const CLASSES: [&str; 7] = [
-    "heartbeat",
-    "api",
-    "image",
-    "tunnel",
-    "stream",
-    "figures",
-    "update",
-];
 const HEARTBEAT: usize = 0;
 const API: usize = 1;
 const IMAGE: usize = 2;

@@ -2,11 +2,12 @@
 
 use std::fs;
 
+use picolet::api::link::LinkClass;
 use picolet::sys::clock;
 use picolet_test_apiserver::TestServer;
 use serde_json::{Value, json};
 
-use crate::bytes::{Behind, CLASSES, counted};
+use crate::bytes::{Behind, counted};
 use crate::host::{Host, IDLE, NODE, PATIENCE, able, sh, with};
 use crate::konnectivity::Konnectivity;
 use crate::loop_disk::{
@@ -133,7 +134,7 @@ fn an_hour_at_rest() {
         "at rest for {} s. Bytes of a day, received and sent:",
         took.as_secs()
     );
-    for (class, (after, before)) in CLASSES.iter().zip(after.iter().zip(&classes)) {
+    for (class, (after, before)) in LinkClass::NAMES.iter().zip(after.iter().zip(&classes)) {
         let of_day = [0, 1].map(|way| (after[way] - before[way]) * DAY_S / took.as_secs());
         println!("{class} {} {}", of_day[0], of_day[1]);
         day += of_day[0] + of_day[1];
