@@ -50,9 +50,11 @@ impl ApiPoll {
         self.went_well();
         let own = number(version);
         let back = own != 0 && own < self.list_floor;
-        if back {
-            // The store went back: what bears a version that is known need not be what is known.
+        if back || core::mem::take(&mut self.recorded) {
+            // The store went back, or may have while no agent looked: equal versions need not be equal objects.
             self.slots.iter_mut().for_each(Slot::reread);
+        }
+        if back {
             // Said twice in a row it was not one list that was stale, and is the rule from now on.
             if self.went_back {
                 self.highest = own;

@@ -16,6 +16,8 @@
 //!   older ones is blind for ever. Worse, they are given out again, so that equal ones may mean different objects: a list
 //!   whose own version is below one that was seen before it began has every pod read anew (only then does order count,
 //!   and only to read more), and so has an item that is to be deleted, or lives, against what is known of that version.
+//! - **Records are read once** after the first list, whatever their versions: the store may have gone back while no agent
+//!   looked ([`ApiPoll::restore`]).
 //! - **Nothing is removed by what a list lacks.** A complete list only raises the question; a `GET` answers it. A list that
 //!   failed half-way is good for what it did show: the versions in it lead to `GET`s like rings of the doorbell (SRC-30).
 //! - **Our own writes cost no read**: the answer to a write is the object, so it counts as one. It may carry what somebody
@@ -263,6 +265,8 @@ pub struct ApiPoll {
     proved: Option<Mono>,
     /// A list is wanted whatever the pace.
     wanted: bool,
+    /// There are pods from records, and no list has ended since.
+    recorded: bool,
     /// A list has ended whose questions are not settled.
     complete_due: bool,
     /// The whole was told at least once.
@@ -299,6 +303,7 @@ impl ApiPoll {
             went_back: false,
             proved: None,
             wanted: false,
+            recorded: false,
             complete_due: false,
             completed: false,
             scanned: None,
@@ -314,17 +319,18 @@ impl ApiPoll {
         }
     }
 
-    /// A pod that an agent before this one has recorded. It counts as delivered; the first list confirms it or asks.
+    /// A pod that an agent before this one has recorded. It counts as delivered, and is read once after the first list.
     pub fn restore(&mut self, item: &Item, sight: Sight, now: Mono) {
-        if let Some(index) = self.find_or_add(item, now) {
-            self.slots[index].saw(sight, now);
-        }
+        self.on_made(item, sight, now);
+        self.recorded = true;
     }
 
     /// A pod that was made here, or that was in the way of one: as good as read and delivered. That it goes again before
     /// any list has shown it is noticed then.
     pub fn on_made(&mut self, item: &Item, sight: Sight, now: Mono) {
-        self.restore(item, sight, now);
+        if let Some(index) = self.find_or_add(item, now) {
+            self.slots[index].saw(sight, now);
+        }
     }
 
     /// The next thing to do, `None` until the next input or [`ApiPoll::next_timeout`]. Drain it after every input.

@@ -566,7 +566,7 @@ fn equal_versions_of_different_objects() {
         ("alive", object("1", 1, 1, "Failed"), item("a", "1")),
     ] {
         let mut desk = Desk::new(Paces::NORMAL);
-        desk.poll.restore(&item("a", "1"), known, desk.now);
+        desk.poll.on_made(&item("a", "1"), known, desk.now);
         assert_eq!(desk.asks(), ["Live"], "{name}");
         desk.poll.on_item(&shown, desk.now);
         desk.poll.on_list_end("5", desk.now);
@@ -751,10 +751,20 @@ fn a_start_from_records() {
     desk.wait(90_000);
     assert_eq!(desk.asks(), ["Live"]);
     desk.list("5", &[("a", "1"), ("b", "2")]);
-    assert_eq!(desk.asks(), ["get pod-b", "get pod-c", "watch 5"]);
+    assert_eq!(desk.asks(), ["get pod-a", "get pod-b", "watch 5"]);
+    // Its version is that of the record, which was given out again since: the store went back while nobody looked.
+    assert_eq!(desk.read("a", object("1", 2, 1, "Running")), Verdict::Deliver);
     assert_eq!(desk.read("b", running("2")), Verdict::Deliver);
+    assert_eq!(desk.asks(), ["get pod-c"]);
     desk.fails("c", Failure::NotFound);
     assert_eq!(desk.asks()[..2], ["gone c", "complete a b"]);
+    // Once.
+    desk.poll.on_bell_end(BellEnd::Broken, desk.now);
+    desk.wait(10_000);
+    assert!(desk.asks().contains(&"Live".to_owned()));
+    desk.list("5", &[("a", "1"), ("b", "2")]);
+    let asks = desk.asks();
+    assert!(!asks.iter().any(|ask| ask.starts_with("get")), "{asks:?}");
 }
 
 #[test]
