@@ -559,7 +559,7 @@ async fn assemble(
     let missing = cgroups.missing_controllers();
     if !missing.is_empty() {
         log::warn!(
-            "cgroup controllers are missing: {}; their limits are not held",
+            "cgroup controllers are missing: {}; pods with limits of these do not start",
             missing.join(", ")
         );
     }

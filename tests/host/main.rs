@@ -50,3 +50,4 @@ mod updates;
 mod upgrade;
 mod url;
 mod verify;
+mod without_memory;

@@ -108,11 +108,16 @@ impl PodCgroups {
     ) -> Self {
         let enforce = cfg.cgroup.enforce_pods;
         let lane = cgroups.lane().cloned().unwrap_or(disk);
+        let mut kubepods = node_resources::kubepods(node.capacity(), node.kept, enforce);
+        // On many boards it is off (QEMU-22). What is written here nobody has asked for: pods without limits run.
+        if !cgroups.has_controller("memory") {
+            kubepods.memory_limit_bytes = None;
+        }
         let tree = Tree {
             cgroups,
             per_qos: cfg.cgroup.per_qos,
             settings,
-            kubepods: node_resources::kubepods(node.capacity(), node.kept, enforce),
+            kubepods,
             given: Mutex::default(),
         };
         Self {

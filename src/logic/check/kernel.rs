@@ -118,7 +118,7 @@ pub(super) fn cgroup_memory(facts: &Facts) -> Finding {
     };
     // Pods run all the same (QEMU-22).
     Finding::warning(
-        format!("{why}: memory limits are not held"),
+        format!("{why}: pods with memory limits do not start"),
         on_cmdline(facts, "cgroup_enable=memory cgroup_memory=1"),
     )
 }
@@ -131,7 +131,7 @@ pub(super) fn cgroup_limits(facts: &Facts) -> Finding {
     }
     let list = missing.join(" and ");
     Finding::warning(
-        format!("controllers are missing: {list}; their limits are not held"),
+        format!("controllers are missing: {list}; pods do not start"),
         if facts.kernel.cmdline.contains("cgroup_disable=") {
             "remove cgroup_disable= from the kernel command line, then: reboot".to_owned()
         } else {

@@ -225,7 +225,7 @@ const BAD: &[(&str, Change, Level, &str, &str)] = &[
     // SVC-16
     ("cgroup-memory", |f| { f.cgroups.missing = vec!["memory".into()]; f.kernel.cmdline.insert_str(0, "cgroup_disable=memory "); }, Level::Warning, "cgroup_disable=memory",
         "sed -i '1s/$/ cgroup_enable=memory cgroup_memory=1/' /boot/firmware/cmdline.txt && reboot"),
-    ("cgroup-memory", |f| { f.cgroups.missing = vec!["memory".into()]; f.kernel.cmdline_file = None; }, Level::Warning, "the memory controller is off: memory limits are not held",
+    ("cgroup-memory", |f| { f.cgroups.missing = vec!["memory".into()]; f.kernel.cmdline_file = None; }, Level::Warning, "the memory controller is off: pods with memory limits do not start",
         "add cgroup_enable=memory cgroup_memory=1 to GRUB_CMDLINE_LINUX in /etc/default/grub, then: update-grub && reboot"),
     // CRI-12 SVC-32
     ("cgroup-driver", |f| { f.runtime.socket = Some("/run/c.sock".into()); f.runtime.drivers.shown = Some(CgroupDriver::Systemd); }, Level::Error, "the runtime's is systemd, cgroupDriver is cgroupfs",
