@@ -331,15 +331,17 @@ fn init_actions(
         return true;
     }
     let mut initialized = is_initialized(pod, status);
-    // What has ended in a sandbox of before, and could not be removed with it, says nothing of this one.
+    // What has ended in a sandbox of before, or was only created there, and could not be removed with it, says nothing of this.
     let latest = latest_sandbox(status).map(|s| &s.id);
     // True once the frontier is behind us: what comes now was passed before.
     let mut passed = initialized;
     for (index, container) in inits.iter().enumerate().rev() {
         let newest = status.newest(&container.name);
         let sidecar = container.is_sidecar();
-        let counts =
-            |i: &&ContainerStatus| i.state != ContainerState::Exited || Some(&i.sandbox) == latest;
+        let counts = |i: &&ContainerStatus| match i.state {
+            ContainerState::Running | ContainerState::Unknown => true,
+            ContainerState::Created | ContainerState::Exited => Some(&i.sandbox) == latest,
+        };
         let Some(instance) = newest.filter(counts) else {
             if passed && sidecar {
                 actions.init_to_start.push(index);

@@ -900,6 +900,15 @@ fn reboot_initialises_again() {
     left.containers[1].sandbox = sandbox(0, DEAD).id;
     let again = compute_pod_actions(&case.pod, &left, &case.probes);
     assert_eq!(line(&again), "init 0");
+    // Nor has what was only created there.
+    for state in [Created, Exited] {
+        let mut side = instance("s", state);
+        side.sandbox = sandbox(0, DEAD).id;
+        let mut left = left.clone();
+        left.containers = vec![side];
+        let again = compute_pod_actions(&case.pod, &left, &case.probes);
+        assert_eq!(line(&again), "init 0", "{state:?}");
+    }
 }
 
 /// A random pod with a random status: any combination a runtime might show.
