@@ -677,6 +677,7 @@ impl Machine {
     /// Tells the judge what is wanted now.
     fn note_wanted(&self) {
         let mut wanted: BTreeMap<PodUid, (&Manifest, &Pod)> = BTreeMap::new();
+        let mut ending = BTreeSet::new();
         for (file, pod) in visible(&self.files) {
             let manifest = &self.files[&file].0;
             let uid = &pod.pod.metadata.uid;
@@ -684,6 +685,7 @@ impl Machine {
                 Some(grace_s) => {
                     let mut judge = self.judge.borrow_mut();
                     judge.ends_as(uid, manifest, &pod.pod, grace_s);
+                    ending.insert(uid.clone());
                 }
                 None => _ = wanted.insert(uid.clone(), (manifest, &pod.pod)),
             }
@@ -692,7 +694,7 @@ impl Machine {
         for (uid, manifest, pod) in of_api.iter().flatten() {
             wanted.insert(uid.clone(), (manifest, pod));
         }
-        self.judge.borrow_mut().wanted(&wanted);
+        self.judge.borrow_mut().wanted(&wanted, &ending);
     }
 
     /// Operations since the last time on pods of which nothing is to be done.

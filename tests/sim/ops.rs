@@ -50,6 +50,8 @@ struct Past {
     /// What it was told to be, and when.
     told: Vec<(Mono, Manifest, Rc<Pod>)>,
     wanted: bool,
+    /// It has one, be it one by which it is to end.
+    has_manifest: bool,
     /// When it was last not wanted, or something ended it from outside.
     ended_by: Option<Mono>,
     /// When it came back after that, under the same uid.
@@ -155,10 +157,15 @@ impl Judge {
         }
     }
 
-    /// These pods are wanted now, and no others.
-    pub(super) fn wanted(&mut self, wanted: &BTreeMap<PodUid, (&Manifest, &Pod)>) {
+    /// These pods are wanted now, and no others; those that are `ending` have a manifest by which they are to end.
+    pub(super) fn wanted(
+        &mut self,
+        wanted: &BTreeMap<PodUid, (&Manifest, &Pod)>,
+        ending: &BTreeSet<PodUid>,
+    ) {
         let now = self.hands.now();
         for (uid, past) in &mut self.pods {
+            past.has_manifest = ending.contains(uid);
             if past.wanted && !wanted.contains_key(uid) {
                 past.wanted = false;
                 past.over.clear();
@@ -184,6 +191,7 @@ impl Judge {
                 past.graces.extend(told.map(|(_, old, _)| old.grace_s));
             }
             past.wanted = true;
+            past.has_manifest = true;
             // A manifest that is written anew is another pod to the next boot, whatever it changes.
             if past.told.last().is_some_and(|(_, old, _)| old != *manifest) {
                 past.over.clear();
@@ -199,6 +207,10 @@ impl Judge {
 
     /// A pod that may be told to be something else at once is to end, with this grace.
     pub(super) fn ends_as(&mut self, uid: &PodUid, manifest: &Manifest, pod: &Pod, grace_s: i64) {
+        let past = self.pods.entry(uid.clone()).or_default();
+        if !past.has_manifest && past.ended_by.is_some() {
+            past.returned = Some(self.hands.now());
+        }
         self.ends_within(uid, grace_s);
         if let Some(past) = self.pods.get_mut(uid)
             && past.newest().is_some_and(|old| old.spec != pod.spec)
@@ -411,7 +423,7 @@ impl Judge {
         let evicted = case.past.graces.contains(&EVICTED_GRACE_S);
         // One that has just come back may end as what it was without its manifest: known to an agent's runtime only.
         let returned = self.agents > 1
-            && case.past.wanted
+            && case.past.has_manifest
             && case.past.returned.is_some_and(|at| at + LATE >= case.now);
         let ordered = !failed && !evicted && !returned && (self.agents == 1 || case.past.wanted);
         case.grace(grace)
