@@ -461,6 +461,10 @@ message! {
     }
 }
 
+/// How long kubeadm waits for an answer, and how often it asks.
+const KUBEADM_TIMEOUT: Duration = Duration::from_secs(2);
+const KUBEADM_TRIES: u32 = 5;
+
 struct Clock;
 
 impl Time for Clock {
@@ -478,7 +482,16 @@ impl Time for Clock {
 fn ask<A: Message + Default>(
     machine: &Machine,
     path: &str,
+    request: impl Message,
+) -> Result<A, Status> {
+    ask_within(machine, path, request, PATIENCE)
+}
+
+fn ask_within<A: Message + Default>(
+    machine: &Machine,
+    path: &str,
     mut request: impl Message,
+    timeout: Duration,
 ) -> Result<A, Status> {
     let socket = format!("/proc/{}/root/run/picolet-cri.sock", machine.init);
     let mut stream = None;
@@ -489,7 +502,7 @@ fn ask<A: Message + Default>(
     let stream = Async::new(stream.expect("connected")).expect("stream");
     let (client, driver) = connect(stream, "localhost", Rc::new(Clock));
     let options = Options {
-        timeout: Some(PATIENCE),
+        timeout: Some(timeout),
         ..Options::default()
     };
     let call = client.unary(path, &mut request, &options);
@@ -526,9 +539,15 @@ fn a_reset_finds_the_pods_by_a_socket() {
     let conditions = standing.status.expect("conditions").conditions;
     let ready = conditions.iter().find(|c| c.kind == "RuntimeReady");
     assert!(ready.is_some_and(|c| c.status), "{conditions:?}");
+    // What kubeadm asks for before it believes that somebody is there.
     for path in [
         &*at("RuntimeConfig"),
-        &at("RunPodSandbox"),
+        "/runtime.v1.ImageService/ImageFsInfo",
+    ] {
+        ask::<Nothing>(&machine, path, Nothing {}).expect(path);
+    }
+    for path in [
+        &*at("RunPodSandbox"),
         "/runtime.v1.ImageService/PullImage",
         "/x",
     ] {
@@ -581,7 +600,16 @@ fn a_reset_finds_the_pods_by_a_socket() {
     // kubeadm stops it first.
     machine.run("systemctl stop kubelet");
     for sandbox in &found {
-        end("StopPodSandbox", &sandbox.id).expect("stopped");
+        let stop = || {
+            let request = Word {
+                word: sandbox.id.clone(),
+            };
+            ask_within::<Nothing>(&machine, &at("StopPodSandbox"), request, KUBEADM_TIMEOUT)
+        };
+        assert!(
+            (0..KUBEADM_TRIES).any(|_| stop().is_ok()),
+            "stopped as soon as kubeadm wants it"
+        );
         end("StopPodSandbox", &sandbox.id).expect("stopped already");
     }
     assert_eq!(

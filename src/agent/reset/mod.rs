@@ -311,11 +311,11 @@ impl Reset {
             || kill::runtime_pod_kill(status),
             |pod: &Pod| kill::pod_kill(pod, status, None),
         );
-        if let Some(most) = self.choice.grace_s {
-            for target in &mut plan.containers {
-                target.grace_s = target.grace_s.min(most);
-            }
+        let most = self.choice.grace_s.unwrap_or(i64::MAX);
+        for target in &mut plan.containers {
+            target.grace_s = target.grace_s.min(most);
         }
+        let most = Duration::from_secs(u64::try_from(most).unwrap_or(0));
         let started = clock::mono();
         let ended: Rc<[Cell<bool>]> = plan.containers.iter().map(|_| Cell::new(false)).collect();
         let stops = plan.containers.iter().enumerate().map(|(index, target)| {
@@ -335,7 +335,9 @@ impl Reset {
                     Timer::after((started + grace) - clock::mono()).await;
                 };
                 turn.or(late).await;
-                let stopped = runtime.stop_container(&target.id, kill::stop_grace(left_s()));
+                // Who names a shorter one waits no longer than that: kubeadm asks anew after two seconds.
+                let left = kill::stop_grace(left_s()).min(most);
+                let stopped = runtime.stop_container(&target.id, left);
                 if let Err(e) = stopped.await {
                     log::warn!("container={} {e}", target.id);
                 }

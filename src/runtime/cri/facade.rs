@@ -6,9 +6,11 @@
 use alloc::rc::Rc;
 
 use super::{
+    CGROUPFS,
     link::Clock,
     wire::{
-        Condition, Conditions, Empty, ListPodSandboxRequest, ListPodSandboxResponse, SANDBOX_READY,
+        Condition, Conditions, Empty, ImageFsInfoResponse, LinuxRuntimeConfiguration,
+        ListPodSandboxRequest, ListPodSandboxResponse, RuntimeConfigResponse, SANDBOX_READY,
         Sandbox, SandboxMetadata, StatusResponse, VersionResponse, Word,
     },
 };
@@ -60,6 +62,10 @@ pub async fn serve(pipe: impl Pipe + 'static, pods: Rc<dyn Pods>) -> Status {
 
 async fn answer(mut call: Exchange, pods: Rc<dyn Pods>) -> Result<(), Status> {
     let path = call.path().to_owned();
+    if path == "/runtime.v1.ImageService/ImageFsInfo" {
+        // kubeadm connects to both services, and takes this answer for the sign that the second one is there.
+        return say(&mut call, ImageFsInfoResponse::default()).await;
+    }
     let Some(name) = path.strip_prefix("/runtime.v1.RuntimeService/") else {
         return Err(unimplemented(&path));
     };
@@ -75,6 +81,14 @@ async fn answer(mut call: Exchange, pods: Rc<dyn Pods>) -> Result<(), Status> {
                 },
             )
             .await
+        }
+        // kubeadm warns without it. Pods have a tree of their own, whatever the kubelet's configuration says (SVC-30).
+        "RuntimeConfig" => {
+            let linux = LinuxRuntimeConfiguration {
+                cgroup_driver: CGROUPFS,
+            };
+            let linux = Some(linux);
+            say(&mut call, RuntimeConfigResponse { linux }).await
         }
         "Status" => {
             let is_true = |kind: &str| Condition {
