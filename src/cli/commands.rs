@@ -215,6 +215,7 @@ pub(super) const COMMANDS: &[Command] = &[
         value("output", Some('o'), "json", "form of the answer (default: lines)"),
         switch("quiet", Some('q'), "only what is wrong"),
         switch("kubeadm", None, "what kubeadm join would say of it, by its own names"),
+        switch("kubelet", None, "the flags are those of the program that is called kubelet"),
     ], agent_flags: true, takes: Takes::Nothing },
     Command { name: "reset", args: "", group: MACHINE, help: "Remove everything the agent made; manifests and configuration stay", flags: &[
         switch("yes", Some('y'), "do not ask"),

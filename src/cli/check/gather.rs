@@ -73,14 +73,18 @@ const KUBELETS: [&str; 6] = [
 /// Where firmware of boards keeps its files: newer Raspberry Pi OS first.
 const FIRMWARE_DIRS: [&str; 2] = ["/boot/firmware", "/boot"];
 
-/// What an agent with these flags is told, and where it listens.
-fn configured(flags: Vec<OsString>) -> Result<(Config, check::Wanted, PathBuf), CliError> {
+/// What an agent with these flags is told, and where it listens. `is_kubelet`: it is called so.
+fn configured(
+    flags: Vec<OsString>,
+    is_kubelet: bool,
+) -> Result<(Config, check::Wanted, PathBuf), CliError> {
     let cwd = std::env::current_dir()
         .map_err(|e| CliError::new(format!("cannot read the working directory: {e}")))?;
     let typed = flags
         .iter()
         .any(|w| w.to_string_lossy().starts_with("--socket"));
-    let flags = flags::parse(flags, &cwd).map_err(|e| CliError::new(e.to_string()))?;
+    let mut flags = flags::parse(flags, &cwd).map_err(|e| CliError::new(e.to_string()))?;
+    flags.as_kubelet = is_kubelet;
     let host = Host {
         hostname: text("/proc/sys/kernel/hostname").trim().to_owned(),
     };
@@ -112,9 +116,9 @@ fn configured(flags: Vec<OsString>) -> Result<(Config, check::Wanted, PathBuf), 
     Ok((cfg, wanted, socket))
 }
 
-/// Everything about this machine, as an agent with these flags would find it.
-pub(super) fn facts(flags: Vec<OsString>) -> Result<Facts, CliError> {
-    let (cfg, mut wanted, socket) = configured(flags)?;
+/// Everything about this machine, as an agent with these flags would find it. `is_kubelet`: it is called so.
+pub(super) fn facts(flags: Vec<OsString>, is_kubelet: bool) -> Result<Facts, CliError> {
+    let (cfg, mut wanted, socket) = configured(flags, is_kubelet)?;
     wanted.fail_swap_on = cfg.cgroup.fail_swap_on;
     let kept = cfg.reserved.system.get("memory").map_or(0, Quantity::value);
     wanted.system_memory = u64::try_from(kept).unwrap_or(0);
@@ -232,7 +236,7 @@ pub(in crate::cli) struct Place {
 impl Place {
     /// Of an agent with these flags.
     pub(in crate::cli) fn of(flags: Vec<OsString>) -> Result<Self, CliError> {
-        let (cfg, _, socket) = configured(flags)?;
+        let (cfg, _, socket) = configured(flags, false)?;
         Ok(Self {
             socket,
             root: cfg.dirs.root,

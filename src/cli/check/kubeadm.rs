@@ -10,7 +10,7 @@ use flate2::read::MultiGzDecoder;
 
 use super::gather::{MAX_FILE_BYTES, ask, program, text};
 use crate::{
-    logic::check::{FILES, KERNEL_OPTIONS, Kubeadm, PROGRAMS, SOCKETS},
+    logic::check::{FILES, KERNEL_OPTIONS, Kubeadm, OWN_SOCKET, PROGRAMS, SOCKETS},
     net::ProxyVariables,
 };
 
@@ -33,6 +33,7 @@ pub(super) fn look(release: &str, node_name: &str, proxies: &ProxyVariables) -> 
         files: there(&FILES),
         missing_programs: missing.map(|&name| name.to_owned()).collect(),
         sockets: there(&SOCKETS),
+        own_socket: Path::new(OWN_SOCKET).exists(),
         version,
         version_error,
         kernel: kernel(release),

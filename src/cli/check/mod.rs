@@ -19,7 +19,7 @@ const EXIT_ERRORS: u8 = 1;
 
 pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode, CliError> {
     let (own, agent) = args::split(command, words)?;
-    let (mut json, mut quiet, mut of_kubeadm) = (false, false, false);
+    let (mut json, mut quiet, mut of_kubeadm, mut is_kubelet) = (false, false, false, false);
     for (flag, value) in own {
         match (flag, value.as_str()) {
             ("output", "json") => json = true,
@@ -29,10 +29,11 @@ pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<Exi
                 )));
             }
             ("kubeadm", value) => of_kubeadm = value != "false",
+            ("kubelet", value) => is_kubelet = value != "false",
             (_, value) => quiet = value != "false",
         }
     }
-    let mut facts = gather::facts(agent)?;
+    let mut facts = gather::facts(agent, is_kubelet)?;
     let findings = if of_kubeadm {
         let (release, name) = (&facts.kernel.release, &facts.wanted.node_name);
         facts.kubeadm = kubeadm::look(release, name, &super::proxies());
@@ -98,7 +99,7 @@ fn as_lines(findings: &Findings, quiet: bool, color: bool) -> String {
 
 /// What is found of an agent with these flags, as `check -o json` has it.
 pub(super) fn found(flags: Vec<OsString>) -> Result<Value, CliError> {
-    Ok(report(&check::run(&gather::facts(flags)?)))
+    Ok(report(&check::run(&gather::facts(flags, false)?)))
 }
 
 fn report(findings: &Findings) -> Value {

@@ -61,6 +61,8 @@ pub(super) struct Running {
     /// Its flags, and the directory that relative paths in them are below.
     words: Vec<OsString>,
     cwd: PathBuf,
+    /// It was called as `kubelet`: its flags and its configuration mean something else then.
+    is_kubelet: bool,
 }
 
 impl Running {
@@ -72,9 +74,11 @@ impl Running {
         let program = link("exe")?.into_os_string().into_vec();
         let program = program.strip_suffix(b" (deleted)").unwrap_or(&program);
         let typed = fs::read(of("cmdline")).map_err(|e| failed("read", &of("cmdline"), &e))?;
+        let (words, is_kubelet) = flags_of(&typed);
         Ok(Self {
             program: OsString::from_vec(program.to_vec()).into(),
-            words: flags_of(&typed),
+            words,
+            is_kubelet,
             cwd: link("cwd")?,
             client: client.clone(),
             health,
@@ -108,6 +112,7 @@ impl Running {
     pub(super) fn findings(&self, program: &Path) -> Result<Vec<Finding>, NotTaken> {
         let check = Command::new(program)
             .args(["check", "-o", "json"])
+            .args(self.is_kubelet.then_some("--kubelet"))
             .args(&self.words)
             .env("PATH", PATH)
             .cwd(&self.cwd)
@@ -166,7 +171,8 @@ impl Running {
         let wrong = |e: &dyn core::error::Error| {
             CliError::new(format!("the configuration of the agent: {}", chain(e)))
         };
-        let flags = flags::parse(self.words.clone(), &self.cwd).map_err(|e| wrong(&e))?;
+        let mut flags = flags::parse(self.words.clone(), &self.cwd).map_err(|e| wrong(&e))?;
+        flags.as_kubelet = self.is_kubelet;
         let host = Host {
             hostname: "localhost".into(),
         };
@@ -175,8 +181,8 @@ impl Running {
     }
 }
 
-/// The agent's flags among all that it was called with.
-fn flags_of(typed: &[u8]) -> Vec<OsString> {
+/// The agent's flags among all that it was called with, and whether it was called as `kubelet`.
+fn flags_of(typed: &[u8]) -> (Vec<OsString>, bool) {
     let words = typed
         .split(|b| *b == 0)
         .map(|w| OsString::from_vec(w.to_vec()));
@@ -187,7 +193,7 @@ fn flags_of(typed: &[u8]) -> Vec<OsString> {
         .first()
         .is_some_and(|w| Path::new(w).file_name() == Some(OsStr::new(KUBELET)));
     words.drain(..words.len().min(if is_kubelet { 1 } else { 2 }));
-    words
+    (words, is_kubelet)
 }
 
 /// The service that a process belongs to. Source: proc_pid_cgroup(5).
@@ -282,14 +288,19 @@ mod tests {
 
     #[test]
     fn how_it_was_called() {
-        let flags = |text: &str| -> Vec<String> {
-            let words = flags_of(text.as_bytes()).into_iter();
-            words.map(|w| w.to_string_lossy().into_owned()).collect()
-        };
-        assert_eq!(flags("/usr/local/bin/picolet\0run\0-v\x004\0"), ["-v", "4"]);
-        assert_eq!(flags("/usr/bin/kubelet\0-v\x004\0"), ["-v", "4"]);
-        assert_eq!(flags("picolet\0run\0"), [""; 0]);
-        assert_eq!(flags(""), [""; 0]);
+        for (text, wanted, as_kubelet) in [
+            (
+                "/usr/local/bin/picolet\0run\0-v\x004\0",
+                &["-v", "4"][..],
+                false,
+            ),
+            ("/usr/bin/kubelet\0-v\x004\0", &["-v", "4"], true),
+            ("picolet\0run\0", &[], false),
+            ("", &[], false),
+        ] {
+            let wanted = wanted.iter().map(OsString::from).collect();
+            assert_eq!(flags_of(text.as_bytes()), (wanted, as_kubelet), "{text:?}");
+        }
         for (text, unit) in [
             (
                 "0::/system.slice/picolet.service\n",

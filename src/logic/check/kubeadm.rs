@@ -43,6 +43,8 @@ pub const SOCKETS: [&str; 3] = [
     "/run/crio/crio.sock",
     "/run/cri-dockerd.sock",
 ];
+/// Where `picolet cri` answers kubeadm.
+pub const OWN_SOCKET: &str = "/run/picolet-cri.sock";
 /// Ports of a kubelet: who serves the apiserver, and `/healthz`.
 const PORT: u16 = 10_250;
 const HEALTH_PORT: u16 = 10_248;
@@ -58,6 +60,8 @@ pub struct Kubeadm {
     pub missing_programs: Vec<String>,
     /// Of [`SOCKETS`], those that are there.
     pub sockets: Vec<String>,
+    /// [`OWN_SOCKET`] is there.
+    pub own_socket: bool,
     /// What `kubelet --version` prints.
     pub version: String,
     /// Why it prints nothing.
@@ -130,6 +134,10 @@ fn file(facts: &Facts, n: usize) -> Finding {
 /// Nothing but these two checks needs a runtime's socket.
 fn runtime(facts: &Facts) -> Finding {
     match facts.kubeadm.sockets.as_slice() {
+        [] if facts.kubeadm.own_socket => Finding::warning(
+            format!("kubeadm has to be told of {OWN_SOCKET}: it does not look there"),
+            format!("kubeadm join --cri-socket unix://{OWN_SOCKET}"),
+        ),
         [] => Finding::error(
             "there is no socket of a container runtime: picolet needs none, kubeadm looks for one",
             "kubeadm join --cri-socket unix:///run/picolet-cri.sock (picolet-cri.socket), or --ignore-preflight-errors=CRI,ContainerRuntimeVersion (1.30: CRI,FileExisting-crictl)",
@@ -328,6 +336,7 @@ mod tests {
         // KADM-15
         (|f| f.kubeadm.sockets.clear(), "CRI", Level::Error, "picolet needs none", "--ignore-preflight-errors=CRI,ContainerRuntimeVersion"),
         (|f| f.kubeadm.sockets.clear(), "ContainerRuntimeVersion", Level::Error, "picolet needs none", "(1.30: CRI,FileExisting-crictl)"),
+        (|f| (f.kubeadm.sockets, f.kubeadm.own_socket) = (Vec::new(), true), "CRI", Level::Warning, "/run/picolet-cri.sock", "kubeadm join --cri-socket unix:///run/picolet-cri.sock"),
         (|f| f.kubeadm.sockets.push(SOCKETS[1].into()), "CRI", Level::Error, "several: /run/containerd/containerd.sock, /run/crio/crio.sock", "--cri-socket unix:///run/containerd/containerd.sock"),
         (|f| f.network.ip_forward = false, "FileContent--proc-sys-net-ipv4-ip_forward", Level::Error, "is off", "net.ipv4.ip_forward=1"),
         (|f| f.kernel.swaps = ["/dev/zram0".to_owned()].into(), "Swap", Level::Warning, "/dev/zram0 is on", "failSwapOn: false"),

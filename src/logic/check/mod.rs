@@ -20,7 +20,7 @@ pub use facts::{
     Drivers, Facts, Handler, Kernel, Manifests, Network, Rights, Runtime, TunnelFacts, Wanted,
 };
 
-pub use kubeadm::{FILES, KERNEL_OPTIONS, Kubeadm, PROGRAMS, SOCKETS, run_kubeadm};
+pub use kubeadm::{FILES, KERNEL_OPTIONS, Kubeadm, OWN_SOCKET, PROGRAMS, SOCKETS, run_kubeadm};
 
 /// How bad something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
