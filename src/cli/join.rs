@@ -3,7 +3,7 @@
 
 use std::{
     ffi::OsString,
-    fs,
+    fs::{self, File, TryLockError},
     io::{self, Write as _},
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
@@ -82,6 +82,7 @@ pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<(),
     if !nix::unistd::geteuid().is_root() {
         return Err(CliError::new("joining needs root: sudo picolet join …"));
     }
+    let _alone = Alone::new(flags.config.as_deref())?;
     let machine = Machine::look(flags)?;
     machine.finish()?;
     machine.may_join(&asked)?;
@@ -164,6 +165,42 @@ fn typed(mut words: Vec<OsString>) -> Result<(Flags, Option<String>), CliError> 
                 ));
             }
             Err(e) => return Err(CliError::new(e.to_string())),
+        }
+    }
+}
+
+/// Held while a join works: two at a time would take each other's files away. It is the lock of the configuration's directory,
+/// so that no file is left.
+struct Alone {
+    _held: File,
+    made: Option<PathBuf>,
+}
+
+impl Alone {
+    fn new(config: Option<&Path>) -> Result<Self, CliError> {
+        let file = config.unwrap_or_else(|| Path::new(DEFAULT_CONFIG_FILE));
+        let dir = file.parent().unwrap_or_else(|| Path::new("/"));
+        let cannot = |e: &dyn core::fmt::Display| {
+            CliError::new(format!("cannot lock {}: {e}", dir.display()))
+        };
+        let made = (!dir.exists()).then(|| dir.to_owned());
+        let opened = fs::create_dir_all(dir).and_then(|()| File::open(dir));
+        let file = opened.map_err(|e| cannot(&e))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Self { _held: file, made }),
+            Err(TryLockError::WouldBlock) => Err(CliError::new(
+                "another picolet join is under way on this machine",
+            )),
+            Err(TryLockError::Error(e)) => Err(cannot(&e)),
+        }
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        // It stays if there is something in it by now.
+        if let Some(dir) = &self.made {
+            let _ = fs::remove_dir(dir);
         }
     }
 }
@@ -299,7 +336,8 @@ impl Machine {
             staged.add_link(&link, &kept).map_err(unwritten)?;
         }
         if joined.pairs.is_empty() {
-            for path in [&joined.files.kubeconfig, &stores[0].current_path()] {
+            let [client, server] = stores.map(|store| store.current_path());
+            for path in [&joined.files.kubeconfig, &client, &server] {
                 staged.add_removal(path).map_err(unwritten)?;
             }
         }

@@ -259,6 +259,13 @@ fn what_kubeadm_would_refuse_changes_nothing() {
     let said = refuses(&host, &good);
     assert!(said.contains("what the cluster says: maxPods"), "{said}");
 
+    // Somebody else does it at the same time.
+    let held = fs::File::open(host.path("etc")).expect("directory");
+    held.try_lock().expect("free");
+    let said = refuses(&host, &good);
+    assert!(said.contains("another picolet join is under way"), "{said}");
+    drop(held);
+
     // Another kubelet's identity.
     fs::write(host.path("etc/kubelet.conf"), "").expect("file");
     let said = refuses(&host, &good);
