@@ -82,6 +82,8 @@ done
 [ -z "$root" ] || start=''
 
 here=$(cd "$(dirname "$0")" && pwd) || failed "cannot find the directory of this file"
+# Images for boards without a registry: also if the program comes from a tarball.
+beside=$here/images
 bin=$root/usr/local/bin
 target=$bin/picolet
 library=$root/usr/local/lib/picolet
@@ -119,6 +121,8 @@ verify() {
     fi
     command -v openssl >/dev/null ||
         refuse_release "openssl is not installed, which checks the signature: install it, or unpack the tarball and run its install.sh"
+    openssl pkeyutl -help 2>&1 | grep -q -e -rawin ||
+        refuse_release "this openssl is too old to check the signature, it has to be 3.0 or newer: unpack the tarball and run its install.sh"
     openssl pkeyutl -verify -pubin -inkey "$key" -rawin -in "$sums" -sigfile "$signature" >/dev/null 2>&1 ||
         refuse_release "SHA256SUMS is not signed by $key: fetch it and SHA256SUMS.sig again, or name the key of who released it by --key"
     sum=$(awk -v name="$name" '$2 == name { print $1 }' "$sums")
@@ -248,8 +252,16 @@ fits_disk() {
 }
 
 fits_neighbours() {
+    # Its units and its program would be hidden by these, and so would each newer one of the package.
+    if [ -e "$root/usr/lib/picolet/guard" ]; then
+        refuse "the Debian package picolet is installed: upgrade it by apt, or remove it first (apt-get remove picolet)"
+    fi
     if [ "$mode" = kubeadm ] && [ -e "$kubelet" ] && [ "$(readlink "$kubelet")" != "$link" ]; then
         refuse "$kubelet is another kubelet: remove its package first (apt-get remove kubelet), or move it"
+    fi
+    # Of k3s, of a distribution, or written by hand.
+    if [ -f "$units/kubelet.service" ] && ! grep -q picolet "$units/kubelet.service"; then
+        refuse "$units/kubelet.service is of another kubelet: disable it and move it away first"
     fi
     [ -z "$root" ] || return
     for comm in /proc/[0-9]*/comm; do
@@ -282,10 +294,10 @@ check() {
     groups=/sys/fs/cgroup/cgroup.controllers
     if [ -z "$root$memory" ] && [ -r $groups ] && ! grep -qw memory $groups; then
         if [ -n "$(cmdline)" ]; then
-            echo "warning: the memory controller is off, memory limits are not held: run this again with --enable-memory, which adds" \
+            echo "warning: the memory controller is off, pods with memory limits do not start: run this again with --enable-memory, which adds" \
                 "cgroup_enable=memory to the one line of $(cmdline), and restart" >&2
         else
-            echo "warning: the memory controller is off, memory limits are not held: add cgroup_enable=memory to the kernel's" \
+            echo "warning: the memory controller is off, pods with memory limits do not start: add cgroup_enable=memory to the kernel's" \
                 "command line and restart" >&2
         fi
     fi
@@ -492,7 +504,7 @@ install() {
         place "$here/openrc/logrotate" "$rotation" -rw-r--r--
         ;;
     esac
-    for file in "$here"/images/*; do
+    for file in "$beside"/*; do
         [ ! -f "$file" ] || place "$file" "$import/${file##*/}" -rw-r--r--
     done
     [ -z "$memory" ] || enable_memory
@@ -502,8 +514,23 @@ install() {
     if [ -z "$changed" ]; then echo "nothing to change"; fi
 }
 
+# What `picolet join` has written outside of the directories of picolet: a machine that has it counts as a node.
+leave_cluster() {
+    config=$root/etc/picolet/config.yaml
+    if ! grep -qs '^# Written by picolet join' "$config"; then return; fi
+    for name in kubeconfig bootstrapKubeconfig clientCAFile; do
+        file=$(sed -n "s/^ *$name: //p" "$config")
+        case $name-$file in
+        # Another one is the operator's.
+        clientCAFile-/etc/kubernetes/pki/ca.crt | kubeconfig-/* | bootstrapKubeconfig-/*) delete "$root$file" ;;
+        esac
+    done
+}
+
 uninstall() {
     [ -n "$root" ] || [ "$(id -u)" -eq 0 ] || { refuse "must run as root: sudo sh install.sh" && exit 3; }
+    # While there is an agent: only that runs the hooks of the pods.
+    if [ -n "$purge" ] && [ -z "$root" ] && [ -x "$target" ]; then run "$target" reset --stop --yes; fi
     for name in picolet kubelet; do
         case $name in kubelet) [ "$(readlink "$kubelet")" = "$link" ] || continue ;; esac
         if [ -z "$root" ] && [ $init = systemd ] && [ -e "$units/$name.service" ]; then
@@ -515,8 +542,7 @@ uninstall() {
             "$scripts/$name" "$root/etc/runlevels/default/$name"
     done
     if [ -n "$purge" ]; then
-        if [ -z "$root" ] && [ -x "$target" ]; then
-            run "$target" reset --stop --yes
+        if [ -z "$root" ]; then
             # The pods are ended: so are the units that wait for that.
             if [ $init = systemd ]; then
                 for unit in picolet-pods picolet-upgrade; do
@@ -526,6 +552,7 @@ uninstall() {
                 run rc-service -q --ifstarted picolet-pods stop
             fi
         fi
+        leave_cluster
         for dir in "$root/etc/picolet" "$root/var/lib/picolet" "$root/run/picolet"; do
             [ -d "$dir" ] || continue
             # A link may lead elsewhere, and the table of mounts has real paths.

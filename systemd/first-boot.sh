@@ -39,8 +39,8 @@ flush() {
 # Beside the file: the boot partition is all that is seen of a board that did not join.
 complain() {
     say "$2"
-    # A join that fails again says the same: cards wear.
-    [ "$(cat "$1/picolet-join.error.txt" 2>/dev/null)" != "$2" ] || return 0
+    # A join that fails again says the same, but for the time of day: cards wear.
+    [ "$(tr -d 0-9 <"$1/picolet-join.error.txt" 2>/dev/null)" != "$(printf '%s' "$2" | tr -d 0-9)" ] || return 0
     printf '%s\n' "$2" >"$1/picolet-join.error.txt" 2>/dev/null && flush "$1/picolet-join.error.txt"
 }
 
@@ -111,8 +111,10 @@ faults() {
 
 # The words of a join on one line, of this file; empty if it is none. No shell ever reads them. Fails if it cannot be read.
 words_of() {
-    # Windows' ends of lines, and the backslash by which kubeadm breaks its line.
-    line=$(tr '\r\n\t\\' '    ' <"$1") || return 1
+    # Windows' marks of UTF-8 and of UTF-16, whose every second byte is zero here.
+    line=$(tr -d '\000\357\273\277\376\377' <"$1") || return 1
+    # Its ends of lines, and the backslash by which kubeadm breaks its line.
+    line=$(printf '%s' "$line" | tr '\r\n\t\\' '    ')
     case $line in *[!A-Za-z0-9\ :._/=,@[\]-]*) return 0 ;; esac
     set -f
     # shellcheck disable=SC2086
@@ -221,8 +223,10 @@ join() {
     set -f
     # shellcheck disable=SC2086
     said=$("$PICOLET" join $words 2>&1) || case $said in
-    # The power failed after the last try.
-    *"is a node already"*) ;;
+    # The power failed after the last try, or it was cut off before it had restarted the agent.
+    *"is a node already"*)
+        if [ -z "$PICOLET_ROOT" ] && [ -d /run/systemd/system ]; then systemctl restart --no-block picolet; fi
+        ;;
     *)
         for boot in $(boots); do
             complain "$boot" "$said"

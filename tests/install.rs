@@ -298,6 +298,55 @@ fn one_mode_takes_the_place_of_the_other() {
 }
 
 #[test]
+fn a_purge_leaves_no_node() {
+    // PKG-08
+    for board in boards("purge") {
+        let config = |ca: &str| {
+            format!(
+                "# Written by picolet join. Put settings of your own into a drop-in\nauthentication:\n  x509:\n    clientCAFile: {ca}\n\
+                 picolet:\n  kubeconfig: /etc/kubernetes/kubelet.conf\n  bootstrapKubeconfig: /etc/kubernetes/bootstrap-kubelet.conf\n"
+            )
+        };
+        let files = ["kubelet.conf", "bootstrap-kubelet.conf", "pki/ca.crt"]
+            .map(|name| board.path("etc/kubernetes").join(name));
+        let there = || files.iter().map(|file| file.exists()).collect::<Vec<_>>();
+        for (text, flags, left) in [
+            (
+                config("/etc/kubernetes/pki/ca.crt"),
+                &["--uninstall", "--purge"][..],
+                [false; 3],
+            ),
+            (
+                config("/etc/kubernetes/pki/ca.crt"),
+                &["--uninstall"],
+                [true; 3],
+            ),
+            (
+                config("/etc/ssl/own.crt"),
+                &["--uninstall", "--purge"],
+                [false, false, true],
+            ),
+            // Nobody joined by picolet.
+            (
+                "picolet: {kubeconfig: /etc/kubernetes/kubelet.conf}\n".into(),
+                &["--uninstall", "--purge"],
+                [true; 3],
+            ),
+        ] {
+            board.does(&[]);
+            fs::create_dir_all(board.path("etc/kubernetes/pki")).expect("directory");
+            fs::create_dir_all(board.path("etc/picolet")).expect("directory");
+            for file in &files {
+                fs::write(file, "secret").expect("written");
+            }
+            fs::write(board.path("etc/picolet/config.yaml"), &text).expect("written");
+            board.does(flags);
+            assert_eq!(there(), left, "{flags:?} {text}");
+        }
+    }
+}
+
+#[test]
 fn the_userland_decides_and_not_the_kernel() {
     // SVC-18
     /// Class and machine of an ELF header.
@@ -575,6 +624,21 @@ fn what_cannot_work_is_refused_before_anything_is_written() {
             3,
             "is another kubelet: remove its package",
         );
+
+        let foreign = board.path("etc/systemd/system/kubelet.service");
+        fs::create_dir_all(foreign.parent().expect("directory")).expect("directory");
+        fs::write(&foreign, "[Service]\nExecStart=/opt/bin/kubelet\n").expect("written");
+        board.refuses(&[], 3, "kubelet.service is of another kubelet: disable it");
+        fs::remove_file(foreign).expect("removed");
+
+        fs::create_dir_all(board.path("usr/lib/picolet")).expect("directory");
+        fs::write(board.path("usr/lib/picolet/guard"), "").expect("written");
+        board.refuses(
+            &[],
+            3,
+            "the Debian package picolet is installed: upgrade it by apt",
+        );
+        fs::remove_file(board.path("usr/lib/picolet/guard")).expect("removed");
 
         fs::remove_file(board.path("lib/systemd/systemd")).expect("removed");
         board.refuses(&[], 3, "neither systemd nor OpenRC");
@@ -882,6 +946,27 @@ fn what_the_boot_partition_has_is_taken_once() {
         assert_eq!(flashed.secrets(), 0);
         assert!(flashed.starts());
         assert_eq!(flashed.calls(), "");
+
+        // A clock that runs is no other error.
+        fs::write(flashed.boot("picolet-join.txt"), JOIN_LINE).expect("written");
+        flashed.joins("echo 'error: the clock says 10:00:01' >&2; exit 1");
+        assert!(!flashed.starts());
+        let first = written();
+        flashed.joins("echo 'error: the clock says 10:00:31' >&2; exit 1");
+        assert!(!flashed.starts() && written() == first);
+        // Windows' own way to write it: UTF-16, with a mark before it.
+        let wide = JOIN_LINE.encode_utf16().flat_map(u16::to_le_bytes);
+        let wide: Vec<u8> = [0xff, 0xfe].into_iter().chain(wide).collect();
+        for (how, bytes) in [
+            ("UTF-16", wide),
+            ("UTF-8", format!("\u{feff}{JOIN_LINE}").into()),
+        ] {
+            flashed.calls();
+            fs::write(flashed.boot("picolet-join.txt"), bytes).expect("written");
+            flashed.joins("exit 0");
+            assert!(flashed.starts(), "{how}");
+            assert_eq!(flashed.calls(), JOINED, "{how}");
+        }
 
         // The same before Debian 12, with the ends of lines that Windows writes.
         let old = flashed.board.path("boot/picolet-join.txt");

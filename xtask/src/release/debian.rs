@@ -14,23 +14,37 @@ const CONFIG: &str = "# The configuration of picolet; docs/configure.md has its 
 /// An example: a configuration file in place would switch the default thresholds of eviction on.
 const CONFIG_PATH: &str = "usr/share/doc/picolet/examples/config.yaml";
 
-/// Before unpacking: from then on the guard puts nothing back over what is unpacked.
+/// Before unpacking: from then on the guard puts nothing back over what is unpacked. dpkg tells the script after it of a version
+/// before also if that was removed: the mark says what is so.
 const PREINST: &str = "#!/bin/sh
 set -e
+if [ \"$1\" = install ] && [ -e /usr/local/lib/picolet/guard ]; then
+    echo 'picolet: it is installed from a tarball, whose program would be used instead of this one: sh install.sh --uninstall first' >&2
+    exit 1
+fi
+[ \"$1\" != install ] || : >/run/@package@.first
 # An upgrade that was on trial ends: this package is what the operator wants.
 rm -f /usr/bin/picolet.trial
 ";
-/// After unpacking. Only the agent is restarted: the pods do not notice.
+/// After unpacking. Only the agent is restarted: the pods do not notice. While an image is built, nothing runs, and nothing is
+/// started. A configuration that an agent cannot start with keeps no package from being installed.
 const POSTINST: &str = "#!/bin/sh
 set -e
 [ \"$1\" = configure ] || exit 0
+command -v systemctl >/dev/null || exit 0
+first=''
+if [ -z \"$2\" ] || [ -e /run/@package@.first ]; then first=yes; fi
+rm -f /run/@package@.first
+if [ -n \"$first\" ]; then
+    @enable@
+fi
 [ -d /run/systemd/system ] || exit 0
 systemctl daemon-reload
-if [ -z \"$2\" ]; then
-    @first@
+if [ -n \"$first\" ]; then
+    @start@
 else
     systemctl try-restart @service@
-fi
+fi || echo 'picolet: a service did not start. What is wrong: picolet check' >&2
 ";
 const PRERM: &str = "#!/bin/sh
 set -e
@@ -142,7 +156,8 @@ impl Source {
                 "Depends: runc | crun, iptables\nRecommends: containernetworking-plugins\n"
                     .to_owned(),
                 "a kubelet for very small machines",
-                "systemctl enable -q --now picolet.service\n    systemctl enable -q picolet-first-boot.service picolet-join.service",
+                "systemctl enable -q picolet.service picolet-first-boot.service picolet-join.service",
+                "systemctl start picolet.service",
             ),
             (
                 "picolet-kubelet",
@@ -152,10 +167,11 @@ impl Source {
                 ),
                 "picolet in the place of the kubelet, for kubeadm",
                 // Both would want the same port. kubeadm starts the kubelet.
-                "systemctl disable -q --now picolet.service\n    systemctl enable -q kubelet.service\n    systemctl enable -q --now picolet-cri.socket",
+                "systemctl disable -q picolet.service\n    systemctl enable -q kubelet.service picolet-cri.socket",
+                "systemctl stop picolet.service && systemctl start picolet-cri.socket",
             ),
         ];
-        let made = packages.map(|(name, tree, relations, summary, first)| {
+        let made = packages.map(|(name, tree, relations, summary, enable, start)| {
             let control = format!(
                 "Package: {name}\nVersion: {version}\nArchitecture: {architecture}\nMaintainer: {MAINTAINER}\n\
                  Installed-Size: {}\n{relations}Section: admin\nPriority: optional\n\
@@ -170,14 +186,15 @@ impl Source {
             };
             let script = |text: &str| {
                 let text = text.replace("@service@", service).replace("@services@", all);
-                text.replace("@first@", first)
+                let text = text.replace("@enable@", enable).replace("@start@", start);
+                text.replace("@package@", name)
             };
             let mut about = Tree::default();
             about.file("./control", 0o644, control.as_bytes());
             about.file("./postinst", 0o755, script(POSTINST).as_bytes());
             about.file("./prerm", 0o755, script(PRERM).as_bytes());
+            about.file("./preinst", 0o755, script(PREINST).as_bytes());
             if name == "picolet" {
-                about.file("./preinst", 0o755, PREINST.as_bytes());
                 about.file("./postrm", 0o755, POSTRM.as_bytes());
             }
             let members: [(&str, &[u8]); 3] = [

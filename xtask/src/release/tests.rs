@@ -2,6 +2,7 @@
 
 use std::{
     env, fs,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Command, Output, id},
 };
@@ -232,6 +233,103 @@ fn everybody_can_unpack_it() {
 }
 
 #[test]
+fn a_package_starts_what_it_installs() {
+    // PKG-10
+    let dir = Dir::new("scripts");
+    let key = key();
+    let files = released(&dir.path("source"), &key, false);
+    finish(&dir.path("files"), files, Some(&key)).unwrap();
+    if find("dpkg-deb").is_none() {
+        println!("SKIPPED a_package_starts_what_it_installs: dpkg-deb is not installed");
+        return;
+    }
+    let run = dir.path("run");
+    fs::create_dir_all(dir.path("bin")).unwrap();
+    fs::create_dir_all(&run).unwrap();
+    let double = dir.path("bin/systemctl");
+    let calls = dir.path("calls");
+    let text = format!(
+        "#!/bin/sh\necho \"$@\" >>{}\n[ \"$1\" != \"$(cat {} 2>/dev/null)\" ]\n",
+        calls.display(),
+        dir.path("fails").display()
+    );
+    fs::write(&double, text).unwrap();
+    fs::set_permissions(&double, fs::Permissions::from_mode(0o755)).unwrap();
+    for (name, enable, start, service) in [
+        (
+            "picolet",
+            "enable -q picolet.service picolet-first-boot.service picolet-join.service\n",
+            "daemon-reload\nstart picolet.service\n",
+            "picolet.service",
+        ),
+        (
+            "picolet-kubelet",
+            "disable -q picolet.service\nenable -q kubelet.service picolet-cri.socket\n",
+            "daemon-reload\nstop picolet.service\nstart picolet-cri.socket\n",
+            "kubelet.service",
+        ),
+    ] {
+        let package = dir.path(&format!("files/{name}_1.2.3_amd64.deb"));
+        let control = dir.path(name);
+        let words = [package.to_str().unwrap(), control.to_str().unwrap()];
+        assert!(
+            call("dpkg-deb", &["--control", words[0], words[1]])
+                .status
+                .success()
+        );
+        // Exit code, what was said, what was asked of systemd.
+        let script = |script: &str, words: &[&str]| {
+            let text = fs::read_to_string(control.join(script)).unwrap();
+            let text = text
+                .replace("/run/", &format!("{}/", run.display()))
+                .replace("/usr/", &format!("{}/", dir.path("usr").display()));
+            let path = env::var("PATH").unwrap();
+            let done = Command::new("sh")
+                .env("PATH", format!("{}:{path}", dir.path("bin").display()))
+                .args(["-c", &text, script])
+                .args(words)
+                .output()
+                .unwrap();
+            let asked = fs::read_to_string(&calls).unwrap_or_default();
+            let _ = fs::remove_file(&calls);
+            let said = String::from_utf8(done.stderr).unwrap();
+            (done.status.code(), said, asked)
+        };
+        let quiet = |asked: &str| (Some(0), String::new(), asked.to_owned());
+        // An image that is built: nothing runs there.
+        assert_eq!(script("preinst", &["install"]), quiet(""));
+        assert_eq!(script("postinst", &["configure", ""]), quiet(enable));
+        // A machine.
+        fs::create_dir_all(run.join("systemd/system")).unwrap();
+        let all = format!("{enable}{start}");
+        assert_eq!(script("preinst", &["install"]), quiet(""));
+        assert_eq!(script("postinst", &["configure", ""]), quiet(&all));
+        let again = format!("daemon-reload\ntry-restart {service}\n");
+        assert_eq!(script("preinst", &["upgrade", "1.2.2"]), quiet(""));
+        assert_eq!(script("postinst", &["configure", "1.2.2"]), quiet(&again));
+        // Removed, not purged, and installed again: dpkg tells of the version before.
+        assert_eq!(script("preinst", &["install", "1.2.2"]), quiet(""));
+        assert_eq!(script("postinst", &["configure", "1.2.2"]), quiet(&all));
+        assert_eq!(script("postinst", &["configure", "1.2.2"]), quiet(&again));
+        // It does not start: the package is installed all the same.
+        fs::write(dir.path("fails"), "try-restart").unwrap();
+        let (code, said, _) = script("postinst", &["configure", "1.2.2"]);
+        assert_eq!(code, Some(0));
+        assert!(said.contains("picolet check"), "{said}");
+        fs::remove_file(dir.path("fails")).unwrap();
+        // Beside what a tarball has installed, which would be used instead.
+        let guard = dir.path("usr/local/lib/picolet/guard");
+        fs::create_dir_all(guard.parent().unwrap()).unwrap();
+        fs::write(&guard, "").unwrap();
+        let (code, said, _) = script("preinst", &["install"]);
+        assert_eq!(code, Some(1));
+        assert!(said.contains("install.sh --uninstall"), "{said}");
+        fs::remove_file(guard).unwrap();
+        fs::remove_dir_all(run.join("systemd")).unwrap();
+    }
+}
+
+#[test]
 fn only_what_was_released_is_installed() {
     // PKG-02 PKG-06
     let dir = Dir::new("install");
@@ -258,7 +356,9 @@ fn only_what_was_released_is_installed() {
     fs::write(dir.path("root/bin/sh"), program()).unwrap();
     fs::write(dir.path("root/lib/systemd/systemd"), "").unwrap();
     let install = |shell: &[&str], board: &str, more: &[&str]| -> (Option<i32>, String) {
+        let path = env::var("PATH").unwrap();
         let done = Command::new(shell[0])
+            .env("PATH", format!("{}:{path}", dir.path("bin").display()))
             .args(&shell[1..])
             .arg(dir.path("files/install.sh"))
             .arg("--root")
@@ -311,6 +411,17 @@ fn only_what_was_released_is_installed() {
             "or name the key of who released it by --key",
         );
         refused("other", &[], "take the tarball for that");
+        // One of before 3.0 has no -rawin.
+        fs::create_dir_all(dir.path("bin")).unwrap();
+        let old = dir.path("bin/openssl");
+        fs::write(
+            &old,
+            "#!/bin/sh\necho 'Usage: pkeyutl [options]' >&2\nexit 1\n",
+        )
+        .unwrap();
+        fs::set_permissions(&old, fs::Permissions::from_mode(0o755)).unwrap();
+        refused("x86_64", &[], "it has to be 3.0 or newer");
+        fs::remove_file(&old).unwrap();
         fs::rename(&tarball, dir.path("files/picolet-1.2.3-renamed.tar.gz")).unwrap();
         refused(
             "renamed",
@@ -326,8 +437,14 @@ fn only_what_was_released_is_installed() {
         );
         fs::rename(dir.path("kept"), dir.path("files/SHA256SUMS.sig")).unwrap();
 
+        // PKG-09: beside the tarball, too.
+        fs::create_dir_all(dir.path("files/images")).unwrap();
+        fs::write(dir.path("files/images/app.tar"), "layers").unwrap();
         let (code, said) = install(shell, "x86_64", &[]);
         assert_eq!(code, Some(0), "{said}");
+        let image = dir.path("root/var/lib/picolet/import/app.tar");
+        assert_eq!(fs::read_to_string(&image).unwrap(), "layers");
+        fs::remove_file(image).unwrap();
         assert!(fs::read(&installed).unwrap() == program());
         let library = dir.path("root/usr/local/lib/picolet");
         assert_eq!(
