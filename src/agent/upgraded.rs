@@ -36,13 +36,14 @@ fn take_note(program: &Path) -> Option<String> {
     if beside(upgrade::TRIAL).exists() {
         return None;
     }
-    let mut note = String::new();
+    let mut note = Vec::new();
     let file = File::open(beside(upgrade::BACK)).ok()?;
-    file.take(MAX_NOTE_BYTES).read_to_string(&mut note).ok()?;
+    file.take(MAX_NOTE_BYTES).read_to_end(&mut note).ok()?;
     if let Err(e) = fs::remove_file(beside(upgrade::BACK)) {
         log::warn!("cannot remove the note of an upgrade: {e}");
     }
-    // Sum, version, reason.
+    // Sum, version, reason. What a program has said need not be text, and may be cut.
+    let note = String::from_utf8_lossy(&note);
     let (_, told) = note.trim().split_once(' ')?;
     Some(told.to_owned())
 }
@@ -64,6 +65,8 @@ mod tests {
         fs::remove_file(dir.join("picolet.trial")).expect("removed");
         assert_eq!(take_note(&program).as_deref(), Some("0.2.0 it hung"));
         assert_eq!(take_note(&program), None);
+        fs::write(dir.join("picolet.back"), b"ab 0.2.0 it \xc3").expect("note");
+        assert_eq!(take_note(&program).as_deref(), Some("0.2.0 it \u{fffd}"));
         fs::remove_dir_all(dir).expect("removed");
     }
 }

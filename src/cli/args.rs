@@ -1,6 +1,9 @@
 //! Words of a command line, with the flags every client command takes.
 
-use std::{ffi::OsString, path::PathBuf};
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
 
 use lexopt::{Arg, Parser};
 
@@ -101,6 +104,11 @@ impl Words {
             message: self.command.help().trim_end().to_owned(),
             code: 0,
         }
+    }
+
+    /// Whether a socket was named, by a flag or the environment.
+    pub(super) fn names_socket(&self) -> bool {
+        self.socket != Path::new(super::DEFAULT_SOCKET)
     }
 
     /// The client for the socket that was named.

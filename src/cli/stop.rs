@@ -42,7 +42,13 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
         (false, true) => "/stop?all=true",
         (false, false) => "/stop",
     };
-    let client = words.client();
+    // The units that call it so know none: what is configured counts.
+    let configured = || check::Place::of(Vec::new()).ok();
+    let place = (shutdown && !words.names_socket()).then(configured);
+    let client = match place.flatten() {
+        Some(place) => Client::new(&place.socket),
+        None => words.client(),
+    };
     // OpenRC itself asks for a shutdown: it is stopping services then.
     let service = if shutdown { None } else { supervised(&client) };
     let mut answer = match (all || shutdown) && !quiet {
