@@ -753,7 +753,10 @@ fn a_start_from_records() {
     desk.list("5", &[("a", "1"), ("b", "2")]);
     assert_eq!(desk.asks(), ["get pod-a", "get pod-b", "watch 5"]);
     // Its version is that of the record, which was given out again since: the store went back while nobody looked.
-    assert_eq!(desk.read("a", object("1", 2, 1, "Running")), Verdict::Deliver);
+    assert_eq!(
+        desk.read("a", object("1", 2, 1, "Running")),
+        Verdict::Deliver
+    );
     assert_eq!(desk.read("b", running("2")), Verdict::Deliver);
     assert_eq!(desk.asks(), ["get pod-c"]);
     desk.fails("c", Failure::NotFound);
