@@ -14,8 +14,7 @@ const CONFIG: &str = "# The configuration of picolet; docs/configure.md has its 
 /// An example: a configuration file in place would switch the default thresholds of eviction on.
 const CONFIG_PATH: &str = "usr/share/doc/picolet/examples/config.yaml";
 
-/// Before unpacking: from then on the guard puts nothing back over what is unpacked. dpkg tells the script after it of a version
-/// before also if that was removed: the mark says what is so.
+/// Before unpacking. dpkg tells the script after it of a version before also if that was removed: the mark says what is so.
 const PREINST: &str = "#!/bin/sh
 set -e
 if [ \"$1\" = install ] && [ -e /usr/local/lib/picolet/guard ]; then
@@ -23,7 +22,10 @@ if [ \"$1\" = install ] && [ -e /usr/local/lib/picolet/guard ]; then
     exit 1
 fi
 [ \"$1\" != install ] || : >/run/@package@.first
-# An upgrade that was on trial ends: this package is what the operator wants.
+@trial@";
+/// Also before the program is unpacked: from then on the guard puts nothing back over it.
+const END_TRIAL: &str =
+    "# An upgrade that was on trial ends: this package is what the operator wants.
 rm -f /usr/bin/picolet.trial
 ";
 /// After unpacking. Only the agent is restarted: the pods do not notice. While an image is built, nothing runs, and nothing is
@@ -184,7 +186,9 @@ impl Source {
             } else {
                 "kubelet.service picolet-cri.socket"
             };
+            let trial = if name == "picolet" { END_TRIAL } else { "" };
             let script = |text: &str| {
+                let text = text.replace("@trial@", trial);
                 let text = text.replace("@service@", service).replace("@services@", all);
                 let text = text.replace("@enable@", enable).replace("@start@", start);
                 text.replace("@package@", name)

@@ -296,6 +296,9 @@ fn a_package_starts_what_it_installs() {
             (done.status.code(), said, asked)
         };
         let quiet = |asked: &str| (Some(0), String::new(), asked.to_owned());
+        // The program of the other package is not its own.
+        let before = fs::read_to_string(control.join("preinst")).unwrap();
+        assert_eq!(before.contains("picolet.trial"), name == "picolet");
         // An image that is built: nothing runs there.
         assert_eq!(script("preinst", &["install"]), quiet(""));
         assert_eq!(script("postinst", &["configure", ""]), quiet(enable));
