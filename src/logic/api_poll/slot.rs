@@ -184,7 +184,12 @@ impl Slot {
             self.set(REREAD, true);
         }
         if version != self.told && self.is(READING) {
+            // Which of two versions is the later one nobody knows, and the answer may be older than both.
+            let again = self.is(RUNG);
             self.set(RUNG, true);
+            if again {
+                self.set(REREAD, true);
+            }
         }
         self.told = version;
         news
@@ -210,9 +215,10 @@ impl Slot {
     pub(super) fn saw(&mut self, sight: Sight, now: Mono) {
         if !self.is(RUNG) {
             self.told = sight.version;
+            self.set(REREAD, false);
         }
         self.note(sight, now);
-        self.set(ABSENT | FORBIDDEN | REREAD | RUNG, false);
+        self.set(ABSENT | FORBIDDEN | RUNG, false);
         self.set(MARKED, true);
     }
 

@@ -552,6 +552,25 @@ fn an_older_list_ends_no_question() {
 }
 
 #[test]
+fn an_older_list_and_an_older_answer_forget_no_ring() {
+    // SRC-30: the answer to a read that began before the ring says what the list says, which began before it too.
+    for known in [true, false] {
+        let mut desk = Desk::started();
+        let (uid, before) = if known { ("a", "1") } else { ("n", "6") };
+        desk.ring(RingKind::Changed, uid, "6");
+        assert_eq!(desk.asks(), [format!("get pod-{uid}")]);
+        desk.ring(RingKind::Changed, uid, "7");
+        desk.poll.on_item(&item(uid, before), desk.now);
+        assert_eq!(desk.read(uid, running(before)), Verdict::Deliver);
+        assert_eq!(desk.asks(), [format!("get pod-{uid}")], "{known}");
+        assert_eq!(desk.read(uid, running("7")), Verdict::Deliver);
+        // Nothing is in question any more, once it was read in peace.
+        let rest = desk.asks();
+        assert!(rest.is_empty(), "{rest:?}");
+    }
+}
+
+#[test]
 fn equal_versions_of_different_objects() {
     for (name, known, shown) in [
         (
