@@ -102,6 +102,7 @@ pub(super) fn hands(
         clock: Rc::clone(&tools.clock),
         store: machine.store.clone(),
         disk: machine.disk.clone(),
+        run_dir: parts.cfg.dirs.run.clone(),
         caller: Rc::new(caller),
         records: Rc::new(records),
         garbage,
@@ -128,6 +129,7 @@ pub(super) fn garbage(parts: &Parts, asker: Asker) -> Garbage {
         claims: Rc::clone(&owners.claims),
         asker,
         clock: Rc::clone(&tools.clock),
+        times: Rc::clone(&tools.times),
         recorder: Rc::clone(&tools.recorder),
         complaints: Rc::clone(&tools.complaints),
         images: Rc::clone(&owners.images),
@@ -554,6 +556,7 @@ pub(super) fn probe_driver(parts: &Parts, agent: Asker, events: Sender<Event>) -
     probes::Driver {
         probes: Rc::clone(&parts.owners.probes),
         clock: Rc::clone(&parts.tools.clock),
+        times: Rc::clone(&parts.tools.times),
         runtime: Rc::clone(&parts.machine.runtime),
         wire: Rc::clone(&parts.machine.wire),
         agent,

@@ -15,11 +15,12 @@ use super::{
     images::ImageCommands,
     link_budget::LinkBudget,
     metrics::Metrics,
-    node::Node,
+    node::{self, Node},
     pod_store::PodStore,
     provider::Providers,
     recorder::Recorder,
     removed::Removed,
+    times::Times,
     tunnel::Board,
     vitals::{HeapUse, LoopWatch},
 };
@@ -89,6 +90,8 @@ pub(super) struct LocalBackend {
     pub(super) store: PodStore,
     /// Time.
     pub(super) clock: Rc<dyn Clock>,
+    /// What the wall clock has said.
+    pub(super) times: Rc<Times>,
     /// Streams, pulls under way.
     pub(super) runtime: Rc<dyn RuntimeService>,
     /// Where files are read.
@@ -476,15 +479,20 @@ impl Backend for LocalBackend {
             let (runtime, clock) = (&*self.runtime, &*self.clock);
             let made = self.settings.started_at;
             let standing = self.agent.ask(Agent::standing).await;
-            let shown = self
-                .node
-                .show(runtime, standing, clock, &self.complaints, made);
+            let shown = self.node.show(
+                runtime,
+                standing,
+                (clock, &self.times),
+                &self.complaints,
+                made,
+            );
             let mut shown = shown.await;
             let tunnel = self.settings.tunnel.as_ref();
             let conditions = &mut shown.status.conditions;
             conditions.extend(tunnel.map(|board| board.condition(clock.wall())));
             let budget = self.settings.budget.as_ref();
             conditions.extend(budget.map(|budget| budget.condition(clock.wall())));
+            node::put_right(conditions, &self.times);
             Ok(shown)
         })
     }

@@ -1,17 +1,12 @@
 //! Crash-loop delays in the run dir, so that a new agent does not start a crash loop over at full speed: `backoff.json`,
 //! written by rename at each granted restart.
 
-use std::{
-    fs::{self, File},
-    io::{self, Read as _, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
-    path::Path,
-};
+use std::{io, path::Path};
 
 use serde::{Deserialize, Serialize};
 
+use super::boot_file::{self, boot_id};
 use crate::logic::backoff::Record;
-use crate::sys::{crash, file};
 
 /// Version of the file's form.
 const VERSION: u32 = 1;
@@ -29,15 +24,6 @@ struct Stored {
     records: Vec<Record>,
 }
 
-/// Identity of this boot; empty if the kernel does not tell.
-pub(super) fn boot_id() -> String {
-    let mut text = String::new();
-    let file = File::open("/proc/sys/kernel/random/boot_id");
-    // Without one, records are told apart by their times alone.
-    let _ = file.and_then(|f| f.take(64).read_to_string(&mut text));
-    text.trim().to_owned()
-}
-
 /// Writes the delays down. Failing costs no more than a restart that comes too early, so it is only told. Blocking.
 pub(super) fn save(run: &Path, records: Vec<Record>) {
     let stored = Stored {
@@ -45,26 +31,9 @@ pub(super) fn save(run: &Path, records: Vec<Record>) {
         boot_id: boot_id(),
         records,
     };
-    if let Err(e) = write(run, &stored) {
+    if let Err(e) = boot_file::write(run, FILE, &stored) {
         log::warn!("cannot store crash-loop delays: {e}");
     }
-}
-
-fn write(run: &Path, stored: &Stored) -> io::Result<()> {
-    let staged = run.join(format!(".{FILE}.new"));
-    file::change(&staged)?;
-    let file = File::options()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&staged)?;
-    let mut out = io::BufWriter::new(file);
-    serde_json::to_writer(&mut out, stored)?;
-    out.flush()?;
-    crash::point("backoff.staged");
-    file::change(&run.join(FILE))?;
-    fs::rename(&staged, run.join(FILE))
 }
 
 /// What an earlier agent of this boot stored. Nothing there is the usual case; what cannot be read is told and forgotten.
@@ -80,16 +49,13 @@ pub(super) fn restore(run: &Path) -> Vec<Record> {
 }
 
 fn read(run: &Path) -> io::Result<Option<Stored>> {
-    let file = match File::open(run.join(FILE)) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-        file => file?,
-    };
-    let stored = serde_json::from_reader(io::BufReader::new(file.take(MAX_BYTES)))?;
-    Ok(Some(stored))
+    boot_file::read(run, FILE, MAX_BYTES)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::{api::Mono, logic::backoff::Key};
 
@@ -108,7 +74,7 @@ mod tests {
             boot_id: boot_id(),
             records: vec![record],
         };
-        write(&run, &stored).expect("write");
+        boot_file::write(&run, FILE, &stored).expect("write");
         let back = read(&run).expect("read").expect("there");
         assert_eq!((back.records, back.boot_id), (vec![record], boot_id()));
         fs::write(run.join(FILE), "{\"v\":1").expect("write");

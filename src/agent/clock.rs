@@ -24,6 +24,8 @@ pub(super) trait Clock {
     fn now(&self) -> Mono;
     /// For API timestamps.
     fn wall(&self) -> Wall;
+    /// Whether somebody keeps `wall()` right.
+    fn is_right(&self) -> bool;
     /// Resolves once `now()` is at least `deadline`; may be late.
     fn until(&self, deadline: Mono) -> Alarm;
 }
@@ -84,6 +86,10 @@ impl Clock for SystemClock {
 
     fn wall(&self) -> Wall {
         sys::clock::wall()
+    }
+
+    fn is_right(&self) -> bool {
+        sys::clock::synchronized() == Some(true)
     }
 
     fn until(&self, deadline: Mono) -> Alarm {

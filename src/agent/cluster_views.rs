@@ -17,6 +17,7 @@ use super::{
     pod_store::PodStore,
     pods,
     tasks::{Spawner, Task},
+    times::Times,
     views::{
         ApiAnswer, AskPods, Change, Configured, Gathered, Intake, Later, Look, LoopEnded, NodeView,
         PodsView, StaticPod, Taken,
@@ -219,6 +220,7 @@ impl Intake for ApiEvents {
 pub(super) struct OwnNode {
     node: Rc<node::Node>,
     clock: Rc<dyn Clock>,
+    times: Rc<Times>,
     runtime: Rc<dyn RuntimeService>,
     asker: Asker,
 }
@@ -229,6 +231,7 @@ impl OwnNode {
         Self {
             node: Rc::clone(&parts.owners.node),
             clock: Rc::clone(&parts.tools.clock),
+            times: Rc::clone(&parts.tools.times),
             runtime: Rc::clone(&parts.machine.runtime),
             asker,
         }
@@ -238,6 +241,7 @@ impl OwnNode {
 struct GatheredHere {
     node: Rc<node::Node>,
     clock: Rc<dyn Clock>,
+    times: Rc<Times>,
     gathered: node::Gathered,
 }
 
@@ -248,7 +252,8 @@ impl Gathered for GatheredHere {
 
     fn bring_up_to_date(&self, node: &mut Node) -> Applied {
         let now = self.clock.wall();
-        self.node.bring_up_to_date(node, &self.gathered, now)
+        let (node_here, gathered) = (&self.node, &self.gathered);
+        node_here.bring_up_to_date(node, gathered, &self.times, now)
     }
 }
 
@@ -261,6 +266,7 @@ impl NodeView for OwnNode {
             let here: Box<dyn Gathered> = Box::new(GatheredHere {
                 node: Rc::clone(&self.node),
                 clock: Rc::clone(&self.clock),
+                times: Rc::clone(&self.times),
                 gathered,
             });
             here

@@ -1,6 +1,7 @@
 //! The only loop that waits, and the executor of its effects.
 
 use alloc::rc::Rc;
+use std::path::PathBuf;
 
 use smol::{
     LocalExecutor,
@@ -96,6 +97,8 @@ pub(super) struct Hands {
     pub(super) clock: Rc<dyn Clock>,
     pub(super) store: PodStore,
     pub(super) disk: Lane,
+    /// Where what the next agent of this boot needs is stored.
+    pub(super) run_dir: PathBuf,
     pub(super) caller: Rc<Caller>,
     pub(super) records: Rc<RecordKeeper>,
     pub(super) garbage: Rc<Garbage>,
@@ -156,6 +159,10 @@ impl Hands {
             Effect::KeepShown(uid, shown) => {
                 let records = Rc::clone(&self.records);
                 self.spawn(async move { records.keep_shown(&uid, shown).await });
+            }
+            Effect::KeepTimes(stored) => {
+                let (disk, run) = (self.disk.clone(), self.run_dir.clone());
+                self.spawn(async move { disk.run(move || stored.save(&run)).await });
             }
             Effect::ForgetOutcomes(uids) => {
                 let (disk, store) = (self.disk.clone(), self.store.clone());

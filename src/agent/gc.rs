@@ -16,6 +16,7 @@ use super::{
     core::Agent,
     images::Images,
     recorder::{Recorder, Severity},
+    times::Times,
 };
 use crate::{
     api::{ContainerId, PodUid, SandboxId, cri::PodItem, order::Order as _},
@@ -42,6 +43,7 @@ pub(super) struct Garbage {
     pub(super) claims: Rc<Claims>,
     pub(super) asker: Asker,
     pub(super) clock: Rc<dyn Clock>,
+    pub(super) times: Rc<Times>,
     pub(super) recorder: Rc<Recorder>,
     pub(super) complaints: Rc<Complaints>,
     pub(super) images: Rc<Images>,
@@ -124,8 +126,8 @@ impl Garbage {
         let uids = listed.iter().map(|pod| pod.uid.clone());
         let fates = self.fates(dead, uids).await;
         let (fate, ready) = (|uid: &PodUid| fates.of(uid), fates.sources_ready);
-        let surplus =
-            gc::removable_containers(&listed, &fate, ready, &self.policy, self.clock.wall());
+        let age = |at| self.times.since(at);
+        let surplus = gc::removable_containers(&listed, &fate, ready, &self.policy, &age);
         let any = !surplus.is_empty();
         for removal in surplus {
             let found = listed.iter().find_map(|pod| {

@@ -18,7 +18,7 @@
 //! | `gc`, `housekeeping`, `records` | garbage, chores and records: carried out |
 //! | `admission` | what admission knows of the node |
 //! | `pods` | what is known of pods |
-//! | `complaints`, `objects`, `pod_store`, `outcome`, `backoff_store`, `recorder`, `ring` | what is kept and told |
+//! | `complaints`, `objects`, `pod_store`, `outcome`, `backoff_store`, `boot_file`, `times`, `recorder`, `ring` | what is kept and told |
 //! | `cluster` | the apiserver |
 //! | `views`, `cluster_views` | what `cluster` is shown of the rest, and who shows it |
 //! | `tasks`, `wake`, `waker_set` | small tools |
@@ -39,7 +39,7 @@ mod assembly;
 mod backend;
 mod backends;
 mod backoff_store;
-
+mod boot_file;
 mod claims;
 mod clock;
 mod cluster;
@@ -90,6 +90,7 @@ mod streams;
 mod tasks;
 #[cfg(test)]
 mod tests;
+mod times;
 pub(crate) mod tunnel;
 mod updates;
 mod upgraded;

@@ -21,6 +21,7 @@ use super::{
     probes::{Probes, Wire},
     provider::Providers,
     recorder::Recorder,
+    times::Times,
     tunnel::Board,
     vitals::{HeapUse, LoopWatch, WorkCounters},
 };
@@ -60,6 +61,8 @@ pub(super) struct Given {
 pub(super) struct Tools {
     /// Time.
     pub(super) clock: Rc<dyn Clock>,
+    /// What the wall clock has said.
+    pub(super) times: Rc<Times>,
     /// Kubernetes events.
     pub(super) recorder: Rc<Recorder>,
     /// What was complained about lately.
@@ -137,6 +140,7 @@ impl Parts {
         let slots = pods::slots(&cfg).slots();
         let entries = slots * pods::BACKOFF_ENTRIES_PER_POD;
         let clock: Rc<dyn Clock> = Rc::from(given.clock);
+        let times = Times::restore(Rc::clone(&clock), &cfg.dirs.run, &given.boot_id);
         let volumes = given.volumes.of_boot(&given.boot_id);
         let counters = WorkCounters::default();
         let complaints = Rc::new(Complaints::new(Rc::clone(&clock)));
@@ -224,6 +228,7 @@ impl Parts {
                 heap: HeapUse::new(),
                 loop_watch: LoopWatch::new(cfg.times.sync),
                 clock,
+                times: Rc::new(times),
                 complaints,
                 counters,
             },

@@ -370,6 +370,7 @@ async fn serve(
         metrics: assembly::metrics(&parts, asker.clone()),
         store: parts.machine.store.clone(),
         clock: Rc::clone(&parts.tools.clock),
+        times: Rc::clone(&parts.tools.times),
         runtime: Rc::clone(&parts.machine.runtime),
         disk: parts.machine.disk.clone(),
         images: ImageCommands {

@@ -296,7 +296,9 @@ fn readiness(
                         Some(result) => result == ProbeResult::Success,
                         None => {
                             adopted
-                                && input.probes.is_adopted(instance.started_at)
+                                && input
+                                    .probes
+                                    .is_adopted(instance.started_at.map(input.moment))
                                 && conditions::is_true(&input.pod.status.conditions, READY)
                         }
                     }

@@ -56,6 +56,7 @@ pub struct Removal {
 ///
 /// - Running ones are never chosen; nor is the newest instance of a living pod's container while it is only Created,
 ///   for its start may be under way.
+/// - `age` says how long ago something was.
 /// - `fate` is asked only when `sources_ready`; before that every pod counts as kept.
 /// - Order: pod by pod as given, oldest first within a container; those over the global limit last.
 #[must_use]
@@ -64,13 +65,13 @@ pub fn removable_containers(
     fate: &dyn Fn(&PodUid) -> Fate,
     sources_ready: bool,
     policy: &ContainerGcPolicy,
-    now: Wall,
+    age: &dyn Fn(Wall) -> Duration,
 ) -> Vec<Removal> {
     let mut out = Vec::new();
     let mut units: Vec<Vec<&ContainerItem>> = Vec::new();
     for pod in pods {
         let gone = sources_ready && fate(&pod.uid) == Fate::ContentRemovable;
-        for unit in dead_units(pod, gone, policy.min_age, now) {
+        for unit in dead_units(pod, gone, policy.min_age, age) {
             if gone {
                 out.extend(unit.iter().rev().map(|c| removal(c)));
             } else {
@@ -94,8 +95,12 @@ pub fn removable_containers(
 }
 
 /// Dead instances of a pod, per container name, newest first.
-fn dead_units(pod: &PodItem, gone: bool, min_age: Duration, now: Wall) -> Vec<Vec<&ContainerItem>> {
-    let min_ns = i64::try_from(min_age.as_nanos()).unwrap_or(i64::MAX);
+fn dead_units<'a>(
+    pod: &'a PodItem,
+    gone: bool,
+    min_age: Duration,
+    age: &dyn Fn(Wall) -> Duration,
+) -> Vec<Vec<&'a ContainerItem>> {
     let mut names: Vec<&str> = pod.containers.iter().map(|c| c.name.as_str()).collect();
     names.order();
     names.dedup();
@@ -111,7 +116,7 @@ fn dead_units(pod: &PodItem, gone: bool, min_age: Duration, now: Wall) -> Vec<Ve
             unit.retain(|c| {
                 c.state != ContainerState::Running
                     && Some(&c.id) != starting.as_ref()
-                    && (min_ns == 0 || c.created_at.0.saturating_add(min_ns) <= now.0)
+                    && (min_age.is_zero() || age(c.created_at) >= min_age)
             });
             unit
         })

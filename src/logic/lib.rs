@@ -58,6 +58,7 @@ pub mod authority;
 pub mod backoff;
 pub mod certificates;
 pub mod check;
+pub mod clock_history;
 pub mod conditions;
 pub mod container_status;
 pub mod dashboard;

@@ -155,7 +155,7 @@ impl Pleg {
         uid: &PodUid,
         status: Result<PodRuntimeStatus, NoStatus>,
         cache: &mut RuntimeCache,
-        seen: Seen,
+        seen: Seen<'_>,
     ) {
         let Some(record) = self.records.get_mut(uid) else {
             return;
@@ -342,6 +342,7 @@ mod tests {
         ContainerId, SandboxId, Wall,
         cri::{ContainerStatus, NamespaceOptions, SandboxStatus},
     };
+    use crate::clock_history::ClockHistory;
     use crate::pod_table::{Freshness, StatusAge};
 
     use ContainerState::{Created, Exited, Running, Unknown};
@@ -397,11 +398,15 @@ mod tests {
         pods.iter().map(PodItem::from).collect()
     }
 
-    fn seen(at: Mono) -> Seen {
+    /// By a clock that nobody has looked at.
+    const CLOCK: &ClockHistory = &ClockHistory::new();
+
+    fn seen(at: Mono) -> Seen<'static> {
         Seen {
             at,
             wall: Wall(0),
             until: at,
+            clock: CLOCK,
         }
     }
 

@@ -43,6 +43,20 @@ pub fn may_start_anew(pod: &Pod) -> Result<(), &'static str> {
     Ok(())
 }
 
+/// Annotation of a pod of which nothing starts before the wall clock is right (TIME-06).
+const WAIT_FOR_CLOCK: &str = "picolet/wait-for-clock";
+/// Reason of the event of such a pod, and what it says.
+pub const CLOCK_UNTRUSTED: &str = "ClockUntrusted";
+/// See [`CLOCK_UNTRUSTED`].
+pub const WAITS_FOR_CLOCK: &str = "waits until the clock is right: no time service (NTP) has set it since this machine was started";
+
+/// Whether nothing of the pod starts before the wall clock is right.
+#[must_use]
+pub fn waits_for_clock(pod: &Pod) -> bool {
+    let word = pod.metadata.annotations.get(WAIT_FOR_CLOCK);
+    word.is_some_and(|word| word == "true")
+}
+
 /// Whether the pod must not be given up for others: static, mirror, or of a system priority.
 #[must_use]
 pub fn is_critical(pod: &Pod) -> bool {

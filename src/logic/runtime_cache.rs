@@ -12,7 +12,10 @@ use crate::api::{
     cri::{ContainerState, ContainerStatus, PodItem, PodRuntimeStatus, SandboxState},
 };
 
-use super::pod_table::{Freshness, StatusAge};
+use super::{
+    clock_history::ClockHistory,
+    pod_table::{Freshness, StatusAge},
+};
 
 /// How long a list of running pods may be used.
 pub const RUNNING_PODS_TTL: Duration = Duration::from_secs(3);
@@ -26,14 +29,16 @@ pub type Status = Result<Rc<PodRuntimeStatus>, NoStatus>;
 pub struct NoStatus(pub Rc<str>);
 
 /// When the runtime was read: the begin on both clocks, and the end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
+#[derive(Clone, Copy, Debug)]
+pub struct Seen<'a> {
     /// On the agent's clock: the begin of the listing.
     pub at: Mono,
-    /// On the wall clock, which the runtime's times are compared with.
+    /// On the wall clock.
     pub wall: Wall,
     /// When all of it was read, on the agent's clock.
     pub until: Mono,
+    /// By which the runtime's times are put right, and reckoned with.
+    pub clock: &'a ClockHistory,
 }
 
 #[derive(Clone, Debug)]
@@ -53,6 +58,19 @@ pub struct RuntimeCache {
     time: Mono,
 }
 
+/// Puts the times of a status right.
+fn redate(status: &mut PodRuntimeStatus, clock: &ClockHistory) {
+    for sandbox in &mut status.sandboxes {
+        sandbox.created_at = clock.corrected(sandbox.created_at);
+    }
+    for container in &mut status.containers {
+        let right = |at: &mut Wall| *at = clock.corrected(*at);
+        right(&mut container.created_at);
+        container.started_at.iter_mut().for_each(right);
+        container.finished_at.iter_mut().for_each(right);
+    }
+}
+
 impl RuntimeCache {
     /// The newest answer about `uid`. A pod the runtime does not know has an empty status.
     pub fn get(&self, uid: &PodUid) -> Status {
@@ -68,9 +86,15 @@ impl RuntimeCache {
     }
 
     /// Replaces the answer about `uid` by what was seen then.
-    pub fn set(&mut self, uid: &PodUid, status: Result<PodRuntimeStatus, NoStatus>, seen: Seen) {
+    pub fn set(
+        &mut self,
+        uid: &PodUid,
+        status: Result<PodRuntimeStatus, NoStatus>,
+        seen: Seen<'_>,
+    ) {
         let (status, ends) = match status {
             Ok(mut status) => {
+                redate(&mut status, seen.clock);
                 self.keep_ips(uid, &mut status);
                 let ends = self.ends(uid, &status, seen);
                 (Ok(Rc::new(status)), ends)
@@ -94,7 +118,7 @@ impl RuntimeCache {
         &self,
         uid: &PodUid,
         status: &PodRuntimeStatus,
-        seen: Seen,
+        seen: Seen<'_>,
     ) -> Vec<(ContainerId, Mono)> {
         let before = self.entries.get(uid);
         let exited = |c: &&ContainerStatus| c.state == ContainerState::Exited;
@@ -107,10 +131,14 @@ impl RuntimeCache {
         ended.collect()
     }
 
-    /// The end of an instance that is seen for the first time: as long ago as the wall clock says, but not before the
-    /// instance was last seen otherwise, and if it ended while the runtime was read, not after that. A clock that was set
-    /// meanwhile does less harm this way.
-    fn first_seen(&self, before: Option<&Entry>, container: &ContainerStatus, seen: Seen) -> Mono {
+    /// The end of an instance that is seen for the first time, but not before the instance was last seen otherwise, and if it
+    /// ended while the runtime was read, not after that.
+    fn first_seen(
+        &self,
+        before: Option<&Entry>,
+        container: &ContainerStatus,
+        seen: Seen<'_>,
+    ) -> Mono {
         let is_it = |c: &ContainerStatus| c.id == container.id;
         let alive = before.filter(|entry| {
             let status = entry.status.as_ref();
@@ -118,8 +146,7 @@ impl RuntimeCache {
         });
         let earliest = alive.map_or(Mono(0), |entry| self.time.max(entry.modified));
         let finished = container.finished_at.unwrap_or(seen.wall);
-        let later_ms = finished.0.saturating_sub(seen.wall.0) / 1_000_000;
-        let at = Mono(seen.at.0.saturating_add_signed(later_ms));
+        let at = seen.clock.moment(finished, seen.at, seen.wall);
         at.min(seen.until).max(earliest.min(seen.at))
     }
 
@@ -133,6 +160,15 @@ impl RuntimeCache {
             end.map(|(_, at)| *at)
         });
         Some(known.unwrap_or_default())
+    }
+
+    /// The clock is right for the first time: what was dated before it was moves.
+    pub fn redate(&mut self, clock: &ClockHistory) {
+        for entry in self.entries.values_mut() {
+            if let Ok(status) = &mut entry.status {
+                redate(Rc::make_mut(status), clock);
+            }
+        }
     }
 
     /// A stopped sandbox no longer reports its addresses, but the pod's status still shows them.
@@ -281,11 +317,15 @@ mod tests {
         }
     }
 
-    fn seen(ms: u64) -> Seen {
+    /// By a clock that nobody has looked at.
+    const CLOCK: &ClockHistory = &ClockHistory::new();
+
+    fn seen(ms: u64) -> Seen<'static> {
         Seen {
             at: Mono(ms),
             wall: Wall(0),
             until: Mono(ms),
+            clock: CLOCK,
         }
     }
 
@@ -297,6 +337,7 @@ mod tests {
             at: Mono(s * 1000),
             wall: wall(wall_s),
             until: Mono(s * 1000 + 3000),
+            clock: CLOCK,
         };
         let with = |n, end: Option<i64>| {
             let mut instance = match end {

@@ -10,7 +10,7 @@ use alloc::{
 use core::{net::IpAddr, time::Duration};
 
 use crate::api::{
-    Pod, Wall,
+    Mono, Pod, Wall,
     cri::{PodRuntimeStatus, SandboxState, SandboxStatus},
     pod_status::{ContainerState, ContainerStatus, IpEntry, Phase, PodStatus},
 };
@@ -57,6 +57,8 @@ pub struct StatusInput<'a> {
     pub recursive_read_only: bool,
     /// Wall-clock time.
     pub now: Wall,
+    /// When something was, by the time since boot.
+    pub moment: &'a dyn Fn(Wall) -> Mono,
 }
 
 impl<'a> StatusInput<'a> {

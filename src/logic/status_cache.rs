@@ -5,7 +5,10 @@ use alloc::boxed::Box;
 
 use crate::api::{Pod, Wall, pod_status::PodStatus};
 
-use super::status_update::{Update, finish, finished_status, judge, keep_ends};
+use super::{
+    clock_history::ClockHistory,
+    status_update::{Update, finish, finished_status, judge, keep_ends, redate},
+};
 
 #[derive(Clone, Debug)]
 struct Stored {
@@ -55,6 +58,14 @@ impl StatusCache {
             stored.finished = true;
         }
         update
+    }
+
+    /// The clock is right for the first time: what was dated before it was moves. Always a change.
+    pub fn redate(&mut self, clock: &ClockHistory) {
+        if let Some(stored) = &mut self.0 {
+            redate(&mut stored.status, |at| clock.corrected(at));
+            stored.version += 1;
+        }
     }
 
     fn store(&mut self, pod: &Pod, mut new: PodStatus, force: bool, now: Wall) -> Update {

@@ -74,6 +74,25 @@ fn lists_mut(status: &mut PodStatus) -> [&mut Vec<ContainerStatus>; 3] {
     ]
 }
 
+/// Dates everything in a status anew.
+pub fn redate(status: &mut PodStatus, date: impl Fn(Wall) -> Wall) {
+    let right = |at: &mut Option<Wall>| *at = at.map(&date);
+    right(&mut status.start_time);
+    for condition in &mut status.conditions {
+        right(&mut condition.last_transition_time);
+    }
+    let containers = lists_mut(status).into_iter().flatten();
+    for state in containers.flat_map(|c| [&mut c.state, &mut c.last_state]) {
+        if let Some(running) = &mut state.running {
+            right(&mut running.started_at);
+        }
+        if let Some(ended) = &mut state.terminated {
+            right(&mut ended.started_at);
+            right(&mut ended.finished_at);
+        }
+    }
+}
+
 fn normalise_state(state: &mut ContainerState, limit: usize) {
     if let Some(running) = &mut state.running {
         running.started_at = running.started_at.map(Wall::truncated);

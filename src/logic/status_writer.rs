@@ -185,6 +185,8 @@ struct Entry {
     settled: bool,
     /// A write is under way.
     busy: bool,
+    /// The times of its conditions are to be told anew.
+    redated: bool,
     failures: u8,
     /// On the last write that was answered.
     word: Word,
@@ -219,15 +221,18 @@ impl Entry {
             return None;
         }
         let quirk = self.quirk.as_deref();
-        let (api, stored) = (&self.api.status, truth.status);
-        let patch = status_patch::patch(&self.uid, api, quirk, stored, truth.could_run, wall);
+        let (mut api, stored) = (self.api.status, truth.status);
+        if self.redated {
+            api = api.with_other_conditions();
+        }
+        let patch = status_patch::patch(&self.uid, &api, quirk, stored, truth.could_run, wall);
         if patch.is_none() {
             self.settled = true;
             self.told = Some(looked);
             self.let_go();
             return None;
         }
-        if self.told.is_some() && !self.api.deleting && is_on_its_way(api, stored) {
+        if self.told.is_some() && !self.api.deleting && is_on_its_way(&api, stored) {
             if self.held_until == Mono(0) {
                 self.held_until = now + START_HOLD;
             }
@@ -260,6 +265,8 @@ struct Flight {
     looked: Looked,
     /// Of a patch.
     told: Option<Told>,
+    /// It tells the times of conditions anew.
+    redated: bool,
 }
 
 /// The statuses on their way to the API. See the module's words.
@@ -308,6 +315,7 @@ impl StatusWriter {
                 told: None,
                 settled: false,
                 busy,
+                redated: false,
                 failures: 0,
                 word: Word::Done,
                 not_before: Mono(0),
@@ -319,6 +327,14 @@ impl StatusWriter {
         };
         entry.settled &= entry.api == api;
         entry.api = api;
+    }
+
+    /// Stored statuses are dated anew: what the API shows of their times is wrong.
+    pub fn on_redated(&mut self) {
+        self.look = true;
+        for entry in &mut self.entries {
+            (entry.redated, entry.settled) = (true, false);
+        }
     }
 
     /// The API has the pod no more.
@@ -362,12 +378,14 @@ impl StatusWriter {
             self.meddled |= is_repair && patch.is_some();
             self.cursor = index + 1;
             entry.busy = true;
+            let redated = entry.redated;
             let uid = entry.uid.clone();
             let (told, body) = patch.map(|patch| (patch.told, patch.body)).unzip();
             self.flights.push(Flight {
                 uid: uid.clone(),
                 looked,
                 told,
+                redated,
             });
             return Some(match body {
                 Some(body) => Write::Patch { uid, body },
@@ -423,6 +441,8 @@ impl StatusWriter {
         };
         match answer {
             Ok(api) => {
+                // What was on its way when they were dated anew told the old times.
+                entry.redated &= !flight.redated;
                 if let Some(told) = flight.told {
                     let quirk = told.quirk(entry.quirk.as_deref(), &api.status);
                     entry.quirk = quirk.map(Box::new);

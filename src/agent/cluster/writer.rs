@@ -20,6 +20,8 @@ pub(in crate::agent) enum News {
     Pods,
     /// Static pods are others, or those that end.
     StaticPods,
+    /// Stored statuses are dated anew.
+    Redated,
     /// All pods are ended now, and then the agent ends, as when the machine is switched off. A kubelet that goes down with
     /// its machine tells nothing either: pods are no less wanted for it, and start again with the next.
     EndOfAll,
@@ -77,6 +79,10 @@ impl ApiWriter {
         match news {
             News::Status | News::Pods => {
                 self.statuses.borrow_mut().on_change();
+                self.statuses_due.wake();
+            }
+            News::Redated => {
+                self.statuses.borrow_mut().on_redated();
                 self.statuses_due.wake();
             }
             News::StaticPods => self.mirrors_due.wake(),

@@ -18,6 +18,7 @@ use crate::{
         executor::{Cancel, Step},
         pod_store::StoreError,
         probes::Probed,
+        times::Stored,
         views::ApiAnswer,
     },
     api::{ContainerId, Pod, PodUid, cri::RuntimeStatus, device::Seen},
@@ -128,6 +129,8 @@ pub(in crate::agent) enum Effect {
     SettleRecords,
     /// Keep what the API shows in the pod's record.
     KeepShown(PodUid, Value),
+    /// Store what the wall clock has said, for the agents of this boot after this one.
+    KeepTimes(Stored),
     /// Forget how pods came to their end: they are no longer configured.
     ForgetOutcomes(Vec<PodUid>),
     /// Carry out what housekeeping found.

@@ -12,12 +12,14 @@
 //! | `eviction` | which pod goes when the node is short |
 //! | `devices` | devices of the machine: who gets which |
 //! | `chores`, `housekeeping` | what no event drives |
+//! | `clock_watch` | whether the wall clock was set, and is right |
 //! | `ending` | the end, of the agent alone or with its pods |
 //! | `questions` | what others want to know |
 //! | `noted` | what of all that goes into the ring |
 
 mod calls;
 mod chores;
+mod clock_watch;
 mod configured;
 mod devices;
 mod ending;
@@ -173,6 +175,7 @@ impl Agent {
 
     /// Something happened.
     pub(super) fn handle(&mut self, event: Event, now: Mono) {
+        self.watch_clock(now);
         self.note(&event, now);
         match event {
             Event::Delivered(delivery) => self.on_delivered(delivery, now),
@@ -192,7 +195,8 @@ impl Agent {
             Event::ImagesArrived => self.on_images(),
             Event::Listed(listing) => self.on_listed(listing, now),
             Event::Inspected(inspection) => {
-                let happened = self.view.inspected(inspection, now);
+                let (view, times) = (&mut self.view, &self.tools.times);
+                let happened = times.with(|clock| view.inspected(inspection, clock, now));
                 self.on_pleg(happened, now);
             }
             Event::Conditions(status) => self.view.take_status(*status, now),

@@ -155,6 +155,7 @@ impl Agent {
             | Effect::Record(_)
             | Effect::SettleRecords
             | Effect::KeepShown(..)
+            | Effect::KeepTimes(_)
             | Effect::ForgetOutcomes(_)
             | Effect::Eviction(_)
             | Effect::Prefer(..) => {}

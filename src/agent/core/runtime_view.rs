@@ -15,6 +15,7 @@ use crate::{
         },
     },
     logic::{
+        clock_history::ClockHistory,
         loop_health::{RuntimeDown, RuntimeGate},
         pleg::{self, Pleg, RunningCounts},
         runtime_cache::{NoStatus, RunningPod, RunningPods, RuntimeCache, Seen, Status},
@@ -217,7 +218,12 @@ impl RuntimeView {
 
     /// The pods that differed were read. Returns what happened, in order. What belongs to a listing before the last one is no
     /// news: those pods were named again.
-    pub(super) fn inspected(&mut self, inspection: Inspection, now: Mono) -> Vec<pleg::Event> {
+    pub(super) fn inspected(
+        &mut self,
+        inspection: Inspection,
+        clock: &ClockHistory,
+        now: Mono,
+    ) -> Vec<pleg::Event> {
         let (pleg, cache) = (&mut self.pleg, &mut self.cache);
         let Inspection {
             begun,
@@ -232,11 +238,17 @@ impl RuntimeView {
                 at: begun,
                 wall,
                 until: now,
+                clock,
             };
             pleg.inspected(&uid, status, cache, seen);
         }
         cache.set_time(begun);
         core::iter::from_fn(|| pleg.poll_event()).collect()
+    }
+
+    /// The clock is right for the first time: what was dated before it was moves.
+    pub(super) fn redate(&mut self, clock: &ClockHistory) {
+        self.cache.redate(clock);
     }
 
     /// The runtime's conditions were read.

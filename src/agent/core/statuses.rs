@@ -1,5 +1,6 @@
 //! Generating, judging and storing pod statuses; the decisions are `logic::status` and `logic::status_cache`.
 
+use alloc::borrow::Cow;
 use core::time::Duration;
 
 use super::Agent;
@@ -11,6 +12,7 @@ use crate::{
         pods::Pods,
         probes::Probes,
         recorder::{Recorder, Severity},
+        times::Times,
         vitals::WorkCounters,
     },
     api::{
@@ -25,7 +27,7 @@ use crate::{
             DEADLINE_EXCEEDED, PodFailure, StatusInput, generate_pod_status, past_active_deadline,
             rejected_status,
         },
-        status_update::{ProbeChange, Update, with_condition, with_probe_result},
+        status_update::{ProbeChange, Update, redate, with_condition, with_probe_result},
     },
     runtime::RuntimeService,
 };
@@ -36,6 +38,7 @@ pub(super) struct Statuses<'a> {
     probes: &'a Probes,
     node: &'a Node,
     clock: &'a dyn Clock,
+    times: &'a Times,
     recorder: &'a Recorder,
     counters: &'a WorkCounters,
     runtime: &'a dyn RuntimeService,
@@ -51,6 +54,7 @@ impl Agent {
             probes: &self.owners.probes,
             node: &self.owners.node,
             clock: &*self.tools.clock,
+            times: &self.tools.times,
             recorder: &self.tools.recorder,
             counters: &self.tools.counters,
             runtime: &*self.asked.runtime,
@@ -103,6 +107,23 @@ impl Statuses<'_> {
         self.make(pod, runtime, false, self.stop_failure(handle).as_ref())
     }
 
+    /// The pod, its dates put right if they are what its status builds on: an agent before this one, or another program, may
+    /// have dated them while the clock was wrong.
+    fn dated<'p>(&self, pod: &'p Pod) -> Cow<'p, Pod> {
+        if self.pods.status(&pod.metadata.uid).is_some() {
+            return Cow::Borrowed(pod);
+        }
+        let mut status = pod.status.clone();
+        redate(&mut status, |at| self.times.believed(at));
+        if status == pod.status {
+            return Cow::Borrowed(pod);
+        }
+        Cow::Owned(Pod {
+            status,
+            ..pod.clone()
+        })
+    }
+
     fn make(
         &self,
         pod: &Pod,
@@ -110,10 +131,11 @@ impl Statuses<'_> {
         finished: bool,
         failure: Option<&PodFailure>,
     ) -> PodStatus {
+        let pod = &*self.dated(pod);
         let uid = &pod.metadata.uid;
         let newest = runtime.sandboxes.first();
         let handler = newest.map_or(DEFAULT_HANDLER, |sandbox| &sandbox.runtime_handler);
-        let status = self.probes.with(uid, |probes| {
+        let mut status = self.probes.with(uid, |probes| {
             generate_pod_status(&StatusInput {
                 pod,
                 runtime,
@@ -129,8 +151,11 @@ impl Statuses<'_> {
                     .capabilities()
                     .recursive_read_only_mounts(handler),
                 now: self.clock.wall(),
+                moment: &|at| self.times.moment(at),
             })
         });
+        // A step may have read the runtime before the clock was right.
+        redate(&mut status, |at| self.times.believed(at));
         self.probes.generated(uid, &status, self.clock.now());
         status
     }
@@ -145,12 +170,11 @@ impl Statuses<'_> {
         })
     }
 
-    /// Time since the pod's start time. Both are the API's: whole seconds of the wall clock, as upstream compares them.
+    /// Time since the pod's start time, which is the API's.
     fn active_for(&self, pod: &Pod) -> Option<Duration> {
         let told = self.pods.status(&pod.metadata.uid);
         let start = told.and_then(|s| s.start_time).or(pod.status.start_time)?;
-        let age = self.clock.wall().secs().saturating_sub(start.secs());
-        Some(Duration::from_secs(u64::try_from(age).unwrap_or(0)))
+        Some(self.times.since(start))
     }
 
     /// Has the pod woken when its active deadline passes.
@@ -168,7 +192,7 @@ impl Statuses<'_> {
 
     /// Stores a generated status, unless it says nothing new or is illegal.
     pub(super) fn store(&mut self, pod: &Pod, status: PodStatus) {
-        let now = self.clock.wall();
+        let (now, pod) = (self.clock.wall(), &*self.dated(pod));
         self.keep(pod, |pods| pods.set_status(pod, status, now));
     }
 
@@ -220,6 +244,7 @@ impl Statuses<'_> {
 
     /// A pod that was refused at admission (LOOP-10, STAT-14).
     pub(super) fn reject(&mut self, pod: &Pod, reason: &str, message: &str) {
+        let pod = &*self.dated(pod);
         let status = rejected_status(pod, reason, message, self.clock.wall());
         self.store(pod, status);
     }
@@ -246,7 +271,7 @@ impl Statuses<'_> {
 
     /// Everything of the pod is cleaned up: the last status (DEL-03).
     pub(super) fn finish(&mut self, pod: &Pod) {
-        let now = self.clock.wall();
+        let (now, pod) = (self.clock.wall(), &*self.dated(pod));
         self.keep(pod, |pods| pods.finish_status(pod, now));
     }
 

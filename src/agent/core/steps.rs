@@ -200,11 +200,16 @@ impl Agent {
         });
         let problem = runs_nothing
             .or_else(|| self.namesake(pod).map(Problem::Name))
-            .or_else(|| network().map(Problem::Network));
+            .or_else(|| network().map(Problem::Network))
+            .or_else(|| {
+                let waits = actions.starts_anything() && pod_kind::waits_for_clock(pod);
+                (waits && !self.tools.times.is_certain()).then_some(Problem::Clock)
+            });
         let why_not = problem.as_ref().map(|problem| match problem {
             Problem::Runtime(_) => "runtime",
             Problem::Name(_) => "name",
             Problem::Network(_) => "network",
+            Problem::Clock => "clock",
         });
         let begun = Stepped::to(pod, "begun", phase);
         self.stepped(now, begun.because(why_not));

@@ -122,6 +122,8 @@ pub(in crate::agent) enum Problem {
     /// Another pod has its name and runs still.
     Name(PodUid),
     Network(String),
+    /// It wants to begin with a clock that is right, and nobody keeps that right yet.
+    Clock,
 }
 
 /// The delays to be kept for the next agent, or how long this start has to wait.

@@ -33,6 +33,7 @@ use crate::{
         actions::PodActions,
         devices::demands,
         page_size::misfit,
+        pod_kind::{CLOCK_UNTRUSTED, WAITS_FOR_CLOCK},
         pod_worker::Outcome,
         status::{DEVICE_NOT_READY, PodFailure},
         work_queue::Retry,
@@ -145,6 +146,10 @@ impl Syncer {
             Some(Problem::Runtime(problem)) => {
                 // What runs goes on, and is shown; the node's condition says why nothing else does.
                 return Err(SyncError::new(format!("runtime is not ready: {problem}")));
+            }
+            Some(Problem::Clock) => {
+                self.warn(pod, CLOCK_UNTRUSTED, WAITS_FOR_CLOCK);
+                return Err(SyncError::new(WAITS_FOR_CLOCK));
             }
             Some(Problem::Name(other)) => {
                 return Err(SyncError::new(format!("pod {other} has its name and ends")));

@@ -21,7 +21,7 @@ use core::{
 pub(super) use facts::{NodeFacts, facts, max_pods};
 pub(in crate::agent) use network::local as addresses;
 
-use super::{clock::Clock, complaints::Complaints};
+use super::{clock::Clock, complaints::Complaints, times::Times};
 use crate::{
     api::{
         Mono, Node as Object, Wall,
@@ -239,9 +239,12 @@ impl Node {
         &self,
         object: &mut Object,
         gathered: &Gathered,
+        times: &Times,
         wall: Wall,
     ) -> Applied {
-        node::apply(object, &self.view(gathered), wall)
+        let applied = node::apply(object, &self.view(gathered), wall);
+        put_right(&mut object.status.conditions, times);
+        applied
     }
 
     /// The Node object of this machine, for people: as it is, or would be, registered. `made`: when it was made, if it is
@@ -250,14 +253,14 @@ impl Node {
         &self,
         runtime: &dyn RuntimeService,
         standing: Standing,
-        clock: &dyn Clock,
+        (clock, times): (&dyn Clock, &Times),
         complaints: &Complaints,
         made: Wall,
     ) -> Object {
         let gathered = self.gather(runtime, &standing, clock.now()).await;
         let mut object = match self.object() {
             Some(mut object) => {
-                let applied = self.bring_up_to_date(&mut object, &gathered, clock.wall());
+                let applied = self.bring_up_to_date(&mut object, &gathered, times, clock.wall());
                 if let Some(error) = applied.no_address {
                     complaints.complain(&error.to_string());
                 }
@@ -276,7 +279,16 @@ impl Node {
             object.status.images = images;
         }
         object.status.conditions.extend(standing.apiserver);
+        put_right(&mut object.status.conditions, times);
         object
+    }
+}
+
+/// Conditions may have been dated before the clock was right.
+pub(super) fn put_right(conditions: &mut [NodeCondition], times: &Times) {
+    for condition in conditions {
+        let since = &mut condition.last_transition_time;
+        *since = since.map(|at| times.believed(at));
     }
 }
 

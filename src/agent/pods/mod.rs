@@ -29,6 +29,7 @@ use crate::{
         admission::ActivePod,
         backoff::{self, Backoff, CrashLoop, Record},
         cgroup::Asked,
+        clock_history::ClockHistory,
         housekeeping::{self, Gauges, Totals},
         pod_table::{Capacity, Effect, Handle, PodTable, StatusAge, TableFull},
         pod_worker::{Outcome, Update as WorkerUpdate},
@@ -318,6 +319,13 @@ impl Pods {
     /// Everything of the pod is cleaned up: stores its last status (SM-10, DEL-03).
     pub(super) fn finish_status(&mut self, pod: &Pod, now: Wall) -> Update {
         self.change(&pod.metadata.uid, |entry| entry.status.finish(pod, now))
+    }
+
+    /// The clock is right for the first time: what was dated before it was moves.
+    pub(super) fn redate(&mut self, clock: &ClockHistory) {
+        for entry in self.entries.values_mut() {
+            entry.status.redate(clock);
+        }
     }
 
     /// Drops the status: a finished static pod is started again under its UID (CLEAN-09).

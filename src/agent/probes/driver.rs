@@ -9,7 +9,8 @@ use smol::{LocalExecutor, future::FutureExt as _};
 use super::{Asked, Probed, Probes, Wire, ask, passed};
 use crate::{
     agent::{
-        asker::Asker, clock::Clock, complaints::Complaints, pod_store::PodStore, recorder::Recorder,
+        asker::Asker, clock::Clock, complaints::Complaints, pod_store::PodStore,
+        recorder::Recorder, times::Times,
     },
     api::{Mono, PodStatus, Wall},
     logic::{
@@ -88,6 +89,8 @@ pub(in crate::agent) struct Driver {
     pub(in crate::agent) probes: Rc<Probes>,
     /// Time.
     pub(in crate::agent) clock: Rc<dyn Clock>,
+    /// When what is dated was.
+    pub(in crate::agent) times: Rc<Times>,
     /// Where commands run.
     pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
     /// Where everything else is asked.
@@ -189,7 +192,6 @@ impl Driver {
             Some(InstanceState::Ended(code)) => self.restarts(key, code).await,
             _ => true,
         };
-        let wall = self.clock.wall();
         let mut workers = self.probes.workers.borrow_mut();
         let Some((uid, entry)) = workers.entry(key) else {
             return (Step::End, None);
@@ -201,11 +203,11 @@ impl Driver {
                 id: bare(&c.id),
                 state: match c.state {
                     InstanceState::Running(started_at) => {
-                        let started_at = started_at.unwrap_or(wall);
-                        let age_s = wall.secs().saturating_sub(started_at.secs()).max(0);
+                        let started = started_at.map_or(now, |at| self.times.moment(at));
+                        let age_s = (now - started).as_secs();
                         SeenState::Running {
                             age_s: u32::try_from(age_s).unwrap_or(u32::MAX),
-                            adopted: workers.is_adopted(started_at),
+                            adopted: workers.is_adopted(started),
                         }
                     }
                     InstanceState::Ended(code) => SeenState::Ended(code),

@@ -146,7 +146,7 @@ impl Probes {
     /// None yet.
     pub(super) fn new(now: Mono, wall: Wall) -> Self {
         Self {
-            workers: RefCell::new(Workers::new(now, wall)),
+            workers: RefCell::new(Workers::new(now)),
             limits: Rc::default(),
             turns: Turns::new(MAX_COMMANDS, MAX_CONNECTIONS),
             late: Cell::new(0),

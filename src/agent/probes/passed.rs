@@ -2,18 +2,16 @@
 //! rename when a probe changes its mind. The API knows it of its own pods only, and an agent may start without it. Small, and
 //! on tmpfs: it is written where it is decided.
 
-use std::{
-    fs::{self, File},
-    io::{self, Read as _, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
-    path::Path,
-};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use super::Probes;
 use crate::{
-    agent::{backoff_store::boot_id, complaints::Complaints},
+    agent::{
+        boot_file::{self, boot_id},
+        complaints::Complaints,
+    },
     logic::probe::ProbeKind,
 };
 
@@ -47,44 +45,21 @@ pub(super) fn save(probes: &Probes, run: &Path, complaints: &Complaints) {
         ready: of(ProbeKind::Readiness),
         started: of(ProbeKind::Startup),
     };
-    if let Err(e) = write(run, &stored) {
+    if let Err(e) = boot_file::write(run, FILE, &stored) {
         complaints.complain(&format!("cannot store what is ready: {e}"));
     }
 }
 
-fn write(run: &Path, stored: &Stored) -> io::Result<()> {
-    let staged = run.join(format!(".{FILE}.new"));
-    let file = File::options()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&staged)?;
-    let mut out = io::BufWriter::new(file);
-    serde_json::to_writer(&mut out, stored)?;
-    out.flush()?;
-    fs::rename(&staged, run.join(FILE))
-}
-
 /// Takes back what an earlier agent of this boot stored. What cannot be read is told and forgotten.
 pub(super) fn recall(probes: &Probes, run: &Path) {
-    match read(run) {
-        Ok(stored) if stored.v == VERSION && stored.boot_id == boot_id() => {
+    match boot_file::read::<Stored>(run, FILE, MAX_BYTES) {
+        Ok(Some(stored)) if stored.v == VERSION && stored.boot_id == boot_id() => {
             let ready = stored.ready.into_iter().map(|i| (ProbeKind::Readiness, i));
             let started = stored.started.into_iter().map(|i| (ProbeKind::Startup, i));
             let all = ready.chain(started);
             probes.workers.borrow_mut().recall(all);
         }
         Ok(_) => {}
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
         Err(e) => log::warn!("what was ready is forgotten: {e}"),
     }
-}
-
-fn read(run: &Path) -> io::Result<Stored> {
-    let mut bytes = Vec::new();
-    File::open(run.join(FILE))?
-        .take(MAX_BYTES)
-        .read_to_end(&mut bytes)?;
-    Ok(serde_json::from_slice(&bytes)?)
 }

@@ -3,6 +3,7 @@
 pub(super) mod api;
 pub(in crate::agent) mod api_objects;
 mod cluster;
+mod dates;
 mod devices;
 pub(in crate::agent) mod drawn;
 mod driver;

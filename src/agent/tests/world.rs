@@ -101,6 +101,8 @@ pub(in crate::agent) struct Hands {
     now: Cell<Mono>,
     /// Seconds by which the wall clock is off.
     off_s: Cell<i64>,
+    /// Nobody keeps the wall clock right.
+    is_wrong: Cell<bool>,
     /// Times that the machine was booted after the first.
     boots: Cell<u32>,
     alarms: RefCell<Vec<(Mono, Waker)>>,
@@ -126,6 +128,11 @@ impl Hands {
     /// Sets the wall clock alone.
     pub(in crate::agent) fn jump(&self, by_s: i64) {
         self.off_s.set(self.off_s.get() + by_s);
+    }
+
+    /// Whether nobody keeps the wall clock right.
+    pub(in crate::agent) fn set_wrong(&self, is_wrong: bool) {
+        self.is_wrong.set(is_wrong);
     }
 
     /// The machine was booted.
@@ -163,6 +170,10 @@ impl Clock for TestClock {
         self.0.wall()
     }
 
+    fn is_right(&self) -> bool {
+        !self.0.is_wrong.get()
+    }
+
     fn until(&self, deadline: Mono) -> Alarm {
         let hands = Rc::clone(&self.0);
         Box::pin(poll_fn(move |cx| {
@@ -196,6 +207,8 @@ struct Way {
     /// Devices of the machine, and those that pods may ask for.
     devices: Arc<FakeDevices>,
     declared: &'static str,
+    /// Seconds by which the wall clock is off at the first boot, if nobody keeps it right.
+    off_s: Option<i64>,
 }
 
 impl Way {
@@ -209,6 +222,7 @@ impl Way {
             authority: "",
             devices: Arc::default(),
             declared: "",
+            off_s: None,
         }
     }
 }
@@ -263,6 +277,28 @@ impl World {
         })
     }
 
+    /// A node of a cluster whose wall clock is off by so many seconds when it boots, and nobody keeps it right.
+    pub(super) fn with_wrong_clock(off_s: i64, api: &Arc<FakeApi>) -> Self {
+        let mut world = Self::make(Way {
+            api: Some(Arc::clone(api) as Arc<dyn Api>),
+            off_s: Some(off_s),
+            ..Way::plain(assembly::driver)
+        });
+        world.api = Some(Arc::clone(api));
+        world.set(world.now());
+        world
+    }
+
+    /// Somebody keeps the wall clock right from now on, or nobody does.
+    pub(super) fn set_wrong(&self, is_wrong: bool) {
+        self.hands.set_wrong(is_wrong);
+    }
+
+    /// What time it is in truth.
+    pub(super) fn true_wall(&self) -> Wall {
+        self.hands.true_wall()
+    }
+
     /// Beside the runtime there is a provider.
     pub(super) fn with_provider(provider: &Rc<FakeProvider>) -> Self {
         Self::with_providers(vec![(HANDLER, Rc::clone(provider))])
@@ -310,6 +346,10 @@ impl World {
         fake.add_image(IMAGE);
         let hands = Rc::new(Hands::default());
         hands.set(Mono(1000));
+        if let Some(off_s) = way.off_s {
+            hands.set_wrong(true);
+            hands.jump(off_s);
+        }
         Self::start(root, fake, hands, way, Rc::default())
     }
 
@@ -439,7 +479,8 @@ impl World {
         let shown = async {
             let standing = self.asker.ask(Agent::standing).await;
             let node = &owners.node;
-            node.show(runtime, standing, clock, &tools.complaints, *started_at)
+            let clocks = (clock, &*tools.times);
+            node.show(runtime, standing, clocks, &tools.complaints, *started_at)
                 .await
         };
         self.wait(shown).to_object()

@@ -3,7 +3,7 @@ use alloc::{string::String, vec::Vec};
 use super::*;
 use crate::api::pod::{Probe, RestartPolicy, VolumeMount};
 use crate::api::pod_status::{PodCondition, PodStatus};
-use crate::api::{ContainerId, Pod, Wall, cri::PodRuntimeStatus};
+use crate::api::{ContainerId, Mono, Pod, Wall, cri::PodRuntimeStatus};
 use crate::probe::Probes;
 use crate::reason_cache::ReasonCache;
 use crate::testing::NoProbes;
@@ -53,6 +53,7 @@ impl World {
             runtime_name: "picolet",
             recursive_read_only: true,
             now: Wall::from_secs(1000),
+            moment: &|_| Mono(0),
         };
         container_statuses(&input, kind)
     }

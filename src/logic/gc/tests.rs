@@ -9,6 +9,10 @@ use ContainerState::{Created, Running, Unknown};
 
 const NOW: Wall = Wall::from_secs(10_000);
 
+fn age(at: Wall) -> Duration {
+    Duration::from_nanos((NOW.0 - at.0).unsigned_abs())
+}
+
 fn pod(uid: &str, containers: Vec<ContainerStatus>) -> PodRuntimeStatus {
     let mut pod = running_pod(containers);
     pod.uid = PodUid::from(uid);
@@ -161,7 +165,7 @@ fn dead_instances() {
             "a-5 a-6 c-3",
         ),
     ] {
-        let got = removable_containers(&listed(&pods), &fate, ready, &policy, NOW);
+        let got = removable_containers(&listed(&pods), &fate, ready, &policy, &age);
         assert_eq!(ids(&got), expected, "{name}");
     }
     let young = ContainerGcPolicy {
@@ -171,7 +175,7 @@ fn dead_instances() {
     let mut dead = exited("a", 0);
     dead.created_at = Wall::from_secs(9_950);
     let pods = [pod("p", vec![dead, exited("b", 0)])];
-    let got = removable_containers(&listed(&pods), &fate, true, &young, NOW);
+    let got = removable_containers(&listed(&pods), &fate, true, &young, &age);
     assert_eq!(ids(&got), "b-0", "younger than the minimum age");
 }
 
@@ -363,7 +367,7 @@ fn never_too_much() {
             ..ContainerGcPolicy::default()
         };
         let pods = [status];
-        let removed = removable_containers(&listed(&pods), &fate, true, &policy, NOW);
+        let removed = removable_containers(&listed(&pods), &fate, true, &policy, &age);
         for c in &pods[0].containers {
             let times = removed.iter().filter(|r| r.id == c.id).count();
             assert!(times <= 1, "{round}: {} twice", c.id);

@@ -12,7 +12,7 @@
 use core::fmt;
 
 use crate::api::{
-    Container, ContainerId, PodError, Wall,
+    Container, ContainerId, Mono, PodError,
     pod::{IntOrString, Probe},
 };
 
@@ -76,10 +76,10 @@ pub trait Probes {
     fn readiness(&self, id: &ContainerId) -> Option<ProbeResult>;
     /// Result of the startup probe.
     fn startup(&self, id: &ContainerId) -> Option<ProbeResult>;
-    /// Whether an instance that was started then ran already when this agent was started (PROBE-15). What the API says of its
-    /// readiness counts until its probe has had its say.
-    fn is_adopted(&self, started_at: Option<Wall>) -> bool {
-        started_at.is_some()
+    /// Whether an instance that was started then, by the time since boot, ran already when this agent was started (PROBE-15).
+    /// What the API says of its readiness counts until its probe has had its say.
+    fn is_adopted(&self, started: Option<Mono>) -> bool {
+        started.is_some()
     }
 }
 

@@ -15,7 +15,7 @@ use super::{
     worker::digest,
 };
 use crate::api::order::Gather as _;
-use crate::api::{Container, ContainerId, Mono, Pod, PodStatus, PodUid, Wall};
+use crate::api::{Container, ContainerId, Mono, Pod, PodStatus, PodUid};
 
 /// Instances that were started earlier than this before the agent ran before it (PROBE-15).
 const ADOPTED_BEFORE: Duration = Duration::from_secs(10);
@@ -63,8 +63,8 @@ pub struct Workers<A> {
     next: u64,
     /// What has passed under an agent before this one: kind of probe, and digest of the instance.
     passed: BTreeSet<(ProbeKind, u64)>,
-    /// When the agent started, by both clocks.
-    started: (Mono, Wall),
+    /// When the agent started.
+    started: Mono,
 }
 
 /// Which workers of a pod go on.
@@ -79,14 +79,14 @@ pub enum Kept {
 impl<A> Workers<A> {
     /// None yet. `started`: when the agent was.
     #[must_use]
-    pub const fn new(now: Mono, wall: Wall) -> Self {
+    pub const fn new(now: Mono) -> Self {
         Self {
             pods: BTreeMap::new(),
             numbers: BTreeMap::new(),
             timetable: BTreeSet::new(),
             next: 0,
             passed: BTreeSet::new(),
-            started: (now, wall),
+            started: now,
         }
     }
 
@@ -107,11 +107,10 @@ impl<A> Workers<A> {
         own.chain(self.passed.iter().copied())
     }
 
-    /// Whether an instance started then was started by an agent before this one.
+    /// Whether an instance started at `moment`, by the time since boot, was started by an agent before this one.
     #[must_use]
-    pub fn is_adopted(&self, started_at: Wall) -> bool {
-        let before = i64::try_from(ADOPTED_BEFORE.as_secs()).unwrap_or(0);
-        started_at.secs() < self.started.1.secs().saturating_sub(before)
+    pub fn is_adopted(&self, moment: Mono) -> bool {
+        moment + ADOPTED_BEFORE < self.started
     }
 
     /// Makes the workers that a pod does not have yet: all, or those of probes that came with an edit. `action` says what the probe of a container does, `below(n)`
@@ -133,7 +132,7 @@ impl<A> Workers<A> {
         let regular = pod.spec.containers.iter().map(|c| (c, false));
         let inits = pod.spec.init_containers.iter();
         let sidecars = inits.filter(|c| c.is_sidecar()).map(|c| (c, true));
-        let age = now.since_ms(self.started.0);
+        let age = now.since_ms(self.started);
         let mut entries = Vec::new();
         for (container, sidecar) in regular.chain(sidecars) {
             for kind in [
@@ -221,7 +220,7 @@ impl<A> Workers<A> {
 
     /// Ends the workers of all pods but those (CLEAN-03).
     pub fn retain(&mut self, is_kept: impl Fn(&PodUid) -> bool, now: Mono) {
-        if now - self.started.0 > PASSED_FOR {
+        if now - self.started > PASSED_FOR {
             self.passed.clear();
         }
         let gone: Vec<PodUid> = self
@@ -395,8 +394,8 @@ impl<A> Probes for PodProbes<'_, A> {
         self.result(ProbeKind::Startup, id)
     }
 
-    fn is_adopted(&self, started_at: Option<Wall>) -> bool {
-        started_at.is_some_and(|at| self.all.is_adopted(at))
+    fn is_adopted(&self, started: Option<Mono>) -> bool {
+        started.is_some_and(|at| self.all.is_adopted(at))
     }
 }
 

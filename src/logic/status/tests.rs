@@ -67,6 +67,7 @@ impl World {
             runtime_name: "picolet",
             recursive_read_only: false,
             now: Wall(1_000_900_000_000),
+            moment: &|_| Mono(0),
         })
     }
 }

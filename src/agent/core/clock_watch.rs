@@ -1,0 +1,29 @@
+//! The wall clock is watched: whether it was set, and whether it is right (TIME-05).
+
+use super::{Agent, Effect};
+use crate::{agent::cluster::News, api::Mono, logic::clock_history::Seen};
+
+impl Agent {
+    /// Looks at the clocks. What was dated before the wall clock was right moves, all together and once.
+    pub(super) fn watch_clock(&mut self, now: Mono) {
+        let seen = self.tools.times.look(now);
+        if seen == Seen::Same {
+            return;
+        }
+        self.effects
+            .push_back(Effect::KeepTimes(self.tools.times.stored()));
+        if seen != Seen::Right {
+            return;
+        }
+        let (view, pods) = (&mut self.view, &mut self.pods);
+        self.tools.times.with(|history| {
+            view.redate(history);
+            pods.redate(history);
+        });
+        self.tell_api(News::Redated);
+        // Some may have waited for it.
+        for uid in self.pods.configured() {
+            self.pods.resync(&uid, now);
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! What the wall clock of this boot has said, for whoever dates something or reckons with dates: see
+//! [`ClockHistory`]. It is in the run dir, `clock.json`, for the agents of this boot after this one: what a board dated in 1970
+//! is put right by whoever runs when its clock is.
+
+use alloc::rc::Rc;
+use core::{cell::RefCell, time::Duration};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::{boot_file, clock::Clock};
+use crate::{
+    api::{Mono, Wall},
+    logic::clock_history::{ClockHistory, Seen},
+};
+
+/// Version of the file's form.
+const VERSION: u32 = 1;
+/// Name in the run dir.
+const FILE: &str = "clock.json";
+/// Bytes read of it: far more than the longest history has.
+const MAX_BYTES: u64 = 64 << 10;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Stored {
+    v: u32,
+    boot_id: String,
+    history: ClockHistory,
+}
+
+impl Stored {
+    /// Writes it down. Failing costs dates that stay wrong if the agent ends before the clock is right, so it is only told.
+    /// Blocking.
+    pub(super) fn save(&self, run: &Path) {
+        if let Err(e) = boot_file::write(run, FILE, self) {
+            log::warn!("cannot store what the clock has said: {e}");
+        }
+    }
+}
+
+/// See the module. The loop looks at the clocks; everybody asks.
+pub(super) struct Times {
+    clock: Rc<dyn Clock>,
+    boot_id: String,
+    history: RefCell<ClockHistory>,
+}
+
+impl Times {
+    /// With what earlier agents of this boot stored in the run dir. What cannot be read is told and forgotten. Blocking.
+    pub(super) fn restore(clock: Rc<dyn Clock>, run: &Path, boot_id: &str) -> Self {
+        let stored = boot_file::read::<Stored>(run, FILE, MAX_BYTES).unwrap_or_else(|e| {
+            log::warn!("what the clock has said in this boot is forgotten: {e}");
+            None
+        });
+        let of_boot = stored.filter(|s| s.v == VERSION && s.boot_id == boot_id);
+        Self {
+            clock,
+            boot_id: boot_id.to_owned(),
+            history: RefCell::new(of_boot.map(|stored| stored.history).unwrap_or_default()),
+        }
+    }
+
+    /// Looks at both clocks.
+    pub(super) fn look(&self, now: Mono) -> Seen {
+        let clock = &*self.clock;
+        let mut history = self.history.borrow_mut();
+        history.look(now, clock.wall(), || clock.is_right())
+    }
+
+    /// What is to be stored for the agents after this one.
+    pub(super) fn stored(&self) -> Stored {
+        Stored {
+            v: VERSION,
+            boot_id: self.boot_id.clone(),
+            history: self.history.borrow().clone(),
+        }
+    }
+
+    /// Hands the history to `read`, which must not ask this owner for anything.
+    pub(super) fn with<T>(&self, read: impl FnOnce(&ClockHistory) -> T) -> T {
+        read(&self.history.borrow())
+    }
+
+    /// Whether the wall clock was right once in this boot.
+    pub(super) fn is_certain(&self) -> bool {
+        self.with(ClockHistory::is_certain)
+    }
+
+    /// What is to be believed of a date that may have been corrected.
+    pub(super) fn believed(&self, at: Wall) -> Wall {
+        self.with(|history| history.believed(at, self.clock.now()))
+    }
+
+    /// When `at` was, by the time since boot.
+    pub(super) fn moment(&self, at: Wall) -> Mono {
+        self.with(|history| history.moment(at, self.clock.now(), self.clock.wall()))
+    }
+
+    /// How long ago `at` was.
+    pub(super) fn since(&self, at: Wall) -> Duration {
+        self.with(|history| history.since(at, self.clock.now(), self.clock.wall()))
+    }
+}

@@ -1,0 +1,415 @@
+//! What the wall clock of this boot has said, and what it should have said (TIME-04, TIME-05).
+//!
+//! A board without a battery boots in 1970, or in the hour of its last power cut, and is set right later. What was dated
+//! meanwhile is dated wrongly, by containers and by the agent alike. So it is remembered how far the wall clock was from the
+//! time since boot, stretch by stretch: from one jump of it to the next.
+//!
+//! ```text
+//!   time since boot  0 ─────────── 5 min ─────────────── 1 h ──▶
+//!   wall clock       1970-01-01    │ jump                │ somebody keeps it right
+//!                    └ stretch 1 ──┴ stretch 2 ──────────┴ certain: times of stretch 1 move by the difference of the two
+//! ```
+//!
+//! - Once, in the first moment at which somebody keeps the clock right, all that was dated before moves together. Jumps after
+//!   that move nothing: who sets a clock by hand then knows what he does.
+//! - How long ago something was is reckoned by the time since boot, whatever the clock says. Of what was dated before this boot
+//!   nothing better is known than the difference of two wall clocks.
+
+use alloc::vec::Vec;
+use core::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::api::{Mono, Wall};
+
+/// Stretches that are remembered. When there are more, the shortest is forgotten: least was dated in it.
+const MAX_STRETCHES: usize = 16;
+/// A clock that is further from where it should be than this was set, milliseconds. Who keeps it right without setting it
+/// changes it by half a millisecond a second at most.
+const JUMP_MS: u64 = 1000;
+/// Times may be cut to whole seconds, milliseconds.
+const CUT_MS: i64 = 1000;
+const NS_PER_MS: i64 = 1_000_000;
+
+/// From one jump of the wall clock to the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Stretch {
+    /// The wall clock less the time since boot when it began, and when it was looked at last, milliseconds.
+    first_ms: i64,
+    last_ms: i64,
+    from: Mono,
+    to: Mono,
+}
+
+impl Stretch {
+    /// Whether a clock of this stretch may have said so.
+    fn said(&self, at: Wall) -> bool {
+        let at = at.0.div_euclid(NS_PER_MS);
+        let begin = wall_ms(self.first_ms.min(self.last_ms), self.from);
+        let end = wall_ms(self.first_ms.max(self.last_ms), self.to);
+        at >= begin.saturating_sub(CUT_MS) && at <= end
+    }
+
+    fn length_ms(&self) -> u64 {
+        self.to.since_ms(self.from)
+    }
+}
+
+/// In the first moment at which somebody kept the clock right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Certain {
+    /// The wall clock less the time since boot, milliseconds.
+    offset_ms: i64,
+    at: Mono,
+}
+
+/// What a look at the clocks has shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Seen {
+    /// The wall clock goes on as it did.
+    Same,
+    /// It was set.
+    Set,
+    /// It is right for the first time in this boot. What was dated before is to move: see [`ClockHistory::corrected`].
+    Right,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClockHistory {
+    /// In their order; neighbours overlap by the time between two looks.
+    stretches: Vec<Stretch>,
+    certain: Option<Certain>,
+}
+
+impl ClockHistory {
+    /// Of a clock that nobody has looked at.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            stretches: Vec::new(),
+            certain: None,
+        }
+    }
+
+    /// A look at both clocks. `is_right` is asked only as long as it never was: whether somebody keeps the wall clock right.
+    pub fn look(&mut self, now: Mono, wall: Wall, is_right: impl FnOnce() -> bool) -> Seen {
+        let offset_ms = wall
+            .0
+            .div_euclid(NS_PER_MS)
+            .saturating_sub(i64::try_from(now.0).unwrap_or(i64::MAX));
+        let was_set = match self.stretches.last_mut() {
+            Some(last) if last.last_ms.abs_diff(offset_ms) <= JUMP_MS => {
+                (last.last_ms, last.to) = (offset_ms, last.to.max(now));
+                false
+            }
+            // When it was set is not known: some time since the last look.
+            Some(last) => {
+                let from = last.to;
+                last.to = last.to.max(now);
+                self.begin(offset_ms, from, now);
+                true
+            }
+            // Nobody looked before, so it may have been like this since the boot.
+            None => {
+                self.begin(offset_ms, Mono(0), now);
+                true
+            }
+        };
+        if self.certain.is_none() && is_right() {
+            self.certain = Some(Certain { offset_ms, at: now });
+            return Seen::Right;
+        }
+        if was_set { Seen::Set } else { Seen::Same }
+    }
+
+    fn begin(&mut self, offset_ms: i64, from: Mono, to: Mono) {
+        if self.stretches.len() >= MAX_STRETCHES {
+            let lengths = self.stretches.iter().map(Stretch::length_ms).enumerate();
+            if let Some((shortest, _)) = lengths.min_by_key(|(_, length)| *length) {
+                self.stretches.remove(shortest);
+            }
+        }
+        self.stretches.push(Stretch {
+            first_ms: offset_ms,
+            last_ms: offset_ms,
+            from,
+            to,
+        });
+    }
+
+    /// Whether somebody has kept the clock right in this boot.
+    #[must_use]
+    pub const fn is_certain(&self) -> bool {
+        self.certain.is_some()
+    }
+
+    /// What `at` should have been, which this machine dated: as it is until the clock was right once; from then on what was
+    /// dated before that, in this boot, is moved.
+    ///
+    /// To be asked once for each time, for what it answers may look like a time of another stretch.
+    #[must_use]
+    pub fn corrected(&self, at: Wall) -> Wall {
+        let Some(certain) = &self.certain else {
+            return at;
+        };
+        // Those that began later were certain.
+        let before = self.stretches.iter().rev().filter(|s| s.from < certain.at);
+        let mut before = before.filter(|s| s.last_ms.abs_diff(certain.offset_ms) > JUMP_MS);
+        match before.find(|s| s.said(at)) {
+            Some(stretch) => moved(at, certain.offset_ms.saturating_sub(stretch.last_ms)),
+            None => at,
+        }
+    }
+
+    /// The same for what may have been corrected already: only what cannot be true is moved, for it would be before this boot
+    /// or is yet to come, and the clock of this boot has said it.
+    #[must_use]
+    pub fn believed(&self, at: Wall, now: Mono) -> Wall {
+        let is_possible = self.certain.is_none_or(|certain| {
+            let ms = at.0.div_euclid(NS_PER_MS);
+            let end = wall_ms(certain.offset_ms, now);
+            ms >= certain.offset_ms.saturating_sub(CUT_MS) && ms <= end
+        });
+        if is_possible { at } else { self.corrected(at) }
+    }
+
+    /// When `at` was, by the time since boot; `at` is corrected as far as that can be. `now`, `wall`: what both clocks say. What
+    /// was before this boot was at its begin; what is yet to come by the wall clock may be later than `now`.
+    #[must_use]
+    pub fn moment(&self, at: Wall, now: Mono, wall: Wall) -> Mono {
+        let ms = at.0.div_euclid(NS_PER_MS);
+        let of = |offset_ms: i64| Mono(ms.saturating_sub(offset_ms).max(0).unsigned_abs());
+        let certain = self.certain.map(|certain| certain.offset_ms);
+        let is_possible =
+            |offset: &i64| ms >= offset.saturating_sub(CUT_MS) && ms <= wall_ms(*offset, now);
+        if let Some(offset) = certain.filter(is_possible) {
+            return of(offset);
+        }
+        match self.stretches.iter().rev().find(|s| s.said(at)) {
+            Some(stretch) => of(stretch.last_ms),
+            None => {
+                let later_ms = at.0.saturating_sub(wall.0) / NS_PER_MS;
+                Mono(now.0.saturating_add_signed(later_ms))
+            }
+        }
+    }
+
+    /// How long ago `at` was. Of what was before this boot nothing better is known than the difference of two wall clocks.
+    #[must_use]
+    pub fn since(&self, at: Wall, now: Mono, wall: Wall) -> Duration {
+        let then = self.moment(at, now, wall);
+        if then > Mono(0) {
+            return now - then;
+        }
+        let age = wall.0.saturating_sub(at.0);
+        (now - then).max(Duration::from_nanos(u64::try_from(age).unwrap_or(0)))
+    }
+}
+
+/// What a clock says that is that far from the time since boot, milliseconds.
+fn wall_ms(offset_ms: i64, at: Mono) -> i64 {
+    offset_ms.saturating_add_unsigned(at.0)
+}
+
+fn moved(at: Wall, by_ms: i64) -> Wall {
+    Wall(at.0.saturating_add(by_ms.saturating_mul(NS_PER_MS)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW_S: i64 = 1_790_000_000;
+    const HOUR_S: u64 = 3600;
+
+    /// A boot: what the wall clock says follows from a difference that tests set.
+    #[derive(Default)]
+    struct Boot {
+        history: ClockHistory,
+        now: Mono,
+        offset_s: i64,
+        is_right: bool,
+    }
+
+    impl Boot {
+        fn wall(&self) -> Wall {
+            Wall::from_secs(self.offset_s + i64::try_from(self.now.0 / 1000).expect("small"))
+        }
+
+        fn look(&mut self) -> Seen {
+            let (wall, is_right) = (self.wall(), self.is_right);
+            self.history.look(self.now, wall, || is_right)
+        }
+
+        fn pass(&mut self, seconds: u64) -> Seen {
+            self.now = self.now + Duration::from_secs(seconds);
+            self.look()
+        }
+
+        fn age(&self, at: Wall) -> u64 {
+            self.history.since(at, self.now, self.wall()).as_secs()
+        }
+
+        fn at(&self, second: i64) -> Wall {
+            Wall::from_secs(NOW_S + second)
+        }
+    }
+
+    #[test]
+    fn what_was_dated_in_1970_moves_once_the_clock_is_right() {
+        // TIME-05
+        let mut boot = Boot::default();
+        assert_eq!(boot.pass(20), Seen::Set, "the first look");
+        assert_eq!(boot.pass(0), Seen::Same);
+        let first = boot.wall();
+        assert_eq!(boot.pass(40), Seen::Same);
+        let second = boot.wall();
+        assert_eq!(
+            boot.history.corrected(first),
+            first,
+            "nothing better is known"
+        );
+        // The network comes: first the clock is set, then it counts as right.
+        boot.offset_s = NOW_S;
+        assert_eq!(boot.pass(2), Seen::Set);
+        let third = boot.wall();
+        assert_eq!(boot.history.corrected(first), first);
+        boot.is_right = true;
+        assert_eq!(boot.pass(2), Seen::Right);
+        assert_eq!(boot.history.corrected(first), boot.at(20));
+        assert_eq!(boot.history.corrected(second), boot.at(60));
+        assert_eq!(boot.history.corrected(third), third);
+        assert_eq!(boot.history.corrected(boot.wall()), boot.wall());
+        // A boot before this one knew better.
+        let before = Wall::from_secs(NOW_S - 86_400);
+        assert_eq!(boot.history.corrected(before), before);
+        // It is told once.
+        assert_eq!(boot.pass(2), Seen::Same);
+        boot.is_right = false;
+        boot.offset_s = 5;
+        assert_eq!(boot.pass(2), Seen::Set);
+        boot.is_right = true;
+        assert_eq!(boot.pass(2), Seen::Same);
+        assert_eq!(boot.history.corrected(first), boot.at(20));
+        let text = serde_json::to_string(&boot.history).expect("text");
+        let back: ClockHistory = serde_json::from_str(&text).expect("history");
+        assert_eq!(back, boot.history);
+    }
+
+    #[test]
+    fn the_order_of_what_happened_stays_however_little_the_clock_was_behind() {
+        // TIME-05: the last hour of a clock that was a day behind is no hour of before the boot.
+        let mut boot = Boot {
+            offset_s: NOW_S - 86_400,
+            ..Boot::default()
+        };
+        let mut dated = Vec::new();
+        for _ in 0..100 {
+            let _ = boot.pass(HOUR_S);
+            dated.push(boot.wall());
+        }
+        (boot.offset_s, boot.is_right) = (NOW_S, true);
+        assert_eq!(boot.pass(2), Seen::Right);
+        dated.push(boot.wall());
+        let right: Vec<Wall> = dated.iter().map(|at| boot.history.corrected(*at)).collect();
+        assert!(right.is_sorted(), "{right:?}");
+        assert_eq!(right[0], boot.at(3600));
+        assert_eq!(right[99], boot.at(360_000));
+        // A clock that was ahead.
+        let mut boot = Boot {
+            offset_s: NOW_S + 7200,
+            ..Boot::default()
+        };
+        let _ = boot.pass(30);
+        let early = boot.wall();
+        (boot.offset_s, boot.is_right) = (NOW_S, true);
+        assert_eq!(boot.pass(2), Seen::Right);
+        assert_eq!(boot.history.corrected(early), boot.at(30));
+    }
+
+    #[test]
+    fn what_was_corrected_before_is_not_moved_again() {
+        // TIME-05
+        let mut boot = Boot::default();
+        let _ = boot.pass(20);
+        let dated = boot.wall();
+        (boot.offset_s, boot.is_right) = (NOW_S, true);
+        let _ = boot.pass(2);
+        let once = boot.history.believed(dated, boot.now);
+        assert_eq!(once, boot.at(20));
+        assert_eq!(boot.history.believed(once, boot.now), once);
+        // Of a boot before, and of a day when the clock was far ahead: no clock of this boot has said so.
+        for other in [Wall::from_secs(NOW_S - 5000), Wall::from_secs(NOW_S + 5000)] {
+            assert_eq!(boot.history.believed(other, boot.now), other);
+        }
+    }
+
+    #[test]
+    fn how_long_ago_it_was_does_not_depend_on_the_wall_clock() {
+        // TIME-04
+        const YEARS_20_S: i64 = 20 * 31_557_600;
+        let mut boot = Boot {
+            offset_s: NOW_S,
+            ..Boot::default()
+        };
+        let _ = boot.pass(10);
+        let mut dated = Vec::new();
+        for jump_s in [0, YEARS_20_S, -YEARS_20_S, -YEARS_20_S, 3600, 0] {
+            boot.offset_s += jump_s;
+            let _ = boot.pass(0);
+            dated.push((boot.wall(), boot.now));
+            let _ = boot.pass(100);
+            for (at, then) in &dated {
+                let wanted = (boot.now - *then).as_secs();
+                assert_eq!(boot.age(*at), wanted, "{at} at {}", boot.wall());
+            }
+        }
+        // Nor when the clock is right, which moves what was dated.
+        (boot.offset_s, boot.is_right) = (NOW_S + 50_000, true);
+        assert_eq!(boot.pass(1), Seen::Right);
+        let mut own_ages = Vec::new();
+        for (at, then) in &dated {
+            let at = boot.history.corrected(*at);
+            assert_eq!(boot.age(at), (boot.now - *then).as_secs(), "{at}");
+            own_ages.push((at, boot.age(at)));
+        }
+        boot.offset_s += YEARS_20_S;
+        let _ = boot.pass(7);
+        for (at, age) in own_ages {
+            assert_eq!(boot.age(at), age + 7);
+        }
+        // Before the boot there are wall clocks only.
+        boot.offset_s = NOW_S + 50_000;
+        let _ = boot.pass(1);
+        assert_eq!(boot.age(Wall(boot.wall().0 - 90_000_000_000_000)), 90_000);
+        assert_eq!(boot.age(Wall(boot.wall().0 + 90_000_000_000_000)), 0);
+    }
+
+    #[test]
+    fn a_clock_that_is_slowed_down_was_not_set_and_stretches_are_few() {
+        let mut boot = Boot {
+            offset_s: NOW_S,
+            ..Boot::default()
+        };
+        let _ = boot.pass(1);
+        // Half a second an hour for a week: as fast as it goes without a jump.
+        for hour in 1..168 {
+            boot.now = boot.now + Duration::from_secs(HOUR_S);
+            let wall = Wall(boot.wall().0 + hour * 500 * NS_PER_MS);
+            assert_eq!(boot.history.look(boot.now, wall, || false), Seen::Same);
+        }
+        assert_eq!(boot.history.stretches.len(), 1);
+        for jump in 0..100_u32 {
+            boot.offset_s += 3600;
+            let _ = boot.pass(if jump == 50 { 1000 } else { 1 });
+        }
+        assert_eq!(boot.history.stretches.len(), MAX_STRETCHES);
+        let longest = boot.history.stretches.iter().map(Stretch::length_ms).max();
+        assert!(longest >= Some(168 * 3_600_000 / 2), "the long ones stay");
+    }
+}
