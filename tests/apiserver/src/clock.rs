@@ -7,20 +7,34 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-/// Wall time plus what a test added.
-#[derive(Debug, Default)]
+/// Wall time as it was at the start, what has passed since, and what a test added. A server is another machine: whoever sets the
+/// clock of this one does not set the server's.
+#[derive(Debug)]
 pub(crate) struct Clock {
+    began: Instant,
+    began_ms: i64,
     ahead_ms: AtomicI64,
+}
+
+impl Default for Clock {
+    #[expect(clippy::disallowed_methods, reason = "the one clock of this crate")]
+    fn default() -> Self {
+        let since = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        Self {
+            began: instant(),
+            began_ms: i64::try_from(since.as_millis()).unwrap_or(i64::MAX),
+            ahead_ms: AtomicI64::new(0),
+        }
+    }
 }
 
 impl Clock {
     /// Milliseconds since the epoch.
-    #[expect(clippy::disallowed_methods, reason = "the one clock of this crate")]
     pub(crate) fn now_ms(&self) -> i64 {
-        let since = SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap_or_default();
-        i64::try_from(since.as_millis()).unwrap_or(i64::MAX) + self.ahead_ms.load(Ordering::Relaxed)
+        let passed = i64::try_from(self.began.elapsed().as_millis()).unwrap_or(i64::MAX);
+        self.began_ms + passed + self.ahead_ms.load(Ordering::Relaxed)
     }
 
     /// Whole seconds since the epoch.

@@ -244,11 +244,17 @@ pub(super) fn fill(tree: &Path, program: &Path) -> Result<(), Failure> {
     image::write(&tree.join("image.tar"), IMAGE, &fs::read(busybox)?)
 }
 
+/// The test API server.
+pub(super) fn fill_apiserver(tree: &Path, apiserver: &Path) -> Result<(), Failure> {
+    fs::copy(apiserver, tree.join(chaos::APISERVER))
+        .map_err(|e| format!("{}: {e}", apiserver.display()))?;
+    Ok(())
+}
+
 /// What [`chaos`] needs there beside that.
-pub(super) fn fill_chaos(tree: &Path, program: &Path, apiserver: &Path) -> Result<(), Failure> {
-    for (from, name) in [(program, chaos::PROGRAM), (apiserver, chaos::APISERVER)] {
-        fs::copy(from, tree.join(name)).map_err(|e| format!("{}: {e}", from.display()))?;
-    }
+pub(super) fn fill_chaos(tree: &Path, program: &Path) -> Result<(), Failure> {
+    fs::copy(program, tree.join(chaos::PROGRAM))
+        .map_err(|e| format!("{}: {e}", program.display()))?;
     run(Command::new("cp")
         .args(["--archive", chaos::SOURCES])
         .arg(tree))

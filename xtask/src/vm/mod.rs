@@ -4,7 +4,7 @@
 //! The task is on both sides. Outside it makes the disks, starts the machine and reads verdicts from the second serial port; inside
 //! the same program ([`guest`]) does what is to be checked and reports. The machine has no network. It is started twice: the
 //! first time its power is cut in the middle of churn, the second time it has to come up by itself. A second machine has
-//! 256 MiB and shows how many pods that is enough for. Two more are started only if they are asked for: `--pressure` runs short
+//! 256 MiB and shows how many pods that is enough for, a third one boots in 1970. Two more are started only if they are asked for: `--pressure` runs short
 //! of everything, in `--chaos` agents are killed.
 //!
 //! `cargo xtask board`: the same on emulated boards, installed from a release, and what only these show ([`emulated`]).
@@ -66,10 +66,10 @@ pub(crate) fn is_possible() -> bool {
 }
 
 /// `--qemu` or `--uml`: what the machine is, else what is quick here. `--program FILE`: what is shown, else the release
-/// program. `--pressure`: only the machine that runs short. `--chaos`: only the one where agents are killed; then FILE is the
-/// program with crash points.
+/// program. `--pressure`: only the machine that runs short. `--clock`: only the one that boots in 1970. `--chaos`: only the one where
+/// agents are killed; then FILE is the program with crash points.
 pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
-    const KNOWN: &str = "known: --qemu, --uml, --pressure, --chaos, --program FILE";
+    const KNOWN: &str = "known: --qemu, --uml, --clock, --pressure, --chaos, --program FILE";
     let mut backend = Backend::quick();
     let mut program = None;
     let mut boots = Boot::MACHINE.to_vec();
@@ -78,6 +78,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         match word.as_str() {
             "--qemu" => backend = Backend::Qemu,
             "--uml" => backend = Backend::Uml,
+            "--clock" => boots = vec![Boot::Clock],
             "--pressure" => boots = vec![Boot::Pressure],
             "--chaos" => boots = vec![Boot::Chaos],
             "--program" => {
@@ -115,12 +116,13 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
             }
         }
     };
-    let apiserver = with_points.then(Double::build).transpose()?;
+    let apiserver = Double::build()?;
     show(backend, &boots, |tree, _| {
         disk::fill(tree, &program)?;
-        match &apiserver {
-            Some(apiserver) => disk::fill_chaos(tree, &program, apiserver),
-            None => Ok(()),
+        disk::fill_apiserver(tree, &apiserver)?;
+        match with_points {
+            true => disk::fill_chaos(tree, &program),
+            false => Ok(()),
         }
     })
 }

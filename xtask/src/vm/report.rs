@@ -35,6 +35,8 @@ pub(super) enum Boot {
     AfterUpgradeCut,
     /// The same, and the kernel is told to have no memory controller.
     WithoutMemory,
+    /// A new machine, whose clock is set to 1970.
+    Clock,
     /// A new small machine, where pods take what there is. Only if it is asked for.
     Pressure,
     /// A new machine, where agents are killed. Only if it is asked for.
@@ -43,7 +45,8 @@ pub(super) enum Boot {
 
 impl Boot {
     /// Those of a virtual machine.
-    pub(super) const MACHINE: [Self; 3] = [Self::Fresh, Self::AfterPowerCut, Self::Small];
+    pub(super) const MACHINE: [Self; 4] =
+        [Self::Fresh, Self::AfterPowerCut, Self::Small, Self::Clock];
     /// Those of an emulated board.
     pub(super) const BOARD: [Self; 6] = [
         Self::Fresh,
@@ -53,8 +56,8 @@ impl Boot {
         Self::AfterUpgradeCut,
         Self::WithoutMemory,
     ];
-    /// Those that are only started alone.
-    const ASKED_FOR: [Self; 2] = [Self::Pressure, Self::Chaos];
+    /// Those that no board has.
+    const OTHERS: [Self; 3] = [Self::Clock, Self::Pressure, Self::Chaos];
 
     pub(super) fn title(self) -> &'static str {
         match self {
@@ -64,6 +67,7 @@ impl Boot {
             Self::Unplugged => "the same machine with the cable out",
             Self::AfterUpgradeCut => "the same machine after a power cut in an upgrade",
             Self::WithoutMemory => "the same machine without the memory controller",
+            Self::Clock => "a new machine in 1970",
             Self::Pressure => "a new machine of 256 MiB that runs short",
             Self::Chaos => "a new machine where agents are killed",
         }
@@ -78,6 +82,7 @@ impl Boot {
             Self::Unplugged => "unplugged",
             Self::AfterUpgradeCut => "upgrade",
             Self::WithoutMemory => "memory",
+            Self::Clock => "clock",
             Self::Pressure => "pressure",
             Self::Chaos => "chaos",
         }
@@ -96,14 +101,14 @@ impl Boot {
     pub(super) fn of(line: &str) -> Option<Self> {
         let mut words = line.split_whitespace();
         let name = words.find_map(|word| word.strip_prefix(WORD))?;
-        let mut all = Self::BOARD.into_iter().chain(Self::ASKED_FOR);
+        let mut all = Self::BOARD.into_iter().chain(Self::OTHERS);
         all.find(|boot| boot.name() == name)
     }
 
     /// Memory of the machine, MiB: as a rule the smallest board that is aimed at, or half of that.
     pub(super) fn memory_mib(self) -> u32 {
         match self {
-            Self::Fresh | Self::AfterPowerCut => 512,
+            Self::Fresh | Self::AfterPowerCut | Self::Clock => 512,
             // Its pods ask for so much.
             Self::Chaos => 1024,
             _ => 256,
@@ -114,7 +119,7 @@ impl Boot {
     pub(super) fn is_new(self) -> bool {
         matches!(
             self,
-            Self::Fresh | Self::Small | Self::Pressure | Self::Chaos
+            Self::Fresh | Self::Small | Self::Clock | Self::Pressure | Self::Chaos
         )
     }
 
@@ -281,7 +286,7 @@ mod tests {
 
     #[test]
     fn every_boot_is_told_from_the_others() {
-        for boot in Boot::BOARD.into_iter().chain(Boot::ASKED_FOR) {
+        for boot in Boot::BOARD.into_iter().chain(Boot::OTHERS) {
             assert_eq!(Boot::of(&format!("quiet {}", boot.words())), Some(boot));
         }
         assert_eq!(Boot::of("quiet"), None);

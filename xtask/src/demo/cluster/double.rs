@@ -75,7 +75,7 @@ impl Double {
     }
 
     /// Nobody is answered, or everybody again.
-    pub(super) fn set_down(&mut self, client: &Client, down: bool) -> Result<(), Failure> {
+    pub(crate) fn set_down(&mut self, client: &Client, down: bool) -> Result<(), Failure> {
         let stdin = self.child.stdin.as_mut().ok_or("it is not to be told")?;
         stdin.write_all(if down { b"down\n" } else { b"up\n" })?;
         stdin.flush()?;

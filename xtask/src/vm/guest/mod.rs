@@ -4,6 +4,7 @@ mod apparmor;
 mod board;
 mod boots;
 mod chaos;
+mod clock;
 mod facts;
 mod figures;
 mod groups;
@@ -63,6 +64,7 @@ pub(crate) fn run() -> ExitCode {
         Some(Boot::Unplugged) => board::unplugged(&mut guest),
         Some(Boot::AfterUpgradeCut) => board::after_upgrade_cut(&mut guest),
         Some(Boot::WithoutMemory) => board::without_memory(&mut guest),
+        Some(Boot::Clock) => clock::run(&mut guest),
         Some(Boot::Pressure) => pressure::run(&mut guest),
         Some(Boot::Chaos) => chaos::run(&mut guest),
         None => guest.say(&Line::Failed("no word of a boot".into())),

@@ -19,6 +19,7 @@ use crate::{
     },
 };
 
+const CONFIG: &str = "/etc/picolet/config.yaml";
 const MANIFESTS: &str = "/etc/picolet/manifests";
 pub(super) const STATE: &str = "/var/lib/picolet";
 pub(super) const MIB: u64 = 1 << 20;
@@ -36,6 +37,21 @@ pub(super) fn set_up(guest: &mut Guest) {
     } else {
         guest.step("Installed as the README says", install);
     }
+    start(guest);
+}
+
+/// The same with more in the configuration.
+pub(super) fn set_up_with(guest: &mut Guest, more: &str) {
+    guest.step("Installed as the README says", || {
+        install()?;
+        let text = fs::read_to_string(CONFIG)?;
+        fs::write(CONFIG, text + more)?;
+        Ok(String::new())
+    });
+    start(guest);
+}
+
+fn start(guest: &mut Guest) {
     guest.step(
         "systemctl start waits until it is ready (Type=notify)",
         || {
@@ -104,7 +120,7 @@ fn install() -> Result<String, Failure> {
 pub(super) fn configure() -> Result<(), Failure> {
     fs::create_dir_all(MANIFESTS)?;
     fs::write(
-        "/etc/picolet/config.yaml",
+        CONFIG,
         format!(
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\npodPidsLimit: {PIDS}\n\
              systemReserved: {{cpu: 100m, memory: {RESERVED_MIB}Mi, pid: '{RESERVED_PIDS}'}}\n"
