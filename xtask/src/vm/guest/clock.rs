@@ -63,8 +63,8 @@ fn checks(guest: &mut Guest, plane: &mut Double, client: &Client) {
     // What the clock says in truth, less the time since boot: what is dated before that is dated wrongly.
     let mut booted = 0;
     guest.step("The clock is set to 1970", || {
-        let up: f64 = call(&["cut", "-d ", "-f1", "/proc/uptime"])?.parse()?;
-        booted = seconds()? - up.ceil() as u64;
+        let up: u64 = call(&["cut", "-d.", "-f1", "/proc/uptime"])?.parse()?;
+        booted = seconds()?.saturating_sub(up + 1);
         call(&["date", "-s", &format!("@{NEVER_SET}")])?;
         call(&["date", "-u", "+%F"])
     });
