@@ -72,6 +72,8 @@ pub(super) struct Settings {
     pub(super) tunnel: Option<Rc<Board>>,
     /// What may go over the link, if that is limited.
     pub(super) budget: Option<Arc<LinkBudget>>,
+    /// What the wall clock has said.
+    pub(super) times: Rc<Times>,
     /// Whether the loop moves.
     pub(super) loop_watch: LoopWatch,
 }
@@ -90,8 +92,6 @@ pub(super) struct LocalBackend {
     pub(super) store: PodStore,
     /// Time.
     pub(super) clock: Rc<dyn Clock>,
-    /// What the wall clock has said.
-    pub(super) times: Rc<Times>,
     /// Streams, pulls under way.
     pub(super) runtime: Rc<dyn RuntimeService>,
     /// Where files are read.
@@ -482,7 +482,7 @@ impl Backend for LocalBackend {
             let shown = self.node.show(
                 runtime,
                 standing,
-                (clock, &self.times),
+                (clock, &self.settings.times),
                 &self.complaints,
                 made,
             );
@@ -492,7 +492,7 @@ impl Backend for LocalBackend {
             conditions.extend(tunnel.map(|board| board.condition(clock.wall())));
             let budget = self.settings.budget.as_ref();
             conditions.extend(budget.map(|budget| budget.condition(clock.wall())));
-            node::put_right(conditions, &self.times);
+            node::put_right(conditions, &self.settings.times);
             Ok(shown)
         })
     }

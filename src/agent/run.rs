@@ -370,7 +370,6 @@ async fn serve(
         metrics: assembly::metrics(&parts, asker.clone()),
         store: parts.machine.store.clone(),
         clock: Rc::clone(&parts.tools.clock),
-        times: Rc::clone(&parts.tools.times),
         runtime: Rc::clone(&parts.machine.runtime),
         disk: parts.machine.disk.clone(),
         images: ImageCommands {
@@ -392,6 +391,7 @@ async fn serve(
             providers: parts.machine.providers.clone(),
             tunnel: parts.owners.tunnel.clone(),
             budget: parts.owners.budget.clone(),
+            times: Rc::clone(&parts.tools.times),
             loop_watch: parts.tools.loop_watch.clone(),
         },
     });
