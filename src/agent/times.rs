@@ -57,7 +57,7 @@ impl Times {
         Self {
             clock,
             boot_id: boot_id.to_owned(),
-            history: RefCell::new(of_boot.map(|stored| stored.history).unwrap_or_default()),
+            history: RefCell::new(of_boot.map_or_else(ClockHistory::new, |stored| stored.history)),
         }
     }
 
