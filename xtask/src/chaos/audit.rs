@@ -679,9 +679,10 @@ impl<'a> Audit<'a> {
 }
 
 /// What the agent has in its run directory.
-const OWN: [&str; 10] = [
+const OWN: [&str; 11] = [
     "backoff.json",
     "calls.lock",
+    "clock.json",
     "cni",
     "containers",
     "picolet.lock",
