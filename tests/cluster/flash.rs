@@ -34,7 +34,7 @@ const RESTART_BYTES: u64 = 128 << 10;
 /// Periods after which a node rests: the first one may still write what came before.
 const PERIODS: usize = 3;
 /// Each second the lease and the status of the node, whether it is news or not.
-const BUSY: &str =
+pub(crate) const BUSY: &str =
     "nodeLeaseDurationSeconds: 4\nnodeStatusUpdateFrequency: 1s\nnodeStatusReportFrequency: 1s\n";
 
 /// An agent of a cluster whose root directory is on a disk of its own. Elsewhere reading leaves no trace.
@@ -74,7 +74,7 @@ fn written(host: &Host, disk: &LoopDisk) -> Vec<(String, u64)> {
     all
 }
 
-fn wait_renewals(server: &TestServer, count: u32) {
+pub(crate) fn wait_renewals(server: &TestServer, count: u32) {
     let mut last = Value::Null;
     for _ in 0..=count {
         last = server.wait_for("the lease is renewed", PATIENCE, |view| {

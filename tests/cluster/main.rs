@@ -21,6 +21,14 @@ mod image;
     reason = "more is used by the tests of a node without a cluster"
 )]
 mod loop_disk;
+#[path = "../common/plugin.rs"]
+#[expect(
+    dead_code,
+    reason = "more is used by the tests of a node without a cluster"
+)]
+mod plugin;
+#[path = "../common/program.rs"]
+mod program;
 
 mod addresses;
 mod bytes;
@@ -40,6 +48,7 @@ mod node;
 mod objects;
 mod pods;
 mod provider;
+mod rest_memory;
 mod server;
 mod stream_memory;
 mod streams;

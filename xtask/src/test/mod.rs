@@ -45,6 +45,8 @@ const NODES: [&str; 2] = ["cluster", "host"];
 const NODES_AT_ONCE: &str = "4";
 /// Test programs of which another lane runs a part, or all.
 const BUDGETS: [&str; 3] = ["budget", "pull_memory", "shim_memory"];
+/// What the options for the edge cost, among the tests of a cluster.
+const EDGE_AT_REST: &str = "rest_memory::everything_configured_costs_little_at_rest";
 /// Tests of the library that are lanes of their own.
 const LANES_OF_THEIR_OWN: [&str; 2] = ["agent::sim::schedules", "agent::sim::cluster_schedules"];
 
@@ -244,6 +246,9 @@ fn budgets(run: &mut Run) -> Result<(), Failure> {
         let mut command = run.tests()?.program(name)?;
         run.step(command.env(SHIPPED, &shipped));
     }
+    let mut command = run.tests()?.program("cluster")?;
+    command.args(["--ignored", "--exact", EDGE_AT_REST]);
+    run.step(command.env(SHIPPED, shipped));
     Ok(())
 }
 
