@@ -99,6 +99,7 @@ mod vitals;
 mod wake;
 mod waker_set;
 
+pub(crate) use images::settings as pull_settings;
 pub use pod_store::RECORD_VERSION as POD_RECORD_VERSION;
 #[cfg(any(test, fuzzing))]
 pub(crate) use pod_store::fuzz;

@@ -552,6 +552,8 @@ read!(
         schema_version: u32,
         /// Kind; may be empty.
         media_type: String,
+        /// What it is if it is no image; before 1.1 of the specification that is the type of its configuration.
+        artifact_type: String,
         /// The [`ImageConfig`] blob, whose digest is the image id.
         config: Descriptor,
         /// Lowest layer first.

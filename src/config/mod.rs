@@ -171,8 +171,8 @@ impl Config {
     /// Whether the bytes of an update cost money: those of a directory of this machine do not.
     #[must_use]
     pub fn updates_cost(&self) -> bool {
-        let source = self.update.as_ref().map(|update| &update.source);
-        self.cluster.metered && matches!(source, Some(UpdateSource::Url(_)))
+        let is_far = |update: &UpdateConfig| update.source.is_far();
+        self.cluster.metered && self.update.as_ref().is_some_and(is_far)
     }
 
     /// Cgroups are made by who the runtime says, whatever was configured (CONF-18).

@@ -758,10 +758,17 @@ fn updates() {
     );
     assert_eq!((schedule.spread_s, schedule.trusts_clock), (3600, true));
     assert!(of("source: http://127.0.0.1:1/x, keys: [KEY]").is_ok());
+    let found = of("source: \"oci://a.example:5000/picolet/stable\", keys: [KEY]");
+    let source = found.expect("a configuration").map(|update| update.source);
+    assert!(
+        matches!(&source, Some(UpdateSource::Registry(name)) if name.to_string() == "a.example:5000/picolet/stable:latest"),
+        "{source:?}"
+    );
     // PKG-26: none where bytes cost money, but what is on this machine.
     for (source, metered, costs) in [
         ("https://a.example/x", true, true),
         ("https://a.example/x", false, false),
+        ("oci://a.example/x", true, true),
         ("/updates", true, false),
     ] {
         let text = format!(
@@ -774,11 +781,23 @@ fn updates() {
         ("keys: [KEY]", "source: must be set for picolet.update"),
         (
             "source: http://a.example/x, keys: [KEY]",
-            "source: is \"http://a.example/x\", must be an https:// URL or an absolute path",
+            "source: is \"http://a.example/x\", must be an https:// URL, an oci:// reference or an absolute path",
         ),
         (
             "source: x, keys: [KEY]",
             "source: is \"x\", must be an https",
+        ),
+        (
+            "source: \"oci://picolet/stable\", keys: [KEY]",
+            "source: is \"oci://picolet/stable\", must be oci://REGISTRY/REPOSITORY:TAG: it names no registry",
+        ),
+        (
+            "source: \"oci://a.example/Stable\", keys: [KEY]",
+            "source: is \"oci://a.example/Stable\", must be oci://REGISTRY/REPOSITORY:TAG: invalid image reference",
+        ),
+        (
+            "source: \"oci://a.example/x\", keys: [KEY], ca: /ca",
+            "ca: needs a picolet.update.source with https",
         ),
         ("source: /a/../b, keys: [KEY]", "source: is \"/a/../b\""),
         ("source: /x", "keys: has 0 items, must have 1 to 8"),

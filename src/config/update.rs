@@ -8,10 +8,14 @@ use super::{
     values::{UpdateConfig, UpdateSource},
 };
 use crate::{
+    error::chain,
+    image::Reference,
     logic::update::{self, Schedule, Window},
     net::{Url, url::is_loopback},
 };
 
+/// What the name of an artefact begins with.
+const OCI: &str = "oci://";
 /// Keys that a channel may be signed by.
 const MAX_KEYS: usize = 8;
 /// Bytes of the command that restarts the agent.
@@ -32,13 +36,17 @@ pub(super) fn resolve(own: &Update) -> Result<Option<UpdateConfig>, Invalid> {
     };
     let source = if source.starts_with('/') {
         UpdateSource::Dir(absolute(field, Some(source), "")?)
+    } else if let Some(name) = source.strip_prefix(OCI) {
+        UpdateSource::Registry(reference(field, source, name)?)
     } else {
         match Url::parse(source) {
             Ok(url) if url.https || is_loopback(url.host()) => UpdateSource::Url(url),
             _ => {
                 return invalid(
                     field,
-                    format!("is {source:?}, must be an https:// URL or an absolute path"),
+                    format!(
+                        "is {source:?}, must be an https:// URL, an oci:// reference or an absolute path"
+                    ),
                 );
             }
         }
@@ -58,6 +66,17 @@ pub(super) fn resolve(own: &Update) -> Result<Option<UpdateConfig>, Invalid> {
         schedule: schedule(own)?,
         restart: restart(own)?,
     }))
+}
+
+/// The name of an artefact, in which the registry is written out.
+fn reference(field: &str, source: &str, name: &str) -> Result<Reference, Invalid> {
+    let why = match Reference::parse(name) {
+        Ok(name_of) if name.split('/').next() == Some(name_of.domain()) => return Ok(name_of),
+        Ok(_) => "it names no registry".into(),
+        Err(e) => chain(&e),
+    };
+    let form = "must be oci://REGISTRY/REPOSITORY:TAG";
+    invalid(field, format!("is {source:?}, {form}: {why}"))
 }
 
 fn keys(texts: &[String]) -> Result<Vec<[u8; 32]>, Invalid> {

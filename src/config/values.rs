@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use crate::{
     api::{Quantity, node::Taint},
+    image::Reference,
     logic::{
         cgroup::CgroupTree, devices::Declared, eviction, link_budget, shutdown, update::Schedule,
     },
@@ -145,8 +146,18 @@ pub struct UpdateConfig {
 pub enum UpdateSource {
     /// The channel file. By https, or on this machine.
     Url(Url),
+    /// An artefact of a registry that has it.
+    Registry(Reference),
     /// A directory that it lies in.
     Dir(PathBuf),
+}
+
+impl UpdateSource {
+    /// Whether what it has comes over the link.
+    #[must_use]
+    pub const fn is_far(&self) -> bool {
+        !matches!(self, Self::Dir(_))
+    }
 }
 
 /// What is served over the network, and to whom.

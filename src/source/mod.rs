@@ -33,7 +33,7 @@ pub use http::{MAX_REDIRECTS, Place, WHOLE_TIMEOUT};
 pub use manifest_dir::{MAX_ENTRIES, ManifestDir};
 pub use manifest_url::ManifestUrl;
 pub use poller::{MIN_GAP, Poller, RECHECK};
-pub use release::{CHANNEL, Channel, ChannelError};
+pub use release::{ARTIFACT, CHANNEL, Channel, ChannelError};
 
 /// Turns a raw pod into a pod of this node, or says what is wrong: (object, node name, file path or URL).
 pub type PodRule = fn(Value, &str, &str) -> Result<Box<ReceivedPod>, Invalid>;

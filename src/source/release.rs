@@ -11,11 +11,15 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 use super::http::{self, Client, HttpError, Place, text};
+use crate::image::Digest;
+use crate::image::pull::{Artifact, ArtifactError, Files};
 use crate::net::{Url, UrlError};
 use crate::sys::file;
 
 /// Name of the channel file in a directory. Its signature has the same name with `.sig` behind it.
 pub const CHANNEL: &str = "channel.json";
+/// Type of an artefact whose files are a channel.
+pub const ARTIFACT: &str = "application/vnd.picolet.release.v1";
 /// Bytes of a channel file, and of its signature.
 const MAX_CHANNEL_BYTES: usize = 16 * 1024;
 /// One answer of the server comes within this time, the tarball too: what is missing then is asked for again.
@@ -33,6 +37,34 @@ pub struct Channel(At);
 enum At {
     Dir(PathBuf),
     Server(Box<Client>),
+    Registry(Box<InRegistry>),
+}
+
+/// Files of an artefact, as they were when the channel file was read.
+#[derive(Debug)]
+struct InRegistry {
+    artifact: Artifact,
+    /// The channel file of this kind of board.
+    own: String,
+    files: Files,
+}
+
+impl InRegistry {
+    fn small(&self, name: &str) -> Result<Vec<u8>, ChannelError> {
+        let file = self.file(name)?;
+        if file.1 > MAX_CHANNEL_BYTES as u64 {
+            return Err(ChannelError::TooLarge(name.to_owned()));
+        }
+        Ok(self.artifact.read(file)?)
+    }
+
+    fn file(&self, name: &str) -> Result<(Digest, u64), ChannelError> {
+        let missing = || {
+            let reference = self.artifact.reference().to_string();
+            ChannelError::NoFile(reference, name.to_owned())
+        };
+        self.files.get(name).copied().ok_or_else(missing)
+    }
 }
 
 /// Why nothing came of a channel.
@@ -56,13 +88,28 @@ pub enum ChannelError {
     /// The answer ended early, again and again.
     #[error("{0} ended at byte {1} of {2}")]
     Short(String, u64, u64),
+    /// See there.
+    #[error(transparent)]
+    Artifact(#[from] ArtifactError),
+    /// The artefact lacks one.
+    #[error("{0} has no file {1:?}")]
+    NoFile(String, String),
+    /// The artefact has another one than was signed.
+    #[error("{0:?} is {1} of {2} bytes in the registry, and not what was released")]
+    Other(String, Digest, u64),
 }
 
 impl ChannelError {
     /// Whether it may be otherwise in a while.
     #[must_use]
     pub const fn may_pass(&self) -> bool {
-        matches!(self, Self::Server(..) | Self::File(..) | Self::Short(..))
+        matches!(
+            self,
+            Self::Server(..)
+                | Self::File(..)
+                | Self::Short(..)
+                | Self::Artifact(ArtifactError::Registry(..))
+        )
     }
 }
 
@@ -83,6 +130,17 @@ impl Channel {
         Self(At::Server(Box::new(Client::new(place))))
     }
 
+    /// An artefact of a registry, of type [`ARTIFACT`]. It may hold the channels of several kinds of boards: `channel-BOARD.json`
+    /// comes before `channel.json`.
+    #[must_use]
+    pub fn in_registry(artifact: Artifact, board: &str) -> Self {
+        Self(At::Registry(Box::new(InRegistry {
+            artifact,
+            own: format!("channel-{board}.json"),
+            files: Files::new(),
+        })))
+    }
+
     /// The channel file and its signature.
     pub fn read(&mut self) -> Result<(Vec<u8>, Vec<u8>), ChannelError> {
         match &mut self.0 {
@@ -98,13 +156,24 @@ impl Channel {
                 let signature = url.with_path(format!("{path}.sig{mark}{query}"));
                 Ok((small(client, &url)?, small(client, &signature)?))
             }
+            At::Registry(there) => {
+                there.files = there.artifact.files()?;
+                let own = there.files.contains_key(&there.own);
+                let name = if own { &there.own } else { CHANNEL };
+                Ok((there.small(name)?, there.small(&format!("{name}.sig"))?))
+            }
         }
     }
 
-    /// Has the tarball in `part`, `size` bytes of it, on disk. `location`: where the channel file says that it is. `part` may
-    /// hold its beginning; nobody else writes it, which nobody says of what it comes from. Returns whether not all of it came
-    /// now and at once.
-    pub fn fetch(&mut self, location: &str, size: u64, part: &Path) -> Result<bool, ChannelError> {
+    /// Has the tarball in `part`, `size` bytes of it, on disk. `location`: where the channel file says that it is; `sum`: the
+    /// SHA-256 that it says, in hexadecimal. `part` may hold its beginning; nobody else writes it, which nobody says of what it
+    /// comes from. Returns whether not all of it came now and at once, and its sum was not looked at.
+    pub fn fetch(
+        &mut self,
+        location: &str,
+        (size, sum): (u64, &str),
+        part: &Path,
+    ) -> Result<bool, ChannelError> {
         match &mut self.0 {
             At::Dir(dir) => {
                 if location.is_empty() || location.starts_with('.') || location.contains('/') {
@@ -116,6 +185,16 @@ impl Channel {
                 let from = client.url().join(location);
                 let from = from.map_err(|e| ChannelError::Location(location.to_owned(), e))?;
                 grow(client, &from, size, part)
+            }
+            At::Registry(there) => {
+                let file = there.file(location)?;
+                if file.1 != size || file.0.hex() != sum {
+                    return Err(ChannelError::Other(location.to_owned(), file.0, file.1));
+                }
+                there.artifact.fetch(file, part)?;
+                let out = File::open(part).map_err(at("open", part))?;
+                sync(&out, part)?;
+                Ok(false)
             }
         }
     }

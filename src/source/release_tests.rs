@@ -145,7 +145,7 @@ fn a_release_is_fetched_where_it_stopped() {
     ] {
         let site = Site::new(way);
         fs::write(&part, there).expect("written");
-        let mut found = site.channel().fetch("r/t.tar.gz", 20, &part);
+        let mut found = site.channel().fetch("r/t.tar.gz", (20, ""), &part);
         if matches!(way, Way::Elsewhere) {
             // It begins anew at the next look.
             assert!(
@@ -153,7 +153,7 @@ fn a_release_is_fetched_where_it_stopped() {
                 "{found:?}"
             );
             assert_eq!(site.asked(), asked, "{name}");
-            found = site.channel().fetch("r/t.tar.gz", 20, &part);
+            found = site.channel().fetch("r/t.tar.gz", (20, ""), &part);
         } else {
             assert_eq!(site.asked(), asked, "{name}");
         }
@@ -165,19 +165,21 @@ fn a_release_is_fetched_where_it_stopped() {
     fs::write(&part, b"").expect("written");
     let short = Site::new(Way::Whole(9))
         .channel()
-        .fetch("r/t.tar.gz", 20, &part);
+        .fetch("r/t.tar.gz", (20, ""), &part);
     let short = short.expect_err("ends early");
     assert!(short.may_pass(), "{short}");
     assert_eq!(fs::read(&part).expect("read"), &TARBALL[..9]);
     let gone = Site::new(Way::Status(404)).channel();
-    let gone = { gone }.fetch("r/t.tar.gz", 20, &part).expect_err("gone");
+    let gone = { gone }
+        .fetch("r/t.tar.gz", (20, ""), &part)
+        .expect_err("gone");
     assert!(
         gone.to_string().ends_with("answers with status 404"),
         "{gone}"
     );
     let nowhere = Site::new(Way::Parts(20))
         .channel()
-        .fetch("ftp://x/y", 20, &part);
+        .fetch("ftp://x/y", (20, ""), &part);
     assert!(
         matches!(nowhere, Err(ChannelError::Location(..))),
         "{nowhere:?}"
@@ -200,7 +202,7 @@ fn channels_are_read_with_bounds() {
     let large = channel.read().expect_err("too large");
     assert!(matches!(large, ChannelError::TooLarge(_)) && !large.may_pass());
     let part = dir.0.join("part");
-    let mut fetch = |part| channel.fetch("t.tar.gz", 20, part);
+    let mut fetch = |part| channel.fetch("t.tar.gz", (20, ""), part);
     let missing = fetch(&part).expect_err("nothing there");
     assert!(missing.may_pass(), "{missing}");
     // Whoever changes it there after that changes no copy.
@@ -218,7 +220,7 @@ fn channels_are_read_with_bounds() {
     let link = fetch(&part).expect_err("a link");
     assert!(matches!(link, ChannelError::File("open", ..)), "{link}");
     for wrong in ["", "a/b", "../x", ".", "/x"] {
-        let refused = channel.fetch(wrong, 20, &part).expect_err(wrong);
+        let refused = channel.fetch(wrong, (20, ""), &part).expect_err(wrong);
         assert!(matches!(refused, ChannelError::Name(_)), "{wrong}");
     }
 }

@@ -17,6 +17,7 @@ use picolet::sys::clock;
 use ring::rand::SystemRandom;
 use ring::signature::{Ed25519KeyPair, KeyPair as _};
 use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
 
 use crate::host::{self, Host, pause, sh, text};
 use crate::upgrade::Board;
@@ -86,6 +87,41 @@ impl Channel {
         fs::write(self.dir.join("channel.json"), &bytes).expect("written");
         let signature = key.sign(bytes.as_bytes());
         fs::write(self.dir.join("channel.json.sig"), signature).expect("written");
+    }
+
+    /// Lays it out as an artefact of a registry that a [`Site`] can serve, without what is called `without`; the blob of `spoiled`
+    /// has other bytes.
+    fn push(&self, without: &str, spoiled: &str) {
+        let root = self.dir.join("v2/picolet/stable");
+        let _ = fs::remove_dir_all(&root);
+        let (blobs, manifests) = (root.join("blobs"), root.join("manifests"));
+        fs::create_dir_all(&blobs).expect("directory");
+        fs::create_dir_all(&manifests).expect("directory");
+        let mut layers = Vec::new();
+        for entry in fs::read_dir(&self.dir).expect("directory").flatten() {
+            let title = text(entry.file_name().as_encoded_bytes());
+            if entry.path().is_dir() || title == without {
+                continue;
+            }
+            let mut bytes = fs::read(entry.path()).expect("file");
+            let hex = Sha256::digest(&bytes);
+            let hex: String = hex.iter().map(|byte| format!("{byte:02x}")).collect();
+            let digest = format!("sha256:{hex}");
+            if title == spoiled {
+                bytes[0] ^= 1;
+            }
+            fs::write(blobs.join(&digest), &bytes).expect("blob");
+            layers.push(json!({
+                "mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": digest,
+                "size": bytes.len(), "annotations": {"org.opencontainers.image.title": title},
+            }));
+        }
+        let manifest = json!({
+            "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+            "artifactType": "application/vnd.picolet.release.v1", "layers": layers,
+            "config": {"mediaType": "application/vnd.oci.empty.v1+json"},
+        });
+        fs::write(manifests.join("latest"), manifest.to_string()).expect("manifest");
     }
 
     fn offered(&self) -> Value {
@@ -167,7 +203,8 @@ impl Inner {
             asked.push((path.to_owned(), from));
             is_first
         };
-        if path.ends_with(".gz") {
+        let is_tarball = path.ends_with(".gz") || bytes.starts_with(&[0x1f, 0x8b]);
+        if is_tarball {
             drop(self.gate.lock().unwrap_or_else(PoisonError::into_inner));
         }
         let all = bytes.len();
@@ -183,7 +220,7 @@ impl Inner {
             stream,
             "HTTP/1.1 {status} x\r\nconnection: close\r\n{range}content-length: {length}\r\n\r\n"
         )?;
-        let ends_early = is_first && path.ends_with(".gz");
+        let ends_early = is_first && is_tarball;
         let end = if ends_early { from + length / 3 } else { all };
         stream.write_all(&bytes[from..end])
     }
@@ -461,6 +498,98 @@ fn a_node_updates_itself_in_its_window() {
         has_event(&board, "UpdateRefused", "is not signed by a key")
     });
     assert!(board.runs(&other));
+    board.nobody_noticed();
+    board.finish();
+}
+
+// UPD-01 UPD-02 UPD-07
+#[test]
+fn a_registry_has_the_channel() {
+    if !host::able() {
+        return;
+    }
+    let board = board();
+    let channel = Channel::new(&board.host);
+    let good = board.good("two");
+    channel.offer(5, VERSION, &good, |_| ());
+    let offer = channel.offered();
+    let site = Site::of(&channel.dir);
+    let source = format!("oci://{}/picolet/stable", site.address);
+    let mut own = update(&board, &source, &channel.public());
+    own["update"]["window"] = closed();
+    own["metered"] = true.into();
+    configure(&board.host, &own);
+    let shown = format!("source     {source}:latest\n");
+    says(&board, &["--status"], 0, &shown);
+    says(
+        &board,
+        &["--look"],
+        75,
+        "no update now: the window is closed",
+    );
+    own["update"]["window"] = json!({});
+    configure(&board.host, &own);
+    says(&board, &["--look"], 75, "no update now: bytes cost money");
+    assert!(site.asked().is_empty(), "nobody was asked");
+    own["update"]["window"] = closed();
+    own["metered"] = false.into();
+    configure(&board.host, &own);
+
+    // Each refused by itself, and nothing of a tarball is on the disk.
+    let tarball = format!("picolet-{VERSION}-{BOARD}.tar.gz");
+    let none = "/v2/picolet/stable/manifests/latest answers 404";
+    says(&board, &["--now"], 75, none);
+    let refuses = |why: &str| says(&board, &["--now"], 1, &format!("update refused: {why}"));
+    let name = format!("{}/picolet/stable:latest", site.address);
+    for missing in ["channel.json", "channel.json.sig", &tarball] {
+        channel.push(missing, "");
+        refuses(&format!("{name} has no file {missing:?}"));
+    }
+    channel.push("", "channel.json");
+    refuses(&format!("{name}: "));
+    channel.sign(&offer, &key());
+    channel.push("", "");
+    refuses("the channel file is not signed by a key of picolet.update.keys");
+    let mut other = offer.clone();
+    other["sha256"] = "0".repeat(64).into();
+    channel.sign(&other, &channel.key);
+    channel.push("", "");
+    refuses(&format!("{tarball:?} is sha256:"));
+    let parts = fs::read_dir(board.host.path("root/update")).expect("directory");
+    let names: Vec<_> = parts.flatten().map(|entry| entry.file_name()).collect();
+    assert!(
+        !names
+            .iter()
+            .any(|name| text(name.as_encoded_bytes()).ends_with(".part")),
+        "{names:?}"
+    );
+    let blob = format!("blobs/sha256:{}", offer["sha256"].as_str().expect("a sum"));
+    let tarballs = || {
+        let asked = site.asked();
+        let of_blob = asked.iter().filter(|(path, _)| path.ends_with(&blob));
+        of_blob.map(|(_, from)| *from).collect::<Vec<_>>()
+    };
+    assert!(tarballs().is_empty());
+    assert!(board.runs(&board.first()));
+
+    // The link breaks once; then it is taken.
+    channel.sign(&offer, &channel.key);
+    channel.push("", "");
+    says(&board, &["--now"], 0, "serial 5 stays");
+    assert!(board.runs(&good));
+    let begun = tarballs();
+    assert!(begun.len() == 2 && begun[1] > 0, "{begun:?}");
+    says(&board, &["--now"], 0, "serial 5 is installed");
+    // A lower one is not; nor are other bytes than the registry promised.
+    let mut lower = offer.clone();
+    lower["serial"] = 4.into();
+    channel.sign(&lower, &channel.key);
+    channel.push("", "");
+    refuses("serial 4 is lower than 5");
+    channel.offer(6, VERSION, &board.good("three"), |_| ());
+    channel.push("", &tarball);
+    refuses(&format!("{name}: "));
+    assert!(board.runs(&good));
     board.nobody_noticed();
     board.finish();
 }

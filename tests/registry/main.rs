@@ -1,6 +1,6 @@
 //! Pulls from Debian's docker-registry, behind a proxy that cuts, delays, truncates, spoils and refuses.
 //!
-//! Needs docker-registry, skopeo, openssl and root (layers hold files of root); says aloud what is missing and skips.
+//! Needs docker-registry, skopeo, openssl, curl and root (layers hold files of root); says aloud what is missing and skips.
 //!
 //! | module | what it shows |
 //! |---|---|
@@ -8,6 +8,7 @@
 //! | [`faults`] | each fault by itself |
 //! | [`way`] | TLS, IPv6, proxies |
 //! | [`agent`] | the whole program, killed |
+//! | [`artifact`] | a channel of releases |
 //! | [`room`] | a disk that has room for one image |
 
 #[macro_use]
@@ -18,6 +19,7 @@ mod skipped;
 mod program;
 
 mod agent;
+mod artifact;
 mod faults;
 mod host;
 mod proxy;

@@ -36,7 +36,7 @@ impl Drop for Scratch {
 /// Whether the tests can run; says what is missing.
 pub(crate) fn able() -> bool {
     let mut missing = Vec::new();
-    for tool in ["docker-registry", "skopeo", "openssl"] {
+    for tool in ["docker-registry", "skopeo", "openssl", "curl"] {
         let found = ["/usr/bin", "/usr/local/bin", "/bin"]
             .iter()
             .any(|dir| Path::new(dir).join(tool).exists());
@@ -245,7 +245,7 @@ fn write_layout(dir: &Path, layers: &[Vec<u8>]) -> Filled {
     filled
 }
 
-fn hex(data: &[u8]) -> String {
+pub(crate) fn hex(data: &[u8]) -> String {
     Sha256::digest(data)
         .iter()
         .map(|b| format!("{b:02x}"))

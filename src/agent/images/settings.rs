@@ -28,7 +28,7 @@ const DOCKER_CONFIGS: [&str; 2] = ["/root/.docker/config.json", "/.docker/config
 
 /// Why a file that says how images are pulled is of no use. Who wrote it mends it.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::agent) enum SettingsError {
+pub(crate) enum SettingsError {
     #[error("{}", .0.display())]
     Unread(PathBuf, #[source] io::Error),
     #[error("{}", .0.display())]
@@ -38,7 +38,7 @@ pub(in crate::agent) enum SettingsError {
 }
 
 /// Reads how images are pulled.
-pub(in crate::agent) fn settings(
+pub(crate) fn settings(
     images: &ImageConfig,
     dirs: &Dirs,
     proxies: ProxyVariables,

@@ -18,6 +18,7 @@ use super::{
     switch::{self, Places},
 };
 use crate::{
+    agent::pull_settings,
     api::Wall,
     cli::{
         CliError,
@@ -26,12 +27,14 @@ use crate::{
         health, print, proxies,
     },
     config::{Config, UpdateConfig, UpdateSource},
+    error::chain,
+    image::pull::Artifact,
     logic::{
         update::{self, LATER, MAX_MEMORY_BYTES, Memory, Now, Offer, OnItsWay, Trying, Verdict},
         upgrade::PATIENCE_S,
     },
     net::meter,
-    source::{Channel, ChannelError, Place, WHOLE_TIMEOUT},
+    source::{ARTIFACT, Channel, ChannelError, Place, WHOLE_TIMEOUT},
     sys::{clock, file, on_term},
 };
 
@@ -176,7 +179,7 @@ impl Visit {
             self.places.forget_staged();
         }
         self.may_begin(who)?;
-        let mut channel = self.channel();
+        let mut channel = self.channel()?;
         let offer = self.offer(&mut channel)?;
         let installed = release::sum(&self.places.program)?;
         let node = update::Node {
@@ -260,7 +263,7 @@ impl Visit {
             return Ok(());
         }
         let health = health::look(&self.client)?;
-        let is_far = matches!(self.update.source, UpdateSource::Url(_));
+        let is_far = self.update.source.is_far();
         let ask = |what: &str| {
             let said = self.client.json("GET", what);
             said.map_err(|e| later(e.bare()))
@@ -282,8 +285,8 @@ impl Visit {
         update::may_begin(&self.update.schedule, &now).map_err(later)
     }
 
-    fn channel(&self) -> Channel {
-        match &self.update.source {
+    fn channel(&self) -> Result<Channel, NotTaken> {
+        Ok(match &self.update.source {
             UpdateSource::Dir(dir) => Channel::in_dir(dir.clone()),
             UpdateSource::Url(url) => Channel::at(Place {
                 url: url.clone(),
@@ -292,7 +295,13 @@ impl Visit {
                 proxies: proxies(),
                 time: WHOLE_TIMEOUT,
             }),
-        }
+            UpdateSource::Registry(reference) => {
+                let settings = pull_settings(&self.config.images, &self.config.dirs, proxies());
+                let settings = settings.map_err(|e| refused(chain(&e)))?;
+                let artifact = Artifact::new(settings, reference.clone(), ARTIFACT);
+                Channel::in_registry(artifact, BOARD)
+            }
+        })
     }
 
     /// What the channel offers, if who may has signed it.
@@ -320,7 +329,7 @@ impl Visit {
         let beside = format!("{}.tar.gz", offer.base());
         let location = offer.url.as_deref().unwrap_or(&beside);
         let mut fetch = || {
-            let fetched = channel.fetch(location, offer.size, &part);
+            let fetched = channel.fetch(location, (offer.size, &offer.sha256), &part);
             fetched.map_err(|e| of_channel(&e))
         };
         // What came piece by piece may be of several files.
@@ -386,6 +395,7 @@ impl Visit {
         let schedule = &self.update.schedule;
         let source = match &self.update.source {
             UpdateSource::Url(url) => url.shown(),
+            UpdateSource::Registry(reference) => format!("oci://{reference}"),
             UpdateSource::Dir(dir) => dir.display().to_string(),
         };
         let next = schedule.next_moment(&self.node, clock::wall());

@@ -18,10 +18,9 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use super::blobs::Wanted;
-use super::{Beside, Inner, OwnSlot, PullError};
+use super::{Beside, Inner, OwnSlot, PullError, ways};
 use crate::api::Mono;
 use crate::api::oci::Descriptor;
-use crate::api::order::Order;
 use crate::error::chain;
 use crate::image::digest::Digest;
 use crate::image::error::{ImageError, Problem};
@@ -100,44 +99,31 @@ impl Job<'_> {
             settings.limits,
             Arc::clone(self.stop),
         );
-        let mut errors: Vec<RegistryError> = Vec::new();
-        let mut endpoints = settings.registries.endpoints(self.reference);
-        // Stable: of those that are there the first named comes first.
-        endpoints.order_by_key(|endpoint| self.inner.absent.has(&endpoint.base));
-        let count = endpoints.len();
-        for (n, endpoint) in endpoints.into_iter().enumerate() {
-            let credentials = self.credentials(&endpoint);
-            // Without any, anonymously.
-            let ways = if credentials.is_empty() {
-                vec![None]
-            } else {
-                credentials.iter().map(Some).collect()
-            };
-            for credential in ways {
-                let session = Session::new(&http, &endpoint, credential, n + 1 < count);
+        let endpoints = settings.registries.endpoints(self.reference);
+        let mut end = None;
+        let errors = ways::each(
+            &http,
+            endpoints,
+            &self.inner.absent,
+            &|endpoint| self.credentials(endpoint),
+            &mut |session, endpoint, credential| {
                 // What the node has everybody has.
                 let is_pods =
                     |c: &&Credential| endpoint.mirrored.is_none() && !self.inner.node.is_own(c);
                 let own = credential.filter(is_pods);
                 let way = Way::new(self.reference.domain(), own);
-                match self.through(&session, &way) {
-                    Ok(image) => return Ok(image),
-                    Err(Failure::Final(error)) => return Err(error),
+                end = Some(match self.through(session, &way) {
+                    Ok(image) => Ok(image),
+                    Err(Failure::Final(error)) => Err(error),
                     Err(Failure::Here(error)) => {
                         log::debug!("image {} from {}: {error}", self.reference, endpoint.base);
-                        let refused = error.is_refusal();
-                        if matches!(error, RegistryError::Unreachable { .. }) {
-                            self.inner.absent.add(&endpoint.base);
-                        }
-                        errors.push(error);
-                        if !refused {
-                            break;
-                        }
+                        return ControlFlow::Continue(error);
                     }
-                }
-            }
-        }
-        Err(joined(&errors))
+                });
+                ControlFlow::Break(())
+            },
+        );
+        end.unwrap_or_else(|| Err(joined(&errors)))
     }
 
     /// What to present at an endpoint, in order. A mirror gets what the node has for the mirror: a secret for the registry is
@@ -544,14 +530,7 @@ impl Documents for Remote<'_> {
 
 /// All that was tried, in one error. An outage everywhere is one of the registry.
 fn joined(errors: &[RegistryError]) -> PullError {
-    let mut texts: Vec<String> = Vec::new();
-    for error in errors {
-        let text = error.to_string();
-        if !texts.contains(&text) {
-            texts.push(text);
-        }
-    }
-    let text = texts.join("; ");
+    let text = ways::joined(errors);
     if !errors.is_empty() && errors.iter().all(RegistryError::is_outage) {
         PullError::Unavailable(text)
     } else if errors.iter().any(RegistryError::is_refusal) {

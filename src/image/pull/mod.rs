@@ -11,6 +11,7 @@
 //! a pull. There is no time limit for a pull as a whole, only for silence on the link.
 
 mod absent;
+mod artifact;
 mod blobs;
 #[cfg(test)]
 mod full_disk;
@@ -19,6 +20,7 @@ mod node;
 mod policy;
 #[cfg(test)]
 pub(in crate::image) mod tests;
+mod ways;
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
@@ -44,6 +46,7 @@ use crate::net::ProxyVariables;
 use crate::net::pace::Stop;
 use crate::sys::clock;
 
+pub use self::artifact::{Artifact, ArtifactError, Files};
 pub use self::blobs::RESUME_TIME;
 pub use self::job::MAX_LAYERS_AT_ONCE;
 #[cfg(any(test, fuzzing))]

@@ -1,0 +1,294 @@
+//! Files that a registry keeps under a name: an artefact, as `oras push` makes one. Blocking.
+//!
+//! It is asked as for an image: the same endpoints, credentials, certificates, proxies and cap. Nothing of it goes into the store.
+//!
+//! Source: opencontainers/image-spec 1.1, "Guidelines for Artifact Usage"; `org.opencontainers.image.title` in its annotations.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use core::ops::ControlFlow;
+use std::path::Path;
+
+use super::absent::Absent;
+use super::node::NodeCredentials;
+use super::{Settings, credentials_at, ways};
+use crate::api::oci;
+use crate::api::strict::from_foreign_json;
+use crate::image::digest::Digest;
+use crate::image::reference::Reference;
+use crate::image::registry::RegistryError;
+use crate::image::registry::blob::Fetch;
+use crate::image::registry::http::Http;
+use crate::image::registry::pace::Throttle;
+use crate::image::registry::session::{Session, Top};
+use crate::net::pace::Stop;
+
+/// What a layer is called that is a file.
+const TITLE: &str = "org.opencontainers.image.title";
+/// Layers of an artefact that is read.
+const MAX_FILES: usize = 64;
+/// Characters of a foreign word that are told.
+const MAX_TOLD_CHARS: usize = 100;
+
+/// Files by name, each by its digest and bytes. At most [`MAX_FILES`].
+pub type Files = BTreeMap<String, (Digest, u64)>;
+
+/// An artefact of a registry.
+pub struct Artifact {
+    settings: Settings,
+    node: NodeCredentials,
+    absent: Absent,
+    reference: Reference,
+    kind: &'static str,
+    stop: Arc<Stop>,
+}
+
+/// Why nothing came of an artefact.
+#[derive(Debug, thiserror::Error)]
+pub enum ArtifactError {
+    /// The registry, the way to it, or this machine's disk. It may be otherwise in a while.
+    #[error("{0}: {1}")]
+    Registry(String, String),
+    /// What the registry sends is wrong, and was so again and again.
+    #[error("{0}: {1}")]
+    Wrong(String, String),
+    /// It is something else.
+    #[error("{0} is of type {1:?}, not {2:?}")]
+    Kind(String, String, &'static str),
+}
+
+impl core::fmt::Debug for Artifact {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "Artifact({})", self.reference)
+    }
+}
+
+impl Artifact {
+    /// What `reference` leads to, which has to be of the type `kind`. Nobody is asked yet.
+    #[must_use]
+    pub fn new(settings: Settings, reference: Reference, kind: &'static str) -> Self {
+        Self {
+            node: NodeCredentials::new(&settings),
+            absent: Absent::default(),
+            settings,
+            reference,
+            kind,
+            stop: Arc::default(),
+        }
+    }
+
+    /// Its name.
+    #[must_use]
+    pub const fn reference(&self) -> &Reference {
+        &self.reference
+    }
+
+    /// Asks which files it has by now.
+    ///
+    /// # Errors
+    /// The registry does not say, or it is no artefact of the right type.
+    pub fn files(&self) -> Result<Files, ArtifactError> {
+        let digest = self.reference.digest().map(|digest| digest.to_string());
+        let tag = self.reference.tag().unwrap_or("latest");
+        let name = digest.as_deref().unwrap_or(tag);
+        let mut top = None;
+        self.ask(&mut |session| {
+            top = Some(session.manifest(name)?);
+            Ok(())
+        })?;
+        self.listed(&top.expect("it was read"))
+    }
+
+    fn listed(&self, top: &Top) -> Result<Files, ArtifactError> {
+        let wrong = |why: String| ArtifactError::Wrong(self.reference.to_string(), why);
+        let manifest: oci::Manifest = from_foreign_json(&top.bytes)
+            .map_err(|e| wrong(format!("it is no manifest: {}", told(&e.to_string()))))?;
+        let kinds = [
+            manifest.artifact_type,
+            manifest.config.media_type,
+            top.descriptor.media_type.clone(),
+        ];
+        let kind = kinds.into_iter().find(|kind| !kind.is_empty());
+        let kind = kind.unwrap_or_default();
+        if kind != self.kind {
+            let reference = self.reference.to_string();
+            return Err(ArtifactError::Kind(reference, told(&kind), self.kind));
+        }
+        if manifest.layers.len() > MAX_FILES {
+            return Err(wrong(format!("it has more than {MAX_FILES} files")));
+        }
+        let mut files = Files::new();
+        for mut layer in manifest.layers {
+            let Some(title) = layer.annotations.remove(TITLE) else {
+                continue;
+            };
+            let digest = Digest::parse(&layer.digest)
+                .map_err(|e| wrong(format!("its file {:?}: {e}", told(&title))))?;
+            files.insert(title, (digest, layer.size));
+        }
+        Ok(files)
+    }
+
+    /// Reads a small file. Its digest and size are checked.
+    ///
+    /// # Errors
+    /// It cannot be had.
+    pub fn read(&self, (digest, size): (Digest, u64)) -> Result<Vec<u8>, ArtifactError> {
+        let mut bytes = Vec::new();
+        self.ask(&mut |session| {
+            bytes = session.blob_document(digest, size)?;
+            Ok(())
+        })?;
+        Ok(bytes)
+    }
+
+    /// Has a file in `part`, whole and durable. What `part` holds is taken for its beginning, and stays there after an error.
+    ///
+    /// # Errors
+    /// It cannot be had, or not be written.
+    pub fn fetch(&self, (digest, size): (Digest, u64), part: &Path) -> Result<(), ArtifactError> {
+        let throttle = Throttle::new(self.settings.bytes_per_second);
+        self.ask(&mut |session| {
+            Fetch {
+                digest,
+                size,
+                part,
+                throttle: &throttle,
+                stop: &self.stop,
+                room: &|| Ok(()),
+                pause: &|time| session.pause(time),
+                arrived: &|_| (),
+            }
+            .run(session)
+        })
+    }
+
+    /// Has one endpoint after the other asked, with what the node has for it.
+    fn ask(
+        &self,
+        ask: &mut dyn FnMut(&Session<'_>) -> Result<(), RegistryError>,
+    ) -> Result<(), ArtifactError> {
+        let settings = &self.settings;
+        let stop = Arc::clone(&self.stop);
+        let http = Http::new(
+            &settings.registries,
+            &settings.proxies,
+            settings.limits,
+            stop,
+        );
+        let mut end = None;
+        let mut errors = ways::each(
+            &http,
+            settings.registries.endpoints(&self.reference),
+            &self.absent,
+            &|endpoint| {
+                let authority = &endpoint.base.authority;
+                let image = match &endpoint.mirrored {
+                    None => self.reference.repository().to_owned(),
+                    Some(_) => format!("{authority}/{}", endpoint.repository),
+                };
+                credentials_at(settings, &self.node, &image, authority)
+            },
+            &mut |session, endpoint, _| match ask(session) {
+                Err(error) if !error.is_ours() => {
+                    log::debug!("{} from {}: {error}", self.reference, endpoint.base);
+                    ControlFlow::Continue(error)
+                }
+                done => {
+                    end = Some(done);
+                    ControlFlow::Break(())
+                }
+            },
+        );
+        match end {
+            Some(Ok(())) => return Ok(()),
+            Some(Err(error)) => errors = vec![error],
+            None => {}
+        }
+        // A link spoils nothing so often: whoever sends what has another digest will do so again.
+        let lasts = |e: &RegistryError| {
+            matches!(
+                e,
+                RegistryError::Wrong { .. } | RegistryError::Unusable { .. }
+            )
+        };
+        let (name, why) = (self.reference.to_string(), ways::joined(&errors));
+        Err(match errors.iter().all(lasts) {
+            true => ArtifactError::Wrong(name, why),
+            false => ArtifactError::Registry(name, why),
+        })
+    }
+}
+
+/// The beginning of what others wrote.
+fn told(text: &str) -> String {
+    text.chars().take(MAX_TOLD_CHARS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::api::oci::Descriptor;
+
+    const KIND: &str = "application/vnd.example.release.v1";
+    const NONE: &str = "application/vnd.oci.empty.v1+json";
+    const IMAGE: &str = "application/vnd.oci.image.config.v1+json";
+
+    fn listed(manifest: &Value) -> Result<Files, ArtifactError> {
+        let reference = Reference::parse("a.example/r:t").expect("a reference");
+        let artifact = Artifact::new(Settings::default(), reference, KIND);
+        let bytes = manifest.to_string().into_bytes();
+        let kind = manifest["mediaType"].as_str().unwrap_or_default();
+        artifact.listed(&Top {
+            descriptor: Descriptor {
+                media_type: kind.into(),
+                ..Descriptor::default()
+            },
+            bytes,
+        })
+    }
+
+    #[test]
+    fn files_by_their_titles() {
+        // UPD-02
+        let digest = Digest::of(b"x");
+        let layer = |title: &str| json!({"digest": digest.to_string(), "size": 1, "annotations": {TITLE: title}});
+        let nameless = json!({"digest": "sha512:0", "size": 1});
+        let of = |kind: &str, config: &str, layers: &[Value]| {
+            listed(
+                &json!({"artifactType": kind, "config": {"mediaType": config}, "layers": layers}),
+            )
+        };
+        for (kind, config) in [(KIND, NONE), ("", KIND)] {
+            let files = of(kind, config, &[layer("a"), nameless.clone(), layer("b")]);
+            let files = files.expect("files");
+            assert_eq!(files.keys().collect::<Vec<_>>(), ["a", "b"]);
+            assert_eq!(files["b"], (digest, 1));
+        }
+        let index =
+            json!({"mediaType": "application/vnd.oci.image.index.v1+json", "manifests": []});
+        let bad = json!({"digest": "md5:0", "annotations": {TITLE: "a"}});
+        let many = vec![layer("a"); MAX_FILES + 1];
+        for (found, says) in [
+            (
+                of("", IMAGE, &[]),
+                format!("a.example/r:t is of type {IMAGE:?}, not {KIND:?}"),
+            ),
+            (
+                listed(&index),
+                "a.example/r:t is of type \"application/vnd.oci.image.index.v1+json\"".into(),
+            ),
+            (
+                listed(&json!([])),
+                "a.example/r:t: it is no manifest".into(),
+            ),
+            (of(KIND, NONE, &[bad]), "its file \"a\": ".into()),
+            (of(KIND, NONE, &many), "it has more than 64 files".into()),
+        ] {
+            let said = found.expect_err(&says).to_string();
+            assert!(said.contains(&says) && said.len() < 400, "{said}");
+        }
+    }
+}
