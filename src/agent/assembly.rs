@@ -24,6 +24,7 @@ use super::{
     metrics::{self, Metrics},
     node::follow::follow,
     parts::Parts,
+    plugin_registry::{self, Registry},
     pods, probes,
     provider::{self, Drivers},
     records::RecordKeeper,
@@ -525,15 +526,28 @@ pub(super) fn device_plugins(
     events: &Sender<Event>,
 ) -> std::io::Result<Vec<Task>> {
     let devices = parts.machine.devices.as_ref();
-    let Some(plugins) = devices.and_then(|devices| devices.plugins.clone()) else {
+    let dir = parts.cfg.devices.as_ref().and_then(|d| d.plugins.as_ref());
+    let with_plugins = devices.and_then(|devices| Some((devices, devices.plugins.clone()?)));
+    let (Some((devices, plugins)), Some(dir)) = (with_plugins, dir) else {
         return Ok(Vec::new());
     };
     let [of_plugins, of_readers] = plugins.listen()?;
     let agent: Rc<dyn DeviceLoop> = Rc::new(Asker::new(events.clone()));
     let of_agent = Rc::clone(&agent);
     let tell = Rc::clone(&plugins).tell_holdings(of_readers, Rc::clone(executor), of_agent);
+    let registry = Registry {
+        dir: dir.with_file_name(plugin_registry::DIR),
+        plugins: Rc::clone(&plugins),
+        declared: Arc::clone(&devices.declared),
+        agent: Rc::clone(&agent),
+        executor: Rc::clone(executor),
+        clock: Rc::clone(&parts.tools.clock),
+        disk: devices.disk.clone(),
+        complaints: Rc::clone(&parts.tools.complaints),
+        doorbell: parts.cfg.doorbells,
+    };
     let serve = plugins.serve(of_plugins, Rc::clone(executor), agent);
-    Ok(vec![boxed(serve), boxed(tell)])
+    Ok(vec![boxed(serve), boxed(tell), boxed(registry.run())])
 }
 
 /// What tells of devices that come and go, if any is declared.

@@ -225,20 +225,33 @@ impl Plugins {
             self.complaints.complain_of(what, &format!("{what}: {why}"));
             return Err(Status::new(Code::UNKNOWN, why.to_string()));
         }
+        let path = self.dir.join(&endpoint);
+        let connected = self.connect(&resource_name, &path, executor, agent).await;
+        connected.map(drop)
+    }
+
+    /// Dials who offers a resource, which may be offered, and follows its lists from then on. Returns the number of the
+    /// connection.
+    pub(super) async fn connect(
+        self: Rc<Self>,
+        resource: &str,
+        path: &Path,
+        executor: Rc<LocalExecutor<'static>>,
+        agent: Rc<dyn DeviceLoop>,
+    ) -> Result<u64, Status> {
         let refused = |why: Status| {
-            let what = format!("the device plugin of {resource_name}");
+            let what = format!("the device plugin of {resource}");
             let text = format!("{what}: {}", devices::shown(&why.message));
             self.complaints.complain_of(&what, &text);
             why
         };
-        let path = self.dir.join(&endpoint);
         let dialled = Plugin::dial(path, &executor, self.time()).await;
         let (plugin, driver) = dialled.map_err(refused)?;
         let _turn = self.registering.lock().await;
-        let resource: Box<str> = resource_name.as_str().into();
+        let resource: Box<str> = resource.into();
         let kept = self.remember(&resource, &*agent).await;
         kept.map_err(|e| refused(Status::new(Code::UNAVAILABLE, e.to_string())))?;
-        log::info!("device plugin {endpoint} offers {resource}");
+        log::info!("device plugin {} offers {resource}", path.display());
         // From here on nothing waits: this call may be given up wherever it does.
         let mut state = self.state.borrow_mut();
         state.number += 1;
@@ -254,7 +267,24 @@ impl Plugins {
         drop(state);
         // One that was there under this name is not any more: its end is not told.
         drop(before);
-        Ok(())
+        Ok(number)
+    }
+
+    /// Takes leave of the plugin that was connected by this number, unless it has gone, or another one is there for it.
+    pub(super) async fn leave(&self, resource: &str, number: u64, agent: &dyn DeviceLoop) {
+        if let Some(live) = self.take(resource, number) {
+            drop(live);
+            log::info!("the device plugin of {resource} has gone: so has its socket");
+            let resource = resource.into();
+            agent.tell(News::Gone { resource }).await;
+        }
+    }
+
+    fn take(&self, resource: &str, number: u64) -> Option<Live> {
+        let mut state = self.state.borrow_mut();
+        let is_own = |live: &Live| live.number == number;
+        let is_own = state.live.get(resource).is_some_and(is_own);
+        is_own.then(|| state.live.remove(resource)).flatten()
     }
 
     /// Keeps the name of a resource. If there are too many, one makes room that nobody needs.
@@ -310,13 +340,7 @@ impl Plugins {
             resource: resource.clone(),
         };
         agent.tell(news).await;
-        let live = {
-            let mut state = self.state.borrow_mut();
-            let is_own = |live: &Live| live.number == number;
-            let is_own = state.live.get(&resource).is_some_and(is_own);
-            is_own.then(|| state.live.remove(&resource)).flatten()
-        };
-        if let Some(live) = live {
+        if let Some(live) = self.take(&resource, number) {
             let [driver, own] = live.tasks;
             drop(driver);
             // This is it.

@@ -69,6 +69,7 @@ mod objects;
 mod offered;
 mod outcome;
 mod parts;
+mod plugin_registry;
 mod pod_store;
 mod pods;
 mod pollers;

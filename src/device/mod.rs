@@ -3,6 +3,7 @@
 
 pub mod plugin;
 pub mod pod_resources;
+pub mod registry;
 mod scan;
 mod socket;
 mod uevent;

@@ -31,6 +31,21 @@ message! {
     }
 }
 message! {
+    /// What it says where it is asked what it is.
+    pub(crate) struct Info {
+        1 kind: String,
+        2 name: String,
+        3 endpoint: String,
+        4 versions: Vec<String>,
+    }
+}
+message! {
+    struct RegistrationStatus {
+        1 registered: bool,
+        2 error: String,
+    }
+}
+message! {
     struct OptionsMessage {
         1 pre_start_required: bool,
         2 preferred: bool,
@@ -149,6 +164,7 @@ message! {
 pub(crate) struct Habits {
     pub(crate) units: Vec<(String, bool)>,
     pub(crate) gift: Gift,
+    pub(crate) info: Info,
     pub(crate) pre_start: bool,
     /// It prefers the last ones.
     pub(crate) prefers: bool,
@@ -262,6 +278,7 @@ fn run(listener: UnixListener, shared: Arc<Shared>, ends: Receiver<()>) {
 async fn answer(mut call: Exchange, shared: &Shared) -> Result<(), Status> {
     let path = call.path().to_owned();
     let method = path.strip_prefix("/v1beta1.DevicePlugin/");
+    let method = method.or_else(|| path.strip_prefix("/pluginregistration.Registration/"));
     let method = method.ok_or_else(|| Status::new(Code::UNIMPLEMENTED, "another service"))?;
     let habits = lock(&shared.habits).clone();
     let note = |ids: &[String]| {
@@ -276,6 +293,16 @@ async fn answer(mut call: Exchange, shared: &Shared) -> Result<(), Status> {
         return Err(Status::new(Code::INTERNAL, "not today"));
     }
     match method {
+        "GetInfo" => {
+            note(&[]);
+            let mut info = habits.info;
+            call.answer(&mut info).await
+        }
+        "NotifyRegistrationStatus" => {
+            let told: RegistrationStatus = call.request().await?;
+            note(&[told.registered.to_string(), told.error]);
+            call.answer(&mut Empty {}).await
+        }
         "GetDevicePluginOptions" => {
             let mut options = OptionsMessage {
                 pre_start_required: habits.pre_start,

@@ -13,7 +13,9 @@ use serde_json::{Value, json};
 
 use crate::containerd;
 use crate::host::{self, Host, IDLE, full, sh, status_of, with};
-use crate::plugin::{self, CdiMessage, Gift, Habits, MountMessage, NodeMessage, Plugin, register};
+use crate::plugin::{
+    self, CdiMessage, Gift, Habits, Info, MountMessage, NodeMessage, Plugin, register,
+};
 
 /// Four bytes of a device that no container may use by itself.
 const DEVICE: &str = "/dev/cpu_dma_latency";
@@ -407,6 +409,113 @@ fn plugin_and_agent_start_anew() {
             "PreStartContainer one"
         ]
     );
+    host.finish();
+}
+
+/// One that waits to be asked what it is.
+fn found(kind: &str, endpoint: &str, all: &[(&str, bool)]) -> Habits {
+    Habits {
+        units: units(all),
+        info: Info {
+            kind: kind.into(),
+            name: RESOURCE.into(),
+            endpoint: endpoint.into(),
+            versions: vec!["v1beta1".into()],
+        },
+        ..Habits::default()
+    }
+}
+
+/// Waits until it was told so, by now so often.
+fn is_told(host: &Host, plugin: &Plugin, wanted: &str, times: usize) {
+    host.until("it is told", |_| {
+        let calls = plugin.calls();
+        let count = calls.iter().filter(|call| *call == wanted).count();
+        (count == times, format!("{calls:?}"))
+    });
+}
+
+// DEV-16 DEV-12
+#[test]
+fn plugins_that_are_found() {
+    let Some((mut host, dir)) = start() else {
+        return;
+    };
+    let registered = "NotifyRegistrationStatus true,";
+    let registry = dir.with_file_name("plugins_registry");
+    assert!(!registry.exists(), "nobody made it");
+    let below = registry.join("example.com/deep");
+    fs::create_dir_all(&below).expect("directory");
+    let socket = below.join("probe.sock");
+    let one = found("DevicePlugin", "", &[("one", true)]);
+    let hidden = Plugin::start(&below.join(".hidden.sock"), one.clone());
+    let plugin = Plugin::start(&socket, one.clone());
+    host.pod("first", prober(""));
+    host.wait_ready("first");
+    says(&host, "first", "IDS=one\n");
+    is_told(&host, &plugin, registered, 1);
+    node_has(&host, "1", "1");
+    let running = id_of(&host, "first");
+
+    // Its socket goes, though it is there itself. Then it is restarted.
+    fs::remove_file(&socket).expect("removed");
+    node_has(&host, "1", "0");
+    assert!(host.agent_log().contains("has gone: so has its socket"));
+    drop(plugin);
+    let plugin = Plugin::start(&socket, one.clone());
+    node_has(&host, "1", "1");
+    is_told(&host, &plugin, registered, 1);
+    // One that ends by itself and leaves its socket has gone as well, until it is made anew.
+    let left = below.join("left.sock");
+    fs::rename(&socket, &left).expect("renamed");
+    is_told(&host, &plugin, registered, 2);
+    drop(plugin);
+    node_has(&host, "1", "0");
+    fs::remove_file(&left).expect("removed");
+    let plugin = Plugin::start(&left, one.clone());
+    node_has(&host, "1", "1");
+    is_told(&host, &plugin, registered, 1);
+
+    // Another agent: the plugin notices nothing but that it is asked again.
+    host.end_agent(Signal::SIGKILL);
+    host.start_agent();
+    is_told(&host, &plugin, registered, 2);
+    node_has(&host, "1", "1");
+    host.wait_ready("first");
+    assert_eq!(id_of(&host, "first"), running);
+    assert!(left.exists());
+
+    // What it serves is elsewhere.
+    let elsewhere = host.path("serves.sock");
+    let many = found("", "", &[("one", true), ("two", true)]);
+    let serves = Plugin::start(&elsewhere, many);
+    drop(plugin);
+    let endpoint = elsewhere.display().to_string();
+    let plugin = Plugin::start(&left, found("DevicePlugin", &endpoint, &[]));
+    node_has(&host, "2", "2");
+    is_told(&host, &plugin, registered, 1);
+
+    // One that fails is asked again; one that is of no use here is told so, once.
+    let late = registry.join("late.sock");
+    let mut refuses = found("DevicePlugin", "", &[("late", true)]);
+    refuses.refuses = "GetInfo";
+    refuses.info.name = "example.com/late".into();
+    let late = Plugin::start(&late, refuses);
+    let csi = Plugin::start(&registry.join("csi.sock"), found("CSIPlugin", "", &[]));
+    let refusal = "NotifyRegistrationStatus false,plugins of type \"CSIPlugin\" are not supported, \
+                   only those of type \"DevicePlugin\"";
+    is_told(&host, &csi, refusal, 1);
+    host.until("it is logged", |host| {
+        let log = host.agent_log();
+        (log.contains("late.sock: not today"), log)
+    });
+    late.change(|habits| habits.refuses = "");
+    is_told(&host, &late, registered, 1);
+    let of_csi = "csi.sock: it is refused: plugins of type";
+    assert_eq!(host.agent_log().matches(of_csi).count(), 1);
+    assert_eq!(csi.calls(), ["GetInfo ", refusal]);
+    assert!(hidden.calls().is_empty(), "{:?}", hidden.calls());
+    drop((plugin, serves));
     host.finish();
 }
 

@@ -11,7 +11,7 @@ use std::{
         fs::{FileTypeExt as _, MetadataExt as _},
         net::UnixStream,
     },
-    path::PathBuf,
+    path::Path,
 };
 
 use smol::{Async, LocalExecutor, Task, future::or};
@@ -87,6 +87,58 @@ async fn answer(
     call.answer(&mut wire::Empty {}).await
 }
 
+/// Dials a plugin. The task carries the connection.
+pub(super) async fn connect(
+    path: &Path,
+    executor: &LocalExecutor<'static>,
+    time: Rc<dyn Time>,
+) -> Result<(Client, Task<()>), Status> {
+    let failed = |why: &dyn core::fmt::Display| {
+        let text = format!("cannot dial {}: {why}", path.display());
+        Status::new(Code::UNAVAILABLE, text)
+    };
+    let connect = async {
+        let pipe = Async::<UnixStream>::connect(path).await;
+        pipe.map_err(|e| failed(&e))
+    };
+    let late = async {
+        time.sleep(DIAL_TIME).await;
+        Err(failed(&"it takes too long"))
+    };
+    let pipe = or(connect, late).await?;
+    let (client, driver) = client::connect(pipe, "localhost", time);
+    let driver = executor.spawn(async move {
+        driver.await;
+    });
+    Ok((client, driver))
+}
+
+/// Asks a plugin once. Its answer is bounded.
+pub(super) async fn ask(
+    client: &Client,
+    path: &str,
+    request: &mut dyn Message,
+    answer: &mut dyn Message,
+    timeout: Duration,
+) -> Result<(), Status> {
+    let options = client::Options {
+        timeout: Some(timeout),
+        ..client::Options::default()
+    };
+    let mut call = client.call(path, &options).await?;
+    call.settle(MAX_ANSWER_BYTES);
+    call.send(&proto::encode(request)).await?;
+    call.finish();
+    let odd = |text| Status::new(Code::INTERNAL, text);
+    let bytes = call.next().await?;
+    let bytes = bytes.ok_or_else(|| odd("there is no answer".into()))?;
+    if call.next().await?.is_some() {
+        return Err(odd("there is more than one answer".into()));
+    }
+    let read = proto::decode(answer, &bytes, ANSWER_LIMITS);
+    read.map_err(|e| odd(format!("its answer is no message: {e}")))
+}
+
 /// A plugin that was dialled.
 #[derive(Clone)]
 pub struct Plugin {
@@ -100,27 +152,11 @@ pub struct Plugin {
 impl Plugin {
     /// Dials the plugin at `path`, and asks what it can do. The task carries the connection.
     pub async fn dial(
-        path: PathBuf,
+        path: &Path,
         executor: &LocalExecutor<'static>,
         time: Rc<dyn Time>,
     ) -> Result<(Self, Task<()>), Status> {
-        let shown = path.display().to_string();
-        let failed = |why: &dyn core::fmt::Display| {
-            Status::new(Code::UNAVAILABLE, format!("cannot dial {shown}: {why}"))
-        };
-        let connect = async {
-            let pipe = Async::<UnixStream>::connect(&path).await;
-            pipe.map_err(|e| failed(&e))
-        };
-        let late = async {
-            time.sleep(DIAL_TIME).await;
-            Err(failed(&"it takes too long"))
-        };
-        let pipe = or(connect, late).await?;
-        let (client, driver) = client::connect(pipe, "localhost", time);
-        let driver = executor.spawn(async move {
-            driver.await;
-        });
+        let (client, driver) = connect(path, executor, time).await?;
         let mut plugin = Self {
             client,
             pre_start: false,
@@ -144,25 +180,7 @@ impl Plugin {
         timeout: Duration,
     ) -> Result<(), Status> {
         let path = format!("/v1beta1.DevicePlugin/{method}");
-        let options = client::Options {
-            timeout: Some(timeout),
-            ..client::Options::default()
-        };
-        let asked = async {
-            let mut call = self.client.call(&path, &options).await?;
-            call.settle(MAX_ANSWER_BYTES);
-            call.send(&proto::encode(request)).await?;
-            call.finish();
-            let odd = |text| Status::new(Code::INTERNAL, text);
-            let bytes = call.next().await?;
-            let bytes = bytes.ok_or_else(|| odd("there is no answer".into()))?;
-            if call.next().await?.is_some() {
-                return Err(odd("there is more than one answer".into()));
-            }
-            let read = proto::decode(answer, &bytes, ANSWER_LIMITS);
-            read.map_err(|e| odd(format!("its answer is no message: {e}")))
-        };
-        let asked: Result<(), Status> = asked.await;
+        let asked = ask(&self.client, &path, request, answer, timeout).await;
         asked.map_err(|e| Status::new(e.code, format!("{method}: {}", e.message)))
     }
 

@@ -6,6 +6,7 @@
 //! | `declared` | the operator's entries, checked; `preset`: those that everybody needs |
 //! | `units` | from a look at the machine to units with lasting ids |
 //! | `plugin` | what plugins say, checked; what a container gets of it |
+//! | `registry` | plugins that are asked what they are: which are taken, and when one is asked again |
 //! | `demand` | what a pod asks for |
 //! | `table` | resources, their units, their holders. Where a resource comes from does not matter here |
 //! | `refusal` | why a pod does not get what it asks for, and how long it waits |
@@ -18,6 +19,7 @@ mod glob;
 mod plugin;
 mod preset;
 mod refusal;
+mod registry;
 mod table;
 mod units;
 
@@ -25,6 +27,7 @@ pub use declared::{Declared, Entry, OnReplug, declared};
 pub use demand::{Demand, demands};
 pub use plugin::{Answered, Wrong, answer, listed, merge, preferred, registration, shown};
 pub use refusal::{Patience, Refusal, Verdict, judge};
+pub use registry::{plugin, retry};
 pub use table::{
     Amount, Change, Found, Held, Holder, Listed, Number, PodDevices, Preferred, Question, Shown,
     Table, What,

@@ -23,7 +23,7 @@ use crate::api::{
 };
 
 /// The only version of the protocol.
-const VERSION: &str = "v1beta1";
+pub(super) const VERSION: &str = "v1beta1";
 /// With it a unit can be given.
 const HEALTHY: &str = "Healthy";
 /// Bytes of an id.
@@ -40,6 +40,8 @@ const MAX_ANSWER_BYTES: usize = 32 << 10;
 /// What is wrong with what a plugin says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wrong {
+    /// It is of a type that is not taken.
+    Kind(String),
     /// It speaks another version.
     Version(String),
     /// Its resource has no name that pods could ask for.
@@ -48,6 +50,8 @@ pub enum Wrong {
     Declared(String),
     /// Its socket is not in the directory.
     Endpoint(String),
+    /// Its socket has no path.
+    Path(String),
     /// There are too many.
     Plugins,
     /// It lists too many units.
@@ -63,6 +67,10 @@ pub enum Wrong {
 impl fmt::Display for Wrong {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Kind(kind) => write!(
+                f,
+                "plugins of type {kind:?} are not supported, only those of type \"DevicePlugin\""
+            ),
             Self::Version(version) => write!(
                 f,
                 "requested API version {version:?} is not supported by kubelet. Supported version is {VERSION:?}"
@@ -74,6 +82,10 @@ impl fmt::Display for Wrong {
             Self::Endpoint(name) => write!(
                 f,
                 "the endpoint {name:?} is not the name of a socket beside kubelet.sock"
+            ),
+            Self::Path(path) => write!(
+                f,
+                "the endpoint {path:?} is not the absolute path of a socket"
             ),
             Self::Plugins => write!(f, "plugins offer {MAX_PLUGINS} resources already"),
             Self::Listed(count) => write!(
@@ -106,12 +118,7 @@ pub fn registration(
     if version != VERSION {
         return Err(Wrong::Version(cut(version)));
     }
-    if !is_resource(resource) {
-        return Err(Wrong::Resource(cut(resource)));
-    }
-    if declared {
-        return Err(Wrong::Declared(resource.into()));
-    }
+    offers(resource, declared)?;
     let is_name = !endpoint.is_empty()
         && endpoint.len() <= MAX_ENDPOINT_BYTES
         && ![".", ".."].contains(&endpoint)
@@ -123,8 +130,19 @@ pub fn registration(
     Ok(())
 }
 
+/// Whether it may offer such a resource.
+pub(super) fn offers(resource: &str, declared: bool) -> Result<(), Wrong> {
+    if !is_resource(resource) {
+        return Err(Wrong::Resource(cut(resource)));
+    }
+    if declared {
+        return Err(Wrong::Declared(resource.into()));
+    }
+    Ok(())
+}
+
 /// It would be something else on a terminal, or in a log.
-fn has_controls(text: &str) -> bool {
+pub(super) fn has_controls(text: &str) -> bool {
     text.contains(char::is_control)
 }
 
@@ -146,7 +164,7 @@ pub fn shown(text: &str) -> String {
 }
 
 /// What strangers wrote is shown in part.
-fn cut(text: &str) -> String {
+pub(super) fn cut(text: &str) -> String {
     let len = text.floor_char_boundary(MAX_ID_BYTES);
     text[..len].into()
 }

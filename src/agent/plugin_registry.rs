@@ -1,0 +1,216 @@
+//! Plugins that wait below one directory until they are asked what they are (DEV-16): those of devices are handed on to
+//! [`Plugins`], all others are told that they are not supported.
+//!
+//! A look every ten seconds finds the sockets, and sooner at the sound of a doorbell. Each of them has a task that ends once its
+//! plugin is registered or refused. Where the directory is not there, the look is all that is done.
+
+use alloc::{collections::BTreeMap, rc::Rc, sync::Arc};
+use core::{cell::RefCell, time::Duration};
+use std::path::{Path, PathBuf};
+
+use smol::{LocalExecutor, Task, future::or};
+
+use super::{
+    clock::{Clock, Ticks, in_step},
+    complaints::Complaints,
+    device_news::DeviceLoop,
+    device_plugins::Plugins,
+};
+use crate::{
+    device::registry::{self, Doorbell, MAX_SOCKETS, Mark, Registration},
+    logic::devices::{self, Declared},
+    sys::lane::Lane,
+};
+
+/// Name of the directory, beside that of device plugins.
+pub(super) const DIR: &str = "plugins_registry";
+/// Between two looks.
+const POLL: Duration = Duration::from_secs(10);
+/// At the sound of the doorbell looks follow each other no faster than this.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// See the module.
+pub(super) struct Registry {
+    pub(super) dir: PathBuf,
+    pub(super) plugins: Rc<Plugins>,
+    pub(super) declared: Arc<Declared>,
+    pub(super) agent: Rc<dyn DeviceLoop>,
+    pub(super) executor: Rc<LocalExecutor<'static>>,
+    pub(super) clock: Rc<dyn Clock>,
+    pub(super) disk: Lane,
+    pub(super) complaints: Rc<Complaints>,
+    /// Whether there is one.
+    pub(super) doorbell: bool,
+}
+
+/// What a socket is registered as: the resource, and the number of the connection.
+type Place = Rc<RefCell<Option<(String, u64)>>>;
+
+/// A socket that was seen.
+struct Known {
+    mark: Mark,
+    place: Place,
+    /// Asks it until it is registered or refused. Dropped, it stops.
+    task: Task<()>,
+}
+
+impl Registry {
+    /// As long as the agent.
+    pub(super) async fn run(self) {
+        let own = Rc::new(self);
+        let mut known = BTreeMap::new();
+        let mut bell: Option<Doorbell> = None;
+        // Bounded: by its pauses.
+        loop {
+            own.look(&mut known, &mut bell).await;
+            let now = own.clock.now();
+            let poll = own.clock.until(in_step(now + POLL, now));
+            let Some(laid) = &bell else {
+                poll.await;
+                continue;
+            };
+            let is_good = or(laid.rung(), async {
+                poll.await;
+                true
+            })
+            .await;
+            if !is_good {
+                bell = None;
+            }
+            own.clock.until(now + PAUSE).await;
+        }
+    }
+
+    /// Looks once: takes leave of what has gone, then begins with what has come.
+    async fn look(
+        self: &Rc<Self>,
+        known: &mut BTreeMap<PathBuf, Known>,
+        bell: &mut Option<Doorbell>,
+    ) {
+        let dir = self.dir.clone();
+        let (is_wanted, before) = (self.doorbell, bell.take());
+        let seen = self.disk.run(move || {
+            // Nothing is watched where nothing can come.
+            let bell = match dir.is_dir() && is_wanted {
+                true => before.or_else(|| Doorbell::lay().ok()),
+                false => None,
+            };
+            let seen = registry::look(&dir, bell.as_ref());
+            (seen, bell)
+        });
+        let (seen, laid) = seen.await;
+        *bell = laid;
+        let shown = self.dir.display();
+        let seen = match seen {
+            Ok(seen) => seen,
+            Err(e) => {
+                self.complaints
+                    .complain(&format!("cannot read {shown}: {e}"));
+                return;
+            }
+        };
+        if seen.more {
+            let text = format!("{shown} has more than is looked at: {MAX_SOCKETS} sockets");
+            self.complaints.complain(&text);
+        }
+        let is_there =
+            |path: &Path, one: &Known| seen.sockets.get(path).is_some_and(|mark| *mark == one.mark);
+        let gone: Vec<PathBuf> = (known.iter())
+            .filter(|(path, one)| !is_there(path, one))
+            .map(|(path, _)| path.clone())
+            .collect();
+        for path in gone {
+            let Some(Known { place, task, .. }) = known.remove(&path) else {
+                continue;
+            };
+            drop(task);
+            let place = place.take();
+            if let Some((resource, number)) = place {
+                self.plugins.leave(&resource, number, &*self.agent).await;
+            }
+        }
+        for (path, mark) in seen.sockets {
+            known.entry(path).or_insert_with_key(|path| {
+                let place = Place::default();
+                let ask = Rc::clone(self).ask(path.clone(), Rc::clone(&place));
+                Known {
+                    mark,
+                    place,
+                    task: self.executor.spawn(ask),
+                }
+            });
+        }
+    }
+
+    /// Asks a socket until its plugin is registered or refused.
+    async fn ask(self: Rc<Self>, path: PathBuf, place: Place) {
+        let (mut failures, mut told) = (0, String::new());
+        while !self.once(&path, &place, &mut told).await {
+            failures += 1;
+            let now = self.clock.now();
+            let next = in_step(now + devices::retry(failures), now);
+            self.clock.until(next).await;
+        }
+    }
+
+    /// Returns whether there is no more to ask. `told`: what was complained of it last; a dead socket may lie there for ever.
+    async fn once(&self, path: &Path, place: &Place, told: &mut String) -> bool {
+        let of = format!("the plugin at {}", path.display());
+        let mut complain = |why: &str| {
+            let text = format!("{of}: {}", devices::shown(why));
+            if text != *told {
+                self.complaints.complain_of(&of, &text);
+                *told = text;
+            }
+        };
+        let time = Rc::new(Ticks(Rc::clone(&self.clock)));
+        let dialled = Registration::dial(path, &self.executor, time).await;
+        let (registration, info) = match dialled {
+            Ok(dialled) => dialled,
+            Err(e) => {
+                complain(&e.message);
+                return false;
+            }
+        };
+        let resource = &info.name;
+        let declared = self.declared.entry(resource).is_some();
+        let wanted = devices::plugin(
+            &info.kind,
+            resource,
+            &info.endpoint,
+            &info.versions,
+            declared,
+        );
+        let (error, is_done) = match wanted {
+            Err(why) => {
+                let why = why.to_string();
+                complain(&format!("it is refused: {why}"));
+                (why, true)
+            }
+            Ok(()) => {
+                let endpoint = match &*info.endpoint {
+                    "" => path,
+                    endpoint => Path::new(endpoint),
+                };
+                let (plugins, executor) = (Rc::clone(&self.plugins), Rc::clone(&self.executor));
+                let agent = Rc::clone(&self.agent);
+                // It has complained itself.
+                match plugins.connect(resource, endpoint, executor, agent).await {
+                    Ok(number) => {
+                        *place.borrow_mut() = Some((resource.clone(), number));
+                        (String::new(), true)
+                    }
+                    Err(e) => (e.message, false),
+                }
+            }
+        };
+        // What it is told changes nothing of what it is.
+        if let Err(e) = registration.notify(&error).await {
+            complain(&format!(
+                "it does not hear what became of it: {}",
+                e.message
+            ));
+        }
+        is_done
+    }
+}

@@ -1,0 +1,304 @@
+//! Plugins that wait at sockets of their own below one directory until somebody asks what they are (DEV-16): where such sockets
+//! are, when that may have changed, and what is said there. What is made of it is not decided here.
+//!
+//! Source: kubelet `pluginmanager/pluginwatcher`, `pkg/apis/pluginregistration/v1/api.proto`.
+
+use alloc::{collections::BTreeMap, rc::Rc, sync::Arc};
+use core::time::Duration;
+use std::{
+    ffi::OsString,
+    fs, io,
+    os::unix::{
+        ffi::OsStrExt as _,
+        fs::{FileTypeExt as _, MetadataExt as _},
+    },
+    path::{Path, PathBuf},
+};
+
+use async_io::Async;
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use smol::{LocalExecutor, Task};
+
+use super::plugin::{ask, connect};
+use crate::{
+    api::order::Order as _,
+    grpc::{Time, client::Client, proto::message, status::Status},
+};
+
+/// Sockets that are asked.
+pub const MAX_SOCKETS: usize = 32;
+/// Entries that are looked at, and directories within each other.
+const MAX_ENTRIES: usize = 1024;
+const MAX_DEPTH: usize = 8;
+/// How long a plugin may take to say what it is, and to take in what became of it.
+const INFO_TIME: Duration = Duration::from_secs(1);
+const NOTIFY_TIME: Duration = Duration::from_secs(5);
+
+message! {
+    struct Empty {}
+}
+message! {
+    /// What a plugin says that it is.
+    pub struct PluginInfo {
+        /// Who is to use it.
+        1 kind: String,
+        /// Its name; of a device plugin the resource.
+        2 name: String,
+        /// The socket at which it serves; empty: the one that was asked.
+        3 endpoint: String,
+        /// Versions of its protocol.
+        4 versions: Vec<String>,
+    }
+}
+message! {
+    struct RegistrationStatus {
+        1 registered: bool,
+        2 error: String,
+    }
+}
+
+/// A socket that was dialled. The connection ends with it.
+pub struct Registration {
+    client: Client,
+    _driver: Task<()>,
+}
+
+impl Registration {
+    /// Dials a socket, and asks what is there.
+    pub async fn dial(
+        path: &Path,
+        executor: &LocalExecutor<'static>,
+        time: Rc<dyn Time>,
+    ) -> Result<(Self, PluginInfo), Status> {
+        let (client, driver) = connect(path, executor, time).await?;
+        let mut info = PluginInfo::default();
+        let method = "/pluginregistration.Registration/GetInfo";
+        ask(&client, method, &mut Empty {}, &mut info, INFO_TIME).await?;
+        let own = Self {
+            client,
+            _driver: driver,
+        };
+        Ok((own, info))
+    }
+
+    /// Tells it what became of it; an empty text: it is registered.
+    pub async fn notify(&self, error: &str) -> Result<(), Status> {
+        let mut status = RegistrationStatus {
+            registered: error.is_empty(),
+            error: error.into(),
+        };
+        let method = "/pluginregistration.Registration/NotifyRegistrationStatus";
+        ask(
+            &self.client,
+            method,
+            &mut status,
+            &mut Empty {},
+            NOTIFY_TIME,
+        )
+        .await
+    }
+}
+
+/// Which socket it is: another one at its path has another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark([i64; 3]);
+
+/// What lies below the directory.
+#[derive(Debug, Default)]
+pub struct Seen {
+    /// At most [`MAX_SOCKETS`].
+    pub sockets: BTreeMap<PathBuf, Mark>,
+    /// There is more than is looked at.
+    pub more: bool,
+    entries: usize,
+}
+
+/// Looks for sockets at any depth. Names that begin with a dot are passed over, links are not followed. Blocking.
+///
+/// - Errors: the directory cannot be read. One that is not there has no sockets.
+pub fn look(dir: &Path, bell: Option<&Doorbell>) -> io::Result<Seen> {
+    let mut seen = Seen::default();
+    match seen.walk(dir, bell, 0) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(seen),
+    }
+}
+
+impl Seen {
+    fn walk(&mut self, dir: &Path, bell: Option<&Doorbell>, depth: usize) -> io::Result<()> {
+        // Before it is read: what comes after that rings.
+        if let Some(bell) = bell {
+            bell.watch(dir);
+        }
+        let mut names: Vec<OsString> = Vec::new();
+        for entry in fs::read_dir(dir)? {
+            self.entries += 1;
+            if self.entries > MAX_ENTRIES {
+                self.more = true;
+                break;
+            }
+            let name = entry?.file_name();
+            if !name.as_bytes().starts_with(b".") {
+                names.push(name);
+            }
+        }
+        // Of too many sockets the same ones are taken each time.
+        names.order_by(Ord::cmp);
+        for name in names {
+            let path = dir.join(name);
+            // It may have gone meanwhile.
+            let Ok(metadata) = fs::symlink_metadata(&path) else {
+                continue;
+            };
+            let kind = metadata.file_type();
+            if kind.is_dir() {
+                match depth < MAX_DEPTH {
+                    true => drop(self.walk(&path, bell, depth + 1)),
+                    false => self.more = true,
+                }
+            } else if kind.is_socket() {
+                if self.sockets.len() >= MAX_SOCKETS {
+                    self.more = true;
+                    return Ok(());
+                }
+                let mark = [
+                    metadata.ino().cast_signed(),
+                    metadata.mtime(),
+                    metadata.mtime_nsec(),
+                ];
+                self.sockets.insert(path, Mark(mark));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Rings when something comes or goes in the directories that were looked at. It may be lost.
+#[derive(Clone, Debug)]
+pub struct Doorbell(Arc<Async<Inotify>>);
+
+impl Doorbell {
+    /// One that watches nothing yet.
+    pub fn lay() -> io::Result<Self> {
+        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
+        Ok(Self(Arc::new(Async::new(inotify)?)))
+    }
+
+    fn watch(&self, dir: &Path) {
+        let events = AddWatchFlags::IN_CREATE
+            | AddWatchFlags::IN_DELETE
+            | AddWatchFlags::IN_MOVED_TO
+            | AddWatchFlags::IN_MOVED_FROM
+            | AddWatchFlags::IN_MOVE_SELF
+            | AddWatchFlags::IN_DONT_FOLLOW
+            | AddWatchFlags::IN_ONLYDIR;
+        // Without it the next look finds what changed.
+        let _ = self.0.get_ref().add_watch(dir, events);
+    }
+
+    /// Waits until it rings. Returns whether it is good for more: one that watches what was moved away is not.
+    pub async fn rung(&self) -> bool {
+        if self.0.readable().await.is_err() {
+            return false;
+        }
+        let ends = AddWatchFlags::IN_MOVE_SELF | AddWatchFlags::IN_UNMOUNT;
+        match self.0.get_ref().read_events() {
+            Ok(events) => !events.iter().any(|event| event.mask.intersects(ends)),
+            Err(e) => matches!(e, nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    struct Dir(PathBuf);
+
+    impl Dir {
+        fn new(name: &str) -> Self {
+            let name = format!("picolet-{name}-{}", std::process::id());
+            let dir = std::env::temp_dir().join(name);
+            fs::create_dir_all(&dir).expect("directory");
+            Self(dir)
+        }
+
+        fn socket(&self, path: &str) -> PathBuf {
+            let path = self.0.join(path);
+            fs::create_dir_all(path.parent().expect("parent")).expect("directory");
+            let _ = fs::remove_file(&path);
+            UnixListener::bind(&path).expect("socket");
+            path
+        }
+
+        fn names(&self) -> Vec<String> {
+            let seen = look(&self.0, None).expect("seen");
+            let names = seen.sockets.keys();
+            let below = names.map(|path| path.strip_prefix(&self.0).expect("below"));
+            below.map(|path| path.display().to_string()).collect()
+        }
+    }
+
+    impl Drop for Dir {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn sockets_at_any_depth() {
+        // DEV-16
+        let dir = Dir::new("registry");
+        for path in ["b.sock", "a/x/y.sock", ".hidden", ".dir/z.sock"] {
+            dir.socket(path);
+        }
+        fs::write(dir.0.join("file"), "").expect("file");
+        std::os::unix::fs::symlink(dir.0.join("b.sock"), dir.0.join("link")).expect("link");
+        std::os::unix::fs::symlink(&dir.0, dir.0.join("loop")).expect("link");
+        assert_eq!(dir.names(), ["a/x/y.sock", "b.sock"]);
+        let none = look(&dir.0.join("none"), None).expect("nothing");
+        assert!(none.sockets.is_empty() && !none.more);
+        look(&dir.0.join("file"), None).expect_err("no directory");
+        // One made anew is another one.
+        let before = look(&dir.0, None).expect("seen");
+        let path = dir.0.join("b.sock");
+        // It holds its inode: the next one gets another.
+        fs::rename(&path, dir.0.join(".before")).expect("renamed");
+        dir.socket("b.sock");
+        let after = look(&dir.0, None).expect("seen");
+        assert_ne!(before.sockets[&path], after.sockets[&path]);
+        let other = dir.0.join("a/x/y.sock");
+        assert_eq!(before.sockets[&other], after.sockets[&other]);
+        assert!(!after.more);
+        // Too deep, and too many.
+        dir.socket(&format!("{}deep.sock", "d/".repeat(MAX_DEPTH + 1)));
+        let seen = look(&dir.0, None).expect("seen");
+        assert!(seen.more && seen.sockets.len() == 2);
+        for n in 0..MAX_SOCKETS {
+            dir.socket(&format!("c/{n:02}.sock"));
+        }
+        let names = dir.names();
+        assert_eq!((names.len(), &*names[0]), (MAX_SOCKETS, "a/x/y.sock"));
+        assert!(look(&dir.0, None).expect("seen").more);
+    }
+
+    #[test]
+    fn what_comes_and_goes_rings() {
+        // DEV-16
+        let dir = Dir::new("registry-bell");
+        fs::create_dir_all(dir.0.join("below")).expect("directory");
+        let bell = Doorbell::lay().expect("laid");
+        look(&dir.0, Some(&bell)).expect("seen");
+        let path = dir.socket("below/a.sock");
+        smol::block_on(async {
+            assert!(bell.rung().await);
+            fs::remove_file(&path).expect("removed");
+            assert!(bell.rung().await);
+            fs::rename(dir.0.join("below"), dir.0.join("moved")).expect("moved");
+            // One event comes after the other, or all at once.
+            while bell.rung().await {}
+        });
+    }
+}
