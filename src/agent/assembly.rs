@@ -22,7 +22,7 @@ use super::{
     log_rotation::LogRotation,
     manifests::{Manifests, RULES, UrlManifests},
     metrics::{self, Metrics},
-    node::follow::follow,
+    node::{self, follow::follow},
     parts::Parts,
     plugin_registry::{self, Registry},
     pods, probes,
@@ -34,11 +34,12 @@ use super::{
     tunnel::{self, Tunnel},
     updates::Updates,
     views::NodeView,
+    write_watch::WriteWatch,
 };
 use crate::{
     api::Mono,
     bus::logind::Places,
-    cgroup::MemoryBell,
+    cgroup::{MemoryBell, Version},
     logic::{eviction::Starved, shutdown, static_pod, tunnel::agent_id},
     net::ProxyVariables,
     runtime::log_rotation::Looked,
@@ -487,6 +488,26 @@ pub(super) fn log_rotation(parts: &Parts, asker: Asker) -> Option<LogRotation> {
         looked: Looked::new(),
         max_all_bytes: logs.max_all_bytes,
     })
+}
+
+/// What tells of pods that write much to the disk of the root directory, if the kernel counts that.
+pub(super) fn write_watch(parts: &Parts, asker: Asker) -> Option<Task> {
+    let machine = &parts.machine;
+    let counts = machine.cgroups.version() == Version::V2 && machine.cgroups.has_controller("io");
+    let disk = counts.then(|| node::machine::disk(&parts.cfg.dirs.root));
+    let (disk, number) = disk.flatten()?;
+    let watch = WriteWatch {
+        cgroups: Arc::clone(&machine.cgroups),
+        pod_cgroups: machine.pod_cgroups.clone(),
+        disk: machine.disk.clone(),
+        clock: Rc::clone(&parts.tools.clock),
+        recorder: Rc::clone(&parts.tools.recorder),
+        asker,
+        run_dir: parts.cfg.dirs.run.clone(),
+        boot_id: parts.owners.node.identity.boot_id.clone(),
+        on: (disk.name, number),
+    };
+    Some(boxed(watch.run()))
 }
 
 /// What asks providers how their pods are.

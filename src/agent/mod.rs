@@ -16,6 +16,7 @@
 //! | `probes` | which containers are alive, ready, started |
 //! | `eviction` | what is measured and thrown away when the node is short |
 //! | `gc`, `housekeeping`, `records` | garbage, chores and records: carried out |
+//! | `write_watch` | who writes much to the disk |
 //! | `admission` | what admission knows of the node |
 //! | `pods` | what is known of pods |
 //! | `complaints`, `objects`, `pod_store`, `outcome`, `backoff_store`, `boot_file`, `times`, `recorder`, `ring` | what is kept and told |
@@ -99,6 +100,7 @@ mod views;
 mod vitals;
 mod wake;
 mod waker_set;
+mod write_watch;
 
 pub(crate) use images::settings as pull_settings;
 pub use pod_store::RECORD_VERSION as POD_RECORD_VERSION;

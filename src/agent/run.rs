@@ -54,7 +54,7 @@ use crate::{
     error::chain,
     image::pull::Gate,
     kube::join::staged,
-    logic::node_resources,
+    logic::{node_resources, pod_writes},
     net::ProxyVariables,
     probe::Prober,
     runtime::runc,
@@ -291,6 +291,18 @@ fn limit_reserved(cfg: &Config, cgroups: &Cgroups) -> Result<(), StartError> {
     Ok(())
 }
 
+/// What `picolet.podWriteLimit` asks for.
+fn check_write_limit(cfg: &Config, cgroups: &Cgroups) -> Result<(), StartError> {
+    let can = || executor::limited_disk(cgroups, &cfg.dirs.root).is_some();
+    if cfg.cgroup.pod_write_limit.is_none() || can() {
+        return Ok(());
+    }
+    Err(usage(format!(
+        "picolet.podWriteLimit: {}",
+        pod_writes::CANNOT_LIMIT
+    )))
+}
+
 fn make_dirs(cfg: &Config) -> Result<(), StartError> {
     let dirs = &cfg.dirs;
     let make = |path: &Path, mode: u32| {
@@ -451,6 +463,9 @@ async fn serve(
     if let Some(rotation) = assembly::log_rotation(&parts, asker.clone()) {
         spawn(boxed(rotation.run()));
     }
+    assembly::write_watch(&parts, asker.clone())
+        .into_iter()
+        .for_each(spawn);
     let probes = assembly::probe_driver(&parts, asker, sender.clone());
     probes.recall();
     spawn(boxed(probes.run(Rc::clone(&executor))));
@@ -557,6 +572,7 @@ async fn assemble(
         ));
     }
     limit_reserved(&cfg, &cgroups)?;
+    check_write_limit(&cfg, &cgroups)?;
     let missing = cgroups.missing_controllers();
     if !missing.is_empty() {
         log::warn!(

@@ -20,6 +20,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::api::PodError;
 use crate::api::cri::LinuxResources;
 use crate::api::order::Order;
 use crate::api::stats::{Detail, Usage};
@@ -47,6 +48,9 @@ pub enum CgroupError {
     /// The path is not absolute or tries to leave the hierarchy.
     #[error("control group path {0:?} is not absolute and plain")]
     BadPath(String),
+    /// A limit of the pod is none, or this machine has nothing to hold it with.
+    #[error(transparent)]
+    Limit(#[from] PodError),
     /// A file of the control group file system could not be read or written.
     #[error("{}", path.display())]
     Io {

@@ -156,6 +156,7 @@ const FLAGS: &[Flag] = &[
     flag("cpu-cfs-quota", Kind::Switch, "cpuCFSQuota", "enforce cpu limits"),
     flag("cpu-cfs-quota-period", Kind::Time, "cpuCFSQuotaPeriod", "period of cpu limits"),
     flag("pod-max-pids", Kind::Number, "podPidsLimit", "most processes per pod; -1: the host's limit"),
+    flag("pod-write-limit", Kind::Size, "picolet.podWriteLimit", "bytes per second that a pod may write to the disk of the root directory (cgroup v2)"),
     flag("max-open-files", Kind::Number, "maxOpenFiles", "most files that the agent has open"),
     flag("oom-score-adj", Kind::Number, "oomScoreAdj", "OOM score adjustment of the agent itself"),
     flag("enforce-node-allocatable", Kind::List, "enforceNodeAllocatable", "none, or what is limited: pods, system-reserved, kube-reserved"),

@@ -19,7 +19,7 @@ use super::values::{
 use super::{cluster, configz, endpoints, eviction, manifest_url, node, server, tunnel, update};
 use crate::api::cri::CgroupDriver;
 use crate::api::{Quantity, names};
-use crate::logic::{cgroup::CgroupTree, devices, link_budget, shutdown};
+use crate::logic::{cgroup::CgroupTree, devices, link_budget, pod_writes, shutdown};
 
 /// Whole numbers that have a range, also those this version has no use for: a kubelet would refuse the file too.
 const RANGES: &[(&str, RangeInclusive<i64>)] = &[
@@ -352,6 +352,7 @@ fn cgroup(fields: &Fields) -> Result<CgroupConfig, Invalid> {
         cpu_cfs_quota: fields.cpu_cfs_quota.unwrap_or(true),
         cpu_cfs_quota_period: period,
         pod_pids_limit: fields.pod_pids_limit.filter(|n| *n > 0),
+        pod_write_limit: pod_write_limit(fields, per_qos)?,
         oom_score_adj: i32::try_from(fields.oom_score_adj.unwrap_or(-999)).unwrap_or(-999),
         max_open_files: u64::try_from(fields.max_open_files.unwrap_or(1_000_000)).unwrap_or(0),
         fail_swap_on: fields.fail_swap_on.unwrap_or(false),
@@ -369,6 +370,21 @@ fn cgroup(fields: &Fields) -> Result<CgroupConfig, Invalid> {
         memory_qos: memory_qos(fields, permille(factor))?,
         single_process_oom_kill: fields.single_process_oom_kill.unwrap_or(false),
     })
+}
+
+/// What a pod may write, which its control group limits (WEAR-07).
+fn pod_write_limit(fields: &Fields, per_qos: bool) -> Result<Option<u64>, Invalid> {
+    let field = "picolet.podWriteLimit";
+    let Some(limit) = &fields.picolet.pod_write_limit else {
+        return Ok(None);
+    };
+    if !per_qos {
+        return invalid(field, "needs cgroupsPerQOS: pods have no cgroup without it");
+    }
+    match pod_writes::rate(limit) {
+        Ok(rate) => Ok(Some(rate)),
+        Err(why) => invalid(field, format!("is {limit}, {why}")),
+    }
 }
 
 /// `MemoryQoS`, which is off unless its gate is named (CG-16).

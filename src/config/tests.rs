@@ -213,6 +213,7 @@ fn defaults() {
             cpu_cfs_quota: true,
             cpu_cfs_quota_period: Duration::from_millis(100),
             pod_pids_limit: None,
+            pod_write_limit: None,
             oom_score_adj: -999,
             max_open_files: 1_000_000,
             fail_swap_on: false,
@@ -1115,6 +1116,18 @@ fn refused() {
         (
             "picolet: {profile: server}",
             "picolet.profile: is \"server\", must be empty or \"board\"",
+        ),
+        (
+            "picolet: {podWriteLimit: 63Ki}",
+            "picolet.podWriteLimit: is 63Ki, must be at least 64Ki",
+        ),
+        (
+            "picolet: {podWriteLimit: -1}",
+            "picolet.podWriteLimit: is -1, must be at least 64Ki",
+        ),
+        (
+            "picolet: {podWriteLimit: 4Mi}\ncgroupsPerQOS: false\nenforceNodeAllocatable: [none]",
+            "picolet.podWriteLimit: needs cgroupsPerQOS",
         ),
         (
             "picolet: {maxLogBytes: 9Mi}",

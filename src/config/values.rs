@@ -366,6 +366,8 @@ pub struct CgroupConfig {
     pub cpu_cfs_quota_period: Duration,
     /// Most processes per pod; `None`: no limit of its own.
     pub pod_pids_limit: Option<i64>,
+    /// What a pod may write to the disk of the root directory, bytes a second; `None`: as fast as it can. Only with version 2.
+    pub pod_write_limit: Option<u64>,
     /// OOM score adjustment of the agent, -1000 to 1000.
     pub oom_score_adj: i32,
     /// Most open files of the agent.

@@ -16,6 +16,7 @@ use crate::pod_kind;
 use crate::pod_resources::{
     Amount, amount, container_amount, containers_sum, names, own_sum, pod_level, pod_sum,
 };
+use crate::pod_writes::WriteLimits;
 
 /// Fewest shares the kernel takes.
 pub const MIN_SHARES: u64 = 2;
@@ -43,6 +44,8 @@ pub struct CgroupSettings {
     pub cfs_period_us: u64,
     /// `podPidsLimit`; not positive means none.
     pub pod_pids_limit: i64,
+    /// How fast a pod may write.
+    pub writes: WriteLimits,
     /// `singleProcessOOMKill`.
     pub single_process_oom_kill: bool,
     /// Memory is throttled and protected; `None`: neither.
@@ -68,6 +71,7 @@ impl Default for CgroupSettings {
             cfs_quota: true,
             cfs_period_us: DEFAULT_PERIOD_US,
             pod_pids_limit: -1,
+            writes: WriteLimits::default(),
             single_process_oom_kill: false,
             memory_qos: None,
             limited_swap: false,

@@ -86,6 +86,7 @@ pub mod pleg;
 pub mod pod_kind;
 pub mod pod_table;
 pub mod pod_worker;
+pub mod pod_writes;
 pub mod preemption;
 pub mod probe;
 pub mod provider;

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::host::{Host, IDLE, able, sh, status_of, with};
+use crate::host::{Host, IDLE, able, sh, status_of, text, with};
 use crate::image;
 use crate::loop_disk::{
     DISK_BYTES, LIFE_BYTES, LoopDisk, PODS, ROUNDS, least, no_access_times, written_by,
@@ -238,4 +238,27 @@ fn it_is_told_who_writes_and_how_worn_the_disk_is() {
     assert!(text.contains("StorageIsWorn"), "{text}");
     drop(disk);
     host.finish();
+}
+
+#[test]
+fn a_machine_that_cannot_limit_writes_does_not_start_with_a_limit() {
+    // WEAR-07
+    if !able() {
+        return;
+    }
+    if fs::exists("/sys/fs/cgroup/cgroup.controllers").unwrap_or(false) {
+        skipped!("a limit of writes that cannot be held: this machine has cgroup v2");
+        return;
+    }
+    let host = Host::new(&["--pod-write-limit=4Mi"]);
+    let run = host.command_with_flags("run", &[]);
+    let said = text(&run.stderr);
+    assert_eq!(run.status.code(), Some(2), "{said}");
+    let why = "picolet: picolet.podWriteLimit: this machine cannot limit what a pod writes: that needs cgroup v2";
+    assert!(said.contains(why), "{said}");
+    let check = host.command_with_flags("check", &[]);
+    let said = text(&check.stdout);
+    let why = "version 1, and picolet.podWriteLimit needs version 2";
+    assert!(said.contains(why), "{said}");
+    host.dismantle().expect("nothing is left");
 }

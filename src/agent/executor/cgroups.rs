@@ -2,21 +2,28 @@
 
 use alloc::{rc::Rc, sync::Arc};
 use core::time::Duration;
-use std::sync::{Mutex, PoisonError};
+use std::{
+    fs,
+    path::Path,
+    sync::{Mutex, PoisonError},
+};
 
 use crate::{
     agent::{
         clock::Clock,
-        node::NodeFacts,
+        node::{NodeFacts, machine},
         recorder::{Recorder, Severity},
     },
-    api::{Pod, PodUid, cri::LinuxResources, order::Order as _, pod_status::QosClass},
+    api::{
+        Pod, PodUid, cri::LinuxResources, oci::PodCgroup, order::Order as _, pod_status::QosClass,
+    },
     cgroup::{CgroupError, Cgroups, Version},
     config::{Config, SwapBehavior},
     error::chain,
     logic::{
         cgroup::{self as values, Asked, pod_cgroup},
         node_resources,
+        pod_writes::{self, WriteLimits},
         qos::qos_class,
     },
     sys::lane::Lane,
@@ -36,6 +43,10 @@ pub(in crate::agent) fn settings(
         cfs_period_us: u64::try_from(cgroup.cpu_cfs_quota_period.as_micros())
             .unwrap_or(values::DEFAULT_PERIOD_US),
         pod_pids_limit: cgroup.pod_pids_limit.unwrap_or(-1),
+        writes: WriteLimits {
+            bytes_per_second: cgroup.pod_write_limit,
+            disk: limited_disk(cgroups, &cfg.dirs.root),
+        },
         single_process_oom_kill: cgroup.single_process_oom_kill,
         memory_qos: cgroup.memory_qos.map(|memory| values::MemoryQos {
             throttling_permille: i64::from(memory.throttling_permille),
@@ -50,6 +61,13 @@ pub(in crate::agent) fn settings(
         node_swap_bytes: signed(node.swap_bytes),
         hugepage_sizes: node.hugepages.iter().map(|(size, _)| *size).collect(),
     }
+}
+
+/// The disk of the root directory, if the kernel can limit what pods write to it.
+pub(in crate::agent) fn limited_disk(cgroups: &Cgroups, root: &Path) -> Option<String> {
+    let can = cgroups.version() == Version::V2 && cgroups.has_controller("io");
+    let disk = can.then(|| machine::disk(root));
+    disk.flatten().map(|(_, number)| number)
 }
 
 /// Whether the kernel accounts swap. Version 2 has the file in every group that memory is handed down to, so `kubepods` is made
@@ -188,7 +206,14 @@ impl PodCgroups {
         if !self.tree.settings.tree.names(&pod.metadata.uid) {
             return Err(CgroupError::BadPath(pod.metadata.uid.to_string()));
         }
-        let wanted = pod_cgroup(pod, qos, &self.tree.settings);
+        let mut wanted = pod_cgroup(pod, qos, &self.tree.settings);
+        let writes = pod_writes::limit(pod, &self.tree.settings.writes)?;
+        if let Some(writes) = writes {
+            wanted
+                .values
+                .unified
+                .insert(pod_writes::FILE.into(), writes);
+        }
         self.run(move |tree| {
             let is_there = tree.cgroups.exists(&wanted.path);
             if !is_there && runs {
@@ -203,6 +228,9 @@ impl PodCgroups {
                 tree.make_tiers()?;
             }
             tree.refresh_tiers(asked)?;
+            if is_there {
+                tree.unlimit_writes(&mut wanted);
+            }
             tree.cgroups.create(&wanted.path, &wanted.values)?;
             Ok(Ensured::Made)
         })
@@ -271,6 +299,21 @@ impl Tree {
         Ok(())
     }
 
+    /// Takes the limit of writes from a pod that an agent with another configuration gave one.
+    fn unlimit_writes(&self, wanted: &mut PodCgroup) {
+        let has_limit = || {
+            let dir = self.cgroups.memory_dir(&wanted.path)?;
+            fs::read_to_string(dir.join(pod_writes::FILE)).ok()
+        };
+        let unified = &mut wanted.values.unified;
+        if let Some(disk) = &self.settings.writes.disk
+            && !unified.contains_key(pod_writes::FILE)
+            && has_limit().is_some_and(|text| !text.trim().is_empty())
+        {
+            unified.insert(pod_writes::FILE.into(), pod_writes::no_limit(disk));
+        }
+    }
+
     fn set_given(&self, asked: Option<Asked>) {
         *self.given.lock().unwrap_or_else(PoisonError::into_inner) = asked;
     }
@@ -300,7 +343,6 @@ impl Tree {
 #[cfg(test)]
 mod tests {
     use core::sync::atomic::{AtomicU32, Ordering};
-    use std::fs;
 
     use super::*;
     use crate::{
@@ -311,6 +353,63 @@ mod tests {
 
     /// No controller has to be handed down.
     const LISTS: [&str; 2] = ["cgroup.controllers", "cgroup.subtree_control"];
+
+    #[test]
+    fn a_pod_writes_no_faster_than_it_may() {
+        // WEAR-07
+        let root = std::env::temp_dir().join(format!("picolet-writes-{}", std::process::id()));
+        let dir = root.join("kubepods/besteffort/podu-1");
+        fs::create_dir_all(&dir).expect("directory");
+        let above = ["", "kubepods", "kubepods/besteffort"].map(|path| root.join(path));
+        for dir in above.iter().chain([&dir]) {
+            for file in ["cpu.weight", "io.max"].iter().chain(&LISTS) {
+                fs::write(dir.join(file), "").expect("file");
+            }
+        }
+        let line = format!("1 1 0:1 / {} rw - cgroup2 none rw", root.display());
+        let hierarchy = Hierarchy::parse(&line).expect("a tree");
+        let ensure = |bytes_per_second, disk: Option<&str>, annotation: Option<&str>| {
+            let tree = Tree {
+                cgroups: Arc::new(Cgroups::with(hierarchy.clone())),
+                per_qos: true,
+                settings: values::CgroupSettings {
+                    writes: WriteLimits {
+                        bytes_per_second,
+                        disk: disk.map(Into::into),
+                    },
+                    ..values::CgroupSettings::default()
+                },
+                kubepods: LinuxResources::default(),
+                given: Mutex::new(Some(Asked::default())),
+            };
+            let cgroups = PodCgroups {
+                tree: Arc::new(tree),
+                lane: Lane::start("cgroups").expect("a thread"),
+            };
+            let mut pod = Pod::default();
+            pod.metadata.uid = PodUid::new("u-1");
+            let annotation = annotation.map(|text| ("picolet/write-limit".into(), text.into()));
+            pod.metadata.annotations.extend(annotation);
+            let ensured = cgroups.ensure(&pod, false, false, Asked::default());
+            let ensured = smol::block_on(ensured);
+            let text = fs::read_to_string(dir.join("io.max")).expect("file");
+            (ensured.map_err(|e| e.to_string()), text)
+        };
+        let made = |text: &str| (Ok(Ensured::Made), text.to_owned());
+        let disk = Some("179:0");
+        assert_eq!(ensure(None, disk, None), made(""), "nothing to take back");
+        let limited = made("179:0 wbps=4194304");
+        assert_eq!(ensure(Some(4 << 20), disk, None), limited);
+        let own = ensure(Some(4 << 20), disk, Some("1Mi"));
+        // The file is none of the kernel's, which would take a new value whole.
+        assert_eq!(own, made("179:0 wbps=1048576"));
+        fs::write(dir.join("io.max"), "179:0 wbps=1").expect("file");
+        assert_eq!(ensure(None, disk, None), made("179:0 wbps=max"));
+        let (refused, _) = ensure(None, None, Some("1Mi"));
+        let why = refused.expect_err("nothing to limit it with");
+        assert!(why.contains("needs cgroup v2"), "{why}");
+        fs::remove_dir_all(&root).expect("clean up");
+    }
 
     #[test]
     fn what_a_policy_reserved_goes_with_it() {

@@ -24,7 +24,7 @@ mod terminate;
 mod volumes;
 
 pub(super) use cancel::Cancel;
-pub(super) use cgroups::{PodCgroups, settings as cgroup_settings};
+pub(super) use cgroups::{PodCgroups, limited_disk, settings as cgroup_settings};
 pub(super) use errors::SyncError;
 pub(super) use generation::{Generator, node_context};
 pub(super) use hooks::Hooks;

@@ -31,3 +31,4 @@ mod trouble;
 mod volumes;
 pub(super) mod wire;
 pub(super) mod world;
+mod writes;

@@ -240,7 +240,7 @@ pub(super) struct World {
     root: PathBuf,
     way: Way,
     hands: Rc<Hands>,
-    executor: Rc<LocalExecutor<'static>>,
+    pub(super) executor: Rc<LocalExecutor<'static>>,
     /// The agent's loop.
     task: Task<()>,
     pub(super) api: Option<Arc<FakeApi>>,

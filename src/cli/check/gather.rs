@@ -123,6 +123,7 @@ pub(super) fn facts(flags: Vec<OsString>, is_kubelet: bool) -> Result<Facts, Cli
     let kept = cfg.reserved.system.get("memory").map_or(0, Quantity::value);
     wanted.system_memory = u64::try_from(kept).unwrap_or(0);
     wanted.fail_cgroup_v1 = cfg.cgroup.fail_cgroup_v1;
+    wanted.limits_writes = cfg.cgroup.pod_write_limit.is_some();
     wanted.seccomp_default = cfg.seccomp_default;
     wanted.bridge.clone_from(&cfg.network.builtin_bridge);
     let tunnel = cfg.tunnel.iter().flat_map(|tunnel| &tunnel.servers);

@@ -55,6 +55,8 @@ pub struct Wanted {
     pub system_memory: u64,
     /// Refuse to start on cgroup v1.
     pub fail_cgroup_v1: bool,
+    /// `picolet.podWriteLimit` is set.
+    pub limits_writes: bool,
     /// `RuntimeDefault` where nothing else is said.
     pub seccomp_default: bool,
     /// Bridge of the built-in network.

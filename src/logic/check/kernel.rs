@@ -104,6 +104,9 @@ pub(super) fn cgroup(facts: &Facts) -> Finding {
     if facts.wanted.fail_cgroup_v1 {
         return Finding::error("version 1, and failCgroupV1 is true", fix);
     }
+    if facts.wanted.limits_writes {
+        return Finding::error("version 1, and picolet.podWriteLimit needs version 2", fix);
+    }
     Finding::ok("version 1; swap of pods is not limited, memory is not throttled")
 }
 

@@ -222,6 +222,9 @@ const BAD: &[(&str, Change, Level, &str, &str)] = &[
         "mount -t cgroup2 none /sys/fs/cgroup"),
     ("cgroup", |f| { f.cgroups.v2 = false; f.wanted.fail_cgroup_v1 = true; }, Level::Error, "failCgroupV1",
         "sed -i '1s/$/ systemd.unified_cgroup_hierarchy=1/' /boot/firmware/cmdline.txt && reboot"),
+    // WEAR-07
+    ("cgroup", |f| { f.cgroups.v2 = false; f.wanted.limits_writes = true; }, Level::Error, "picolet.podWriteLimit needs version 2",
+        "sed -i '1s/$/ systemd.unified_cgroup_hierarchy=1/' /boot/firmware/cmdline.txt && reboot"),
     // SVC-16
     ("cgroup-memory", |f| { f.cgroups.missing = vec!["memory".into()]; f.kernel.cmdline.insert_str(0, "cgroup_disable=memory "); }, Level::Warning, "cgroup_disable=memory",
         "sed -i '1s/$/ cgroup_enable=memory cgroup_memory=1/' /boot/firmware/cmdline.txt && reboot"),

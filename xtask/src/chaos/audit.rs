@@ -679,7 +679,7 @@ impl<'a> Audit<'a> {
 }
 
 /// What the agent has in its run directory.
-const OWN: [&str; 11] = [
+const OWN: [&str; 12] = [
     "backoff.json",
     "calls.lock",
     "clock.json",
@@ -688,6 +688,7 @@ const OWN: [&str; 11] = [
     "picolet.lock",
     "picolet.sock",
     "pod-records",
+    "pod-writes.json",
     "probes.json",
     "runtime",
     "sandboxes",

@@ -1,0 +1,120 @@
+//! Tells of pods that write much to the disk of the root directory (WEAR-07). Only where the kernel counts it: control groups of
+//! version 2. What was told is in the run dir, `pod-writes.json`, for the agents of this boot after this one.
+
+use alloc::{rc::Rc, sync::Arc};
+use core::time::Duration;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    asker::Asker,
+    boot_file,
+    clock::{Clock, in_step},
+    executor::PodCgroups,
+    recorder::{About, Recorder, Severity},
+};
+use crate::{
+    cgroup::Cgroups,
+    logic::pod_writes::{self, WRITES_MUCH, Writers},
+    sys::{lane::Lane, proc},
+};
+
+/// Between two looks.
+const INTERVAL: Duration = Duration::from_secs(600);
+/// Version of the file's form.
+const VERSION: u32 = 1;
+/// Name in the run dir.
+const FILE: &str = "pod-writes.json";
+/// Bytes read of it: some hundred of each pod.
+const MAX_BYTES: u64 = 1 << 20;
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Stored {
+    v: u32,
+    boot_id: String,
+    writers: Writers,
+}
+
+/// See the module.
+pub(super) struct WriteWatch {
+    pub(super) cgroups: Arc<Cgroups>,
+    pub(super) pod_cgroups: PodCgroups,
+    pub(super) disk: Lane,
+    pub(super) clock: Rc<dyn Clock>,
+    pub(super) recorder: Rc<Recorder>,
+    pub(super) asker: Asker,
+    pub(super) run_dir: PathBuf,
+    pub(super) boot_id: String,
+    /// Name and number of the disk.
+    pub(super) on: (String, String),
+}
+
+impl WriteWatch {
+    /// As long as the agent.
+    pub(super) async fn run(self) {
+        let mut writers = self.restore().await;
+        // Bounded: by its pauses.
+        loop {
+            writers = self.look(writers).await;
+            let now = self.clock.now();
+            self.clock.until(in_step(now + INTERVAL, now)).await;
+        }
+    }
+
+    async fn restore(&self) -> Writers {
+        let run = self.run_dir.clone();
+        let read = move || boot_file::read::<Stored>(&run, FILE, MAX_BYTES);
+        let stored = self.disk.run(read).await.unwrap_or_else(|e| {
+            log::warn!("what pods have written in this boot is forgotten: {e}");
+            None
+        });
+        let of_boot = stored.filter(|s| s.v == VERSION && s.boot_id == self.boot_id);
+        of_boot.map_or_else(Writers::default, |stored| stored.writers)
+    }
+
+    async fn look(&self, mut writers: Writers) -> Writers {
+        let groups = self.pod_cgroups.list().await;
+        let (cgroups, run) = (Arc::clone(&self.cgroups), self.run_dir.clone());
+        let (number, boot_id) = (self.on.1.clone(), self.boot_id.clone());
+        let look = move || {
+            let seen = groups.into_iter().filter_map(|(uid, path)| {
+                let bytes = cgroups.written(&path, &number)?;
+                Some((uid, bytes))
+            });
+            let seen: Vec<_> = seen.collect();
+            let (much, is_new) = proc::uptime_s()
+                .map(|up| writers.look(up, &seen))
+                .unwrap_or_default();
+            let stored = Stored {
+                v: VERSION,
+                boot_id,
+                writers,
+            };
+            if is_new && let Err(e) = boot_file::write(&run, FILE, &stored) {
+                log::warn!("cannot store what pods have written: {e}");
+            }
+            (stored.writers, much)
+        };
+        let (writers, much) = self.disk.run(look).await;
+        for uid in much {
+            let of = uid.clone();
+            let named = self.asker.ask(move |agent| agent.name_of(&of));
+            let Some((namespace, name)) = named.await else {
+                continue;
+            };
+            let about = About {
+                uid: &uid,
+                namespace: &namespace,
+                name: &name,
+                field_path: "",
+                annotations: "",
+            };
+            let message = pod_writes::writes_much(&self.on.0);
+            self.recorder
+                .about(about, Severity::Warning, WRITES_MUCH, &message);
+        }
+        writers
+    }
+}
