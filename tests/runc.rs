@@ -273,6 +273,7 @@ impl Lab {
             shim_cgroup: format!("{}/shims", self.kubepods()),
             container_log_links: self.dir.join("links"),
             log_limit: None,
+            log_memory: None,
             exe: Self::exe(),
             host: host::facts(&cgroups),
             spec: logic::oci::container_spec,

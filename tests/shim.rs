@@ -43,6 +43,7 @@ fn launch_of(bundle: &Bundle) -> Launch {
         runtime_root: bundle.root.clone(),
         log: bundle.log.clone(),
         log_limit: None,
+        log_memory: None,
         tty: false,
         stdin: false,
         stdin_once: false,
@@ -96,6 +97,81 @@ macro_rules! real {
             return;
         }
     };
+}
+
+#[test]
+fn the_end_of_a_log_is_held_in_memory() {
+    real!();
+    // WEAR-05
+    let bundle = Bundle::new(
+        "echo one; read line < /tmp/go; echo two; read line < /tmp/go; echo three; exec cat /tmp/go",
+        |_| (),
+    );
+    let top = bundle.dir.parent().expect("top").to_owned();
+    let go = top.join("rootfs/tmp/go");
+    nix::unistd::mkfifo(&go, nix::sys::stat::Mode::S_IRWXU).expect("fifo");
+    let held = shim::held_log(&top, "held");
+    fs::create_dir_all(shim::held_logs(&top)).expect("directory");
+    let launch = Launch {
+        log_memory: Some(held.clone()),
+        ..launch_of(&bundle)
+    };
+    let first = create(&launch);
+    let follow = LogOptions {
+        follow: true,
+        ..LogOptions::default()
+    };
+    let mut reader = LogReader::open(&bundle.log, Some(held.clone()), follow).expect("open");
+    let mut seen = Vec::new();
+    bundle.start();
+    let mut see = |text: &str| {
+        until(text, || {
+            while let Chunk::Text(text) = reader.next_chunk().expect("read") {
+                seen.extend(text);
+            }
+            seen == text.as_bytes()
+        });
+    };
+    see("one\n");
+    assert_eq!(bundle.log(), "", "the disk has nothing");
+    assert!(held.exists());
+    // The machine goes down: a shim saves what it holds, and lives on.
+    pidfd::send_signal(first.pidfd.as_fd(), libc::SIGTERM).expect("signal");
+    until("the disk has it", || bundle.output("stdout") == "one\n");
+    until("nothing is held", || !held.exists());
+    fs::write(&go, "x\n").expect("go");
+    see("one\ntwo\n");
+    assert!(held.exists());
+    assert_eq!(bundle.output("stdout"), "one\n");
+    // The agent has renamed the file.
+    let old = bundle.log.with_extension("log.1");
+    fs::rename(&bundle.log, &old).expect("renamed");
+    wait("reopen", shim::reopen_log(&bundle.dir)).expect("reopened");
+    assert!(fs::read_to_string(&old).expect("old").ends_with("F two\n"));
+    assert!(!held.exists());
+    fs::write(&go, "x\n").expect("go");
+    see("one\ntwo\nthree\n");
+    // It is killed: the next one saves what it held.
+    assert!(held.exists());
+    pidfd::send_signal(first.pidfd.as_fd(), libc::SIGKILL).expect("kill the shim");
+    until("the lock", || !shim::is_alive(&bundle.dir).expect("lock"));
+    let log_only = LogOnly {
+        exe: exe(),
+        dir: bundle.dir.clone(),
+        log: bundle.log.clone(),
+        log_limit: None,
+        log_memory: Some(held.clone()),
+        memory_cgroup: Some(bundle.memory_cgroup.clone()),
+        shim_cgroups: Vec::new(),
+        oom_score_adj: None,
+    };
+    let second = wait("takeover", shim::launch_log_only(&log_only));
+    let second = second.expect("launch").expect("init lives");
+    bundle.kill("KILL");
+    let exit = ended(&second, &bundle);
+    assert_eq!(exit.log_lost, 0);
+    assert!(!held.exists());
+    assert_eq!(bundle.output("stdout"), "three\n");
 }
 
 #[test]
@@ -750,7 +826,7 @@ fn a_log_has_its_limit_at_every_instant() {
         follow: true,
         ..LogOptions::default()
     };
-    let mut reader = LogReader::open(&calm.log, follow).expect("open");
+    let mut reader = LogReader::open(&calm.log, None, follow).expect("open");
     let mut seen = Vec::new();
     calm.start();
     wild.start();
@@ -829,6 +905,7 @@ fn agent_that_dies() {
         runtime_root: next().into(),
         log: next().into(),
         log_limit: None,
+        log_memory: None,
         tty: false,
         stdin: false,
         stdin_once: false,
@@ -932,6 +1009,7 @@ fn dead_shim_is_replaced_for_the_log() {
         dir: bundle.dir.clone(),
         log: bundle.log.clone(),
         log_limit: None,
+        log_memory: None,
         memory_cgroup: Some(bundle.memory_cgroup.clone()),
         shim_cgroups: Vec::new(),
         oom_score_adj: None,

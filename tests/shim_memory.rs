@@ -44,6 +44,7 @@ fn a_hundred_idle_shims() {
             runtime: bundle::RUNC.into(),
             runtime_root: bundle.root.clone(),
             log: bundle.log.clone(),
+            log_memory: None,
             log_limit: Some(shim::LogLimit {
                 max_bytes: 10 << 20,
                 max_files: 5,

@@ -48,6 +48,7 @@ use crate::{
         http::Refusal,
         log_reader::LogOptions,
     },
+    shim::held_log,
     sys::lane::Lane,
 };
 
@@ -58,6 +59,8 @@ const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 pub(super) struct Settings {
     /// The configuration in force, as JSON.
     pub(super) document: String,
+    /// Gone at reboot.
+    pub(super) run_dir: PathBuf,
     /// So long nothing may come or go on a stream.
     pub(super) streaming_idle: Duration,
     /// When the agent started.
@@ -565,7 +568,8 @@ impl Backend for LocalBackend {
                         status.container_id
                     ))
                 })?;
-            Ok(LogTarget { path, id })
+            let memory = held_log(&self.settings.run_dir, &id);
+            Ok(LogTarget { path, memory, id })
         })
     }
 

@@ -173,6 +173,7 @@ pub(super) fn runc_settings(cfg: &Config, host: HostFacts, exe: Arc<OwnedFd>) ->
             max_bytes,
             max_files: cfg.logs.max_files,
         }),
+        log_memory: cfg.logs.memory_bytes,
         exe,
         host,
         spec: oci::container_spec,

@@ -396,6 +396,7 @@ async fn serve(
         commands,
         settings: backend::Settings {
             document: parts.cfg.document.clone(),
+            run_dir: parts.cfg.dirs.run.clone(),
             streaming_idle: parts.cfg.times.streaming_idle,
             started_at: parts.started_at,
             started: parts.started,

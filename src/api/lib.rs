@@ -26,6 +26,7 @@ pub mod hex;
 pub mod ids;
 pub mod lease;
 pub mod link;
+pub mod log_memory;
 pub mod meta;
 pub mod names;
 pub mod node;

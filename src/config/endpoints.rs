@@ -149,6 +149,12 @@ pub(super) fn resolve(fields: &Fields) -> Result<Option<Endpoints>, Invalid> {
             );
         }
     }
+    if own.log_memory.is_some() {
+        return invalid(
+            "picolet.logMemory",
+            format!("cannot be kept with {field}: the runtime writes logs as it likes"),
+        );
+    }
     if !own.handlers.is_empty() {
         return invalid(
             "picolet.handlers",

@@ -171,7 +171,7 @@ const FIELDS: &[&str] = &[
     "picolet.certDir", "picolet.cloudProvider", "picolet.cniBinDir", "picolet.cniConfDir", "picolet.containerLogDir", "picolet.devicePluginDir", "picolet.devicePlugins", "picolet.deviceRoot", "picolet.deviceWait", "picolet.devices", "picolet.doorbells", "picolet.evictStaticPods", "picolet.handlers",
     "picolet.hostnameOverride", "picolet.imageCredentialProviderBinDir", "picolet.imageCredentialProviderConfig",
     "picolet.imageDir", "picolet.imagePolicy.allowedRegistries", "picolet.imagePolicy.requireDigest",
-    "picolet.imagePullBandwidth", "picolet.k3sPasswordFile", "picolet.k3sServer", "picolet.kubeconfig", "picolet.kubeletVersion", "picolet.link.dailyBytes", "picolet.link.pullWindow", "picolet.manifestURLCA", "picolet.maxLogBytes",
+    "picolet.imagePullBandwidth", "picolet.k3sPasswordFile", "picolet.k3sServer", "picolet.kubeconfig", "picolet.kubeletVersion", "picolet.link.dailyBytes", "picolet.link.pullWindow", "picolet.logMemory", "picolet.manifestURLCA", "picolet.maxLogBytes",
     "picolet.maximumDeadContainers", "picolet.maximumDeadContainersPerContainer", "picolet.metered", "picolet.minimumContainerTTLDuration",
     "picolet.nodeIP", "picolet.nodeLabels", "picolet.ociRuntime", "picolet.ociRuntimeRoot", "picolet.offlineSecrets", "picolet.podWriteLimit", "picolet.process.allowRoot", "picolet.process.directories", "picolet.profile", "picolet.providers",
     "picolet.registriesFile", "picolet.rootDir", "picolet.runDir", "picolet.socket", "picolet.tunnel.ca", "picolet.tunnel.servers",
@@ -469,6 +469,7 @@ pub struct Own {
     pub kubeconfig: Option<String>,
     pub kubelet_version: Option<String>,
     pub link: Link,
+    pub log_memory: Option<Quantity>,
     #[serde(rename = "manifestURLCA")]
     pub manifest_url_ca: Option<String>,
     pub max_log_bytes: Option<Quantity>,

@@ -186,6 +186,7 @@ const FLAGS: &[Flag] = &[
     flag("container-log-max-size", Kind::Size, "containerLogMaxSize", "size at which a log is rotated"),
     flag("container-log-max-files", Kind::Number, "containerLogMaxFiles", "files per log, the current one included"),
     flag("max-log-bytes", Kind::Size, "picolet.maxLogBytes", "what all logs may have together; the largest one loses its oldest files"),
+    flag("log-memory", Kind::Size, "picolet.logMemory", "what all logs may have in memory before they are written to the disk (default: nothing)"),
     flag("image-gc-high-threshold", Kind::Number, "imageGCHighThresholdPercent", "disk use in percent at which unused images are removed"),
     flag("image-gc-low-threshold", Kind::Number, "imageGCLowThresholdPercent", "disk use in percent at which the removal stops"),
     flag("minimum-image-ttl-duration", Kind::Time, "imageMinimumGCAge", "an unused image stays at least this long"),

@@ -574,10 +574,25 @@ fn logs(fields: &Fields) -> Result<LogConfig, Invalid> {
     Ok(LogConfig {
         max_size_bytes,
         max_all_bytes,
+        memory_bytes: log_memory(&fields.picolet)?,
         max_files: count(fields.container_log_max_files, 5),
         workers: count(fields.container_log_max_workers, 1),
         monitor_interval: interval,
     })
+}
+
+/// What logs may have in memory (WEAR-05).
+fn log_memory(own: &Own) -> Result<Option<u64>, Invalid> {
+    /// A hundred shims have a few pages each.
+    const MIN_BYTES: u64 = 1 << 20;
+    let bytes = own.log_memory.as_ref();
+    match bytes.map(|bytes| u64::try_from(bytes.value()).unwrap_or(0)) {
+        Some(bytes) if bytes < MIN_BYTES => invalid(
+            "picolet.logMemory",
+            format!("is {bytes}, must be at least {MIN_BYTES}"),
+        ),
+        bytes => Ok(bytes),
+    }
 }
 
 fn images(fields: &Fields) -> Result<ImageConfig, Invalid> {

@@ -228,6 +228,7 @@ fn defaults() {
         LogConfig {
             max_size_bytes: Some(10 << 20),
             max_all_bytes: None,
+            memory_bytes: None,
             max_files: 5,
             workers: 1,
             monitor_interval: Duration::from_secs(10),
@@ -1116,6 +1117,14 @@ fn refused() {
         (
             "picolet: {profile: server}",
             "picolet.profile: is \"server\", must be empty or \"board\"",
+        ),
+        (
+            "picolet: {logMemory: 1023Ki}",
+            "picolet.logMemory: is 1047552, must be at least 1048576",
+        ),
+        (
+            "picolet: {logMemory: 4Mi}\ncontainerRuntimeEndpoint: unix:///run/c.sock",
+            "picolet.logMemory: cannot be kept with containerRuntimeEndpoint",
         ),
         (
             "picolet: {podWriteLimit: 63Ki}",

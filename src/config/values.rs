@@ -446,6 +446,9 @@ pub struct LogConfig {
     pub max_files: u32,
     /// What all logs may have together, bytes; `None`: no such limit, which is the default.
     pub max_all_bytes: Option<u64>,
+    /// What the ends of all logs may have together in memory before they are written to the disk, bytes; `None`: they are
+    /// written at once, which is the default.
+    pub memory_bytes: Option<u64>,
     /// Rotations at once. Default 1.
     pub workers: u32,
     /// Time between two checks; at least 3 s. Default 10 s.

@@ -48,6 +48,8 @@ pub enum Figures {
 pub struct LogTarget {
     /// The live log file; empty: whoever runs the instance keeps it (see [`Backend::provided_log`]).
     pub path: PathBuf,
+    /// Where its shim may hold the end of it in memory.
+    pub memory: PathBuf,
     /// The instance that writes or wrote it.
     pub id: ContainerId,
 }

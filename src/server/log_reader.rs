@@ -1,16 +1,20 @@
 //! Reading container logs: CRI records in, the text that `kubectl logs` shows out.
 //!
 //! Blocking and chunk-wise: the caller runs [`LogReader::next_chunk`] on the disk lane, so that a large log neither
-//! stands in memory nor holds the loop. Source: kubelet `logs.go` (rows LOG-01, LOG-03, LOG-05).
+//! stands in memory nor holds the loop. What a shim holds in memory is read as if it stood at the end of the file
+//! ([`crate::api::log_memory`]), where it will be. Source: kubelet `logs.go` (rows LOG-01, LOG-03, LOG-05).
 
 use std::{
     fs::{self, File},
-    io::{self, Read, Seek, SeekFrom},
-    os::unix::fs::MetadataExt as _,
+    io,
+    os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
 
+use nix::fcntl::OFlag;
+
 use crate::api::Wall;
+use crate::api::log_memory::{HEADER_BYTES, Header};
 use crate::api::order::Order as _;
 use crate::sys::open;
 
@@ -20,6 +24,7 @@ const CHUNK_BYTES: usize = 32 * 1024;
 const MAX_RECORD_BYTES: usize = 64 * 1024;
 /// Rotated files that are looked at to find the next one: a pod may have put any number there.
 const MAX_ROTATED: usize = 1000;
+const HEADER: u64 = HEADER_BYTES as u64;
 /// Bytes stepped back at once while looking for the tail.
 const TAIL_STEP_BYTES: u64 = 16 * 1024;
 
@@ -43,7 +48,9 @@ pub struct LogOptions {
 /// A log being read.
 pub struct LogReader {
     path: PathBuf,
-    file: File,
+    source: Source,
+    /// Up to where it is read.
+    at: u64,
     options: LogOptions,
     /// Bytes read and not yet shown: at most a record.
     pending: Vec<u8>,
@@ -68,16 +75,20 @@ pub enum Chunk {
 }
 
 impl LogReader {
-    /// Opens the log at `path`, at the start or where the tail begins. Never follows a link.
-    pub fn open(path: &Path, options: LogOptions) -> io::Result<Self> {
-        let mut file = open::log(path)?;
+    /// Opens the log at `path`, at the start or where the tail begins. Never follows a link. `memory`: where its shim may hold
+    /// the end of it.
+    pub fn open(path: &Path, memory: Option<PathBuf>, options: LogOptions) -> io::Result<Self> {
+        let mut source = Source {
+            file: open::log(path)?,
+            memory,
+            lost: None,
+        };
         // Once: what is written from now on is neither part of the tail nor shown behind it.
-        let size = file.metadata()?.len();
-        let mut at = 0;
-        if let Some(lines) = options.tail {
-            at = tail_offset(&mut file, size, lines)?;
-            file.seek(SeekFrom::Start(at))?;
-        }
+        let size = source.len()?;
+        let at = match options.tail {
+            Some(lines) => tail_offset(&mut source, size, lines)?,
+            None => 0,
+        };
         let left = options.limit_bytes.unwrap_or(u64::MAX);
         let unread = match options.follow {
             true => u64::MAX,
@@ -85,7 +96,8 @@ impl LogReader {
         };
         Ok(Self {
             path: path.into(),
-            file,
+            source,
+            at,
             options,
             pending: Vec::new(),
             in_line: false,
@@ -103,8 +115,17 @@ impl LogReader {
         let at = self.pending.len();
         let most = usize::try_from(self.unread).unwrap_or(usize::MAX);
         self.pending.resize(at + most.min(CHUNK_BYTES), 0);
-        let n = self.file.read(&mut self.pending[at..])?;
-        self.pending.truncate(at + n);
+        let read = self.source.read_at(&mut self.at, &mut self.pending[at..]);
+        // On an error nothing that was not read is taken for a record.
+        self.pending
+            .truncate(at + read.as_ref().map_or(0, |(n, _)| *n));
+        let (n, is_torn) = read?;
+        if is_torn {
+            // What the pending bytes are the start of is gone.
+            self.pending.drain(..at);
+            self.skipping = false;
+        }
+        self.at += u64::try_from(n).unwrap_or(0);
         if !self.options.follow {
             self.unread -= u64::try_from(n).unwrap_or(0);
         }
@@ -149,15 +170,16 @@ impl LogReader {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
             Err(e) => return Err(e),
         };
-        let (old, new) = (self.file.metadata()?, current.metadata()?);
+        let (old, new) = (self.source.file.metadata()?, current.metadata()?);
         if (old.dev(), old.ino()) == (new.dev(), new.ino()) {
             return Ok(false);
         }
         // Nothing was written after the end was seen? Its writer turns to another file only when this one is whole.
-        if old.len() > self.file.stream_position()? {
+        if old.len() > self.at {
             return Ok(true);
         }
-        self.file = match self.follower((old.dev(), old.ino()))? {
+        self.at = 0;
+        self.source.file = match self.follower((old.dev(), old.ino()))? {
             Some(rotated) => rotated,
             None => current,
         };
@@ -200,8 +222,104 @@ impl LogReader {
     }
 }
 
+/// The file of a log, and what its shim holds in memory beyond its end.
+struct Source {
+    file: File,
+    memory: Option<PathBuf>,
+    /// What the shim had given up when it was last looked at, bytes.
+    lost: Option<u64>,
+}
+
+impl Source {
+    /// What is held of this file, if anything is.
+    fn held(&self) -> io::Result<Option<(File, Header)>> {
+        let Some(path) = &self.memory else {
+            return Ok(None);
+        };
+        let opened = File::options()
+            .read(true)
+            .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
+            .open(path);
+        let file = match opened {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        let mut bytes = [0; HEADER_BYTES];
+        let Ok(()) = file.read_exact_at(&mut bytes, 0) else {
+            // It is being begun.
+            return Ok(None);
+        };
+        Ok(Header::decode(&bytes).map(|header| (file, header)))
+    }
+
+    fn id(&self) -> io::Result<(u64, u64)> {
+        let metadata = self.file.metadata()?;
+        Ok((metadata.dev(), metadata.ino()))
+    }
+
+    /// How much there is of it.
+    fn len(&self) -> io::Result<u64> {
+        let held = self.held()?;
+        // After the look at the memory: what is saved in between counts.
+        let size = self.file.metadata()?.len();
+        let Some((memory, header)) = held else {
+            return Ok(size);
+        };
+        let records = memory.metadata()?.len().saturating_sub(HEADER);
+        let end = header.begins.saturating_add_unsigned(records);
+        let end = u64::try_from(end).unwrap_or(0);
+        Ok(if header.file == self.id()? {
+            size.max(end)
+        } else {
+            size
+        })
+    }
+
+    /// Reads on from `at`, which moves if what was there is gone. Returns how much, 0 at the end for now; and whether `at` is not
+    /// where the last read ended.
+    fn read_at(&mut self, at: &mut u64, buffer: &mut [u8]) -> io::Result<(usize, bool)> {
+        let n = self.file.read_at(buffer, *at)?;
+        if n > 0 {
+            return Ok((n, false));
+        }
+        let Some((memory, header)) = self.held()? else {
+            // It may have been saved since.
+            return Ok((self.file.read_at(buffer, *at)?, false));
+        };
+        let id = self.id()?;
+        let lost = header.lost.saturating_sub(self.lost.unwrap_or(header.lost));
+        self.lost = Some(header.lost);
+        let mut is_torn = false;
+        if lost > 0 && header.file == id {
+            let begins = u64::try_from(header.begins).unwrap_or(0);
+            let moved = at.saturating_sub(lost);
+            is_torn = moved < begins;
+            *at = moved.max(begins);
+        }
+        let n = match header.offset(id, *at) {
+            Some(offset) => memory.read_at(buffer, HEADER + offset)?,
+            None => self.file.read_at(buffer, *at)?,
+        };
+        Ok((n, is_torn))
+    }
+
+    /// All of the buffer, whatever the parts are in which it is there.
+    fn read_exact_at(&mut self, mut at: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < buffer.len() {
+            let (n, is_torn) = self.read_at(&mut at, &mut buffer[done..])?;
+            if n == 0 || is_torn {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            done += n;
+            at += u64::try_from(n).unwrap_or(0);
+        }
+        Ok(())
+    }
+}
+
 /// Offset at which the last `lines` records of the first `size` bytes begin.
-fn tail_offset(file: &mut File, size: u64, lines: u64) -> io::Result<u64> {
+fn tail_offset(source: &mut Source, size: u64, lines: u64) -> io::Result<u64> {
     if lines == 0 {
         return Ok(size);
     }
@@ -211,8 +329,7 @@ fn tail_offset(file: &mut File, size: u64, lines: u64) -> io::Result<u64> {
     while end > 0 {
         let start = end.saturating_sub(TAIL_STEP_BYTES);
         let length = usize::try_from(end - start).unwrap_or(0);
-        file.seek(SeekFrom::Start(start))?;
-        file.read_exact(&mut block[..length])?;
+        source.read_exact_at(start, &mut block[..length])?;
         for (i, &b) in block[..length].iter().enumerate().rev() {
             let at = start + u64::try_from(i).unwrap_or(0);
             // The newline that ends the file does not begin a record.
@@ -309,7 +426,7 @@ pub(crate) mod fuzz {
             },
         ] {
             let limit = options.limit_bytes;
-            let mut reader = LogReader::open(&path, options).expect("open");
+            let mut reader = LogReader::open(&path, None, options).expect("open");
             let mut shown = 0;
             loop {
                 match reader.next_chunk().expect("read") {
@@ -434,7 +551,7 @@ mod tests {
                 "one\ntw".into(),
             ),
         ] {
-            let mut reader = LogReader::open(&path, options).expect("open");
+            let mut reader = LogReader::open(&path, None, options).expect("open");
             assert_eq!(all(&mut reader), expected, "{name}");
         }
     }
@@ -447,6 +564,7 @@ mod tests {
         fs::write(&path, format!("{T}Z stdout F one\n")).expect("write");
         let mut reader = LogReader::open(
             &path,
+            None,
             LogOptions {
                 follow: true,
                 ..LogOptions::default()
@@ -477,7 +595,7 @@ mod tests {
             follow: true,
             ..LogOptions::default()
         };
-        let mut reader = LogReader::open(&path, follow).expect("open");
+        let mut reader = LogReader::open(&path, None, follow).expect("open");
         assert_eq!(all(&mut reader), "one\n");
         rotate("two", "20231114-221320.1");
         rotate("three", "20231114-221320.2");
@@ -499,7 +617,7 @@ mod tests {
         let dir = scratch("end");
         let path = dir.0.join("0.log");
         fs::write(&path, format!("{T}Z stdout F one\n")).expect("write");
-        let mut reader = LogReader::open(&path, LogOptions::default()).expect("open");
+        let mut reader = LogReader::open(&path, None, LogOptions::default()).expect("open");
         let mut file = File::options().append(true).open(&path).expect("append");
         let mut shown = Vec::new();
         // A container that writes faster than anybody reads.
@@ -512,12 +630,200 @@ mod tests {
         }
         assert_eq!(shown, b"one\n");
         // Nor is what came after the look at its length part of the tail.
-        let mut file = File::open(&path).expect("open");
+        let mut source = Source {
+            file: File::open(&path).expect("open"),
+            memory: None,
+            lost: None,
+        };
         let first = format!("{T}Z stdout F one\n").len() as u64;
         for (lines, at) in [(0, first), (1, 0), (2, 0)] {
-            let found = tail_offset(&mut file, first, lines).expect("tail");
+            let found = tail_offset(&mut source, first, lines).expect("tail");
             assert_eq!(found, at, "{lines} lines");
         }
+    }
+
+    /// A log of which the shim holds the end in memory.
+    struct Held {
+        dir: Scratch,
+        lost: u64,
+    }
+
+    impl Held {
+        fn path(&self) -> PathBuf {
+            self.dir.0.join("0.log")
+        }
+
+        fn memory(&self) -> PathBuf {
+            self.dir.0.join("held")
+        }
+
+        fn on_disk(&self, text: &str) {
+            let mut options = File::options();
+            let options = options.append(true).create(true);
+            let mut file = options.open(self.path()).expect("open");
+            file.write_all(text.as_bytes()).expect("append");
+        }
+
+        /// Begins anew: `text` is held behind what the file has now.
+        fn hold(&self, text: &str) {
+            let metadata = fs::metadata(self.path()).expect("file");
+            let header = Header {
+                file: (metadata.dev(), metadata.ino()),
+                begins: i64::try_from(metadata.len()).expect("small"),
+                lost: self.lost,
+            };
+            let _ = fs::remove_file(self.memory());
+            let mut bytes = header.encode().to_vec();
+            bytes.extend_from_slice(text.as_bytes());
+            fs::write(self.memory(), bytes).expect("written");
+        }
+
+        fn hold_more(&self, text: &str) {
+            let mut file = File::options()
+                .append(true)
+                .open(self.memory())
+                .expect("open");
+            file.write_all(text.as_bytes()).expect("append");
+        }
+
+        /// As a shim does: the file first.
+        fn save(&self) {
+            let bytes = fs::read(self.memory()).expect("held");
+            let text = core::str::from_utf8(&bytes[HEADER_BYTES..]).expect("text");
+            self.on_disk(text);
+            fs::remove_file(self.memory()).expect("removed");
+        }
+
+        fn reader(&self, options: LogOptions) -> LogReader {
+            LogReader::open(&self.path(), Some(self.memory()), options).expect("open")
+        }
+    }
+
+    fn held(name: &str) -> Held {
+        Held {
+            dir: scratch(name),
+            lost: 0,
+        }
+    }
+
+    #[test]
+    fn disk_and_memory_are_read_as_one() {
+        // WEAR-05
+        let log = held("seam");
+        let text = sample();
+        let following = || LogOptions {
+            follow: true,
+            ..LogOptions::default()
+        };
+        // Wherever the seam is, also within a record: the shim died while it saved.
+        for seam in 0..=text.len() {
+            let _ = fs::remove_file(log.path());
+            log.on_disk("");
+            log.hold(&text);
+            log.on_disk(&text[..seam]);
+            for (options, shown) in [
+                (LogOptions::default(), "one\ntwo\nthree\n\n"),
+                (following(), "one\ntwo\nthree\n\n"),
+                (
+                    LogOptions {
+                        tail: Some(2),
+                        ..LogOptions::default()
+                    },
+                    "ee\n\n",
+                ),
+                (
+                    LogOptions {
+                        since: Wall::parse(&format!("{T}.2Z")),
+                        limit_bytes: Some(6),
+                        ..LogOptions::default()
+                    },
+                    "two\nth",
+                ),
+            ] {
+                let mut reader = log.reader(options);
+                assert_eq!(all(&mut reader), shown, "{seam}");
+            }
+        }
+        // In records that are whole, as it is as a rule.
+        for (at, _) in text.match_indices('\n') {
+            let _ = fs::remove_file(log.path());
+            log.on_disk(&text[..=at]);
+            log.hold(&text[at + 1..]);
+            let tail = LogOptions {
+                tail: Some(3),
+                ..LogOptions::default()
+            };
+            assert_eq!(all(&mut log.reader(tail)), "three\n\n", "{at}");
+        }
+        // What is held for another file is not part of this one, and what is no such file is none.
+        fs::rename(log.path(), log.dir.0.join("old")).expect("renamed");
+        log.on_disk(&format!("{T}Z stdout F new\n"));
+        assert_eq!(all(&mut log.reader(LogOptions::default())), "new\n");
+        fs::write(log.memory(), "short").expect("written");
+        assert_eq!(all(&mut log.reader(LogOptions::default())), "new\n");
+    }
+
+    #[test]
+    fn follow_goes_on_across_the_seam() {
+        // WEAR-05
+        let mut log = held("across");
+        let record = |word: &str| format!("{T}Z stdout F {word}\n");
+        log.on_disk(&record("one"));
+        log.hold(&record("two"));
+        let mut reader = log.reader(LogOptions {
+            follow: true,
+            ..LogOptions::default()
+        });
+        assert_eq!(all(&mut reader), "one\ntwo\n");
+        log.hold_more(&format!("{T}Z stdout F cut"));
+        assert_eq!(all(&mut reader), "");
+        log.hold_more("-end\n");
+        log.save();
+        assert_eq!(all(&mut reader), "cut-end\n");
+        // Saved and held anew between two looks, more than once.
+        log.hold(&record("three"));
+        log.save();
+        log.hold(&record("four"));
+        log.save();
+        log.hold(&record("five"));
+        assert_eq!(all(&mut reader), "three\nfour\nfive\n");
+        // Rotated: what was held is saved before.
+        log.hold_more(&record("six"));
+        log.save();
+        fs::rename(log.path(), log.dir.0.join("0.log.20231114-221320.1")).expect("rotated");
+        log.on_disk("");
+        log.hold(&record("seven"));
+        assert_eq!(all(&mut reader), "six\nseven\n");
+        // The oldest were given up, read or not.
+        log.hold(&format!("{}{}", record("seven"), record("eight")));
+        let [seven, eight] = ["seven", "eight"].map(|word| record(word).len());
+        log.lost = u64::try_from(seven).expect("small");
+        log.hold(&format!("{}{}", record("eight"), record("nine")));
+        assert_eq!(all(&mut reader), "eight\nnine\n");
+        log.lost += u64::try_from(eight + record("nine").len() + 99).expect("small");
+        log.hold(&record("twelve"));
+        assert_eq!(all(&mut reader), "twelve\n");
+        log.save();
+        assert_eq!(all(&mut reader), "");
+    }
+
+    #[test]
+    fn without_following_there_is_an_end_in_memory_too() {
+        // WEAR-05
+        let log = held("held-end");
+        let record = |word: &str| format!("{T}Z stdout F {word}\n");
+        log.on_disk(&record("one"));
+        log.hold(&record("two"));
+        let mut reader = log.reader(LogOptions::default());
+        let mut shown = Vec::new();
+        loop {
+            log.hold_more(&record("more"));
+            match reader.next_chunk().expect("read") {
+                Chunk::Text(text) => shown.extend(text),
+                Chunk::End | Chunk::Limit => break,
+            }
+        }
+        assert_eq!(shown, b"one\ntwo\n");
     }
 
     #[test]
@@ -527,16 +833,16 @@ mod tests {
         let mut text = vec![b'x'; MAX_RECORD_BYTES * 3];
         text.extend_from_slice(format!("\n{T}Z stdout F fine\n").as_bytes());
         fs::write(&path, text).expect("write");
-        let mut reader = LogReader::open(&path, LogOptions::default()).expect("open");
+        let mut reader = LogReader::open(&path, None, LogOptions::default()).expect("open");
         assert_eq!(all(&mut reader), "fine\n");
         let link = dir.0.join("1.log");
         std::os::unix::fs::symlink(&path, &link).expect("link");
         assert!(
-            LogReader::open(&link, LogOptions::default()).is_err(),
+            LogReader::open(&link, None, LogOptions::default()).is_err(),
             "a link is never followed"
         );
         assert!(
-            LogReader::open(&dir.0, LogOptions::default()).is_err(),
+            LogReader::open(&dir.0, None, LogOptions::default()).is_err(),
             "a directory is no log"
         );
     }

@@ -23,10 +23,10 @@ pub(super) async fn stream(
         return pass_on(backend, connection, &target, &options).await;
     }
     let follow = options.follow;
-    let path = target.path.clone();
+    let (path, memory) = (target.path.clone(), target.memory.clone());
     let opened = backend
         .disk_lane()
-        .run(move || LogReader::open(&path, options));
+        .run(move || LogReader::open(&path, Some(memory), options));
     let mut reader = match opened.await {
         Ok(reader) => reader,
         Err(e) => {

@@ -195,6 +195,7 @@ impl Backend for FakeBackend {
             }
             Ok(LogTarget {
                 path: self.log.clone(),
+                memory: PathBuf::new(),
                 id: ContainerId::from("id"),
             })
         })

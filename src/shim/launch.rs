@@ -40,6 +40,8 @@ pub struct Launch {
     pub log: PathBuf,
     /// What the log may have. `None`: the shim does not rotate it.
     pub log_limit: Option<LogLimit>,
+    /// Where the shim holds the end of it in memory, see [`super::held_log`]. `None`: it does not.
+    pub log_memory: Option<PathBuf>,
     /// The container has a terminal: then all its output is `stdout`.
     pub tty: bool,
     /// The container reads standard input; otherwise it gets `/dev/null`.
@@ -106,7 +108,7 @@ pub async fn launch(launch: &Launch) -> Result<Launched, LaunchError> {
     if let Some(dir) = &launch.memory_cgroup {
         command = command.arg("--memory-cgroup").arg(dir);
     }
-    command = limited(command, launch.log_limit);
+    command = limited(command, launch.log_limit, launch.log_memory.as_deref());
     if let Some(adj) = launch.oom_score_adj {
         command = command.args(["--oom-score-adj", &adj.to_string()]);
     }
@@ -136,6 +138,8 @@ pub struct LogOnly {
     pub log: PathBuf,
     /// As in [`Launch::log_limit`].
     pub log_limit: Option<LogLimit>,
+    /// As in [`Launch::log_memory`]. What the dead shim held there is saved.
+    pub log_memory: Option<PathBuf>,
     /// As in [`Launch::memory_cgroup`].
     pub memory_cgroup: Option<PathBuf>,
     /// As in [`Launch::shim_cgroups`].
@@ -161,7 +165,7 @@ pub async fn launch_log_only(launch: &LogOnly) -> Result<Option<Launched>, Launc
     if let Some(dir) = &launch.memory_cgroup {
         command = command.arg("--memory-cgroup").arg(dir);
     }
-    command = limited(command, launch.log_limit);
+    command = limited(command, launch.log_limit, launch.log_memory.as_deref());
     if let Some(adj) = launch.oom_score_adj {
         command = command.args(["--oom-score-adj", &adj.to_string()]);
     }
@@ -171,12 +175,15 @@ pub async fn launch_log_only(launch: &LogOnly) -> Result<Option<Launched>, Launc
     start(&launch.dir, command).await
 }
 
-fn limited(command: Command, limit: Option<LogLimit>) -> Command {
-    match limit {
-        None => command,
-        Some(limit) => command
+fn limited(mut command: Command, limit: Option<LogLimit>, memory: Option<&Path>) -> Command {
+    if let Some(limit) = limit {
+        command = command
             .args(["--log-bytes", &limit.max_bytes.to_string()])
-            .args(["--log-files", &limit.max_files.to_string()]),
+            .args(["--log-files", &limit.max_files.to_string()]);
+    }
+    match memory {
+        None => command,
+        Some(path) => command.arg("--log-memory").arg(path),
     }
 }
 

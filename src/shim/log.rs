@@ -10,7 +10,9 @@ use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::Mode;
 
 use super::line::{MAX_TEXT_BYTES, RECORD_OVERHEAD, STAMP_BYTES, Tag};
+use super::log_memory::Memory;
 use super::rotation::{self, Limit};
+use crate::api::Mono;
 use crate::sys::{open, pages::Pages};
 
 /// Mode of a new log file: an administrators' group may read it, as every Kubernetes node has it.
@@ -29,11 +31,18 @@ pub(crate) struct Log {
     /// Bytes of the file, as far as this writer knows.
     size: u64,
     limit: Option<Limit>,
+    /// Where records wait for the disk; `None`: they do not.
+    memory: Option<Memory>,
 }
 
 impl Log {
     /// Opens the directory of `path`, and `path` itself. Without `limit` somebody else rotates it, or nobody.
-    pub(crate) fn open(path: &'static Path, limit: Option<Limit>) -> io::Result<Self> {
+    /// `memory`: where its end is held in memory.
+    pub(crate) fn open(
+        path: &'static Path,
+        limit: Option<Limit>,
+        memory: Option<&'static Path>,
+    ) -> io::Result<Self> {
         let Some(name) = path.file_name() else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
@@ -46,8 +55,13 @@ impl Log {
             lost: 0,
             size: 0,
             limit,
+            memory: None,
         };
-        log.reopen()?;
+        log.open_live()?;
+        if let (Some(path), Some(live)) = (memory, &log.file) {
+            log.memory = Some(Memory::open(path, live));
+            log.size = live.metadata()?.len();
+        }
         Ok(log)
     }
 
@@ -56,7 +70,12 @@ impl Log {
     /// A container may see this directory (hostPath on /var/log): links, and anything but a regular file, are refused.
     pub(crate) fn reopen(&mut self) -> io::Result<()> {
         self.flush();
-        self.open_live()
+        self.save(true);
+        self.open_live()?;
+        if let (Some(memory), Some(live)) = (&mut self.memory, &self.file) {
+            memory.belong_to(live)?;
+        }
+        Ok(())
     }
 
     fn open_live(&mut self) -> io::Result<()> {
@@ -102,33 +121,77 @@ impl Log {
 
     /// Writes what is gathered. What the disk refuses is dropped and counted; no half record is left in the file.
     pub(crate) fn flush(&mut self) {
+        if self.memory.is_some() && self.hold() {
+            return;
+        }
         self.keep_limit();
         let bytes = &self.buffer[..self.len];
-        let mut written = 0;
-        if let Some(file) = &mut self.file {
-            while written < bytes.len() {
-                match file.write(&bytes[written..]) {
-                    Ok(n) if n > 0 => written += n,
-                    Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                    _ => break,
+        let file = self.file.as_mut();
+        let written = file.map_or(0, |file| write_whole(file, bytes));
+        let lost = bytes[written..].iter().filter(|b| **b == b'\n').count();
+        self.lost += u64::try_from(lost).unwrap_or(0);
+        self.size += u64::try_from(written).unwrap_or(0);
+        self.len = 0;
+    }
+
+    /// Puts what is gathered to what is held in memory. False: there is none, nothing is held, and the disk has to take it.
+    fn hold(&mut self) -> bool {
+        let more = u64::try_from(self.len).unwrap_or(0);
+        let unsaved = self.memory.as_ref().map_or(0, Memory::unsaved);
+        let after = self.size.saturating_add(unsaved).saturating_add(more);
+        // What is held belongs to the file that is written now.
+        if more > 0 && self.limit.is_some_and(|limit| after >= limit.max_bytes) && self.save(false)
+        {
+            self.keep_limit();
+        }
+        for is_last in [false, true] {
+            let (Some(memory), Some(live)) = (&mut self.memory, &self.file) else {
+                return false;
+            };
+            if more == 0 {
+                return true;
+            }
+            if memory.append(&self.buffer[..self.len], live).is_ok() {
+                self.len = 0;
+                if memory.is_tight() {
+                    self.save(false);
+                }
+                return true;
+            }
+            match (self.save(true), is_last) {
+                (true, false) => {}
+                (true, true) => return false,
+                (false, false) => {
+                    if let (Some(memory), Some(live)) = (&mut self.memory, &self.file) {
+                        self.lost += memory.forget(live);
+                    }
+                }
+                (false, true) => {
+                    // Others have filled it. What is held comes first.
+                    let records = self.buffer[..self.len].iter().filter(|b| **b == b'\n');
+                    self.lost += u64::try_from(records.count()).unwrap_or(0);
+                    self.len = 0;
+                    return true;
                 }
             }
         }
-        if written < bytes.len() {
-            // A record holds one newline, its last byte.
-            let whole = bytes[..written]
-                .iter()
-                .rposition(|b| *b == b'\n')
-                .map_or(0, |at| at + 1);
-            if let (Some(file), torn @ 1..) = (&self.file, written - whole) {
-                let _ = cut(file, torn);
-            }
-            let lost = bytes[whole..].iter().filter(|b| **b == b'\n').count();
-            self.lost += u64::try_from(lost).unwrap_or(0);
-            written = whole;
-        }
-        self.size += u64::try_from(written).unwrap_or(0);
-        self.len = 0;
+        false
+    }
+
+    /// Writes what is held in memory to the disk, if something is. `now`: also if the disk took nothing a moment ago. False: it
+    /// did not take all of it.
+    pub(crate) fn save(&mut self, now: bool) -> bool {
+        let (Some(memory), Some(live)) = (&mut self.memory, &mut self.file) else {
+            return true;
+        };
+        let (went, done) = memory.save(live, now);
+        self.size += went;
+        done
+    }
+
+    /// When [`Self::save`] is to be called; `None`: nothing waits for it.
+    pub(crate) fn due(&self) -> Option<Mono> {
+        self.memory.as_ref()?.due()
     }
 
     /// Begins a new file if this one has no room for what is gathered. If that fails, this one is written on: a line counts
@@ -157,6 +220,28 @@ impl Log {
     pub(crate) fn release(&mut self) {
         self.buffer.release(self.len);
     }
+}
+
+/// Writes records, as many as the file takes; no half one is left in it. Returns their bytes.
+pub(super) fn write_whole(file: &mut File, records: &[u8]) -> usize {
+    let mut written = 0;
+    while written < records.len() {
+        match file.write(&records[written..]) {
+            Ok(n) if n > 0 => written += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            _ => break,
+        }
+    }
+    if written == records.len() {
+        return written;
+    }
+    // A record holds one newline, its last byte.
+    let newline = records[..written].iter().rposition(|b| *b == b'\n');
+    let whole = newline.map_or(0, |at| at + 1);
+    if written > whole {
+        let _ = cut(file, written - whole);
+    }
+    whole
 }
 
 /// Takes the last `count` bytes off the file. Nobody else writes to it.
@@ -192,7 +277,7 @@ mod tests {
     fn records_and_rotation() {
         // LOG-01
         let dir = fresh("rotation");
-        let mut log = Log::open(path(&dir), None).expect("open");
+        let mut log = Log::open(path(&dir), None, None).expect("open");
         let mode = fs::metadata(dir.join("0.log"))
             .expect("stat")
             .permissions()
@@ -223,7 +308,7 @@ mod tests {
         fs::write(dir.join("0.log.20231114-221322"), "of an agent before").expect("write");
         fs::write(dir.join("0.log-other"), "of somebody else").expect("write");
         fs::create_dir(dir.join("0.log.dir")).expect("in the way");
-        let mut log = Log::open(path(&dir), Some(limit)).expect("open");
+        let mut log = Log::open(path(&dir), Some(limit), None).expect("open");
         let sizes = || {
             let all = fs::read_dir(&dir).expect("dir").flatten();
             let ours = all.filter(|f| f.file_name().to_string_lossy().starts_with("0.log"));
@@ -291,7 +376,7 @@ mod tests {
     #[test]
     fn traps_are_refused() {
         let dir = fresh("traps");
-        let mut log = Log::open(path(&dir), None).expect("open");
+        let mut log = Log::open(path(&dir), None, None).expect("open");
         type Make = fn(&Path);
         let traps: [(&str, Make); 3] = [
             ("link", |p| {
@@ -328,7 +413,7 @@ mod tests {
         }
         let dir = fresh("full");
         mount::tmpfs(&dir, Some(16 * 1024), 0o755, MsFlags::empty()).expect("tmpfs");
-        let mut log = Log::open(path(&dir), None).expect("open");
+        let mut log = Log::open(path(&dir), None, None).expect("open");
         for n in 0..100 {
             log.append(STAMP, "stdout", Tag::Full, format!("{n:>980}").as_bytes());
             if n % 5 == 4 {

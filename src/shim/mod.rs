@@ -12,6 +12,8 @@
 //! | `exit` | shim | [`Exit`]: the last thing a shim writes; its end is the doorbell |
 //! | `ctl` | shim | control socket: attach, resize, close stdin, reopen the log ([`control`]) |
 //!
+//! The log's end may be held in memory, in [`held_log`], which the shim makes and removes.
+//!
 //! A free lock without `exit` means that the shim died. The agent then starts a log-only shim ([`launch_log_only`]), which
 //! takes the FIFOs over, and kills the container.
 //!
@@ -24,10 +26,13 @@ mod create;
 mod launch;
 mod line;
 mod log;
+mod log_memory;
 pub mod process;
 pub mod record;
 mod rotation;
 mod serve;
+
+use std::path::{Path, PathBuf};
 
 pub use control::{attach, close_stdin, reopen_log, resize};
 pub use launch::{
@@ -61,6 +66,21 @@ pub mod file {
     pub const CTL: &str = "ctl";
     /// Where the runtime hands over the terminal; exists only while a container with one is created.
     pub const CONSOLE: &str = "console";
+}
+
+/// Directory in the run directory that holds the ends of logs: a tmpfs.
+const HELD_LOGS: &str = "logs";
+
+/// Where all shims hold the ends of logs in memory, and together no more than it has.
+#[must_use]
+pub fn held_logs(run_dir: &Path) -> PathBuf {
+    run_dir.join(HELD_LOGS)
+}
+
+/// Where the shim of a container holds the end of its log, if it does ([`crate::api::log_memory`]).
+#[must_use]
+pub fn held_log(run_dir: &Path, id: &str) -> PathBuf {
+    held_logs(run_dir).join(id)
 }
 
 /// The build that wrote a record.

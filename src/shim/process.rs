@@ -45,8 +45,9 @@ pub(crate) struct Args {
     pub(crate) stdin_once: bool,
     pub(crate) create_ms: u64,
     /// Bytes of the log at which the shim begins a new file, and files that it keeps; 0: it does neither.
-    pub(crate) log_bytes: u64,
-    pub(crate) log_files: u32,
+    pub(crate) log_limit: Limit,
+    /// Where the end of the log is held in memory; empty: it is not.
+    pub(crate) log_memory: &'static CStr,
     /// Number of the inherited descriptor that holds the lock.
     pub(crate) lock: i32,
     /// Log-only: pid (0: none was created) and start time of init.
@@ -67,8 +68,11 @@ impl Args {
             stdin: false,
             stdin_once: false,
             create_ms: 0,
-            log_bytes: 0,
-            log_files: 0,
+            log_limit: Limit {
+                max_bytes: 0,
+                max_files: 0,
+            },
+            log_memory: c"",
             lock: -1,
             init: None,
         };
@@ -94,8 +98,9 @@ impl Args {
                 b"--memory-cgroup" => out.memory_cgroup = value,
                 b"--oom-score-adj" => out.oom_score_adj = Some(number(value).ok_or(name)?),
                 b"--create-ms" => out.create_ms = number(value).ok_or(name)?,
-                b"--log-bytes" => out.log_bytes = number(value).ok_or(name)?,
-                b"--log-files" => out.log_files = number(value).ok_or(name)?,
+                b"--log-bytes" => out.log_limit.max_bytes = number(value).ok_or(name)?,
+                b"--log-files" => out.log_limit.max_files = number(value).ok_or(name)?,
+                b"--log-memory" => out.log_memory = value,
                 #[cfg(feature = "crash-points")]
                 b"--crash-at" => crash::arm_shim(value),
                 b"--lock" => out.lock = number(value).ok_or(name)?,
@@ -155,15 +160,17 @@ fn shim(args: &Args) -> io::Result<()> {
     }
     // Nothing but SIGKILL and its own faults ends a shim. Children get an empty mask.
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), None)?;
-    let mut children = SigSet::empty();
-    children.add(Signal::SIGCHLD);
+    let mut heard = SigSet::empty();
+    heard.add(Signal::SIGCHLD);
+    let memory = (!args.log_memory.is_empty()).then(|| path(args.log_memory));
+    if memory.is_some() {
+        heard.add(Signal::SIGTERM);
+    }
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
-    let signals = SignalFd::with_flags(&children, flags)?;
-    let limit = (args.log_bytes > 0 && args.log_files > 1).then_some(Limit {
-        max_bytes: args.log_bytes,
-        max_files: args.log_files,
-    });
-    let log = Log::open(path(args.log), limit)?;
+    let signals = SignalFd::with_flags(&heard, flags)?;
+    let limit = args.log_limit;
+    let limit = Some(limit).filter(|limit| limit.max_bytes > 0 && limit.max_files > 1);
+    let log = Log::open(path(args.log), limit, memory)?;
     match args.init {
         None => launch(args, signals, log),
         Some((pid, start_time)) => take_over(args, signals, log, pid, start_time),
@@ -396,6 +403,8 @@ mod tests {
             c"100",
             c"--log-files",
             c"3",
+            c"--log-memory",
+            c"/m",
         ];
         let args = Args::parse(full.into_iter()).expect("good");
         assert_eq!(
@@ -406,7 +415,11 @@ mod tests {
             (args.create_ms, args.oom_score_adj, args.init),
             (5, Some(-9), None)
         );
-        assert_eq!((args.log_bytes, args.log_files), (100, 3));
+        let limit = Limit {
+            max_bytes: 100,
+            max_files: 3,
+        };
+        assert_eq!((args.log_limit, args.log_memory), (limit, c"/m"));
         let log_only = [
             c"--init",
             c"4",

@@ -180,10 +180,11 @@ impl Server {
                 0 => closed_until = None,
                 _ => fds[LISTENER].fd = -1,
             }
-            let timeout_ms = match (dirty, closed_ms) {
-                (true, _) => 0,
-                (false, 0) => -1,
-                (false, left) => i32::try_from(left).unwrap_or(i32::MAX),
+            let save_ms = self.save_if_due();
+            let timeout_ms = match (dirty, closed_ms.min(save_ms), closed_ms.max(save_ms)) {
+                (true, ..) => 0,
+                (false, 0, 0) => -1,
+                (false, 0, left) | (false, left, _) => i32::try_from(left).unwrap_or(i32::MAX),
             };
             if start::poll(&mut fds, timeout_ms)? == 0 {
                 if dirty {
@@ -220,6 +221,15 @@ impl Server {
         }
     }
 
+    /// Milliseconds until the log has to be saved; 0: nothing waits.
+    fn save_if_due(&mut self) -> u64 {
+        let left = |log: &Log| log.due().map(|due| due.since_ms(clock::mono()));
+        if left(&self.log) == Some(0) {
+            self.log.save(false);
+        }
+        left(&self.log).map_or(0, |left| left.max(1))
+    }
+
     /// After the end of init: saves what it wrote.
     pub(crate) fn drain(&mut self) {
         self.stdout.drain(&mut self.log, &mut self.clients);
@@ -227,6 +237,7 @@ impl Server {
             stderr.drain(&mut self.log, &mut self.clients);
         }
         self.log.flush();
+        self.log.save(true);
     }
 
     fn watched(&self) -> [libc::pollfd; FIRST_CLIENT + MAX_CONNECTIONS] {
@@ -319,7 +330,12 @@ impl Server {
 
     /// Reaps every child that has ended: init, and what other processes of the host's pid namespace left behind.
     fn reap(&mut self) -> io::Result<Option<Ended>> {
-        while self.signals.read_signal()?.is_some() {}
+        while let Some(signal) = self.signals.read_signal()? {
+            // The machine goes down.
+            if i32::try_from(signal.ssi_signo) == Ok(libc::SIGTERM) {
+                self.log.save(true);
+            }
+        }
         let mut ended = None;
         while let Some((pid, how)) = reap_one() {
             if matches!(self.init, Init::Child(init) if init == pid) {

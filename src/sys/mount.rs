@@ -59,6 +59,17 @@ pub fn tmpfs(target: &Path, size_bytes: Option<u64>, mode: u32, flags: MsFlags) 
     Ok(mount(kind, target, kind, flags, Some(options.as_str()))?)
 }
 
+/// Gives the tmpfs at `target` another size.
+///
+/// # Errors
+/// Less than is in it, among others: it keeps what it has.
+pub fn resize_tmpfs(target: &Path, size_bytes: u64) -> io::Result<()> {
+    let options = format!("size={size_bytes}");
+    // Flags that are not said are taken back.
+    let flags = MsFlags::MS_REMOUNT | MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+    Ok(mount(NONE, target, NONE, flags, Some(options.as_str()))?)
+}
+
 /// Mounts an overlay of `lower` (top layer first) at `target`.
 ///
 /// - `upper_work`: the writable layer and its empty work directory on the same file system; `None`: read-only.

@@ -441,7 +441,7 @@ impl Host {
             .into_iter()
             .map(|(pid, words)| format!("process {pid}: {words}"))
             .collect();
-        let own = ["", "root", "run", "logs"].map(|dir| self.path(dir));
+        let own = ["", "root", "run", "run/logs", "logs"].map(|dir| self.path(dir));
         let mounts = self.mounts();
         found.extend(
             mounts

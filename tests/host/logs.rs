@@ -46,6 +46,65 @@ fn all_logs_have_a_limit() {
     host.finish();
 }
 
+// WEAR-05
+#[test]
+fn logs_are_held_in_memory() {
+    if !host::able() {
+        return;
+    }
+    let mut host = Host::start(&["--log-memory=1Mi"]);
+    let script = format!("seq 1 200; echo whole; {IDLE}");
+    host.pod("quiet", json!({"containers": [sh("main", &script)]}));
+    host.wait_ready("quiet");
+    let shown = |host: &Host, words: &[&str]| {
+        let pod = host::full("quiet");
+        host.ok(&[&["logs", &pod], words].concat())
+    };
+    host.until("all of it is shown", |host| {
+        let text = shown(host, &[]);
+        (text.lines().count() == 201, text)
+    });
+    let (logs, held) = (host.path("logs"), host.path("run/logs"));
+    assert_eq!(bytes(&logs), 0, "the disk has nothing");
+    assert_eq!(shown(&host, &["--tail=2"]), "200\nwhole\n");
+    assert_eq!(shown(&host, &["--limit-bytes=3"]), "1\n2");
+    // Another agent reads on, though it would hold nothing.
+    host.end_agent(nix::sys::signal::Signal::SIGKILL);
+    host.start_agent();
+    host.wait_ready("quiet");
+    assert_eq!(shown(&host, &["--tail=1"]), "whole\n");
+    assert_eq!(bytes(&logs), 0);
+    // One that writes much saves by itself, and is read whole.
+    let script = format!("seq 1 300000; echo whole; {IDLE}");
+    host.pod("much", json!({"containers": [sh("main", &script)]}));
+    host.wait_ready("much");
+    host.until("all of it is shown", |host| {
+        let text = host.ok(&["logs", &host::full("much"), "--tail=1"]);
+        (text == "whole\n", text)
+    });
+    let text = host.ok(&["logs", &host::full("much")]);
+    let wanted: Vec<_> = (1..=300_000).map(|n| n.to_string()).collect();
+    // Its log was rotated: what is left is the end.
+    let lines: Vec<_> = text.lines().collect();
+    let (last, numbers) = lines.split_last().expect("lines");
+    assert_eq!(*last, "whole");
+    assert_eq!(numbers, &wanted[wanted.len() - numbers.len()..]);
+    assert!(bytes(&logs) > 10 << 20, "{}", bytes(&logs));
+    assert!(bytes(&held) <= 1 << 20);
+    // Its end saves it.
+    host.ok(&["stop", "--all"]);
+    host.reap_agent();
+    assert_eq!(bytes(&held), 0);
+    let saved = fs::read_dir(&logs).expect("logs").flatten();
+    let quiet = saved
+        .map(|e| e.path())
+        .find(|p| p.display().to_string().contains("quiet"));
+    let text = fs::read_to_string(quiet.expect("a pod").join("main/0.log")).expect("a log");
+    assert!(text.ends_with(" whole\n"), "{text}");
+    host.start_agent();
+    host.finish();
+}
+
 const MIB: u64 = 1 << 20;
 /// What the log of the container that floods it may have: two files.
 const FLOOD: u64 = 2 * 5 * MIB;

@@ -449,6 +449,7 @@ impl Runc {
             runtime_root: self.runtime_root(),
             log: PathBuf::from(&record.log),
             log_limit: self.settings.log_limit,
+            log_memory: self.settings.log_memory.map(|_| self.held_log(id)),
             tty: config.tty,
             stdin: config.stdin,
             stdin_once: config.stdin_once,
@@ -680,7 +681,10 @@ impl Runc {
         let link_end = format!("{name}-{id}.log");
         // What a runtime that fails still remembers: nothing of it runs any more, and nobody else would forget it.
         let remembered = self.runtime_root().join(id.as_str());
+        let held = self.held_log(id);
         let removed = self.disk.run(move || {
+            // What no disk took.
+            let _ = fs::remove_file(held);
             // Logs first (LOG-09): if they cannot be removed the instance is kept, and tried again.
             log_removal::remove(logs, Path::new(&log), &links, &link_end)?;
             crash::point("container.logs-removed");
@@ -739,6 +743,12 @@ impl Runc {
         };
         match exit {
             Ok(Some(exit)) => {
+                if exit.log_lost > 0 {
+                    let count = exit.log_lost;
+                    log::warn!(
+                        "container={id} {count} records of its log are lost: no disk took them"
+                    );
+                }
                 note_exit(container, &exit);
                 true
             }
@@ -764,11 +774,14 @@ impl Runc {
             .containers
             .get(id)
             .map_or_else(String::new, |c| c.status.log_path.clone());
+        // What it held is saved, also if others hold nothing any more.
+        let held = Some(self.held_log(id));
         let launched = shim::launch_log_only(&LogOnly {
             exe: self.settings.exe.clone(),
             dir: self.dirs(id).run,
             log: PathBuf::from(log),
             log_limit: self.settings.log_limit,
+            log_memory: held.filter(|held| self.settings.log_memory.is_some() || held.exists()),
             memory_cgroup: self.cgroups.memory_dir(&cgroup),
             shim_cgroups: self.cgroups.process_dirs(&self.settings.shim_cgroup),
             oom_score_adj: Some(SHIM_OOM_SCORE_ADJ),
@@ -860,6 +873,10 @@ impl Runc {
         if let Some(c) = self.table.borrow_mut().containers.get_mut(id) {
             c.status.message = termination::joined(&c.status.message, &own);
         }
+    }
+
+    fn held_log(&self, id: &ContainerId) -> PathBuf {
+        shim::held_log(&self.settings.run_dir, id)
     }
 
     fn cgroup_of(&self, id: &ContainerId) -> Option<String> {

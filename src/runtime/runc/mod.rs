@@ -24,6 +24,7 @@ mod files;
 mod gate;
 pub mod host;
 pub mod images;
+mod log_memory;
 mod masks;
 mod mounts;
 pub mod pod_init;
@@ -141,6 +142,8 @@ impl Runc {
             mounts::make_shared(dir)
                 .map_err(failed(&format!("share mounts of {}", dir.display())))?;
         }
+        log_memory::prepare(&settings.run_dir, settings.log_memory)
+            .map_err(failed("make a place for logs in memory"))?;
         if let Err(e) = cgroups.create_leaf(&settings.shim_cgroup) {
             log::warn!("cgroup of the shims: {}", chain(&e));
         }

@@ -34,6 +34,8 @@ pub struct Settings {
     pub container_log_links: PathBuf,
     /// What a container's log may have; `None`: shims do not rotate.
     pub log_limit: Option<LogLimit>,
+    /// What the ends of all logs may have in memory, bytes; `None`: shims write them to the disk at once.
+    pub log_memory: Option<u64>,
     /// This program, opened at start.
     pub exe: Arc<OwnedFd>,
     /// The machine; see [`super::host::facts`].
