@@ -380,7 +380,7 @@ pub(super) fn tunnel(
     let settings = tunnel::Settings {
         cfg: cfg.tunnel.clone()?,
         kubeconfig: cfg.cluster.kubeconfig.clone()?,
-        is_metered: cfg.cluster.metered,
+        cost: Rc::clone(&parts.owners.cost),
         agent_id: agent_id(&node.name, &node.identity.boot_id),
         port: cfg.server.listen?.port(),
     };
@@ -449,7 +449,8 @@ pub(super) fn url_manifests(
     );
     let manifests = UrlManifests {
         source: Arc::new(Mutex::new(source)),
-        interval: cfg.check,
+        checks: cfg.checks,
+        cost: Rc::clone(&parts.owners.cost),
         clock: Rc::clone(&parts.tools.clock),
         lane: lane()?,
         events: events.clone(),
@@ -463,7 +464,7 @@ pub(super) fn updates(parts: &Parts, proxies: &ProxyVariables) -> Option<Task> {
     let update = cfg.update.as_ref()?;
     let updates = Updates {
         schedule: update.schedule,
-        costs: cfg.updates_cost(),
+        cost: cfg.fetches_updates().then(|| Rc::clone(&parts.owners.cost)),
         node: parts.owners.node.name.clone(),
         socket: cfg.dirs.socket.clone(),
         proxies: proxies.clone(),

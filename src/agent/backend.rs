@@ -14,6 +14,7 @@ use super::{
     eviction::Evictor,
     images::ImageCommands,
     link_budget::LinkBudget,
+    link_cost::LinkCost,
     metrics::Metrics,
     node::{self, Node},
     pod_store::PodStore,
@@ -75,6 +76,8 @@ pub(super) struct Settings {
     pub(super) tunnel: Option<Rc<Board>>,
     /// What may go over the link, if that is limited.
     pub(super) budget: Option<Arc<LinkBudget>>,
+    /// Whether it costs money.
+    pub(super) cost: Rc<LinkCost>,
     /// What the wall clock has said.
     pub(super) times: Rc<Times>,
     /// Whether the loop moves.
@@ -474,6 +477,8 @@ impl Backend for LocalBackend {
         LinkShown {
             bytes: meter::counted(),
             budget: self.settings.budget.as_ref().map(|budget| budget.says()),
+            is_metered: self.settings.cost.is_metered(),
+            cost: self.settings.cost.says(),
         }
     }
 
@@ -495,6 +500,7 @@ impl Backend for LocalBackend {
             conditions.extend(tunnel.map(|board| board.condition(clock.wall())));
             let budget = self.settings.budget.as_ref();
             conditions.extend(budget.map(|budget| budget.condition(clock.wall())));
+            conditions.extend(self.settings.cost.condition(clock.wall()));
             node::put_right(conditions, &self.settings.times);
             Ok(shown)
         })

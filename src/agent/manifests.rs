@@ -11,6 +11,7 @@ use super::{
     asker::Asker,
     clock::{Clock, in_step},
     core::{Event, SourceNews},
+    link_cost::LinkCost,
     pod_store::RETRY,
     views::{LoopEnded, Taken},
 };
@@ -85,8 +86,10 @@ const URL_RETRY: Duration = Duration::from_secs(60);
 /// Looks at the URL.
 pub(super) struct UrlManifests {
     pub(super) source: Arc<Mutex<ManifestUrl>>,
-    /// Time between two looks.
-    pub(super) interval: Duration,
+    /// Time between two looks, and the same where bytes cost money.
+    pub(super) checks: [Duration; 2],
+    /// Whether they do.
+    pub(super) cost: Rc<LinkCost>,
     pub(super) clock: Rc<dyn Clock>,
     /// Its own: a look takes some seconds.
     pub(super) lane: Lane,
@@ -100,16 +103,25 @@ impl UrlManifests {
         let _ = self.poll().await;
     }
 
+    fn interval(&self) -> Duration {
+        let [usual, metered] = self.checks;
+        if self.cost.is_metered() {
+            metered
+        } else {
+            usual
+        }
+    }
+
     async fn poll(&self) -> Result<(), LoopEnded> {
         // Bounded: by its pauses.
         loop {
             let source = Arc::clone(&self.source);
             let look = move || source.lock().unwrap_or_else(PoisonError::into_inner).read();
             let pause = match self.lane.run(look).await {
-                Reading::Unchanged => self.interval,
+                Reading::Unchanged => self.interval(),
                 Reading::Failed(problem) => {
                     tell(&problem);
-                    self.interval.min(URL_RETRY)
+                    self.interval().min(URL_RETRY)
                 }
                 Reading::Snapshot(snapshot) => self.deliver(snapshot).await?,
             };
@@ -128,12 +140,12 @@ impl UrlManifests {
         if !taken.unrecorded.is_empty() || !taken.unknown.is_empty() {
             let mut source = self.source.lock().unwrap_or_else(PoisonError::into_inner);
             source.forget();
-            return Ok(self.interval.min(RETRY));
+            return Ok(self.interval().min(RETRY));
         }
         Ok(if failed {
-            self.interval.min(URL_RETRY)
+            self.interval().min(URL_RETRY)
         } else {
-            self.interval
+            self.interval()
         })
     }
 }

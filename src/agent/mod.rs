@@ -60,6 +60,7 @@ mod housekeeping;
 mod images;
 mod inhibitor;
 mod link_budget;
+mod link_cost;
 mod log_rotation;
 mod manifests;
 mod metered;

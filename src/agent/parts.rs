@@ -14,6 +14,7 @@ use super::{
     executor::PodCgroups,
     images::{self, Images, Supply, UnusedImages},
     link_budget::LinkBudget,
+    link_cost::{LinkCost, Way},
     metered::Metered,
     node::Node,
     pod_store::PodStore,
@@ -54,6 +55,8 @@ pub(super) struct Given {
     pub(super) boot_id: String,
     /// Where devices are looked at, if pods may ask for any.
     pub(super) devices: Arc<dyn device::Machine>,
+    /// By which interface the apiserver is reached.
+    pub(super) way: Way,
 }
 
 /// What tells time, people and figures.
@@ -119,6 +122,8 @@ pub(super) struct Owners {
     pub(super) tunnel: Option<Rc<Board>>,
     /// What may go over the link; `None`: as much as there is.
     pub(super) budget: Option<Arc<LinkBudget>>,
+    /// Whether it costs money.
+    pub(super) cost: Rc<LinkCost>,
 }
 
 /// See the module's words.
@@ -159,6 +164,8 @@ impl Parts {
             budget: given.images.budget.clone(),
         };
         let images = Images::new(&cfg.images, entries, &cfg.dirs.root, tools);
+        let cost = LinkCost::new(cfg.link.cost.clone(), given.way, Rc::clone(&clock));
+        let cost = Rc::new(cost);
         let joined = given.joined.as_ref();
         let authority = joined.map_or_else(String::new, |joined| joined.authority.clone());
         let cluster = given.joined.map(|joined| {
@@ -169,6 +176,7 @@ impl Parts {
                 disk: given.disk.clone(),
                 volumes: volumes.clone(),
                 budget: given.images.budget.clone(),
+                cost: Rc::clone(&cost),
             };
             Rc::new(Cluster::new(joined, &cfg, slots, labels, tools))
         });
@@ -209,6 +217,7 @@ impl Parts {
                 claims: Rc::default(),
                 tunnel: cfg.tunnel.as_ref().map(|_| Rc::default()),
                 budget: given.images.budget,
+                cost,
             },
             machine: Machine {
                 runtime,
@@ -244,6 +253,7 @@ impl Parts {
             disk: self.machine.disk.clone(),
             volumes: self.machine.volumes.clone(),
             budget: self.owners.budget.clone(),
+            cost: Rc::clone(&self.owners.cost),
         }
     }
 }

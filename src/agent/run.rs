@@ -404,6 +404,7 @@ async fn serve(
             providers: parts.machine.providers.clone(),
             tunnel: parts.owners.tunnel.clone(),
             budget: parts.owners.budget.clone(),
+            cost: Rc::clone(&parts.owners.cost),
             times: Rc::clone(&parts.tools.times),
             loop_watch: parts.tools.loop_watch.clone(),
         },
@@ -594,7 +595,8 @@ async fn assemble(
     let pulls = images::settings(&cfg.images, &cfg.dirs, proxies);
     let mut pulls = pulls.map_err(|e| wrong(&e))?;
     let budget = cfg
-        .link_budget
+        .link
+        .budget
         .map(|it| Arc::new(LinkBudget::open(it, &cfg.dirs.root)));
     pulls.gate = budget.clone().map(|budget| budget as Arc<dyn Gate>);
     let tools = backends::Tools {
@@ -648,7 +650,10 @@ async fn assemble(
     };
     let device_root = cfg.devices.as_ref().map(|devices| &*devices.root);
     let device_root = device_root.unwrap_or_else(|| Path::new("/"));
+    let peer = joined.as_ref().map(|joined| Arc::clone(&joined.peer));
+    let peer = peer.unwrap_or_default();
     let parts = Parts::new(Given {
+        way: Box::new(move || peer.interface()),
         devices: Arc::new(device::Host::below(device_root)),
         gauge: Rc::new(gauge),
         node: Rc::new(Node::new(facts, node::addresses, context, admission)),

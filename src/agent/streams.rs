@@ -99,6 +99,10 @@ impl Streaming for LocalBackend {
         self.settings.streaming_idle
     }
 
+    fn stream_bytes(&self) -> Option<u64> {
+        self.settings.cost.stream_bytes()
+    }
+
     fn stream_ended(&self) {
         self.heap.note();
     }

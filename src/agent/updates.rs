@@ -7,6 +7,7 @@ use std::{io, path::PathBuf};
 
 use super::{
     clock::{Clock, in_step},
+    link_cost::LinkCost,
     recorder::{Recorder, Severity},
 };
 use crate::{
@@ -30,8 +31,8 @@ const MAX_SAID_BYTES: usize = 4096;
 /// See the module.
 pub(super) struct Updates {
     pub(super) schedule: Schedule,
-    /// The bytes of a look cost money.
-    pub(super) costs: bool,
+    /// Whether the bytes of a look cost money; `None`: it takes none.
+    pub(super) cost: Option<Rc<LinkCost>>,
     /// Name of the node.
     pub(super) node: String,
     /// Of the local API.
@@ -51,7 +52,8 @@ impl Updates {
             let now = self.clock.now();
             let times = (now, self.clock.wall());
             let trusted = clock::synchronized() == Some(true);
-            match looks.next(&self.schedule, &self.node, times, trusted, self.costs) {
+            let costs = self.cost.as_ref().is_some_and(|cost| cost.is_metered());
+            match looks.next(&self.schedule, &self.node, times, trusted, costs) {
                 Next::Wait(time) => self.clock.until(in_step(now + time, now)).await,
                 Next::Look(window) => {
                     // On the heap for its time: between two looks nothing of it is kept.

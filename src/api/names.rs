@@ -1,4 +1,4 @@
-//! Which texts may name things: the rules of RFC 1123 and of labels, as an apiserver holds them.
+//! Which texts may name things: the rules of RFC 1123 and of labels, as an apiserver holds them. And patterns of names.
 //!
 //! Source: apimachinery `pkg/util/validation/validation.go`.
 
@@ -55,4 +55,34 @@ pub fn is_qualified_name(text: &str) -> bool {
 #[must_use]
 pub fn is_label_value(text: &str) -> bool {
     text.is_empty() || is_plain_name(text)
+}
+
+/// Whether `text` is like `pattern`, in which `*` stands for any bytes and `?` for one. Takes at most the product of their
+/// lengths.
+#[must_use]
+pub fn glob(pattern: &str, text: &str) -> bool {
+    let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
+    // Where to go on if what follows the last star does not fit.
+    let (mut p, mut t, mut star) = (0, 0, None);
+    while t < text.len() {
+        match pattern.get(p) {
+            Some(b'*') => {
+                star = Some((p, t));
+                p += 1;
+            }
+            Some(&c) if c == b'?' || c == text[t] => {
+                p += 1;
+                t += 1;
+            }
+            _ => match &mut star {
+                Some((at, from)) => {
+                    *from += 1;
+                    p = *at + 1;
+                    t = *from;
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[p..].iter().all(|&c| c == b'*')
 }

@@ -275,7 +275,7 @@ fn net(client: &Client, _: &Top) -> Result<Seen, CliError> {
     Ok(Seen {
         header: ["CLASS", "RECEIVED", "SENT"].to_vec(),
         rows: net_rows(&link),
-        notes: link.budget.into_iter().collect(),
+        notes: link.cost.into_iter().chain(link.budget).collect(),
     })
 }
 

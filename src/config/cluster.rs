@@ -74,7 +74,6 @@ pub(super) fn resolve(fields: &Fields, root: &Path) -> Result<ClusterConfig, Inv
             count(fields.event_record_qps, 50),
             count(fields.event_burst, 100),
         ),
-        metered: own.metered.unwrap_or(false),
         offline_secrets: match own.offline_secrets.as_deref() {
             None | Some("disk") => OfflineSecrets::Disk,
             Some("memory") => OfflineSecrets::Memory,

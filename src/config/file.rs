@@ -171,7 +171,7 @@ const FIELDS: &[&str] = &[
     "picolet.certDir", "picolet.cloudProvider", "picolet.cniBinDir", "picolet.cniConfDir", "picolet.containerLogDir", "picolet.devicePluginDir", "picolet.devicePlugins", "picolet.deviceRoot", "picolet.deviceWait", "picolet.devices", "picolet.doorbells", "picolet.evictStaticPods", "picolet.handlers",
     "picolet.hostnameOverride", "picolet.imageCredentialProviderBinDir", "picolet.imageCredentialProviderConfig",
     "picolet.imageDir", "picolet.imagePolicy.allowedRegistries", "picolet.imagePolicy.requireDigest",
-    "picolet.imagePullBandwidth", "picolet.k3sPasswordFile", "picolet.k3sServer", "picolet.kubeconfig", "picolet.kubeletVersion", "picolet.link.dailyBytes", "picolet.link.pullWindow", "picolet.logMemory", "picolet.manifestURLCA", "picolet.maxLogBytes",
+    "picolet.imagePullBandwidth", "picolet.k3sPasswordFile", "picolet.k3sServer", "picolet.kubeconfig", "picolet.kubeletVersion", "picolet.link.dailyBytes", "picolet.link.meteredInterfaces", "picolet.link.pullWindow", "picolet.link.streamBytes", "picolet.logMemory", "picolet.manifestURLCA", "picolet.maxLogBytes",
     "picolet.maximumDeadContainers", "picolet.maximumDeadContainersPerContainer", "picolet.metered", "picolet.minimumContainerTTLDuration",
     "picolet.nodeIP", "picolet.nodeLabels", "picolet.ociRuntime", "picolet.ociRuntimeRoot", "picolet.offlineSecrets", "picolet.podWriteLimit", "picolet.process.allowRoot", "picolet.process.directories", "picolet.profile", "picolet.providers",
     "picolet.registriesFile", "picolet.rootDir", "picolet.runDir", "picolet.socket", "picolet.tunnel.ca", "picolet.tunnel.servers",
@@ -521,7 +521,9 @@ pub struct Process {
 #[expect(missing_docs, reason = "see the fields of Config they end in")]
 pub struct Link {
     pub daily_bytes: Option<Quantity>,
+    pub metered_interfaces: Vec<String>,
     pub pull_window: Option<String>,
+    pub stream_bytes: Option<Quantity>,
 }
 
 /// `picolet.tunnel`

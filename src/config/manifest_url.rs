@@ -16,10 +16,7 @@ const MAX_HEADERS: usize = 32;
 const MAX_HEADER_BYTES: usize = 8 * 1024;
 
 /// Everything of [`ManifestUrlConfig`], if there is a URL.
-pub(super) fn resolve(
-    fields: &Fields,
-    metered: bool,
-) -> Result<Option<ManifestUrlConfig>, Invalid> {
+pub(super) fn resolve(fields: &Fields) -> Result<Option<ManifestUrlConfig>, Invalid> {
     let Some(text) = fields.static_pod_url.as_deref().filter(|u| !u.is_empty()) else {
         return Ok(None);
     };
@@ -55,12 +52,12 @@ pub(super) fn resolve(
     if ca.is_some() && !url.https {
         return invalid(field, "needs a staticPodURL with https");
     }
-    let default = if metered { METERED_CHECK } else { CHECK };
     Ok(Some(ManifestUrlConfig {
         url,
         headers,
         ca,
-        check: unset_if_zero(fields.http_check_frequency, default),
+        checks: [CHECK, METERED_CHECK]
+            .map(|usual| unset_if_zero(fields.http_check_frequency, usual)),
     }))
 }
 

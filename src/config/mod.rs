@@ -32,6 +32,7 @@ mod eviction;
 pub mod file;
 pub mod flags;
 pub mod join;
+mod link;
 mod manifest_url;
 mod node;
 mod resolve;
@@ -46,7 +47,7 @@ use crate::api::cri::CgroupDriver;
 pub use cluster::K3S_PASSWORD_FILE;
 pub use values::{
     CgroupConfig, ClusterConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, DeviceConfig, Dirs,
-    Endpoints, EvictionConfig, GarbageConfig, ImageConfig, LogConfig, MemoryQosConfig,
+    Endpoints, EvictionConfig, GarbageConfig, ImageConfig, LinkConfig, LogConfig, MemoryQosConfig,
     NetworkConfig, NodeConfig, OfflineSecrets, Reserved, ReservedGroup, RuntimeConfig,
     ServerConfig, ServingCertificate, Subnet, SwapBehavior, TimeConfig, TunnelConfig, UpdateConfig,
     UpdateSource,
@@ -168,11 +169,11 @@ fn load_from(flags: flags::Flags, host: &Host, default_file: &Path) -> Result<Lo
 }
 
 impl Config {
-    /// Whether the bytes of an update cost money: those of a directory of this machine do not.
+    /// Whether updates come from a server: those of a directory of this machine take no bytes of the link.
     #[must_use]
-    pub fn updates_cost(&self) -> bool {
+    pub fn fetches_updates(&self) -> bool {
         let is_far = |update: &UpdateConfig| update.source.is_far();
-        self.cluster.metered && self.update.as_ref().is_some_and(is_far)
+        self.update.as_ref().is_some_and(is_far)
     }
 
     /// Cgroups are made by who the runtime says, whatever was configured (CONF-18).

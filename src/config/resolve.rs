@@ -10,16 +10,18 @@ use serde_json::Value;
 
 use super::Host;
 use super::checks::{Invalid, absolute, count, invalid, kept, unset_if_zero};
-use super::file::{Fields, Link, Own};
+use super::file::{Fields, Own};
 use super::values::{
     CgroupConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, DeviceConfig, Dirs, GarbageConfig,
     ImageConfig, LogConfig, MemoryQosConfig, NetworkConfig, Reserved, ReservedGroup, RuntimeConfig,
     Subnet, SwapBehavior, TimeConfig,
 };
-use super::{cluster, configz, endpoints, eviction, manifest_url, node, server, tunnel, update};
+use super::{
+    cluster, configz, endpoints, eviction, link, manifest_url, node, server, tunnel, update,
+};
 use crate::api::cri::CgroupDriver;
 use crate::api::{Quantity, names};
-use crate::logic::{cgroup::CgroupTree, devices, link_budget, pod_writes, shutdown};
+use crate::logic::{cgroup::CgroupTree, devices, pod_writes, shutdown};
 
 /// Whole numbers that have a range, also those this version has no use for: a kubelet would refuse the file too.
 const RANGES: &[(&str, RangeInclusive<i64>)] = &[
@@ -103,11 +105,11 @@ pub(super) fn resolve(
     let node = node::resolve(&fields)?;
     let cgroup = cgroup(&fields)?;
     let cluster = cluster::resolve(&fields, &dirs.root)?;
-    let manifest_url = manifest_url::resolve(&fields, cluster.metered)?;
+    let manifest_url = manifest_url::resolve(&fields)?;
     let server = server::resolve(&fields, cluster.is_member(), node.port)?;
     Ok(Config {
         tunnel: tunnel::resolve(&own.tunnel, cluster.is_member(), &server)?,
-        link_budget: link_budget(&own.link)?,
+        link: link::resolve(own)?,
         update: update::resolve(&own.update)?,
         server,
         document: configz::shown(document, cluster.is_member()),
@@ -656,35 +658,6 @@ fn images(fields: &Fields) -> Result<ImageConfig, Invalid> {
         allowed_registries: own.image_policy.allowed_registries.clone(),
         require_digest: own.image_policy.require_digest.unwrap_or(false),
     })
-}
-
-/// What may go over the link in a day; `None`: as much as there is.
-fn link_budget(own: &Link) -> Result<Option<link_budget::Settings>, Invalid> {
-    let (daily, window) = ("picolet.link.dailyBytes", "picolet.link.pullWindow");
-    let text = own.pull_window.as_deref().filter(|text| !text.is_empty());
-    let Some(bytes) = &own.daily_bytes else {
-        return match text {
-            None => Ok(None),
-            Some(_) => invalid(window, format!("needs {daily}")),
-        };
-    };
-    let Some(daily_bytes) = u64::try_from(bytes.value()).ok().filter(|n| *n > 0) else {
-        return invalid(daily, format!("is {bytes}, must be more than 0"));
-    };
-    let pull_window = match text.map(|text| (text, link_budget::Window::parse(text))) {
-        None => None,
-        Some((_, Some(parsed))) => Some(parsed),
-        Some((text, None)) => {
-            return invalid(
-                window,
-                format!("is {text:?}, must be HH:MM-HH:MM, two times of a day (UTC)"),
-            );
-        }
-    };
-    Ok(Some(link_budget::Settings {
-        daily_bytes,
-        pull_window,
-    }))
 }
 
 fn bytes_per_second(rate: &Quantity) -> Result<u64, Invalid> {

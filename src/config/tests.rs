@@ -456,11 +456,9 @@ fn manifests_at_a_url() {
             .ca
             .is_some_and(|ca| ca.is_absolute() && ca.ends_with("ca.pem"))
     );
-    assert_eq!(found.check, Duration::from_secs(20));
-    let check = |line: &str| of(line).map(|found| found.check);
-    assert_eq!(check("--metered"), Some(Duration::from_secs(300)));
-    let both = check("--metered --http-check-frequency 7s");
-    assert_eq!(both, Some(Duration::from_secs(7)));
+    assert_eq!(found.checks, [20, 300].map(Duration::from_secs));
+    let asked = of("--http-check-frequency 7s").expect("a URL");
+    assert_eq!(asked.checks, [7, 7].map(Duration::from_secs));
     assert_eq!(of("--manifest-url="), None);
     let shown = load("url", &text, "").expect("config").document;
     assert!(
@@ -718,11 +716,52 @@ fn node_object() {
 fn a_budget_of_the_link() {
     // METER-02
     let cfg = |text: &str| load("link", text, "").expect("a configuration");
-    assert_eq!(cfg("").link_budget, None);
-    let budget = cfg("picolet: {link: {dailyBytes: 50M, pullWindow: \"23:00-05:00\"}}").link_budget;
-    let budget = budget.expect("a budget");
+    assert_eq!(cfg("").link, LinkConfig::default());
+    let link = cfg("picolet: {link: {dailyBytes: 50M, pullWindow: \"23:00-05:00\"}}").link;
+    let budget = link.budget.expect("a budget");
     assert_eq!(budget.daily_bytes, 50_000_000);
     assert!(budget.pull_window.is_some());
+}
+
+#[test]
+fn what_the_link_costs() {
+    // METER-05 METER-06
+    let of = |text: &str, line: &str| {
+        let text = format!("picolet: {{link: {{{text}}}}}");
+        load("link", &text, line).map(|cfg| cfg.link.cost)
+    };
+    let cost = of(
+        "meteredInterfaces: [wwan0, \"ppp*\"], streamBytes: 10Mi",
+        "",
+    );
+    let cost = cost.expect("a configuration");
+    assert_eq!(cost.interfaces, ["wwan0", "ppp*"]);
+    assert_eq!((cost.always, cost.stream_bytes), (false, Some(10 << 20)));
+    assert!(of("", "--metered").is_ok_and(|cost| cost.always));
+    let many = ["a"; 17].join(", ");
+    for (text, says) in [
+        ("streamBytes: 0", "streamBytes: is 0, must be more than 0"),
+        ("streamBytes: -5", "streamBytes: is -5, must be more than 0"),
+        (
+            "meteredInterfaces: [eth0, \"\"]",
+            "meteredInterfaces[1]: \"\" is empty, must be the name of an interface",
+        ),
+        (
+            "meteredInterfaces: [0123456789abcdef]",
+            "meteredInterfaces[0]: \"0123456789abcdef\" is longer than 15 bytes, as no interface's name is",
+        ),
+        (
+            "meteredInterfaces: [a/b]",
+            "meteredInterfaces[0]: \"a/b\" is no name of an interface",
+        ),
+        (
+            &*format!("meteredInterfaces: [{many}]"),
+            "meteredInterfaces: has more than 16 items",
+        ),
+    ] {
+        let error = of(text, "").expect_err(text);
+        assert!(error.contains(&format!("picolet.link.{says}")), "{error}");
+    }
 }
 
 #[test]
@@ -767,17 +806,14 @@ fn updates() {
         "{source:?}"
     );
     // PKG-26: none where bytes cost money, but what is on this machine.
-    for (source, metered, costs) in [
-        ("https://a.example/x", true, true),
-        ("https://a.example/x", false, false),
-        ("oci://a.example/x", true, true),
-        ("/updates", true, false),
+    for (source, fetches) in [
+        ("https://a.example/x", true),
+        ("oci://a.example/x", true),
+        ("/updates", false),
     ] {
-        let text = format!(
-            "picolet: {{metered: {metered}, update: {{source: \"{source}\", keys: [{KEY}]}}}}"
-        );
+        let text = format!("picolet: {{update: {{source: \"{source}\", keys: [{KEY}]}}}}");
         let cfg = load("update", &text, "").expect("a configuration");
-        assert_eq!(cfg.updates_cost(), costs, "{text}");
+        assert_eq!(cfg.fetches_updates(), fetches, "{text}");
     }
     for (text, says) in [
         ("keys: [KEY]", "source: must be set for picolet.update"),

@@ -9,7 +9,8 @@ use crate::{
     api::{Quantity, node::Taint},
     image::Reference,
     logic::{
-        cgroup::CgroupTree, devices::Declared, eviction, link_budget, shutdown, update::Schedule,
+        cgroup::CgroupTree, devices::Declared, eviction, link_budget, link_cost, shutdown,
+        update::Schedule,
     },
     net::Url,
     runtime::runc::process::Allowed,
@@ -44,8 +45,8 @@ pub struct Config {
     pub server: ServerConfig,
     /// By which it is reached from a network that cannot dial this node; `None`: there is no tunnel.
     pub tunnel: Option<TunnelConfig>,
-    /// What may go over the link in a day; `None`: as much as there is.
-    pub link_budget: Option<link_budget::Settings>,
+    /// What may go over the link, and what that costs.
+    pub link: LinkConfig,
     /// Updates by themselves; `None`: nobody looks for any.
     pub update: Option<UpdateConfig>,
     /// All of this as a `KubeletConfiguration`, JSON.
@@ -218,8 +219,6 @@ pub struct ClusterConfig {
     pub qps: (u32, u32),
     /// The same for events; 0 a second: no limit.
     pub event_qps: (u32, u32),
-    /// Bytes cost money: polls are further apart and events fewer.
-    pub metered: bool,
     /// Where Secrets wait for a start without the apiserver.
     pub offline_secrets: OfflineSecrets,
 }
@@ -232,6 +231,15 @@ impl ClusterConfig {
     }
 }
 
+/// What may go over the link, and what that costs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LinkConfig {
+    /// What may go over it in a day; `None`: as much as there is.
+    pub budget: Option<link_budget::Settings>,
+    /// Whether bytes cost money: polls are further apart then and events fewer.
+    pub cost: link_cost::Settings,
+}
+
 /// Manifests of static pods at a URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManifestUrlConfig {
@@ -241,8 +249,8 @@ pub struct ManifestUrlConfig {
     pub headers: Vec<(String, String)>,
     /// Its CAs, instead of those of the system.
     pub ca: Option<PathBuf>,
-    /// Time between two looks. Default 20 s, on a metered link 5 min.
-    pub check: Duration,
+    /// Time between two looks, and the same while bytes cost money. Default 20 s and 5 min.
+    pub checks: [Duration; 2],
 }
 
 /// Where Secrets wait for a start without the apiserver.

@@ -35,6 +35,7 @@ use crate::api::{Wall, link::LinkClass};
 use crate::net::known_time::{KNOWN, Known};
 use crate::net::tcp::LongTcpConnector;
 use crate::net::tls::TlsConnector;
+use crate::net::way::Peer;
 use crate::net::{Names, ProxyVariables, Url};
 use crate::sys::clock;
 
@@ -113,6 +114,8 @@ pub struct Cluster {
     /// Number of the credentials that connections were last opened with; 0 before the first.
     generation: AtomicU64,
     watches: Mutex<Vec<Weak<Cancel>>>,
+    /// Where it was last reached.
+    peer: Arc<Peer>,
 }
 
 impl Cluster {
@@ -128,12 +131,19 @@ impl Cluster {
             server: AtomicUsize::new(0),
             generation: AtomicU64::new(0),
             watches: Mutex::new(Vec::new()),
+            peer: Arc::default(),
         }
     }
 
     /// Looks at the files of certificates with the next request: there may be a new pair (BOOT-08).
     pub fn look_at_credentials(&self) {
         self.credentials.look_again();
+    }
+
+    /// Where it was last reached, by whichever client.
+    #[must_use]
+    pub fn peer(&self) -> Arc<Peer> {
+        Arc::clone(&self.peer)
     }
 
     fn server(&self) -> (usize, &Url) {
@@ -426,13 +436,16 @@ impl Client {
             .timeout_global(limits.whole.filter(|_| !is_watch))
             .proxy(self.proxy(url)?);
         let server_name = cluster.config.tls_server_name.clone();
-        let connector =
-            ().chain(ConnectProxyConnector::default())
-                .chain(LongTcpConnector(self.class))
-                .chain(TlsConnector {
-                    config: tls,
-                    server_name: server_name.map(|name| (url.host().to_owned(), name)),
-                });
+        let connector = ()
+            .chain(ConnectProxyConnector::default())
+            .chain(LongTcpConnector {
+                class: self.class,
+                peer: Some(cluster.peer()),
+            })
+            .chain(TlsConnector {
+                config: tls,
+                server_name: server_name.map(|name| (url.host().to_owned(), name)),
+            });
         let fresh = Connections {
             agent: Agent::with_parts(
                 config.build(),

@@ -106,11 +106,11 @@ pub struct LeaseKeeper {
 impl LeaseKeeper {
     /// `duration_s`: `nodeLeaseDurationSeconds`. The first request is due at once.
     #[must_use]
-    pub const fn new(node: String, duration_s: u32, is_metered: bool) -> Self {
+    pub const fn new(node: String, duration_s: u32) -> Self {
         Self {
             node,
             duration_s,
-            is_metered,
+            is_metered: false,
             seen: None,
             step: Step::Ensure {
                 until: Mono(0),
@@ -120,6 +120,11 @@ impl LeaseKeeper {
             cleared: false,
             latest: None,
         }
+    }
+
+    /// Whether bytes cost money; counts from the next answer on.
+    pub const fn set_metered(&mut self, is_metered: bool) {
+        self.is_metered = is_metered;
     }
 
     /// When [`LeaseKeeper::poll`] has a request next.
@@ -338,7 +343,7 @@ mod tests {
     const AT: Wall = Wall(1_700_000_000_123_456_789);
 
     fn keeper() -> LeaseKeeper {
-        LeaseKeeper::new("pi".into(), 40, false)
+        LeaseKeeper::new("pi".into(), 40)
     }
 
     fn lease(holder: &str, owned: bool) -> Answer {
@@ -425,7 +430,7 @@ mod tests {
             let renewal = keeper.poll(Mono(0), AT);
             assert_eq!(renewal, Some(Request::Renew(body)), "{name}");
         }
-        let mut other = LeaseKeeper::new("pi".into(), 80, false);
+        let mut other = LeaseKeeper::new("pi".into(), 80);
         assert_eq!(ask(&mut other, 0, lease("pi", true)), "read");
         let Some(Request::Renew(body)) = other.poll(Mono(0), AT) else {
             panic!("renew")
@@ -458,7 +463,8 @@ mod tests {
             (true, 60, 0, 20_000),
             (true, 200, 0, 50_000),
         ] {
-            let mut keeper = LeaseKeeper::new("pi".into(), duration_s, is_metered);
+            let mut keeper = LeaseKeeper::new("pi".into(), duration_s);
+            keeper.set_metered(is_metered);
             keeper.on_answer(lease("pi", true), Mono(0), 0);
             keeper.on_answer(lease("pi", true), Mono(0), random);
             assert_eq!(

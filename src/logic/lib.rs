@@ -75,6 +75,7 @@ pub mod image_gc;
 pub mod kill;
 pub mod lease;
 pub mod link_budget;
+pub mod link_cost;
 pub mod log_budget;
 pub mod loop_health;
 pub mod metrics;

@@ -88,8 +88,12 @@ pub struct ObjectTable {
     entries: BTreeMap<Key, Entry>,
     pods: BTreeMap<PodUid, Interest>,
     next: u32,
-    ttl: Duration,
+    /// How long objects count, as the control plane asks.
+    asked_ttl: Duration,
+    /// No less, whatever it asks.
     least_ttl: Duration,
+    /// Bytes cost money.
+    is_metered: bool,
 }
 
 impl ObjectTable {
@@ -97,26 +101,34 @@ impl ObjectTable {
     /// one of them is synced, every `sync`: of small clusters it asks for no time at all, which is right for those that
     /// watch.
     #[must_use]
-    pub fn new(metered: bool, sync: Duration) -> Self {
-        let (ttl, least_ttl) = if metered {
-            (METERED_TTL, METERED_TTL)
-        } else {
-            (TTL, sync.min(TTL))
-        };
+    pub fn new(sync: Duration) -> Self {
         Self {
             entries: BTreeMap::new(),
             pods: BTreeMap::new(),
             next: 0,
-            ttl,
-            least_ttl,
+            asked_ttl: TTL,
+            least_ttl: sync.min(TTL),
+            is_metered: false,
         }
     }
 
     /// Takes the time to live that the control plane asks for, from the value of [`TTL_ANNOTATION`] on the Node.
     pub fn set_ttl(&mut self, annotation: Option<&str>) {
         let asked = annotation.and_then(|text| text.parse().ok());
-        let asked = asked.map_or(TTL, Duration::from_secs);
-        self.ttl = asked.clamp(self.least_ttl, MAX_TTL);
+        self.asked_ttl = asked.map_or(TTL, Duration::from_secs);
+    }
+
+    /// Whether bytes cost money; counts from the next [`ObjectTable::step`] on.
+    pub const fn set_metered(&mut self, is_metered: bool) {
+        self.is_metered = is_metered;
+    }
+
+    fn ttl(&self) -> Duration {
+        let least = match self.is_metered {
+            true => METERED_TTL,
+            false => self.least_ttl,
+        };
+        self.asked_ttl.clamp(least, MAX_TTL)
     }
 
     /// Notes that a pod refers to these (OBJ-02). Again and again is fine.
@@ -184,6 +196,7 @@ impl ObjectTable {
 
     /// What to do for an object that a registered pod needs now.
     pub fn step(&mut self, uid: &PodUid, key: &Key, now: Mono) -> Step {
+        let ttl = self.ttl();
         let since = self.pods.get(uid).map_or(now, |interest| interest.since);
         let Some(entry) = self.entries.get_mut(key) else {
             return Step::Missing;
@@ -198,11 +211,11 @@ impl ObjectTable {
                     // A claim stays bound to its volume for as long as the pod that uses it.
                     Kind::Claim => entry.held,
                     // One that is not there is looked for at each try: its pod waits for it.
-                    Kind::RuntimeClass => entry.held && now - read < self.ttl,
+                    Kind::RuntimeClass => entry.held && now - read < ttl,
                     // The apiserver's own address, which all pods are told of.
-                    Kind::Services if !key.name.is_empty() => now - read < self.ttl,
+                    Kind::Services if !key.name.is_empty() => now - read < ttl,
                     Kind::ConfigMap | Kind::Secret | Kind::Services => {
-                        read >= since && now - read < self.ttl
+                        read >= since && now - read < ttl
                     }
                 }
         });
@@ -346,7 +359,7 @@ mod tests {
             ),
             ("not on disk", Found::Unkept, &a, 2, Step::Read),
         ] {
-            let mut table = ObjectTable::new(false, TTL);
+            let mut table = ObjectTable::new(TTL);
             table.register(&a, &keys(&["x"]), at(1)).expect("room");
             assert_eq!(table.step(&a, &key("x"), at(1)), Step::Read, "{name}");
             assert_eq!(table.step(&a, &key("x"), at(1)), Step::Wait, "{name}");
@@ -358,7 +371,7 @@ mod tests {
 
     #[test]
     fn one_read_serves_all_pods_of_a_burst() {
-        let mut table = ObjectTable::new(false, TTL);
+        let mut table = ObjectTable::new(TTL);
         let pods: Vec<PodUid> = (0..100).map(|n| PodUid::new(n.to_string())).collect();
         for uid in &pods {
             table.register(uid, &keys(&["x"]), at(5)).expect("room");
@@ -378,7 +391,7 @@ mod tests {
     #[test]
     fn a_failure_keeps_what_was_known() {
         // OBJ-04
-        let mut table = ObjectTable::new(false, TTL);
+        let mut table = ObjectTable::new(TTL);
         let a = PodUid::from("a");
         table.register(&a, &keys(&["x"]), at(0)).expect("room");
         table.step(&a, &key("x"), at(0));
@@ -394,7 +407,7 @@ mod tests {
     #[test]
     fn interest() {
         // OBJ-02
-        let mut table = ObjectTable::new(false, TTL);
+        let mut table = ObjectTable::new(TTL);
         let (a, b) = (PodUid::from("a"), PodUid::from("b"));
         table.register(&a, &keys(&["x", "y"]), at(0)).expect("room");
         table.register(&a, &keys(&["x", "z"]), at(1)).expect("room");
@@ -414,7 +427,7 @@ mod tests {
     #[test]
     fn a_claim_is_read_once_a_pod() {
         // OFF-02 VOL-16
-        let mut table = ObjectTable::new(false, TTL);
+        let mut table = ObjectTable::new(TTL);
         let a = PodUid::from("a");
         let claim = Key::new(Kind::Claim, "ns", "a/c");
         let all: BTreeSet<Key> = [claim.clone()].into_iter().collect();
@@ -442,10 +455,11 @@ mod tests {
             (true, 60, Some("0"), 600),
             (true, 60, Some("900"), 900),
         ] {
-            let mut table = ObjectTable::new(metered, Duration::from_secs(sync_s));
+            let mut table = ObjectTable::new(Duration::from_secs(sync_s));
+            table.set_metered(metered);
             table.set_ttl(annotation);
             assert_eq!(
-                table.ttl.as_secs(),
+                table.ttl().as_secs(),
                 seconds,
                 "{metered} {sync_s} {annotation:?}"
             );

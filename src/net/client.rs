@@ -38,7 +38,7 @@ pub(crate) fn agent(
 ) -> Agent {
     let connector =
         ().chain(ConnectProxyConnector::default())
-            .chain(LongTcpConnector(class))
+            .chain(LongTcpConnector { class, peer: None })
             .chain(Watch(stop))
             .chain(TlsConnector {
                 config: tls,

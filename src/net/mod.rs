@@ -15,6 +15,7 @@
 //! | [`traffic`] | what went through the interfaces of a network namespace |
 //! | [`tls`] | TLS below HTTP: CAs, client certificates, our clock |
 //! | `watch` | reads that end when a pull does |
+//! | [`way`] | by which interface what is sent leaves |
 //!
 //! Everything blocks: it runs on lanes and on threads of a pull, never on the deciding one. Nothing here is built or read
 //! before a server is first asked: a board without peers pays for none of it.
@@ -33,6 +34,7 @@ pub mod tls;
 pub mod traffic;
 pub mod url;
 mod watch;
+pub mod way;
 
 pub(crate) use names::Names;
 pub use proxies::ProxyVariables;

@@ -21,6 +21,7 @@ use ureq::unversioned::transport::{
 };
 
 use super::meter::Meter;
+use super::way::Peer;
 use crate::api::link::LinkClass;
 use crate::sys::clock;
 
@@ -40,7 +41,12 @@ const MIN_ADDRESS_TIME: Duration = Duration::from_millis(250);
 
 /// Opens sockets with the options above, and counts what goes over them. Addresses are tried in their order; each but the last has half of what is left.
 #[derive(Debug)]
-pub(crate) struct LongTcpConnector(pub(crate) LinkClass);
+pub(crate) struct LongTcpConnector {
+    /// What is counted counts as.
+    pub(crate) class: LinkClass,
+    /// Who is told which address was reached, if anybody wants to know.
+    pub(crate) peer: Option<Arc<Peer>>,
+}
 
 impl<In: Transport> Connector<In> for LongTcpConnector {
     type Out = Either<In, LongTcp>;
@@ -62,6 +68,9 @@ impl<In: Transport> Connector<In> for LongTcpConnector {
             match TcpStream::connect_timeout(address, time.max(MIN_ADDRESS_TIME)) {
                 Ok(stream) => {
                     prepare(&stream)?;
+                    if let Some(peer) = &self.peer {
+                        peer.reached(address.ip());
+                    }
                     let config = details.config;
                     let buffers =
                         LazyBuffers::new(config.input_buffer_size(), config.output_buffer_size());
@@ -73,7 +82,7 @@ impl<In: Transport> Connector<In> for LongTcpConnector {
                         stream,
                         buffers,
                         meter,
-                        class: self.0,
+                        class: self.class,
                     })));
                 }
                 Err(e) if e.kind() == io::ErrorKind::TimedOut => {

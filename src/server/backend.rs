@@ -126,6 +126,10 @@ pub trait Streaming {
     ) -> Call<'a, Stream<Connect<'a>>>;
     /// How long nothing may come or go on a connection before it is closed.
     fn idle_timeout(&self) -> Duration;
+    /// After how many bytes a session ends now whose client is not on this machine; `None`: it does not.
+    fn stream_bytes(&self) -> Option<u64> {
+        None
+    }
     /// How long a client of exec and attach may take to make its streams (STREAM-06).
     fn creation_timeout(&self) -> Duration {
         CREATION_TIMEOUT
@@ -204,6 +208,12 @@ pub struct LinkShown {
     pub bytes: LinkBytes,
     /// How the budget of the day stands, for people; `None`: there is none.
     pub budget: Option<String>,
+    /// Bytes cost money now.
+    #[serde(default, rename = "metered")]
+    pub is_metered: bool,
+    /// The same for people, and by what; `None`: they cost nothing, whatever the way.
+    #[serde(default)]
+    pub cost: Option<String>,
 }
 
 /// What the node is short of, and who would go for it.

@@ -13,6 +13,7 @@ pub mod lock;
 pub mod memory;
 pub mod mount;
 pub mod namespaces;
+pub(crate) mod netlink;
 pub mod notify;
 pub mod on_term;
 pub mod open;

@@ -28,7 +28,7 @@ use crate::{
         x509::{self, Certificate},
     },
     logic::certificates::{self, Candidate, Choice, KubeconfigFacts},
-    net::{ProxyVariables, Url},
+    net::{ProxyVariables, Url, way::Peer},
     sys::clock,
 };
 
@@ -61,6 +61,8 @@ pub(in crate::agent) struct Joined {
     pub(super) doorbells: bool,
     /// Decides the spread of delays.
     pub(super) seed: u64,
+    /// Where the apiserver was last reached.
+    pub(in crate::agent) peer: Arc<Peer>,
     /// Answers about pods that may wait: whole pods of a list are read no faster than they are recorded.
     pub(in crate::agent) answers: usize,
 }
@@ -76,6 +78,7 @@ impl Joined {
             authority: String::new(),
             doorbells,
             seed,
+            peer: Arc::default(),
             answers: ANSWERS,
         }
     }
@@ -133,6 +136,7 @@ pub(in crate::agent) fn join(
     };
     let authority = authority::ids(&config);
     let (cluster, api) = connect.api(config);
+    let peer = cluster.peer();
     let lanes = KubeLanes::start(Arc::new(api))
         .map_err(|e| JoinError::Failed(format!("cannot start a thread: {e}")))?;
     // Delays need spreading, not secrecy.
@@ -155,6 +159,7 @@ pub(in crate::agent) fn join(
         skew,
         k3s,
         authority,
+        peer,
         ..Joined::new(lanes, cfg.doorbells, seed)
     }))
 }

@@ -11,7 +11,7 @@ use super::{
     membership::Membership,
 };
 use crate::{
-    agent::clock::in_step,
+    agent::{clock::in_step, link_cost::LinkCost},
     api::{Lease, Mono, strict::typed},
     kube::{Api, KubeError, api::Reply},
     logic::lease::{Answer, LeaseKeeper, Request},
@@ -21,7 +21,7 @@ use crate::{
 pub(super) struct LeaseTask {
     pub(super) node: String,
     pub(super) duration_s: u32,
-    pub(super) is_metered: bool,
+    pub(super) cost: Rc<LinkCost>,
     pub(super) heartbeat: Heartbeat,
     pub(super) member: Rc<Membership>,
 }
@@ -32,7 +32,7 @@ impl LeaseTask {
     /// The first request waits for the Node, whose uid a new lease needs, but no longer than one renewal.
     pub(super) async fn run(self) {
         let clock = &self.heartbeat.clock;
-        let mut keeper = LeaseKeeper::new(self.node.clone(), self.duration_s, self.is_metered);
+        let mut keeper = LeaseKeeper::new(self.node.clone(), self.duration_s);
         let duration = Duration::from_secs(self.duration_s.into());
         let begin = clock.until(clock.now() + duration / 4);
         begin.or(self.member.wait_read()).await;
@@ -51,6 +51,7 @@ impl LeaseTask {
                     }
                     renewed = Some(now);
                 }
+                keeper.set_metered(self.cost.is_metered());
                 if keeper.on_answer(answer, now, spread(&**clock, &self.node)) {
                     self.heartbeat.close_connections().await;
                 }

@@ -49,6 +49,7 @@ use super::{
     clock::Clock,
     complaints::Complaints,
     link_budget::LinkBudget,
+    link_cost::LinkCost,
     offered::Offered,
     outcome::Recalled,
     pod_store::{Header, PodStore},
@@ -127,6 +128,7 @@ pub(super) struct Tools {
     pub(super) disk: Lane,
     pub(super) volumes: Volumes,
     pub(super) budget: Option<Arc<LinkBudget>>,
+    pub(super) cost: Rc<LinkCost>,
 }
 
 /// What the tasks need of the rest of the agent.
@@ -162,11 +164,12 @@ impl Cluster {
             authority: _,
             doorbells,
             seed,
+            peer: _,
             answers,
         } = joined;
         let paces = Paces {
             doorbell: doorbells,
-            ..paces(cfg)
+            ..Paces::NORMAL
         };
         let Tools {
             clock,
@@ -174,6 +177,7 @@ impl Cluster {
             disk,
             volumes,
             budget: _,
+            cost,
         } = tools;
         let tools = objects::Tools {
             lanes: lanes.clone(),
@@ -182,6 +186,7 @@ impl Cluster {
             disk,
             volumes,
             skew: Arc::clone(&skew),
+            cost,
         };
         Self {
             lanes,
@@ -290,6 +295,7 @@ impl Cluster {
         let clock = || Rc::clone(&tools.clock);
         let complaints = || Rc::clone(&tools.complaints);
         let disk = || tools.disk.clone();
+        let cost = || Rc::clone(&tools.cost);
         let (member, writer) = (|| Rc::clone(&self.member), || Rc::clone(&self.writer));
         let api_pods = || Rc::clone(&self.api_pods);
         let (pods, intake) = (|| Rc::clone(&pods), || Rc::clone(&intake));
@@ -323,7 +329,7 @@ impl Cluster {
         let lease = LeaseTask {
             node: name(),
             duration_s: cfg.node.lease_duration_s,
-            is_metered: cfg.cluster.metered,
+            cost: cost(),
             heartbeat,
             member: member(),
         };
@@ -346,7 +352,7 @@ impl Cluster {
                 lanes: lanes(),
                 complaints: complaints(),
                 answers: written.clone(),
-                bookmarks: !cfg.cluster.metered,
+                cost: cost(),
             },
             answers,
             clock: clock(),
@@ -357,7 +363,7 @@ impl Cluster {
             pods: pods(),
             intake: intake(),
             course: Course::default(),
-            budget: tools.budget.clone().map(|budget| (budget, paces(cfg).list)),
+            budget: tools.budget.clone(),
         };
         let statuses = Rc::new(StatusSender {
             node: name(),
@@ -386,13 +392,14 @@ impl Cluster {
         };
         let now = tools.clock.now();
         let (per_second, burst) = cfg.cluster.event_qps;
-        let correlator = Correlator::new(&cfg.node_name, cfg.cluster.metered);
+        let correlator = Correlator::new(&cfg.node_name);
         let events = EventSender {
             lanes: lanes(),
             clock: clock(),
             complaints: complaints(),
             recorder,
             writer: writer(),
+            cost: cost(),
             sender: Sender::new(correlator, per_second, burst, now, now.0),
         };
         let objects = ObjectKeeper {
@@ -423,14 +430,6 @@ impl Cluster {
             tasks.push(boxed(certificate.run()));
         }
         tasks
-    }
-}
-
-/// How often the apiserver is asked.
-const fn paces(cfg: &Config) -> Paces {
-    match cfg.cluster.metered {
-        true => Paces::METERED,
-        false => Paces::NORMAL,
     }
 }
 

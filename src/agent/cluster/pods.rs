@@ -30,6 +30,7 @@ use crate::{
         clock::Clock,
         complaints::Complaints,
         link_budget::LinkBudget,
+        link_cost::LinkCost,
         pod_store::RETRY,
         recorder::{About, Recorder, Severity},
         tasks::{Spawner, boxed},
@@ -57,8 +58,8 @@ pub(super) struct Requests {
     pub(super) lanes: KubeLanes,
     pub(super) complaints: Rc<Complaints>,
     pub(super) answers: Sender<Answer>,
-    /// Whether a watch tells its version now and then.
-    pub(super) bookmarks: bool,
+    /// Whether bytes cost money: lists are further apart then, and a watch does not tell its version now and then.
+    pub(super) cost: Rc<LinkCost>,
 }
 
 impl Requests {
@@ -125,7 +126,7 @@ impl Requests {
             node: self.node.clone(),
             resource_version: from.into(),
             timeout: WATCH_TIME,
-            bookmarks: self.bookmarks,
+            bookmarks: !self.cost.is_metered(),
         })
         .await;
         true
@@ -144,8 +145,8 @@ pub(super) struct PodPoller {
     pub(super) pods: Rc<dyn AskPods>,
     pub(super) intake: Rc<dyn Intake>,
     pub(super) course: Course,
-    /// What may go over the link, and the time between two lists while there is something left.
-    pub(super) budget: Option<(Arc<LinkBudget>, Duration)>,
+    /// What may go over the link, if that is limited.
+    pub(super) budget: Option<Arc<LinkBudget>>,
 }
 
 /// What the poller remembers besides.
@@ -233,13 +234,12 @@ impl PodPoller {
         if !self.member.is_read() {
             return Ok(());
         }
-        if let Some((budget, usual)) = &self.budget {
-            let time = match budget.is_spent() {
-                true => Paces::METERED.list,
-                false => *usual,
-            };
-            self.api_pods.with(|poll| poll.list_every(time));
-        }
+        let is_spent = || self.budget.as_ref().is_some_and(|budget| budget.is_spent());
+        let paces = match self.requests.cost.is_metered() || is_spent() {
+            true => Paces::METERED,
+            false => Paces::NORMAL,
+        };
+        self.api_pods.with(|poll| poll.list_every(paces.list));
         loop {
             let now = self.now();
             match self.api_pods.with(|poll| poll.poll(now)) {

@@ -380,3 +380,48 @@ fn local_commands_see_whether_the_apiserver_answers() {
     let told = world.parts.owners.cluster.as_ref().and_then(|c| c.ended());
     assert_eq!(told, None);
 }
+
+#[test]
+fn what_the_link_costs_changes_with_the_way() {
+    // METER-06
+    let server = TestServer::builder().start().expect("server");
+    let line = "link: {meteredInterfaces: [\"wwan*\"]}";
+    // Without a watch every list is one that is due.
+    let world = World::with_line(&["--doorbells=false"], line, api(&server), "eth0");
+    let in_100_s = || {
+        // Those whose time was set before.
+        world.advance(s(61));
+        server.clear_audit();
+        world.advance(s(100));
+        let lists = asked(&server, "GET", "/pods?");
+        (asked(&server, "PATCH", "/leases/"), lists)
+    };
+    let shown = || {
+        let cost = &world.parts.owners.cost;
+        let condition = cost.condition(crate::api::Wall::from_secs(0));
+        let condition = condition.expect("it depends on the way");
+        (condition.status, cost.says().expect("the same"))
+    };
+    let (renewals, usual) = in_100_s();
+    assert!((9..=10).contains(&renewals), "{renewals}");
+    assert!((10..=14).contains(&usual), "{usual}");
+    assert_eq!(shown().0, "False");
+    world.leave_by(Some("wwan0"));
+    let (renewals, lists) = in_100_s();
+    assert!((4..=5).contains(&renewals), "{renewals}");
+    assert!(lists <= 3, "{lists}");
+    let (status, says) = shown();
+    assert_eq!(
+        (&*status, &*says),
+        ("True", "the link is metered: its way leaves by wwan0")
+    );
+    // No way is not another way.
+    world.leave_by(None);
+    let (renewals, _) = in_100_s();
+    assert!((4..=5).contains(&renewals), "{renewals}");
+    world.leave_by(Some("eth0"));
+    let (renewals, lists) = in_100_s();
+    assert!((9..=10).contains(&renewals), "{renewals}");
+    assert!((10..=14).contains(&lists), "{lists}");
+    assert_eq!(refused(&server), [""; 0]);
+}

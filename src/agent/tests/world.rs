@@ -105,6 +105,8 @@ pub(in crate::agent) struct Hands {
     is_wrong: Cell<bool>,
     /// Times that the machine was booted after the first.
     boots: Cell<u32>,
+    /// By which interface the way to the apiserver leaves; none: there is no way.
+    interface: Cell<Option<&'static str>>,
     alarms: RefCell<Vec<(Mono, Waker)>>,
 }
 
@@ -138,6 +140,11 @@ impl Hands {
     /// The machine was booted.
     pub(in crate::agent) fn boot(&self) {
         self.boots.set(self.boots.get() + 1);
+    }
+
+    /// The way to the apiserver leaves by this interface from now on.
+    pub(in crate::agent) fn leave_by(&self, interface: Option<&'static str>) {
+        self.interface.set(interface);
     }
 
     /// Nobody waits any more.
@@ -204,9 +211,10 @@ struct Way {
     providers: Vec<(&'static str, Rc<FakeProvider>)>,
     /// What the cluster is known by.
     authority: &'static str,
-    /// Devices of the machine, and those that pods may ask for.
+    /// Devices of the machine.
     devices: Arc<FakeDevices>,
-    declared: &'static str,
+    /// A line of `picolet` in the configuration.
+    declared: String,
     /// Seconds by which the wall clock is off at the first boot, if nobody keeps it right.
     off_s: Option<i64>,
 }
@@ -221,7 +229,7 @@ impl Way {
             providers: Vec::new(),
             authority: "",
             devices: Arc::default(),
-            declared: "",
+            declared: String::new(),
             off_s: None,
         }
     }
@@ -277,6 +285,28 @@ impl World {
         })
     }
 
+    /// The same, with a line of `picolet` in its configuration; the way to the apiserver leaves by `interface`.
+    pub(super) fn with_line(
+        flags: &'static [&'static str],
+        line: &str,
+        api: Arc<dyn Api>,
+        interface: &'static str,
+    ) -> Self {
+        let world = Self::make(Way {
+            flags,
+            api: Some(api),
+            declared: line.into(),
+            ..Way::plain(assembly::driver)
+        });
+        world.leave_by(Some(interface));
+        world
+    }
+
+    /// The way to the apiserver leaves by this interface from now on; `None`: there is no way.
+    pub(super) fn leave_by(&self, interface: Option<&'static str>) {
+        self.hands.leave_by(interface);
+    }
+
     /// A node of a cluster whose wall clock is off by so many seconds when it boots, and nobody keeps it right.
     pub(super) fn with_wrong_clock(off_s: i64, api: &Arc<FakeApi>) -> Self {
         let mut world = Self::make(Way {
@@ -328,7 +358,7 @@ impl World {
             flags: &["--doorbells=false"],
             api: api.map(|api| Arc::clone(api) as Arc<dyn Api>),
             devices: Arc::clone(devices),
-            declared,
+            declared: format!("devices: {declared}"),
             ..Way::plain(assembly::driver)
         });
         world.api = api.cloned();
@@ -367,7 +397,7 @@ impl World {
             // There is no thread beside the test's.
             flags.push("--doorbells=false");
         }
-        let mut template = Template::declaring(&root, &flags, way.declared);
+        let mut template = Template::declaring(&root, &flags, &way.declared);
         template.wire = Rc::clone(&wire);
         template.devices = Arc::clone(&way.devices);
         let left = Rc::clone(&template.left);
@@ -434,7 +464,7 @@ impl World {
 
     /// The same; for the other one these devices are declared.
     pub(super) fn restart_agent_declaring(mut self, declared: &'static str) -> Self {
-        self.way.declared = declared;
+        self.way.declared = format!("devices: {declared}");
         self.restart_agent()
     }
 
@@ -763,13 +793,13 @@ impl Template {
         Self::declaring(root, more, "")
     }
 
-    /// The same; `devices` is `picolet.devices`.
-    fn declaring(root: &Path, more: &[&str], devices: &str) -> Self {
+    /// The same; `own` is a line of `picolet`.
+    fn declaring(root: &Path, more: &[&str], own: &str) -> Self {
         let file = root.join("config.yaml");
         let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
-        let own = match devices {
+        let own = match own {
             "" => String::new(),
-            devices => format!("picolet:\n  devices: {devices}\n"),
+            line => format!("picolet:\n  {line}\n"),
         };
         fs::write(&file, format!("{head}{own}")).expect("write");
         let mut words: Vec<OsString> = vec![
@@ -885,6 +915,13 @@ impl Template {
                 hands: Rc::clone(&hands),
             }),
             boot_id: format!("boot {}", hands.boots.get()),
+            way: {
+                let hands = Rc::clone(&hands);
+                Box::new(move || match hands.interface.get() {
+                    Some(name) => Ok(name.into()),
+                    None => Err(std::io::ErrorKind::NetworkUnreachable.into()),
+                })
+            },
             clock: Box::new(TestClock(hands)),
             runtime: fake,
             providers: None,

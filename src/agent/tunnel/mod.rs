@@ -45,6 +45,7 @@ use super::{
     clock::{Alarm, Clock},
     complaints::Complaints,
     link_budget::LinkBudget,
+    link_cost::LinkCost,
     node::Node,
     recorder::{Recorder, Severity},
     tasks::boxed,
@@ -73,8 +74,8 @@ const MAX_SHOWN_TARGET: usize = 100;
 pub(super) struct Settings {
     pub(super) cfg: TunnelConfig,
     pub(super) kubeconfig: PathBuf,
-    /// Bytes cost money.
-    pub(super) is_metered: bool,
+    /// Whether bytes cost money.
+    pub(super) cost: Rc<LinkCost>,
     /// Who this agent is, for servers.
     pub(super) agent_id: String,
     /// Port of the server of this node.
@@ -272,7 +273,7 @@ impl Old {
 /// Keeps one stream, for as long as it is wanted.
 async fn line(shared: Rc<Shared>, number: usize) {
     let addresses = &shared.settings.cfg.servers;
-    let mut line = Line::new(shared.settings.is_metered);
+    let mut line = Line::default();
     let mut old: Option<Old> = None;
     let mut address = number % addresses.len();
     while !shared.is_stopping.get() {
@@ -320,7 +321,7 @@ async fn line(shared: Rc<Shared>, number: usize) {
                 let carrying = Carrying::new(&shared, opened, own, identifiers);
                 shared.show(None);
                 let mut carrying = Box::new(carrying);
-                let turned = carrying.run(&line, None).await;
+                let turned = carrying.run(&mut line, None).await;
                 shared.servers.borrow_mut().leave(number);
                 let up = Some(shared.clock.now() - begun);
                 match turned {
@@ -345,6 +346,7 @@ async fn line(shared: Rc<Shared>, number: usize) {
             shared.complaints.complain(&why);
             shared.show(Some(why));
         }
+        line.set_metered(shared.settings.cost.is_metered());
         let pause = line.pause(failed.ending, up, random());
         if number >= addresses.len() {
             address = (address + 1) % addresses.len();
@@ -358,8 +360,8 @@ async fn line(shared: Rc<Shared>, number: usize) {
 }
 
 /// What a stream carries that another takes the place of.
-async fn rest(mut carrying: Box<Carrying>, line: Line, replaced: Rc<Wake>) {
-    carrying.run(&line, Some(&replaced)).await;
+async fn rest(mut carrying: Box<Carrying>, mut line: Line, replaced: Rc<Wake>) {
+    carrying.run(&mut line, Some(&replaced)).await;
 }
 
 impl Shared {

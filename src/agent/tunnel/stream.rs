@@ -94,7 +94,7 @@ impl Carrying {
     /// Carries until the stream ends, or another is to take its place. Once the agent ends, until nothing is carried any more.
     ///
     /// - `replaced`: another is to take its place, or has when this wakes, or none is to: then until nothing is carried.
-    pub(super) async fn run(&mut self, line: &Line, replaced: Option<&Wake>) -> Turned {
+    pub(super) async fn run(&mut self, line: &mut Line, replaced: Option<&Wake>) -> Turned {
         let shared = Rc::clone(&self.shared);
         if let Some(replaced) = replaced {
             self.is_left = true;
@@ -114,7 +114,7 @@ impl Carrying {
     }
 
     /// Carries until the stream turns, or until then.
-    async fn carry(&mut self, line: &Line, until: impl Future<Output = ()>) -> Option<Turned> {
+    async fn carry(&mut self, line: &mut Line, until: impl Future<Output = ()>) -> Option<Turned> {
         let turned = poll_fn(|cx| self.poll(line, cx).map(Some));
         let last = async {
             until.await;
@@ -132,7 +132,7 @@ impl Carrying {
         }
     }
 
-    fn poll(&mut self, line: &Line, cx: &mut Context<'_>) -> Poll<Turned> {
+    fn poll(&mut self, line: &mut Line, cx: &mut Context<'_>) -> Poll<Turned> {
         for _ in 0..TURNS {
             match self.step(cx) {
                 Err(failed) => return Poll::Ready(Turned::Ended(failed)),
@@ -145,7 +145,7 @@ impl Carrying {
     }
 
     /// Nothing moves: looks at the time.
-    fn rest(&mut self, line: &Line, cx: &mut Context<'_>) -> Poll<Turned> {
+    fn rest(&mut self, line: &mut Line, cx: &mut Context<'_>) -> Poll<Turned> {
         let is_empty = self.stream.connections() == 0 && self.answers.is_empty();
         let is_done = self.is_leaving && is_empty;
         if is_done && self.call.poll_sent(cx).is_ready() {
@@ -172,6 +172,7 @@ impl Carrying {
             if self.asked.is_some_and(has_come) {
                 self.asked = None;
             }
+            line.set_metered(self.shared.settings.cost.is_metered());
             let silent = match line.silence(heard, self.asked, now) {
                 Silence::Until(due) => due,
                 Silence::Ask => {

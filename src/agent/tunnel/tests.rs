@@ -20,6 +20,7 @@ use super::{
 use crate::{
     agent::{
         clock::Ticks,
+        link_cost::LinkCost,
         tests::world::{Hands, NODE, Template},
     },
     api::{self, Mono, node::NodeAddress},
@@ -167,7 +168,11 @@ impl World {
                     token_file: None,
                 },
                 kubeconfig: PathBuf::new(),
-                is_metered: false,
+                cost: Rc::new(LinkCost::new(
+                    Default::default(),
+                    given.way,
+                    Rc::clone(&clock),
+                )),
                 agent_id: "node-boot".into(),
                 port: PORT,
             },
@@ -314,8 +319,8 @@ impl World {
         let why = Rc::new(RefCell::new(None));
         let (told, replaced) = (Rc::clone(&why), replaced.cloned());
         let task = async move {
-            let line = Line::new(false);
-            let turned = carrying.run(&line, replaced.as_deref()).await;
+            let mut line = Line::default();
+            let turned = carrying.run(&mut line, replaced.as_deref()).await;
             *told.borrow_mut() = Some(match turned {
                 Turned::Ended(failed) => failed.why,
                 Turned::Leaves(why) => why.to_owned(),
@@ -473,7 +478,7 @@ fn what_is_carried_is_waited_for() {
     let world = World::new();
     let (carrying, server) = world.open();
     let executor = &world.shared.executor;
-    let mut old = Old::begin(Box::new(carrying), Line::new(false), executor);
+    let mut old = Old::begin(Box::new(carrying), Line::default(), executor);
     server.dial(1, NODE);
     assert_eq!(world.heard(&server), [packet::dialled(1, Ok(1))]);
     let mut ended = pin!(old.ended());

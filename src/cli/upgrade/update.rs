@@ -271,13 +271,15 @@ impl Visit {
         let node = ask("/node")?;
         let conditions = node["status"]["conditions"].as_array();
         let mut conditions = conditions.into_iter().flatten();
+        // What the agent knows of the way counts beside what the configuration says of all ways.
+        let costs = is_far && (self.config.link.cost.always || ask("/link")?["metered"] == true);
         let wall = clock::wall();
         let pods = ask("/pods")?;
         let pods = pods["items"].as_array().into_iter().flatten();
         let now = Now {
             wall,
             trusted: clock::synchronized() == Some(true),
-            costs: self.config.updates_cost(),
+            costs,
             waits: is_far && health.link.is_some_and(|link| link.waits),
             disk_pressure: conditions.any(|c| c["type"] == "DiskPressure" && c["status"] == "True"),
             moving: pods.filter(|pod| on_its_way(pod).is_moving(wall)).count(),
@@ -400,10 +402,11 @@ impl Visit {
         };
         let next = schedule.next_moment(&self.node, clock::wall());
         let next = next.map_or_else(|| "never".into(), |at| Wall::from_secs(at).to_string());
-        let next = if self.config.updates_cost() {
-            "never: bytes cost money on this link".into()
-        } else {
-            next
+        let cost = &self.config.link.cost;
+        let next = match self.config.fetches_updates() {
+            true if cost.always => "never: bytes cost money on this link".into(),
+            true if !cost.interfaces.is_empty() => format!("{next}, unless bytes cost money then"),
+            _ => next,
         };
         let minutes = schedule.window.length_s / 60;
         let last = bounded(&self.last_path(), MAX_LAST_BYTES).unwrap_or_default();

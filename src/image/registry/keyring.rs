@@ -9,6 +9,7 @@ use sha2::{Digest as _, Sha256};
 use super::hosts::aliases;
 use crate::api::cri::AuthConfig;
 use crate::api::hex;
+use crate::api::names::glob;
 use crate::api::order::Order;
 use crate::api::strict::{TextError, from_foreign_json};
 
@@ -232,35 +233,8 @@ pub fn matches(key: &str, image: &str) -> bool {
         && key_host
             .split('.')
             .zip(host.split('.'))
-            .all(|(pattern, label)| glob(pattern.as_bytes(), label.as_bytes()))
+            .all(|(pattern, label)| glob(pattern, label))
         && path.starts_with(key_path)
-}
-
-/// `*` and `?`; both sides are one label of a host name.
-fn glob(pattern: &[u8], text: &[u8]) -> bool {
-    // Where to go on if what follows the last star does not fit.
-    let (mut p, mut t, mut star) = (0, 0, None);
-    while t < text.len() {
-        match pattern.get(p) {
-            Some(b'*') => {
-                star = Some((p, t));
-                p += 1;
-            }
-            Some(&c) if c == b'?' || c == text[t] => {
-                p += 1;
-                t += 1;
-            }
-            _ => match &mut star {
-                Some((at, from)) => {
-                    *from += 1;
-                    p = *at + 1;
-                    t = *from;
-                }
-                None => return false,
-            },
-        }
-    }
-    pattern[p..].iter().all(|&c| c == b'*')
 }
 
 #[cfg(test)]

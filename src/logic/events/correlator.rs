@@ -57,17 +57,21 @@ pub struct Correlator {
 }
 
 impl Correlator {
-    /// `node`: host of the events' source. `thin`: only warnings become objects, and of their repeats only every
-    /// doubling is told; for links that cost money.
+    /// `node`: host of the events' source.
     #[must_use]
-    pub fn new(node: &str, thin: bool) -> Self {
+    pub fn new(node: &str) -> Self {
         Self {
             node: node.into(),
             similar: Lru::new(MAX_SIMILAR),
             seen: Lru::new(MAX_SEEN),
             buckets: Lru::new(MAX_BUCKETS),
-            thin,
+            thin: false,
         }
+    }
+
+    /// From now on only warnings become objects, and of their repeats only every doubling is told; for links that cost money.
+    pub const fn set_thin(&mut self, thin: bool) {
+        self.thin = thin;
     }
 
     /// What an event leads to: an object, a greater count of one, or nothing (EVT-03).

@@ -55,6 +55,11 @@ impl Sender {
         }
     }
 
+    /// See [`Correlator::set_thin`].
+    pub const fn set_thin(&mut self, thin: bool) {
+        self.correlator.set_thin(thin);
+    }
+
     /// The next request, made of what `next` has; ends with [`Sender::on_sent`]. `None`: nothing to send yet, or not
     /// before [`Sender::next_timeout`].
     pub fn poll(

@@ -29,7 +29,7 @@ fn at(s: u64) -> Mono {
 #[test]
 fn the_object() {
     // EVT-01
-    let mut correlator = Correlator::new("n", false);
+    let mut correlator = Correlator::new("n");
     let post = correlator
         .correlate(&told("p", "BackOff", "again", 1), at(0))
         .expect("new");
@@ -74,7 +74,7 @@ fn the_object() {
 #[test]
 fn repeats_are_counted() {
     // EVT-03
-    let mut correlator = Correlator::new("n", false);
+    let mut correlator = Correlator::new("n");
     let first = correlator
         .correlate(&told("p", "BackOff", "again", 1), at(1))
         .expect("new");
@@ -104,7 +104,7 @@ fn repeats_are_counted() {
 #[test]
 fn similar_ones_are_folded() {
     // EVT-03
-    let mut correlator = Correlator::new("n", false);
+    let mut correlator = Correlator::new("n");
     for n in 0..9 {
         let post = correlator
             .correlate(&told("p", "Unhealthy", &format!("{n}"), n), at(0))
@@ -147,7 +147,7 @@ fn similar_ones_are_folded() {
 #[test]
 fn one_object_does_not_flood() {
     // EVT-03
-    let mut correlator = Correlator::new("n", false);
+    let mut correlator = Correlator::new("n");
     let mut told_of = |name: &str, tries: u32, now| {
         let all = (0..tries).filter(|_| {
             correlator
@@ -169,7 +169,7 @@ fn one_object_does_not_flood() {
 
 #[test]
 fn memory_is_bounded() {
-    let mut correlator = Correlator::new("n", false);
+    let mut correlator = Correlator::new("n");
     for n in 0..2_000 {
         correlator.correlate(&told(&format!("p{n}"), "BackOff", "again", n), at(0));
     }
@@ -195,7 +195,7 @@ fn memory_is_bounded() {
 #[test]
 fn annotations() {
     // EVICT-14
-    let mut correlator = Correlator::new("n", false);
+    let mut correlator = Correlator::new("n");
     let with = Occurrence {
         annotations: r#"{"starved_resource":"memory"}"#.into(),
         ..told("p", "Evicted", "x", 1)
@@ -210,7 +210,8 @@ fn annotations() {
 
 #[test]
 fn thinned() {
-    let mut correlator = Correlator::new("n", true);
+    let mut correlator = Correlator::new("n");
+    correlator.set_thin(true);
     let normal = Occurrence {
         warning: false,
         ..told("p", "Pulled", "x", 1)
@@ -225,13 +226,7 @@ fn thinned() {
 
 /// A sender and a queue of events that is never empty.
 fn sender(per_second: u32) -> Sender {
-    Sender::new(
-        Correlator::new("n", false),
-        per_second,
-        2 * per_second,
-        Mono(0),
-        1,
-    )
+    Sender::new(Correlator::new("n"), per_second, 2 * per_second, Mono(0), 1)
 }
 
 #[test]

@@ -39,23 +39,36 @@ pub enum Ending {
 /// The pauses of one line, and how often it asks.
 #[derive(Clone, Debug)]
 pub struct Line {
-    is_metered: bool,
     /// The pause after the next error; none: the first.
     pause: Option<Duration>,
-    silence: Duration,
+    /// Silence after which the server is asked where bytes cost money, as far as it was found to be short enough.
+    longest: Duration,
+    /// Bytes cost money.
+    is_metered: bool,
+}
+
+impl Default for Line {
+    /// At its beginning.
+    fn default() -> Self {
+        Self {
+            pause: None,
+            longest: SILENCE_METERED,
+            is_metered: false,
+        }
+    }
 }
 
 impl Line {
-    /// At its beginning.
-    #[must_use]
-    pub const fn new(is_metered: bool) -> Self {
-        Self {
-            is_metered,
-            pause: None,
-            silence: match is_metered {
-                true => SILENCE_METERED,
-                false => SILENCE,
-            },
+    /// Whether bytes cost money: it is asked and tried less often then.
+    pub const fn set_metered(&mut self, is_metered: bool) {
+        self.is_metered = is_metered;
+    }
+
+    /// Silence after which the server is asked.
+    fn longest_silence(&self) -> Duration {
+        match self.is_metered {
+            true => self.longest,
+            false => SILENCE,
         }
     }
 
@@ -64,9 +77,9 @@ impl Line {
         if up.is_some_and(|up| up >= GOOD) {
             self.pause = None;
         }
-        if ending == Ending::Silent {
+        if ending == Ending::Silent && self.is_metered {
             // Something on the way forgets sooner than it was asked.
-            self.silence = (self.silence / 2).max(SILENCE);
+            self.longest = (self.longest_silence() / 2).max(SILENCE);
         }
         let is_refused = matches!(ending, Ending::Refused | Ending::Repeated);
         let (first, longest) = match is_refused {
@@ -90,7 +103,7 @@ impl Line {
     pub fn silence(&self, heard: Mono, asked: Option<Mono>, now: Mono) -> Silence {
         let (due, then) = match asked {
             Some(asked) => (asked + ANSWER, Silence::Dead),
-            None => (heard + self.silence, Silence::Ask),
+            None => (heard + self.longest_silence(), Silence::Ask),
         };
         if now >= due {
             then
@@ -170,14 +183,15 @@ mod tests {
     #[test]
     fn errors_are_tried_again_soon() {
         // TUN-10
-        let mut line = Line::new(false);
+        let mut line = Line::default();
         let all = pauses(&mut line, Ending::Broken, 9);
         assert_eq!(all, [1, 1, 2, 3, 5, 7, 10, 10, 10]);
         let short = Some(Duration::from_secs(9));
         assert_eq!(line.pause(Ending::Broken, short, EVEN).as_secs(), 10);
         let good = Some(Duration::from_secs(10));
         assert_eq!(line.pause(Ending::Broken, good, EVEN).as_secs(), 1);
-        let mut line = Line::new(true);
+        let mut line = Line::default();
+        line.set_metered(true);
         assert_eq!(pauses(&mut line, Ending::Broken, 30).pop(), Some(300));
     }
 
@@ -185,7 +199,7 @@ mod tests {
     fn who_is_refused_or_not_needed_asks_seldom() {
         // TUN-09 TUN-10
         for ending in [Ending::Refused, Ending::Repeated] {
-            let mut line = Line::new(false);
+            let mut line = Line::default();
             let all = pauses(&mut line, ending, 7);
             assert_eq!(all, [10, 20, 40, 80, 160, 300, 300]);
             // Another cause is another matter.
@@ -196,7 +210,7 @@ mod tests {
     #[test]
     fn pauses_are_spread() {
         // TUN-10
-        let pause = |random| Line::new(false).pause(Ending::Refused, None, random);
+        let pause = |random| Line::default().pause(Ending::Refused, None, random);
         let ms = |random| pause(random).as_millis();
         assert_eq!(
             (ms(0), ms(100), ms(200), ms(201)),
@@ -208,7 +222,7 @@ mod tests {
     fn silence_is_asked_about_and_ends() {
         // TUN-11
         let at = |s: u64| Mono(s * 1000);
-        let mut line = Line::new(false);
+        let mut line = Line::default();
         assert_eq!(line.silence(at(0), None, at(44)), Silence::Until(at(45)));
         assert_eq!(line.silence(at(0), None, at(45)), Silence::Ask);
         let asked = Some(at(45));
@@ -217,7 +231,8 @@ mod tests {
         // No server is asked more often than it allows.
         line.pause(Ending::Silent, None, 0);
         assert_eq!(line.silence(at(0), None, at(44)), Silence::Until(at(45)));
-        let mut line = Line::new(true);
+        let mut line = Line::default();
+        line.set_metered(true);
         for silence in [240, 120, 60, 45, 45] {
             assert_eq!(
                 line.silence(at(0), None, at(1)),
@@ -227,6 +242,33 @@ mod tests {
         }
         line.pause(Ending::Broken, None, 0);
         assert_eq!(line.silence(at(0), None, at(1)), Silence::Until(at(45)));
+    }
+
+    #[test]
+    fn what_bytes_cost_may_change() {
+        // METER-06
+        let mut line = Line::default();
+        let mut silences = |steps: &[(bool, Ending)]| {
+            let silence = |(is_metered, ending): &(bool, Ending)| {
+                line.set_metered(*is_metered);
+                let until = line.silence(Mono(0), None, Mono(1));
+                line.pause(*ending, None, 0);
+                until
+            };
+            steps.iter().map(silence).collect::<Vec<_>>()
+        };
+        let until = |s: u64| Silence::Until(Mono(s * 1000));
+        assert_eq!(
+            silences(&[
+                // A cable that is pulled says nothing of what a modem's network forgets.
+                (false, Ending::Silent),
+                (true, Ending::Silent),
+                (true, Ending::Broken),
+                (false, Ending::Broken),
+                (true, Ending::Broken),
+            ]),
+            [45, 240, 120, 45, 120].map(until)
+        );
     }
 
     #[test]

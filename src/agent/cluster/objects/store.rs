@@ -18,7 +18,7 @@ use super::{
 use crate::{
     agent::{
         clock::Clock, cluster::link::Skew, complaints::Complaints, executor::Cancel,
-        waker_set::WakerSet,
+        link_cost::LinkCost, waker_set::WakerSet,
     },
     api::{Mono, Node, Pod, PodError, PodUid},
     config::{Config, OfflineSecrets},
@@ -57,6 +57,8 @@ pub(in crate::agent) struct Tools {
     pub(in crate::agent) volumes: Volumes,
     /// By how much the clock is wrong that tokens count by.
     pub(in crate::agent) skew: Arc<Skew>,
+    /// Whether bytes cost money: objects count for longer then.
+    pub(in crate::agent) cost: Rc<LinkCost>,
 }
 
 /// The pod for which something is done, and who knows whether it is to end.
@@ -95,7 +97,7 @@ impl Objects {
         labels: BTreeMap<String, String>,
         tools: Tools,
     ) -> Self {
-        let (dirs, metered) = (&cfg.dirs, cfg.cluster.metered);
+        let dirs = &cfg.dirs;
         let secrets = match cfg.cluster.offline_secrets {
             OfflineSecrets::Disk => &dirs.root,
             OfflineSecrets::Memory => &dirs.run,
@@ -104,7 +106,7 @@ impl Objects {
             tools,
             node: cfg.node_name.clone(),
             labels: RefCell::new(Arc::new(labels)),
-            table: RefCell::new(ObjectTable::new(metered, cfg.times.sync)),
+            table: RefCell::new(ObjectTable::new(cfg.times.sync)),
             reach: RefCell::default(),
             silences: Arc::default(),
             files: ObjectFiles::new(&dirs.root, secrets),
@@ -168,7 +170,11 @@ impl Objects {
         ask: Ask,
     ) -> Result<Option<Content>, PodError> {
         loop {
-            let step = self.table.borrow_mut().step(user.uid, key, self.now());
+            let step = {
+                let mut table = self.table.borrow_mut();
+                table.set_metered(self.tools.cost.is_metered());
+                table.step(user.uid, key, self.now())
+            };
             match step {
                 Step::Missing => return Ok(None),
                 Step::UseHeld => {

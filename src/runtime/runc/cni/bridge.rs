@@ -10,11 +10,14 @@ use std::{fs::File, io, os::fd::AsFd, path::Path};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{
-    CniError, INTERFACE,
-    netlink::{self, Address, Link},
+use super::{CniError, INTERFACE};
+use crate::{
+    api::SandboxId,
+    sys::{
+        namespaces,
+        netlink::{self, Address, Link},
+    },
 };
-use crate::{api::SandboxId, sys::namespaces};
 
 /// Its name in the place of a plugin's.
 pub(super) const TYPE: &str = "picolet-bridge";

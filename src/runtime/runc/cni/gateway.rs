@@ -6,7 +6,7 @@ use std::io;
 
 use nix::{ifaddrs::getifaddrs, net::if_::if_nametoindex};
 
-use super::netlink;
+use crate::sys::netlink;
 
 /// An address of the bridge, and the length of its network part.
 pub(super) type Address = (Ipv4Addr, u8);

@@ -13,7 +13,6 @@ mod config;
 mod gateway;
 mod iptables;
 mod masquerade;
-mod netlink;
 mod pool;
 mod port_chains;
 mod result;
@@ -47,7 +46,7 @@ use crate::{
     },
     sys::{
         child::{self, Command, Input},
-        crash, lane,
+        crash, lane, netlink,
     },
 };
 

@@ -1,5 +1,5 @@
-//! The few requests to the kernel's routing that the built-in network makes itself. All are about the network namespace of
-//! the calling thread.
+//! The few requests to the kernel's routing that are made here: those of the built-in network, and by which interface the way
+//! to an address leaves. All are about the network namespace of the calling thread.
 //!
 //! Source: rtnetlink(7), netlink(7), veth(4), `linux/if_link.h`, `linux/rtnetlink.h`.
 
@@ -20,6 +20,7 @@ const SETLINK: u16 = 19;
 const NEWADDR: u16 = 20;
 const DELADDR: u16 = 21;
 const NEWROUTE: u16 = 24;
+const GETROUTE: u16 = 26;
 
 const ERROR: u16 = 2;
 const REQUEST: u16 = 1;
@@ -29,6 +30,8 @@ const CREATE_EXCLUSIVELY: u16 = 0x600;
 const HEADER: usize = 16;
 /// Of `struct ifinfomsg`, bytes.
 const LINK: usize = 16;
+/// Of `struct rtmsg`, bytes.
+const ROUTE: usize = 12;
 /// Longest answer, bytes: what the kernel tells of an interface is about two thousand.
 const ANSWER_LIMIT: usize = 16 * 1024;
 /// An attribute made of attributes.
@@ -54,6 +57,13 @@ mod link {
     pub(super) const NAME_LIMIT: usize = 15;
 }
 
+/// Attributes of a route.
+mod route {
+    pub(super) const DESTINATION: u16 = 1;
+    pub(super) const OUT: u16 = 4;
+    pub(super) const GATEWAY: u16 = 5;
+}
+
 const UP: u32 = 1;
 const UNSPECIFIED: u8 = 0;
 const INET: u8 = 2;
@@ -61,26 +71,29 @@ const BRIDGE: u8 = 7;
 const INET6: u8 = 10;
 
 /// An address of an interface, and the length of its network part.
-pub(super) type Address = (IpAddr, u8);
+pub(crate) type Address = (IpAddr, u8);
 
 /// What is known of an interface.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Link {
-    pub(super) index: u32,
+pub(crate) struct Link {
+    pub(crate) index: u32,
     /// `bridge`, `veth`; empty for hardware and `lo`.
-    pub(super) kind: String,
-    pub(super) hardware_address: Vec<u8>,
+    pub(crate) kind: String,
+    pub(crate) hardware_address: Vec<u8>,
     /// The index of the bridge of which it is a port; 0 if there is none.
-    pub(super) master: u32,
+    pub(crate) master: u32,
 }
 
 /// Looks at an interface. `ENODEV` if there is none.
-pub(super) fn find(name: &str) -> io::Result<Link> {
+pub(crate) fn find(name: &str) -> io::Result<Link> {
     let mut body = Body::link(UNSPECIFIED, 0, 0);
     body.text(link::NAME, name)?;
     let answer = exchange(GETLINK, 0, &body)?;
-    let odd = || io::Error::new(io::ErrorKind::InvalidData, "rtnetlink gave half an answer");
-    read_link(&answer).ok_or_else(odd)
+    read_link(&answer).ok_or_else(half)
+}
+
+fn half() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "rtnetlink gave half an answer")
 }
 
 fn read_link(answer: &[u8]) -> Option<Link> {
@@ -118,7 +131,7 @@ fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
 }
 
 /// Makes a bridge. One that is there is an error, `EEXIST`. `mtu` 0 leaves it to the kernel.
-pub(super) fn create_bridge(name: &str, mtu: u32) -> io::Result<()> {
+pub(crate) fn create_bridge(name: &str, mtu: u32) -> io::Result<()> {
     let mut body = Body::link(UNSPECIFIED, 0, 0);
     body.text(link::NAME, name)?;
     body.mtu(mtu)?;
@@ -127,7 +140,7 @@ pub(super) fn create_bridge(name: &str, mtu: u32) -> io::Result<()> {
 }
 
 /// Makes a pair of interfaces: `host` is up and a port of the bridge, `inner` is in the namespace and down.
-pub(super) fn create_pair(
+pub(crate) fn create_pair(
     host: &str,
     inner: &str,
     mtu: u32,
@@ -154,7 +167,7 @@ pub(super) fn create_pair(
 }
 
 /// Deletes an interface. Absent counts as deleted.
-pub(super) fn delete(name: &str) -> io::Result<()> {
+pub(crate) fn delete(name: &str) -> io::Result<()> {
     let mut body = Body::link(UNSPECIFIED, 0, 0);
     body.text(link::NAME, name)?;
     match ask(DELLINK, 0, &body) {
@@ -164,26 +177,26 @@ pub(super) fn delete(name: &str) -> io::Result<()> {
 }
 
 /// Brings an interface up.
-pub(super) fn up(interface: u32) -> io::Result<()> {
+pub(crate) fn up(interface: u32) -> io::Result<()> {
     ask(SETLINK, 0, &Body::link(UNSPECIFIED, interface, UP))
 }
 
 /// Gives an interface a hardware address.
-pub(super) fn set_hardware_address(interface: u32, address: &[u8]) -> io::Result<()> {
+pub(crate) fn set_hardware_address(interface: u32, address: &[u8]) -> io::Result<()> {
     let mut body = Body::link(UNSPECIFIED, interface, 0);
     body.attribute(link::ADDRESS, address)?;
     ask(SETLINK, 0, &body)
 }
 
 /// Lets a port of a bridge send back what came from it.
-pub(super) fn reflect(port: u32) -> io::Result<()> {
+pub(crate) fn reflect(port: u32) -> io::Result<()> {
     let mut body = Body::link(BRIDGE, port, 0);
     body.nest(link::PORT, |port| port.attribute(link::HAIRPIN, &[1]))?;
     ask(SETLINK, 0, &body)
 }
 
 /// Adds an address to an interface. One that is there counts as added.
-pub(super) fn add_address(interface: u32, address: Address) -> io::Result<()> {
+pub(crate) fn add_address(interface: u32, address: Address) -> io::Result<()> {
     let body = address_body(interface, address)?;
     match ask(NEWADDR, CREATE_EXCLUSIVELY, &body) {
         Err(e) if e.raw_os_error() == Some(libc::EEXIST) => Ok(()),
@@ -192,7 +205,7 @@ pub(super) fn add_address(interface: u32, address: Address) -> io::Result<()> {
 }
 
 /// Removes an address from an interface. One that is not there counts as removed.
-pub(super) fn remove_address(interface: u32, address: Address) -> io::Result<()> {
+pub(crate) fn remove_address(interface: u32, address: Address) -> io::Result<()> {
     let body = address_body(interface, address)?;
     match ask(DELADDR, 0, &body) {
         Err(e) if e.raw_os_error() == Some(libc::EADDRNOTAVAIL) => Ok(()),
@@ -218,22 +231,42 @@ fn address_body(interface: u32, (ip, prefix): Address) -> io::Result<Body> {
 }
 
 /// Adds the way to everywhere else. One that is there counts as added.
-pub(super) fn add_default_route(interface: u32, gateway: IpAddr) -> io::Result<()> {
+pub(crate) fn add_default_route(interface: u32, gateway: IpAddr) -> io::Result<()> {
     const MAIN_TABLE: u8 = 254;
     const BOOT: u8 = 3;
     const UNICAST: u8 = 1;
-    const OUT: u16 = 4;
-    const GATEWAY: u16 = 5;
     let family = if gateway.is_ipv4() { INET } else { INET6 };
     // struct rtmsg: family, lengths of destination and source, type of service, table, protocol, scope, type, flags
     let mut body = Body(vec![family, 0, 0, 0, MAIN_TABLE, BOOT, 0, UNICAST]);
     body.0.extend([0; 4]);
-    body.number(OUT, interface)?;
-    body.ip(GATEWAY, gateway)?;
+    body.number(route::OUT, interface)?;
+    body.ip(route::GATEWAY, gateway)?;
     match ask(NEWROUTE, CREATE_EXCLUSIVELY, &body) {
         Err(e) if e.raw_os_error() == Some(libc::EEXIST) => Ok(()),
         result => result,
     }
+}
+
+/// The index of the interface by which packets to `ip` leave now, with all rules of routing; that of `lo` for an own address.
+///
+/// - Errors: there is no way to it.
+pub(crate) fn way_to(ip: IpAddr) -> io::Result<u32> {
+    let (family, bits) = match ip {
+        IpAddr::V4(_) => (INET, 32),
+        IpAddr::V6(_) => (INET6, 128),
+    };
+    // struct rtmsg: family, length of the destination; the rest is the kernel's to say
+    let mut body = Body(vec![family, bits]);
+    body.0.resize(ROUTE, 0);
+    body.ip(route::DESTINATION, ip)?;
+    let answer = exchange(GETROUTE, 0, &body)?;
+    read_way(&answer).ok_or_else(half)
+}
+
+fn read_way(answer: &[u8]) -> Option<u32> {
+    let mut all = attributes(answer.get(HEADER + ROUTE..)?);
+    let (_, value) = all.find(|(kind, _)| *kind == route::OUT)?;
+    Some(u32::from_ne_bytes(*value.first_chunk()?))
 }
 
 /// What follows the header of a message.
@@ -357,6 +390,28 @@ mod tests {
         assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
         let error = find("a-name-that-is-too-long").expect_err("refused");
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn ways() {
+        // METER-06
+        let lo = find("lo").expect("every machine has one").index;
+        for own in ["127.0.0.1", "::1"] {
+            let ip: IpAddr = own.parse().expect("an address");
+            // A machine without IPv6 has no way there.
+            if ip.is_ipv4() || std::net::UdpSocket::bind((ip, 0)).is_ok() {
+                assert_eq!(way_to(ip).expect(own), lo, "{own}");
+            }
+        }
+        let mut body = Body(vec![INET, 32]);
+        body.0.resize(ROUTE, 0);
+        body.number(route::DESTINATION, 7).expect("short");
+        body.number(route::OUT, 9).expect("short");
+        let answer: Vec<u8> = [0; HEADER].into_iter().chain(body.0).collect();
+        assert_eq!(read_way(&answer), Some(9));
+        for end in 0..answer.len() {
+            assert_eq!(read_way(&answer[..end]), None, "{end} bytes");
+        }
     }
 
     #[test]

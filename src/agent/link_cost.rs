@@ -1,0 +1,101 @@
+//! Whether bytes of the link cost money now: one value of the agent, asked by all who do less then. What is decided is
+//! [`Cost`]'s. Where it does not depend on the way (`picolet.link.meteredInterfaces`), nobody asks the kernel for one.
+
+use alloc::rc::Rc;
+use core::cell::{Cell, RefCell};
+use std::io;
+
+use super::clock::Clock;
+use crate::{
+    api::{Wall, node::NodeCondition},
+    logic::link_cost::{Cost, Settings},
+};
+
+/// Name of the condition of `get node`.
+const CONDITION: &str = "LinkMetered";
+
+/// Finds the interface by which the way to the apiserver leaves. Answers at once.
+pub(super) type Way = Box<dyn Fn() -> io::Result<String>>;
+
+/// See the module.
+pub(super) struct LinkCost {
+    cost: RefCell<Cost>,
+    way: Way,
+    clock: Rc<dyn Clock>,
+    /// When the interface was found to be another one.
+    since: Cell<Option<Wall>>,
+}
+
+impl LinkCost {
+    pub(super) fn new(settings: Settings, way: Way, clock: Rc<dyn Clock>) -> Self {
+        Self {
+            cost: RefCell::new(Cost::new(settings)),
+            way,
+            clock,
+            since: Cell::new(None),
+        }
+    }
+
+    /// Looks for the way, if it is time.
+    fn look(&self) {
+        let now = self.clock.now();
+        if !self.cost.borrow().is_due(now) {
+            return;
+        }
+        let found = (self.way)();
+        if let Err(e) = &found {
+            log::debug!("no way to the apiserver: {e}");
+        }
+        if self.cost.borrow_mut().found(found.ok(), now) {
+            self.since.set(Some(self.clock.wall()));
+            log::info!("{}", self.words());
+        }
+    }
+
+    fn words(&self) -> String {
+        let cost = self.cost.borrow();
+        let word = if cost.is_metered() { "" } else { "not " };
+        match cost.interface() {
+            Some(name) => format!("the link is {word}metered: its way leaves by {name}"),
+            None => format!("the link is {word}metered"),
+        }
+    }
+
+    /// Whether bytes cost money now.
+    pub(super) fn is_metered(&self) -> bool {
+        self.look();
+        self.cost.borrow().is_metered()
+    }
+
+    /// After how many bytes a session of somebody who is not on this machine ends now.
+    pub(super) fn stream_bytes(&self) -> Option<u64> {
+        self.look();
+        self.cost.borrow().stream_bytes()
+    }
+
+    /// How it is, for people; `None`: bytes cost nothing, whatever the way.
+    pub(super) fn says(&self) -> Option<String> {
+        let is_metered = self.is_metered();
+        let is_told = is_metered || self.cost.borrow().depends();
+        is_told.then(|| self.words())
+    }
+
+    /// What `get node` says, where it depends on the way.
+    pub(super) fn condition(&self, now: Wall) -> Option<NodeCondition> {
+        let is_metered = self.is_metered();
+        let cost = self.cost.borrow();
+        let (status, reason) = match (is_metered, cost.interface()) {
+            (true, _) => ("True", "MeteredInterface"),
+            (false, Some(_)) => ("False", "OtherInterface"),
+            (false, None) => ("Unknown", "NoWay"),
+        };
+        cost.depends().then(|| NodeCondition {
+            kind: CONDITION.into(),
+            status: status.into(),
+            last_heartbeat_time: Some(now.truncated()),
+            last_transition_time: self.since.get().map(Wall::truncated),
+            reason: reason.into(),
+            message: self.words(),
+        })
+    }
+}

@@ -1,0 +1,70 @@
+//! What may go over the link, and what that costs (METER).
+
+use super::checks::{Invalid, invalid};
+use super::file::{Link, Own};
+use super::values::LinkConfig;
+use crate::api::Quantity;
+use crate::logic::link_budget::{self, Window};
+use crate::logic::link_cost::{self, MAX_INTERFACES, wrong_name};
+
+const DAILY: &str = "picolet.link.dailyBytes";
+const INTERFACES: &str = "picolet.link.meteredInterfaces";
+const STREAM: &str = "picolet.link.streamBytes";
+const WINDOW: &str = "picolet.link.pullWindow";
+
+/// Everything of [`LinkConfig`].
+pub(super) fn resolve(own: &Own) -> Result<LinkConfig, Invalid> {
+    let link = &own.link;
+    let interfaces = link.metered_interfaces.clone();
+    if interfaces.len() > MAX_INTERFACES {
+        return invalid(INTERFACES, format!("has more than {MAX_INTERFACES} items"));
+    }
+    for (n, name) in interfaces.iter().enumerate() {
+        if let Some(why) = wrong_name(name) {
+            return invalid(&format!("{INTERFACES}[{n}]"), format!("{name:?} {why}"));
+        }
+    }
+    let stream_bytes = link.stream_bytes.as_ref();
+    let stream_bytes = stream_bytes.map(|bytes| more_than_none(STREAM, bytes));
+    Ok(LinkConfig {
+        budget: budget(link)?,
+        cost: link_cost::Settings {
+            always: own.metered.unwrap_or(false),
+            interfaces,
+            stream_bytes: stream_bytes.transpose()?,
+        },
+    })
+}
+
+/// What may go over the link in a day; `None`: as much as there is.
+fn budget(link: &Link) -> Result<Option<link_budget::Settings>, Invalid> {
+    let text = link.pull_window.as_deref().filter(|text| !text.is_empty());
+    let Some(bytes) = &link.daily_bytes else {
+        return match text {
+            None => Ok(None),
+            Some(_) => invalid(WINDOW, format!("needs {DAILY}")),
+        };
+    };
+    let daily_bytes = more_than_none(DAILY, bytes)?;
+    let pull_window = match text.map(|text| (text, Window::parse(text))) {
+        None => None,
+        Some((_, Some(parsed))) => Some(parsed),
+        Some((text, None)) => {
+            return invalid(
+                WINDOW,
+                format!("is {text:?}, must be HH:MM-HH:MM, two times of a day (UTC)"),
+            );
+        }
+    };
+    Ok(Some(link_budget::Settings {
+        daily_bytes,
+        pull_window,
+    }))
+}
+
+fn more_than_none(field: &str, bytes: &Quantity) -> Result<u64, Invalid> {
+    match u64::try_from(bytes.value()) {
+        Ok(bytes) if bytes > 0 => Ok(bytes),
+        _ => invalid(field, format!("is {bytes}, must be more than 0")),
+    }
+}

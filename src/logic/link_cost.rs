@@ -1,0 +1,201 @@
+//! Whether bytes of the link cost money now (METER-06), and where a session ends because of that (METER-05).
+//!
+//! It is so always, or while the way to the apiserver leaves by one of some interfaces. Whoever does something by it asks when
+//! he does it next; nothing is kept of an answer.
+
+use alloc::{string::String, vec::Vec};
+use core::time::Duration;
+
+use crate::api::{Mono, names::glob};
+
+/// Names of interfaces at most.
+pub const MAX_INTERFACES: usize = 16;
+/// Bytes of the name of an interface (`IFNAMSIZ` without its zero).
+const MAX_NAME_BYTES: usize = 15;
+/// The way is looked up again after so long.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What was asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// Bytes cost money, whatever the way.
+    pub always: bool,
+    /// They do while the way leaves by one of these: names, with `*` and `?`. At most [`MAX_INTERFACES`].
+    pub interfaces: Vec<String>,
+    /// A session of logs, exec, attach or port forwarding ends after so many bytes.
+    pub stream_bytes: Option<u64>,
+}
+
+/// Why `name` is not the name of an interface, nor a pattern of names. Source: Linux, `dev_valid_name`.
+#[must_use]
+pub fn wrong_name(name: &str) -> Option<&'static str> {
+    if name.is_empty() {
+        return Some("is empty, must be the name of an interface");
+    }
+    if name.len() > MAX_NAME_BYTES {
+        return Some("is longer than 15 bytes, as no interface's name is");
+    }
+    let is_wrong = |c: char| matches!(c, '/' | ':') || c.is_whitespace() || c.is_control();
+    let is_none = matches!(name, "." | "..") || name.contains(is_wrong);
+    is_none.then_some("is no name of an interface")
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Cost {
+    settings: Settings,
+    looked: Option<Mono>,
+    /// By which the way left when it was last found.
+    interface: Option<String>,
+    is_metered: bool,
+}
+
+impl Cost {
+    /// Of a link whose way is not known yet: as if it left by no interface that costs money.
+    #[must_use]
+    pub const fn new(settings: Settings) -> Self {
+        Self {
+            is_metered: settings.always,
+            settings,
+            looked: None,
+            interface: None,
+        }
+    }
+
+    /// Whether it depends on the way.
+    #[must_use]
+    pub const fn depends(&self) -> bool {
+        !self.settings.interfaces.is_empty()
+    }
+
+    /// Whether the way is to be looked up before anything is asked here.
+    #[must_use]
+    pub fn is_due(&self, now: Mono) -> bool {
+        self.depends() && self.looked.is_none_or(|at| now >= at + LOOK)
+    }
+
+    /// The way leaves by `interface`; `None`: there is none now, and what was known stays. Returns whether that is news.
+    pub fn found(&mut self, interface: Option<String>, now: Mono) -> bool {
+        self.looked = Some(now);
+        if interface.is_none() || interface == self.interface {
+            return false;
+        }
+        let name = interface.as_deref().unwrap_or_default();
+        let mut patterns = self.settings.interfaces.iter();
+        self.is_metered = self.settings.always || patterns.any(|pattern| glob(pattern, name));
+        self.interface = interface;
+        true
+    }
+
+    /// Whether bytes cost money.
+    #[must_use]
+    pub const fn is_metered(&self) -> bool {
+        self.is_metered
+    }
+
+    /// By which interface the way leaves, if somebody wanted to know and it was found.
+    #[must_use]
+    pub fn interface(&self) -> Option<&str> {
+        self.interface.as_deref()
+    }
+
+    /// After how many bytes a session ends now. Where it depends on the way what bytes cost, none does that costs nothing.
+    #[must_use]
+    pub const fn stream_bytes(&self) -> Option<u64> {
+        match self.depends() && !self.is_metered {
+            true => None,
+            false => self.settings.stream_bytes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::borrow::ToOwned;
+
+    use super::*;
+
+    fn cost(always: bool, interfaces: &[&str]) -> Cost {
+        Cost::new(Settings {
+            always,
+            interfaces: interfaces.iter().map(|&name| name.to_owned()).collect(),
+            stream_bytes: Some(9),
+        })
+    }
+
+    #[test]
+    fn the_way_decides() {
+        // METER-05 METER-06
+        let by = |interfaces: &[&str], always, name: Option<&str>| {
+            let mut cost = cost(always, interfaces);
+            cost.found(name.map(ToOwned::to_owned), Mono(1));
+            (cost.is_metered(), cost.stream_bytes())
+        };
+        for (interfaces, always, name, is_metered, stream_bytes) in [
+            (&["wwan0"][..], false, Some("wwan0"), true, Some(9)),
+            (&["wwan0"], false, Some("wwan1"), false, None),
+            (&["wwan0"], false, Some("eth0"), false, None),
+            (&["eth9", "wwan*"], false, Some("wwan0"), true, Some(9)),
+            (&["ppp?"], false, Some("ppp0"), true, Some(9)),
+            (&["ppp?"], false, Some("ppp"), false, None),
+            (&["*"], false, Some("eth0"), true, Some(9)),
+            // No way is not one that costs.
+            (&["wwan0"], false, None, false, None),
+            (&["wwan0"], true, Some("eth0"), true, Some(9)),
+            (&[], true, None, true, Some(9)),
+            // Who asks for a limit and for nothing else has it.
+            (&[], false, None, false, Some(9)),
+        ] {
+            let got = by(interfaces, always, name);
+            assert_eq!(got, (is_metered, stream_bytes), "{interfaces:?} {name:?}");
+        }
+    }
+
+    #[test]
+    fn a_change_is_seen_and_no_way_changes_nothing() {
+        // METER-06
+        let mut fixed = cost(false, &[]);
+        assert!(!fixed.is_due(Mono(0)) && !fixed.depends());
+        assert!(!fixed.is_metered());
+        let mut cost = cost(false, &["wwan0"]);
+        assert!(cost.is_due(Mono(0)));
+        let on = |name: &str| Some(name.to_owned());
+        for (ms, interface, is_news, is_metered) in [
+            (1000, on("eth0"), true, false),
+            (2000, on("eth0"), false, false),
+            (3000, on("wwan0"), true, true),
+            (4000, None, false, true),
+            (5000, on("wwan0"), false, true),
+            (6000, on("eth0"), true, false),
+            (7000, None, false, false),
+        ] {
+            assert!(cost.is_due(Mono(ms)), "{ms}");
+            assert_eq!(cost.found(interface, Mono(ms)), is_news, "{ms}");
+            assert!(!cost.is_due(Mono(ms + 999)), "{ms}");
+            assert_eq!(cost.is_metered(), is_metered, "{ms}");
+        }
+        assert_eq!(cost.interface(), Some("eth0"));
+        fixed.found(None, Mono(0));
+        assert_eq!(fixed.interface(), None);
+    }
+
+    #[test]
+    fn names() {
+        // METER-06
+        for good in ["wwan0", "ppp*", "?", "eth0.100", "0123456789abcde"] {
+            assert_eq!(wrong_name(good), None, "{good}");
+        }
+        for bad in [
+            "",
+            "0123456789abcdef",
+            "a/b",
+            ".",
+            "..",
+            "a b",
+            "eth0:1",
+            "a\0",
+        ] {
+            assert!(wrong_name(bad).is_some(), "{bad:?}");
+        }
+    }
+}

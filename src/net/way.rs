@@ -1,0 +1,114 @@
+//! By which interface what is sent to a server leaves, as the kernel routes it now (METER-06).
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    io,
+    sync::{Mutex, PoisonError},
+};
+
+use nix::net::if_::if_indextoname;
+
+use crate::sys::netlink;
+
+/// The interface of what stays on this machine.
+const LOOPBACK: &str = "lo";
+/// Addresses that no network has: the way to them is the way to everywhere else. Source: RFC 5737, RFC 3849.
+const ELSEWHERE: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
+    IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)),
+];
+
+/// The other end of the connections to one server, whatever its name leads to: the proxy, if there is one.
+#[derive(Debug, Default)]
+pub struct Peer(Mutex<Option<IpAddr>>);
+
+impl Peer {
+    /// A connection to it was made.
+    pub(crate) fn reached(&self, ip: IpAddr) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(ip.to_canonical());
+    }
+
+    /// Name of the interface by which packets to it leave now.
+    ///
+    /// While it was never reached, and where it is on this machine, a load balancer beside the agent, that of the way to
+    /// everywhere else. Asks the kernel, which answers at once; nobody else is asked.
+    ///
+    /// - Errors: there is no way.
+    pub fn interface(&self) -> io::Result<String> {
+        let known = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(ip) = known {
+            let name = leaves_by(ip)?;
+            if name != LOOPBACK {
+                return Ok(name);
+            }
+        }
+        let [first, second] = ELSEWHERE;
+        leaves_by(first).or_else(|_| leaves_by(second))
+    }
+}
+
+fn leaves_by(ip: IpAddr) -> io::Result<String> {
+    let name = if_indextoname(netlink::way_to(ip)?)?;
+    Ok(name.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use nix::sched::{CloneFlags, unshare};
+
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().expect("an address")
+    }
+
+    fn card(name: &str, address: &str) -> u32 {
+        netlink::create_bridge(name, 0).expect(name);
+        let index = netlink::find(name).expect(name).index;
+        netlink::up(index).expect(name);
+        netlink::add_address(index, (ip(address), 24)).expect(name);
+        index
+    }
+
+    /// In a network namespace of its own.
+    fn follow() {
+        unshare(CloneFlags::CLONE_NEWNET).expect("a namespace");
+        let peer = Peer::default();
+        assert!(peer.interface().is_err(), "there is no way");
+        netlink::up(netlink::find("lo").expect("lo").index).expect("up");
+        let wire = card("eth0", "10.1.0.2");
+        let radio = card("wwan0", "10.2.0.2");
+        netlink::add_default_route(wire, ip("10.1.0.1")).expect("a route");
+        assert_eq!(peer.interface().expect("a way"), "eth0");
+        // What has an own address of another interface leaves by the route all the same.
+        for (address, interface) in [
+            ("10.2.0.9", "wwan0"),
+            ("10.1.0.9", "eth0"),
+            ("203.0.113.7", "eth0"),
+            // On this machine: it is what it leads to that matters.
+            ("127.0.0.1", "eth0"),
+            ("10.2.0.2", "eth0"),
+            ("::ffff:10.2.0.9", "wwan0"),
+        ] {
+            peer.reached(ip(address));
+            assert_eq!(peer.interface().expect("a way"), interface, "{address}");
+        }
+        peer.reached(ip("203.0.113.7"));
+        netlink::delete("eth0").expect("gone");
+        assert!(peer.interface().is_err(), "there is no way");
+        netlink::add_default_route(radio, ip("10.2.0.1")).expect("a route");
+        assert_eq!(peer.interface().expect("a way"), "wwan0");
+    }
+
+    #[test]
+    fn the_way_is_followed() {
+        // METER-06
+        if !nix::unistd::geteuid().is_root() {
+            skipped!("the way to a server: a namespace needs root");
+            return;
+        }
+        thread::spawn(follow).join().expect("thread");
+    }
+}
