@@ -138,6 +138,8 @@ pub(crate) struct Seen {
     pub(crate) number: usize,
     /// The client's certificate.
     pub(crate) peer: Option<Vec<u8>>,
+    /// Its TLS went on with an earlier session.
+    pub(crate) resumed: bool,
 }
 
 impl Seen {
@@ -314,7 +316,7 @@ impl Inner {
     fn connection(&self, stream: TcpStream) {
         let number = self.connections.fetch_add(1, Ordering::SeqCst);
         lock(&self.open).push(stream.try_clone().expect("clone"));
-        let mut peer = None;
+        let (mut peer, mut resumed) = (None, false);
         let link: Box<dyn Link> = match &self.tls {
             None => Box::new(stream),
             Some(config) => {
@@ -329,6 +331,7 @@ impl Inner {
                     .peer_certificates()
                     .and_then(|c| c.first())
                     .map(|c| c.to_vec());
+                resumed = session.handshake_kind() == Some(rustls::HandshakeKind::Resumed);
                 Box::new(StreamOwned::new(session, socket))
             }
         };
@@ -336,6 +339,7 @@ impl Inner {
         while let Some(mut seen) = request(&mut link) {
             seen.connection = number;
             seen.peer.clone_from(&peer);
+            seen.resumed = resumed;
             {
                 let mut all = lock(&self.seen);
                 seen.number = all.len();

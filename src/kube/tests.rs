@@ -1,5 +1,6 @@
 //! The client against servers that do what they should not.
 
+use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use core::time::Duration;
 use std::fs;
@@ -18,6 +19,7 @@ use crate::error::chain;
 use crate::image::testing::{Scratch, gzip};
 use crate::net::ProxyVariables;
 use crate::net::known_time::Known;
+use crate::net::way::Peer;
 use crate::sys::clock;
 
 /// A kubeconfig: fields of the cluster beside `server`, the user, further servers.
@@ -152,6 +154,11 @@ fn what_is_asked() {
     assert_eq!(seen[0].header("accept-encoding"), "gzip");
     assert_eq!(seen[1].header("accept"), "application/json");
     assert_eq!(seen[3].header("accept-encoding"), "");
+    assert_eq!(
+        seen[11].header("accept-encoding"),
+        "gzip",
+        "a ConfigMap may be large"
+    );
     assert!(seen[2].header("user-agent").starts_with("picolet/"));
     assert_eq!(
         seen[3].header("content-type"),
@@ -219,6 +226,105 @@ fn pages_make_one_list_or_none() {
     // A server that never comes to the end.
     let server = Server::plain(|_| ok(&page("9", "x", &[item("one")])));
     assert!(matches!(names(&api(&server)), Err(KubeError::Wrong { .. })));
+}
+
+#[test]
+fn one_session_of_tls_and_its_address() {
+    // METER-05 METER-06
+    let ca = Authority::new();
+    let pair = ca.server(&["127.0.0.1"], NOW);
+    let server = Server::tls(&pair, Some(&ca), |_| ok("{}"));
+    let scratch = Scratch::new();
+    let pem = scratch.join("pair.pem");
+    fs::write(&pem, ca.client("system:nodes", "system:node:n", NOW).both()).expect("pair");
+    let user = format!(
+        "client-certificate: '{0}', client-key: '{0}'",
+        pem.display()
+    );
+    let authority = scratch.join("ca.pem");
+    fs::write(&authority, &ca.pem).expect("CA");
+    let trust = format!("certificate-authority: '{}'", authority.display());
+    let config = kubeconfig(&server.url(), &trust, &user, &[]);
+    let cluster = Arc::new(Cluster::new(config, ProxyVariables::default(), None));
+    assert_eq!(
+        format!("{:?}", cluster.peer()),
+        format!("{:?}", Peer::default())
+    );
+    let api = HttpApi::new(&cluster, quick(), Rates::default(), None);
+    api.config_map("a", "b").expect("the first connection");
+    assert!(format!("{:?}", cluster.peer()).contains("127.0.0.1"));
+    // Another client has a connection of its own, and so has each after an outage.
+    for _ in 0..2 {
+        api.patch_lease("n", b"{}").expect("the heartbeat's");
+        server.close_connections();
+        api.config_map("a", "b").expect("again");
+    }
+    let seen = server.seen();
+    let kinds: BTreeMap<usize, bool> = seen.iter().map(|s| (s.connection, s.resumed)).collect();
+    assert!(kinds.len() >= 4, "{kinds:?}");
+    assert!(!kinds[&0], "nothing was there to go on with");
+    assert!(kinds.values().skip(1).all(|resumed| *resumed), "{kinds:?}");
+    // A certificate is shown once in a session, and known in all of it.
+    assert!(seen.iter().all(|s| s.peer.is_some()));
+}
+
+#[test]
+fn no_body_is_repeated_that_was_answered() {
+    // METER-05
+    for code in [400, 403, 409, 422, 429, 500, 503] {
+        let server = Server::plain(move |_| Say {
+            then: Then::Close,
+            ..say(code, "retry-after: 1\r\n", &status(code, "x"))
+        });
+        let api = api(&server);
+        let error = api.create_event("a", b"{}").expect_err("refused");
+        assert_eq!(error.status(), Some(code));
+        assert_eq!(server.seen().len(), 1, "{code}");
+    }
+    // Nor one whose answer broke off: the server has acted upon it.
+    let server = Server::plain(|_| {
+        let mut say = ok(r#"{"metadata":{"name":"e"}}"#);
+        say.bytes.truncate(say.bytes.len() - 5);
+        say.then = Then::Close;
+        say
+    });
+    let error = api(&server).create_event("a", b"{}").expect_err("half");
+    assert!(matches!(error, KubeError::Unreachable { sent: true, .. }));
+    assert_eq!(server.seen().len(), 1);
+}
+
+#[test]
+fn large_objects_come_packed_and_bounded() {
+    // METER-05
+    let text = |bytes: usize| {
+        let value = "a".repeat(bytes);
+        gzip(format!(r#"{{"data":{{"a":"{value}"}}}}"#).as_bytes())
+    };
+    let (good, bomb) = (text(900_000), text(64 << 20));
+    let on_the_way = good.len();
+    let server = Server::plain(move |seen| {
+        let body = if seen.path.ends_with("/bomb") {
+            &bomb
+        } else {
+            &good
+        };
+        say(200, "content-encoding: gzip\r\n", body)
+    });
+    let api = api(&server);
+    for found in [api.config_map("n", "c"), api.secret("n", "s")] {
+        let found = found.expect("an object");
+        let length = found["data"]["a"].as_str().map(str::len);
+        assert_eq!(length, Some(900_000));
+    }
+    assert!(on_the_way * 100 < 900_000, "{on_the_way}");
+    let error = api.config_map("n", "bomb").expect_err("too large");
+    assert!(matches!(error, KubeError::Wrong { .. }), "{error}");
+    assert!(
+        server
+            .seen()
+            .iter()
+            .all(|s| s.header("accept-encoding") == "gzip")
+    );
 }
 
 #[test]

@@ -222,6 +222,11 @@ impl Counted {
         }
     }
 
+    /// Whether the other side is on another machine.
+    pub(crate) const fn leaves_machine(&self) -> bool {
+        self.meter.header.is_some()
+    }
+
     fn look(&mut self) {
         self.meter.look(self.stream.get_ref(), self.class.get());
     }

@@ -41,6 +41,8 @@ pub struct Connection {
     ahead: Vec<u8>,
     patience: Option<Duration>,
     stalled: Option<Timer>,
+    /// Bytes that were read and written.
+    carried: u64,
     pub(super) answer: Answer,
 }
 
@@ -49,8 +51,14 @@ pub(super) enum Below {
     /// Nobody can tell.
     Unknown,
     Socket(RawFd),
-    /// The same of one whose bytes are counted, as what.
-    Counted(RawFd, Rc<Cell<LinkClass>>),
+    /// The same of one whose bytes are counted.
+    Counted {
+        socket: RawFd,
+        /// As what.
+        class: Rc<Cell<LinkClass>>,
+        /// The other side is on another machine.
+        leaves: bool,
+    },
     Pipe(Beside),
 }
 
@@ -74,6 +82,7 @@ impl Connection {
             ahead: Vec::new(),
             patience: None,
             stalled: None,
+            carried: 0,
             answer: Answer::default(),
         }
     }
@@ -97,7 +106,7 @@ impl Connection {
     pub fn has_hung_up(&self) -> bool {
         let fd = match &self.below {
             Below::Unknown => return false,
-            Below::Socket(fd) | Below::Counted(fd, _) => *fd,
+            Below::Socket(socket) | Below::Counted { socket, .. } => *socket,
             Below::Pipe(pipe) => return pipe.has_hung_up(),
         };
         let mut fds = [libc::pollfd {
@@ -114,7 +123,7 @@ impl Connection {
         match &self.below {
             Below::Unknown => {}
             Below::Pipe(pipe) => pipe.cut(),
-            Below::Socket(fd) | Below::Counted(fd, _) => {
+            Below::Socket(fd) | Below::Counted { socket: fd, .. } => {
                 if let Err(e) = socket::forget_unsent(*fd) {
                     log::debug!("a connection cannot be cut: {e}");
                 }
@@ -124,7 +133,7 @@ impl Connection {
 
     /// Address of the other side, if it has one.
     pub(super) fn peer(&self) -> Option<IpAddr> {
-        let (Below::Socket(socket) | Below::Counted(socket, _)) = &self.below else {
+        let (Below::Socket(socket) | Below::Counted { socket, .. }) = &self.below else {
             return None;
         };
         let name: SockaddrStorage = getpeername(*socket).ok()?;
@@ -135,9 +144,28 @@ impl Connection {
 
     /// What comes and goes from now on is counted as `class`, if it is counted.
     pub(super) fn counts_as(&self, class: LinkClass) {
-        if let Below::Counted(_, of) = &self.below {
+        if let Below::Counted { class: of, .. } = &self.below {
             of.set(class);
         }
+    }
+
+    /// Bytes that were read and written so far, without TLS and what is below.
+    pub(super) const fn carried(&self) -> u64 {
+        self.carried
+    }
+
+    /// Whether they go over the link.
+    pub(super) const fn leaves_machine(&self) -> bool {
+        match self.below {
+            Below::Counted { leaves, .. } => leaves,
+            Below::Pipe(_) => true,
+            Below::Unknown | Below::Socket(_) => false,
+        }
+    }
+
+    fn count(&mut self, bytes: usize) {
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        self.carried = self.carried.saturating_add(bytes);
     }
 
     /// How long a client may take nothing of what is written, before that fails with [`io::ErrorKind::TimedOut`].
@@ -157,7 +185,10 @@ impl Connection {
         while self.ahead.len() < MAX_WATCHED_BYTES {
             match self.stream.read(&mut step).await {
                 Ok(0) | Err(_) => return,
-                Ok(n) => self.ahead.extend_from_slice(&step[..n]),
+                Ok(n) => {
+                    self.count(n);
+                    self.ahead.extend_from_slice(&step[..n]);
+                }
             }
             // It may be a byte at a time, and always be there.
             turn::give().await;
@@ -170,6 +201,7 @@ impl Connection {
         if self.ahead.is_empty() {
             let mut step = [0; FIRST_BYTES];
             let n = self.stream.read(&mut step).await?;
+            self.count(n);
             self.ahead.extend_from_slice(&step[..n]);
         }
         Ok(!self.ahead.is_empty())
@@ -200,7 +232,11 @@ impl AsyncRead for Connection {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         if this.ahead.is_empty() {
-            return Pin::new(&mut this.stream).poll_read(cx, buf);
+            let read = Pin::new(&mut this.stream).poll_read(cx, buf);
+            if let Poll::Ready(Ok(n)) = read {
+                this.count(n);
+            }
+            return read;
         }
         let n = this.ahead.len().min(buf.len());
         buf[..n].copy_from_slice(&this.ahead[..n]);
@@ -220,6 +256,9 @@ impl AsyncWrite for Connection {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let poll = Pin::new(&mut this.stream).poll_write(cx, buf);
+        if let Poll::Ready(Ok(n)) = poll {
+            this.count(n);
+        }
         this.patiently(cx, poll)
     }
 
@@ -236,7 +275,7 @@ impl AsyncWrite for Connection {
         // What carries us only flushes. A socket that is not connected any more needs no end.
         match &this.below {
             Below::Unknown => {}
-            Below::Socket(socket) | Below::Counted(socket, _) => {
+            Below::Socket(socket) | Below::Counted { socket, .. } => {
                 _ = shutdown(*socket, Shutdown::Write);
             }
             Below::Pipe(pipe) => pipe.end(),

@@ -498,6 +498,11 @@ impl Stream<'_> {
         self.connection.flush().await
     }
 
+    /// See [`Connection::carried`].
+    pub(super) const fn carried(&self) -> u64 {
+        self.connection.carried()
+    }
+
     /// See [`Connection::has_hung_up`].
     #[must_use]
     pub fn has_hung_up(&self) -> bool {

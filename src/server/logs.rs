@@ -4,8 +4,9 @@ use core::time::Duration;
 
 use super::{
     Outcome,
+    allowance::Allowance,
     backend::{Backend, LogTarget},
-    http::{self, Connection, Refusal},
+    http::{self, Connection, Refusal, Stream},
     log_reader::{Chunk, LogOptions, LogReader},
 };
 
@@ -34,6 +35,7 @@ pub(super) async fn stream(
             return Ok(Err(Refusal::new(500, text)));
         }
     };
+    let allowance = Allowance::new(backend, connection);
     let mut stream = http::start_stream(connection, "text/plain").await?;
     // Ask before reading: what an ending container wrote last is then read after it was seen to have ended.
     let mut ended = false;
@@ -48,7 +50,12 @@ pub(super) async fn stream(
             .await;
         reader = back;
         match chunk? {
-            Chunk::Text(text) => stream.write(&text).await?,
+            Chunk::Text(text) => {
+                stream.write(&text).await?;
+                if let Some(why) = allowance.and_then(|it| it.spent(stream.carried())) {
+                    return end_early(stream, &text, &why).await;
+                }
+            }
             Chunk::Limit => return stream.finish().await.map(Ok),
             Chunk::End if !follow || ended => return stream.finish().await.map(Ok),
             Chunk::End => {
@@ -84,6 +91,7 @@ async fn pass_on(
         Err(refusal) => return Ok(Err(refusal)),
     };
     let mut left = options.limit_bytes.unwrap_or(u64::MAX);
+    let allowance = Allowance::new(backend, connection);
     let mut stream = http::start_stream(connection, "text/plain").await?;
     loop {
         let next = async { Some(incoming.next().await) };
@@ -103,6 +111,17 @@ async fn pass_on(
         if left == 0 {
             return stream.finish().await.map(Ok);
         }
+        if let Some(why) = allowance.and_then(|it| it.spent(stream.carried())) {
+            return end_early(stream, &piece[..most], &why).await;
+        }
         crate::sys::turn::give().await;
     }
+}
+
+/// Says `why` as a line of its own behind `last`, and ends.
+async fn end_early(mut stream: Stream<'_>, last: &[u8], why: &str) -> Outcome {
+    let begin = if last.ends_with(b"\n") { "" } else { "\n" };
+    let line = format!("{begin}picolet: {why}\n");
+    stream.write(line.as_bytes()).await?;
+    stream.finish().await.map(Ok)
 }

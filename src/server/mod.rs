@@ -5,6 +5,7 @@
 //! - [`pipe`]: how the same server is reached through a tunnel, without a socket.
 //! - [`healthz`]: whether there is a process, for anybody on this machine.
 
+mod allowance;
 pub mod backend;
 mod chunked;
 mod connection;

@@ -29,6 +29,8 @@ pub(super) struct FakeBackend {
     pub(super) log: PathBuf,
     /// What `/healthz` says of the loop.
     pub(super) trouble: Option<String>,
+    /// Bytes after which a session of another machine ends.
+    pub(super) limit: Option<u64>,
 }
 
 impl Default for FakeBackend {
@@ -37,6 +39,7 @@ impl Default for FakeBackend {
             lane: Lane::inline(),
             log: PathBuf::new(),
             trouble: None,
+            limit: None,
         }
     }
 }
@@ -95,6 +98,10 @@ impl Streaming for FakeBackend {
 
     fn idle_timeout(&self) -> Duration {
         Duration::from_hours(4)
+    }
+
+    fn stream_bytes(&self) -> Option<u64> {
+        self.limit
     }
 
     fn stream_ended(&self) {}

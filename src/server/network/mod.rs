@@ -166,13 +166,14 @@ impl Network {
         let _ = setsockopt(&stream, sockopt::TcpKeepIdle, &KEEP_ALIVE_S);
         let _ = setsockopt(&stream, sockopt::TcpKeepInterval, &KEEP_ALIVE_S);
         let class = Rc::new(Cell::new(LinkClass::Api));
-        let below = Below::Counted(stream.as_raw_fd(), Rc::clone(&class));
-        self.admit(
-            Box::new(Counted::new(stream, class)),
-            below,
-            Caller::Peer(peer),
-            executor,
-        );
+        let socket = stream.as_raw_fd();
+        let counted = Counted::new(stream, Rc::clone(&class));
+        let below = Below::Counted {
+            socket,
+            class,
+            leaves: counted.leaves_machine(),
+        };
+        self.admit(Box::new(counted), below, Caller::Peer(peer), executor);
     }
 
     /// Takes one that came through a tunnel. It is one from outside in all that follows: it gives no right.

@@ -2,7 +2,7 @@
 
 use alloc::collections::BTreeMap;
 use core::cell::{Cell, RefCell};
-use std::fs;
+use std::{fs, os::unix::net::UnixStream};
 
 use futures_rustls::TlsConnector;
 use rustls::{
@@ -184,6 +184,31 @@ impl World {
         let name = ServerName::try_from("node").expect("name");
         let connector = TlsConnector::from(config);
         connector.connect(name, stream).await.expect("handshake")
+    }
+
+    /// The whole answer to one request of somebody on another machine.
+    async fn ask_from_afar(&self, pair: &Pair, line: &str) -> String {
+        let identity = tls::Identity {
+            chain: tls::Pem::Text("chain", pair.certificate.as_bytes()),
+            key: tls::Pem::Text("key", pair.key.as_bytes()),
+        };
+        let config = tls::config(tls::Roots::Any(Proof::Key), Some(identity)).expect("client");
+        let (near, far) = Async::<UnixStream>::pair().expect("a pair");
+        let below = Below::Counted {
+            socket: near.as_raw_fd(),
+            class: Rc::new(Cell::new(LinkClass::Stream)),
+            leaves: true,
+        };
+        self.network
+            .admit(Box::new(near), below, Caller::Tunnel, &self.executor);
+        let name = ServerName::try_from("node").expect("name");
+        let connector = TlsConnector::from(config);
+        let mut client = connector.connect(name, far).await.expect("handshake");
+        let head = format!("{line} HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n");
+        client.write_all(head.as_bytes()).await.expect("ask");
+        let mut answer = Vec::new();
+        let _ = client.read_to_end(&mut answer).await;
+        String::from_utf8(answer).expect("text")
     }
 
     /// The whole answer to one request.
@@ -528,6 +553,37 @@ fn pages() {
             assert_eq!(status(&answer), code, "{page}: {answer}");
             assert!(answer.contains(body), "{page}: {answer}");
         }
+    });
+}
+
+#[test]
+fn a_log_ends_with_its_bytes() {
+    // METER-05
+    let scratch = Scratch::new();
+    let log = scratch.join("log");
+    let line = |n: u32| format!("2024-01-01T00:00:00.000000000Z stdout F line {n:060}\n");
+    fs::write(&log, (0..4000).map(line).collect::<String>()).expect("log");
+    let world = World::new(Plan {
+        backend: FakeBackend {
+            log,
+            limit: Some(50_000),
+            ..FakeBackend::default()
+        },
+        ..Plan::default()
+    });
+    let admin = world.user("admin");
+    world.run(async {
+        let page = "GET /containerLogs/ns/p/c";
+        let whole = world.ask(Some(&admin), page, "").await;
+        assert_eq!(status(&whole), 200, "{whole}");
+        assert!(whole.contains(&format!("line {:060}", 3999)), "it is here");
+        assert!(!whole.contains("streamBytes"));
+        let cut = world.ask_from_afar(&admin, page).await;
+        assert_eq!(status(&cut), 200, "{cut}");
+        let said = "\npicolet: the session ends here: a node may send and receive 50.0kB in one (picolet.link.streamBytes)\n";
+        assert!(cut.contains(said), "{}", cut.len());
+        assert!(cut.ends_with("0\r\n\r\n"), "and it ends whole");
+        assert!((50_000..50_000 + 64 * 1024).contains(&cut.len()), "{}", cut.len());
     });
 }
 

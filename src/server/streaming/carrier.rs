@@ -12,6 +12,8 @@ use async_io::Timer;
 use smol::io::{AsyncRead as _, AsyncWrite as _, AsyncWriteExt as _};
 
 use crate::api::Mono;
+use crate::server::allowance::Allowance;
+use crate::server::backend::Streaming;
 use crate::server::connection::Connection;
 use crate::stream::MAX_OUT_BYTES;
 use crate::sys::clock;
@@ -36,6 +38,8 @@ pub(super) struct Carrier<'a> {
     pub(super) out: Vec<u8>,
     unflushed: bool,
     idle: Duration,
+    /// What may come and go, if that is limited.
+    allowance: Option<Allowance<'a>>,
     /// When a byte last came or went.
     last: Mono,
     alarm: Option<(Mono, Timer)>,
@@ -54,18 +58,25 @@ pub(super) enum Late {
 }
 
 impl<'a> Carrier<'a> {
-    pub(super) fn new(stream: &'a mut Connection, idle: Duration) -> Self {
+    /// What carries a session that begins now on `stream`.
+    pub(super) fn new(stream: &'a mut Connection, streaming: &'a dyn Streaming) -> Self {
         Self {
+            allowance: Allowance::new(streaming, stream),
             stream,
             input: vec![0; INPUT_BYTES].into_boxed_slice(),
             have: 0,
             out: Vec::with_capacity(MAX_OUT_BYTES),
             unflushed: false,
-            idle,
+            idle: streaming.idle_timeout(),
             last: clock::mono(),
             alarm: None,
             pause: None,
         }
+    }
+
+    /// Why the session ends now, if it has sent and received all that it may.
+    pub(super) fn spent(&self) -> Option<String> {
+        self.allowance?.spent(self.stream.carried())
     }
 
     /// What was read and not taken, and where to put what is to be sent.

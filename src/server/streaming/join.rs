@@ -12,6 +12,8 @@ use smol::io::{AsyncRead, AsyncWrite};
 
 use super::carrier::{HANG_UP_CHECK, LEAVE_TIMEOUT, PAUSE, TURNS};
 use crate::api::Mono;
+use crate::server::allowance::Allowance;
+use crate::server::backend::Streaming;
 use crate::server::connection::Connection;
 use crate::sys::clock;
 
@@ -115,6 +117,8 @@ struct Join<'a> {
     there: Way,
     back: Way,
     idle: Duration,
+    /// What the client may send and receive, if that is limited.
+    allowance: Option<Allowance<'a>>,
     half_close: HalfClose,
     /// When a byte last came or went.
     last: Mono,
@@ -126,19 +130,21 @@ struct Join<'a> {
 
 /// Carries bytes until both sides have ended.
 ///
-/// - Errors: one of them broke, or nothing came for the time `idle`. Not all may have arrived.
+/// - Errors: one of them broke, nothing came for the time that it may be idle, or the client has sent and received all that it
+///   may: there is no place for a line that says so among what others have to say. Not all may have arrived.
 pub(super) async fn join(
     client: &mut Connection,
     other: &mut Connection,
-    idle: Duration,
+    streaming: &dyn Streaming,
     half_close: HalfClose,
 ) -> io::Result<()> {
     let mut join = Join {
+        allowance: Allowance::new(streaming, client),
         client,
         other,
         there: Way::new(),
         back: Way::new(),
-        idle,
+        idle: streaming.idle_timeout(),
         half_close,
         last: clock::mono(),
         leave_by: None,
@@ -176,6 +182,10 @@ impl Join<'_> {
     fn step(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
         let mut moved = self.there.poll(cx, &mut *self.client, &mut *self.other)?;
         moved |= self.back.poll(cx, &mut *self.other, &mut *self.client)?;
+        let spent = |it: Allowance<'_>| it.spent(self.client.carried());
+        if moved && self.allowance.and_then(spent).is_some() {
+            return Err(io::ErrorKind::QuotaExceeded.into());
+        }
         if self.back.is_sink {
             return Err(io::ErrorKind::BrokenPipe.into());
         }

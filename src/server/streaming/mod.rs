@@ -278,7 +278,7 @@ fn not_opened(e: RuntimeError) -> Refusal {
 }
 
 /// Serves exec or attach whose streams are at `url`. A client of the newest protocol is spoken with here: servers of runtimes
-/// do not know it.
+/// do not know it. So is one whose bytes are limited, to be told of its end.
 async fn elsewhere(
     streaming: &dyn Streaming,
     connection: &mut Connection,
@@ -286,7 +286,9 @@ async fn elsewhere(
     wanted: Wanted,
     url: String,
 ) -> Outcome {
-    if upgrade(request).is_ok_and(|upgrade| upgrade.offers(Protocol::V5.name())) {
+    let is_limited = connection.leaves_machine() && streaming.stream_bytes().is_some();
+    let is_spoken_with = |upgrade: Upgrade<'_>| is_limited || upgrade.offers(Protocol::V5.name());
+    if upgrade(request).is_ok_and(is_spoken_with) {
         let start: Start<'_> =
             Box::pin(upstream::session(url, wanted, streaming.creation_timeout()));
         return converse(streaming, connection, request, wanted, start).await;
@@ -305,7 +307,7 @@ async fn converse<'a>(
     let Some((is_spdy, protocol)) = agree(connection, request, remote_protocols).await? else {
         return Ok(Ok(()));
     };
-    let mut carrier = Carrier::new(connection, streaming.idle_timeout());
+    let mut carrier = Carrier::new(connection, streaming);
     if let Some(remote) = remote_of(protocol, is_spdy, wanted, &mut carrier.out) {
         remote::drive(carrier, remote, streaming.creation_timeout(), start).await?;
     }
@@ -341,7 +343,7 @@ async fn forward(
     let Some((is_spdy, protocol)) = agree(connection, request, port_protocols).await? else {
         return Ok(Ok(()));
     };
-    let mut carrier = Carrier::new(connection, streaming.idle_timeout());
+    let mut carrier = Carrier::new(connection, streaming);
     let wire = if is_spdy {
         ports::Wire::Streams(Streams::new())
     } else if tunnelled {
@@ -383,8 +385,7 @@ async fn forward_one(
         },
     };
     http::switch_protocols(connection, PROTOCOL, "").await?;
-    let idle = streaming.idle_timeout();
-    join(connection, &mut connected, idle, HalfClose::Stays)
+    join(connection, &mut connected, streaming, HalfClose::Stays)
         .await
         .map(Ok)
 }

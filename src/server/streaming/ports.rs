@@ -274,6 +274,12 @@ impl<'a, C: Fn(u16) -> Call<'a, OwnedFd>> Drive<'a, C> {
             ready!(self.carrier.poll_pause(cx));
             for _ in 0..TURNS {
                 let mut moved = self.carrier.poll_write(cx)?;
+                if let Some(why) = self.carrier.spent() {
+                    while !self.connections.is_empty() {
+                        self.fail(0, &why);
+                    }
+                    return Poll::Ready(Ok(Over::Done));
+                }
                 if let Some(over) = self.poll_client(cx, &mut moved) {
                     return Poll::Ready(Ok(over));
                 }

@@ -101,6 +101,9 @@ impl Drive<'_> {
             ready!(self.carrier.poll_pause(cx));
             for _ in 0..TURNS {
                 let mut moved = self.carrier.poll_write(cx)?;
+                if let Some(why) = self.carrier.spent() {
+                    return Poll::Ready(Ok(Over::Ended(Outcome::Cut(why))));
+                }
                 let over = self
                     .poll_start(cx, &mut moved)
                     .or_else(|| self.poll_client(cx, &mut moved))

@@ -3,6 +3,7 @@
 mod turns;
 mod upstream;
 
+use alloc::rc::Rc;
 use core::cell::{Cell, RefCell};
 use core::time::Duration;
 use std::os::unix::net::UnixStream;
@@ -13,12 +14,13 @@ use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::*;
 use crate::api::cri::{ContainerConfig, ExecOutput, SandboxConfig};
-use crate::api::{ContainerId, SandboxId};
+use crate::api::{ContainerId, SandboxId, link::LinkClass};
 use crate::runtime::fake::Fake;
 use crate::runtime::{
     Call, Connect, ImageService as _, RuntimeService as _, Session, Start, Stream,
 };
 use crate::server::backend::{Reply, Running};
+use crate::server::connection::Below;
 use crate::stream::remote_command::CREATION_TIMEOUT;
 use crate::stream::testing::{SpdyClient, masked, spdy_frames, ws_frames};
 use crate::sys::clock;
@@ -44,6 +46,8 @@ struct Node {
     ports: RefCell<Vec<u16>>,
     /// Bytes that may wait for the client in the kernel, where that is not its default.
     lag: Option<usize>,
+    /// Bytes after which a session ends; its client is on another machine then.
+    limit: Option<u64>,
 }
 
 impl Node {
@@ -81,6 +85,7 @@ impl Node {
             url: None,
             ports: RefCell::default(),
             lag: None,
+            limit: None,
         }
     }
 }
@@ -169,6 +174,10 @@ impl Streaming for Node {
         self.creation
     }
 
+    fn stream_bytes(&self) -> Option<u64> {
+        self.limit
+    }
+
     fn stream_ended(&self) {
         self.ended.set(self.ended.get() + 1);
     }
@@ -252,7 +261,14 @@ fn with_node<T>(change: impl FnOnce(&mut Node), client: impl AsyncFnOnce(Client,
     smol::block_on(async {
         let mut node = Node::new().await;
         change(&mut node);
-        let (connection, other) = pair(node.lag);
+        let (mut connection, other) = pair(node.lag);
+        if node.limit.is_some() {
+            connection = connection.over(Below::Counted {
+                socket: other.0.as_raw_fd(),
+                class: Rc::new(Cell::new(LinkClass::Stream)),
+                leaves: true,
+            });
+        }
         let both = smol::future::zip(serve_on(&node, connection), client(other, &node));
         let late = async {
             Timer::after(PATIENCE).await;
@@ -599,7 +615,7 @@ struct Stub {
     writes: Option<u64>,
     /// It reads what it is given.
     reads: bool,
-    told: alloc::rc::Rc<RefCell<Told>>,
+    told: Rc<RefCell<Told>>,
 }
 
 /// What became of it.
@@ -615,12 +631,12 @@ impl Stub {
         Self {
             writes,
             reads,
-            told: alloc::rc::Rc::default(),
+            told: Rc::default(),
         }
     }
 
-    fn session(self) -> (Session, alloc::rc::Rc<RefCell<Told>>) {
-        let told = alloc::rc::Rc::clone(&self.told);
+    fn session(self) -> (Session, Rc<RefCell<Told>>) {
+        let told = Rc::clone(&self.told);
         let session = Session {
             streams: Box::new(self),
             end: Box::pin(async { Ok(0) }),
@@ -1212,4 +1228,96 @@ fn one_port_of_the_local_socket() {
         },
     );
     assert_eq!(got.len(), 100_000);
+}
+
+/// What is said at the end of a session that has used up its bytes.
+const SPENT: &str =
+    "the session ends here: a node may send and receive 2.0kB in one (picolet.link.streamBytes)";
+
+// METER-05
+#[test]
+fn a_command_ends_with_its_bytes() {
+    let input = "x".repeat(500);
+    for (limit, is_cut) in [(2000, true), (1 << 20, false)] {
+        let frames = with_node(
+            |node| node.limit = Some(limit),
+            async |mut client, _| {
+                let target = "/exec/n/p/c?input=1&output=1&command=cat";
+                client
+                    .ask(target, &format!("{SPDY}v4.channel.k8s.io"))
+                    .await;
+                client.head().await;
+                // What goes in counts as what comes out.
+                let mut frames = streams(&["error", "stdin", "stdout"]);
+                for n in 1..=4 {
+                    frames.data(3, n == 4, input.as_bytes());
+                }
+                client.write(&frames.bytes).await;
+                spdy_frames(&client.rest().await)
+            },
+        );
+        let end = payload_of(1, &frames);
+        let says = end.contains(SPENT) && end.contains("Forbidden");
+        assert_eq!((says, end.contains("Success")), (is_cut, !is_cut), "{end}");
+        let whole = payload_of(5, &frames).len() == 4 * input.len();
+        assert_eq!(whole, !is_cut, "{limit}");
+    }
+}
+
+// METER-05
+#[test]
+fn one_who_is_here_has_no_limit() {
+    let frames = smol::block_on(async {
+        let mut node = Node::new().await;
+        node.limit = Some(1);
+        let (here, mut there) = pair(None);
+        let asked = async {
+            let target = format!("{EXEC}echo&command=hi");
+            there
+                .ask(&target, &format!("{SPDY}v4.channel.k8s.io"))
+                .await;
+            there.head().await;
+            let made = streams(&["error", "stdout", "stderr"]);
+            there.write(&made.bytes).await;
+            let rest = there.rest().await;
+            drop(there);
+            rest
+        };
+        let (_, rest) = smol::future::zip(serve_on(&node, here), asked).await;
+        spdy_frames(&rest)
+    });
+    assert_eq!(payload_of(3, &frames), "hi");
+    assert!(payload_of(1, &frames).contains("Success"), "{frames:?}");
+}
+
+// METER-05
+#[test]
+fn ports_end_with_their_bytes() {
+    let frames = with_node(
+        |node| node.limit = Some(2000),
+        async |mut client, node| {
+            client
+                .ask("/portForward/n/p", &format!("{SPDY}portforward.k8s.io"))
+                .await;
+            client.head().await;
+            let mut frames = SpdyClient::default();
+            frames
+                .forward(1, "error", "8080", "1")
+                .forward(3, "data", "8080", "1");
+            client.write(&frames.bytes).await;
+            let mut port = forwarded(node).await;
+            port.write_all(&[b'x'; 3000]).await.expect("data");
+            spdy_frames(&client.rest().await)
+        },
+    );
+    let end = payload_of(1, &frames);
+    assert!(
+        end.contains(&format!("error forwarding port 8080: {SPENT}")),
+        "{end}"
+    );
+    assert!(
+        frames
+            .last()
+            .is_some_and(|last| last.starts_with("go away"))
+    );
 }

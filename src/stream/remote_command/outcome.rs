@@ -12,6 +12,8 @@ pub enum Outcome {
     Exited(i32),
     /// It was not run, or nobody knows how it ended: the reason.
     Failed(String),
+    /// The session was ended before it: the reason.
+    Cut(String),
 }
 
 impl Outcome {
@@ -29,6 +31,9 @@ impl Outcome {
                 "metadata": {}, "status": "Failure", "reason": "InternalError", "code": 500,
                 "message": self.message(),
             }),
+            Self::Cut(why) => json!({
+                "metadata": {}, "status": "Failure", "reason": "Forbidden", "code": 403, "message": why,
+            }),
         }
         .to_string()
     }
@@ -44,6 +49,7 @@ impl Outcome {
             Self::Failed(why) => {
                 format!("Internal error occurred: error executing command in container: {why}")
             }
+            Self::Cut(why) => why.clone(),
         }
     }
 }

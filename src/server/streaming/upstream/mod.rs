@@ -2,7 +2,7 @@
 //!
 //! | client | what becomes of it |
 //! |---|---|
-//! | SPDY, the old WebSocket channels | its request goes to the URL as it came, then bytes pass both ways: [`pass`] |
+//! | SPDY, the old WebSocket channels | its request goes to the URL as it came, then bytes pass both ways: [`pass`]; or [`session`], if its bytes are limited |
 //! | `v5.channel.k8s.io`, which such servers do not know | is spoken with here, and is SPDY there: [`session`] |
 //! | SPDY tunnelled through WebSocket, likewise | is unpacked here: [`tunnel()`] |
 //! | `picolet-port`, of the local socket | is a pair of SPDY's streams there: [`port`] |
@@ -156,8 +156,13 @@ pub(super) async fn pass(
     connection.set_patience(None);
     connection.write_all(&opened.head).await?;
     connection.flush().await?;
-    let idle = streaming.idle_timeout();
-    let joined = join(connection, &mut opened.connection, idle, HalfClose::Ends).await;
+    let joined = join(
+        connection,
+        &mut opened.connection,
+        streaming,
+        HalfClose::Ends,
+    );
+    let joined = joined.await;
     if joined.is_err() {
         opened.connection.cut();
     }

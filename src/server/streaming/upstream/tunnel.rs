@@ -22,6 +22,8 @@ enum Over {
     Done,
     /// Nothing was said for too long.
     Idle,
+    /// The session has sent and received all that it may.
+    Spent,
     /// The client talks nonsense.
     Broken(websocket::Error),
     /// The client is gone, or was given up.
@@ -53,7 +55,7 @@ pub(in crate::server::streaming) async fn tunnel(
         return Ok(Ok(()));
     }
     let mut drive = Drive {
-        carrier: Carrier::new(connection, streaming.idle_timeout()),
+        carrier: Carrier::new(connection, streaming),
         tunnel: Tunnel::default(),
         runtime,
     };
@@ -68,7 +70,7 @@ pub(in crate::server::streaming) async fn tunnel(
     }
     drop(runtime);
     match over {
-        Over::Done | Over::Idle => tunnel.close(websocket::NORMAL, &mut carrier.out),
+        Over::Done | Over::Idle | Over::Spent => tunnel.close(websocket::NORMAL, &mut carrier.out),
         Over::Broken(e) => tunnel.close(e.code(), &mut carrier.out),
         Over::Left => return Ok(Ok(())),
     }
@@ -82,6 +84,10 @@ impl Drive<'_> {
             ready!(self.carrier.poll_pause(cx));
             for _ in 0..TURNS {
                 let mut moved = self.carrier.poll_write(cx)?;
+                // What the runtime says is not understood here: there is no place for a line of ours.
+                if self.carrier.spent().is_some() {
+                    return Poll::Ready(Ok(Over::Spent));
+                }
                 let over = self
                     .poll_client(cx, &mut moved)
                     .or_else(|| self.poll_runtime(cx, &mut moved));
