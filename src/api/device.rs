@@ -9,13 +9,15 @@ use crate::cri::{Device, Mount};
 
 /// Devices of the machine, as far as somebody asked for them.
 ///
-/// - Shape: `nodes` sorted by name, each name once; `usb` sorted by port.
+/// - Shape: `nodes` sorted by name, each name once; `usb` sorted by port; `udev` sorted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Nodes below `/dev`.
     pub nodes: Vec<Node>,
     /// Devices on the USB.
     pub usb: Vec<Usb>,
+    /// Nodes of which [`Wanted::udev`] gave this number.
+    pub udev: Vec<(u16, Node)>,
 }
 
 /// A device node, and where in the machine its device is.
@@ -113,4 +115,31 @@ pub trait Wanted: Send + Sync {
 
     /// Whether anything on the USB is.
     fn any_usb(&self) -> bool;
+
+    /// Whether anything is wanted by what udev knows of it.
+    fn any_udev(&self) -> bool;
+
+    /// Whether such a device may be of this subsystem.
+    fn subsystem(&self, name: &str) -> bool;
+
+    /// The numbers of what this device is wanted for.
+    fn udev(&self, subsystem: &str, device: &dyn Facts) -> Vec<u16>;
+}
+
+/// What is known of a device that has a node: read when it is asked for. What cannot be read is not there.
+pub trait Facts {
+    /// How many devices there are: itself is 0, then what it is a part of.
+    fn levels(&self) -> usize;
+
+    /// The driver of one of these.
+    fn driver(&self, level: usize) -> Option<String>;
+
+    /// What a file of one of these holds, without the end of its line.
+    fn attr(&self, level: usize, name: &str) -> Option<String>;
+
+    /// What udev's database holds of itself: lines such as `E:NAME=value` and `G:tag`.
+    fn database(&self) -> String;
+
+    /// What the kernel says of itself: lines such as `NAME=value`.
+    fn event(&self) -> String;
 }

@@ -1,6 +1,7 @@
 //! One look at `/dev` and `/sys`.
 //!
-//! Source: sysfs(5), `Documentation/ABI/stable/sysfs-dev`, `Documentation/ABI/testing/sysfs-bus-usb`.
+//! Source: sysfs(5), `Documentation/ABI/stable/sysfs-dev`, `Documentation/ABI/testing/sysfs-bus-usb`; udev's database is that of
+//! `systemd/src/libsystemd/sd-device/device-private.c`.
 
 use std::{
     fs,
@@ -10,7 +11,7 @@ use std::{
 };
 
 use crate::api::{
-    device::{Node, Place, Seen, Usb, Wanted},
+    device::{Facts, Node, Place, Seen, Usb, Wanted},
     order::Order as _,
 };
 
@@ -23,6 +24,14 @@ const MAX_USB: usize = 512;
 /// Directories below a device on the USB within each other, and all of them.
 const MAX_DEPTH: usize = 10;
 const MAX_DIRECTORIES: usize = 1024;
+/// Devices with nodes that are looked at for what udev knows of them.
+const MAX_DEVICES: usize = 4096;
+/// Devices of which one is a part, and itself.
+const MAX_LEVELS: usize = 16;
+/// Bytes of a file of udev's database.
+const MAX_DATABASE: u64 = 32 << 10;
+/// Bytes of the kernel's own: a page.
+const MAX_EVENT: u64 = 4096;
 /// Bytes of an attribute.
 const MAX_ATTRIBUTE: u64 = 512;
 /// Subsystem of the nodes below `/dev/bus/usb`.
@@ -41,6 +50,9 @@ pub(super) fn look(root: &Path, wanted: &dyn Wanted) -> Seen {
     }
     if wanted.any_usb() {
         seen.usb = places.usb(wanted);
+    }
+    if wanted.any_udev() {
+        seen.udev = places.udev(wanted);
     }
     seen.nodes.order_by(|a, b| a.name.cmp(&b.name));
     seen
@@ -137,6 +149,47 @@ impl Places {
         all
     }
 
+    /// Nodes that are wanted for what is known of their devices.
+    fn udev(&self, wanted: &dyn Wanted) -> Vec<(u16, Node)> {
+        let mut all = Vec::new();
+        let mut left = MAX_DEVICES;
+        for kind in ["block", "char"] {
+            let entries = fs::read_dir(self.sys.join("dev").join(kind));
+            for entry in entries.into_iter().flatten().flatten() {
+                if left == 0 || all.len() >= MAX_NODES {
+                    log::debug!("/sys/dev/{kind}: there is more than one look reads");
+                    break;
+                }
+                left -= 1;
+                // What is cheap first: most devices are of other subsystems.
+                let link = entry.path();
+                let subsystem = last_of_link(&link.join("subsystem"));
+                let Some(subsystem) = subsystem.filter(|name| wanted.subsystem(name)) else {
+                    continue;
+                };
+                let (Ok(path), Ok(numbers)) =
+                    (fs::canonicalize(&link), entry.file_name().into_string())
+                else {
+                    continue;
+                };
+                let database = format!("run/udev/data/{}{numbers}", &kind[..1]);
+                let device = Device {
+                    levels: levels(&path),
+                    database: self.root.join(database),
+                };
+                let numbers = wanted.udev(&subsystem, &device);
+                if numbers.is_empty() {
+                    continue;
+                }
+                if let Some((_, node)) = self.node_of(&path) {
+                    all.extend(numbers.into_iter().map(|number| (number, node.clone())));
+                }
+            }
+        }
+        all.order_by(|a, b| (a.0, &a.1.name).cmp(&(b.0, &b.1.name)));
+        all
+    }
+
     fn nodes_of(&self, device: &Path, place: &Place) -> Vec<(String, Node)> {
         let mut nodes = Vec::new();
         let number = |name: &str| attribute(device, name)?.parse::<u16>().ok();
@@ -183,8 +236,7 @@ impl Places {
     fn node_of(&self, device: &Path) -> Option<(String, Node)> {
         let event = attribute(device, "uevent")?;
         let name = event.lines().find_map(|l| l.strip_prefix("DEVNAME="))?;
-        let subsystem = fs::read_link(device.join("subsystem")).ok()?;
-        let subsystem = subsystem.file_name()?.to_str()?.to_owned();
+        let subsystem = last_of_link(&device.join("subsystem"))?;
         let node = self.node(format!("/dev/{name}"))?;
         let numbers = attribute(device, "dev")?;
         // A node that another device had before this one is as good as none.
@@ -217,14 +269,66 @@ fn of_device(device: &Path) -> Option<Place> {
 }
 
 fn attribute(device: &Path, name: &str) -> Option<String> {
-    let mut text = String::new();
-    let file = fs::File::open(device.join(name)).ok()?;
-    file.take(MAX_ATTRIBUTE).read_to_string(&mut text).ok()?;
+    read(&device.join(name), MAX_ATTRIBUTE)
+}
+
+fn read(path: &Path, most: u64) -> Option<String> {
+    let mut text = Vec::new();
+    let file = fs::File::open(path).ok()?;
+    file.take(most).read_to_end(&mut text).ok()?;
+    // The rest of it is as good as it was, whatever one byte is.
+    let text = String::from_utf8_lossy(&text);
     Some(text.trim_end().to_owned())
+}
+
+/// The name of what a link leads to.
+fn last_of_link(link: &Path) -> Option<String> {
+    let to = fs::read_link(link).ok()?;
+    Some(to.file_name()?.to_str()?.to_owned())
+}
+
+/// A device, and what it is a part of. Each has a file `uevent`; what has none is a directory between them.
+fn levels(device: &Path) -> Vec<PathBuf> {
+    let all = device.ancestors();
+    let all = all.filter(|dir| dir.join("uevent").exists());
+    all.take(MAX_LEVELS).map(Path::to_path_buf).collect()
+}
+
+/// What can be known of a device with a node.
+struct Device {
+    /// Itself first.
+    levels: Vec<PathBuf>,
+    /// The file of udev's database.
+    database: PathBuf,
+}
+
+impl Facts for Device {
+    fn levels(&self) -> usize {
+        self.levels.len()
+    }
+
+    fn driver(&self, level: usize) -> Option<String> {
+        last_of_link(&self.levels.get(level)?.join("driver"))
+    }
+
+    fn attr(&self, level: usize, name: &str) -> Option<String> {
+        attribute(self.levels.get(level)?, name)
+    }
+
+    fn database(&self) -> String {
+        read(&self.database, MAX_DATABASE).unwrap_or_default()
+    }
+
+    fn event(&self) -> String {
+        let own = self.levels.first();
+        let own = own.and_then(|own| read(&own.join("uevent"), MAX_EVENT));
+        own.unwrap_or_default()
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use core::sync::atomic::{AtomicUsize, Ordering};
     use std::os::unix::fs::symlink;
 
     use nix::sys::stat::{Mode, SFlag, makedev, mknod};
@@ -249,6 +353,34 @@ mod tests {
 
         fn any_usb(&self) -> bool {
             true
+        }
+
+        fn any_udev(&self) -> bool {
+            true
+        }
+
+        fn subsystem(&self, name: &str) -> bool {
+            name == "tty"
+        }
+
+        fn udev(&self, subsystem: &str, device: &dyn Facts) -> Vec<u16> {
+            assert_eq!(subsystem, "tty");
+            let levels = 0..device.levels();
+            let drivers: Vec<String> = levels.clone().filter_map(|n| device.driver(n)).collect();
+            let serial = levels.filter_map(|n| device.attr(n, "serial")).next();
+            let facts = [
+                drivers == ["ftdi_sio", "usb"],
+                serial.as_deref() == Some("A1"),
+                device.attr(0, "dev").as_deref() == Some("188:1"),
+                device.database() == "E:ID_MODEL=x\nG:tag",
+                device.event().ends_with("DEVNAME=ttyUSB1"),
+                device.levels() == 4,
+            ];
+            (0..)
+                .zip(facts)
+                .filter(|(_, is)| *is)
+                .map(|(n, _)| n)
+                .collect()
         }
     }
 
@@ -325,7 +457,31 @@ mod tests {
             "../../../devices/usb1/1-1/1-1.4/1-1.4:1.0",
             "sys/bus/usb/devices/1-1.4:1.0",
         );
+        // DEV-33: what it is a part of, with directories between, and another one that nobody asked for.
+        for (dir, driver) in [("1-1.4:1.0/ttyUSB1", "ftdi_sio"), ("", "usb")] {
+            let dir = stick.join(dir);
+            put(&dir, &[("uevent", "")]);
+            symlink(format!("/bus/drivers/{driver}"), dir.join("driver")).expect("link");
+        }
+        put(&hub, &[("uevent", "")]);
+        put(
+            &root.join("run/udev/data"),
+            &[("c188:1", "E:ID_MODEL=x\nG:tag\n")],
+        );
+        link("../../devices/usb1/1-1", "sys/dev/char/189:1");
+        link("/class/usb", "sys/devices/usb1/1-1/subsystem");
         let seen = look(&root, &All);
+        let wanted: Vec<(u16, &str)> = seen
+            .udev
+            .iter()
+            .map(|(n, node)| (*n, &*node.name))
+            .collect();
+        let all: Vec<(u16, &str)> = (0..6).map(|n| (n, "/dev/ttyUSB1")).collect();
+        assert_eq!(wanted, all);
+        assert_eq!(
+            seen.udev[0].1.usb.as_ref().map(|at| &*at.port),
+            Some("1-1.4")
+        );
         let names: Vec<&str> = seen.nodes.iter().map(|n| &*n.name).collect();
         assert_eq!(
             names,
@@ -360,6 +516,77 @@ mod tests {
             [("tty", "/dev/ttyUSB1"), ("usb", "/dev/bus/usb/001/005")]
         );
         assert_eq!(usb.nodes[0].1.usb, Some(at));
+        fs::remove_dir_all(&root).expect("removed");
+    }
+
+    /// How many devices it is asked of.
+    #[derive(Default)]
+    struct Asked(AtomicUsize);
+
+    impl Wanted for Asked {
+        fn node(&self, _: &str) -> bool {
+            false
+        }
+
+        fn directory(&self, _: &str) -> bool {
+            false
+        }
+
+        fn usb(&self, _: &Place) -> bool {
+            false
+        }
+
+        fn any_usb(&self) -> bool {
+            false
+        }
+
+        fn any_udev(&self) -> bool {
+            true
+        }
+
+        fn subsystem(&self, _: &str) -> bool {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            false
+        }
+
+        fn udev(&self, _: &str, _: &dyn Facts) -> Vec<u16> {
+            Vec::new()
+        }
+    }
+
+    #[test]
+    fn more_than_one_look_reads() {
+        // DEV-33
+        let root = std::env::temp_dir().join(format!("picolet-scan-much-{}", std::process::id()));
+        let mut device = root.join("sys/devices");
+        for _ in 0..MAX_LEVELS + 4 {
+            device = device.join("d");
+            put(&device, &[("uevent", "A=1\n")]);
+        }
+        let long = "x".repeat(600);
+        let database = format!("E:A={}", "y".repeat(40 << 10));
+        put(&device, &[("long", &long), ("broken", "")]);
+        fs::write(device.join("broken"), b"a\xff").expect("written");
+        put(&root, &[("database", &database)]);
+        let facts = Device {
+            levels: levels(&device),
+            database: root.join("database"),
+        };
+        assert_eq!(facts.levels(), MAX_LEVELS);
+        assert_eq!(facts.attr(0, "long").map(|text| text.len()), Some(512));
+        assert_eq!(facts.attr(0, "broken").as_deref(), Some("a\u{fffd}"));
+        assert_eq!(facts.attr(0, "none"), None);
+        assert_eq!(facts.attr(MAX_LEVELS, "uevent"), None, "beyond");
+        assert_eq!((facts.database().len(), &*facts.event()), (32 << 10, "A=1"));
+        symlink("/class/tty", device.join("subsystem")).expect("link");
+        let char = root.join("sys/dev/char");
+        fs::create_dir_all(&char).expect("directory");
+        for minor in 0..MAX_DEVICES + 4 {
+            symlink(&device, char.join(format!("4:{minor}"))).expect("link");
+        }
+        let asked = Asked::default();
+        assert_eq!(look(&root, &asked), Seen::default());
+        assert_eq!(asked.0.load(Ordering::Relaxed), MAX_DEVICES);
         fs::remove_dir_all(&root).expect("removed");
     }
 }

@@ -46,7 +46,7 @@ fn seen(nodes: &[(&str, u32)]) -> Seen {
     };
     Seen {
         nodes: nodes.iter().map(node).collect(),
-        usb: Vec::new(),
+        ..Seen::default()
     }
 }
 

@@ -10,10 +10,13 @@ use alloc::{
 
 use serde_json::{Map, Value};
 
-use super::{MAX_ENTRIES, MAX_MATCHES, MAX_SHARES, glob, preset};
+use super::{
+    MAX_ENTRIES, MAX_MATCHES, MAX_SHARES, glob, preset,
+    udev::{self, Udev},
+};
 use crate::{
     api::{
-        device::{Place, Wanted},
+        device::{Facts, Place, Wanted},
         names,
         strict::WrongValue,
     },
@@ -25,7 +28,7 @@ const PREFIX: &str = "picolet/";
 /// Subsystem of the nodes below `/dev/bus/usb`.
 pub(super) const USB: &str = "usb";
 /// Bytes of a text in an entry.
-const MAX_TEXT: usize = 256;
+pub(super) const MAX_TEXT: usize = 256;
 
 /// All entries, in the order in which they are written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -95,6 +98,8 @@ pub(super) enum What {
     Path(String),
     /// Nodes of devices on the USB.
     Usb(Usb),
+    /// Nodes of devices by what udev knows.
+    Udev(Udev),
 }
 
 /// Which devices on the USB, and which nodes of theirs.
@@ -141,6 +146,32 @@ impl Declared {
     fn any(&self, is: impl Fn(&What) -> bool) -> bool {
         self.entries.iter().flat_map(Entry::whats).any(is)
     }
+
+    fn udevs(&self) -> impl Iterator<Item = &Udev> {
+        let all = self.entries.iter().flat_map(Entry::whats);
+        all.filter_map(|what| match what {
+            What::Udev(udev) => Some(udev),
+            What::Path(_) | What::Usb(_) => None,
+        })
+    }
+
+    fn number_udevs(&mut self) {
+        let alternatives = self.entries.iter_mut().flat_map(|entry| &mut entry.matches);
+        let mut number = 0;
+        for alternative in alternatives {
+            let (one, many): (Option<&mut What>, &mut [Member]) = match alternative {
+                Match::Each(what) => (Some(what), &mut []),
+                Match::Group(members) => (None, members),
+            };
+            for what in one.into_iter().chain(many.iter_mut().map(|m| &mut m.what)) {
+                if let What::Udev(udev) = what {
+                    udev.number = number;
+                    // Entries, alternatives and members are bounded: there are 16384 at most.
+                    number += 1;
+                }
+            }
+        }
+    }
 }
 
 impl Wanted for Declared {
@@ -158,6 +189,20 @@ impl Wanted for Declared {
 
     fn any_usb(&self) -> bool {
         self.any(|what| matches!(what, What::Usb(_)))
+    }
+
+    fn any_udev(&self) -> bool {
+        self.any(|what| matches!(what, What::Udev(_)))
+    }
+
+    fn subsystem(&self, name: &str) -> bool {
+        self.udevs().any(|udev| udev.is_of(name))
+    }
+
+    fn udev(&self, subsystem: &str, device: &dyn Facts) -> Vec<u16> {
+        let meant = self.udevs().filter(|udev| udev.is_of(subsystem));
+        let meant = meant.filter(|udev| udev.is(device));
+        meant.map(|udev| udev.number).collect()
     }
 }
 
@@ -183,6 +228,7 @@ pub fn declared(value: &Value) -> Result<Declared, WrongValue> {
         }
         declared.entries.push(entry);
     }
+    declared.number_udevs();
     Ok(declared)
 }
 
@@ -198,13 +244,13 @@ fn items<'a>(value: &'a Value, path: &str, most: usize) -> Result<&'a [Value], W
 }
 
 /// The fields of an object, each taken once.
-struct Fields<'a> {
+pub(super) struct Fields<'a> {
     path: &'a str,
     left: Map<String, Value>,
 }
 
 impl<'a> Fields<'a> {
-    fn of(value: &Value, path: &'a str) -> Result<Self, WrongValue> {
+    pub(super) fn of(value: &Value, path: &'a str) -> Result<Self, WrongValue> {
         match value.as_object() {
             Some(fields) => Ok(Self {
                 path,
@@ -214,16 +260,16 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn wrong(&self, name: &str, message: impl Into<String>) -> WrongValue {
+    pub(super) fn wrong(&self, name: &str, message: impl Into<String>) -> WrongValue {
         WrongValue::new(format!("{}.{name}", self.path), message)
     }
 
-    fn take(&mut self, name: &str) -> Option<Value> {
+    pub(super) fn take(&mut self, name: &str) -> Option<Value> {
         self.left.remove(name)
     }
 
     /// A text; empty without the field.
-    fn text(&mut self, name: &str) -> Result<String, WrongValue> {
+    pub(super) fn text(&mut self, name: &str) -> Result<String, WrongValue> {
         match self.take(name) {
             None => Ok(String::new()),
             Some(Value::String(text)) if text.len() <= MAX_TEXT => Ok(text),
@@ -257,7 +303,7 @@ impl<'a> Fields<'a> {
     }
 
     /// Nothing else may be there.
-    fn end(self) -> Result<(), WrongValue> {
+    pub(super) fn end(self) -> Result<(), WrongValue> {
         match self.left.keys().next() {
             None => Ok(()),
             Some(name) => Err(self.wrong(name, "is not known")),
@@ -338,7 +384,7 @@ fn entry(value: &Value, path: &str) -> Result<Entry, WrongValue> {
     Ok(entry)
 }
 
-fn is_no_name(part: &str) -> bool {
+pub(super) fn is_no_name(part: &str) -> bool {
     part.is_empty() || part == "." || part == ".."
 }
 
@@ -413,17 +459,22 @@ fn alternative(value: &Value, path: &str) -> Result<Match, WrongValue> {
 
 fn what(fields: &mut Fields<'_>) -> Result<What, WrongValue> {
     let pattern = fields.text("path")?;
-    match (pattern.is_empty(), fields.take("usb")) {
-        (false, None) => {
+    let path = fields.path;
+    match (pattern.is_empty(), fields.take("usb"), fields.take("udev")) {
+        (false, None, None) => {
             if let Some(why) = glob::problem(&pattern) {
                 return Err(fields.wrong("path", why));
             }
             Ok(What::Path(pattern))
         }
-        (true, Some(value)) => usb(&value, &format!("{}.usb", fields.path)).map(What::Usb),
+        (true, Some(value), None) => usb(&value, &format!("{path}.usb")).map(What::Usb),
+        (true, None, Some(value)) => {
+            let udev = udev::udev(&value, &format!("{path}.udev"));
+            udev.map(What::Udev)
+        }
         _ => Err(WrongValue::new(
-            fields.path,
-            "must have one of path, usb and group",
+            path,
+            "must have one of path, usb, udev and group",
         )),
     }
 }
@@ -542,7 +593,7 @@ mod tests {
             ),
             (
                 json!([{"resource": "a", "match": {"path": "/dev/a", "usb": {}}}]),
-                "picolet.devices[0].match: must have one of path, usb and group",
+                "picolet.devices[0].match: must have one of path, usb, udev and group",
             ),
             (
                 json!([{"resource": "a", "match": []}]),
@@ -598,6 +649,24 @@ mod tests {
         }
         let many = Value::Array(vec![json!({}); MAX_ENTRIES + 1]);
         assert!(wrong(&many).contains("must have at most 64"));
+    }
+
+    #[test]
+    fn each_udev_has_its_number() {
+        // DEV-33
+        let tty = json!({"udev": {"subsystem": "tty"}});
+        let by_driver = json!({"udev": {"driver": "x"}});
+        let value = json!([
+            {"resource": "a", "match": [{"path": "/dev/a"}, tty]},
+            {"resource": "b", "match": {"group": [tty, by_driver]}},
+        ]);
+        let all = declared(&value).expect("right");
+        let numbers: Vec<u16> = all.udevs().map(|udev| udev.number).collect();
+        assert_eq!(numbers, [0, 1, 2]);
+        assert!(all.any_udev() && !all.any_usb());
+        assert!(all.subsystem("block"), "a driver may have any");
+        let tty = declared(&json!([{"resource": "a", "match": tty}])).expect("right");
+        assert!(tty.subsystem("tty") && !tty.subsystem("block"));
     }
 
     #[test]

@@ -21,18 +21,30 @@ pub(super) fn problem(pattern: &str) -> Option<String> {
                 "is {pattern:?}, must not contain an empty component, \".\" or \"..\""
             ));
         }
-        let mut rest = part.as_bytes();
-        while let Some((first, after)) = rest.split_first() {
-            rest = match first {
-                b'[' => match class(after) {
-                    Some((_, after)) => after,
-                    None => return Some(format!("is {pattern:?}, whose \"[\" has no end")),
-                },
-                _ => after,
-            };
+        if problem_of_part(part).is_some() {
+            return no_end(pattern);
         }
     }
     None
+}
+
+/// What is wrong with a pattern of one text, if anything is.
+pub(super) fn problem_of_part(part: &str) -> Option<String> {
+    let mut rest = part.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        rest = match first {
+            b'[' => match class(after) {
+                Some((_, after)) => after,
+                None => return no_end(part),
+            },
+            _ => after,
+        };
+    }
+    None
+}
+
+fn no_end(pattern: &str) -> Option<String> {
+    Some(format!("is {pattern:?}, whose \"[\" has no end"))
 }
 
 /// Whether `path` is meant.
@@ -59,6 +71,11 @@ fn component(pattern: &str, name: &str) -> bool {
     if name.starts_with('.') && !pattern.starts_with('.') {
         return false;
     }
+    text(pattern, name)
+}
+
+/// Whether a text is meant that is no name of a file.
+pub(super) fn text(pattern: &str, name: &str) -> bool {
     let (mut p, mut n) = (pattern.as_bytes(), name.as_bytes());
     // The last star, and what it has swallowed up to.
     let mut star: Option<(&[u8], &[u8])> = None;

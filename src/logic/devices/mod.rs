@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `glob` | patterns of device nodes |
 //! | `declared` | the operator's entries, checked; `preset`: those that everybody needs |
+//! | `udev` | devices by what udev knows of them |
 //! | `units` | from a look at the machine to units with lasting ids |
 //! | `plugin` | what plugins say, checked; what a container gets of it |
 //! | `registry` | plugins that are asked what they are: which are taken, and when one is asked again |
@@ -21,6 +22,7 @@ mod preset;
 mod refusal;
 mod registry;
 mod table;
+mod udev;
 mod units;
 
 pub use declared::{Declared, Entry, OnReplug, declared};

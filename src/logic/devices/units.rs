@@ -212,6 +212,11 @@ fn found<'a>(what: &What, seen: &'a Seen) -> Vec<Vec<&'a Node>> {
             }
             sets
         }
+        What::Udev(udev) => {
+            let all = seen.udev.iter();
+            let found = all.filter(|(number, _)| *number == udev.number);
+            found.map(|(_, node)| Vec::from([node])).collect()
+        }
     }
 }
 
@@ -302,7 +307,7 @@ mod tests {
     fn seen(nodes: Vec<Node>) -> Seen {
         Seen {
             nodes,
-            usb: Vec::new(),
+            ..Seen::default()
         }
     }
 
@@ -329,8 +334,8 @@ mod tests {
 
     fn usb(sticks: Vec<Usb>) -> Seen {
         Seen {
-            nodes: Vec::new(),
             usb: sticks,
+            ..Seen::default()
         }
     }
 
@@ -379,6 +384,25 @@ mod tests {
         assert_eq!(by("port", "1-1"), ["/dev/ttyUSB0"]);
         assert_eq!(by("product", "6002"), [""; 0]);
         assert_eq!(by("nodes", "hidraw"), [""; 0]);
+    }
+
+    #[test]
+    fn by_what_udev_knows() {
+        // DEV-33
+        let entry = |what: &str| json!({"resource": what, "match": {"udev": {"subsystem": what}}});
+        let all = declared(&json!([entry("a"), entry("b")])).expect("right");
+        let here = Seen {
+            udev: vec![
+                (0, node("/dev/x", 1)),
+                (1, node("/dev/x", 1)),
+                (1, node("/dev/y", 2)),
+            ],
+            ..Seen::default()
+        };
+        let found = units(&all, &here);
+        let names = |n: usize| found[n].iter().map(|u| &*u.nodes).collect::<Vec<_>>();
+        assert_eq!(names(0), ["/dev/x"]);
+        assert_eq!(names(1), ["/dev/x", "/dev/y"], "each is a unit");
     }
 
     #[test]
@@ -510,6 +534,7 @@ mod tests {
         let here = Seen {
             nodes: nodes.chain([node("/dev/ttyUSB2", 2)]).collect(),
             usb: vec![camera],
+            ..Seen::default()
         };
         let path = json!({"path": "/dev/ttyUSB*"});
         let of = |all: Value| shown(&one(&json!({"match": all})), &here);

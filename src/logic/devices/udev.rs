@@ -1,0 +1,329 @@
+//! Devices by what the kernel and udev know of them (DEV-33).
+
+use alloc::{
+    collections::BTreeMap,
+    format,
+    string::{String, ToString as _},
+    vec::Vec,
+};
+
+use serde_json::Value;
+
+use super::{
+    declared::{Fields, MAX_TEXT},
+    glob,
+};
+use crate::api::{device::Facts, strict::WrongValue};
+
+/// Attributes, or properties, of one entry.
+const MAX_NAMES: usize = 16;
+
+/// What is wanted of a device. All of it must hold; empty: anything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Udev {
+    /// Its place among all of the entries: [`crate::api::device::Seen::udev`] names it so.
+    pub(super) number: u16,
+    subsystem: String,
+    /// Of it, or of what it is a part of.
+    driver: String,
+    /// Files and patterns of what they hold: all of one device, itself or what it is a part of.
+    attr: BTreeMap<String, String>,
+    /// Names and patterns of its own.
+    property: BTreeMap<String, String>,
+    tag: String,
+}
+
+impl Udev {
+    /// Whether a device of this subsystem may be meant.
+    pub(super) fn is_of(&self, subsystem: &str) -> bool {
+        self.subsystem.is_empty() || glob::text(&self.subsystem, subsystem)
+    }
+
+    /// Whether the device is meant. What costs least is looked at first.
+    ///
+    /// - Source: udev(7): attributes of parents must all be those of one parent. Here the driver may be that of another one, for
+    ///   an adapter's serial number is never beside the driver of its line.
+    pub(super) fn is(&self, device: &dyn Facts) -> bool {
+        let is = |pattern: &str, value: Option<String>| {
+            value.is_some_and(|value| glob::text(pattern, &value))
+        };
+        let mut levels = 0..device.levels();
+        if !self.driver.is_empty() && !levels.any(|level| is(&self.driver, device.driver(level))) {
+            return false;
+        }
+        let mut levels = 0..device.levels();
+        let all_at = |level| {
+            let mut all = self.attr.iter();
+            all.all(|(name, pattern)| is(pattern, device.attr(level, name)))
+        };
+        if !self.attr.is_empty() && !levels.any(all_at) {
+            return false;
+        }
+        if self.property.is_empty() && self.tag.is_empty() {
+            return true;
+        }
+        let (database, event) = (device.database(), device.event());
+        let known = Known::read(&database, &event);
+        let tag = self.tag.as_str();
+        let mut properties = self.property.iter();
+        (tag.is_empty() || known.tags.iter().any(|known| glob::text(tag, known)))
+            && properties.all(|(name, pattern)| is(pattern, known.property(name)))
+    }
+}
+
+/// What udev's database and the kernel's own file hold.
+struct Known<'a> {
+    /// Later ones win.
+    properties: BTreeMap<&'a str, &'a str>,
+    tags: Vec<&'a str>,
+}
+
+impl<'a> Known<'a> {
+    /// - Source: `systemd/src/libsystemd/sd-device`. Since its version 247 a file has a line `V:`; `G:` are then tags that the device
+    ///   ever had, `Q:` those of now.
+    fn read(database: &'a str, event: &'a str) -> Self {
+        let own = event.lines().filter_map(|line| line.split_once('='));
+        let mut properties: BTreeMap<&str, &str> = own.collect();
+        let (mut ever, mut now, mut has_now) = (Vec::new(), Vec::new(), false);
+        for line in database.lines() {
+            match line.split_once(':') {
+                Some(("E", pair)) => properties.extend(pair.split_once('=')),
+                Some(("G", tag)) => ever.push(tag),
+                Some(("Q", tag)) => now.push(tag),
+                Some(("V", _)) => has_now = true,
+                _ => {}
+            }
+        }
+        Self {
+            properties,
+            tags: if has_now { now } else { ever },
+        }
+    }
+
+    /// As udev tells it: the kernel leaves the directory out of the node's name.
+    fn property(&self, name: &str) -> Option<String> {
+        let value = *self.properties.get(name)?;
+        Some(match name == "DEVNAME" && !value.starts_with('/') {
+            true => format!("/dev/{value}"),
+            false => value.to_string(),
+        })
+    }
+}
+
+/// Checks what is written.
+///
+/// - Errors: the first wrong value, with its path.
+pub(super) fn udev(value: &Value, path: &str) -> Result<Udev, WrongValue> {
+    let mut fields = Fields::of(value, path)?;
+    let udev = Udev {
+        number: 0,
+        subsystem: pattern(&mut fields, "subsystem")?,
+        driver: pattern(&mut fields, "driver")?,
+        attr: patterns(&mut fields, "attr", is_attribute)?,
+        property: patterns(&mut fields, "property", |name| !name.contains('='))?,
+        tag: pattern(&mut fields, "tag")?,
+    };
+    fields.end()?;
+    if udev == Udev::default() {
+        let text = "must have one of subsystem, driver, attr, property and tag";
+        return Err(WrongValue::new(path, text));
+    }
+    Ok(udev)
+}
+
+/// A file of the device or below it, such as `power/control`: nothing outside of it.
+fn is_attribute(name: &str) -> bool {
+    let mut parts = name.split('/');
+    parts.all(|part| !super::declared::is_no_name(part))
+}
+
+fn pattern(fields: &mut Fields<'_>, name: &str) -> Result<String, WrongValue> {
+    let text = fields.text(name)?;
+    match glob::problem_of_part(&text) {
+        Some(why) => Err(fields.wrong(name, why)),
+        None => Ok(text),
+    }
+}
+
+fn patterns(
+    fields: &mut Fields<'_>,
+    name: &str,
+    is_name: fn(&str) -> bool,
+) -> Result<BTreeMap<String, String>, WrongValue> {
+    let Some(value) = fields.take(name) else {
+        return Ok(BTreeMap::new());
+    };
+    let all = value.as_object().filter(|all| all.len() <= MAX_NAMES);
+    let Some(all) = all else {
+        let text = format!("must have fields, at most {MAX_NAMES}");
+        return Err(fields.wrong(name, text));
+    };
+    let mut patterns = BTreeMap::new();
+    for (key, value) in all {
+        let wrong = |why: String| fields.wrong(&format!("{name}.{key}"), why);
+        if key.is_empty()
+            || key.len() > MAX_TEXT
+            || key.chars().any(char::is_control)
+            || !is_name(key)
+        {
+            return Err(wrong("is not a name".into()));
+        }
+        let text = value.as_str().filter(|text| text.len() <= MAX_TEXT);
+        let text = text.ok_or_else(|| {
+            wrong(format!(
+                "is {value}, must be a text of at most {MAX_TEXT} bytes"
+            ))
+        })?;
+        if let Some(why) = glob::problem_of_part(text) {
+            return Err(wrong(why));
+        }
+        patterns.insert(key.clone(), text.into());
+    }
+    Ok(patterns)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A line of an adapter: itself, its port, the interface, the adapter, a hub.
+    struct Line {
+        database: &'static str,
+    }
+
+    impl Facts for Line {
+        fn levels(&self) -> usize {
+            5
+        }
+
+        fn driver(&self, level: usize) -> Option<String> {
+            let driver = ["", "ftdi_sio", "ftdi_sio", "usb", "usb"][level];
+            (!driver.is_empty()).then(|| driver.into())
+        }
+
+        fn attr(&self, level: usize, name: &str) -> Option<String> {
+            let value = match (level, name) {
+                (3, "idVendor") => "0403",
+                (3, "idProduct") => "6001",
+                (3, "product") => "USB [Serial]",
+                (4, "idVendor") => "1d6b",
+                (4, "idProduct") => "0002",
+                _ => return None,
+            };
+            Some(value.into())
+        }
+
+        fn database(&self) -> String {
+            self.database.into()
+        }
+
+        fn event(&self) -> String {
+            "MAJOR=188\nDEVNAME=ttyUSB0\nID_MODEL=kernel\n".into()
+        }
+    }
+
+    const NEW: &str =
+        "I:12\nE:ID_MODEL=FT232R=x\nE:ID_SERIAL=A1\nG:old\nG:systemd\nQ:systemd\nV:1\nS:serial/x\n";
+
+    fn is(value: &Value, database: &'static str) -> bool {
+        udev(value, "x").expect("right").is(&Line { database })
+    }
+
+    #[test]
+    fn all_must_hold() {
+        // DEV-33
+        for (value, expected) in [
+            (json!({"driver": "ftdi_sio"}), true),
+            (json!({"driver": "ftdi_*"}), true),
+            (json!({"driver": "ftdi"}), false),
+            (
+                json!({"attr": {"idVendor": "0403", "idProduct": "6001"}}),
+                true,
+            ),
+            (json!({"attr": {"product": "USB*"}}), true),
+            (json!({"attr": {"product": "USB [[]Serial]"}}), true),
+            // Each of them is somewhere, and no device has both.
+            (
+                json!({"attr": {"idVendor": "0403", "idProduct": "0002"}}),
+                false,
+            ),
+            (json!({"attr": {"none": "*"}}), false),
+            (
+                json!({"driver": "ftdi_sio", "attr": {"idVendor": "0403"}}),
+                true,
+            ),
+            (
+                json!({"driver": "other", "attr": {"idVendor": "0403"}}),
+                false,
+            ),
+            (
+                json!({"property": {"ID_MODEL": "FT232R=x", "ID_SERIAL": "?1"}}),
+                true,
+            ),
+            (
+                json!({"property": {"ID_MODEL": "FT232R=x", "ID_SERIAL": "B1"}}),
+                false,
+            ),
+            (json!({"property": {"DEVNAME": "/dev/ttyUSB0"}}), true),
+            (json!({"property": {"NONE": "*"}}), false),
+            (json!({"tag": "systemd"}), true),
+            (json!({"tag": "old"}), false),
+            (json!({"driver": "ftdi_sio", "tag": "old"}), false),
+        ] {
+            assert_eq!(is(&value, NEW), expected, "{value}");
+        }
+        let subsystem = udev(&json!({"subsystem": "tty"}), "x").expect("right");
+        assert!(subsystem.is_of("tty") && !subsystem.is_of("usb"));
+    }
+
+    #[test]
+    fn with_an_older_udev_and_without() {
+        // DEV-33
+        let tag = json!({"tag": "old"});
+        assert!(is(&tag, "G:old\n"), "its tags have one kind of line");
+        assert!(!is(&tag, ""));
+        let model = |model: &str| json!({"property": {"ID_MODEL": model}});
+        assert!(is(&model("kernel"), ""), "what the kernel says");
+        assert!(!is(&model("kernel"), NEW), "udev knows better");
+        assert!(is(&json!({"property": {"MAJOR": "188"}}), NEW));
+        assert!(is(&model("kernel"), "E:ID_MODEL"), "a torn line is none");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        // DEV-33
+        let many: serde_json::Map<String, Value> =
+            (0..17).map(|n| (n.to_string(), json!("x"))).collect();
+        for (value, says) in [
+            (json!({}), "x: must have one of subsystem"),
+            (json!([]), "x: must have fields"),
+            (json!({"subsystem": 1}), "x.subsystem: is 1, must be a text"),
+            (
+                json!({"driver": "[a"}),
+                "x.driver: is \"[a\", whose \"[\" has no end",
+            ),
+            (json!({"attr": "a"}), "x.attr: must have fields, at most 16"),
+            (
+                json!({"attr": many}),
+                "x.attr: must have fields, at most 16",
+            ),
+            (json!({"attr": {"../a": "1"}}), "x.attr.../a: is not a name"),
+            (json!({"attr": {"/a": "1"}}), "x.attr./a: is not a name"),
+            (json!({"attr": {"a": 1}}), "x.attr.a: is 1, must be a text"),
+            (
+                json!({"property": {"a=b": "1"}}),
+                "x.property.a=b: is not a name",
+            ),
+            (
+                json!({"property": {"a": "[b"}}),
+                "x.property.a: is \"[b\", whose",
+            ),
+            (json!({"tags": "a"}), "x.tags: is not known"),
+        ] {
+            let error = udev(&value, "x").expect_err("wrong").to_string();
+            assert!(error.contains(says), "{value}: {error}");
+        }
+    }
+}
