@@ -124,6 +124,23 @@ object!(ContainerStatus {
     volume_mounts: Vec<VolumeMountStatus>,
     #[serde(skip_serializing_if = "Option::is_none")]
     user: Option<ContainerUser>,
+    /// How the devices are that it holds; sorted.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    allocated_resources_status: Vec<ResourceStatus>,
+});
+
+object!(ResourceStatus {
+    name: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    resources: Vec<ResourceHealth>,
+});
+
+object!(ResourceHealth {
+    #[serde(rename = "resourceID")]
+    resource_id: String,
+    /// `Healthy`, `Unhealthy` or `Unknown`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    health: String,
 });
 
 object!(

@@ -16,7 +16,7 @@ use crate::{
         recorder::{About, Severity},
     },
     api::{
-        ContainerId, Mono, Pod, PodUid,
+        ContainerId, Mono, Pod, PodStatus, PodUid,
         cri::ContainerState,
         device::{Holdings, PodHolds, Seen},
     },
@@ -108,6 +108,20 @@ impl Devices {
     /// What the pod holds.
     pub(super) fn held_by(&self, uid: &PodUid) -> Option<PodDevices> {
         self.table.held_by(uid).cloned()
+    }
+
+    /// Puts it into a status how the devices of the pod are (DEV-15).
+    pub(super) fn show_health(
+        &self,
+        uid: &PodUid,
+        status: &mut PodStatus,
+        previous: &PodStatus,
+        now: Mono,
+    ) {
+        let starts = devices::plugins_may_come(now - self.started);
+        let held = self.table.held_by(uid).map_or(&[][..], |held| held);
+        let health = |resource: &str, id: &str| self.table.health(resource, id, starts);
+        devices::show_health(status, previous, held, &health);
     }
 
     /// Whether any pod waits for a device.
@@ -380,10 +394,18 @@ impl Agent {
     pub(super) fn on_plugin(&mut self, news: News, now: Mono) {
         let table = &mut self.devices.table;
         let mut changes = Vec::new();
+        // Nothing happened to what they hold, yet their statuses say something else now.
+        let mut other_health = Vec::new();
         match news {
             News::Registered { resource, prefers } => table.register(&resource, prefers),
-            News::Listed { resource, units } => changes = table.list(&resource, units),
-            News::Gone { resource } => table.disconnect(&resource, now),
+            News::Listed { resource, units } => {
+                other_health = table.in_doubt(&resource);
+                changes = table.list(&resource, units);
+            }
+            News::Gone { resource } => {
+                table.disconnect(&resource, now);
+                other_health = table.in_doubt(&resource);
+            }
             News::Spared { resource } => table.spare(&resource),
             News::Preferred { pod, answer } => {
                 if let Some(waiting) = self.devices.waiting.get_mut(&pod) {
@@ -393,6 +415,9 @@ impl Agent {
                 }
                 return;
             }
+        }
+        for uid in other_health {
+            self.pods.resync(&uid, now);
         }
         self.after_devices(changes, now);
     }

@@ -3,7 +3,7 @@
 use alloc::borrow::Cow;
 use core::time::Duration;
 
-use super::Agent;
+use super::{Agent, devices::Devices};
 use crate::{
     agent::{
         clock::Clock,
@@ -36,6 +36,7 @@ use crate::{
 pub(super) struct Statuses<'a> {
     pods: &'a mut Pods,
     probes: &'a Probes,
+    devices: &'a Devices,
     node: &'a Node,
     clock: &'a dyn Clock,
     times: &'a Times,
@@ -52,6 +53,7 @@ impl Agent {
         Statuses {
             pods: &mut self.pods,
             probes: &self.owners.probes,
+            devices: &self.devices,
             node: &self.owners.node,
             clock: &*self.tools.clock,
             times: &self.tools.times,
@@ -154,9 +156,12 @@ impl Statuses<'_> {
                 moment: &|at| self.times.moment(at),
             })
         });
+        let previous = self.pods.status(uid).unwrap_or(&pod.status);
+        let now = self.clock.now();
+        self.devices.show_health(uid, &mut status, previous, now);
         // A step may have read the runtime before the clock was right.
         redate(&mut status, |at| self.times.believed(at));
-        self.probes.generated(uid, &status, self.clock.now());
+        self.probes.generated(uid, &status, now);
         status
     }
 

@@ -647,3 +647,93 @@ fn a_resource_that_nobody_needs_makes_room() {
     assert_eq!(status["capacity"][name(64)], "0");
     assert_eq!(remember(&name(65)), full);
 }
+
+/// What the API shows of the health of what `c` holds.
+fn health(api: &FakeApi, name: &str) -> Value {
+    let pod = api.get("ns", name).expect("there");
+    pod["status"]["containerStatuses"][0]["allocatedResourcesStatus"].clone()
+}
+
+#[test]
+fn how_devices_are_is_told() {
+    // DEV-15
+    let api = Arc::new(FakeApi::default());
+    let devices = Arc::new(FakeDevices::default());
+    devices.set(&[("/dev/ttyUSB0", 0)]);
+    let world = World::with_devices(LINES, &devices, Some(&api));
+    world.apply(&[]);
+    api.create("a", asking());
+    world.until("runs", |_| api.phase("a") == "Running");
+    let told = |health: &str| {
+        let id = held(&world).remove(0);
+        json!([{"name": "picolet/serial", "resources": [{"resourceID": id, "health": health}]}])
+    };
+    assert_eq!(health(&api, "a"), told("Healthy"));
+    let first = instance(&world, &uid_of(&api, "a"));
+    devices.set(&[]);
+    world.until("is told", |_| health(&api, "a") == told("Unhealthy"));
+    devices.set(&[("/dev/ttyUSB0", 0)]);
+    world.until("is told", |_| health(&api, "a") == told("Healthy"));
+    assert_eq!(
+        instance(&world, &uid_of(&api, "a")).id,
+        first.id,
+        "it runs on"
+    );
+    // Nothing is written for it at rest, and nothing because another agent begins.
+    let version = || api.get("ns", "a").expect("there")["metadata"]["resourceVersion"].clone();
+    let before = version();
+    world.advance(s(300));
+    assert_eq!(version(), before);
+    let world = world.restart_agent();
+    world.apply(&[]);
+    world.advance(s(300));
+    assert_eq!(version(), before);
+}
+
+fn uid_of(api: &FakeApi, name: &str) -> String {
+    let pod = api.get("ns", name).expect("there");
+    pod["metadata"]["uid"].as_str().expect("uid").into()
+}
+
+#[test]
+fn how_devices_of_plugins_are_is_told() {
+    // DEV-15
+    let world = plugged();
+    let registers = || News::Registered {
+        resource: OF_PLUGIN.into(),
+        prefers: false,
+    };
+    tell(&world, registers());
+    lists(&world, &[("one", true)]);
+    world.apply(&[manifest("a", asking_a_plugin())]);
+    let is_told = |world: &World, expected: &str| {
+        let status = world.status("a").unwrap_or_default();
+        let all = status.container_statuses.iter();
+        let mut all = all.flat_map(|c| &c.allocated_resources_status);
+        let told = all.next().is_some_and(|told| {
+            let [unit] = &*told.resources else {
+                return false;
+            };
+            let is_it = told.name == OF_PLUGIN && unit.resource_id == "one";
+            is_it && unit.health == expected
+        });
+        told && all.next().is_none()
+    };
+    world.until("is told", |w| is_told(w, "Healthy"));
+    lists(&world, &[("one", false)]);
+    world.until("is told", |w| is_told(w, "Unhealthy"));
+    lists(&world, &[("one", true)]);
+    world.until("is told", |w| is_told(w, "Healthy"));
+    let resource = OF_PLUGIN.into();
+    tell(&world, News::Gone { resource });
+    world.until("is told", |w| is_told(w, "Unhealthy"));
+    // It is back, and what it lists is awaited.
+    tell(&world, registers());
+    world.advance(s(60));
+    assert!(is_told(&world, "Unhealthy"));
+    lists(&world, &[("one", true)]);
+    world.until("is told", |w| is_told(w, "Healthy"));
+    // It lists others.
+    lists(&world, &[]);
+    world.until("is told", |w| is_told(w, "Unhealthy"));
+}

@@ -10,6 +10,7 @@
 //! | `registry` | plugins that are asked what they are: which are taken, and when one is asked again |
 //! | `demand` | what a pod asks for |
 //! | `table` | resources, their units, their holders. Where a resource comes from does not matter here |
+//! | `health` | how the devices of a pod are, as its status tells it |
 //! | `refusal` | why a pod does not get what it asks for, and how long it waits |
 //!
 //! A *unit* is what is given to one container as a whole: a node, or several that belong together.
@@ -17,6 +18,7 @@
 mod declared;
 mod demand;
 mod glob;
+mod health;
 mod plugin;
 mod preset;
 mod refusal;
@@ -27,8 +29,9 @@ mod units;
 
 pub use declared::{Declared, Entry, OnReplug, declared};
 pub use demand::{Demand, demands};
+pub use health::{Health, show_health};
 pub use plugin::{Answered, Wrong, answer, listed, merge, preferred, registration, shown};
-pub use refusal::{Patience, Refusal, Verdict, judge};
+pub use refusal::{Patience, Refusal, Verdict, judge, plugins_may_come};
 pub use registry::{plugin, retry};
 pub use table::{
     Amount, Change, Found, Held, Holder, Listed, Number, PodDevices, Preferred, Question, Shown,

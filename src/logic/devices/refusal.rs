@@ -96,6 +96,12 @@ pub struct Patience {
     pub came_after: Duration,
 }
 
+/// Whether the agent is so new that plugins that were there before it may yet come.
+#[must_use]
+pub fn plugins_may_come(since_start: Duration) -> bool {
+    since_start < PLUGIN_START
+}
+
 /// Decides about a pod that does not get what it asks for (DEV-13, DEV-38): a static pod, which nobody would make anew, waits
 /// for ever, others for a while, and for a plugin after the start of the agent for longer. For what nobody offers nobody waits,
 /// but static pods where a plugin may come.

@@ -11,7 +11,7 @@ use core::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Demand, Refusal};
+use super::{Demand, Health, Refusal};
 use crate::api::{Mono, PodUid};
 
 /// A unit that is gone no longer than this is not told of: a device resets itself, or somebody pulls the wrong plug.
@@ -757,6 +757,32 @@ impl Table {
         .collect()
     }
 
+    /// How a unit is that somebody holds (DEV-15). `starts`: the agent is so new that plugins of before it may yet come.
+    #[must_use]
+    pub fn health(&self, resource: &str, id: &str, starts: bool) -> Health {
+        let Some(known) = self.resources.get(resource) else {
+            return Health::Unhealthy;
+        };
+        let unit = known.units.iter().find(|unit| *unit.found.id == *id);
+        match (unit.map(|unit| unit.presence), known.plugin) {
+            (Some(Presence::Here | Presence::Missing(_)), _) => Health::Healthy,
+            (Some(Presence::Unknown), Some(Plugin::Here { .. })) => Health::Unsaid,
+            (Some(Presence::Unknown), Some(Plugin::Forgotten)) if starts => Health::Unsaid,
+            (Some(Presence::Unknown | Presence::Lost) | None, _) => Health::Unhealthy,
+        }
+    }
+
+    /// Who holds what a plugin has not listed since it registered: until it does, nobody knows how that is.
+    #[must_use]
+    pub fn in_doubt(&self, resource: &str) -> Vec<PodUid> {
+        let known = self.resources.get(resource);
+        let units = known.map_or(&[][..], |known| &known.units);
+        let doubted = units.iter().filter(|u| u.presence == Presence::Unknown);
+        let holders = doubted.flat_map(|unit| self.holders_of(resource, &unit.found.id));
+        let pods: BTreeSet<PodUid> = holders.map(|holder| holder.pod).collect();
+        pods.into_iter().collect()
+    }
+
     /// Every unit, by resource. The resource of a plugin that has none is there once, without an id.
     #[must_use]
     pub fn shown(&self) -> Vec<Shown> {
@@ -1343,6 +1369,49 @@ mod tests {
         assert_eq!(amounts(&table), (0, 0), "none, but told of");
         assert_eq!(table.next_timeout(), None);
         assert_eq!(ids(&table, "p"), "c=a");
+    }
+
+    #[test]
+    fn how_units_are() {
+        // DEV-15
+        let health = |table: &Table, id: &str| table.health(R, id, false);
+        let mut table = of_plugin(&[("a", true), ("b", false)], false);
+        assert_eq!(health(&table, "a"), Health::Healthy);
+        assert_eq!(health(&table, "b"), Health::Unhealthy);
+        assert_eq!(health(&table, "c"), Health::Unhealthy, "it is not listed");
+        assert_eq!(table.health("x.io/y", "a", true), Health::Unhealthy);
+        table.allocate(&pod("p"), &[asks("c", 1)]).expect("a");
+        assert_eq!(table.in_doubt(R), []);
+        // The plugin goes, and comes back.
+        table.disconnect(R, Mono(0));
+        assert_eq!(health(&table, "a"), Health::Unhealthy);
+        assert_eq!(table.in_doubt(R), [pod("p")]);
+        table.register(R, false);
+        assert_eq!(health(&table, "a"), Health::Unsaid);
+        assert_eq!(table.list(R, listed(&[("a", true)])), []);
+        assert_eq!(health(&table, "a"), Health::Healthy);
+        assert_eq!(table.in_doubt(R), []);
+        // Another agent begins, and the plugin has not come yet, or does not.
+        let mut table = Table::default();
+        let held = Held {
+            container: "c".into(),
+            resource: R.into(),
+            ids: vec!["a".into()],
+            plain_init: false,
+            plugin: true,
+        };
+        table.restore(pod("p"), vec![held]);
+        assert_eq!(table.health(R, "a", true), Health::Unsaid);
+        assert_eq!(health(&table, "a"), Health::Unhealthy);
+        // Of the machine: a short absence is not told.
+        let mut table = self::table(1, &["a"]);
+        table.allocate(&pod("p"), &[asks("c", 1)]).expect("a");
+        table.report(R, vec![], Mono(0));
+        assert_eq!(health(&table, "a"), Health::Healthy);
+        table.handle_timeout(Mono(5000));
+        assert_eq!(health(&table, "a"), Health::Unhealthy);
+        table.report(R, vec![found("a", 1)], Mono(6000));
+        assert_eq!(health(&table, "a"), Health::Healthy);
     }
 
     #[test]
