@@ -11,6 +11,7 @@ use super::{
     cluster_views::OwnNode,
     core::{Event, TELLING},
     device_news::{self, DeviceLoop},
+    device_plugins::Plugins,
     device_watch,
     driver::{Containers, PodDriver},
     event_loop::{Caller, Hands},
@@ -322,7 +323,10 @@ pub(super) fn metrics(parts: &Parts, agent: Asker) -> Metrics {
         complaints: Rc::clone(&parts.tools.complaints),
         agent,
         objects: parts.owners.cluster.as_ref().map(|c| Rc::clone(&c.objects)),
-        tunnel: parts.owners.tunnel.clone(),
+        peers: metrics::Peers {
+            tunnel: parts.owners.tunnel.clone(),
+            plugins: plugins(parts),
+        },
         settings: metrics::Settings {
             root_dir: parts.cfg.dirs.root.clone(),
             tree: parts.cfg.cgroup.tree.clone(),
@@ -541,6 +545,11 @@ pub(super) fn addresses(parts: &Parts) -> Option<Task> {
     alone.then(|| boxed(follow()))
 }
 
+/// Device plugins, if they may come.
+pub(super) fn plugins(parts: &Parts) -> Option<Rc<Plugins>> {
+    parts.machine.devices.as_ref()?.plugins.clone()
+}
+
 /// What takes registrations of device plugins, and tells what pods have, if they may come.
 pub(super) fn device_plugins(
     parts: &Parts,
@@ -549,8 +558,7 @@ pub(super) fn device_plugins(
 ) -> std::io::Result<Vec<Task>> {
     let devices = parts.machine.devices.as_ref();
     let dir = parts.cfg.devices.as_ref().and_then(|d| d.plugins.as_ref());
-    let with_plugins = devices.and_then(|devices| Some((devices, devices.plugins.clone()?)));
-    let (Some((devices, plugins)), Some(dir)) = (with_plugins, dir) else {
+    let (Some(plugins), Some(devices), Some(dir)) = (plugins(parts), devices, dir) else {
         return Ok(Vec::new());
     };
     let [of_plugins, of_readers] = plugins.listen()?;

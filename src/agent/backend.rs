@@ -11,6 +11,7 @@ use super::{
     clock::Clock,
     complaints::Complaints,
     core::{Agent, Command},
+    device_plugins::Plugins,
     eviction::Evictor,
     images::ImageCommands,
     link_budget::LinkBudget,
@@ -82,6 +83,8 @@ pub(super) struct Settings {
     pub(super) times: Rc<Times>,
     /// Whether the loop moves.
     pub(super) loop_watch: LoopWatch,
+    /// Device plugins, if they may come.
+    pub(super) plugins: Option<Rc<Plugins>>,
 }
 
 /// Serves the local commands and the node's server.
@@ -427,14 +430,19 @@ impl Backend for LocalBackend {
             name,
             trouble: None,
         };
-        vec![
+        let mut checks = vec![
             well("ping"),
             well("log"),
             Check {
                 name: "syncloop",
                 trouble: (!moves).then(|| "sync Loop took longer than expected".to_owned()),
             },
-        ]
+        ];
+        checks.extend(self.settings.plugins.as_ref().map(|plugins| Check {
+            name: "device-plugin",
+            trouble: plugins.trouble(),
+        }));
+        checks
     }
 
     fn events(&self, namespace: Option<&str>, limit: usize) -> Vec<Event> {

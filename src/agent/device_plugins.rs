@@ -21,11 +21,12 @@ use super::{
     complaints::Complaints,
     device_news::{DeviceLoop, News},
     offered,
+    vitals::WorkCounters,
 };
 use crate::{
     api::device::Answer,
     device::{
-        Listener,
+        Listener, Trouble,
         plugin::{self, Plugin, RegisterRequest, Registered},
         pod_resources::{self, Asked},
     },
@@ -84,6 +85,7 @@ pub(super) struct Plugins {
     clock: Rc<dyn Clock>,
     disk: Lane,
     complaints: Rc<Complaints>,
+    counters: WorkCounters,
     state: RefCell<State>,
     /// Two plugins do not register at the same time.
     registering: smol::lock::Mutex<()>,
@@ -98,6 +100,8 @@ struct State {
     known: BTreeSet<Box<str>>,
     /// Number of the last connection.
     number: u64,
+    /// How the socket is at which they register.
+    socket: Trouble,
 }
 
 /// A plugin that is there.
@@ -119,6 +123,7 @@ impl Plugins {
         clock: Rc<dyn Clock>,
         disk: Lane,
         complaints: Rc<Complaints>,
+        counters: WorkCounters,
     ) -> Self {
         let file = offered::of_plugins(root);
         let known = offered::recall(&file).unwrap_or_default();
@@ -133,6 +138,7 @@ impl Plugins {
             clock,
             disk,
             complaints,
+            counters,
             state: RefCell::new(state),
             registering: smol::lock::Mutex::new(()),
             under_way: Rc::default(),
@@ -148,10 +154,16 @@ impl Plugins {
     pub(super) fn listen(&self) -> io::Result<[Listener; 2]> {
         let beside = self.dir.with_file_name(RESOURCES_DIR);
         let of = |what: &str, e: io::Error| io::Error::new(e.kind(), format!("{what}: {e}"));
-        Ok([
-            Listener::of_plugins(&self.dir).map_err(|e| of("for plugins", e))?,
-            Listener::of_readers(&beside).map_err(|e| of("for readers of pod resources", e))?,
-        ])
+        let of_plugins = Listener::of_plugins(&self.dir).map_err(|e| of("for plugins", e))?;
+        self.state.borrow_mut().socket = of_plugins.trouble();
+        let of_readers = Listener::of_readers(&beside);
+        let of_readers = of_readers.map_err(|e| of("for readers of pod resources", e))?;
+        Ok([of_plugins, of_readers])
+    }
+
+    /// Why no plugin can register at the moment (DEV-18).
+    pub(super) fn trouble(&self) -> Option<String> {
+        self.state.borrow().socket.borrow().clone()
     }
 
     /// Tells who has which devices, as long as the agent runs (DEV-17).
@@ -252,6 +264,7 @@ impl Plugins {
         let kept = self.remember(&resource, &*agent).await;
         kept.map_err(|e| refused(Status::new(Code::UNAVAILABLE, e.to_string())))?;
         log::info!("device plugin {} offers {resource}", path.display());
+        self.counters.count(|c| c.plugins().registered(&resource));
         // From here on nothing waits: this call may be given up wherever it does.
         let mut state = self.state.borrow_mut();
         state.number += 1;
@@ -390,7 +403,11 @@ impl Plugins {
         ids: &[Box<str>],
     ) -> Result<(Answer, bool), PluginError> {
         let plugin = self.plugin(resource)?;
+        let began = self.clock.now();
         let answer = plugin.allocate(ids).await.map_err(|e| says(&e));
+        let took = self.clock.now() - began;
+        self.counters
+            .count(|c| c.plugins().allocated(resource, took));
         let answer = answer.and_then(|a| devices::answer(a).map_err(PluginError::Wrong));
         let answer = answer.map_err(|e| PluginError::Of(resource.into(), Box::new(e)))?;
         Ok((answer, plugin.pre_start))

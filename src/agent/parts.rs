@@ -201,6 +201,7 @@ impl Parts {
                     Rc::clone(&clock),
                     given.disk.clone(),
                     Rc::clone(&complaints),
+                    counters.clone(),
                 ))
             }),
             store: store.clone(),

@@ -407,6 +407,7 @@ async fn serve(
             cost: Rc::clone(&parts.owners.cost),
             times: Rc::clone(&parts.tools.times),
             loop_watch: parts.tools.loop_watch.clone(),
+            plugins: assembly::plugins(&parts),
         },
     });
     let served = assembly::served_parts(&parts, asker.clone(), Rc::clone(&backend));

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use crate::api::device::{Seen, Wanted};
 
-pub use socket::Listener;
+pub use socket::{Listener, Trouble};
 pub use uevent::Doorbell;
 
 /// Where devices can be looked at. Every call blocks for some milliseconds.

@@ -1,7 +1,10 @@
 //! A socket at which plugins, and those who count devices, find the agent where they look for a kubelet.
 
 use alloc::rc::Rc;
-use core::{cell::Cell, time::Duration};
+use core::{
+    cell::{Cell, RefCell},
+    time::Duration,
+};
 use std::{
     fs, io,
     os::unix::{
@@ -28,11 +31,15 @@ const SHORT: Duration = Duration::from_secs(60);
 /// Pause after a connection that could not be taken.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
+/// Why nobody can be served at the moment; `None`: whoever comes is.
+pub type Trouble = Rc<RefCell<Option<String>>>;
+
 /// See the module.
 #[derive(Debug)]
 pub struct Listener {
     socket: Async<UnixListener>,
     short: bool,
+    trouble: Trouble,
 }
 
 impl Listener {
@@ -68,7 +75,17 @@ impl Listener {
             Async::new(socket)
         });
         let socket = bound.map_err(|e| failed("make the socket", &path, &e))?;
-        Ok(Self { socket, short })
+        Ok(Self {
+            socket,
+            short,
+            trouble: Trouble::default(),
+        })
+    }
+
+    /// Whether whoever comes is served, as it is whenever somebody looks (DEV-18).
+    #[must_use]
+    pub fn trouble(&self) -> Trouble {
+        Rc::clone(&self.trouble)
     }
 
     /// Answers calls until it is dropped.
@@ -81,6 +98,8 @@ impl Listener {
         let open = Rc::new(Cell::new(0_usize));
         // Bounded: each turn waits for a client.
         loop {
+            // If somebody still waits in vain, it is there again before anybody looks.
+            self.trouble.take();
             let accepted = self.socket.accept().await;
             let pipe = match accepted {
                 Ok((pipe, _)) if open.get() < MAX_CONNECTIONS => pipe,
@@ -88,6 +107,7 @@ impl Listener {
                 Ok(_) => continue,
                 Err(e) => {
                     log::warn!("sockets of device plugins: cannot accept: {e}");
+                    *self.trouble.borrow_mut() = Some(format!("cannot accept: {e}"));
                     time.sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
@@ -132,6 +152,8 @@ fn failed(what: &str, path: &Path, why: &io::Error) -> io::Error {
 
 #[cfg(test)]
 mod tests {
+    use std::os::{fd::OwnedFd, unix::net::UnixStream};
+
     use super::*;
 
     #[test]
@@ -163,6 +185,43 @@ mod tests {
         assert_eq!(names, ["file", SOCKET]);
         drop(old);
         assert!(unless_gone(fs::remove_file(dir.join("none"))).is_ok());
+        fs::remove_dir_all(root).expect("clean");
+    }
+
+    /// Its pauses do not end.
+    struct Still;
+
+    impl Time for Still {
+        fn now(&self) -> Duration {
+            Duration::ZERO
+        }
+
+        fn sleep(&self, _: Duration) -> crate::grpc::Sleep {
+            Box::pin(core::future::pending())
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_served_is_told() {
+        // DEV-18
+        let root = std::env::temp_dir().join(format!("picolet-deaf-{}", std::process::id()));
+        let handler: Handler = Rc::new(|_| Box::pin(async { Ok(()) }));
+        for is_deaf in [false, true] {
+            let mut listener = Listener::of_plugins(&root).expect("listens");
+            if is_deaf {
+                // Nobody can be accepted at one that does not listen.
+                let (end, _other) = UnixStream::pair().expect("pair");
+                let end = UnixListener::from(OwnedFd::from(end));
+                listener.socket = Async::new(end).expect("socket");
+            }
+            let trouble = listener.trouble();
+            let executor = Rc::new(LocalExecutor::new());
+            let serve = listener.serve(Rc::clone(&handler), Rc::clone(&executor), Rc::new(Still));
+            let task = executor.spawn(serve);
+            assert!(executor.try_tick());
+            assert_eq!(trouble.borrow().is_some(), is_deaf, "{trouble:?}");
+            drop(task);
+        }
         fs::remove_dir_all(root).expect("clean");
     }
 }

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::containerd;
 use crate::host::{self, Host, IDLE, full, sh, status_of, with};
+use crate::metrics;
 use crate::plugin::{
     self, CdiMessage, Gift, Habits, Info, MountMessage, NodeMessage, Plugin, register,
 };
@@ -243,6 +244,21 @@ fn what_a_plugin_gives() {
     );
     let described = host.ok(&["describe", "node"]);
     assert!(described.contains(RESOURCE), "{described}");
+
+    // DEV-15 DEV-18: how it is, and what it was asked.
+    let told = status_of(&host.get("first"), "main")["allocatedResourcesStatus"].clone();
+    assert_eq!(
+        told,
+        json!([{"name": RESOURCE, "resources": [{"resourceID": "three", "health": "Healthy"}]}])
+    );
+    let figures = metrics::get(&host, "/metrics");
+    for name in ["registration_total", "alloc_duration_seconds_count"] {
+        let line = format!("kubelet_device_plugin_{name}{{resource_name=\"{RESOURCE}\"}} 1");
+        assert!(figures.lines().any(|l| l == line), "{line} in {figures}");
+    }
+    let checks = metrics::get(&host, "/metrics/slis");
+    let line = "kubernetes_healthcheck{name=\"device-plugin\",type=\"healthz\"} 1";
+    assert!(checks.lines().any(|l| l == line), "{checks}");
 
     // Each start is told, what it gives is known.
     start_anew(&host, "first");

@@ -19,6 +19,7 @@ use super::{
     cluster::Objects,
     complaints::Complaints,
     core::Agent,
+    device_plugins::Plugins,
     eviction::{PodFiles, gauge::running_tasks},
     node::NodeFacts,
     tunnel::Board,
@@ -102,10 +103,18 @@ pub(super) struct Tools {
     pub(super) agent: Asker,
     /// What claims are bound to; `None` on a node that stands alone.
     pub(super) objects: Option<Rc<Objects>>,
-    /// How the tunnel is, if there is one.
-    pub(super) tunnel: Option<Rc<Board>>,
+    /// Those who come in from outside.
+    pub(super) peers: Peers,
     /// What does not change.
     pub(super) settings: Settings,
+}
+
+/// Who may come in from outside, each if it may.
+pub(super) struct Peers {
+    /// How the tunnel is.
+    pub(super) tunnel: Option<Rc<Board>>,
+    /// Device plugins.
+    pub(super) plugins: Option<Rc<Plugins>>,
 }
 
 /// What of the configuration and the start shapes figures.

@@ -56,7 +56,7 @@ pub(super) async fn page(metrics: &Metrics) -> String {
             probes_late: probes.late,
             readers: small(metrics.readers.get().saturating_sub(1)),
             apiserver_age: counts.answered.map(|at| now - at),
-            tunnel: tools.tunnel.as_ref().map(|board| board.figures()),
+            tunnel: tools.peers.tunnel.as_ref().map(|board| board.figures()),
             link: meter::counted(),
             machine: machine.clone(),
             counters,
@@ -71,7 +71,10 @@ pub(super) fn slis(tools: &Tools) -> String {
     let mut text = Text::default();
     let help = "Whether a check of the agent passes: 1, or 0.";
     text.family("kubernetes_healthcheck", Kind::Gauge, help, |s| {
-        for (name, passes) in [("log", true), ("ping", true), ("syncloop", moves)] {
+        let own = [("log", true), ("ping", true), ("syncloop", moves)];
+        let plugins = tools.peers.plugins.as_ref();
+        let plugins = plugins.map(|plugins| ("device-plugin", plugins.trouble().is_none()));
+        for (name, passes) in plugins.into_iter().chain(own) {
             let labels = [("name", name), ("type", "healthz")];
             s.put(&labels, Value::Count(passes.into()), None);
         }

@@ -12,6 +12,7 @@ mod evictions;
 pub mod exposition;
 pub mod histogram;
 pub mod own;
+mod plugins;
 pub mod probes;
 pub mod rate;
 pub mod resource;

@@ -8,6 +8,7 @@ use super::{
     evictions::Evictions,
     exposition::{Kind, Labels, Samples, Text, Value},
     histogram::{DEFAULT, Histogram, OPERATION, POD_START},
+    plugins::Plugins,
 };
 use crate::{
     api::{
@@ -132,6 +133,7 @@ pub struct Counters {
     rejections: BTreeMap<&'static str, u64>,
     /// Pods that the node itself ended.
     evictions: Evictions,
+    plugins: Plugins,
 }
 const _: () = assert!(size_of::<Counters>() <= 4096, "one in an agent");
 
@@ -165,6 +167,11 @@ impl Counters {
     /// Pods that the node itself ends are counted here.
     pub const fn evictions(&mut self) -> &mut Evictions {
         &mut self.evictions
+    }
+
+    /// Device plugins are counted here.
+    pub const fn plugins(&mut self) -> &mut Plugins {
+        &mut self.plugins
     }
 
     /// A pod runs, for the first time since it was seen.
@@ -538,6 +545,7 @@ fn work(t: &mut Text, counters: &Counters) {
         },
     );
     counters.evictions.write(t);
+    counters.plugins.write(t);
     t.family(
         "kubelet_pod_start_duration_seconds",
         Histogram,

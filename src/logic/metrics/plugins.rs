@@ -1,0 +1,103 @@
+//! What is counted of device plugins (DEV-18). Nothing is there before the first one registers.
+
+use alloc::{boxed::Box, collections::BTreeMap};
+use core::time::Duration;
+
+use super::{
+    exposition::{Kind, Text, Value},
+    histogram::{DEFAULT, Histogram},
+};
+use crate::devices::MAX_PLUGINS;
+
+/// Resources beyond [`MAX_PLUGINS`], together: names that came and went since the agent began.
+const OTHER: &str = "other";
+
+/// Counts of them, by resource.
+#[derive(Clone, Debug, Default)]
+pub struct Plugins(BTreeMap<Box<str>, Counts>);
+
+#[derive(Clone, Debug, Default)]
+struct Counts {
+    registrations: u64,
+    allocations: Histogram<11>,
+}
+
+impl Plugins {
+    /// One has registered.
+    pub fn registered(&mut self, resource: &str) {
+        self.of(resource).registrations += 1;
+    }
+
+    /// One was asked what a container gets, and has answered after so long, or failed.
+    pub fn allocated(&mut self, resource: &str, took: Duration) {
+        self.of(resource).allocations.observe(&DEFAULT, took);
+    }
+
+    fn of(&mut self, resource: &str) -> &mut Counts {
+        let has_room = self.0.len() < MAX_PLUGINS || self.0.contains_key(resource);
+        let name = if has_room { resource } else { OTHER };
+        self.0.entry(name.into()).or_default()
+    }
+
+    /// Writes all of it.
+    pub(super) fn write(&self, t: &mut Text) {
+        if self.0.is_empty() {
+            return;
+        }
+        let help = "Registrations of device plugins.";
+        let name = "kubelet_device_plugin_registration_total";
+        t.family(name, Kind::Counter, help, |s| {
+            for (resource, counts) in &self.0 {
+                let labels = [("resource_name", &**resource)];
+                s.put(&labels, Value::Count(counts.registrations), None);
+            }
+        });
+        let help = "Time of calls that ask a device plugin what a container gets.";
+        let name = "kubelet_device_plugin_alloc_duration_seconds";
+        t.family(name, Kind::Histogram, help, |s| {
+            let asked = self.0.iter();
+            for (resource, counts) in asked.filter(|(_, c)| c.allocations.count() > 0) {
+                let labels = [("resource_name", &**resource)];
+                counts.allocations.write(&DEFAULT, &labels, s);
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::format;
+
+    use super::*;
+
+    #[test]
+    fn families() {
+        // DEV-18
+        let mut plugins = Plugins::default();
+        let page = |plugins: &Plugins| {
+            let mut text = Text::default();
+            plugins.write(&mut text);
+            text.0
+        };
+        assert_eq!(page(&plugins), "", "there is none");
+        for n in 0..MAX_PLUGINS + 2 {
+            plugins.registered(&format!("a.io/{n:02}"));
+        }
+        plugins.registered("a.io/03");
+        plugins.allocated("a.io/03", Duration::from_millis(30));
+        let text = page(&plugins);
+        for line in [
+            "kubelet_device_plugin_registration_total{resource_name=\"a.io/03\"} 2",
+            "kubelet_device_plugin_registration_total{resource_name=\"a.io/63\"} 1",
+            "kubelet_device_plugin_registration_total{resource_name=\"other\"} 2",
+            "kubelet_device_plugin_alloc_duration_seconds_bucket{le=\"0.025\",resource_name=\"a.io/03\"} 0",
+            "kubelet_device_plugin_alloc_duration_seconds_bucket{le=\"0.05\",resource_name=\"a.io/03\"} 1",
+            "kubelet_device_plugin_alloc_duration_seconds_count{resource_name=\"a.io/03\"} 1",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} in {text}");
+        }
+        assert!(!text.contains("a.io/64"), "{text}");
+        let asked = text.matches("alloc_duration_seconds_count").count();
+        assert_eq!(asked, 1, "who was never asked is not there: {text}");
+    }
+}
