@@ -31,7 +31,8 @@ evictionHard: {memory.available: 1Mi}
 ";
 /// All but `metered`: who asks less needs less.
 const EDGE: &str = "  \
-  link: {dailyBytes: 10Mi, pullWindow: \"02:00-04:00\"}
+  link: {dailyBytes: 10Mi, pullWindow: \"02:00-04:00\", meteredInterfaces: [wwan*], streamBytes: 10Mi}
+  logMemory: 4Mi
   devicePlugins: true
   devicePluginDir: PLUGINS
   devices:

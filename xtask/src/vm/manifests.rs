@@ -43,6 +43,12 @@ pub(super) fn of_image(name: &str, image: &str) -> String {
     sleeper(name, 1_000_000).replace(IMAGE, image)
 }
 
+/// A pod that may write so much a second.
+pub(super) fn slow_writer(name: &str, limit: &str) -> String {
+    let metadata = format!("annotations: {{picolet/write-limit: {limit}}}, name: {name}");
+    sleeper(name, 1_000_000).replace(&format!("name: {name}"), &metadata)
+}
+
 /// Pods that take little, of which nothing may end.
 pub(super) const BYSTANDERS: [&str; 3] = ["modest-1", "modest-2", "modest-3"];
 
@@ -357,6 +363,7 @@ mod tests {
         let mut all = few();
         all.push(("sleeper", sleeper("crowd-1", 7)));
         all.push(("lively", lively("lively")));
+        all.push(("slow", slow_writer("slow", "1Mi")));
         all.push(("foreign", of_image("foreign", "localhost/x:1")));
         all.push(("stray", under_profile("stray", "other")));
         let few: Vec<_> = bystanders();

@@ -168,7 +168,7 @@ pub(super) fn pods(guest: &mut Guest) {
 }
 
 /// Takes a pod away, and waits for its end.
-fn gone(name: &str) -> Result<String, Failure> {
+pub(super) fn gone(name: &str) -> Result<String, Failure> {
     fs::remove_file(manifest(name))?;
     until(LIMIT, || {
         let there = shown()?

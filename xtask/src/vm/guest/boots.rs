@@ -48,6 +48,7 @@ pub(super) fn fresh(guest: &mut Guest) {
         groups::burstable,
     );
     guest.step("BestEffort and the tiers", groups::tiers);
+    guest.step("A pod writes no faster than it may", groups::slow_writer);
     guest.step(
         "A child that takes too much memory ends its container",
         groups::oom,

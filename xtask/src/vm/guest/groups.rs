@@ -8,12 +8,12 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    LIMIT, container_id, expect,
+    LIMIT, board, container_id, expect,
     facts::{TREE, inits, members, shims, text, unit},
-    node::{MIB, PIDS, RESERVED_MIB, RESERVED_PIDS},
-    pod, until,
+    node::{MIB, PIDS, RESERVED_MIB, RESERVED_PIDS, drop_manifest},
+    pod, until, wait_running,
 };
-use crate::Failure;
+use crate::{Failure, vm::manifests};
 
 // CG-02 CG-03 CG-07 CG-08 CG-10 CG-14
 pub(super) fn guaranteed() -> Result<String, Failure> {
@@ -75,6 +75,23 @@ pub(super) fn burstable() -> Result<String, Failure> {
         ],
     )?;
     Ok("pod: memory.max 80 MiB; server: cpu.max 50000 100000, memory.max 32 MiB".into())
+}
+
+// WEAR-07
+pub(super) fn slow_writer() -> Result<String, Failure> {
+    let controllers = text(Path::new(TREE).join("cgroup.controllers"))?;
+    if !controllers.split_whitespace().any(|name| name == "io") {
+        return Ok("not shown: this kernel has no io controller".into());
+    }
+    let name = "slow";
+    drop_manifest(name, &manifests::slow_writer(name, "1Mi"))?;
+    wait_running(&[name.to_owned()])?;
+    let (pod, _) = group_of(name, "besteffort", "main")?;
+    let limit = text(pod.join("io.max"))?;
+    let held = limit.contains(&format!(" wbps={MIB} "));
+    expect(&format!("io.max {limit:?} is held"), &held, &true)?;
+    board::gone(name)?;
+    Ok(format!("io.max {}", limit.trim()))
 }
 
 // CG-11 CG-12
