@@ -296,7 +296,11 @@ fn stopped_pods_start_with_the_next_agent() {
         status_of(&first, "main")["containerID"],
         "{main}"
     );
-    assert_eq!(host.ok(&["logs", &full("again")]), "life\n");
+    // It is ready as soon as its process is there.
+    host.until("it says that it lives, once", |host| {
+        let log = host.ok(&["logs", &full("again")]);
+        (log == "life\n", log)
+    });
     let done = host.wait_phase("done", "Failed");
     let end = &status_of(&done, "main")["state"]["terminated"];
     assert_eq!(end["exitCode"], 3, "{done}");
