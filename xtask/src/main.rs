@@ -68,7 +68,8 @@ Tasks of picolet. Usage: cargo xtask TASK
            [--uml|--qemu]: by User Mode Linux, or by qemu, which is taken where there is KVM; `--program FILE` shows that file;
            `--clock`: only the machine that boots in 1970;
            `--pressure`: instead a machine that runs short of memory, disk, inodes and process numbers
-  board    Show a release on whole emulated boards: aarch64, armv7 or both. install.sh, pods, power cuts, cable, clock, upgrades (root)
+  board    Show a release on whole emulated boards: aarch64, armv7 or both. install.sh, pods, power cuts, cable, clock, upgrades (root);
+           `--first`: only the boots that wait for nothing: not those with the cable out and those of upgrades
 ";
 
 /// What a task could not do; printed once, at the end.

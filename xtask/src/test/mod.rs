@@ -30,6 +30,8 @@ pub(crate) const LIST: &str = "tests/skipped.md";
 const BUILT_BOARDS: [&str; 2] = ["aarch64", "armv7"];
 /// The board whose tests are emulated in every run: the one whose words are as wide as no developer's.
 const EMULATED_BOARD: &str = "armv7";
+/// The board that is started whole in every run.
+const FIRST_BOARD: &str = "aarch64";
 /// Schedules of each simulation of a long run.
 const LONG_SCHEDULES: u64 = 100_000;
 /// Seconds of fuzzing of a long run.
@@ -64,7 +66,7 @@ enum When {
 type Lane = (&'static str, When, fn(&mut Run) -> Result<(), Failure>);
 
 /// In their order: first what tells most a minute; last the tests, so that what CI shows of a long log ends with their count.
-const LANES: [Lane; 23] = [
+const LANES: [Lane; 24] = [
     ("format", When::Always, format),
     ("crates", When::Always, crates),
     ("lints", When::Always, lints),
@@ -77,6 +79,7 @@ const LANES: [Lane; 23] = [
     ("budgets", When::Root, budgets),
     ("machine", When::Root, machine),
     ("chaos", When::Root, chaos),
+    ("board", When::Root, board),
     ("long simulation", When::Long, long_simulation),
     ("long fuzz", When::Long, long_fuzz),
     ("long tests", When::Long, long_tests),
@@ -85,7 +88,7 @@ const LANES: [Lane; 23] = [
     ("whole chaos", When::Long, whole_chaos),
     ("demos", When::Long, demos),
     ("all boards", When::Long, all_boards),
-    ("board", When::Long, board),
+    ("whole boards", When::Long, whole_boards),
     ("bench", When::Long, bench),
     ("tests", When::Always, tests),
 ];
@@ -307,11 +310,18 @@ fn all_boards(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whole boards, installed from a release.
+/// A whole board, installed from a release: what it does in the first minutes.
 fn board(run: &mut Run) -> Result<(), Failure> {
     if can_build(run, &BUILT_BOARDS) {
-        let shipped = run.shipped()?;
-        run.step(task("board").env(SHIPPED, shipped));
+        run.step(task("board").args(["--first", FIRST_BOARD]));
+    }
+    Ok(())
+}
+
+/// Whole boards, and all that is shown on them.
+fn whole_boards(run: &mut Run) -> Result<(), Failure> {
+    if can_build(run, &BUILT_BOARDS) {
+        run.step(&mut task("board"));
     }
     Ok(())
 }

@@ -130,8 +130,19 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
 /// Boards by name; none: all.
 pub(crate) fn run_boards(words: &[String]) -> Result<(), Failure> {
     let known = EMULATED.map(|board| board.name);
-    if let Some(odd) = words.iter().find(|word| !known.contains(&word.as_str())) {
-        return Err(format!("unknown board {odd:?}; there are {}", known.join(", ")).into());
+    let mut boots = Boot::BOARD.to_vec();
+    let mut wanted = Vec::new();
+    for word in words {
+        match word.as_str() {
+            "--first" => boots = Boot::FIRST.to_vec(),
+            name if known.contains(&name) => wanted.push(name),
+            odd => {
+                let names = known.join(", ");
+                return Err(
+                    format!("unknown board {odd:?}; there are {names}, and --first").into(),
+                );
+            }
+        }
     }
     if !is_root() {
         return Err("a board's image holds files of root: run this as root".into());
@@ -142,9 +153,9 @@ pub(crate) fn run_boards(words: &[String]) -> Result<(), Failure> {
         return Ok(());
     }
     for board in &EMULATED {
-        if words.is_empty() || words.iter().any(|word| word == board.name) {
+        if wanted.is_empty() || wanted.contains(&board.name) {
             let fill = |tree: &Path, base: &disk::Base| board.payload(tree, base);
-            show(Backend::Board(board), &Boot::BOARD, fill)?;
+            show(Backend::Board(board), &boots, fill)?;
         }
     }
     Ok(())

@@ -47,6 +47,8 @@ impl Boot {
     /// Those of a virtual machine.
     pub(super) const MACHINE: [Self; 4] =
         [Self::Fresh, Self::AfterPowerCut, Self::Small, Self::Clock];
+    /// Those of an emulated board that wait for nothing.
+    pub(super) const FIRST: [Self; 3] = [Self::Fresh, Self::AfterPowerCut, Self::Small];
     /// Those of an emulated board.
     pub(super) const BOARD: [Self; 6] = [
         Self::Fresh,
