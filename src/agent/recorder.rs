@@ -99,13 +99,8 @@ impl Recorder {
 
     /// Records an event of the node, which has no namespace; its name stands for its UID, as in the events of a kubelet.
     pub(super) fn node(&self, severity: Severity, reason: &str, message: &str) {
-        let about = About {
-            uid: &PodUid::new(self.node.clone()),
-            namespace: "",
-            name: &self.node,
-            field_path: "",
-            annotations: "",
-        };
+        let uid = PodUid::new(self.node.clone());
+        let about = About::whole(&uid, "", &self.node);
         self.about(about, severity, reason, message);
     }
 
@@ -175,6 +170,17 @@ pub(super) struct About<'a> {
 }
 
 impl<'a> About<'a> {
+    /// A pod of that name as a whole, or the node.
+    pub(super) const fn whole(uid: &'a PodUid, namespace: &'a str, name: &'a str) -> Self {
+        Self {
+            uid,
+            namespace,
+            name,
+            field_path: "",
+            annotations: "",
+        }
+    }
+
     fn pod(pod: &'a Pod, field_path: &'a str) -> Self {
         let meta = &pod.metadata;
         Self {

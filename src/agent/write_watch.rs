@@ -104,13 +104,7 @@ impl WriteWatch {
             let Some((namespace, name)) = named.await else {
                 continue;
             };
-            let about = About {
-                uid: &uid,
-                namespace: &namespace,
-                name: &name,
-                field_path: "",
-                annotations: "",
-            };
+            let about = About::whole(&uid, &namespace, &name);
             let message = pod_writes::writes_much(&self.on.0);
             self.recorder
                 .about(about, Severity::Warning, WRITES_MUCH, &message);

@@ -447,13 +447,7 @@ impl PodPoller {
             "pod={}/{} uid={uid} is of no use: {why}",
             item.namespace, item.name
         ));
-        let about = About {
-            uid,
-            namespace: &item.namespace,
-            name: &item.name,
-            field_path: "",
-            annotations: "",
-        };
+        let about = About::whole(uid, &item.namespace, &item.name);
         self.recorder
             .about(about, Severity::Warning, UNUSABLE, &why);
         let settled = seen.sight.terminal && !seen.sight.deleting;

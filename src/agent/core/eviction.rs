@@ -408,11 +408,6 @@ impl Agent {
 }
 
 fn about<'a>(uid: &'a PodUid, config: &'a ConfigPod) -> About<'a> {
-    About {
-        uid,
-        namespace: &config.id.name.namespace,
-        name: &config.id.name.name,
-        field_path: "",
-        annotations: "",
-    }
+    let name = &config.id.name;
+    About::whole(uid, &name.namespace, &name.name)
 }

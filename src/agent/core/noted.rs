@@ -170,13 +170,7 @@ impl Agent {
             return;
         };
         let message = self.view.status_error(&uid).unwrap_or_default();
-        let about = About {
-            uid: &uid,
-            namespace: &namespace,
-            name: &name,
-            field_path: "",
-            annotations: "",
-        };
+        let about = About::whole(&uid, &namespace, &name);
         let text = format!("error determining status: {message}");
         let recorder = &self.tools.recorder;
         recorder.about(about, Severity::Warning, "FailedSync", &text);

@@ -135,13 +135,7 @@ impl Watcher {
 /// People are told of what was not believed (PRVD-05).
 pub(super) fn tell_bad(recorder: &Recorder, bad: &[Bad]) {
     for bad in bad {
-        let about = About {
-            uid: &bad.uid,
-            namespace: &bad.namespace,
-            name: &bad.name,
-            field_path: "",
-            annotations: "",
-        };
+        let about = About::whole(&bad.uid, &bad.namespace, &bad.name);
         recorder.about(about, Severity::Warning, "ProviderStatusInvalid", &bad.why);
     }
 }
