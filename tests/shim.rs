@@ -104,12 +104,15 @@ fn the_end_of_a_log_is_held_in_memory() {
     real!();
     // WEAR-05
     let bundle = Bundle::new(
-        "echo one; read line < /tmp/go; echo two; read line < /tmp/go; echo three; exec cat /tmp/go",
+        "echo one; read line < /tmp/a; echo two; read line < /tmp/b; echo three; exec cat /tmp/c",
         |_| (),
     );
     let top = bundle.dir.parent().expect("top").to_owned();
-    let go = top.join("rootfs/tmp/go");
-    nix::unistd::mkfifo(&go, nix::sys::stat::Mode::S_IRWXU).expect("fifo");
+    // One for each step: a writer that is late to close one would let the next step go on, too.
+    let fifo = |name: &str| top.join("rootfs/tmp").join(name);
+    for name in ["a", "b", "c"] {
+        nix::unistd::mkfifo(&fifo(name), nix::sys::stat::Mode::S_IRWXU).expect("fifo");
+    }
     let held = shim::held_log(&top, "held");
     fs::create_dir_all(shim::held_logs(&top)).expect("directory");
     let launch = Launch {
@@ -139,7 +142,7 @@ fn the_end_of_a_log_is_held_in_memory() {
     pidfd::send_signal(first.pidfd.as_fd(), libc::SIGTERM).expect("signal");
     until("the disk has it", || bundle.output("stdout") == "one\n");
     until("nothing is held", || !held.exists());
-    fs::write(&go, "x\n").expect("go");
+    fs::write(fifo("a"), "x\n").expect("go");
     see("one\ntwo\n");
     assert!(held.exists());
     assert_eq!(bundle.output("stdout"), "one\n");
@@ -149,7 +152,7 @@ fn the_end_of_a_log_is_held_in_memory() {
     wait("reopen", shim::reopen_log(&bundle.dir)).expect("reopened");
     assert!(fs::read_to_string(&old).expect("old").ends_with("F two\n"));
     assert!(!held.exists());
-    fs::write(&go, "x\n").expect("go");
+    fs::write(fifo("b"), "x\n").expect("go");
     see("one\ntwo\nthree\n");
     // It is killed: the next one saves what it held.
     assert!(held.exists());

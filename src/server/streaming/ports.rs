@@ -275,8 +275,8 @@ impl<'a, C: Fn(u16) -> Call<'a, OwnedFd>> Drive<'a, C> {
             for _ in 0..TURNS {
                 let mut moved = self.carrier.poll_write(cx)?;
                 if let Some(why) = self.carrier.spent() {
-                    while !self.connections.is_empty() {
-                        self.fail(0, &why);
+                    for at in (0..self.connections.len()).rev() {
+                        self.fail(at, &why);
                     }
                     return Poll::Ready(Ok(Over::Done));
                 }
