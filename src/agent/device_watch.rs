@@ -1,4 +1,4 @@
-//! Tells the loop of devices that come and go: they are looked at every ten seconds, and when the kernel rings (DEV-39).
+//! Tells the loop of devices that come and go, and containers that see them live: they are looked at every ten seconds, and when the kernel rings (DEV-39).
 
 use alloc::rc::Rc;
 use core::{future::pending, time::Duration};
@@ -10,7 +10,7 @@ use super::{
     core::Event,
     devices::Devices,
 };
-use crate::{api::device::Seen, device::Doorbell};
+use crate::{api::device::Seen, device::Doorbell, logic::devices::Holder};
 
 /// Time between two looks.
 const POLL: Duration = Duration::from_secs(10);
@@ -40,16 +40,20 @@ impl Watch {
             });
             told.ok()
         });
-        let mut told: Option<Seen> = None;
+        let mut told: Option<(Seen, Vec<Holder>)> = None;
         // Bounded: by its pauses.
         loop {
             let seen = self.devices.look().await;
-            if told.as_ref() != Some(&seen) {
-                let event = Event::Devices(Box::new(seen.clone()));
+            let unfit = self.devices.follow(&seen).await;
+            let found = (seen, unfit);
+            if told.as_ref() != Some(&found) {
+                let (seen, unfit) = found.clone();
+                let seen = Box::new(seen);
+                let event = Event::Devices { seen, unfit };
                 if self.events.send(event).await.is_err() {
                     return;
                 }
-                told = Some(seen);
+                told = Some(found);
             }
             let now = self.clock.now();
             let poll = self.clock.until(in_step(now + POLL, now));

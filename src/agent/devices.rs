@@ -3,7 +3,7 @@
 //!
 //! None of it is there where no device is declared, and no plugin may come.
 
-use alloc::{rc::Rc, sync::Arc};
+use alloc::{collections::BTreeSet, rc::Rc, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -15,11 +15,17 @@ use super::{
 use crate::{
     api::{
         PodError, PodUid,
-        device::{Answer, Seen},
+        cri::LiveDevices,
+        device::{Answer, LiveRecord, Seen},
         strict::from_json,
     },
-    device::{Machine, plugin},
-    logic::devices::{Answered, Declared, Given, Held, Question, given, merge},
+    device::{LiveNodes, Machine, plugin},
+    logic::{
+        devices::{
+            Answered, Declared, Given, Held, Holder, Live, Question, given, live_nodes, merge,
+        },
+        fnv::fnv1a,
+    },
     sys::lane::Lane,
 };
 
@@ -39,6 +45,8 @@ pub(super) struct Devices {
     pub(super) plugins: Option<Rc<Plugins>>,
     /// Records.
     pub(super) store: PodStore,
+    /// Nodes that come and go in containers.
+    pub(super) live: LiveNodes,
     /// For looks, and records: they block.
     pub(super) disk: Lane,
 }
@@ -60,6 +68,15 @@ pub(super) enum NotGiven {
     Create(String),
     /// A plugin was to be told before its start, and was not.
     PreStart(String),
+}
+
+/// What a container gets for what its pod holds.
+#[derive(Default)]
+pub(super) struct Gets {
+    /// All of it, but for nodes that come and go.
+    pub(super) given: Given,
+    /// Where these are.
+    pub(super) live: Vec<LiveDevices>,
 }
 
 impl From<PodError> for NotGiven {
@@ -128,7 +145,7 @@ impl Devices {
         uid: &PodUid,
         held: &[Held],
         container: &str,
-    ) -> Result<Given, NotGiven> {
+    ) -> Result<Gets, NotGiven> {
         let own = || held.iter().filter(|held| *held.container == *container);
         let mut all = Given::default();
         if own().any(|held| !held.plugin) {
@@ -156,8 +173,67 @@ impl Devices {
             let nodes = self.disk.run(move || plugin::nodes(named)).await;
             answered.answer.nodes = nodes.map_err(|e| NotGiven::Create(e.to_string()))?;
         }
+        let live = self
+            .put(uid, container, core::mem::take(&mut all.live))
+            .await?;
         merge(&mut all, answers);
-        Ok(all)
+        Ok(Gets { given: all, live })
+    }
+
+    /// Puts nodes that come and go where the container will have them (DEV-44).
+    async fn put(
+        &self,
+        uid: &PodUid,
+        container: &str,
+        all: Vec<Live>,
+    ) -> Result<Vec<LiveDevices>, NotGiven> {
+        let mut put = Vec::new();
+        for Live {
+            resource,
+            ids,
+            container_path,
+            permissions,
+            gid,
+            nodes,
+        } in all
+        {
+            let majors: BTreeSet<_> = nodes.iter().map(|node| (node.block, node.major)).collect();
+            let record = LiveRecord {
+                majors: majors.into_iter().collect(),
+                resource,
+                ids,
+            };
+            let majors = record.majors.clone();
+            let (live, uid, container) = (self.live.clone(), uid.clone(), container.to_owned());
+            let begin = move || {
+                let name = format!("{:016x}", fnv1a(record.resource.bytes()));
+                live.begin(&uid, &container, &name, &record, &nodes)
+            };
+            let at = self.disk.run(begin).await.map_err(|e| {
+                let text = format!("cannot put device nodes for {container_path}: {e}");
+                NotGiven::Create(text)
+            })?;
+            put.push(LiveDevices {
+                host_path: at.display().to_string(),
+                container_path,
+                permissions,
+                majors,
+                gid,
+            });
+        }
+        Ok(put)
+    }
+
+    /// Lets containers that run have the nodes that are here, of units that they hold (DEV-44). Returns those that cannot go on
+    /// with them.
+    pub(super) async fn follow(&self, seen: &Seen) -> Vec<Holder> {
+        if !self.declared.entries.iter().any(|entry| entry.live) {
+            return Vec::new();
+        }
+        let (declared, seen) = (Arc::clone(&self.declared), seen.clone());
+        let (store, live) = (self.store.clone(), self.live.clone());
+        let follow = move || follow(&declared, &store, &live, &seen);
+        self.disk.run(follow).await
     }
 
     /// A container that holds this is about to start. Whether its plugin wants to know it says when it registers; while it is
@@ -175,6 +251,27 @@ impl Devices {
         }
         Ok(())
     }
+}
+
+/// Blocking.
+fn follow(declared: &Declared, store: &PodStore, live: &LiveNodes, seen: &Seen) -> Vec<Holder> {
+    let pods = store.recorded().into_iter().chain(store.waiting_pods());
+    let pods: BTreeSet<PodUid> = pods.collect();
+    let mut unfit = Vec::new();
+    for kept in live.kept(|uid| pods.contains(uid)) {
+        // One that is no longer declared is left as it is.
+        let Some(now) = live_nodes(declared, seen, &kept.record) else {
+            continue;
+        };
+        live.update(&kept, &now.nodes);
+        if now.restart {
+            unfit.push(Holder {
+                pod: kept.pod,
+                container: kept.container,
+            });
+        }
+    }
+    unfit
 }
 
 /// Drops answers for what is not `held` any more, and asks for those that are missing, until one does not come. Returns

@@ -205,6 +205,7 @@ impl Parts {
                 ))
             }),
             store: store.clone(),
+            live: device::LiveNodes::new(&cfg.dirs.run),
             disk: given.disk.clone(),
         });
         Self {

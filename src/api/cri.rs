@@ -8,6 +8,7 @@ use core::{fmt, net::IpAddr};
 
 use serde::{Deserialize, Serialize};
 
+use super::device::Major;
 use super::order::Order as _;
 use super::{ContainerId, PodUid, SandboxId, Wall};
 
@@ -284,6 +285,22 @@ pub struct Device {
     pub mode: Option<u32>,
 }
 
+/// A directory with device nodes that come and go while the container runs. CRI has no words for it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct LiveDevices {
+    /// Absolute path on the host. It and the nodes in it are given to the container's user before the container starts.
+    pub host_path: String,
+    /// Absolute path in the container, which cannot write there.
+    pub container_path: String,
+    /// Letters of `rwm`.
+    pub permissions: String,
+    /// What the container may use.
+    pub majors: Vec<Major>,
+    /// Group of the nodes, instead of the process's.
+    pub gid: Option<u32>,
+}
+
 /// Limits written to the container's cgroup by the OCI runtime. `None` means "not set".
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -374,6 +391,9 @@ pub struct ContainerConfig {
     /// Names of CDI devices.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cdi_devices: Vec<String>,
+    /// Device nodes that come and go.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub live_devices: Vec<LiveDevices>,
     /// `io.kubernetes.*` labels.
     pub labels: BTreeMap<String, String>,
     /// `io.kubernetes.*` annotations, and those of device plugins.

@@ -1,7 +1,7 @@
 //! What a look at the machine shows of its devices, and what plugins say of theirs: data that crosses from whoever looks to
 //! whoever decides.
 
-use alloc::{collections::BTreeMap, string::String, vec::Vec};
+use alloc::{boxed::Box, collections::BTreeMap, string::String, vec::Vec};
 
 use serde::{Deserialize, Serialize};
 
@@ -59,6 +59,20 @@ pub struct Usb {
     pub place: Place,
     /// Its nodes with their subsystems, sorted. Its own under `/dev/bus/usb` is of the subsystem `usb`.
     pub nodes: Vec<(String, Node)>,
+}
+
+/// A kind of devices, for a rule: whether of block devices, and their major number.
+pub type Major = (bool, u32);
+
+/// What is kept of a container with nodes that come and go, as long as its pod is there (DEV-44).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LiveRecord {
+    /// Resource.
+    pub resource: Box<str>,
+    /// Units that it holds.
+    pub ids: Vec<Box<str>>,
+    /// What it may use.
+    pub majors: Vec<Major>,
 }
 
 /// What a container gets of a plugin for units that it holds.

@@ -21,7 +21,11 @@ use super::{
 };
 use crate::api::cri::CgroupDriver;
 use crate::api::{Quantity, names};
-use crate::logic::{cgroup::CgroupTree, devices, pod_writes, shutdown};
+use crate::logic::{
+    cgroup::CgroupTree,
+    devices::{self, Declared},
+    pod_writes, shutdown,
+};
 
 /// Whole numbers that have a range, also those this version has no use for: a kubelet would refuse the file too.
 const RANGES: &[(&str, RangeInclusive<i64>)] = &[
@@ -103,6 +107,11 @@ pub(super) fn resolve(
         run,
     };
     let node = node::resolve(&fields)?;
+    let endpoints = endpoints::resolve(&fields)?;
+    let devices = devices(own)?;
+    if let (Some(_), Some(devices)) = (&endpoints, &devices) {
+        no_live(&devices.declared)?;
+    }
     let cgroup = cgroup(&fields)?;
     let cluster = cluster::resolve(&fields, &dirs.root)?;
     let manifest_url = manifest_url::resolve(&fields)?;
@@ -120,12 +129,12 @@ pub(super) fn resolve(
         manifest_url,
         verbosity: u8::try_from(fields.logging.verbosity.unwrap_or(0)).unwrap_or(u8::MAX),
         doorbells: own.doorbells.unwrap_or(true),
-        devices: devices(own)?,
+        devices,
         times: times(&fields)?,
         max_pods: count(fields.max_pods, 110),
         pods_per_core: count(fields.pods_per_core, 0),
         runtime: RuntimeConfig {
-            endpoints: endpoints::resolve(&fields)?,
+            endpoints,
             program: own
                 .oci_runtime
                 .as_deref()
@@ -174,6 +183,18 @@ fn devices(own: &Own) -> Result<Option<DeviceConfig>, Invalid> {
         root,
         wait,
     }))
+}
+
+/// CRI has no words for nodes that come and go.
+fn no_live(declared: &Declared) -> Result<(), Invalid> {
+    let mut entries = declared.entries.iter();
+    match entries.position(|entry| entry.live) {
+        None => Ok(()),
+        Some(n) => invalid(
+            &format!("picolet.devices[{n}].live"),
+            "cannot be kept with containerRuntimeEndpoint: the runtime gives nodes when a container starts; set it to false",
+        ),
+    }
 }
 
 /// Other OCI runtimes, by handler.

@@ -1163,6 +1163,10 @@ fn refused() {
             "picolet.logMemory: cannot be kept with containerRuntimeEndpoint",
         ),
         (
+            "picolet: {devices: [{preset: i2c}, {preset: coral}]}\ncontainerRuntimeEndpoint: unix:///run/c.sock",
+            "picolet.devices[1].live: cannot be kept with containerRuntimeEndpoint",
+        ),
+        (
             "picolet: {podWriteLimit: 63Ki}",
             "picolet.podWriteLimit: is 63Ki, must be at least 64Ki",
         ),

@@ -1,6 +1,7 @@
 //! Devices of the machine: what nodes there are, and when that may have changed; and how device plugins are spoken with. What
-//! is made of it is not decided here.
+//! is made of it is not decided here. Nodes of devices that come and go are put where running containers see them.
 
+mod live;
 pub mod plugin;
 pub mod pod_resources;
 pub mod registry;
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use crate::api::device::{Seen, Wanted};
 
+pub use live::{Kept, LiveNodes, give_nodes};
 pub use socket::{Listener, Trouble};
 pub use uevent::Doorbell;
 

@@ -354,6 +354,7 @@ pub fn container_config(input: &ContainerInput<'_>) -> Result<ContainerConfig, P
         // Of which only the machine knows what they are now.
         devices: Vec::new(),
         cdi_devices: Vec::new(),
+        live_devices: Vec::new(),
         labels,
         annotations: annotations(pod, container, restart_count)?,
         log_path: format!("{}/{restart_count}.log", container.name),

@@ -580,8 +580,17 @@ fn device_rules(input: &SpecInput<'_>) -> Vec<DeviceRule> {
         minor: Some(node.minor),
         access: wanted.permissions.clone(),
     });
+    let live = container.live_devices.iter().flat_map(|live| {
+        live.majors.iter().map(|(block, major)| DeviceRule {
+            allow: true,
+            kind: if *block { "b" } else { "c" }.into(),
+            major: Some((*major).into()),
+            minor: None,
+            access: live.permissions.clone(),
+        })
+    });
     let all = [every(false)].into_iter();
-    all.chain(allowed).chain(given).collect()
+    all.chain(allowed).chain(given).chain(live).collect()
 }
 
 /// The names that runtimes with an eye for pods (kata, crun's handlers) look for.
@@ -1013,6 +1022,24 @@ mod tests {
         assert_eq!(shown(&case).0, [node(1000, 20, 0o660)]);
         case.user.gid = 1001;
         assert_eq!(shown(&case).0, [node(1000, 1001, 0o660)]);
+        // DEV-44: without a node, for the whole major.
+        case.container.live_devices = vec![cri::LiveDevices {
+            permissions: "r".into(),
+            majors: vec![(false, 189), (true, 8)],
+            ..cri::LiveDevices::default()
+        }];
+        let spec = case.spec().expect("spec");
+        case.container.live_devices.clear();
+        assert_eq!(spec.linux.devices.len(), 1);
+        let rules: Vec<_> = spec.linux.resources.devices.iter().rev().take(2).collect();
+        let rule = |kind: &str, major| DeviceRule {
+            allow: true,
+            kind: kind.into(),
+            major: Some(major),
+            minor: None,
+            access: "r".into(),
+        };
+        assert_eq!(rules, [&rule("b", 8), &rule("c", 189)]);
         case.container.devices[0].gid = Some(0);
         case.container.devices[0].mode = Some(0o600);
         assert_eq!(shown(&case).0, [node(1000, 0, 0o600)]);

@@ -1,12 +1,15 @@
 //! Opening paths that others control: the kernel holds the walk below a directory. Source: openat2(2), Linux 5.6.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
 use nix::sys::stat::{Mode, mkdirat};
+
+use crate::api::cri;
 
 /// How often a walk is repeated that lost a race: a container that renames without end must not hold a lane.
 const RACE_TRIES: u32 = 1000;
@@ -16,6 +19,25 @@ const RACE_TRIES: u32 = 1000;
 pub fn dir(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     Ok(open(path, flags, Mode::empty())?)
+}
+
+/// What a device node is, read from itself (DEV-41): its name may lead to another device than when it was looked at.
+///
+/// # Errors
+/// That, or it cannot be opened.
+pub fn device(wanted: &cri::Device) -> io::Result<Metadata> {
+    let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
+    let node = open(&*wanted.host_path, flags, Mode::empty())?;
+    let metadata = File::from(node).metadata()?;
+    let (kind, number) = (metadata.file_type(), metadata.rdev());
+    let is_kind = match wanted.block {
+        true => kind.is_block_device(),
+        false => kind.is_char_device(),
+    };
+    if !is_kind || (libc::major(number), libc::minor(number)) != (wanted.major, wanted.minor) {
+        return Err(io::Error::other("is another device now"));
+    }
+    Ok(metadata)
 }
 
 /// Opens `path` below `dir`. Symbolic links are followed as long as they stay below; absolute ones and `..` that leave

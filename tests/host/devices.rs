@@ -31,6 +31,21 @@ picolet:
     match: {path: /dev/nothing}
 "#;
 
+const LIVE: &str = r#"
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+evictionHard: {memory.available: 1Mi}
+imageGCHighThresholdPercent: 100
+picolet:
+  deviceRoot: ROOT
+  devices:
+  - resource: serial
+    match: {path: "/dev/serial/by-id/*"}
+    live: true
+    containerPath: /dev/lines
+    env: LINES
+"#;
+
 /// Reads the line, says so, and goes on; without it, it fails.
 fn reader() -> Value {
     let script = format!("id -u; od -An -tu4 -N4 $LINE || exit 1; echo read; {IDLE}");
@@ -41,9 +56,9 @@ fn reader() -> Value {
     json!({"containers": [container]})
 }
 
-fn plug(host: &Host) {
+fn plug(host: &Host, device: &str) {
     let dev = host.path("machine/dev");
-    let number = fs::metadata(DEVICE).expect("device").rdev();
+    let number = fs::metadata(device).expect("device").rdev();
     let node = dev.join("ttyFAKE0");
     mknod(&node, SFlag::S_IFCHR, Mode::empty(), number).expect("node");
     fs::set_permissions(&node, fs::Permissions::from_mode(0o660)).expect("mode");
@@ -75,31 +90,159 @@ fn waits(host: &Host, name: &str) {
     });
 }
 
+/// An agent on such a machine; `None` where that cannot be.
+fn start(config: &str, devices: &[&str]) -> Option<Host> {
+    if !host::able() {
+        return None;
+    }
+    if let Some(missing) = devices.iter().find(|device| !Path::new(device).exists()) {
+        skipped!("devices need {missing}");
+        return None;
+    }
+    let mut host = Host::new(&[]);
+    let file = host.path("config.yaml");
+    let root = host.path("machine");
+    fs::create_dir_all(root.join("dev/serial/by-id")).expect("directory");
+    let text = config.replace("ROOT", &root.display().to_string());
+    fs::write(&file, text).expect("configuration");
+    host.flags
+        .extend(["--config".into(), file.display().to_string()]);
+    host.start_agent();
+    host.import();
+    Some(host)
+}
+
+/// What a container sees of a line: its numbers, owner and permission bits, and whether it can be opened.
+fn seen(host: &Host) -> String {
+    let script = "cd /dev/lines; for n in *; do [ -e $n ] || exit 0; stat -c '%n %t:%T %u %a' $n; (exec 3< $n) && echo open; done";
+    host.exec("live", "main", script)
+}
+
+fn numbers(device: &str) -> (u64, u64) {
+    let number = fs::metadata(device).expect("device").rdev();
+    let (major, minor) = (nix::sys::stat::major(number), nix::sys::stat::minor(number));
+    (major, minor)
+}
+
+/// As [`seen`] says it of the line while it is this device.
+fn usable(device: &str) -> String {
+    let (major, minor) = numbers(device);
+    format!("usb-fake {major:x}:{minor:x} 1000 660\nopen\n")
+}
+
+// DEV-44
+#[test]
+fn nodes_come_and_go_while_a_container_runs() {
+    // The first two are of one major, the third is not.
+    let [first, second, other] = [DEVICE, "/dev/fuse", "/dev/tty60"];
+    let Some(mut host) = start(LIVE, &[first, second, other]) else {
+        return;
+    };
+    assert_eq!(numbers(first).0, numbers(second).0);
+    assert_ne!(numbers(first).0, numbers(other).0);
+    plug(&host, first);
+    let main = with(
+        sh("main", &format!("echo $LINES; {IDLE}")),
+        json!({"resources": {"limits": {"picolet/serial": 1}}, "securityContext": {"runAsUser": 1000}}),
+    );
+    // Another container of the pod, of root, with what it has by default.
+    let containers = json!({"containers": [main, sh("side", IDLE)]});
+    host.pod("live", containers.clone());
+    host.wait_ready("live");
+    assert_eq!(
+        host.ok(&["logs", &full("live"), "-c", "main"]),
+        "/dev/lines\n"
+    );
+    assert_eq!(seen(&host), usable(first));
+    let running = || status_of(&host.get("live"), "main")["containerID"].clone();
+    let begun = running();
+    let (major, minor) = numbers(second);
+    let made = host.exec(
+        "live",
+        "side",
+        &format!("mknod /x c {major} {minor} 2>&1; echo $?"),
+    );
+    assert!(
+        made.contains("not permitted") && made.ends_with("1\n"),
+        "{made}"
+    );
+    let written = host.exec(
+        "live",
+        "main",
+        "touch /dev/lines/x 2>&1; rm -f /dev/lines/usb-fake 2>&1; echo",
+    );
+    assert_eq!(written.matches("Read-only").count(), 2, "{written}");
+
+    // It goes, and is back as another one; nothing is restarted for it, with an agent and without.
+    unplug(&host);
+    host.until("the node is gone", |host| {
+        let seen = seen(host);
+        (seen.is_empty(), seen)
+    });
+    host.until("it is told", |host| {
+        (events(host, "DeviceLost") == 1, host.agent_log())
+    });
+    plug(&host, second);
+    host.until("the node is back", |host| {
+        let seen = seen(host);
+        (seen == usable(second), seen)
+    });
+    assert_eq!(running(), begun);
+    host.end_agent(Signal::SIGKILL);
+    unplug(&host);
+    plug(&host, first);
+    host.start_agent();
+    host.wait_ready("live");
+    host.until("the node is the other one", |host| {
+        let seen = seen(host);
+        (seen == usable(first), seen)
+    });
+    let pod = host.get("live");
+    let status = status_of(&pod, "main");
+    assert_eq!(
+        (&status["containerID"], &status["restartCount"]),
+        (&begun, &json!(0))
+    );
+
+    // What its rule does not let it use is given by a start.
+    unplug(&host);
+    plug(&host, other);
+    host.wait_pod("live", "is started anew", |pod| {
+        let status = status_of(pod, "main");
+        status["containerID"] != begun && !status["state"]["running"].is_null()
+    });
+    assert_eq!(seen(&host), usable(other));
+
+    // A pod that could make nodes is refused.
+    let mut mighty = containers;
+    mighty["containers"][1]["securityContext"] = json!({"capabilities": {"add": ["MKNOD"]}});
+    host.pod("mighty", mighty);
+    host.wait_pod("mighty", "is refused", |pod| {
+        pod["status"]["phase"] == "Failed" && pod["status"]["reason"] == "MknodForbidden"
+    });
+
+    let pods = fs::read_dir(host.path("run/live")).expect("directory");
+    assert_eq!(pods.count(), 1);
+    host.remove("live.yaml");
+    host.wait_gone("live");
+    let place = host.path("run/live");
+    host.until("nothing is left of it", |_| {
+        (!place.exists(), String::new())
+    });
+    host.finish();
+}
+
 // DEV-05 DEV-12 DEV-31 DEV-38 DEV-39 DEV-40 DEV-41 DEV-43
 #[test]
 fn a_line_for_a_container_without_rights() {
-    if !host::able() {
+    let Some(mut host) = start(CONFIG, &[DEVICE]) else {
         return;
-    }
-    if !Path::new(DEVICE).exists() {
-        skipped!("devices need {DEVICE}");
-        return;
-    }
-    let mut host = Host::new(&[]);
-    let config = host.path("config.yaml");
-    let root = host.path("machine");
-    fs::create_dir_all(root.join("dev/serial/by-id")).expect("directory");
-    let text = CONFIG.replace("ROOT", &root.display().to_string());
-    fs::write(&config, text).expect("configuration");
-    host.flags
-        .extend(["--config".into(), config.display().to_string()]);
-    host.start_agent();
-    host.import();
+    };
 
     // Nothing is plugged in: the pod waits, and no other is concerned.
     host.pod("reader", reader());
     waits(&host, "reader");
-    plug(&host);
+    plug(&host, DEVICE);
     host.wait_ready("reader");
     host.until("it has read", |host| {
         let log = host.ok(&["logs", &full("reader")]);
@@ -109,8 +252,7 @@ fn a_line_for_a_container_without_rights() {
     assert_eq!(node, "660 1000\n");
 
     // It is the rule that lets it: another container, which may make such a node, cannot use it.
-    let number = fs::metadata(DEVICE).expect("device").rdev();
-    let (major, minor) = (nix::sys::stat::major(number), nix::sys::stat::minor(number));
+    let (major, minor) = numbers(DEVICE);
     let script =
         format!("mknod /line c {major} {minor} && echo made; cat /line 2>&1; echo done; {IDLE}");
     host.pod("stranger", json!({"containers": [sh("main", &script)]}));
@@ -180,7 +322,7 @@ fn a_line_for_a_container_without_rights() {
         node["status"]["allocatable"]["picolet/serial"].clone()
     };
     assert_eq!(allocatable(&host), "0");
-    plug(&host);
+    plug(&host, DEVICE);
     host.until("it is told", |host| {
         (events(host, "DeviceBack") == 1, host.agent_log())
     });

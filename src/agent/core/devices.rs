@@ -385,9 +385,23 @@ impl Agent {
     }
 
     /// The machine was looked at.
-    pub(super) fn on_devices(&mut self, seen: &Seen, now: Mono) {
+    pub(super) fn on_devices(&mut self, seen: &Seen, unfit: &[Holder], now: Mono) {
         let changes = self.devices.report(seen, now);
         self.after_devices(changes, now);
+        for holder in unfit {
+            self.restart_for_device(holder);
+            self.pods.resync(&holder.pod, now);
+        }
+    }
+
+    /// The one that runs now: one that starts later has the device as it is then.
+    fn restart_for_device(&mut self, holder: &Holder) {
+        self.devices.restarts.push(Restart {
+            pod: holder.pod.clone(),
+            container: holder.container.clone(),
+            instance: None,
+        });
+        self.devices.look_up_restarts(&self.view);
     }
 
     /// A plugin says something.
@@ -498,14 +512,8 @@ impl Agent {
                 (What::Back { .. }, OnReplug::Leave) | (What::Lost, _) => false,
             };
             if restarts {
-                self.devices.restarts.push(Restart {
-                    pod: uid.clone(),
-                    container: holder.container.clone(),
-                    instance: None,
-                });
+                self.restart_for_device(holder);
             }
-            // The one that runs now: one that starts later has the device as it is then.
-            self.devices.look_up_restarts(&self.view);
             // One that waits for its device to come back is tried at once.
             self.pods.resync(uid, now);
         }

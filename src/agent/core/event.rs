@@ -97,7 +97,12 @@ pub(in crate::agent) enum Event {
     /// Something for a round of eviction was done.
     Eviction(Box<Input>),
     /// Devices of the machine came or went: what is there now.
-    Devices(Box<Seen>),
+    Devices {
+        /// What is there.
+        seen: Box<Seen>,
+        /// Who cannot go on with what it has of that.
+        unfit: Vec<devices::Holder>,
+    },
     /// A device plugin says something.
     Plugin(Box<News>),
     /// SIGTERM or SIGINT: the agent ends, pods go on.

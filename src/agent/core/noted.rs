@@ -57,7 +57,7 @@ impl Agent {
             | Event::Housekeeping
             | Event::MemoryBell
             | Event::Eviction(_)
-            | Event::Devices(_)
+            | Event::Devices { .. }
             | Event::Plugin(_)
             | Event::Cleaned
             | Event::Collected

@@ -19,14 +19,16 @@ use super::{
 use crate::{
     agent::{
         cluster::{self, Loaded},
-        devices::{Devices, NotGiven},
+        devices::{Devices, Gets, NotGiven},
         node::NodeFacts,
         pod_store::PodStore,
         recorder::{Recorder, Severity},
     },
     api::{
         Container, Pod, PodError, PodUid,
-        cri::{ContainerConfig, DEFAULT_HANDLER, DnsConfig, Image, ImageSpec, SandboxConfig},
+        cri::{
+            ContainerConfig, DEFAULT_HANDLER, DnsConfig, Image, ImageSpec, Mount, SandboxConfig,
+        },
         order::Gather,
         pod::HostAlias,
     },
@@ -34,7 +36,7 @@ use crate::{
     error::chain,
     logic::{
         cgroup::CgroupSettings,
-        devices::Given,
+        devices::{holds_live, withhold},
         dns::{self, DnsSettings, MAX_RESOLV_CONF},
         downward::Place,
         env::{self, EnvInput},
@@ -218,14 +220,14 @@ impl Generator {
                 let cancelled = async {
                     plan.cancel.cancelled().await;
                     // Nothing is created then.
-                    Ok(Given::default())
+                    Ok(Gets::default())
                 };
                 // A plugin may take its time.
                 given.or(cancelled).await
             }
-            _ => Ok(Given::default()),
+            _ => Ok(Gets::default()),
         };
-        let given = given.map_err(|e| match e {
+        let Gets { given, live } = given.map_err(|e| match e {
             NotGiven::Create(why) => StartError::new("CreateContainerError", why),
             NotGiven::PreStart(why) => StartError::new(CONFIG_ERROR, why),
         })?;
@@ -287,6 +289,18 @@ impl Generator {
         .map_err(refused)?;
         config.devices = given.nodes;
         config.cdi_devices = given.cdi_devices;
+        let declared = self.devices.as_ref().map(|devices| &devices.declared);
+        let is_live = |name: &str| declared.is_some_and(|all| all.live(name).is_some());
+        if holds_live(pod, is_live) {
+            withhold(&mut config.security).map_err(refused)?;
+        }
+        config.mounts.extend(live.iter().map(|live| Mount {
+            host_path: live.host_path.clone(),
+            container_path: live.container_path.clone(),
+            read_only: true,
+            ..Mount::default()
+        }));
+        config.live_devices = live;
         // A volume may lie over one of these.
         config.mounts.splice(0..0, given.mounts);
         for (key, value) in given.annotations {

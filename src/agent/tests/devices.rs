@@ -20,7 +20,7 @@ use crate::{
         pod_status::Phase,
     },
     device::Machine,
-    logic::devices::{Listed, MAX_PLUGINS},
+    logic::devices::{Holder, Listed, MAX_PLUGINS},
     runtime::fake::{Op, Trouble},
     server::backend::Figures,
 };
@@ -346,7 +346,10 @@ fn who_wants_it_is_restarted_after_a_short_absence_too() {
     runs(&world, "a");
     let first = instance(&world, "a");
     let looks = |nodes: &[(&str, u32)]| {
-        let event = Event::Devices(Box::new(seen(nodes)));
+        let event = Event::Devices {
+            seen: Box::new(seen(nodes)),
+            unfit: Vec::new(),
+        };
         world.events.try_send(event).expect("room");
         world.settle();
     };
@@ -358,6 +361,38 @@ fn who_wants_it_is_restarted_after_a_short_absence_too() {
     world.until("is restarted", |w| instance(w, "a").id != first.id);
     let told = ["DeviceLost", "DeviceBack"].map(|reason| world.events_of(reason));
     assert_eq!(told, [0, 0], "nobody is told");
+}
+
+#[test]
+fn who_cannot_go_on_is_started_anew() {
+    // DEV-44
+    let line = [("/dev/ttyUSB0", 0)];
+    let (world, _) = world(&line);
+    world.apply(&[
+        manifest("a", asking()),
+        manifest(
+            "b",
+            json!({"containers": [
+        {"name": "c", "image": IMAGE, "command": ["sleep"]}]}),
+        ),
+    ]);
+    runs(&world, "a");
+    runs(&world, "b");
+    let instances = || ["a", "b"].map(|uid| instance(&world, uid).id);
+    let [first, other] = instances();
+    let holder = Holder {
+        pod: "a".into(),
+        container: "c".into(),
+    };
+    let event = Event::Devices {
+        seen: Box::new(seen(&line)),
+        unfit: vec![holder],
+    };
+    world.events.try_send(event).expect("room");
+    world.until("is restarted", |w| instance(w, "a").id != first);
+    let [second, _] = instances();
+    world.advance(s(600));
+    assert_eq!(instances(), [second, other], "once, and nobody else");
 }
 
 #[test]

@@ -27,6 +27,8 @@ use crate::{
 const PREFIX: &str = "picolet/";
 /// Subsystem of the nodes below `/dev/bus/usb`.
 pub(super) const USB: &str = "usb";
+/// Where a container has what it cannot do without.
+const DEV: &str = "/dev";
 /// Bytes of a text in an entry.
 pub(super) const MAX_TEXT: usize = 256;
 
@@ -70,6 +72,8 @@ pub struct Entry {
     pub(super) gid: Option<u32>,
     /// Permission bits in the container.
     pub(super) mode: Option<u32>,
+    /// Nodes come and go in `container_path`, a directory then, while a container runs (DEV-44).
+    pub live: bool,
 }
 
 /// One alternative.
@@ -124,6 +128,25 @@ impl Usb {
 }
 
 impl Entry {
+    /// Whether a unit may come back as another product: only its port tells that it is the same one (DEV-45).
+    pub(super) fn changes_product(&self) -> bool {
+        let products = self.whats().filter_map(|what| match what {
+            What::Usb(usb) => Some((usb.vendor, usb.product)),
+            What::Path(_) | What::Udev(_) => None,
+        });
+        self.live && products.collect::<BTreeSet<_>>().len() > 1
+    }
+
+    /// Whether a container could not have both: one directory lies over the other.
+    fn covers(&self, other: &Self) -> bool {
+        let is_below = |path: &str, dir: &str| {
+            let rest = path.strip_prefix(dir);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
+        let (own, other) = (&*self.container_path, &*other.container_path);
+        is_below(own, other) || is_below(other, own)
+    }
+
     pub(super) fn whats(&self) -> impl Iterator<Item = &What> {
         let all = self.matches.iter();
         all.flat_map(|m| {
@@ -141,6 +164,12 @@ impl Declared {
     #[must_use]
     pub fn entry(&self, resource: &str) -> Option<&Entry> {
         self.entries.iter().find(|e| e.resource == resource)
+    }
+
+    /// The entry of a resource whose nodes come and go in containers that run.
+    #[must_use]
+    pub fn live(&self, resource: &str) -> Option<&Entry> {
+        self.entry(resource).filter(|entry| entry.live)
     }
 
     fn any(&self, is: impl Fn(&What) -> bool) -> bool {
@@ -226,6 +255,14 @@ pub fn declared(value: &Value) -> Result<Declared, WrongValue> {
                 format!("{:?} is there twice", entry.resource),
             ));
         }
+        let mut others = declared.entries.iter().filter(|other| other.live);
+        if let Some(other) = others.find(|other| entry.live && entry.covers(other)) {
+            let (own, other) = (&entry.container_path, &other.resource);
+            return Err(WrongValue::new(
+                format!("{path}.containerPath"),
+                format!("is {own:?}, which is or contains the directory of {other}, or lies in it"),
+            ));
+        }
         declared.entries.push(entry);
     }
     declared.number_udevs();
@@ -294,9 +331,9 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn flag(&mut self, name: &str) -> Result<bool, WrongValue> {
+    fn flag(&mut self, name: &str, without: bool) -> Result<bool, WrongValue> {
         match self.take(name) {
-            None => Ok(false),
+            None => Ok(without),
             Some(Value::Bool(flag)) => Ok(flag),
             Some(value) => Err(self.wrong(name, format!("is {value}, must be true or false"))),
         }
@@ -353,11 +390,14 @@ fn entry(value: &Value, path: &str) -> Result<Entry, WrongValue> {
         }
         entry.permissions = permissions;
     }
-    entry.container_path = fields.text("containerPath")?;
-    let at = entry.container_path.as_str();
-    if !at.is_empty() && (!at.starts_with('/') || at.split('/').skip(1).any(is_no_name)) {
-        let message = format!("is {at:?}, must be the absolute path of a node");
-        return Err(fields.wrong("containerPath", message));
+    entry.live = fields.flag("live", entry.live)?;
+    let at = fields.text("containerPath")?;
+    // That of a preset is a directory.
+    if !at.is_empty() || !entry.live {
+        entry.container_path = at;
+    }
+    if let Some(why) = wrong_place(&entry.container_path, entry.live) {
+        return Err(fields.wrong("containerPath", why));
     }
     entry.env = fields.text("env")?;
     if entry.env.contains('=') || entry.env.chars().any(char::is_control) {
@@ -382,6 +422,19 @@ fn entry(value: &Value, path: &str) -> Result<Entry, WrongValue> {
     };
     fields.end()?;
     Ok(entry)
+}
+
+fn wrong_place(at: &str, live: bool) -> Option<String> {
+    let is_path = at.starts_with('/') && !at.split('/').skip(1).any(is_no_name);
+    match (at, live) {
+        ("", false) => None,
+        ("", true) => Some("is missing: with live, nodes come and go in that directory".into()),
+        (DEV, true) => Some(format!(
+            "is {at:?}, must be a directory of its own with live, such as {DEV}/live"
+        )),
+        _ if is_path => None,
+        _ => Some(format!("is {at:?}, must be an absolute path")),
+    }
 }
 
 pub(super) fn is_no_name(part: &str) -> bool {
@@ -443,7 +496,7 @@ fn alternative(value: &Value, path: &str) -> Result<Match, WrongValue> {
         let mut fields = Fields::of(value, &path)?;
         members.push(Member {
             limit: fields.number("limit", 1, MAX_SHARES)?.unwrap_or(1),
-            optional: fields.flag("optional")?,
+            optional: fields.flag("optional", false)?,
             what: what(&mut fields)?,
         });
         fields.end()?;
@@ -515,6 +568,68 @@ mod tests {
 
     fn wrong(value: &Value) -> String {
         declared(value).expect_err("wrong").to_string()
+    }
+
+    #[test]
+    fn nodes_that_come_and_go() {
+        // DEV-44 DEV-45
+        let coral = |more: Value| {
+            let mut entry = json!({"preset": "coral"});
+            for (name, value) in more.as_object().expect("fields") {
+                entry[name] = value.clone();
+            }
+            let entry = declared(&json!([entry])).expect("right").entries.remove(0);
+            (
+                entry.live,
+                entry.container_path.clone(),
+                entry.changes_product(),
+            )
+        };
+        assert_eq!(coral(json!({})), (true, "/dev/bus/usb".into(), true));
+        let other = json!({"containerPath": "/dev/usb"});
+        assert_eq!(coral(other), (true, "/dev/usb".into(), true));
+        // Without, it is the place of a node.
+        assert_eq!(coral(json!({"live": false})), (false, String::new(), false));
+        let one = |resource: &str, more: Value| {
+            let mut entry = json!({"resource": resource, "match": {"path": "/dev/ttyUSB*"}});
+            for (name, value) in more.as_object().expect("fields") {
+                entry[name] = value.clone();
+            }
+            entry
+        };
+        let live =
+            |resource: &str, at: &str| one(resource, json!({"live": true, "containerPath": at}));
+        let two = declared(&json!([
+            live("a", "/dev/a"),
+            live("b", "/dev/ab"),
+            one("c", json!({}))
+        ]));
+        let two = two.expect("right");
+        assert!(two.live("picolet/a").is_some() && two.live("picolet/c").is_none());
+        for (entries, want) in [
+            (
+                json!([one("a", json!({"live": true}))]),
+                "picolet.devices[0].containerPath: is missing: with live, nodes come and go in that directory",
+            ),
+            (
+                json!([live("a", "/dev")]),
+                "picolet.devices[0].containerPath: is \"/dev\", must be a directory of its own with live, such as /dev/live",
+            ),
+            (
+                json!([live("a", "/dev/a"), live("b", "/dev/a/b")]),
+                "picolet.devices[1].containerPath: is \"/dev/a/b\", which is or contains the directory of picolet/a, or lies in it",
+            ),
+            (
+                json!([live("a", "/dev/a/b"), live("b", "/dev/a")]),
+                "picolet.devices[1].containerPath: is \"/dev/a\", which is or contains the directory of picolet/a, or lies in it",
+            ),
+            (
+                json!([one("a", json!({"live": "yes"}))]),
+                "picolet.devices[0].live: is \"yes\", must be true or false",
+            ),
+        ] {
+            assert_eq!(wrong(&entries), want);
+        }
     }
 
     #[test]
@@ -673,7 +788,9 @@ mod tests {
     fn presets() {
         // DEV-37
         for name in preset::names().split(", ") {
-            let value = json!([{"preset": name}, {"preset": name, "resource": "squat.ai/x"}]);
+            // Directories of two must not be the same.
+            let value = json!([{"preset": name},
+                {"preset": name, "resource": "squat.ai/x", "live": false}]);
             let declared = declared(&value).expect(name);
             assert!(!declared.entries[0].matches.is_empty());
             assert_eq!(declared.entries[0].matches, declared.entries[1].matches);

@@ -32,12 +32,15 @@ const PATHS: [(&str, &[&str], u32); 12] = [
     ("tun", &["/dev/net/tun"], SHARED),
     ("watchdog", &["/dev/watchdog[0-9]*"], 1),
 ];
-/// Accelerators that return as another device after their first use.
+/// Accelerators that return as another device after their first use: containers have to see that (DEV-45).
 const CORAL: (&str, [(u16, u16); 2]) = ("coral", [(0x1a6e, 0x089a), (0x18d1, 0x9302)]);
+/// Where their drivers look for them.
+const CORAL_PLACE: &str = "/dev/bus/usb";
 
 /// The entry of that name.
 pub(super) fn entry(name: &str) -> Option<Entry> {
-    let (matches, shares) = if name == CORAL.0 {
+    let is_coral = name == CORAL.0;
+    let (matches, shares) = if is_coral {
         let of = |(vendor, product)| {
             Match::Each(What::Usb(Usb {
                 vendor,
@@ -57,6 +60,8 @@ pub(super) fn entry(name: &str) -> Option<Entry> {
         matches,
         shares,
         permissions: "rw".into(),
+        container_path: if is_coral { CORAL_PLACE } else { "" }.into(),
+        live: is_coral,
         ..Entry::default()
     })
 }

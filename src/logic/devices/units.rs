@@ -1,9 +1,11 @@
 //! From a look at the machine to units with lasting ids (DEV-31 to DEV-36), and to what a container is given of one.
 
-use alloc::{borrow::ToOwned as _, collections::BTreeSet, format, string::String, vec::Vec};
+use alloc::{
+    borrow::ToOwned as _, boxed::Box, collections::BTreeSet, format, string::String, vec::Vec,
+};
 
 use super::{
-    Declared, Entry, Held, MAX_UNITS,
+    Declared, Entry, Held, MAX_UNITS, OnReplug,
     declared::{Match, What},
     glob,
     table::{Found, Number},
@@ -12,7 +14,7 @@ use crate::{
     api::{
         PodError,
         cri::{Device, Mount},
-        device::{Node, Seen},
+        device::{LiveRecord, Node, Seen},
         order::Order as _,
     },
     fnv::fnv1a,
@@ -38,7 +40,8 @@ pub fn units(declared: &Declared, seen: &Seen) -> Vec<Vec<Found>> {
             .map(|unit| Found {
                 id: unit.id.as_str().into(),
                 nodes: names(&unit.nodes).join(",").into(),
-                mark: mark(&unit.nodes),
+                // Whatever it is then, who has it goes on with it.
+                mark: if entry.live { 0 } else { mark(&unit.nodes) },
                 numbers: unit.nodes.iter().map(|node| number(node)).collect(),
             })
             .collect()
@@ -59,6 +62,25 @@ pub struct Given {
     pub annotations: Vec<(String, String)>,
     /// Names of CDI devices.
     pub cdi_devices: Vec<String>,
+    /// Nodes that come and go while it runs.
+    pub live: Vec<Live>,
+}
+
+/// What a container has of one resource whose nodes come and go (DEV-44).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Live {
+    /// Resource.
+    pub resource: Box<str>,
+    /// Units that it holds.
+    pub ids: Vec<Box<str>>,
+    /// The directory in the container.
+    pub container_path: String,
+    /// Letters of `rwm`.
+    pub permissions: String,
+    /// Group of nodes, instead of the process's.
+    pub gid: Option<u32>,
+    /// Nodes of now; their paths are in that directory.
+    pub nodes: Vec<Device>,
 }
 
 /// What `container` gets for what its pod holds, of units as they are seen now (DEV-41). The numbers of the nodes are what
@@ -82,30 +104,36 @@ pub fn given(
             .entry(resource)
             .ok_or_else(|| PodError::Node(format!("{resource} is no longer in picolet.devices")))?;
         let found = find(entry, seen);
-        let mut paths = Vec::new();
         // One unit may be held more than once, its nodes are there once.
         let ids: BTreeSet<&str> = held.ids.iter().map(|id| &**id).collect();
+        if entry.live {
+            for id in &ids {
+                here(&found, id, resource)?;
+            }
+            if !entry.env.is_empty() {
+                let at = entry.container_path.clone();
+                given.env.push((entry.env.clone(), at));
+            }
+            given.live.push(Live {
+                resource: resource.clone(),
+                ids: ids.into_iter().map(Into::into).collect(),
+                container_path: entry.container_path.clone(),
+                permissions: entry.permissions.clone(),
+                gid: entry.gid,
+                nodes: within(entry, &found, &held.ids),
+            });
+            continue;
+        }
+        let mut paths = Vec::new();
         for id in ids {
-            let unit = found.iter().find(|unit| unit.id == id);
-            let unit = unit
-                .ok_or_else(|| PodError::Node(format!("device {id} of {resource} is not here")))?;
-            for node in &unit.nodes {
+            for node in &here(&found, id, resource)?.nodes {
                 let container_path = match (&*entry.container_path, paths.len()) {
                     ("", _) => node.name.clone(),
                     (path, 0) => path.to_owned(),
                     (path, more) => format!("{path}.{more}"),
                 };
                 paths.push(container_path.clone());
-                given.nodes.push(Device {
-                    container_path,
-                    host_path: node.path.clone(),
-                    permissions: entry.permissions.clone(),
-                    block: node.block,
-                    major: node.major,
-                    minor: node.minor,
-                    gid: entry.gid,
-                    mode: entry.mode,
-                });
+                given.nodes.push(device(entry, node, container_path));
             }
         }
         if !entry.env.is_empty() {
@@ -116,7 +144,78 @@ pub fn given(
     given
         .nodes
         .retain(|node| taken.insert(node.container_path.clone()));
+    for live in &given.live {
+        let at = format!("{}/", live.container_path);
+        let mut nodes = given.nodes.iter();
+        if let Some(node) = nodes.find(|node| node.container_path.starts_with(&at)) {
+            let (path, resource) = (&node.container_path, &live.resource);
+            return Err(PodError::Node(format!(
+                "{path} lies in the directory that {resource} has in the container"
+            )));
+        }
+    }
     Ok(given)
+}
+
+/// What a container that runs has now, of units that it holds (DEV-44).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveNow {
+    /// Nodes that it can use: none of units that are away.
+    pub nodes: Vec<Device>,
+    /// There are others, which it cannot use before it is started anew.
+    pub restart: bool,
+}
+
+/// What a container has now. `None`: there is no such entry.
+#[must_use]
+pub fn live_nodes(declared: &Declared, seen: &Seen, kept: &LiveRecord) -> Option<LiveNow> {
+    let entry = declared.live(&kept.resource)?;
+    let all = within(entry, &find(entry, seen), &kept.ids).into_iter();
+    let is_usable = |node: &Device| kept.majors.contains(&(node.block, node.major));
+    let (nodes, others): (Vec<_>, Vec<_>) = all.partition(is_usable);
+    Some(LiveNow {
+        nodes,
+        restart: !others.is_empty() && entry.on_replug != OnReplug::Leave,
+    })
+}
+
+/// Nodes of these units by their paths in the directory of a live entry, each path once.
+fn within(entry: &Entry, found: &[Unit<'_>], ids: &[Box<str>]) -> Vec<Device> {
+    let held = found
+        .iter()
+        .filter(|unit| ids.iter().any(|id| **id == *unit.id));
+    let mut nodes = Vec::new();
+    for node in held.flat_map(|unit| &unit.nodes) {
+        let own = node.name.strip_prefix(&entry.container_path);
+        let own = own.and_then(|rest| rest.strip_prefix('/'));
+        // As it is on the machine, if it is the same directory.
+        let path = own.or_else(|| node.name.rsplit('/').next()).unwrap_or("");
+        if !nodes
+            .iter()
+            .any(|known: &Device| known.container_path == path)
+        {
+            nodes.push(device(entry, node, path.to_owned()));
+        }
+    }
+    nodes
+}
+
+fn here<'a, 'b>(found: &'b [Unit<'a>], id: &str, resource: &str) -> Result<&'b Unit<'a>, PodError> {
+    let unit = found.iter().find(|unit| unit.id == id);
+    unit.ok_or_else(|| PodError::Node(format!("device {id} of {resource} is not here")))
+}
+
+fn device(entry: &Entry, node: &Node, container_path: String) -> Device {
+    Device {
+        container_path,
+        host_path: node.path.clone(),
+        permissions: entry.permissions.clone(),
+        block: node.block,
+        major: node.major,
+        minor: node.minor,
+        gid: entry.gid,
+        mode: entry.mode,
+    }
 }
 
 fn names(nodes: &[&Node]) -> Vec<String> {
@@ -162,7 +261,7 @@ fn find<'a>(entry: &Entry, seen: &'a Seen) -> Vec<Unit<'a>> {
         taken.extend(numbers);
     }
     sets.truncate(MAX_UNITS);
-    with_ids(sets)
+    with_ids(sets, entry.changes_product())
 }
 
 /// What one alternative finds: the nodes of each unit.
@@ -221,8 +320,8 @@ fn found<'a>(what: &What, seen: &'a Seen) -> Vec<Vec<&'a Node>> {
 }
 
 /// Gives each unit its id: by the serial numbers of its devices, by their ports where that is not enough, and at last by its
-/// place among those that differ in nothing (DEV-36).
-fn with_ids(sets: Vec<Vec<&Node>>) -> Vec<Unit<'_>> {
+/// place among those that differ in nothing (DEV-36). `by_port`: a serial number would not last.
+fn with_ids(sets: Vec<Vec<&Node>>, by_port: bool) -> Vec<Unit<'_>> {
     let text = |nodes: &[&Node], by_port: bool| -> String {
         let all = nodes.iter();
         all.map(|node| lasting(node, by_port)).collect()
@@ -232,7 +331,7 @@ fn with_ids(sets: Vec<Vec<&Node>>) -> Vec<Unit<'_>> {
     for (at, nodes) in sets.iter().enumerate() {
         let own = &serials[at];
         let shared = serials.iter().filter(|other| *other == own).count() > 1;
-        let text = if shared {
+        let text = if shared || by_port {
             text(nodes, true)
         } else {
             own.clone()
@@ -495,6 +594,144 @@ mod tests {
             },
         ] {
             assert_ne!(of(vec![other]).mark, before.mark);
+        }
+    }
+
+    #[test]
+    fn nodes_that_come_and_go() {
+        // DEV-44
+        let all = one(
+            &json!({"match": {"path": "/dev/serial/by-id/*"}, "live": true,
+            "containerPath": "/dev/lines", "env": "LINES", "gid": 7, "count": 2}),
+        );
+        let line = |name: &str, major: u32, minor: u32| Node {
+            major,
+            sysfs: format!("/devices/{name}"),
+            ..node(&format!("/dev/serial/by-id/{name}"), minor)
+        };
+        let here = seen(vec![line("a", 188, 0), line("b", 188, 1)]);
+        let found = units(&all, &here).remove(0);
+        let ids: Vec<Box<str>> = found.iter().map(|unit| unit.id.clone()).collect();
+        let held = |ids: &[Box<str>]| {
+            Vec::from([Held {
+                container: "c".into(),
+                resource: "picolet/x".into(),
+                ids: ids.into(),
+                plain_init: false,
+                plugin: false,
+            }])
+        };
+        let given = given(&all, &here, &held(&ids[..1]), "c").expect("here");
+        assert!(given.nodes.is_empty());
+        assert_eq!(given.env, [("LINES".into(), "/dev/lines".into())]);
+        let [live] = &given.live[..] else {
+            panic!("one")
+        };
+        let of = (&*live.resource, &live.ids[..], &*live.container_path);
+        assert_eq!(of, ("picolet/x", &ids[..1], "/dev/lines"));
+        assert_eq!((&*live.permissions, live.gid), ("rw", Some(7)));
+        let names = |nodes: &[Device]| -> Vec<(String, u32)> {
+            let all = nodes.iter();
+            all.map(|node| (node.container_path.clone(), node.minor))
+                .collect()
+        };
+        assert_eq!(names(&live.nodes), [("a".into(), 0)]);
+        // It is there from the start, or the container waits.
+        let gone = seen(Vec::new());
+        super::given(&all, &gone, &held(&ids), "c").expect_err("not here");
+        let now = |all: &Declared, seen: &Seen| {
+            let kept = LiveRecord {
+                resource: "picolet/x".into(),
+                ids: ids[..1].to_vec(),
+                majors: vec![(false, 188)],
+            };
+            let now = live_nodes(all, seen, &kept)?;
+            Some((names(&now.nodes), now.restart))
+        };
+        assert_eq!(now(&all, &gone), Some((vec![], false)));
+        // Back under another number, which is no reason for anything.
+        let back = seen(vec![line("a", 188, 9), line("b", 188, 1)]);
+        assert_eq!(now(&all, &back), Some((vec![("a".into(), 9)], false)));
+        assert_eq!(units(&all, &back)[0][0].mark, found[0].mark);
+        // Its rule does not span what it is now.
+        let other = seen(vec![line("a", 166, 0)]);
+        assert_eq!(now(&all, &other), Some((vec![], true)));
+        let block = Node {
+            block: true,
+            ..line("a", 188, 0)
+        };
+        assert_eq!(now(&all, &seen(vec![block])), Some((vec![], true)));
+        let mut left = all.clone();
+        left.entries[0].on_replug = OnReplug::Leave;
+        assert_eq!(now(&left, &other), Some((vec![], false)));
+        assert_eq!(
+            now(&one(&json!({"match": {"path": "/dev/x"}})), &back),
+            None
+        );
+        // What lies over it is refused.
+        let mut both = all.clone();
+        let under = json!([{"resource": "y", "match": {"path": "/dev/serial/by-id/b"},
+            "containerPath": "/dev/lines/b"}]);
+        both.entries
+            .extend(declared(&under).expect("right").entries);
+        let mut two = held(&ids[..1]);
+        let id = units(&both, &here)[1][0].id.clone();
+        two.extend(held(&[id]).into_iter().map(|held| Held {
+            resource: "picolet/y".into(),
+            ..held
+        }));
+        let refused = super::given(&both, &here, &two, "c").expect_err("it lies over it");
+        let text = refused.to_string();
+        assert!(
+            text.contains("/dev/lines/b lies in the directory that picolet/x has"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_unit_that_becomes_another_product() {
+        // DEV-45
+        let all = declared(&json!([{"preset": "coral"}])).expect("right");
+        let stick = |port: &str, product, serial: &str, number: u32| {
+            let place = Place {
+                port: port.into(),
+                product,
+                serial: serial.into(),
+                ..Place::default()
+            };
+            let name = format!("/dev/bus/usb/001/{number:03}");
+            let own = Node {
+                usb: Some(place.clone()),
+                major: 189,
+                ..node(&name, number)
+            };
+            let nodes = vec![("usb".into(), own)];
+            Usb { place, nodes }
+        };
+        let usb = |sticks: &[Usb]| Seen {
+            usb: sticks.to_vec(),
+            ..Seen::default()
+        };
+        let (new, used) = ((0x1a6e, 0x089a), (0x18d1, 0x9302));
+        let before = usb(&[stick("1-1", new, "", 4), stick("1-2", new, "", 5)]);
+        let after = usb(&[stick("1-1", used, "77", 6), stick("1-2", new, "", 5)]);
+        let [first, second] = [&before, &after].map(|seen| units(&all, seen).remove(0));
+        let ids = |found: &[Found]| {
+            let mut ids: Vec<Box<str>> = found.iter().map(|unit| unit.id.clone()).collect();
+            ids.sort();
+            ids
+        };
+        assert_eq!(ids(&first), ids(&second));
+        let id = first.iter().find(|unit| unit.nodes.ends_with("004"));
+        let kept = LiveRecord {
+            resource: "picolet/coral".into(),
+            ids: vec![id.expect("unit").id.clone()],
+            majors: vec![(false, 189)],
+        };
+        for (seen, at) in [(&before, "001/004"), (&after, "001/006")] {
+            let now = live_nodes(&all, seen, &kept).expect("declared");
+            let names: Vec<_> = now.nodes.iter().map(|node| &*node.container_path).collect();
+            assert_eq!((names, now.restart), (vec![at], false));
         }
     }
 

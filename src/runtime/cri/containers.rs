@@ -51,6 +51,12 @@ impl Cri {
         if self.sandbox(sandbox).await?.state != SandboxState::Ready {
             return Err(failed(format!("sandbox {sandbox} is not ready")));
         }
+        if let Some(live) = config.live_devices.first() {
+            let at = &live.container_path;
+            return Err(RuntimeError::Invalid(format!(
+                "devices in {at}: a runtime that serves CRI cannot let them come and go"
+            )));
+        }
         let made = made.ok_or_else(|| failed("what its sandbox is made of is not known now"))?;
         let own = config.mounts.iter().filter(|mount| mount.image.is_none());
         let sources: Vec<String> = own.map(|mount| mount.host_path.clone()).collect();

@@ -16,12 +16,12 @@ use std::{
     io::{self, Read},
     os::{
         fd::AsFd,
-        unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _},
+        unix::fs::{DirBuilderExt as _, MetadataExt as _},
     },
     path::{Path, PathBuf},
 };
 
-use nix::{fcntl::OFlag, sys::stat::Mode};
+use nix::{fcntl::OFlag, mount::MsFlags, sys::stat::Mode};
 
 use super::{host, sources::Source};
 use crate::api::strict::{TextError, from_json};
@@ -30,6 +30,7 @@ use crate::{
         cri::{self, Mount, Propagation},
         oci::{self, Seccomp},
     },
+    device,
     sys::{crash, mount, open},
 };
 
@@ -105,6 +106,8 @@ pub(super) struct Wanted {
     pub(super) devices: Vec<cri::Device>,
     /// It gets all nodes of the machine.
     pub(super) all_devices: bool,
+    /// It may use all devices of a kind. Nodes that its image brings along are none for it (DEV-44).
+    pub(super) no_own_devices: bool,
 }
 
 /// Why a container has not what it needs.
@@ -190,7 +193,11 @@ pub(super) fn prepare(wanted: &Wanted) -> Result<Prepared, BundleError> {
         fs::create_dir_all(dir).map_err(at(dir))?;
     }
     crash::point("container.layer-made");
-    mount_rootfs(layers, &upper, &work, &rootfs).map_err(|e| {
+    let flags = match wanted.no_own_devices {
+        true => MsFlags::MS_NODEV,
+        false => MsFlags::empty(),
+    };
+    mount_rootfs(layers, (&upper, &work), &rootfs, flags).map_err(|e| {
         let step = format!("mount the root file system at {}", rootfs.display());
         BundleError::Machine(step, e)
     })?;
@@ -248,39 +255,38 @@ pub(super) fn prepare(wanted: &Wanted) -> Result<Prepared, BundleError> {
     Ok(prepared)
 }
 
-/// What the node is, read from itself (DEV-41): its name may lead to another device than when it was looked at.
 fn device_node(device: &cri::Device) -> io::Result<oci::Device> {
-    let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
-    let node = nix::fcntl::open(&*device.host_path, flags, Mode::empty())?;
-    let metadata = fs::File::from(node).metadata()?;
-    let (kind, number) = (metadata.file_type(), metadata.rdev());
-    let (major, minor) = (libc::major(number), libc::minor(number));
-    let is_kind = match device.block {
-        true => kind.is_block_device(),
-        false => kind.is_char_device(),
-    };
-    if !is_kind || (major, minor) != (device.major, device.minor) {
-        return Err(io::Error::other("is another device now"));
-    }
+    let metadata = open::device(device)?;
     Ok(oci::Device {
         kind: if device.block { "b" } else { "c" }.to_owned(),
         path: device.container_path.clone(),
-        major: major.into(),
-        minor: minor.into(),
+        major: device.major.into(),
+        minor: device.minor.into(),
         file_mode: Some(metadata.mode() & 0o777),
         uid: Some(metadata.uid()),
         gid: Some(metadata.gid()),
     })
 }
 
+/// Gives nodes that come and go to the user of the container.
+pub(super) fn give_live(all: &[cri::LiveDevices], user: (u32, u32)) -> io::Result<()> {
+    let mut all = all.iter();
+    all.try_for_each(|live| device::give_nodes(Path::new(&live.host_path), user, live.gid))
+}
+
 /// `volatile` spares the disk every sync of the writable layer: it is never mounted again, so what a power cut loses is
 /// nobody's. Kernels before 5.10 do not know it.
-fn mount_rootfs(layers: &[PathBuf], upper: &Path, work: &Path, rootfs: &Path) -> io::Result<()> {
+fn mount_rootfs(
+    layers: &[PathBuf],
+    upper_work: (&Path, &Path),
+    rootfs: &Path,
+    flags: MsFlags,
+) -> io::Result<()> {
     mount::unmount(rootfs)?;
-    let upper_work = Some((upper, work));
-    match mount::overlay(layers, upper_work, rootfs, &["volatile"]) {
+    let upper_work = Some(upper_work);
+    match mount::overlay(layers, upper_work, rootfs, &["volatile"], flags) {
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-            mount::overlay(layers, upper_work, rootfs, &[])
+            mount::overlay(layers, upper_work, rootfs, &[], flags)
         }
         other => other,
     }
@@ -309,7 +315,7 @@ fn mount_volumes(wanted: &Wanted) -> Result<Vec<(&str, PathBuf)>, BundleError> {
             layers.push(empty.clone());
         }
         mount::unmount(&target)
-            .and_then(|()| mount::overlay(&layers, None, &target, &[]))
+            .and_then(|()| mount::overlay(&layers, None, &target, &[], MsFlags::empty()))
             .map_err(|e| {
                 let (image, target) = (&volume.image, target.display());
                 let step = format!("ImageVolumeMountFailed: mount image {image} at {target}");
@@ -484,7 +490,7 @@ mod tests {
         // On a thread with a mount namespace of its own.
         let test = || {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("namespace");
-            let private = nix::mount::MsFlags::MS_PRIVATE | nix::mount::MsFlags::MS_REC;
+            let private = MsFlags::MS_PRIVATE | MsFlags::MS_REC;
             let none = None::<&str>;
             nix::mount::mount(none, "/", none, private, none).expect("private");
             let top = std::env::temp_dir().join(format!("picolet-shared-{}", std::process::id()));

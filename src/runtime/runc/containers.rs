@@ -165,6 +165,7 @@ impl Runc {
                 env: Vec::new(),
                 mounts: Vec::new(),
                 devices: Vec::new(),
+                live_devices: Vec::new(),
                 ..config.clone()
             },
             image_ref: image.reference.clone(),
@@ -289,6 +290,7 @@ impl Runc {
             },
             devices: config.devices.clone(),
             all_devices: config.security.privileged,
+            no_own_devices: !config.live_devices.is_empty(),
             seccomp_file: match &config.security.seccomp {
                 SecurityProfile::Localhost(path) => Some(path.clone()),
                 SecurityProfile::RuntimeDefault
@@ -309,6 +311,14 @@ impl Runc {
             &prepared.group,
         )
         .map_err(|e| RuntimeError::Invalid(e.to_string()))?;
+        if !config.live_devices.is_empty() {
+            let (live, user) = (config.live_devices.clone(), record.user.clone());
+            let give = move || bundle::give_live(&live, (user.uid, user.gid));
+            self.disk
+                .run(give)
+                .await
+                .map_err(failed("give device nodes to the container's user"))?;
+        }
         let mut paths = sandbox::paths(&self.sandbox_dirs(&parent.id), parent);
         if config.security.namespaces.pid == NamespaceMode::Target {
             paths.pid_namespace = self.namespace_of_target(config)?;
