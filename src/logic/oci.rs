@@ -21,7 +21,7 @@ use crate::api::oci::{
     Mount, Namespace, Pids, Process, Resources, Root, SPEC_VERSION, Seccomp, Spec, SpecInput, User,
 };
 use crate::api::order::{Gather, Order};
-use crate::{capabilities, seccomp};
+use crate::{capabilities, devices::is_in, seccomp};
 
 /// `PATH` of a container whose image and spec set none (RTM-08).
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -548,6 +548,12 @@ fn device_nodes(input: &SpecInput<'_>) -> Vec<Device> {
     if container.security.privileged {
         let others = input.host_devices.iter();
         let others = others.filter(|other| !nodes.iter().any(|node| node.path == other.path));
+        // Nothing can be made in the directories of those that come and go.
+        let is_live = |path: &str| {
+            let mut all = container.live_devices.iter();
+            all.any(|live| is_in(path, &live.container_path))
+        };
+        let others = others.filter(|other| !is_live(&other.path));
         let others: Vec<Device> = others.cloned().collect();
         nodes.extend(others);
     }
@@ -1030,6 +1036,20 @@ mod tests {
         }];
         let spec = case.spec().expect("spec");
         case.container.live_devices.clear();
+        let mut privileged = Case::new();
+        privileged.container.security.privileged = true;
+        privileged.sandbox.privileged = true;
+        let at = |path: &str| Device {
+            path: path.into(),
+            ..Device::default()
+        };
+        privileged.host_devices = ["/dev/lines/a", "/dev/lines2"].map(at).into();
+        privileged.container.live_devices = vec![cri::LiveDevices {
+            container_path: "/dev/lines".into(),
+            ..cri::LiveDevices::default()
+        }];
+        let made = privileged.spec().expect("spec").linux.devices;
+        assert_eq!(made, [at("/dev/lines2")]);
         assert_eq!(spec.linux.devices.len(), 1);
         let rules: Vec<_> = spec.linux.resources.devices.iter().rev().take(2).collect();
         let rule = |kind: &str, major| DeviceRule {

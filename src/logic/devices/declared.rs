@@ -11,7 +11,7 @@ use alloc::{
 use serde_json::{Map, Value};
 
 use super::{
-    MAX_ENTRIES, MAX_MATCHES, MAX_SHARES, glob, preset,
+    MAX_ENTRIES, MAX_MATCHES, MAX_SHARES, glob, is_in, preset,
     udev::{self, Udev},
 };
 use crate::{
@@ -139,12 +139,8 @@ impl Entry {
 
     /// Whether a container could not have both: one directory lies over the other.
     fn covers(&self, other: &Self) -> bool {
-        let is_below = |path: &str, dir: &str| {
-            let rest = path.strip_prefix(dir);
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
         let (own, other) = (&*self.container_path, &*other.container_path);
-        is_below(own, other) || is_below(other, own)
+        own == other || is_in(own, other) || is_in(other, own)
     }
 
     pub(super) fn whats(&self) -> impl Iterator<Item = &What> {

@@ -11,6 +11,12 @@ use crate::{
 
 const MAKES_NODES: &str = "CAP_MKNOD";
 
+/// Whether one path is below another.
+pub(crate) fn is_in(path: &str, dir: &str) -> bool {
+    let rest = path.strip_prefix(dir);
+    rest.is_some_and(|rest| rest.starts_with('/'))
+}
+
 /// Whether the pod asks for such a device.
 pub fn holds_live(pod: &Pod, is_live: impl Fn(&str) -> bool) -> bool {
     let asked: Vec<Demand> = demands(pod);

@@ -32,6 +32,7 @@ mod units;
 pub use declared::{Declared, Entry, OnReplug, declared};
 pub use demand::{Demand, demands};
 pub use health::{Health, show_health};
+pub(crate) use live::is_in;
 pub use live::{holds_live, makes_nodes, refusal as live_refusal, withhold};
 pub use plugin::{Answered, Wrong, answer, listed, merge, preferred, registration, shown};
 pub use refusal::{Patience, Refusal, Verdict, judge, plugins_may_come};

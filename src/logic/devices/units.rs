@@ -7,7 +7,7 @@ use alloc::{
 use super::{
     Declared, Entry, Held, MAX_UNITS, OnReplug,
     declared::{Match, What},
-    glob,
+    glob, is_in,
     table::{Found, Number},
 };
 use crate::{
@@ -145,9 +145,8 @@ pub fn given(
         .nodes
         .retain(|node| taken.insert(node.container_path.clone()));
     for live in &given.live {
-        let at = format!("{}/", live.container_path);
         let mut nodes = given.nodes.iter();
-        if let Some(node) = nodes.find(|node| node.container_path.starts_with(&at)) {
+        if let Some(node) = nodes.find(|node| is_in(&node.container_path, &live.container_path)) {
             let (path, resource) = (&node.container_path, &live.resource);
             return Err(PodError::Node(format!(
                 "{path} lies in the directory that {resource} has in the container"
