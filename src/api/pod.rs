@@ -80,7 +80,13 @@ object!(PodSpec {
     overhead: BTreeMap<String, Quantity>,
     os: Option<PodOs>,
     resources: Option<Resources>,
+    resource_claims: Vec<PodResourceClaim>,
 });
+
+object!(
+    /// Only its name: claims are not served (DEV-47).
+    PodResourceClaim { name: String }
+);
 
 impl PodSpec {
     /// Init, regular and ephemeral containers, in this order.

@@ -270,6 +270,7 @@ fn before_predicates(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
     check_pressure(pod, node)?;
     check_sysctls(pod, node)?;
     check_live_devices(pod, node)?;
+    check_claims(pod)?;
     check_os(pod)?;
     check_groups_policy(pod, node)
 }
@@ -363,6 +364,20 @@ fn check_pressure(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
         "Evicted",
         format!("The node had condition: [{}]. ", node.pressure.join(" ")),
     ))
+}
+
+/// It would start without what it asks for (DEV-47).
+fn check_claims(pod: &Pod) -> Result<(), Rejection> {
+    match pod.spec.resource_claims.first() {
+        None => Ok(()),
+        Some(claim) => Err(Rejection::new(
+            "UnexpectedAdmissionError",
+            format!(
+                "resource claim {:?}: this node serves no resource claims (dynamic resource allocation)",
+                claim.name
+            ),
+        )),
+    }
 }
 
 fn check_live_devices(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {

@@ -500,6 +500,19 @@ fn who_has_live_devices_makes_no_nodes() {
 }
 
 #[test]
+fn who_claims_resources_does_not_start_without_them() {
+    // DEV-47
+    let pod: Pod = serde_json::from_value(json!({"spec": {"containers": [{"name": "c"}],
+        "resourceClaims": [{"name": "gpu", "resourceClaimName": "a"}]}}))
+    .expect("pod");
+    let refused = admit(&pod, &node(), &[]).expect_err("refused");
+    assert_eq!(refused.reason, "UnexpectedAdmissionError");
+    let want =
+        "resource claim \"gpu\": this node serves no resource claims (dynamic resource allocation)";
+    assert_eq!(refused.message, want);
+}
+
+#[test]
 fn metric_labels() {
     // ADM-03
     for (reason, label) in [

@@ -57,7 +57,7 @@ pub fn pod(pod: &Pod) -> Vec<WrongValue> {
     errors.0
 }
 
-/// What the raw object asks for and this version has no field for: volume sources and resource claims. Anything else
+/// What the raw object asks for and this version has no field for: volume sources. Anything else
 /// that is unknown is ignored, as upstream ignores it.
 #[must_use]
 pub fn unmodelled(raw: &Value) -> Vec<WrongValue> {
@@ -69,12 +69,6 @@ pub fn unmodelled(raw: &Value) -> Vec<WrongValue> {
             let path = format!("{path}.projected.sources[{n}]");
             unsupported(source, &path, &PROJECTED_SOURCES, &mut errors);
         }
-    }
-    if list(&raw["spec"]["resourceClaims"]).next().is_some() {
-        errors.forbidden(
-            "spec.resourceClaims",
-            "static pods may not reference resourceclaims",
-        );
     }
     errors.0
 }
@@ -88,6 +82,12 @@ pub fn static_references(pod: &Pod) -> Vec<WrongValue> {
         errors.forbidden(
             "spec.serviceAccountName",
             "static pods may not reference serviceaccounts",
+        );
+    }
+    if !pod.spec.resource_claims.is_empty() {
+        errors.forbidden(
+            "spec.resourceClaims",
+            "static pods may not reference resourceclaims",
         );
     }
     for (n, volume) in pod.spec.volumes.iter().enumerate() {
