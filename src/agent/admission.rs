@@ -4,7 +4,6 @@ use crate::{
     api::{cri::Capabilities, strict::WrongValue},
     logic::{
         admission::{NodeFacts, PODS},
-        devices::Entry,
         node as rules,
         qos::{Amounts, CPU, EPHEMERAL_STORAGE, MEMORY},
         sysctl::SysctlAllowlist,
@@ -26,11 +25,6 @@ pub(super) fn facts(
         (EPHEMERAL_STORAGE.to_owned(), left.ephemeral_storage_bytes),
         (PODS.to_owned(), super::node::max_pods(cfg, node)),
     ]);
-    let declared = |is_meant: &dyn Fn(&Entry) -> bool| {
-        let all = cfg.devices.iter().flat_map(|d| &d.declared.entries);
-        let meant = all.filter(|entry| is_meant(entry));
-        meant.map(|entry| entry.resource.as_str().into()).collect()
-    };
     Ok(NodeFacts {
         name: node.name.clone(),
         labels: rules::new_labels(&node.settings, &node.identity.architecture),
@@ -41,7 +35,11 @@ pub(super) fn facts(
             .map_err(|e| WrongValue::new("allowedUnsafeSysctls", e.to_string()))?,
         apparmor,
         strict_supplemental_groups: runtime.supplemental_groups_policy,
-        devices: declared(&|_| true),
-        live_devices: declared(&|entry| entry.live),
+        devices: {
+            let declared = cfg.devices.iter().flat_map(|d| &d.declared.entries);
+            declared
+                .map(|entry| entry.resource.as_str().into())
+                .collect()
+        },
     })
 }

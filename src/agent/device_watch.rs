@@ -8,9 +8,9 @@ use smol::{channel::Sender, future::FutureExt as _};
 use super::{
     clock::{Clock, in_step},
     core::Event,
-    devices::Devices,
+    devices::{Devices, Followed},
 };
-use crate::{api::device::Seen, device::Doorbell, logic::devices::Holder};
+use crate::{api::device::Seen, device::Doorbell};
 
 /// Time between two looks.
 const POLL: Duration = Duration::from_secs(10);
@@ -40,16 +40,23 @@ impl Watch {
             });
             told.ok()
         });
-        let mut told: Option<(Seen, Vec<Holder>)> = None;
+        let mut told: Option<(Seen, Followed)> = None;
         // Bounded: by its pauses.
         loop {
             let seen = self.devices.look().await;
-            let unfit = self.devices.follow(&seen).await;
-            let found = (seen, unfit);
-            if told.as_ref() != Some(&found) {
-                let (seen, unfit) = found.clone();
+            let followed = self.devices.follow(&seen).await;
+            let before = told.as_ref().map(|(_, followed)| &*followed.wrong);
+            if before != Some(&followed.wrong) {
+                for text in &followed.wrong {
+                    log::warn!("{text}");
+                }
+            }
+            // Who is unfit may not have been seen to run when the loop was told.
+            let found = (seen, followed);
+            if told.as_ref() != Some(&found) || !found.1.unfit.is_empty() {
+                let (seen, followed) = found.clone();
                 let seen = Box::new(seen);
-                let event = Event::Devices { seen, unfit };
+                let event = Event::Devices { seen, followed };
                 if self.events.send(event).await.is_err() {
                     return;
                 }

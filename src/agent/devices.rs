@@ -19,6 +19,7 @@ use crate::{
         device::{Answer, LiveRecord, Seen},
         strict::from_json,
     },
+    cgroup::Cgroups,
     device::{LiveNodes, Machine, plugin},
     logic::{
         devices::{
@@ -45,8 +46,9 @@ pub(super) struct Devices {
     pub(super) plugins: Option<Rc<Plugins>>,
     /// Records.
     pub(super) store: PodStore,
-    /// Nodes that come and go in containers.
+    /// Nodes that come and go in containers, and the control groups that are told.
     pub(super) live: LiveNodes,
+    pub(super) cgroups: Arc<Cgroups>,
     /// For looks, and records: they block.
     pub(super) disk: Lane,
 }
@@ -202,6 +204,7 @@ impl Devices {
                 majors: majors.into_iter().collect(),
                 resource,
                 ids,
+                permissions: permissions.clone(),
             };
             let majors = record.majors.clone();
             let (live, uid, container) = (self.live.clone(), uid.clone(), container.to_owned());
@@ -224,15 +227,15 @@ impl Devices {
         Ok(put)
     }
 
-    /// Lets containers that run have the nodes that are here, of units that they hold (DEV-44). Returns those that cannot go on
-    /// with them.
-    pub(super) async fn follow(&self, seen: &Seen) -> Vec<Holder> {
-        if !self.declared.entries.iter().any(|entry| entry.live) {
-            return Vec::new();
-        }
+    /// Lets containers that run have the nodes that are here, of units that they hold (DEV-44).
+    pub(super) async fn follow(&self, seen: &Seen) -> Followed {
         let (declared, seen) = (Arc::clone(&self.declared), seen.clone());
-        let (store, live) = (self.store.clone(), self.live.clone());
-        let follow = move || follow(&declared, &store, &live, &seen);
+        let (store, live, cgroups) = (
+            self.store.clone(),
+            self.live.clone(),
+            Arc::clone(&self.cgroups),
+        );
+        let follow = move || follow(&declared, &store, (&live, &cgroups), &seen);
         self.disk.run(follow).await
     }
 
@@ -253,25 +256,56 @@ impl Devices {
     }
 }
 
+/// Containers that have nodes that come and go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Followed {
+    /// All of them: they go on whatever their devices are now.
+    pub(super) live: Vec<Holder>,
+    /// Those that cannot go on, for they cannot use what their device is now.
+    pub(super) unfit: Vec<Holder>,
+    /// What could not be done.
+    pub(super) wrong: Vec<String>,
+}
+
 /// Blocking.
-fn follow(declared: &Declared, store: &PodStore, live: &LiveNodes, seen: &Seen) -> Vec<Holder> {
-    let pods = store.recorded().into_iter().chain(store.waiting_pods());
-    let pods: BTreeSet<PodUid> = pods.collect();
-    let mut unfit = Vec::new();
-    for kept in live.kept(|uid| pods.contains(uid)) {
-        // One that is no longer declared is left as it is.
-        let Some(now) = live_nodes(declared, seen, &kept.record) else {
+fn follow(
+    declared: &Declared,
+    store: &PodStore,
+    (live, cgroups): (&LiveNodes, &Cgroups),
+    seen: &Seen,
+) -> Followed {
+    let mut followed = Followed::default();
+    let pods: BTreeSet<PodUid> = match store.all_recorded() {
+        Ok(pods) => pods.into_iter().collect(),
+        // Nobody's is removed then.
+        Err(e) => {
+            followed.wrong.push(format!("directories of pods: {e}"));
+            return followed;
+        }
+    };
+    for kept in live.kept(|uid| pods.contains(uid), &mut followed.wrong) {
+        let now = kept
+            .records
+            .iter()
+            .map(|record| live_nodes(declared, seen, record));
+        // What is no longer declared is left as it is.
+        let Some(now) = now.collect::<Option<Vec<_>>>() else {
             continue;
         };
-        live.update(&kept, &now.nodes);
-        if now.restart {
-            unfit.push(Holder {
-                pod: kept.pod,
-                container: kept.container,
-            });
+        let holder = Holder {
+            pod: kept.pod.clone(),
+            container: kept.container.clone(),
+        };
+        if now.iter().any(|now| now.restart) {
+            followed.unfit.push(holder.clone());
+        }
+        followed.live.push(holder);
+        let nodes: Vec<_> = now.into_iter().map(|now| now.nodes).collect();
+        if let Err(e) = live.update(&kept, &nodes, cgroups) {
+            followed.wrong.push(e.to_string());
         }
     }
-    unfit
+    followed
 }
 
 /// Drops answers for what is not `held` any more, and asks for those that are missing, until one does not come. Returns

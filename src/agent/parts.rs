@@ -206,6 +206,7 @@ impl Parts {
             }),
             store: store.clone(),
             live: device::LiveNodes::new(&cfg.dirs.run),
+            cgroups: Arc::clone(&cgroups),
             disk: given.disk.clone(),
         });
         Self {

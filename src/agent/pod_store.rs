@@ -343,6 +343,25 @@ impl PodStore {
         names_in(&self.pods)
     }
 
+    /// Pods with a directory, or with records that wait for the disk.
+    ///
+    /// # Errors
+    /// They cannot be read, so it is not known which ones there are.
+    pub(super) fn all_recorded(&self) -> io::Result<Vec<PodUid>> {
+        let mut all = Vec::new();
+        for dir in [&self.pods, &self.waiting] {
+            match fs::read_dir(dir) {
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                entries => {
+                    for entry in entries? {
+                        all.extend(entry?.file_name().to_str().map(PodUid::new));
+                    }
+                }
+            }
+        }
+        Ok(all)
+    }
+
     /// Pods with records that wait for the disk, in no order. Empty as a rule.
     pub(super) fn waiting_pods(&self) -> Vec<PodUid> {
         names_in(&self.waiting)

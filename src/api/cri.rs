@@ -295,10 +295,19 @@ pub struct LiveDevices {
     pub container_path: String,
     /// Letters of `rwm`.
     pub permissions: String,
-    /// What the container may use.
+    /// Kinds of the nodes: it can use those in the directory, and no others.
     pub majors: Vec<Major>,
     /// Group of the nodes, instead of the process's.
     pub gid: Option<u32>,
+}
+
+impl LiveDevices {
+    /// Whether what is at a path in the container lies in this directory, or is it: it can be made by nobody else.
+    #[must_use]
+    pub fn covers(&self, path: &str) -> bool {
+        let rest = path.strip_prefix(&*self.container_path);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
 }
 
 /// Limits written to the container's cgroup by the OCI runtime. `None` means "not set".

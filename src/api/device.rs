@@ -64,15 +64,42 @@ pub struct Usb {
 /// A kind of devices, for a rule: whether of block devices, and their major number.
 pub type Major = (bool, u32);
 
-/// What is kept of a container with nodes that come and go, as long as its pod is there (DEV-44).
+/// Of a node: whether it is a block device, major, minor.
+pub type Number = (bool, u32, u32);
+
+/// What is kept of a container with nodes that come and go, of one resource, as long as its pod is there (DEV-44).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveRecord {
     /// Resource.
     pub resource: Box<str>,
     /// Units that it holds.
     pub ids: Vec<Box<str>>,
-    /// What it may use.
+    /// Kinds of their nodes when it started: it can use no others.
     pub majors: Vec<Major>,
+    /// Letters of `rwm`.
+    pub permissions: String,
+}
+
+/// A device that a container may use.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Allowed {
+    /// Which.
+    pub number: Number,
+    /// Letters of `rwm`.
+    pub access: String,
+}
+
+/// What a container with nodes that come and go may use, of all resources.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LiveRules {
+    /// Its control group, absolute within the hierarchy.
+    pub cgroup: String,
+    /// Kinds that its OCI runtime has opened for them, and of which all but the numbers here are closed.
+    pub majors: Vec<Major>,
+    /// What it may use of these kinds anyway.
+    pub others: Vec<Number>,
+    /// Nodes that are there, sorted, each once.
+    pub allowed: Vec<Allowed>,
 }
 
 /// What a container gets of a plugin for units that it holds.

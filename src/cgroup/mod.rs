@@ -8,6 +8,7 @@
 //!
 //! Paths are absolute within the hierarchy (`/kubepods/burstable/pod<uid>`), never file names.
 
+mod devices;
 mod doorbell;
 mod hierarchy;
 mod kill;

@@ -1,18 +1,23 @@
 //! Device nodes that come and go in containers while these run (DEV-44): a directory for each container and resource, in a file
-//! system of its own, for that of the run directory takes no nodes. The container has it mounted, and cannot write there.
+//! system of its own, for that of the run directory takes no nodes. The container has it mounted, and cannot write there. What
+//! it may use are the nodes that are there: its control group is told of each change.
 //!
 //! ```text
+//! <run>/live/<pod>/<container>/rules.json               what the container may use
 //! <run>/live/<pod>/<container>/<resource>/nodes/        it and the nodes in it belong to the user of the container
-//! <run>/live/<pod>/<container>/<resource>/record.json   which units these are, and what the container may use
+//! <run>/live/<pod>/<container>/<resource>/record.json   which units these are
 //! ```
 //!
 //! Nothing of it needs an agent to be there, and it goes when nothing is in it. Everything here blocks, and is called by one
 //! thread.
 
+use alloc::collections::BTreeSet;
 use std::{
     fs::{self, DirBuilder, FileType, Metadata},
     io::{self, Read as _},
-    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _, chown, lchown},
+    os::unix::fs::{
+        DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _, chown, lchown,
+    },
     path::{Component, Path, PathBuf},
 };
 
@@ -21,8 +26,16 @@ use nix::{
     sys::stat::{Mode, SFlag, mknod},
 };
 
+use serde::{Serialize, de::DeserializeOwned};
+
 use crate::{
-    api::{PodUid, cri::Device, device::LiveRecord, strict::from_json},
+    api::{
+        PodUid,
+        cri::Device,
+        device::{Allowed, LiveRecord, LiveRules},
+        strict::from_json,
+    },
+    cgroup::Cgroups,
     sys::{file, mount, open},
 };
 
@@ -30,12 +43,13 @@ use crate::{
 const NAME: &str = "live";
 const NODES: &str = "nodes";
 const RECORD: &str = "record.json";
+const RULES: &str = "rules.json";
 /// A node is made under this name, and is moved to its place when it is whole.
 const NEW: &str = ".new";
 /// All of it may have so much, bytes: a record takes a page, nodes take none.
 const SIZE_BYTES: u64 = 4 << 20;
-/// Bytes of a record: what names 256 units.
-const MAX_RECORD_BYTES: u64 = 32 << 10;
+/// Bytes of a record: what names 256 units, or 1024 nodes.
+const MAX_RECORD_BYTES: u64 = 64 << 10;
 /// Directories that a node lies in within each other.
 const MAX_DEPTH: usize = 16;
 
@@ -52,9 +66,11 @@ pub struct Kept {
     pub pod: PodUid,
     /// Container.
     pub container: Box<str>,
-    /// Its record.
-    pub record: LiveRecord,
+    /// Its records, one of each resource.
+    pub records: Vec<LiveRecord>,
     dir: PathBuf,
+    /// Directories of the records.
+    dirs: Vec<PathBuf>,
 }
 
 impl LiveNodes {
@@ -84,8 +100,9 @@ impl LiveNodes {
         let at = dir.join(NODES);
         // Nobody but root has a way there, and the container.
         DirBuilder::new().recursive(true).mode(0o755).create(&at)?;
-        let text = serde_json::to_vec(record)?;
-        file::write_atomic(&dir.join(RECORD), &text, 0o600, false)?;
+        // The user of the container is not known yet, and may be another one than that of the last.
+        chown(&at, Some(0), Some(0))?;
+        save(&dir.join(RECORD), record)?;
         self.fill(&at, nodes).map(|()| at)
     }
 
@@ -101,50 +118,84 @@ impl LiveNodes {
         mount::tmpfs(&at, Some(SIZE_BYTES), 0o700, flags)
     }
 
-    /// What there is, of pods that are among these; that of others is removed.
-    #[must_use]
-    pub fn kept(&self, pods: impl Fn(&PodUid) -> bool) -> Vec<Kept> {
+    /// What there is, of pods that are among these; that of others is removed. What is wrong goes to `wrong`.
+    pub fn kept(&self, pods: impl Fn(&PodUid) -> bool, wrong: &mut Vec<String>) -> Vec<Kept> {
         let mut all = Vec::new();
-        for (name, dir) in entries(&self.root) {
+        let pods_there = entries(&self.root);
+        let is_left = pods_there.is_empty() && self.root.exists();
+        for (name, dir) in pods_there {
             let pod = PodUid::from(&*name);
             if !pods(&pod) {
                 let removed = fs::remove_dir_all(&dir);
                 if let Err(e) = removed.or_else(|_| fs::remove_file(&dir)) {
-                    log::warn!("remove {}: {e}", dir.display());
+                    wrong.push(format!("remove {}: {e}", dir.display()));
                 }
                 continue;
             }
             for (container, dir) in entries(&dir) {
-                for (_, dir) in entries(&dir) {
-                    match record(&dir) {
-                        Ok(record) => all.push(Kept {
-                            pod: pod.clone(),
-                            container: container.clone(),
-                            record,
-                            dir,
-                        }),
-                        Err(e) => log::warn!("{}: {e}", dir.join(RECORD).display()),
-                    }
+                let mut dirs: Vec<_> = entries(&dir).into_iter().map(|(_, dir)| dir).collect();
+                dirs.retain(|dir| dir.is_dir());
+                let records = dirs.iter().map(|dir| read(&dir.join(RECORD)));
+                match records.collect() {
+                    Ok(records) => all.push(Kept {
+                        pod: pod.clone(),
+                        container,
+                        records,
+                        dir,
+                        dirs,
+                    }),
+                    // It is left as it is.
+                    Err(e) => wrong.push(format!("{}: {e}", dir.display())),
                 }
             }
         }
-        // One that is mounted in a container stays there.
-        if all.is_empty() && self.root.exists() && entries(&self.root).is_empty() {
+        if is_left {
             let gone = mount::unmount(&self.root).and_then(|()| fs::remove_dir(&self.root));
             if let Err(e) = gone {
-                log::debug!("{}: {e}", self.root.display());
+                wrong.push(format!("remove {}: {e}", self.root.display()));
             }
         }
         all
     }
 
-    /// Lets a container that runs have these nodes, and no others. What cannot be done is told in the log, and is tried again
-    /// with the next call.
-    pub fn update(&self, of: &Kept, nodes: &[Device]) {
-        let at = of.dir.join(NODES);
-        if let Err(e) = self.fill(&at, nodes) {
-            log::warn!("device nodes in {}: {e}", at.display());
+    /// Lets a container that runs have these nodes, and no others, of each of its records.
+    ///
+    /// # Errors
+    /// The first; the rest is done all the same, and the next call tries all of it again.
+    pub fn update(
+        &self,
+        of: &Kept,
+        nodes: &[Vec<Device>],
+        cgroups: &Cgroups,
+    ) -> Result<(), LiveError> {
+        let wanted = of.records.iter().zip(nodes).flat_map(|(record, nodes)| {
+            nodes.iter().map(|node| Allowed {
+                number: (node.block, node.major, node.minor),
+                access: record.permissions.clone(),
+            })
+        });
+        let wanted: BTreeSet<Allowed> = wanted.collect();
+        let rules = of.dir.join(RULES);
+        // There are none yet, or the container may use all devices.
+        let rules = rules.exists().then_some(rules);
+        let allow = |allowed: &BTreeSet<Allowed>| match &rules {
+            Some(path) => allow(path, allowed, cgroups),
+            None => Ok(()),
+        };
+        let before = rules.as_ref().and_then(|path| read::<LiveRules>(path).ok());
+        let before = before.map_or_else(Vec::new, |rules| rules.allowed);
+        // Who sees a node may use it.
+        let both: BTreeSet<Allowed> = wanted.iter().cloned().chain(before).collect();
+        let mut done = allow(&both);
+        for (dir, nodes) in of.dirs.iter().zip(nodes) {
+            let at = dir.join(NODES);
+            let filled = self
+                .fill(&at, nodes)
+                .map_err(|e| LiveError { at, source: e });
+            done = done.and(filled);
         }
+        let closed = allow(&wanted);
+        done.and(closed)
     }
 
     /// - Errors: the first; the rest is done all the same.
@@ -227,9 +278,86 @@ fn owner_of(node: &Metadata, user: (u32, u32), gid: Option<u32>) -> (u32, u32) {
     (uid, gid)
 }
 
-fn record(dir: &Path) -> io::Result<LiveRecord> {
+/// Keeps what a container may use that is about to be made, beside what [`LiveNodes::begin`] made for it at `at`.
+///
+/// # Errors
+/// As of the calls.
+pub fn keep_rules(at: &Path, rules: &LiveRules) -> io::Result<()> {
+    save(&container_dir(at)?.join(RULES), rules)
+}
+
+/// Opens what is there for a container that is about to start, and closes all else of these kinds.
+///
+/// # Errors
+/// It cannot be done: nothing of the container must run.
+pub fn open_nodes(at: &Path, cgroups: &Cgroups) -> io::Result<()> {
+    let dir = container_dir(at)?;
+    let path = dir.join(RULES);
+    let mut rules: LiveRules = read(&path)?;
+    let mut allowed = BTreeSet::new();
+    for (_, dir) in entries(dir).into_iter().filter(|(_, dir)| dir.is_dir()) {
+        let record: LiveRecord = read(&dir.join(RECORD))?;
+        for node in nodes_in(&dir.join(NODES)) {
+            let node = fs::symlink_metadata(node)?;
+            let number = node.rdev();
+            allowed.insert(Allowed {
+                number: (
+                    node.file_type().is_block_device(),
+                    libc::major(number),
+                    libc::minor(number),
+                ),
+                access: record.permissions.clone(),
+            });
+        }
+    }
+    rules.allowed = allowed.into_iter().collect();
+    cgroups.allow_devices(&rules, &[])?;
+    save(&path, &rules)
+}
+
+fn container_dir(at: &Path) -> io::Result<&Path> {
+    let dir = at.parent().and_then(Path::parent);
+    dir.ok_or_else(|| io::ErrorKind::InvalidInput.into())
+}
+
+/// What cannot be done for a container that runs.
+#[derive(Debug, thiserror::Error)]
+#[error("device nodes in {at:?}: {source}")]
+pub struct LiveError {
+    at: PathBuf,
+    source: io::Error,
+}
+
+/// Nothing happens if it is so already, or the container does not run: what is there counts when it starts.
+fn allow(path: &Path, allowed: &BTreeSet<Allowed>, cgroups: &Cgroups) -> Result<(), LiveError> {
+    let change = || {
+        let mut rules: LiveRules = read(path)?;
+        if !cgroups.exists(&rules.cgroup) || allowed.iter().eq(&rules.allowed) {
+            return Ok(());
+        }
+        let before = core::mem::take(&mut rules.allowed);
+        rules.allowed = allowed.iter().cloned().collect();
+        // What an agent that is killed now may have opened.
+        if allowed.len() > before.len() {
+            save(path, &rules)?;
+        }
+        cgroups.allow_devices(&rules, &before)?;
+        save(path, &rules)
+    };
+    change().map_err(|source| LiveError {
+        at: path.to_owned(),
+        source,
+    })
+}
+
+fn save(path: &Path, record: &impl Serialize) -> io::Result<()> {
+    let text = serde_json::to_vec(record)?;
+    file::write_atomic(path, &text, 0o600, false)
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
     let mut text = Vec::new();
-    let file = fs::File::open(dir.join(RECORD))?;
+    let file = fs::File::open(path)?;
     file.take(MAX_RECORD_BYTES).read_to_end(&mut text)?;
     from_json(&text).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))
 }
@@ -273,9 +401,8 @@ fn remove(at: &Path, path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::FileTypeExt as _;
-
     use super::*;
+    use crate::cgroup::Hierarchy;
 
     /// A run directory, and the nodes of a machine.
     struct Place {
@@ -294,6 +421,19 @@ mod tests {
             fs::create_dir_all(dir.join("dev")).expect("directory");
             let live = LiveNodes::new(&dir.join("run"));
             Some(Self { dir, live })
+        }
+
+        /// A control group of version 1, and its directory.
+        fn group(&self, name: &str) -> (PathBuf, Cgroups) {
+            let dir = self.dir.join("cgroup").join(name);
+            fs::create_dir_all(&dir).expect("group");
+            let top = self.dir.join("cgroup");
+            let text = format!(
+                "1 1 0:1 / {} rw - cgroup cgroup rw,devices,memory",
+                top.display()
+            );
+            let hierarchy = Hierarchy::parse(&text).expect("version 1");
+            (dir, Cgroups::with(hierarchy))
         }
 
         /// A node of the machine with this minor number, which is at `path` in containers.
@@ -350,6 +490,7 @@ mod tests {
             resource: "picolet/x".into(),
             ids: vec!["1".into()],
             majors: vec![(false, 188)],
+            permissions: "rw".into(),
         };
         let first = place.node("001/004", 4);
         let begun = live.begin(&pod, "c", "x", &record, core::slice::from_ref(&first));
@@ -361,24 +502,54 @@ mod tests {
         assert_eq!(shown(&at), [own("001/004", 4)]);
         let owner = fs::metadata(&at).expect("directory");
         assert_eq!((owner.uid(), owner.mode() & 0o777), (1000, 0o755));
+        // It may use what is there when it starts.
+        let (group, cgroups) = place.group("g");
+        let rules = LiveRules {
+            cgroup: "/g".into(),
+            majors: vec![(false, 188)],
+            ..LiveRules::default()
+        };
+        keep_rules(&at, &rules).expect("kept");
+        open_nodes(&at, &cgroups).expect("open");
+        let told = || {
+            ["devices.allow", "devices.deny"].map(|name| {
+                let path = group.join(name);
+                let text = fs::read_to_string(&path).unwrap_or_default();
+                let _ = fs::remove_file(path);
+                text
+            })
+        };
+        assert_eq!(told(), ["c 188:4 rw", ""]);
         // It is found by whoever comes later, with what was kept.
         let live = LiveNodes::new(&place.dir.join("run"));
-        let all = live.kept(|uid| *uid == pod);
+        let mut wrong = Vec::new();
+        let all = live.kept(|uid| *uid == pod, &mut wrong);
         let [kept] = &all[..] else { panic!("{all:?}") };
-        assert_eq!((&*kept.container, &kept.record), ("c", &record));
-        live.update(kept, &[]);
+        assert_eq!(
+            (&*kept.container, &kept.records[..]),
+            ("c", core::slice::from_ref(&record))
+        );
+        let update = |nodes: &[Device]| live.update(kept, &[nodes.to_vec()], &cgroups);
+        update(core::slice::from_ref(&first)).expect("done");
+        assert_eq!(told(), ["", ""], "nothing is new");
+        update(&[]).expect("done");
         assert_eq!(shown(&at), []);
         assert!(!at.join("001").exists(), "no empty directory");
+        assert_eq!(told(), ["", "c 188:4 rw"]);
         let mut grouped = place.node("tty", 9);
         (grouped.gid, grouped.mode) = (Some(44), Some(0o600));
         let again = place.node("001/005", 5);
-        live.update(kept, &[again, grouped.clone()]);
+        update(&[again, grouped.clone()]).expect("done");
         let tty = ("tty".to_owned(), 9, 1000, 44, 0o600);
         assert_eq!(shown(&at), [own("001/005", 5), tty.clone()]);
         // Under its name there is another one now.
+        told();
         let other = place.node("001/005", 6);
-        live.update(kept, &[other.clone(), grouped.clone()]);
+        update(&[other.clone(), grouped]).expect("done");
         assert_eq!(shown(&at), [own("001/005", 6), tty.clone()]);
+        let [allowed, denied] = told();
+        assert_eq!(denied, "c 188:5 rw");
+        assert!(allowed.starts_with("c 188:"), "{allowed}");
         // One that has changed since it was looked at does not hold up others, and is not there.
         let stale = Device { minor: 7, ..other };
         let fresh = place.node("002/001", 8);
@@ -390,18 +561,28 @@ mod tests {
             at_path("../x".into()),
             at_path("a/".repeat(MAX_DEPTH) + "b"),
         );
-        live.update(kept, &[odd, deep, stale.clone(), fresh.clone()]);
+        update(&[odd, deep, stale.clone(), fresh.clone()]).expect_err("odd ones");
         let now = shown(&at);
         assert!(now.contains(&own("002/001", 8)), "{now:?}");
         assert_eq!(now.len(), 2, "{now:?}");
         assert!(!now.contains(&tty), "{now:?}");
         assert!(!at.parent().expect("parent").join("x").exists());
+        // A group that does not run is told nothing, and takes what is there when it does.
+        told();
+        fs::rename(&group, group.with_extension("old")).expect("gone");
+        update(core::slice::from_ref(&fresh)).expect("done");
+        fs::rename(group.with_extension("old"), &group).expect("back");
+        assert_eq!(told(), ["", ""]);
+        // The next instance is of another user.
         let refused = live.begin(&pod, "c", "x", &record, &[stale]);
         let text = refused.expect_err("another device").to_string();
         assert!(text.ends_with("is another device now"), "{text}");
+        let begun = live.begin(&pod, "c", "x", &record, core::slice::from_ref(&fresh));
+        begun.expect("made");
+        assert_eq!(shown(&at), [("002/001".into(), 8, 0, 20, 0o660)]);
         let size = nix::sys::statvfs::statvfs(&live.root).expect("a file system");
         assert_eq!(size.blocks() * size.fragment_size(), SIZE_BYTES);
-        // What an agent cannot read is left as it is.
+        // What an agent cannot read is left as it is, and told.
         let path = at.with_file_name(RECORD);
         let size = usize::try_from(MAX_RECORD_BYTES).expect("size");
         let long = LiveRecord {
@@ -410,13 +591,18 @@ mod tests {
         };
         for text in [serde_json::to_vec(&long).expect("text"), b"{}".to_vec()] {
             fs::write(&path, text).expect("written");
-            assert_eq!(live.kept(|_| true), []);
+            let mut wrong = Vec::new();
+            let kept = live.kept(|_| true, &mut wrong);
+            assert!(kept.is_empty() && wrong.len() == 1, "{wrong:?}");
+            open_nodes(&at, &cgroups).expect_err("not known");
         }
-        assert!(at.exists());
+        assert_eq!(shown(&at).len(), 1);
         // The pod has gone, and an agent was killed.
         fs::write(live.root.join(NEW), "").expect("left");
-        assert_eq!(live.kept(|_| false), []);
+        assert_eq!(live.kept(|_| false, &mut wrong), []);
+        assert_eq!(live.kept(|_| false, &mut wrong), []);
         assert!(!live.root.exists(), "nothing is left");
-        assert_eq!(live.kept(|_| true), []);
+        assert_eq!(live.kept(|_| true, &mut wrong), []);
+        assert!(wrong.is_empty(), "{wrong:?}");
     }
 }

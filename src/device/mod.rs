@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use crate::api::device::{Seen, Wanted};
 
-pub use live::{Kept, LiveNodes, give_nodes};
+pub use live::{Kept, LiveError, LiveNodes, give_nodes, keep_rules, open_nodes};
 pub use socket::{Listener, Trouble};
 pub use uevent::Doorbell;
 

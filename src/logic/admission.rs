@@ -13,7 +13,6 @@ use crate::api::{
 };
 
 use super::{
-    devices,
     node_resources::is_extended,
     node_selector::{fits_node, tolerates},
     pod_kind::{is_critical, is_static},
@@ -59,7 +58,6 @@ impl Rejection {
         const KNOWN: &[&str] = &[
             "AppArmor",
             "Evicted",
-            "MknodForbidden",
             "OutOfcpu",
             "OutOfephemeral-storage",
             "OutOfmemory",
@@ -100,8 +98,6 @@ pub struct NodeFacts {
     pub strict_supplemental_groups: bool,
     /// Resources whose units are given by this agent, which knows more of them than their number (DEV-05).
     pub devices: Vec<Box<str>>,
-    /// Those of them whose nodes come and go in containers that run (DEV-44).
-    pub live_devices: Vec<Box<str>>,
 }
 
 impl NodeFacts {
@@ -269,7 +265,6 @@ pub fn admit(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> Result<(), Re
 fn before_predicates(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
     check_pressure(pod, node)?;
     check_sysctls(pod, node)?;
-    check_live_devices(pod, node)?;
     check_claims(pod)?;
     check_os(pod)?;
     check_groups_policy(pod, node)
@@ -377,17 +372,6 @@ fn check_claims(pod: &Pod) -> Result<(), Rejection> {
                 claim.name
             ),
         )),
-    }
-}
-
-fn check_live_devices(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
-    let is_live = |name: &str| node.live_devices.iter().any(|live| **live == *name);
-    match devices::makes_nodes(pod) {
-        Some(container) if devices::holds_live(pod, is_live) => Err(Rejection::new(
-            "MknodForbidden",
-            devices::live_refusal(container),
-        )),
-        _ => Ok(()),
     }
 }
 

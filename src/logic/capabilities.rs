@@ -102,19 +102,8 @@ pub fn effective_set(security: &LinuxSecurity, held: &[String]) -> Result<Vec<St
     Ok(set.into_iter().map(Into::into).collect())
 }
 
-/// Whether a container asks for the capability, by its name or by `ALL`, and does not drop it.
-#[must_use]
-pub fn adds(add: &[String], drop: &[String], name: &str) -> bool {
-    let (Ok(add), Ok(drop)) = (names(add), names(drop)) else {
-        // It never runs.
-        return false;
-    };
-    let by_all = add.contains(&None) && !drop.contains(&None);
-    (by_all || add.contains(&Some(name))) && !drop.contains(&Some(name))
-}
-
 /// Each as listed in [`ALL`]; `None` stands for the word `ALL`.
-fn names<'a>(written: &[String]) -> Result<Vec<Option<&'a str>>, PodError> {
+fn names(written: &[String]) -> Result<Vec<Option<&'static str>>, PodError> {
     written
         .iter()
         .map(|text| {

@@ -21,7 +21,7 @@ use crate::api::oci::{
     Mount, Namespace, Pids, Process, Resources, Root, SPEC_VERSION, Seccomp, Spec, SpecInput, User,
 };
 use crate::api::order::{Gather, Order};
-use crate::{capabilities, devices::is_in, seccomp};
+use crate::{capabilities, seccomp};
 
 /// `PATH` of a container whose image and spec set none (RTM-08).
 pub const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -551,7 +551,7 @@ fn device_nodes(input: &SpecInput<'_>) -> Vec<Device> {
         // Nothing can be made in the directories of those that come and go.
         let is_live = |path: &str| {
             let mut all = container.live_devices.iter();
-            all.any(|live| is_in(path, &live.container_path))
+            all.any(|live| live.covers(path))
         };
         let others = others.filter(|other| !is_live(&other.path));
         let others: Vec<Device> = others.cloned().collect();
@@ -586,17 +586,8 @@ fn device_rules(input: &SpecInput<'_>) -> Vec<DeviceRule> {
         minor: Some(node.minor),
         access: wanted.permissions.clone(),
     });
-    let live = container.live_devices.iter().flat_map(|live| {
-        live.majors.iter().map(|(block, major)| DeviceRule {
-            allow: true,
-            kind: if *block { "b" } else { "c" }.into(),
-            major: Some((*major).into()),
-            minor: None,
-            access: live.permissions.clone(),
-        })
-    });
     let all = [every(false)].into_iter();
-    all.chain(allowed).chain(given).chain(live).collect()
+    all.chain(allowed).chain(given).collect()
 }
 
 /// The names that runtimes with an eye for pods (kata, crun's handlers) look for.
@@ -1028,14 +1019,7 @@ mod tests {
         assert_eq!(shown(&case).0, [node(1000, 20, 0o660)]);
         case.user.gid = 1001;
         assert_eq!(shown(&case).0, [node(1000, 1001, 0o660)]);
-        // DEV-44: without a node, for the whole major.
-        case.container.live_devices = vec![cri::LiveDevices {
-            permissions: "r".into(),
-            majors: vec![(false, 189), (true, 8)],
-            ..cri::LiveDevices::default()
-        }];
-        let spec = case.spec().expect("spec");
-        case.container.live_devices.clear();
+        // DEV-44
         let mut privileged = Case::new();
         privileged.container.security.privileged = true;
         privileged.sandbox.privileged = true;
@@ -1050,16 +1034,6 @@ mod tests {
         }];
         let made = privileged.spec().expect("spec").linux.devices;
         assert_eq!(made, [at("/dev/lines2")]);
-        assert_eq!(spec.linux.devices.len(), 1);
-        let rules: Vec<_> = spec.linux.resources.devices.iter().rev().take(2).collect();
-        let rule = |kind: &str, major| DeviceRule {
-            allow: true,
-            kind: kind.into(),
-            major: Some(major),
-            minor: None,
-            access: "r".into(),
-        };
-        assert_eq!(rules, [&rule("b", 8), &rule("c", 189)]);
         case.container.devices[0].gid = Some(0);
         case.container.devices[0].mode = Some(0o600);
         assert_eq!(shown(&case).0, [node(1000, 0, 0o600)]);

@@ -1,5 +1,6 @@
 //! Every unsafe block and every clock read, one file per family of system calls.
 
+pub mod bpf;
 pub mod child;
 pub mod clock;
 pub mod crash;

@@ -81,7 +81,6 @@ pub fn overlay(
     upper_work: Option<(&Path, &Path)>,
     target: &Path,
     extra: &[&str],
-    flags: MsFlags,
 ) -> io::Result<()> {
     if lower.is_empty() {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -112,7 +111,13 @@ pub fn overlay(
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
     let kind = Some("overlay");
-    Ok(mount(kind, target, kind, flags, Some(options.as_str()))?)
+    Ok(mount(
+        kind,
+        target,
+        kind,
+        MsFlags::empty(),
+        Some(options.as_str()),
+    )?)
 }
 
 fn overlay_options(
@@ -494,14 +499,7 @@ mod tests {
             std::fs::write(layers[60].join("low"), "").expect("write");
             let merged = dir.join("merged");
             let upper_work = (dir.join("up"), dir.join("work"));
-            overlay(
-                &layers,
-                Some((&upper_work.0, &upper_work.1)),
-                &merged,
-                &[],
-                MsFlags::MS_NODEV,
-            )
-            .expect("overlay");
+            overlay(&layers, Some((&upper_work.0, &upper_work.1)), &merged, &[]).expect("overlay");
             assert_eq!(
                 std::fs::read_to_string(merged.join("file")).expect("read"),
                 "top"

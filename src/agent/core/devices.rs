@@ -10,8 +10,8 @@ use core::time::Duration;
 use super::{Agent, Effect, Purpose, runtime_view::RuntimeView};
 use crate::{
     agent::{
-        device_news::Beginning,
-        device_news::News,
+        device_news::{Beginning, News},
+        devices::Followed,
         executor::GivenLate,
         recorder::{About, Severity},
     },
@@ -385,10 +385,10 @@ impl Agent {
     }
 
     /// The machine was looked at.
-    pub(super) fn on_devices(&mut self, seen: &Seen, unfit: &[Holder], now: Mono) {
+    pub(super) fn on_devices(&mut self, seen: &Seen, followed: &Followed, now: Mono) {
         let changes = self.devices.report(seen, now);
-        self.after_devices(changes, now);
-        for holder in unfit {
+        self.after_devices(changes, &followed.live, now);
+        for holder in &followed.unfit {
             self.restart_for_device(holder);
             self.pods.resync(&holder.pod, now);
         }
@@ -396,6 +396,13 @@ impl Agent {
 
     /// The one that runs now: one that starts later has the device as it is then.
     fn restart_for_device(&mut self, holder: &Holder) {
+        let is_it = |r: &Restart| r.pod == holder.pod && r.container == holder.container;
+        if self.devices.restarts.iter().any(is_it) {
+            self.devices.look_up_restarts(&self.view);
+        }
+        if self.devices.restarts.iter().any(is_it) {
+            return;
+        }
         self.devices.restarts.push(Restart {
             pod: holder.pod.clone(),
             container: holder.container.clone(),
@@ -433,7 +440,7 @@ impl Agent {
         for uid in other_health {
             self.pods.resync(&uid, now);
         }
-        self.after_devices(changes, now);
+        self.after_devices(changes, &[], now);
     }
 
     /// The first of these resources that can make room for another one: no pod holds any of it, or waits for it.
@@ -452,13 +459,14 @@ impl Agent {
     pub(super) fn turn_devices(&mut self, now: Mono) {
         if self.devices.next_timeout().is_some_and(|due| due <= now) {
             let changes = self.devices.table.handle_timeout(now);
-            self.after_devices(changes, now);
+            self.after_devices(changes, &[], now);
         }
     }
 
-    fn after_devices(&mut self, changes: Vec<Change>, now: Mono) {
+    /// `live`: who goes on with what it has, whatever that is now.
+    fn after_devices(&mut self, changes: Vec<Change>, live: &[Holder], now: Mono) {
         for change in changes {
-            self.on_device(&change, now);
+            self.on_device(&change, live, now);
         }
         let Devices { stuck, table, .. } = &mut self.devices;
         stuck.retain(|uid, _| table.held_by(uid).is_none() || !table.can_use(uid));
@@ -466,7 +474,7 @@ impl Agent {
         // Who waits is looked at by housekeeping.
     }
 
-    fn on_device(&mut self, change: &Change, now: Mono) {
+    fn on_device(&mut self, change: &Change, live: &[Holder], now: Mono) {
         let Change {
             resource,
             id,
@@ -507,7 +515,7 @@ impl Agent {
                 log::info!("uid={uid} device {id} of {resource} ({nodes}) {text}");
             }
             let restarts = match (what, on_replug) {
-                (What::Back { moved, .. }, OnReplug::IfChanged) => *moved,
+                (What::Back { moved, .. }, OnReplug::IfChanged) => *moved && !live.contains(holder),
                 (What::Back { .. }, OnReplug::Restart) => true,
                 (What::Back { .. }, OnReplug::Leave) | (What::Lost, _) => false,
             };

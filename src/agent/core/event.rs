@@ -15,6 +15,7 @@ use super::{
 use crate::{
     agent::{
         device_news::News,
+        devices::Followed,
         executor::{Cancel, Step},
         pod_store::StoreError,
         probes::Probed,
@@ -100,8 +101,8 @@ pub(in crate::agent) enum Event {
     Devices {
         /// What is there.
         seen: Box<Seen>,
-        /// Who cannot go on with what it has of that.
-        unfit: Vec<devices::Holder>,
+        /// Containers that see devices come and go.
+        followed: Followed,
     },
     /// A device plugin says something.
     Plugin(Box<News>),

@@ -235,7 +235,7 @@ impl Agent {
             Event::Command(Command::ImagesArrived) => self.on_images(),
             Event::MemoryBell => self.on_memory_bell(now),
             Event::Eviction(input) => self.on_eviction(*input, now),
-            Event::Devices { seen, unfit } => self.on_devices(&seen, &unfit, now),
+            Event::Devices { seen, followed } => self.on_devices(&seen, &followed, now),
             Event::Plugin(news) => self.on_plugin(*news, now),
             Event::Terminate => self.finish(),
         }

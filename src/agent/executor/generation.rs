@@ -36,7 +36,6 @@ use crate::{
     error::chain,
     logic::{
         cgroup::CgroupSettings,
-        devices::{holds_live, withhold},
         dns::{self, DnsSettings, MAX_RESOLV_CONF},
         downward::Place,
         env::{self, EnvInput},
@@ -289,11 +288,6 @@ impl Generator {
         .map_err(refused)?;
         config.devices = given.nodes;
         config.cdi_devices = given.cdi_devices;
-        let declared = self.devices.as_ref().map(|devices| &devices.declared);
-        let is_live = |name: &str| declared.is_some_and(|all| all.live(name).is_some());
-        if holds_live(pod, is_live) {
-            withhold(&mut config.security).map_err(refused)?;
-        }
         config.mounts.extend(live.iter().map(|live| Mount {
             host_path: live.host_path.clone(),
             container_path: live.container_path.clone(),

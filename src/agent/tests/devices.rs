@@ -12,7 +12,7 @@ use super::{
     world::{IMAGE, World, fails, fault, manifest},
 };
 use crate::{
-    agent::{core::Event, device_news::News},
+    agent::{core::Event, device_news::News, devices::Followed},
     api::{
         PodUid,
         cri::ContainerStatus,
@@ -348,7 +348,7 @@ fn who_wants_it_is_restarted_after_a_short_absence_too() {
     let looks = |nodes: &[(&str, u32)]| {
         let event = Event::Devices {
             seen: Box::new(seen(nodes)),
-            unfit: Vec::new(),
+            followed: Followed::default(),
         };
         world.events.try_send(event).expect("room");
         world.settle();
@@ -386,7 +386,10 @@ fn who_cannot_go_on_is_started_anew() {
     };
     let event = Event::Devices {
         seen: Box::new(seen(&line)),
-        unfit: vec![holder],
+        followed: Followed {
+            unfit: vec![holder],
+            ..Followed::default()
+        },
     };
     world.events.try_send(event).expect("room");
     world.until("is restarted", |w| instance(w, "a").id != first);

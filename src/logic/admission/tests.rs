@@ -466,40 +466,6 @@ fn sysctls_and_apparmor() {
 }
 
 #[test]
-fn who_has_live_devices_makes_no_nodes() {
-    // DEV-44
-    let mut node = node();
-    for name in ["picolet/a", "picolet/b"] {
-        node.allocatable.insert(name.into(), 4);
-        node.devices.push(name.into());
-    }
-    node.live_devices.push("picolet/a".into());
-    let pod = |resource: &str, added: &str| -> Pod {
-        serde_json::from_value(json!({"spec": {"containers": [
-            {"name": "c", "resources": {"limits": {resource: "1"}}},
-            {"name": "d", "securityContext": {"capabilities": {"add": [added]}}},
-        ]}}))
-        .expect("pod")
-    };
-    for (resource, added, want) in [
-        ("picolet/a", "MKNOD", "MknodForbidden"),
-        ("picolet/a", "NET_ADMIN", ""),
-        ("picolet/b", "MKNOD", ""),
-    ] {
-        assert_eq!(
-            reason(&pod(resource, added), &node, &[]),
-            want,
-            "{resource} {added}"
-        );
-    }
-    let Verdict::Refuse(rejection) = judge(&pod("picolet/a", "ALL"), &node, &[]) else {
-        panic!("refused")
-    };
-    let want = "container \"d\": the pod holds a device with live, so no container of it may have the capability MKNOD";
-    assert_eq!(rejection.message, want);
-}
-
-#[test]
 fn who_claims_resources_does_not_start_without_them() {
     // DEV-47
     let pod: Pod = serde_json::from_value(json!({"spec": {"containers": [{"name": "c"}],
@@ -522,7 +488,6 @@ fn metric_labels() {
         ("NodeAffinity", "Other"),
         ("anything", "Other"),
         ("SysctlForbidden", "SysctlForbidden"),
-        ("MknodForbidden", "MknodForbidden"),
     ] {
         assert_eq!(Rejection::new(reason, "").metric_reason(), label);
     }

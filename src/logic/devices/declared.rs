@@ -11,7 +11,7 @@ use alloc::{
 use serde_json::{Map, Value};
 
 use super::{
-    MAX_ENTRIES, MAX_MATCHES, MAX_SHARES, glob, is_in, preset,
+    MAX_ENTRIES, MAX_MATCHES, MAX_SHARES, glob, preset,
     udev::{self, Udev},
 };
 use crate::{
@@ -134,13 +134,17 @@ impl Entry {
             What::Usb(usb) => Some((usb.vendor, usb.product)),
             What::Path(_) | What::Udev(_) => None,
         });
-        self.live && products.collect::<BTreeSet<_>>().len() > 1
+        products.collect::<BTreeSet<_>>().len() > 1
     }
 
     /// Whether a container could not have both: one directory lies over the other.
     fn covers(&self, other: &Self) -> bool {
+        let is_below = |path: &str, dir: &str| {
+            let rest = path.strip_prefix(dir);
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
         let (own, other) = (&*self.container_path, &*other.container_path);
-        own == other || is_in(own, other) || is_in(other, own)
+        is_below(own, other) || is_below(other, own)
     }
 
     pub(super) fn whats(&self) -> impl Iterator<Item = &What> {
@@ -585,7 +589,7 @@ mod tests {
         let other = json!({"containerPath": "/dev/usb"});
         assert_eq!(coral(other), (true, "/dev/usb".into(), true));
         // Without, it is the place of a node.
-        assert_eq!(coral(json!({"live": false})), (false, String::new(), false));
+        assert_eq!(coral(json!({"live": false})), (false, String::new(), true));
         let one = |resource: &str, more: Value| {
             let mut entry = json!({"resource": resource, "match": {"path": "/dev/ttyUSB*"}});
             for (name, value) in more.as_object().expect("fields") {

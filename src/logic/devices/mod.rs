@@ -10,7 +10,6 @@
 //! | `registry` | plugins that are asked what they are: which are taken, and when one is asked again |
 //! | `demand` | what a pod asks for |
 //! | `table` | resources, their units, their holders. Where a resource comes from does not matter here |
-//! | `live` | what holds for pods whose devices come and go in their containers |
 //! | `health` | how the devices of a pod are, as its status tells it |
 //! | `refusal` | why a pod does not get what it asks for, and how long it waits |
 //!
@@ -20,7 +19,6 @@ mod declared;
 mod demand;
 mod glob;
 mod health;
-mod live;
 mod plugin;
 mod preset;
 mod refusal;
@@ -32,14 +30,12 @@ mod units;
 pub use declared::{Declared, Entry, OnReplug, declared};
 pub use demand::{Demand, demands};
 pub use health::{Health, show_health};
-pub(crate) use live::is_in;
-pub use live::{holds_live, makes_nodes, refusal as live_refusal, withhold};
 pub use plugin::{Answered, Wrong, answer, listed, merge, preferred, registration, shown};
 pub use refusal::{Patience, Refusal, Verdict, judge, plugins_may_come};
 pub use registry::{plugin, retry};
 pub use table::{
-    Amount, Change, Found, Held, Holder, Listed, Number, PodDevices, Preferred, Question, Shown,
-    Table, What,
+    Amount, Change, Found, Held, Holder, Listed, PodDevices, Preferred, Question, Shown, Table,
+    What,
 };
 pub use units::{Given, Live, LiveNow, given, live_nodes, units};
 

@@ -12,7 +12,7 @@ use core::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{Demand, Health, Refusal};
-use crate::api::{Mono, PodUid};
+use crate::api::{Mono, PodUid, device::Number};
 
 /// A unit that is gone no longer than this is not told of: a device resets itself, or somebody pulls the wrong plug.
 const SHORT_ABSENCE: Duration = Duration::from_secs(5);
@@ -32,9 +32,6 @@ pub struct Found {
     /// Numbers of its nodes: who has a unit may open whatever has them.
     pub numbers: Vec<Number>,
 }
-
-/// Of a node: whether it is a block device, major, minor.
-pub type Number = (bool, u32, u32);
 
 /// What one container holds of one resource.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,18 +7,21 @@ use alloc::{
 use super::{
     Declared, Entry, Held, MAX_UNITS, OnReplug,
     declared::{Match, What},
-    glob, is_in,
-    table::{Found, Number},
+    glob,
+    table::Found,
 };
 use crate::{
     api::{
         PodError,
         cri::{Device, Mount},
-        device::{LiveRecord, Node, Seen},
+        device::{LiveRecord, Node, Number, Seen},
         order::Order as _,
     },
     fnv::fnv1a,
 };
+
+/// Where nodes have names that tell nothing alone.
+const USB_NODES: &str = "/dev/bus/usb/";
 
 /// What is here of an entry.
 struct Unit<'a> {
@@ -40,8 +43,7 @@ pub fn units(declared: &Declared, seen: &Seen) -> Vec<Vec<Found>> {
             .map(|unit| Found {
                 id: unit.id.as_str().into(),
                 nodes: names(&unit.nodes).join(",").into(),
-                // Whatever it is then, who has it goes on with it.
-                mark: if entry.live { 0 } else { mark(&unit.nodes) },
+                mark: mark(&unit.nodes),
                 numbers: unit.nodes.iter().map(|node| number(node)).collect(),
             })
             .collect()
@@ -114,13 +116,19 @@ pub fn given(
                 let at = entry.container_path.clone();
                 given.env.push((entry.env.clone(), at));
             }
+            let (nodes, clash) = within(entry, &found, &held.ids);
+            if let Some([first, second]) = clash {
+                return Err(PodError::Node(format!(
+                    "{first} and {second} have one name in the directory of {resource}"
+                )));
+            }
             given.live.push(Live {
                 resource: resource.clone(),
                 ids: ids.into_iter().map(Into::into).collect(),
                 container_path: entry.container_path.clone(),
                 permissions: entry.permissions.clone(),
                 gid: entry.gid,
-                nodes: within(entry, &found, &held.ids),
+                nodes,
             });
             continue;
         }
@@ -144,15 +152,6 @@ pub fn given(
     given
         .nodes
         .retain(|node| taken.insert(node.container_path.clone()));
-    for live in &given.live {
-        let mut nodes = given.nodes.iter();
-        if let Some(node) = nodes.find(|node| is_in(&node.container_path, &live.container_path)) {
-            let (path, resource) = (&node.container_path, &live.resource);
-            return Err(PodError::Node(format!(
-                "{path} lies in the directory that {resource} has in the container"
-            )));
-        }
-    }
     Ok(given)
 }
 
@@ -169,7 +168,8 @@ pub struct LiveNow {
 #[must_use]
 pub fn live_nodes(declared: &Declared, seen: &Seen, kept: &LiveRecord) -> Option<LiveNow> {
     let entry = declared.live(&kept.resource)?;
-    let all = within(entry, &find(entry, seen), &kept.ids).into_iter();
+    let (all, _) = within(entry, &find(entry, seen), &kept.ids);
+    let all = all.into_iter();
     let is_usable = |node: &Device| kept.majors.contains(&(node.block, node.major));
     let (nodes, others): (Vec<_>, Vec<_>) = all.partition(is_usable);
     Some(LiveNow {
@@ -178,25 +178,29 @@ pub fn live_nodes(declared: &Declared, seen: &Seen, kept: &LiveRecord) -> Option
     })
 }
 
-/// Nodes of these units by their paths in the directory of a live entry, each path once.
-fn within(entry: &Entry, found: &[Unit<'_>], ids: &[Box<str>]) -> Vec<Device> {
+/// Nodes of these units by their paths in the directory of a live entry: those below [`USB_NODES`] as there, others by the last
+/// part of their names.
+///
+/// - Errors: two have one path; what they are on the machine.
+fn within(
+    entry: &Entry,
+    found: &[Unit<'_>],
+    ids: &[Box<str>],
+) -> (Vec<Device>, Option<[String; 2]>) {
     let held = found
         .iter()
         .filter(|unit| ids.iter().any(|id| **id == *unit.id));
-    let mut nodes = Vec::new();
+    let (mut nodes, mut clash) = (Vec::<Device>::new(), None);
     for node in held.flat_map(|unit| &unit.nodes) {
-        let own = node.name.strip_prefix(&entry.container_path);
-        let own = own.and_then(|rest| rest.strip_prefix('/'));
-        // As it is on the machine, if it is the same directory.
-        let path = own.or_else(|| node.name.rsplit('/').next()).unwrap_or("");
-        if !nodes
-            .iter()
-            .any(|known: &Device| known.container_path == path)
-        {
-            nodes.push(device(entry, node, path.to_owned()));
+        let on_usb = node.name.strip_prefix(USB_NODES);
+        let path = on_usb.or_else(|| node.name.rsplit('/').next());
+        let path = path.unwrap_or("");
+        match nodes.iter().find(|known| known.container_path == path) {
+            Some(known) => clash = Some([known.host_path.clone(), node.path.clone()]),
+            None => nodes.push(device(entry, node, path.to_owned())),
         }
     }
-    nodes
+    (nodes, clash)
 }
 
 fn here<'a, 'b>(found: &'b [Unit<'a>], id: &str, resource: &str) -> Result<&'b Unit<'a>, PodError> {
@@ -643,6 +647,7 @@ mod tests {
                 resource: "picolet/x".into(),
                 ids: ids[..1].to_vec(),
                 majors: vec![(false, 188)],
+                ..LiveRecord::default()
             };
             let now = live_nodes(all, seen, &kept)?;
             Some((names(&now.nodes), now.restart))
@@ -651,7 +656,6 @@ mod tests {
         // Back under another number, which is no reason for anything.
         let back = seen(vec![line("a", 188, 9), line("b", 188, 1)]);
         assert_eq!(now(&all, &back), Some((vec![("a".into(), 9)], false)));
-        assert_eq!(units(&all, &back)[0][0].mark, found[0].mark);
         // Its rule does not span what it is now.
         let other = seen(vec![line("a", 166, 0)]);
         assert_eq!(now(&all, &other), Some((vec![], true)));
@@ -666,24 +670,6 @@ mod tests {
         assert_eq!(
             now(&one(&json!({"match": {"path": "/dev/x"}})), &back),
             None
-        );
-        // What lies over it is refused.
-        let mut both = all.clone();
-        let under = json!([{"resource": "y", "match": {"path": "/dev/serial/by-id/b"},
-            "containerPath": "/dev/lines/b"}]);
-        both.entries
-            .extend(declared(&under).expect("right").entries);
-        let mut two = held(&ids[..1]);
-        let id = units(&both, &here)[1][0].id.clone();
-        two.extend(held(&[id]).into_iter().map(|held| Held {
-            resource: "picolet/y".into(),
-            ..held
-        }));
-        let refused = super::given(&both, &here, &two, "c").expect_err("it lies over it");
-        let text = refused.to_string();
-        assert!(
-            text.contains("/dev/lines/b lies in the directory that picolet/x has"),
-            "{text}"
         );
     }
 
@@ -726,6 +712,7 @@ mod tests {
             resource: "picolet/coral".into(),
             ids: vec![id.expect("unit").id.clone()],
             majors: vec![(false, 189)],
+            ..LiveRecord::default()
         };
         for (seen, at) in [(&before, "001/004"), (&after, "001/006")] {
             let now = live_nodes(&all, seen, &kept).expect("declared");

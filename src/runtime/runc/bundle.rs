@@ -21,7 +21,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use nix::{fcntl::OFlag, mount::MsFlags, sys::stat::Mode};
+use nix::{fcntl::OFlag, sys::stat::Mode};
 
 use super::{host, sources::Source};
 use crate::api::strict::{TextError, from_json};
@@ -30,7 +30,6 @@ use crate::{
         cri::{self, Mount, Propagation},
         oci::{self, Seccomp},
     },
-    device,
     sys::{crash, mount, open},
 };
 
@@ -106,8 +105,6 @@ pub(super) struct Wanted {
     pub(super) devices: Vec<cri::Device>,
     /// It gets all nodes of the machine.
     pub(super) all_devices: bool,
-    /// It may use all devices of a kind. Nodes that its image brings along are none for it (DEV-44).
-    pub(super) no_own_devices: bool,
 }
 
 /// Why a container has not what it needs.
@@ -193,11 +190,7 @@ pub(super) fn prepare(wanted: &Wanted) -> Result<Prepared, BundleError> {
         fs::create_dir_all(dir).map_err(at(dir))?;
     }
     crash::point("container.layer-made");
-    let flags = match wanted.no_own_devices {
-        true => MsFlags::MS_NODEV,
-        false => MsFlags::empty(),
-    };
-    mount_rootfs(layers, (&upper, &work), &rootfs, flags).map_err(|e| {
+    mount_rootfs(layers, &upper, &work, &rootfs).map_err(|e| {
         let step = format!("mount the root file system at {}", rootfs.display());
         BundleError::Machine(step, e)
     })?;
@@ -268,25 +261,14 @@ fn device_node(device: &cri::Device) -> io::Result<oci::Device> {
     })
 }
 
-/// Gives nodes that come and go to the user of the container.
-pub(super) fn give_live(all: &[cri::LiveDevices], user: (u32, u32)) -> io::Result<()> {
-    let mut all = all.iter();
-    all.try_for_each(|live| device::give_nodes(Path::new(&live.host_path), user, live.gid))
-}
-
 /// `volatile` spares the disk every sync of the writable layer: it is never mounted again, so what a power cut loses is
 /// nobody's. Kernels before 5.10 do not know it.
-fn mount_rootfs(
-    layers: &[PathBuf],
-    upper_work: (&Path, &Path),
-    rootfs: &Path,
-    flags: MsFlags,
-) -> io::Result<()> {
+fn mount_rootfs(layers: &[PathBuf], upper: &Path, work: &Path, rootfs: &Path) -> io::Result<()> {
     mount::unmount(rootfs)?;
-    let upper_work = Some(upper_work);
-    match mount::overlay(layers, upper_work, rootfs, &["volatile"], flags) {
+    let upper_work = Some((upper, work));
+    match mount::overlay(layers, upper_work, rootfs, &["volatile"]) {
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-            mount::overlay(layers, upper_work, rootfs, &[], flags)
+            mount::overlay(layers, upper_work, rootfs, &[])
         }
         other => other,
     }
@@ -315,7 +297,7 @@ fn mount_volumes(wanted: &Wanted) -> Result<Vec<(&str, PathBuf)>, BundleError> {
             layers.push(empty.clone());
         }
         mount::unmount(&target)
-            .and_then(|()| mount::overlay(&layers, None, &target, &[], MsFlags::empty()))
+            .and_then(|()| mount::overlay(&layers, None, &target, &[]))
             .map_err(|e| {
                 let (image, target) = (&volume.image, target.display());
                 let step = format!("ImageVolumeMountFailed: mount image {image} at {target}");
@@ -490,7 +472,7 @@ mod tests {
         // On a thread with a mount namespace of its own.
         let test = || {
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("namespace");
-            let private = MsFlags::MS_PRIVATE | MsFlags::MS_REC;
+            let private = nix::mount::MsFlags::MS_PRIVATE | nix::mount::MsFlags::MS_REC;
             let none = None::<&str>;
             nix::mount::mount(none, "/", none, private, none).expect("private");
             let top = std::env::temp_dir().join(format!("picolet-shared-{}", std::process::id()));

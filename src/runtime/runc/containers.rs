@@ -18,7 +18,7 @@ use super::{
     chain, failed, failed_error, files,
     gate::Turn,
     images::{Hold, ResolvedImage},
-    masks, not_found,
+    live, masks, not_found,
     pods::open_process,
     process,
     program::{self, ProgramError},
@@ -37,6 +37,7 @@ use crate::{
         },
         oci::SpecInput,
     },
+    device,
     runtime::{Logs, RuntimeError, log_removal, termination},
     shim::{self, Launch, LaunchError, LogOnly},
     sys::{clock, crash, open, pidfd},
@@ -165,7 +166,6 @@ impl Runc {
                 env: Vec::new(),
                 mounts: Vec::new(),
                 devices: Vec::new(),
-                live_devices: Vec::new(),
                 ..config.clone()
             },
             image_ref: image.reference.clone(),
@@ -290,7 +290,6 @@ impl Runc {
             },
             devices: config.devices.clone(),
             all_devices: config.security.privileged,
-            no_own_devices: !config.live_devices.is_empty(),
             seccomp_file: match &config.security.seccomp {
                 SecurityProfile::Localhost(path) => Some(path.clone()),
                 SecurityProfile::RuntimeDefault
@@ -311,14 +310,6 @@ impl Runc {
             &prepared.group,
         )
         .map_err(|e| RuntimeError::Invalid(e.to_string()))?;
-        if !config.live_devices.is_empty() {
-            let (live, user) = (config.live_devices.clone(), record.user.clone());
-            let give = move || bundle::give_live(&live, (user.uid, user.gid));
-            self.disk
-                .run(give)
-                .await
-                .map_err(failed("give device nodes to the container's user"))?;
-        }
         let mut paths = sandbox::paths(&self.sandbox_dirs(&parent.id), parent);
         if config.security.namespaces.pid == NamespaceMode::Target {
             paths.pid_namespace = self.namespace_of_target(config)?;
@@ -326,7 +317,7 @@ impl Runc {
         let mut container = config.clone();
         container.mounts.clone_from(&prepared.mounts);
         let rootfs = dirs.rootfs();
-        let spec = (self.settings.spec)(&SpecInput {
+        let mut spec = (self.settings.spec)(&SpecInput {
             container_id: &record.id,
             sandbox_id: &parent.id,
             container: &container,
@@ -344,6 +335,16 @@ impl Runc {
             host: &self.settings.host,
         })
         .map_err(|e| RuntimeError::Invalid(e.to_string()))?;
+        if !config.live_devices.is_empty() {
+            let all = config.live_devices.clone();
+            let v2 = self.settings.host.cgroup_v2;
+            let rules =
+                live::is_limited(config).then(|| live::rules(&all, &record.cgroup, v2, &mut spec));
+            let user = (record.user.uid, record.user.gid);
+            let give = move || live::give(&all, user, rules.as_ref());
+            let given = self.disk.run(give).await;
+            given.map_err(failed("give device nodes to the container's user"))?;
+        }
         let spec = serde_json::to_vec(&spec).map_err(failed("write config.json"))?;
         files::write_atomic(&dirs.run.join("config.json"), &spec)
             .map_err(failed("write config.json"))?;
@@ -497,6 +498,16 @@ impl Runc {
             let looked = move || sources::check(&sources, pid);
             let looked = self.disk.run_apart(&owner(record), looked).await;
             looked.map_err(failed_error)?.map_err(failed_error)?;
+        }
+        if let Some(live) = config
+            .live_devices
+            .first()
+            .filter(|_| live::is_limited(config))
+        {
+            let (at, cgroups) = (PathBuf::from(&live.host_path), self.cgroups.clone());
+            let open = move || device::open_nodes(&at, &cgroups);
+            let opened = self.disk.run(open).await;
+            opened.map_err(failed("let the container use its device nodes"))?;
         }
         program
             .call(&self.runtime_root(), "start", &[id], &self.gate)

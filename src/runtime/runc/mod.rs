@@ -24,6 +24,7 @@ mod files;
 mod gate;
 pub mod host;
 pub mod images;
+mod live;
 mod log_memory;
 mod masks;
 mod mounts;

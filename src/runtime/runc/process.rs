@@ -120,6 +120,9 @@ impl Runc {
         let security = &config.security;
         let invalid = |text: &str| Err(RuntimeError::Invalid(text.into()));
         let args: Vec<String> = config.command.iter().chain(&config.args).cloned().collect();
+        if !config.live_devices.is_empty() {
+            return invalid("resources.limits: a program of the machine has no devices of its own");
+        }
         if args.is_empty() {
             return invalid("command: must be set, there is no image that has one");
         }

@@ -1,0 +1,257 @@
+//! Which devices processes of a group may use, while they run (DEV-44): exactly those that their container has. Version 1 takes
+//! rules in files. On version 2 the OCI runtime lets the container use whole majors, and a program of ours beside that of the
+//! runtime closes all of them but these.
+
+use std::{fs, io, path::Path};
+
+use super::{Cgroups, Version};
+use crate::{
+    api::device::{Allowed, LiveRules, Number},
+    sys::bpf::{self, Instruction},
+};
+
+/// Name of the program in the kernel.
+const PROGRAM: &str = "picolet_live";
+/// Numbers that a program closes nothing for: it stays below the 4096 instructions that old kernels take.
+const MAX_NUMBERS: usize = 1024;
+
+impl Cgroups {
+    /// Lets processes of a group use these devices. `before`: what they could use until now; that it is taken from them if it
+    /// is not among these.
+    ///
+    /// # Errors
+    /// The kernel refuses it; what is not among these may stay open then.
+    pub fn allow_devices(&self, rules: &LiveRules, before: &[Allowed]) -> io::Result<()> {
+        let Some(dir) = self.hierarchy.dir("devices", &rules.cgroup) else {
+            return Err(io::Error::other("there is no cgroup of devices"));
+        };
+        match self.hierarchy.version() {
+            Version::V1 => write_rules(&dir, rules, before),
+            Version::V2 => filter(&dir, rules),
+        }
+    }
+}
+
+fn write_rules(dir: &Path, rules: &LiveRules, before: &[Allowed]) -> io::Result<()> {
+    let write = |file: &str, allowed: &Allowed| {
+        let Allowed {
+            number: (block, major, minor),
+            access,
+        } = allowed;
+        let kind = if *block { 'b' } else { 'c' };
+        fs::write(dir.join(file), format!("{kind} {major}:{minor} {access}"))
+    };
+    for old in before {
+        let has = |number: &Number| *number == old.number;
+        let stays = rules.allowed.iter().map(|allowed| &allowed.number).any(has);
+        if !stays && !rules.others.iter().any(has) {
+            write("devices.deny", old)?;
+        }
+    }
+    rules
+        .allowed
+        .iter()
+        .try_for_each(|allowed| write("devices.allow", allowed))
+}
+
+fn filter(dir: &Path, rules: &LiveRules) -> io::Result<()> {
+    let group = fs::File::open(dir)?;
+    let old = bpf::attached(&group, PROGRAM)?;
+    let program = bpf::load(&instructions(rules)?, PROGRAM)?;
+    // For a moment both are asked: nothing is open that is not to be.
+    bpf::attach(&group, &program)?;
+    old.iter().try_for_each(|old| bpf::detach(&group, old))
+}
+
+/// `code`, registers, jump, and number, as in `struct bpf_insn`.
+const fn instruction(code: u8, to: u8, from: u8, jump: i16, number: u32) -> Instruction {
+    let [j0, j1] = jump.to_ne_bytes();
+    let [n0, n1, n2, n3] = number.to_ne_bytes();
+    let registers = match cfg!(target_endian = "little") {
+        true => from << 4 | to,
+        false => to << 4 | from,
+    };
+    Instruction::from_ne_bytes([code, registers, j0, j1, n0, n1, n2, n3])
+}
+
+const fn answer(yes: bool) -> [Instruction; 2] {
+    const SET: u8 = 0xb7;
+    const EXIT: u8 = 0x95;
+    [
+        instruction(SET, ANSWER, 0, 0, if yes { 1 } else { 0 }),
+        instruction(EXIT, 0, 0, 0, 0),
+    ]
+}
+
+/// Registers. What is asked about is where the second one points: access and type, major, minor.
+const ANSWER: u8 = 0;
+const ASKED: u8 = 1;
+const TYPE: u8 = 2;
+const ACCESS: u8 = 3;
+const MAJOR: u8 = 4;
+const MINOR: u8 = 5;
+
+/// The program: no device of these majors, but for those with these numbers. To make a node is to use no device.
+///
+/// - Errors: there are too many.
+fn instructions(rules: &LiveRules) -> io::Result<Vec<Instruction>> {
+    const LOAD: u8 = 0x61;
+    const COPY: u8 = 0xbc;
+    const AND: u8 = 0x54;
+    const SHIFT_RIGHT: u8 = 0x74;
+    /// `BPF_DEVCG_ACC_MKNOD`, `BPF_DEVCG_DEV_BLOCK`, `BPF_DEVCG_DEV_CHAR`.
+    const MAKES_NODE: u32 = 1;
+    const BLOCK: u32 = 1;
+    const CHAR: u32 = 2;
+    let numbers = || {
+        let live = rules.allowed.iter().map(|allowed| allowed.number);
+        live.chain(rules.others.iter().copied())
+    };
+    if numbers().count() > MAX_NUMBERS {
+        let text = format!("a container with more than {MAX_NUMBERS} device nodes");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    let mut program = vec![
+        instruction(LOAD, TYPE, ASKED, 0, 0),
+        instruction(COPY, ACCESS, TYPE, 0, 0),
+        instruction(SHIFT_RIGHT, ACCESS, 0, 0, 16),
+        unless(ACCESS, MAKES_NODE, 2),
+    ];
+    program.extend(answer(true));
+    program.extend([
+        instruction(AND, TYPE, 0, 0, 0xffff),
+        instruction(LOAD, MAJOR, ASKED, 4, 0),
+        instruction(LOAD, MINOR, ASKED, 8, 0),
+    ]);
+    for (block, major) in &rules.majors {
+        let mut of_major = Vec::new();
+        for (_, _, minor) in numbers().filter(|n| (n.0, n.1) == (*block, *major)) {
+            of_major.push(unless(MINOR, minor, 2));
+            of_major.extend(answer(true));
+        }
+        of_major.extend(answer(false));
+        let past = i16::try_from(of_major.len()).map_err(io::Error::other)?;
+        let kind = if *block { BLOCK } else { CHAR };
+        program.extend([unless(TYPE, kind, past + 1), unless(MAJOR, *major, past)]);
+        program.extend(of_major);
+    }
+    program.extend(answer(true));
+    Ok(program)
+}
+
+/// Jumps over so many instructions if the register is something else.
+const fn unless(register: u8, number: u32, past: i16) -> Instruction {
+    const IF_OTHER: u8 = 0x55;
+    instruction(IF_OTHER, register, 0, past, number)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+    use std::process::Command;
+
+    use super::*;
+    use crate::cgroup::Hierarchy;
+
+    /// The version 2 tree of this machine, which may lie beside version 1.
+    fn tree() -> Option<PathBuf> {
+        let text = fs::read_to_string("/proc/self/mountinfo").expect("mounts");
+        let mut lines = text.lines().filter(|line| line.contains(" - cgroup2 "));
+        let point = lines.find_map(|line| line.split(' ').nth(4));
+        point.map(PathBuf::from)
+    }
+
+    fn rules(cgroup: &str, majors: &[(bool, u32)], minors: &[u32], others: &[u32]) -> LiveRules {
+        let number = |minor: &u32| (false, 1, *minor);
+        LiveRules {
+            cgroup: cgroup.into(),
+            majors: majors.to_vec(),
+            others: others.iter().map(number).collect(),
+            allowed: minors
+                .iter()
+                .map(|minor| Allowed {
+                    number: number(minor),
+                    access: "rw".into(),
+                })
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn a_program_closes_all_but_what_is_given() {
+        // DEV-44
+        let Some(tree) = tree().filter(|_| nix::unistd::geteuid().is_root()) else {
+            skipped!("device filters: it needs root, and control groups version 2");
+            return;
+        };
+        let name = format!("picolet-devices-{}", std::process::id());
+        let dir = tree.join(&name);
+        fs::create_dir(&dir).expect("group");
+        let hierarchy = format!("1 1 0:1 / {} rw - cgroup2 cgroup2 rw", tree.display());
+        let cgroups = Cgroups::with(Hierarchy::parse(&hierarchy).expect("version 2"));
+        // Null, zero and full are 1:3, 1:5 and 1:7.
+        let usable = || -> String {
+            let script = format!(
+                "echo $$ > {}/cgroup.procs; for n in null zero full tty; do (: < /dev/$n) 2>&- && echo $n; done; \
+                 mknod /tmp/{name} c 1 7 && rm /tmp/{name} && echo made",
+                dir.display()
+            );
+            let done = Command::new("sh").args(["-c", &script]).output();
+            let text = String::from_utf8(done.expect("sh").stdout).expect("text");
+            text.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
+        let all = usable();
+        assert!(
+            all.starts_with("null zero full") && all.ends_with("made"),
+            "{all}"
+        );
+        let major = [(false, 1)];
+        let mut before = Vec::new();
+        for (minors, others, want) in [
+            (&[3, 7][..], &[][..], "null full"),
+            (&[5], &[3], "null zero"),
+            (&[], &[7], "full"),
+            (&[], &[], ""),
+        ] {
+            let rules = rules(&name, &major, minors, others);
+            cgroups.allow_devices(&rules, &before).expect("taken");
+            let own = bpf::attached(fs::File::open(&dir).expect("group"), PROGRAM);
+            assert_eq!(own.expect("programs").len(), 1, "one after the other");
+            let seen = usable();
+            let seen = seen.replace(" tty", "");
+            assert_eq!(seen, format!("{want} made").trim(), "{minors:?} {others:?}");
+            before = rules.allowed;
+        }
+        // Of other majors nothing is closed.
+        let other = rules(&name, &[(true, 1), (false, 2)], &[], &[]);
+        cgroups.allow_devices(&other, &before).expect("taken");
+        assert_eq!(usable(), all);
+        let many: Vec<u32> = (0..1025).collect();
+        let refused = cgroups.allow_devices(&rules(&name, &major, &many, &[]), &[]);
+        assert!(refused.is_err());
+        let most: Vec<u32> = (0..1024).collect();
+        let taken = cgroups.allow_devices(&rules(&name, &major, &most, &[]), &[]);
+        taken.expect("taken");
+        fs::remove_dir(&dir).expect("removed");
+    }
+
+    #[test]
+    fn files_of_version_1_are_told_what_changes() {
+        // DEV-44
+        let top = std::env::temp_dir().join(format!("picolet-devices-{}", std::process::id()));
+        fs::create_dir_all(top.join("a")).expect("directory");
+        let text = format!(
+            "1 1 0:1 / {} rw - cgroup cgroup rw,devices\n1 1 0:1 / /m rw - cgroup cgroup rw,memory",
+            top.display()
+        );
+        let cgroups = Cgroups::with(Hierarchy::parse(&text).expect("version 1"));
+        let file = |name: &str| fs::read_to_string(top.join("a").join(name)).unwrap_or_default();
+        let now = rules("/a", &[(false, 1)], &[3], &[5]);
+        let old = rules("/a", &[], &[7, 5, 3], &[]).allowed;
+        cgroups.allow_devices(&now, &old).expect("written");
+        // What another rule lets it use is not taken.
+        assert_eq!(file("devices.deny"), "c 1:7 rw");
+        assert_eq!(file("devices.allow"), "c 1:3 rw");
+        fs::remove_dir_all(&top).expect("removed");
+    }
+}

@@ -1,0 +1,195 @@
+#![expect(unsafe_code, reason = "bpf(2) has no safe wrapper in nix")]
+//! Programs that the kernel asks which devices processes of a control group may use. Source: bpf(2), `uapi/linux/bpf.h`.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use nix::errno::Errno;
+
+/// An instruction as the kernel reads it, bytes in the order of the machine.
+pub type Instruction = u64;
+
+/// Bytes of a program's name, with its end.
+const NAME_BYTES: usize = 16;
+/// Programs that one group has at most: the kernel's own limit.
+const MAX_ATTACHED: usize = 64;
+
+const PROG_LOAD: libc::c_int = 5;
+const PROG_ATTACH: libc::c_int = 8;
+const PROG_DETACH: libc::c_int = 9;
+const PROG_GET_FD_BY_ID: libc::c_int = 13;
+const OBJ_GET_INFO_BY_FD: libc::c_int = 15;
+const PROG_QUERY: libc::c_int = 16;
+/// `BPF_PROG_TYPE_CGROUP_DEVICE`, `BPF_CGROUP_DEVICE`.
+const TYPE_DEVICE: u32 = 15;
+const AT_DEVICE: u32 = 6;
+/// `BPF_F_ALLOW_MULTI`: beside others, all of which have to agree.
+const BESIDE_OTHERS: u32 = 2;
+
+#[repr(C)]
+#[derive(Default)]
+struct Load {
+    kind: u32,
+    count: u32,
+    instructions: u64,
+    license: u64,
+    log_level: u32,
+    log_size: u32,
+    log: u64,
+    kernel: u32,
+    flags: u32,
+    name: [u8; NAME_BYTES],
+}
+
+#[repr(C)]
+struct Attach {
+    group: u32,
+    program: u32,
+    at: u32,
+    flags: u32,
+}
+
+#[repr(C)]
+struct Query {
+    group: u32,
+    at: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    ids: u64,
+    count: u32,
+    padding: u32,
+}
+
+#[repr(C)]
+struct ById {
+    id: u32,
+    next: u32,
+    flags: u32,
+}
+
+#[repr(C)]
+struct InfoOf {
+    program: u32,
+    bytes: u32,
+    info: u64,
+}
+
+/// `bpf_prog_info`, as far as its name.
+#[repr(C)]
+#[derive(Default)]
+struct Info {
+    before: [u64; 8],
+    name: [u8; NAME_BYTES],
+}
+
+/// The words of `attr` have to be what `command` takes.
+fn call<T>(command: libc::c_int, attr: &mut T) -> io::Result<libc::c_int> {
+    // SAFETY: `attr` is as long as said; the addresses in it are those of buffers that the callers here hold.
+    let done = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attr, size_of::<T>()) };
+    match Errno::result(done)? {
+        done => libc::c_int::try_from(done).map_err(io::Error::other),
+    }
+}
+
+fn owned(fd: libc::c_int) -> OwnedFd {
+    // SAFETY: the kernel has just made it for us.
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+fn number(fd: BorrowedFd<'_>) -> u32 {
+    // One that is open is not negative.
+    u32::try_from(fd.as_raw_fd()).unwrap_or(0)
+}
+
+/// As the kernel takes it, which reads or writes there during the call.
+fn address<T>(of: *const T) -> u64 {
+    u64::try_from(of.expose_provenance()).unwrap_or(0)
+}
+
+/// Gives a program to the kernel.
+///
+/// # Errors
+/// The kernel has no such programs, does not take this one, or this process may not do so.
+pub fn load(program: &[Instruction], name: &str) -> io::Result<OwnedFd> {
+    let license = *b"Apache-2.0\0";
+    let mut attr = Load {
+        kind: TYPE_DEVICE,
+        count: u32::try_from(program.len()).map_err(io::Error::other)?,
+        instructions: address(program.as_ptr()),
+        license: address(license.as_ptr()),
+        ..Load::default()
+    };
+    for (place, byte) in attr.name[..NAME_BYTES - 1].iter_mut().zip(name.bytes()) {
+        *place = byte;
+    }
+    call(PROG_LOAD, &mut attr).map(owned)
+}
+
+/// Lets a group, opened as a directory, be asked by this program too.
+pub fn attach(group: impl AsFd, program: impl AsFd) -> io::Result<()> {
+    let mut attr = Attach {
+        group: number(group.as_fd()),
+        program: number(program.as_fd()),
+        at: AT_DEVICE,
+        flags: BESIDE_OTHERS,
+    };
+    call(PROG_ATTACH, &mut attr).map(drop)
+}
+
+/// Takes a program from a group.
+pub fn detach(group: impl AsFd, program: impl AsFd) -> io::Result<()> {
+    let mut attr = Attach {
+        group: number(group.as_fd()),
+        program: number(program.as_fd()),
+        at: AT_DEVICE,
+        flags: 0,
+    };
+    call(PROG_DETACH, &mut attr).map(drop)
+}
+
+/// Programs of that name that a group has itself.
+pub fn attached(group: impl AsFd, name: &str) -> io::Result<Vec<OwnedFd>> {
+    let mut ids = [0u32; MAX_ATTACHED];
+    let mut query = Query {
+        group: number(group.as_fd()),
+        at: AT_DEVICE,
+        query_flags: 0,
+        attach_flags: 0,
+        ids: address(ids.as_mut_ptr()),
+        count: u32::try_from(MAX_ATTACHED).map_err(io::Error::other)?,
+        padding: 0,
+    };
+    call(PROG_QUERY, &mut query)?;
+    let count = usize::try_from(query.count).unwrap_or(0).min(MAX_ATTACHED);
+    let mut found = Vec::new();
+    for id in &ids[..count] {
+        let mut by_id = ById {
+            id: *id,
+            next: 0,
+            flags: 0,
+        };
+        let program = match call(PROG_GET_FD_BY_ID, &mut by_id) {
+            Ok(fd) => owned(fd),
+            // It has gone since.
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            Err(e) => return Err(e),
+        };
+        if name_of(&program)? == name {
+            found.push(program);
+        }
+    }
+    Ok(found)
+}
+
+fn name_of(program: &OwnedFd) -> io::Result<String> {
+    let mut info = Info::default();
+    let mut of = InfoOf {
+        program: number(program.as_fd()),
+        bytes: u32::try_from(size_of::<Info>()).map_err(io::Error::other)?,
+        info: address(&raw mut info),
+    };
+    call(OBJ_GET_INFO_BY_FD, &mut of)?;
+    let end = info.name.iter().position(|byte| *byte == 0);
+    let name = &info.name[..end.unwrap_or(NAME_BYTES)];
+    Ok(String::from_utf8_lossy(name).into_owned())
+}
