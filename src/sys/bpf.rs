@@ -86,9 +86,8 @@ struct Info {
 fn call<T>(command: libc::c_int, attr: &mut T) -> io::Result<libc::c_int> {
     // SAFETY: `attr` is as long as said; the addresses in it are those of buffers that the callers here hold.
     let done = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attr, size_of::<T>()) };
-    match Errno::result(done)? {
-        done => libc::c_int::try_from(done).map_err(io::Error::other),
-    }
+    let done = Errno::result(done)?;
+    libc::c_int::try_from(done).map_err(io::Error::other)
 }
 
 fn owned(fd: libc::c_int) -> OwnedFd {

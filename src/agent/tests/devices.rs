@@ -364,34 +364,43 @@ fn who_wants_it_is_restarted_after_a_short_absence_too() {
 }
 
 #[test]
-fn who_cannot_go_on_is_started_anew() {
-    // DEV-44
+fn who_sees_devices_live_is_restarted_only_if_it_cannot_go_on() {
+    // DEV-44 DEV-45
     let line = [("/dev/ttyUSB0", 0)];
     let (world, _) = world(&line);
-    world.apply(&[
-        manifest("a", asking()),
-        manifest(
-            "b",
-            json!({"containers": [
-        {"name": "c", "image": IMAGE, "command": ["sleep"]}]}),
-        ),
-    ]);
+    let plain = json!({"containers": [{"name": "c", "image": IMAGE, "command": ["sleep"]}]});
+    world.apply(&[manifest("a", asking()), manifest("b", plain)]);
     runs(&world, "a");
     runs(&world, "b");
     let instances = || ["a", "b"].map(|uid| instance(&world, uid).id);
     let [first, other] = instances();
-    let holder = Holder {
-        pod: "a".into(),
-        container: "c".into(),
+    let holder = || {
+        vec![Holder {
+            pod: "a".into(),
+            container: "c".into(),
+        }]
     };
-    let event = Event::Devices {
-        seen: Box::new(seen(&line)),
-        followed: Followed {
-            unfit: vec![holder],
+    let look = |nodes: &[(&str, u32)], unfit| {
+        let followed = Followed {
+            live: holder(),
+            unfit,
             ..Followed::default()
-        },
+        };
+        let event = Event::Devices {
+            seen: Box::new(seen(nodes)),
+            followed,
+        };
+        world.events.try_send(event).expect("room");
+        world.settle();
     };
-    world.events.try_send(event).expect("room");
+    // It is another node, and back: nobody cares.
+    look(&[("/dev/ttyUSB0", 7)], Vec::new());
+    look(&line, Vec::new());
+    world.advance(s(60));
+    assert_eq!(instances(), [first.clone(), other.clone()]);
+    // It is told until it is seen to have been restarted.
+    look(&line, holder());
+    look(&line, holder());
     world.until("is restarted", |w| instance(w, "a").id != first);
     let [second, _] = instances();
     world.advance(s(600));

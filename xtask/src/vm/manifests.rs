@@ -49,6 +49,16 @@ pub(super) fn slow_writer(name: &str, limit: &str) -> String {
     sleeper(name, 1_000_000).replace(&format!("name: {name}"), &metadata)
 }
 
+/// What pods may ask for: a device that comes and goes while they run, and is this node.
+pub(super) const DEVICES: &str =
+    "{resource: line, match: {path: /dev/picolet-line}, live: true, containerPath: /dev/lines}";
+
+/// A pod that has it.
+pub(super) fn holder(name: &str) -> String {
+    let asking = "imagePullPolicy: Never\n    resources: {limits: {picolet/line: 1}}";
+    sleeper(name, 1_000_000).replace("imagePullPolicy: Never", asking)
+}
+
 /// Pods that take little, of which nothing may end.
 pub(super) const BYSTANDERS: [&str; 3] = ["modest-1", "modest-2", "modest-3"];
 
@@ -363,6 +373,7 @@ mod tests {
         let mut all = few();
         all.push(("sleeper", sleeper("crowd-1", 7)));
         all.push(("lively", lively("lively")));
+        all.push(("holder", holder("holder")));
         all.push(("slow", slow_writer("slow", "1Mi")));
         all.push(("foreign", of_image("foreign", "localhost/x:1")));
         all.push(("stray", under_profile("stray", "other")));

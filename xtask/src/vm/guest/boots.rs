@@ -50,6 +50,10 @@ pub(super) fn fresh(guest: &mut Guest) {
     guest.step("BestEffort and the tiers", groups::tiers);
     guest.step("A pod writes no faster than it may", groups::slow_writer);
     guest.step(
+        "A container may use a device that comes while it runs, and no other of its kind",
+        groups::live_device,
+    );
+    guest.step(
         "A child that takes too much memory ends its container",
         groups::oom,
     );

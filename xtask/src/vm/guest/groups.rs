@@ -1,6 +1,7 @@
 //! Control groups of version 2.
 
 use std::{
+    fs,
     path::{Path, PathBuf},
     thread,
 };
@@ -8,7 +9,7 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    LIMIT, board, container_id, expect,
+    HOSTNAME, LIMIT, board, call, container_id, expect,
     facts::{TREE, inits, members, shims, text, unit},
     node::{MIB, PIDS, RESERVED_MIB, RESERVED_PIDS, drop_manifest},
     pod, until, wait_running,
@@ -92,6 +93,61 @@ pub(super) fn slow_writer() -> Result<String, Failure> {
     expect(&format!("io.max {limit:?} is held"), &held, &true)?;
     board::gone(name)?;
     Ok(format!("io.max {}", limit.trim()))
+}
+
+// DEV-44
+pub(super) fn live_device() -> Result<String, Failure> {
+    const NODE: &str = "/dev/picolet-line";
+    let [first, second] = two_disks()?;
+    let plug = |number: &str| {
+        let words: Vec<&str> = number.split(' ').collect();
+        // Not there for a moment: nobody looks then.
+        let _ = fs::remove_file(NODE);
+        call(&[&["mknod", "-m", "660", NODE, "b"], &*words].concat())
+    };
+    plug(&first)?;
+    let name = "holder";
+    drop_manifest(name, &manifests::holder(name))?;
+    wait_running(&[name.to_owned()])?;
+    let begun = container_id(&pod(name)?, "main")?;
+    let own = format!("{name}-{HOSTNAME}");
+    let in_pod = |script: &str| call(&["picolet", "exec", &own, "--", "sh", "-c", script]);
+    in_pod(&format!("mknod /one b {first}; mknod /two b {second}"))?;
+    let usable = |want: &str| {
+        let script =
+            "for n in /one /two /dev/lines/*; do (exec 3< $n) 2> /dev/null && echo $n; done; true";
+        let seen = in_pod(script)?;
+        expect(
+            "usable",
+            &seen.split_whitespace().collect::<Vec<_>>().join(" "),
+            &want.into(),
+        )
+    };
+    usable("/one /dev/lines/picolet-line")?;
+    plug(&second)?;
+    until(LIMIT, || usable("/two /dev/lines/picolet-line"))?;
+    expect("container", &container_id(&pod(name)?, "main")?, &begun)?;
+    fs::remove_file(NODE)?;
+    until(LIMIT, || usable(""))?;
+    board::gone(name)?;
+    Ok(format!("{first}, then {second}"))
+}
+
+/// Numbers of two block devices of one kind: major and minor.
+fn two_disks() -> Result<[String; 2], Failure> {
+    let all = text("/proc/partitions")?;
+    let mut seen: Vec<(&str, &str)> = Vec::new();
+    for line in all.lines().skip(1) {
+        let mut words = line.split_whitespace();
+        let (Some(major), Some(minor)) = (words.next(), words.next()) else {
+            continue;
+        };
+        if let Some((_, other)) = seen.iter().find(|(known, _)| *known == major) {
+            return Ok([format!("{major} {other}"), format!("{major} {minor}")]);
+        }
+        seen.push((major, minor));
+    }
+    Err(format!("no two disks of one kind in {all:?}").into())
 }
 
 // CG-11 CG-12

@@ -123,7 +123,9 @@ pub(super) fn configure() -> Result<(), Failure> {
         CONFIG,
         format!(
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\npodPidsLimit: {PIDS}\n\
-             systemReserved: {{cpu: 100m, memory: {RESERVED_MIB}Mi, pid: '{RESERVED_PIDS}'}}\n"
+             systemReserved: {{cpu: 100m, memory: {RESERVED_MIB}Mi, pid: '{RESERVED_PIDS}'}}\n\
+             picolet: {{devices: [{}]}}\n",
+            manifests::DEVICES
         ),
     )?;
     let profile = "/etc/apparmor.d/picolet-vm";
