@@ -49,9 +49,12 @@ pub(super) fn slow_writer(name: &str, limit: &str) -> String {
     sleeper(name, 1_000_000).replace(&format!("name: {name}"), &metadata)
 }
 
-/// What pods may ask for: a device that comes and goes while they run, and is this node.
+/// Where the agent looks for devices: a disk that becomes another one is none that is plugged in again.
+pub(super) const MACHINE: &str = "/var/lib/picolet-machine";
+
+/// What pods may ask for: a device that comes and goes while they run.
 pub(super) const DEVICES: &str =
-    "{resource: line, match: {path: /dev/picolet-line}, live: true, containerPath: /dev/lines}";
+    "{resource: line, match: {path: /dev/line}, live: true, containerPath: /dev/lines}";
 
 /// A pod that has it.
 pub(super) fn holder(name: &str) -> String {

@@ -97,13 +97,15 @@ pub(super) fn slow_writer() -> Result<String, Failure> {
 
 // DEV-44
 pub(super) fn live_device() -> Result<String, Failure> {
-    const NODE: &str = "/dev/picolet-line";
+    let dev = Path::new(manifests::MACHINE).join("dev");
+    fs::create_dir_all(&dev)?;
+    let node = dev.join("line").display().to_string();
     let [first, second] = two_disks()?;
     let plug = |number: &str| {
         let words: Vec<&str> = number.split(' ').collect();
         // Not there for a moment: nobody looks then.
-        let _ = fs::remove_file(NODE);
-        call(&[&["mknod", "-m", "660", NODE, "b"], &*words].concat())
+        let _ = fs::remove_file(&node);
+        call(&[&["mknod", "-m", "660", &node, "b"], &*words].concat())
     };
     plug(&first)?;
     let name = "holder";
@@ -123,11 +125,11 @@ pub(super) fn live_device() -> Result<String, Failure> {
             &want.into(),
         )
     };
-    usable("/one /dev/lines/picolet-line")?;
+    usable("/one /dev/lines/line")?;
     plug(&second)?;
-    until(LIMIT, || usable("/two /dev/lines/picolet-line"))?;
+    until(LIMIT, || usable("/two /dev/lines/line"))?;
     expect("container", &container_id(&pod(name)?, "main")?, &begun)?;
-    fs::remove_file(NODE)?;
+    fs::remove_file(&node)?;
     until(LIMIT, || usable(""))?;
     board::gone(name)?;
     Ok(format!("{first}, then {second}"))

@@ -124,7 +124,8 @@ pub(super) fn configure() -> Result<(), Failure> {
         format!(
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\npodPidsLimit: {PIDS}\n\
              systemReserved: {{cpu: 100m, memory: {RESERVED_MIB}Mi, pid: '{RESERVED_PIDS}'}}\n\
-             picolet: {{devices: [{}]}}\n",
+             picolet: {{deviceRoot: {}, devices: [{}]}}\n",
+            manifests::MACHINE,
             manifests::DEVICES
         ),
     )?;
