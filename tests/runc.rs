@@ -44,7 +44,7 @@ use picolet::{
         AttachOptions, Call, ExecOptions, ImageService as _, Logs, Output, Room, RuntimeError,
         RuntimeService, Session, Start, Stream, contract,
         runc::{
-            BuiltIn, Runc, Settings, host,
+            BuiltIn, Cdi, Runc, Settings, host,
             images::{Hold, Images, ResolvedImage},
         },
     },
@@ -278,6 +278,11 @@ impl Lab {
             host: host::facts(&cgroups),
             spec: logic::oci::container_spec,
             resolve_user: logic::user::resolve_user,
+            cdi: Cdi {
+                dirs: Vec::new(),
+                hooks: false,
+                rules: logic::cdi::RULES,
+            },
             process: None,
             parallel: None,
         };

@@ -16,7 +16,7 @@ use crate::{
     config::{Config, Endpoints},
     error::chain,
     image::pull::{NodeKeys, Settings},
-    logic::{cgroup::CgroupTree, oci},
+    logic::{cdi, cgroup::CgroupTree, oci},
     runtime::{
         RuntimeError, RuntimeService,
         cri::{self, Cri},
@@ -178,6 +178,15 @@ pub(super) fn runc_settings(cfg: &Config, host: HostFacts, exe: Arc<OwnedFd>) ->
         host,
         spec: oci::container_spec,
         resolve_user: crate::logic::user::resolve_user,
+        cdi: runc::Cdi {
+            dirs: cfg
+                .devices
+                .as_ref()
+                .map(|d| d.cdi.clone())
+                .unwrap_or_default(),
+            hooks: cfg.devices.as_ref().is_some_and(|d| d.cdi_hooks),
+            rules: cdi::RULES,
+        },
         parallel: None,
     }
 }

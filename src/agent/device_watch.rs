@@ -44,12 +44,12 @@ impl Watch {
         // Bounded: by its pauses.
         loop {
             let seen = self.devices.look().await;
-            let followed = self.devices.follow(&seen).await;
-            let before = told.as_ref().map(|(_, followed)| &*followed.wrong);
-            if before != Some(&followed.wrong) {
-                for text in &followed.wrong {
-                    log::warn!("{text}");
-                }
+            let mut followed = self.devices.follow(&seen).await;
+            let of_files = seen.wrong.iter().map(|wrong| format!("CDI file {wrong}"));
+            followed.wrong.extend(of_files);
+            let known = told.as_ref().map_or(&[][..], |(_, told)| &told.wrong);
+            for text in followed.wrong.iter().filter(|text| !known.contains(text)) {
+                log::warn!("{text}");
             }
             // Who is unfit may not have been seen to run when the loop was told.
             let found = (seen, followed);

@@ -649,13 +649,14 @@ async fn assemble(
         clock: shared,
         places: Arc::new(places),
     };
-    let device_root = cfg.devices.as_ref().map(|devices| &*devices.root);
-    let device_root = device_root.unwrap_or_else(|| Path::new("/"));
+    let devices = cfg.devices.as_ref();
+    let devices = devices.map(|devices| (&*devices.root, &*devices.cdi));
+    let (device_root, cdi) = devices.unwrap_or_else(|| (Path::new("/"), &[]));
     let peer = joined.as_ref().map(|joined| Arc::clone(&joined.peer));
     let peer = peer.unwrap_or_default();
     let parts = Parts::new(Given {
         way: Box::new(move || peer.interface()),
-        devices: Arc::new(device::Host::below(device_root)),
+        devices: Arc::new(device::Host::below(device_root, cdi)),
         gauge: Rc::new(gauge),
         node: Rc::new(Node::new(facts, node::addresses, context, admission)),
         clock: Box::new(clock),

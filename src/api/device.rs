@@ -4,12 +4,16 @@
 use alloc::{boxed::Box, collections::BTreeMap, string::String, vec::Vec};
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use crate::cri::{Device, Mount};
+use crate::{
+    cri::{Device, Mount},
+    strict::WrongValue,
+};
 
 /// Devices of the machine, as far as somebody asked for them.
 ///
-/// - Shape: `nodes` sorted by name, each name once; `usb` sorted by port; `udev` sorted.
+/// - Shape: `nodes` sorted by name, each name once; `usb` sorted by port; `udev` and `cdi` sorted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Nodes below `/dev`.
@@ -18,6 +22,10 @@ pub struct Seen {
     pub usb: Vec<Usb>,
     /// Nodes of which [`Wanted::udev`] gave this number.
     pub udev: Vec<(u16, Node)>,
+    /// Qualified names of CDI devices, each once for each file that has it, with the number of that one's directory.
+    pub cdi: Vec<(String, usize)>,
+    /// CDI files that say nothing, and why.
+    pub wrong: Vec<String>,
 }
 
 /// A device node, and where in the machine its device is.
@@ -165,6 +173,15 @@ pub trait Wanted: Send + Sync {
 
     /// The numbers of what this device is wanted for.
     fn udev(&self, subsystem: &str, device: &dyn Facts) -> Vec<u16>;
+
+    /// Whether any CDI device is wanted.
+    fn any_cdi(&self) -> bool;
+
+    /// The qualified names of the devices of a CDI file that are wanted.
+    ///
+    /// # Errors
+    /// The file is not valid.
+    fn cdi(&self, file: Value) -> Result<Vec<String>, WrongValue>;
 }
 
 /// What is known of a device that has a node: read when it is asked for. What cannot be read is not there.

@@ -6,7 +6,7 @@
 //! - [`certificates`]: requests for certificates. [`service`], [`storage`]: what pods refer to.
 //! - [`stats`]: what runs costs. [`event`]: what was told of it. [`link`]: bytes that went over the link.
 //! - [`cri`]: what crosses the runtime seam, in the words of CRI v1.
-//! - [`device`]: what a look at the machine's devices shows.
+//! - [`device`]: what a look at the machine's devices shows. [`cdi`]: what files of their vendors say.
 //! - [`oci`]: the OCI runtime configuration (`config.json`) and image configuration.
 //! - [`received`]: a pod on its way from a source to the pod table.
 //! - [`strict`]: JSON text or value → typed value, with the path of what is wrong.
@@ -17,6 +17,7 @@
 
 extern crate alloc;
 
+pub mod cdi;
 pub mod certificates;
 pub mod config_map;
 pub mod cri;

@@ -8,7 +8,7 @@
 //!
 //! Source: opencontainers/runtime-spec `config.md`, `config-linux.md` (1.0.2); opencontainers/image-spec (1.1).
 
-use alloc::collections::BTreeMap;
+use alloc::{boxed::Box, collections::BTreeMap};
 
 use serde::{Deserialize, Deserializer, Serialize, de};
 
@@ -41,6 +41,9 @@ written!(
         /// Notes for runtimes that look at them (crun, kata).
         #[serde(skip_serializing_if = "BTreeMap::is_empty")]
         annotations: BTreeMap<String, String>,
+        /// Programs that the runtime calls, by when: `prestart`, `createRuntime`, …
+        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+        hooks: BTreeMap<Box<str>, Vec<Hook>>,
         /// Linux part.
         linux: Linux,
     }
@@ -149,6 +152,23 @@ written!(
         /// Options, as mount(8) words them.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         options: Vec<String>,
+    }
+);
+
+written!(
+    /// A program that the runtime calls.
+    Hook {
+        /// Absolute path.
+        path: String,
+        /// Arguments, the program's name first.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        args: Vec<String>,
+        /// `NAME=value`.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        env: Vec<String>,
+        /// Seconds after which it is killed, at least one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        timeout: Option<u32>,
     }
 );
 

@@ -55,6 +55,9 @@ const RANGES: &[(&str, RangeInclusive<i64>)] = &[
 
 /// OCI runtimes beside the default one.
 const MAX_HANDLERS: usize = 16;
+/// Where vendors put CDI files, and how many such directories there may be.
+const CDI_DIRS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
+const MAX_CDI_DIRS: usize = 16;
 /// Groups of pods that end one after the other with the machine.
 const MAX_SHUTDOWN_GROUPS: usize = 64;
 const SECOND: Duration = Duration::from_secs(1);
@@ -176,13 +179,31 @@ fn devices(own: &Own) -> Result<Option<DeviceConfig>, Invalid> {
     let plugins = own.device_plugin_dir.as_deref();
     let plugins = absolute("picolet.devicePluginDir", plugins, DEVICE_PLUGIN_DIR)?;
     let plugins = own.device_plugins.unwrap_or(false).then_some(plugins);
+    let cdi = cdi_dirs(own.cdi_spec_dirs.as_deref())?;
     let is_wanted = plugins.is_some() || !declared.entries.is_empty();
     Ok(is_wanted.then(|| DeviceConfig {
         declared: Arc::new(declared),
         plugins,
         root,
         wait,
+        cdi,
+        cdi_hooks: own.cdi_hooks.unwrap_or(false),
     }))
+}
+
+fn cdi_dirs(dirs: Option<&[String]>) -> Result<Vec<PathBuf>, Invalid> {
+    let field = "picolet.cdiSpecDirs";
+    let Some(dirs) = dirs else {
+        return Ok(CDI_DIRS.map(PathBuf::from).into());
+    };
+    if dirs.len() > MAX_CDI_DIRS {
+        let count = dirs.len();
+        let message = format!("has {count} entries, must have at most {MAX_CDI_DIRS}");
+        return invalid(field, message);
+    }
+    let all = dirs.iter().enumerate();
+    all.map(|(n, dir)| absolute(&format!("{field}[{n}]"), Some(dir), "."))
+        .collect()
 }
 
 /// CRI has no words for nodes that come and go.

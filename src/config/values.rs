@@ -328,6 +328,10 @@ pub struct DeviceConfig {
     pub root: PathBuf,
     /// How long a pod of the apiserver waits for a device. Default 2 min.
     pub wait: Duration,
+    /// Directories of CDI files, the later ones count. Default `/etc/cdi` and `/var/run/cdi`.
+    pub cdi: Vec<PathBuf>,
+    /// Hooks of CDI devices may run, as root on the machine. Default false.
+    pub cdi_hooks: bool,
 }
 
 /// Sockets of a runtime.

@@ -1,6 +1,8 @@
 //! Devices of the machine: what nodes there are, and when that may have changed; and how device plugins are spoken with. What
-//! is made of it is not decided here. Nodes of devices that come and go are put where running containers see them.
+//! is made of it is not decided here. Nodes of devices that come and go are put where running containers see them. Files in
+//! which vendors describe devices are read (CDI).
 
+pub mod cdi;
 mod live;
 pub mod plugin;
 pub mod pod_resources;
@@ -23,23 +25,30 @@ pub trait Machine: Send + Sync {
     fn look(&self, wanted: &dyn Wanted) -> Seen;
 }
 
-/// This machine: its device nodes and its sysfs.
+/// This machine: its device nodes, its sysfs, and its CDI files.
 #[derive(Clone, Debug)]
 pub struct Host {
     root: PathBuf,
+    cdi: Vec<PathBuf>,
 }
 
 impl Host {
-    /// `root`: below which `dev` and `sys` are; `/` as a rule.
+    /// `root`: below which `dev` and `sys` are; `/` as a rule. `cdi`: directories of CDI files.
     #[must_use]
-    pub fn below(root: &Path) -> Self {
-        let root = root.to_path_buf();
-        Self { root }
+    pub fn below(root: &Path, cdi: &[PathBuf]) -> Self {
+        Self {
+            root: root.to_path_buf(),
+            cdi: cdi.to_vec(),
+        }
     }
 }
 
 impl Machine for Host {
     fn look(&self, wanted: &dyn Wanted) -> Seen {
-        scan::look(&self.root, wanted)
+        let mut seen = scan::look(&self.root, wanted);
+        if wanted.any_cdi() {
+            cdi::look(&self.cdi, wanted, &mut seen);
+        }
+        seen
     }
 }

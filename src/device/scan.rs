@@ -332,8 +332,10 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+    use serde_json::Value;
 
     use super::*;
+    use crate::api::strict::WrongValue;
 
     /// Everything.
     struct All;
@@ -381,6 +383,14 @@ mod tests {
                 .filter(|(_, is)| *is)
                 .map(|(n, _)| n)
                 .collect()
+        }
+
+        fn any_cdi(&self) -> bool {
+            false
+        }
+
+        fn cdi(&self, _: Value) -> Result<Vec<String>, WrongValue> {
+            Ok(Vec::new())
         }
     }
 
@@ -551,6 +561,14 @@ mod tests {
 
         fn udev(&self, _: &str, _: &dyn Facts) -> Vec<u16> {
             Vec::new()
+        }
+
+        fn any_cdi(&self) -> bool {
+            false
+        }
+
+        fn cdi(&self, _: Value) -> Result<Vec<String>, WrongValue> {
+            Ok(Vec::new())
         }
     }
 

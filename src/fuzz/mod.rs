@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use crate::api::{ConfigMap, Quantity, Secret, Wall, oci, strict};
 use crate::config::{decode, duration};
 use crate::logic::{
-    dashboard, dns, expansion,
+    cdi, dashboard, dns, expansion,
     provider::{ID_PREFIX, Listed, MAX_CONTAINERS, MAX_PODS, Said, Table},
     static_pod,
     update::{MAX_RELEASE_BYTES, Offer},
@@ -77,6 +77,7 @@ pub const TARGETS: &[Target] = &[
     target("protobuf", grpc::protobuf),
     target("tunnel", agent::tunnel::fuzz::packets),
     target("channel", channel),
+    target("cdi", cdi_file),
 ];
 
 const fn target(name: &'static str, run: fn(&[u8]) -> String) -> Target {
@@ -258,6 +259,32 @@ fn registries(data: &[u8]) -> String {
         Ok(document) => image::registry::fuzz::registries(&document.value),
         Err(e) => e.to_string(),
     }
+}
+
+/// A file of a vendor, and what becomes of a container that gets its devices.
+fn cdi_file(data: &[u8]) -> String {
+    let value = match decode::parse(data) {
+        Ok(document) => document.value,
+        Err(e) => return e.to_string(),
+    };
+    let names = ["v.com/c=0", "v.com/c=one"].map(String::from);
+    let file = match cdi::read_named(value, &names) {
+        Ok(file) => file,
+        Err(e) => return e.message,
+    };
+    let there = file
+        .devices
+        .iter()
+        .map(|(name, _)| name.clone())
+        .collect::<Vec<_>>();
+    let edits = match cdi::resolve(vec![file], &there, &[], true) {
+        Ok(edits) => edits,
+        Err(e) => return e.to_string(),
+    };
+    let mut spec = oci::Spec::default();
+    let done = cdi::apply(&mut spec, edits);
+    assert!(done.is_err() || serde_json::to_string(&spec).is_ok());
+    outcome(done)
 }
 
 fn credentials(data: &[u8]) -> String {

@@ -34,6 +34,24 @@ spec:
     projected: {defaultMode: 0644, sources: [{configMap: {name: c, items: [{key: k, path: a/b}]}}, {secret: {name: s}}]}
 "#;
 
+const CDI: &str = r#"
+cdiVersion: 1.1.0
+kind: v.com/c
+annotations: {a: b}
+containerEdits: {env: [A=b], additionalGids: [0, 5]}
+devices:
+- name: "0"
+  containerEdits:
+    deviceNodes:
+    - {path: /dev/a, hostPath: /dev/null, type: c, major: 1, minor: 3, fileMode: 0660, permissions: rw, uid: 1, gid: 2}
+    - {path: /dev/b, type: p, permissions: none}
+    mounts: [{hostPath: /a, containerPath: /b/, type: bind, options: [ro, rbind, rslave]}]
+    hooks: [{hookName: prestart, path: /bin/a, args: [a], env: [A=b], timeout: 3}]
+- name: one
+  annotations: {}
+  containerEdits: {intelRdt: {closID: a, schemata: [b], enableMonitoring: true}, netDevices: [{hostInterfaceName: a, name: b}]}
+"#;
+
 /// Inputs for `target`.
 pub(super) fn of(target: &str) -> Vec<Vec<u8>> {
     let texts = |all: &[&str]| all.iter().map(|t| t.as_bytes().to_vec()).collect();
@@ -107,6 +125,7 @@ pub(super) fn of(target: &str) -> Vec<Vec<u8>> {
             r#"{"schemaVersion":2,"mediaType":"application/vnd.oci.image.index.v1+json","manifests":[]}"#,
             r#"{"name":"a/b","tags":["1","2"]}"#,
         ]),
+        "cdi" => texts(&[CDI]),
         "registries" => texts(&[
             "mirrors:\n  docker.io: {endpoint: [\"https://m.example:5000/v2/cache\"], rewrite: {\"^library/(.*)\": \"x/$1\"}}\n  \"*\": {endpoint: [\"http://10.0.0.1:5000\"]}\n",
             "configs:\n  \"registry.example:5000\":\n    auth: {username: u, password: p, auth: dTpw, identity_token: t}\n    tls: {ca_file: /a, cert_file: /b, key_file: /c, insecure_skip_verify: true}\n",

@@ -29,11 +29,13 @@ pub mod validation;
 // What runs and with what.
 pub mod bound_volume;
 pub mod capabilities;
+pub mod cdi;
 pub mod cgroup;
 pub mod dns;
 pub mod downward;
 pub mod env;
 pub mod expansion;
+mod fields;
 pub mod generate;
 pub mod hosts;
 pub mod object_table;

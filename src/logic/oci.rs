@@ -91,6 +91,7 @@ pub fn container_spec(input: &SpecInput<'_>) -> Result<Spec, PodError> {
         },
         mounts,
         annotations: annotations(input),
+        hooks: BTreeMap::new(),
         linux: Linux {
             namespaces: namespaces(input)?,
             devices: device_nodes(input),
@@ -408,17 +409,21 @@ fn mounts(input: &SpecInput<'_>) -> Result<Vec<Mount>, PodError> {
             .chain(&container.mounts)
             .map(bind),
     );
-    // Stable: equally deep ones keep the order of the pod.
-    binds.order_by_key(|mount| {
-        let parts = mount.destination.split('/');
-        parts.filter(|part| !part.is_empty()).count()
-    });
+    by_depth(&mut binds);
     all.extend(binds);
     Ok(all)
 }
 
+/// Sorts mounts so that none hides another; equally deep ones keep their order.
+pub(crate) fn by_depth(mounts: &mut [Mount]) {
+    mounts.order_by_key(|mount| {
+        let parts = mount.destination.split('/');
+        parts.filter(|part| !part.is_empty()).count()
+    });
+}
+
 /// Without trailing slashes, so that `/dev/` counts as `/dev`.
-fn clean(path: &str) -> &str {
+pub(crate) fn clean(path: &str) -> &str {
     match path.trim_end_matches('/') {
         "" => "/",
         path => path,

@@ -29,6 +29,7 @@ imageGCHighThresholdPercent: 100
 picolet:
   devicePlugins: true
   devicePluginDir: DIR
+  cdiSpecDirs: [DIR.cdi]
   devices:
   - resource: example.com/declared
     match: {path: /dev/full}
@@ -639,7 +640,7 @@ fn plugins_that_misbehave() {
     let is_late = |told: &String| told.contains("PreStartContainer: context deadline exceeded");
     assert!(!told.iter().any(is_late), "{told:?}");
     plugin.change(|all| *all = habits("", ""));
-    // What this runtime does not know is not left out.
+    // CDI-04: what is in no file is not left out. The container is made once it is there.
     let name = "vendor.com/class=one";
     plugin.change(|all| all.gift.cdi_devices = vec![CdiMessage { name: name.into() }]);
     host.pod("second", prober(""));
@@ -647,8 +648,15 @@ fn plugins_that_misbehave() {
         let waiting = &status_of(pod, "main")["state"]["waiting"];
         let message = waiting["message"].as_str().unwrap_or_default();
         waiting["reason"] == "CreateContainerError"
-            && message.contains("CDI device vendor.com/class=one: only a runtime that serves CRI")
+            && message.contains("unresolvable CDI devices vendor.com/class=one")
     });
+    let dir = host.path("plugins.cdi");
+    fs::create_dir(&dir).expect("directory");
+    let file = json!({"cdiVersion": "0.5.0", "kind": "vendor.com/class",
+        "devices": [{"name": "one", "containerEdits": {"env": ["IDS=of the file"]}}]});
+    fs::write(dir.join("one.json"), file.to_string()).expect("file");
+    host.wait_ready("second");
+    says(&host, "second", "IDS=of the file\n");
     // Resources without a healthy device are named.
     plugin.change(|all| all.units[0].1 = false);
     node_has(&host, "1", "0");

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::host::{self, Host, IDLE, full, sh, status_of, with};
 
 /// Four bytes: how long the processor may take to wake up.
-const DEVICE: &str = "/dev/cpu_dma_latency";
+pub(crate) const DEVICE: &str = "/dev/cpu_dma_latency";
 const CONFIG: &str = r#"
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -79,20 +79,20 @@ fn events(host: &Host, reason: &str) -> usize {
     all.filter(|e| e["reason"] == reason).count()
 }
 
-fn units(host: &Host) -> Vec<Value> {
+pub(crate) fn units(host: &Host) -> Vec<Value> {
     let list = host.ok(&["get", "devices", "-o", "json"]);
     let list: Value = serde_json::from_str(&list).expect("devices");
     list["items"].as_array().expect("items").clone()
 }
 
-fn waits(host: &Host, name: &str) {
+pub(crate) fn waits(host: &Host, name: &str) {
     host.wait_pod(name, "waits", |pod| {
         pod["status"]["phase"] == "Pending" && pod["status"]["reason"] == "DeviceNotReady"
     });
 }
 
 /// An agent on such a machine; `None` where that cannot be.
-fn start(config: &str, devices: &[&str]) -> Option<Host> {
+pub(crate) fn start(config: &str, devices: &[&str]) -> Option<Host> {
     if !host::able() {
         return None;
     }

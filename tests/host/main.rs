@@ -20,6 +20,7 @@ mod plugin;
 mod host;
 mod image;
 
+mod cdi;
 mod commands;
 mod containerd;
 mod crash;

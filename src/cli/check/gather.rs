@@ -178,7 +178,7 @@ fn devices(cfg: &Config, v2: bool, socket: Option<&Path>) -> check::Devices {
         return check::Devices::default();
     };
     let declared = &*devices.declared;
-    let seen = device::Host::below(&devices.root).look(declared);
+    let seen = device::Host::below(&devices.root, &devices.cdi).look(declared);
     let found = units(declared, &seen);
     let needed = if v2 {
         "CONFIG_CGROUP_BPF"
@@ -199,6 +199,7 @@ fn devices(cfg: &Config, v2: bool, socket: Option<&Path>) -> check::Devices {
             _ => Vec::new(),
         },
         lacks: lacks.into_iter().find(|option| option == needed),
+        wrong: seen.wrong,
     }
 }
 

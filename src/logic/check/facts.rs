@@ -80,6 +80,8 @@ pub struct Devices {
     pub plugins: Vec<(String, usize)>,
     /// Option without which the kernel cannot let containers use them, and has not.
     pub lacks: Option<String>,
+    /// CDI files that say nothing, and why.
+    pub wrong: Vec<String>,
 }
 
 /// Kernel and processor.

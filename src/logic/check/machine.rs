@@ -124,6 +124,12 @@ pub(super) fn devices(facts: &Facts) -> Finding {
         let absent: Vec<&str> = absent.collect();
         (!absent.is_empty()).then(|| some_of(absent.into_iter(), MAX_NAMED))
     };
+    if let Some(wrong) = facts.devices.wrong.first() {
+        return Finding::warning(
+            format!("CDI file {wrong}: its devices are not there"),
+            "mend the file, or remove it",
+        );
+    }
     if let Some(absent) = absent(units) {
         return Finding::warning(
             format!("nothing is here of {absent}: pods that ask for it wait"),

@@ -283,6 +283,9 @@ const BAD: &[(&str, Change, Level, &str, &str)] = &[
     ("devices", |f| f.devices.plugins = vec![("example.com/a".into(), 0), ("example.com/b".into(), 1)], Level::Warning,
         "no device of example.com/a is healthy: pods that ask for it wait",
         "look at the pod of its device plugin: picolet get pods"),
+    // DEV-46
+    ("devices", |f| { f.devices.units = vec![("picolet/a".into(), 0)]; f.devices.wrong = vec!["/etc/cdi/a.json: kind: is \"\"".into()]; },
+        Level::Warning, "CDI file /etc/cdi/a.json: kind: is \"\": its devices are not there", "mend the file, or remove it"),
     // DEV-42
     ("devices", |f| { f.devices.units = vec![("picolet/a".into(), 1)]; f.devices.lacks = Some("CONFIG_CGROUP_BPF".into()); },
         Level::Error, "the kernel has no CONFIG_CGROUP_BPF", "boot a kernel with CONFIG_CGROUP_BPF=y"),

@@ -8,7 +8,7 @@ use alloc::{
     vec::Vec,
 };
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::{
     MAX_ENTRIES, MAX_MATCHES, MAX_SHARES, glob, preset,
@@ -20,6 +20,8 @@ use crate::{
         names,
         strict::WrongValue,
     },
+    cdi,
+    fields::Fields,
     node_resources::is_extended,
 };
 
@@ -27,10 +29,12 @@ use crate::{
 const PREFIX: &str = "picolet/";
 /// Subsystem of the nodes below `/dev/bus/usb`.
 pub(super) const USB: &str = "usb";
+/// Name of the CDI device that stands for all of a kind.
+const ALL: &str = "all";
+/// Fields for nodes. What a CDI device gives is in its file.
+const OF_NODES: [&str; 6] = ["permissions", "live", "containerPath", "env", "gid", "mode"];
 /// Where a container has what it cannot do without.
 const DEV: &str = "/dev";
-/// Bytes of a text in an entry.
-pub(super) const MAX_TEXT: usize = 256;
 
 /// All entries, in the order in which they are written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -104,6 +108,17 @@ pub(super) enum What {
     Usb(Usb),
     /// Nodes of devices by what udev knows.
     Udev(Udev),
+    /// CDI devices (DEV-46): `vendor/class=pattern`.
+    Cdi(String),
+}
+
+/// Whether a CDI device is meant. That of all devices together would be given beside each of them.
+pub(super) fn is_cdi(meant: &str, name: &str) -> bool {
+    let (Some((kind, pattern)), Some((of, device))) = (meant.split_once('='), name.split_once('='))
+    else {
+        return false;
+    };
+    kind == of && device != ALL && glob::text(pattern, device)
 }
 
 /// Which devices on the USB, and which nodes of theirs.
@@ -132,7 +147,7 @@ impl Entry {
     pub(super) fn changes_product(&self) -> bool {
         let products = self.whats().filter_map(|what| match what {
             What::Usb(usb) => Some((usb.vendor, usb.product)),
-            What::Path(_) | What::Udev(_) => None,
+            What::Path(_) | What::Udev(_) | What::Cdi(_) => None,
         });
         products.collect::<BTreeSet<_>>().len() > 1
     }
@@ -180,7 +195,7 @@ impl Declared {
         let all = self.entries.iter().flat_map(Entry::whats);
         all.filter_map(|what| match what {
             What::Udev(udev) => Some(udev),
-            What::Path(_) | What::Usb(_) => None,
+            What::Path(_) | What::Usb(_) | What::Cdi(_) => None,
         })
     }
 
@@ -233,6 +248,17 @@ impl Wanted for Declared {
         let meant = meant.filter(|udev| udev.is(device));
         meant.map(|udev| udev.number).collect()
     }
+
+    fn any_cdi(&self) -> bool {
+        self.any(|what| matches!(what, What::Cdi(_)))
+    }
+
+    fn cdi(&self, file: Value) -> Result<Vec<String>, WrongValue> {
+        let is_wanted =
+            |name: &str| self.any(|what| matches!(what, What::Cdi(meant) if is_cdi(meant, name)));
+        let devices = cdi::read(file, &is_wanted)?.devices.into_iter();
+        Ok(devices.map(|(name, _)| name).collect())
+    }
 }
 
 /// Checks the entries.
@@ -280,74 +306,6 @@ fn items<'a>(value: &'a Value, path: &str, most: usize) -> Result<&'a [Value], W
     }
 }
 
-/// The fields of an object, each taken once.
-pub(super) struct Fields<'a> {
-    path: &'a str,
-    left: Map<String, Value>,
-}
-
-impl<'a> Fields<'a> {
-    pub(super) fn of(value: &Value, path: &'a str) -> Result<Self, WrongValue> {
-        match value.as_object() {
-            Some(fields) => Ok(Self {
-                path,
-                left: fields.clone(),
-            }),
-            None => Err(WrongValue::new(path, "must have fields")),
-        }
-    }
-
-    pub(super) fn wrong(&self, name: &str, message: impl Into<String>) -> WrongValue {
-        WrongValue::new(format!("{}.{name}", self.path), message)
-    }
-
-    pub(super) fn take(&mut self, name: &str) -> Option<Value> {
-        self.left.remove(name)
-    }
-
-    /// A text; empty without the field.
-    pub(super) fn text(&mut self, name: &str) -> Result<String, WrongValue> {
-        match self.take(name) {
-            None => Ok(String::new()),
-            Some(Value::String(text)) if text.len() <= MAX_TEXT => Ok(text),
-            Some(value) => Err(self.wrong(
-                name,
-                format!("is {value}, must be a text of at most {MAX_TEXT} bytes"),
-            )),
-        }
-    }
-
-    fn number(&mut self, name: &str, low: u32, high: u32) -> Result<Option<u32>, WrongValue> {
-        let Some(value) = self.take(name) else {
-            return Ok(None);
-        };
-        let number = value.as_u64().and_then(|n| u32::try_from(n).ok());
-        match number.filter(|n| (low..=high).contains(n)) {
-            Some(number) => Ok(Some(number)),
-            None => Err(self.wrong(
-                name,
-                format!("is {value}, must be a whole number from {low} to {high}"),
-            )),
-        }
-    }
-
-    fn flag(&mut self, name: &str, without: bool) -> Result<bool, WrongValue> {
-        match self.take(name) {
-            None => Ok(without),
-            Some(Value::Bool(flag)) => Ok(flag),
-            Some(value) => Err(self.wrong(name, format!("is {value}, must be true or false"))),
-        }
-    }
-
-    /// Nothing else may be there.
-    pub(super) fn end(self) -> Result<(), WrongValue> {
-        match self.left.keys().next() {
-            None => Ok(()),
-            Some(name) => Err(self.wrong(name, "is not known")),
-        }
-    }
-}
-
 fn entry(value: &Value, path: &str) -> Result<Entry, WrongValue> {
     let mut fields = Fields::of(value, path)?;
     let preset = fields.text("preset")?;
@@ -377,6 +335,11 @@ fn entry(value: &Value, path: &str) -> Result<Entry, WrongValue> {
         (Some(_), false) => return Err(fields.wrong("match", "is what preset says already")),
         (None, true) => return Err(fields.wrong("match", "is missing")),
         (Some(value), true) => entry.matches = alternatives(&value, &format!("{path}.match"))?,
+    }
+    if entry.whats().any(|what| matches!(what, What::Cdi(_)))
+        && let Some(name) = OF_NODES.iter().find(|name| fields.has(name))
+    {
+        return Err(fields.wrong(name, "cannot be set with cdi: its file says what is given"));
     }
     if let Some(count) = fields.number("count", 1, MAX_SHARES)? {
         entry.shares = count;
@@ -511,25 +474,52 @@ fn alternative(value: &Value, path: &str) -> Result<Match, WrongValue> {
 }
 
 fn what(fields: &mut Fields<'_>) -> Result<What, WrongValue> {
-    let pattern = fields.text("path")?;
-    let path = fields.path;
-    match (pattern.is_empty(), fields.take("usb"), fields.take("udev")) {
-        (false, None, None) => {
-            if let Some(why) = glob::problem(&pattern) {
-                return Err(fields.wrong("path", why));
+    let names = ["path", "usb", "udev", "cdi"];
+    let mut there = names.into_iter().filter(|name| fields.has(name));
+    let (Some(name), None) = (there.next(), there.next()) else {
+        return Err(WrongValue::new(
+            fields.path(),
+            "must have one of path, usb, udev, cdi and group",
+        ));
+    };
+    let path = fields.path_of(name);
+    match name {
+        "path" => {
+            let pattern = fields.text(name)?;
+            match glob::problem(&pattern) {
+                Some(why) => Err(fields.wrong(name, why)),
+                None => Ok(What::Path(pattern)),
             }
-            Ok(What::Path(pattern))
         }
-        (true, Some(value), None) => usb(&value, &format!("{path}.usb")).map(What::Usb),
-        (true, None, Some(value)) => {
-            let udev = udev::udev(&value, &format!("{path}.udev"));
-            udev.map(What::Udev)
+        "cdi" => {
+            let meant = fields.text(name)?;
+            match wrong_cdi(&meant) {
+                Some(why) => Err(fields.wrong(name, why)),
+                None => Ok(What::Cdi(meant)),
+            }
         }
-        _ => Err(WrongValue::new(
-            path,
-            "must have one of path, usb, udev and group",
-        )),
+        _ => {
+            let value = fields.take(name).unwrap_or_default();
+            match name {
+                "usb" => usb(&value, &path).map(What::Usb),
+                _ => udev::udev(&value, &path).map(What::Udev),
+            }
+        }
     }
+}
+
+fn wrong_cdi(meant: &str) -> Option<String> {
+    let parts = meant.split_once('=');
+    let parts = parts.filter(|(kind, pattern)| cdi::is_kind(kind) && !pattern.is_empty());
+    let Some((_, pattern)) = parts else {
+        return Some(format!("is {meant:?}, must be such as vendor.com/class=*"));
+    };
+    if pattern == ALL {
+        return Some(format!(
+            "is {meant:?}: {ALL} is never a unit, must be such as *"
+        ));
+    }
+    glob::problem_of_part(pattern)
 }
 
 fn usb(value: &Value, path: &str) -> Result<Usb, WrongValue> {
@@ -708,7 +698,7 @@ mod tests {
             ),
             (
                 json!([{"resource": "a", "match": {"path": "/dev/a", "usb": {}}}]),
-                "picolet.devices[0].match: must have one of path, usb, udev and group",
+                "picolet.devices[0].match: must have one of path, usb, udev, cdi and group",
             ),
             (
                 json!([{"resource": "a", "match": []}]),
@@ -782,6 +772,61 @@ mod tests {
         assert!(all.subsystem("block"), "a driver may have any");
         let tty = declared(&json!([{"resource": "a", "match": tty}])).expect("right");
         assert!(tty.subsystem("tty") && !tty.subsystem("block"));
+    }
+
+    #[test]
+    fn cdi_devices() {
+        // DEV-46
+        let entry = |meant: &str| json!({"resource": "gpu", "match": {"cdi": meant}});
+        let all = declared(
+            &json!([entry("v.com/gpu=[0-3]"), {"resource": "a", "match": {"path": "/dev/a"}}]),
+        );
+        let all = all.expect("right");
+        assert!(all.any_cdi() && !all.directory("/sys"));
+        let device = |name: &str| json!({"name": name, "containerEdits": {"env": ["A="]}});
+        let mut file = json!({"cdiVersion": "0.5.0", "kind": "v.com/gpu",
+            "devices": [device("0"), device("3"), device("4"), device("all")]});
+        let names = all.cdi(file.clone()).expect("valid");
+        assert_eq!(names, ["v.com/gpu=0", "v.com/gpu=3"]);
+        file["kind"] = json!("v.com/npu");
+        assert_eq!(all.cdi(file.clone()).expect("valid"), Vec::<String>::new());
+        file["kind"] = json!("");
+        assert!(all.cdi(file.clone()).is_err());
+        assert!(
+            !declared(&json!([{"preset": "i2c"}]))
+                .expect("right")
+                .any_cdi()
+        );
+        for (value, says) in [
+            (
+                entry("v.com/gpu"),
+                "match.cdi: is \"v.com/gpu\", must be such as vendor.com/class=*",
+            ),
+            (entry("gpu=*"), "match.cdi: is \"gpu=*\""),
+            (entry("v.com/*=0"), "match.cdi: is \"v.com/*=0\""),
+            (entry("v.com/gpu="), "match.cdi: is \"v.com/gpu=\""),
+            (entry("v.com/gpu=[a"), "whose \"[\" has no end"),
+            (entry("v.com/gpu=all"), "all is never a unit"),
+            (
+                json!({"resource": "a", "match": {"cdi": "v.com/gpu=*", "path": "/dev/a"}}),
+                "must have one of path, usb, udev, cdi and group",
+            ),
+        ] {
+            let error = wrong(&json!([value]));
+            assert!(error.contains(says), "{value}: {error}");
+        }
+        for (field, value) in [
+            ("live", json!(true)),
+            ("containerPath", json!("/dev/x")),
+            ("mode", json!("0660")),
+        ] {
+            let mut entry = entry("v.com/gpu=*");
+            entry[field] = value;
+            let says = format!(
+                "picolet.devices[0].{field}: cannot be set with cdi: its file says what is given"
+            );
+            assert_eq!(wrong(&json!([entry])), says);
+        }
     }
 
     #[test]

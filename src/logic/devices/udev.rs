@@ -9,11 +9,11 @@ use alloc::{
 
 use serde_json::Value;
 
-use super::{
-    declared::{Fields, MAX_TEXT},
-    glob,
+use super::glob;
+use crate::{
+    api::{device::Facts, strict::WrongValue},
+    fields::{Fields, MAX_TEXT},
 };
-use crate::api::{device::Facts, strict::WrongValue};
 
 /// Attributes, or properties, of one entry.
 const MAX_NAMES: usize = 16;

@@ -6,7 +6,7 @@ use alloc::{
 
 use super::{
     Declared, Entry, Held, MAX_UNITS, OnReplug,
-    declared::{Match, What},
+    declared::{Match, What, is_cdi},
     glob,
     table::Found,
 };
@@ -17,6 +17,7 @@ use crate::{
         device::{LiveRecord, Node, Number, Seen},
         order::Order as _,
     },
+    cdi::winner,
     fnv::fnv1a,
 };
 
@@ -26,7 +27,45 @@ const USB_NODES: &str = "/dev/bus/usb/";
 /// What is here of an entry.
 struct Unit<'a> {
     id: String,
-    nodes: Vec<&'a Node>,
+    parts: Vec<Part<'a>>,
+}
+
+impl<'a> Unit<'a> {
+    fn nodes(&self) -> impl Iterator<Item = &'a Node> {
+        nodes_of(&self.parts)
+    }
+}
+
+/// What a unit gives.
+#[derive(Clone, Copy)]
+enum Part<'a> {
+    Node(&'a Node),
+    /// A CDI device, by its qualified name. Its file says what is given for it.
+    Cdi(&'a str),
+}
+
+impl<'a> Part<'a> {
+    const fn name(&self) -> &'a str {
+        match self {
+            Self::Node(node) => node.name.as_str(),
+            Self::Cdi(name) => name,
+        }
+    }
+
+    /// The same one has the same key, also under another name of its node.
+    fn key(&self) -> (Option<Number>, &'a str) {
+        match self {
+            Self::Node(node) => (Some(number(node)), ""),
+            Self::Cdi(name) => (None, name),
+        }
+    }
+}
+
+fn nodes_of<'a>(parts: &[Part<'a>]) -> impl Iterator<Item = &'a Node> {
+    parts.iter().filter_map(|part| match part {
+        Part::Node(node) => Some(*node),
+        Part::Cdi(_) => None,
+    })
 }
 
 /// What is here of each entry, in their order: at most [`MAX_UNITS`] together, of the first ones.
@@ -42,9 +81,9 @@ pub fn units(declared: &Declared, seen: &Seen) -> Vec<Vec<Found>> {
         found
             .map(|unit| Found {
                 id: unit.id.as_str().into(),
-                nodes: names(&unit.nodes).join(",").into(),
-                mark: mark(&unit.nodes),
-                numbers: unit.nodes.iter().map(|node| number(node)).collect(),
+                nodes: names(&unit.parts).join(",").into(),
+                mark: mark(&unit.parts),
+                numbers: unit.nodes().map(number).collect(),
             })
             .collect()
     })
@@ -134,7 +173,14 @@ pub fn given(
         }
         let mut paths = Vec::new();
         for id in ids {
-            for node in &here(&found, id, resource)?.nodes {
+            for part in &here(&found, id, resource)?.parts {
+                let node = match part {
+                    Part::Node(node) => node,
+                    Part::Cdi(name) => {
+                        given.cdi_devices.push((*name).to_owned());
+                        continue;
+                    }
+                };
                 let container_path = match (&*entry.container_path, paths.len()) {
                     ("", _) => node.name.clone(),
                     (path, 0) => path.to_owned(),
@@ -191,7 +237,7 @@ fn within(
         .iter()
         .filter(|unit| ids.iter().any(|id| **id == *unit.id));
     let (mut nodes, mut clash) = (Vec::<Device>::new(), None);
-    for node in held.flat_map(|unit| &unit.nodes) {
+    for node in held.flat_map(Unit::nodes) {
         let on_usb = node.name.strip_prefix(USB_NODES);
         let path = on_usb.or_else(|| node.name.rsplit('/').next());
         let path = path.unwrap_or("");
@@ -221,8 +267,8 @@ fn device(entry: &Entry, node: &Node, container_path: String) -> Device {
     }
 }
 
-fn names(nodes: &[&Node]) -> Vec<String> {
-    nodes.iter().map(|node| node.name.clone()).collect()
+fn names<'a>(parts: &[Part<'a>]) -> Vec<&'a str> {
+    parts.iter().map(Part::name).collect()
 }
 
 fn number(node: &Node) -> Number {
@@ -231,8 +277,8 @@ fn number(node: &Node) -> Number {
 
 /// Another one: whoever has opened the nodes cannot go on with them. The name does not count: udev may make a link to the
 /// node a moment later.
-fn mark(nodes: &[&Node]) -> u64 {
-    let text = |node: &&Node| {
+fn mark(parts: &[Part<'_>]) -> u64 {
+    let text = |node: &Node| {
         let Node {
             path,
             block,
@@ -242,33 +288,32 @@ fn mark(nodes: &[&Node]) -> u64 {
         } = node;
         format!("{path} {block} {major}:{minor}\n")
     };
-    fnv1a(nodes.iter().map(text).collect::<String>().bytes())
+    fnv1a(nodes_of(parts).map(text).collect::<String>().bytes())
 }
 
 /// Units of an entry, in the order of its alternatives and of the names of their nodes. A node that an alternative has found
 /// is not given once more by a later one: a unit is that of the first, also if the later one knows of more nodes of it.
 fn find<'a>(entry: &Entry, seen: &'a Seen) -> Vec<Unit<'a>> {
-    let mut sets: Vec<Vec<&Node>> = Vec::new();
+    let mut sets: Vec<Vec<Part<'a>>> = Vec::new();
     let mut taken = BTreeSet::new();
     for alternative in &entry.matches {
         let first = sets.len();
         let mut known = BTreeSet::new();
         let all = matched(alternative, seen).into_iter();
-        sets.extend(all.filter(|nodes| {
-            let numbers: Vec<Number> = nodes.iter().map(|node| number(node)).collect();
+        sets.extend(all.filter(|parts| {
+            let keys: Vec<_> = parts.iter().map(Part::key).collect();
             // A node may have two names of one pattern. Members of a group may be in several units of it.
-            let is_new = !numbers.iter().any(|number| taken.contains(number));
-            is_new && !numbers.is_empty() && known.insert(numbers)
+            let is_new = !keys.iter().any(|key| taken.contains(key));
+            is_new && !keys.is_empty() && known.insert(keys)
         }));
-        let numbers = sets[first..].iter().flatten().map(|node| number(node));
-        taken.extend(numbers);
+        taken.extend(sets[first..].iter().flatten().map(Part::key));
     }
     sets.truncate(MAX_UNITS);
     with_ids(sets, entry.changes_product())
 }
 
-/// What one alternative finds: the nodes of each unit.
-fn matched<'a>(alternative: &Match, seen: &'a Seen) -> Vec<Vec<&'a Node>> {
+/// What one alternative finds: the parts of each unit.
+fn matched<'a>(alternative: &Match, seen: &'a Seen) -> Vec<Vec<Part<'a>>> {
     let members = match alternative {
         Match::Each(what) => return found(what, seen),
         Match::Group(members) => members,
@@ -290,52 +335,64 @@ fn matched<'a>(alternative: &Match, seen: &'a Seen) -> Vec<Vec<&'a Node>> {
 }
 
 /// What one pattern finds: each item is given as a whole.
-fn found<'a>(what: &What, seen: &'a Seen) -> Vec<Vec<&'a Node>> {
+fn found<'a>(what: &What, seen: &'a Seen) -> Vec<Vec<Part<'a>>> {
+    let alone = |node| Vec::from([Part::Node(node)]);
     match what {
         What::Path(pattern) => {
             let all = seen.nodes.iter();
             let found = all.filter(|node| glob::matches(pattern, &node.name));
-            found.map(|node| Vec::from([node])).collect()
+            found.map(alone).collect()
         }
         What::Usb(usb) => {
             let mut sets = Vec::new();
             for device in seen.usb.iter().filter(|d| usb.is_at(&d.place)) {
                 // What one interface has belongs together: a camera has two nodes there, an adapter of four lines four
                 // interfaces.
-                let mut interfaces: Vec<(&str, Vec<&Node>)> = Vec::new();
+                let mut interfaces: Vec<(&str, Vec<Part<'_>>)> = Vec::new();
                 for (_, node) in device.nodes.iter().filter(|(s, _)| *s == usb.nodes) {
                     let interface = node.usb.as_ref().map_or("", |place| &place.interface);
                     match interfaces.iter_mut().find(|(known, _)| *known == interface) {
-                        Some((_, nodes)) => nodes.push(node),
-                        None => interfaces.push((interface, Vec::from([node]))),
+                        Some((_, parts)) => parts.push(Part::Node(node)),
+                        None => interfaces.push((interface, alone(node))),
                     }
                 }
-                sets.extend(interfaces.into_iter().map(|(_, nodes)| nodes));
+                sets.extend(interfaces.into_iter().map(|(_, parts)| parts));
             }
             sets
         }
         What::Udev(udev) => {
             let all = seen.udev.iter();
             let found = all.filter(|(number, _)| *number == udev.number);
-            found.map(|(_, node)| Vec::from([node])).collect()
+            found.map(|(_, node)| alone(node)).collect()
+        }
+        What::Cdi(meant) => {
+            let of_name = seen.cdi.chunk_by(|(a, _), (b, _)| a == b);
+            let found = of_name.filter_map(|all| {
+                let (name, _) = all.first().filter(|(name, _)| is_cdi(meant, name))?;
+                let dirs: Vec<usize> = all.iter().map(|(_, dir)| *dir).collect();
+                // No container could be made with one of which nobody knows what it is.
+                winner(&dirs)?;
+                Some(Vec::from([Part::Cdi(name)]))
+            });
+            found.collect()
         }
     }
 }
 
 /// Gives each unit its id: by the serial numbers of its devices, by their ports where that is not enough, and at last by its
 /// place among those that differ in nothing (DEV-36). `by_port`: a serial number would not last.
-fn with_ids(sets: Vec<Vec<&Node>>, by_port: bool) -> Vec<Unit<'_>> {
-    let text = |nodes: &[&Node], by_port: bool| -> String {
-        let all = nodes.iter();
-        all.map(|node| lasting(node, by_port)).collect()
+fn with_ids(sets: Vec<Vec<Part<'_>>>, by_port: bool) -> Vec<Unit<'_>> {
+    let text = |parts: &[Part<'_>], by_port: bool| -> String {
+        let all = parts.iter();
+        all.map(|part| lasting(part, by_port)).collect()
     };
-    let serials: Vec<String> = sets.iter().map(|nodes| text(nodes, false)).collect();
+    let serials: Vec<String> = sets.iter().map(|parts| text(parts, false)).collect();
     let mut texts = Vec::with_capacity(sets.len());
-    for (at, nodes) in sets.iter().enumerate() {
+    for (at, parts) in sets.iter().enumerate() {
         let own = &serials[at];
         let shared = serials.iter().filter(|other| *other == own).count() > 1;
         let text = if shared || by_port {
-            text(nodes, true)
+            text(parts, true)
         } else {
             own.clone()
         };
@@ -344,9 +401,9 @@ fn with_ids(sets: Vec<Vec<&Node>>, by_port: bool) -> Vec<Unit<'_>> {
     }
     sets.into_iter()
         .zip(texts)
-        .map(|(nodes, (text, same))| Unit {
+        .map(|(parts, (text, same))| Unit {
             id: id(&text, same),
-            nodes,
+            parts,
         })
         .collect()
 }
@@ -359,8 +416,12 @@ fn id(text: &str, same: usize) -> String {
     format!("{:016x}", fnv1a(text.bytes()))
 }
 
-/// What of a node stays as it is over a reboot, and when it is plugged in again.
-fn lasting(node: &Node, by_port: bool) -> String {
+/// What stays as it is over a reboot, and when it is plugged in again.
+fn lasting(part: &Part<'_>, by_port: bool) -> String {
+    let node = match part {
+        Part::Node(node) => node,
+        Part::Cdi(name) => return format!("cdi {name}\n"),
+    };
     match &node.usb {
         Some(place) if !by_port && !place.serial.is_empty() => {
             let ((vendor, product), interface) = (place.product, &place.interface);
@@ -774,6 +835,55 @@ mod tests {
         assert_eq!(
             of(json!([group, path])),
             ["/dev/ttyUSB0,/dev/ttyUSB2", "/dev/ttyUSB1,/dev/ttyUSB2"]
+        );
+    }
+
+    #[test]
+    fn cdi_devices() {
+        // DEV-46
+        let all = one(&json!({"match": {"cdi": "v.com/gpu=*"}}));
+        let name = |name: &str, dir| (name.to_owned(), dir);
+        let seen = Seen {
+            cdi: Vec::from([
+                name("other.com/gpu=0", 0),
+                name("v.com/gpu=0", 0),
+                name("v.com/gpu=0", 1),
+                name("v.com/gpu=1", 0),
+                // Nobody knows which: it cannot be given.
+                name("v.com/gpu=2", 1),
+                name("v.com/gpu=2", 1),
+                name("v.com/gpu=all", 0),
+                name("v.com/npu=0", 0),
+            ]),
+            ..Seen::default()
+        };
+        assert_eq!(shown(&all, &seen), ["v.com/gpu=0", "v.com/gpu=1"]);
+        let ids = ids(&all, &seen);
+        assert_ne!(ids[0], ids[1]);
+        let held = [Held {
+            container: "c".into(),
+            resource: "picolet/x".into(),
+            ids: Vec::from([ids[1].as_str().into()]),
+            plain_init: false,
+            plugin: false,
+        }];
+        let given_now = given(&all, &seen, &held, "c").expect("here");
+        assert_eq!(given_now.cdi_devices, ["v.com/gpu=1"]);
+        assert_eq!((given_now.nodes, given_now.env), Default::default());
+        let gone = given(&all, &Seen::default(), &held, "c");
+        assert!(gone.is_err_and(|e| e.to_string().contains("is not here")));
+        // With a node it is one unit; none of it is given twice.
+        let all = one(&json!({"match": [
+            {"group": [{"cdi": "v.com/gpu=1"}, {"path": "/dev/ttyUSB*"}]},
+            {"cdi": "v.com/gpu=[01]"},
+        ]}));
+        let seen = Seen {
+            nodes: Vec::from([node("/dev/ttyUSB0", 0)]),
+            ..seen
+        };
+        assert_eq!(
+            shown(&all, &seen),
+            ["v.com/gpu=1,/dev/ttyUSB0", "v.com/gpu=0"]
         );
     }
 

@@ -96,11 +96,6 @@ impl Runc {
             }
             Some(true) => {}
         }
-        if let Some(name) = config.cdi_devices.first() {
-            return Err(RuntimeError::Invalid(format!(
-                "CDI device {name}: only a runtime that serves CRI knows CDI"
-            )));
-        }
         let parent = record::load::<SandboxRecord>(&self.sandbox_dir(sandbox))
             .map_err(failed("read the sandbox record"))?
             .ok_or_else(|| not_found("sandbox", sandbox))?;
@@ -166,6 +161,7 @@ impl Runc {
                 env: Vec::new(),
                 mounts: Vec::new(),
                 devices: Vec::new(),
+                cdi_devices: Vec::new(),
                 ..config.clone()
             },
             image_ref: image.reference.clone(),
@@ -257,6 +253,7 @@ impl Runc {
     ) -> Result<Vec<Source>, RuntimeError> {
         let dirs = self.dirs(&record.id);
         // First, because nothing has to be undone if it is missing.
+        let edits = self.cdi_edits(&config.cdi_devices).await?;
         let apparmor_default = self
             .apparmor
             .default_for(&config.security)
@@ -335,6 +332,9 @@ impl Runc {
             host: &self.settings.host,
         })
         .map_err(|e| RuntimeError::Invalid(e.to_string()))?;
+        (self.settings.cdi.rules.apply)(&mut spec, edits).map_err(failed_error)?;
+        let groups = &spec.process.user.additional_gids;
+        record.user.additional_gids.clone_from(groups);
         if !config.live_devices.is_empty() {
             let all = config.live_devices.clone();
             let v2 = self.settings.host.cgroup_v2;

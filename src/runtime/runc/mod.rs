@@ -16,6 +16,7 @@
 pub mod apparmor;
 mod attach;
 mod bundle;
+mod cdi;
 pub mod cni;
 mod containers;
 pub mod exec;
@@ -80,6 +81,7 @@ use crate::{
     sys::lane::Lane,
 };
 
+pub use cdi::Cdi;
 pub use cni::BuiltIn;
 pub use settings::Settings;
 

@@ -127,6 +127,11 @@ impl Runc {
             return invalid("command: must be set, there is no image that has one");
         }
         let number = |id: i64| u32::try_from(id).ok();
+        if let Some(name) = config.cdi_devices.first() {
+            return invalid(&format!(
+                "CDI device {name}: it is not for programs of the machine"
+            ));
+        }
         let Some(uid) = security.run_as_user.and_then(number) else {
             return invalid(
                 "securityContext.runAsUser: must be set, there is no image that has one",

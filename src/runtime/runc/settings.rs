@@ -44,6 +44,8 @@ pub struct Settings {
     pub spec: SpecFn,
     /// `logic::oci::resolve_user`.
     pub resolve_user: ResolveUserFn,
+    /// Devices as their vendors describe them.
+    pub cdi: super::cdi::Cdi,
     /// Children at a time; `None` derives it from memory and cores.
     pub parallel: Option<usize>,
 }

@@ -1,0 +1,98 @@
+//! Devices as their vendors describe them in files (Container Device Interface): data that crosses from whoever reads to
+//! whoever decides.
+//!
+//! Source: cncf-tags/container-device-interface `SPEC.md` (1.1.0).
+
+use alloc::{boxed::Box, string::String, vec::Vec};
+
+use serde_json::Value;
+
+use crate::{
+    PodError,
+    oci::{Device, Hook, Mount, Spec},
+    strict::WrongValue,
+};
+
+/// What a file says, as far as it is wanted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct File {
+    /// Where it is.
+    pub path: String,
+    /// The number of its directory: of two files that have a device, that of the later one counts.
+    pub dir: usize,
+    /// What is done for any of its devices.
+    pub common: Edits,
+    /// Qualified names (`vendor/class=name`) of devices that are wanted, and what is done for each. In the file's order.
+    pub devices: Vec<(String, Edits)>,
+}
+
+/// What is done to the configuration of a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Edits {
+    /// The file that says so.
+    pub file: String,
+    /// `NAME=value`.
+    pub env: Vec<String>,
+    /// Device nodes.
+    pub nodes: Vec<DeviceNode>,
+    /// Mounts.
+    pub mounts: Vec<Mount>,
+    /// Programs that the OCI runtime calls as root on the machine, and when.
+    pub hooks: Vec<(Box<str>, Hook)>,
+    /// Groups that the process gets beside its own.
+    pub gids: Vec<u32>,
+    /// A field that asks for what the direct backend cannot do.
+    pub impossible: Option<&'static str>,
+}
+
+/// A device node that a container gets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceNode {
+    /// As it is written: the type may be empty, and the numbers 0.
+    pub device: Device,
+    /// Absolute path on the machine.
+    pub host_path: String,
+    /// Letters of `rwm`, in this order; none: it cannot be used.
+    pub access: String,
+    /// What is there.
+    pub seen: NodeSeen,
+}
+
+/// What a path on the machine is, links not followed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum NodeSeen {
+    /// Nobody has looked.
+    #[default]
+    Not,
+    /// A block device, a character device or a FIFO. Its path is not set.
+    Node(Device),
+    /// Nothing that could be given, and why.
+    Wrong(String),
+}
+
+/// Reads one file: what it says of devices of these names, and of none else.
+///
+/// - Errors: the first thing that is wrong with the file, whatever it concerns. All of it is void then.
+pub type ReadFn = fn(Value, &[String]) -> Result<File, WrongValue>;
+
+/// What is done for devices of these names, in their order, from all files that have one of them. `skipped`: what is wrong
+/// with other files. `may_hook`: whether hooks may run.
+///
+/// - Errors: a name is in no file, or in two of one directory; or what is asked for must not be, or cannot.
+pub type ResolveFn = fn(Vec<File>, &[String], &[String], bool) -> Result<Vec<Edits>, PodError>;
+
+/// Does it to a container's configuration, once the nodes were looked at.
+///
+/// - Errors: a node is not what it is to be.
+pub type ApplyFn = fn(&mut Spec, Vec<Edits>) -> Result<(), PodError>;
+
+/// The decisions (`logic::cdi`), as the direct backend receives them.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// Reads a file.
+    pub read: ReadFn,
+    /// Chooses.
+    pub resolve: ResolveFn,
+    /// Applies.
+    pub apply: ApplyFn,
+}

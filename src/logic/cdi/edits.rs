@@ -1,0 +1,546 @@
+//! Which files count for which devices (CDI-03), and what becomes of a container's configuration (CDI-04 to CDI-07).
+
+use alloc::{collections::BTreeSet, string::String, vec::Vec};
+use core::mem;
+
+use crate::{
+    api::{
+        PodError,
+        cdi::{DeviceNode, Edits, File, NodeSeen},
+        oci::{Device, DeviceRule, Spec},
+        order::Order as _,
+    },
+    devices::shown,
+    oci::{by_depth, clean},
+};
+
+/// Files that are wrong and named where a device is not found.
+const MAX_NAMED: usize = 4;
+/// Variables, nodes, mounts, hooks and groups that one container gets.
+const MAX_EDITS: usize = 4096;
+
+/// Which of those that have a device counts, by the numbers of their directories: that of the last directory, if it is the
+/// only one there.
+pub(crate) fn winner(dirs: &[usize]) -> Option<usize> {
+    let last = dirs.iter().max()?;
+    let mut of_last = (0..dirs.len()).filter(|at| dirs[*at] == *last);
+    of_last.next().filter(|_| of_last.next().is_none())
+}
+
+/// What is done for devices of these names.
+///
+/// - Errors: see [`crate::api::cdi::ResolveFn`].
+pub fn resolve(
+    mut files: Vec<File>,
+    names: &[String],
+    skipped: &[String],
+    may_hook: bool,
+) -> Result<Vec<Edits>, PodError> {
+    let mut chosen = Vec::new();
+    let mut unknown = Vec::new();
+    for name in names {
+        let mut places = Vec::new();
+        for (n, file) in files.iter().enumerate() {
+            let at = file.devices.iter().position(|(known, _)| known == name);
+            places.extend(at.map(|at| (n, at)));
+        }
+        let dirs: Vec<usize> = places.iter().map(|(n, _)| files[*n].dir).collect();
+        match winner(&dirs) {
+            Some(at) => chosen.push((name, places[at])),
+            // Plugins may say anything.
+            None if places.is_empty() => unknown.push(shown(name)),
+            None => {
+                let all = places.iter().map(|(n, _)| &*files[*n].path);
+                let all: Vec<&str> = all.collect();
+                unknown.push(format!("{name} (it is in {})", all.join(" and in ")));
+            }
+        }
+    }
+    if !unknown.is_empty() {
+        let mut text = format!("unresolvable CDI devices {}", unknown.join(", "));
+        for wrong in skipped.iter().take(MAX_NAMED) {
+            text.push_str("; not valid: ");
+            text.push_str(wrong);
+        }
+        return Err(PodError::Node(text));
+    }
+    let mut done = Vec::new();
+    let mut count = 0;
+    let mut begun = BTreeSet::new();
+    for (name, (n, at)) in chosen {
+        let file = &mut files[n];
+        let common = begun.insert(n).then(|| mem::take(&mut file.common));
+        let own = mem::take(&mut file.devices[at].1);
+        for mut edits in common.into_iter().chain([own]) {
+            let path = &file.path;
+            if let Some(field) = edits.impossible {
+                return Err(PodError::Node(format!(
+                    "CDI device {name}: {path} asks for {field}, which only a runtime that serves CRI may give"
+                )));
+            }
+            if !may_hook && !edits.hooks.is_empty() {
+                return Err(PodError::Node(format!(
+                    "CDI device {name}: {path} has hooks, which run as root on the machine: picolet.cdiHooks is not set"
+                )));
+            }
+            count += size(&edits);
+            if count > MAX_EDITS {
+                return Err(PodError::Node(format!(
+                    "CDI device {name}: {path}: more than {MAX_EDITS} variables, nodes, mounts, hooks and groups"
+                )));
+            }
+            edits.file.clone_from(path);
+            done.push(edits);
+        }
+    }
+    Ok(done)
+}
+
+/// How many things are done.
+pub(super) const fn size(edits: &Edits) -> usize {
+    let Edits {
+        env,
+        nodes,
+        mounts,
+        hooks,
+        gids,
+        ..
+    } = edits;
+    env.len() + nodes.len() + mounts.len() + hooks.len() + gids.len()
+}
+
+/// Does it, in this order.
+///
+/// - Errors: see [`crate::api::cdi::ApplyFn`]. The configuration is of no use then.
+pub fn apply(spec: &mut Spec, all: Vec<Edits>) -> Result<(), PodError> {
+    let mut mounts = false;
+    for edits in all {
+        for variable in edits.env {
+            set(&mut spec.process.env, variable);
+        }
+        for node in edits.nodes {
+            give(spec, node).map_err(|e| e.of(&edits.file))?;
+        }
+        for mount in edits.mounts {
+            // As open as the most open mount, or its changes would not come.
+            let has = |one: &str| mount.options.iter().any(|option| option == one);
+            let propagation = &mut spec.linux.rootfs_propagation;
+            if has("rshared") || has("shared") {
+                *propagation = "rshared".into();
+            } else if propagation.is_empty() && (has("rslave") || has("slave")) {
+                *propagation = "rslave".into();
+            }
+            let at = clean(&mount.destination);
+            spec.mounts.retain(|known| clean(&known.destination) != at);
+            spec.mounts.push(mount);
+            mounts = true;
+        }
+        for (name, hook) in edits.hooks {
+            spec.hooks.entry(name).or_default().push(hook);
+        }
+        let gids = &mut spec.process.user.additional_gids;
+        gids.extend(edits.gids.into_iter().filter(|gid| *gid > 0));
+        gids.order();
+        gids.dedup();
+    }
+    if mounts {
+        by_depth(&mut spec.mounts);
+    }
+    Ok(())
+}
+
+/// Adds `NAME=value`, in the place of what has that name.
+fn set(env: &mut Vec<String>, variable: String) {
+    let end = variable.find('=').map_or(variable.len(), |at| at + 1);
+    let known = env.iter_mut().find(|v| v.starts_with(&variable[..end]));
+    match known {
+        Some(known) => *known = variable,
+        None => env.push(variable),
+    }
+}
+
+fn give(spec: &mut Spec, node: DeviceNode) -> Result<(), PodError> {
+    let access = node.access.clone();
+    let mut device = whole(node)?;
+    let user = &spec.process.user;
+    let [uid, gid] = [user.uid, user.gid].map(|id| Some(id).filter(|id| *id > 0));
+    device.uid = device.uid.or(uid);
+    device.gid = device.gid.or(gid);
+    // A FIFO needs no rule, and runtimes know none without letters.
+    if device.kind != "p" && !access.is_empty() {
+        spec.linux.resources.devices.push(DeviceRule {
+            allow: true,
+            kind: device.kind.clone(),
+            major: Some(device.major),
+            minor: Some(device.minor),
+            access,
+        });
+    }
+    let nodes = &mut spec.linux.devices;
+    nodes.retain(|known| known.path != device.path);
+    nodes.push(device);
+    Ok(())
+}
+
+/// What is not written of a node is that of the machine's. Its type and its major number together make that unnecessary.
+fn whole(node: DeviceNode) -> Result<Device, PodError> {
+    let DeviceNode {
+        mut device,
+        host_path,
+        seen,
+        ..
+    } = node;
+    let is_told = !device.kind.is_empty() && (device.major > 0 || device.kind == "p");
+    let seen = match seen {
+        NodeSeen::Node(seen) => seen,
+        NodeSeen::Not | NodeSeen::Wrong(_) if is_told => return Ok(device),
+        NodeSeen::Not => return Err(PodError::Node(format!("device {host_path:?}"))),
+        NodeSeen::Wrong(why) => {
+            return Err(PodError::Node(format!("device {host_path:?}: {why}")));
+        }
+    };
+    device.file_mode = device.file_mode.or(seen.file_mode);
+    if is_told {
+        return Ok(device);
+    }
+    if !device.kind.is_empty() && device.kind != seen.kind {
+        return Err(PodError::Node(format!(
+            "device {host_path:?}: is of type {}, must be of type {}",
+            seen.kind, device.kind
+        )));
+    }
+    if device.major == 0 {
+        (device.major, device.minor) = (seen.major, seen.minor);
+    }
+    device.kind = seen.kind;
+    Ok(device)
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::{borrow::ToOwned as _, string::ToString as _};
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{
+        api::oci::{Linux, Mount, Process, User},
+        cdi::read_named,
+    };
+
+    const NAMES: [&str; 4] = ["v.com/c=a", "v.com/c=b", "v.com/c=c", "w.com/c=a"];
+
+    fn names(all: &[&str]) -> Vec<String> {
+        all.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    /// A file with devices of these names and their edits.
+    fn file(path: &str, dir: usize, kind: &str, common: &str, devices: &[(&str, Value)]) -> File {
+        let devices = devices.iter();
+        let devices = devices.map(|(name, edits)| json!({"name": name, "containerEdits": edits}));
+        let value = json!({
+            "cdiVersion": "1.1.0",
+            "kind": kind,
+            "containerEdits": {"env": [format!("COMMON={common}")]},
+            "devices": devices.collect::<Vec<Value>>(),
+        });
+        let mut file = read_named(value, &names(&NAMES)).expect("valid");
+        file.path = path.into();
+        file.dir = dir;
+        file
+    }
+
+    fn env(text: &str) -> Value {
+        json!({"env": [format!("A={text}")]})
+    }
+
+    fn resolved(files: &[File], wanted: &[&str]) -> Result<Vec<String>, String> {
+        let all = resolve(files.to_vec(), &names(wanted), &["/x: bad".into()], false);
+        let all = all.map_err(|e| e.to_string())?;
+        Ok(all.into_iter().flat_map(|edits| edits.env).collect())
+    }
+
+    #[test]
+    fn which_file_counts() {
+        // CDI-03
+        for (dirs, at) in [
+            (&[][..], None),
+            (&[0], Some(0)),
+            (&[0, 1], Some(1)),
+            (&[1, 0], Some(0)),
+            (&[1, 1], None),
+            (&[0, 0, 2], Some(2)),
+            (&[0, 2, 2], None),
+        ] {
+            assert_eq!(winner(dirs), at, "{dirs:?}");
+        }
+        let files = [
+            file(
+                "/0/a",
+                0,
+                "v.com/c",
+                "0a",
+                &[("a", env("0a")), ("b", env("0b")), ("c", env("0c"))],
+            ),
+            file(
+                "/1/a",
+                1,
+                "v.com/c",
+                "1a",
+                &[("a", env("1a")), ("c", env("1c"))],
+            ),
+            file("/1/b", 1, "v.com/c", "1b", &[("c", env("other"))]),
+            file("/1/w", 1, "w.com/c", "1w", &[("a", env("w"))]),
+        ];
+        let ok = |all: &[&str]| Ok(names(all));
+        // CDI-04: in the order of the names, what is common before the first device of a file.
+        assert_eq!(
+            resolved(&files, &["v.com/c=b", "w.com/c=a", "v.com/c=a"]),
+            ok(&["COMMON=0a", "A=0b", "COMMON=1w", "A=w", "COMMON=1a", "A=1a"])
+        );
+        assert_eq!(
+            resolved(&files[1..2], &["v.com/c=c", "v.com/c=a"]),
+            ok(&["COMMON=1a", "A=1c", "A=1a"])
+        );
+        assert_eq!(
+            resolved(&files, &["v.com/c=a", "v.com/c=none", "v.com/c=c", "\u{7}"]),
+            Err(
+                "unresolvable CDI devices v.com/c=none, v.com/c=c (it is in /0/a and in /1/a and in /1/b), \\u{7}; \
+                 not valid: /x: bad"
+                    .into()
+            )
+        );
+        assert_eq!(resolved(&files, &[]), ok(&[]));
+    }
+
+    #[test]
+    fn what_must_not_be() {
+        // CDI-06 CDI-07
+        let hooks = json!({"hooks": [{"hookName": "prestart", "path": "/bin/a"}]});
+        let net = json!({"netDevices": [{"hostInterfaceName": "a", "name": "b"}]});
+        let mut files = [file(
+            "/0/a",
+            0,
+            "v.com/c",
+            "x",
+            &[("a", hooks), ("b", net), ("c", env("c"))],
+        )];
+        let refused = |files: &[File], name: &str, may_hook| {
+            let all = resolve(files.to_vec(), &names(&[name]), &[], may_hook);
+            all.map(|_| ()).map_err(|e| e.to_string())
+        };
+        let text = "CDI device v.com/c=a: /0/a has hooks, which run as root on the machine: picolet.cdiHooks is not set";
+        assert_eq!(refused(&files, "v.com/c=a", false), Err(text.into()));
+        assert_eq!(refused(&files, "v.com/c=a", true), Ok(()));
+        assert_eq!(refused(&files, "v.com/c=c", false), Ok(()));
+        let text = "CDI device v.com/c=b: /0/a asks for netDevices, which only a runtime that serves CRI may give";
+        assert_eq!(refused(&files, "v.com/c=b", true), Err(text.into()));
+        // What is common counts for each device.
+        files[0].common.hooks = files[0].devices[0].1.hooks.clone();
+        assert!(refused(&files, "v.com/c=c", false).is_err());
+        let many: Vec<String> = (0..MAX_EDITS).map(|n| format!("A{n}=")).collect();
+        let many = [file(
+            "/0/a",
+            0,
+            "v.com/c",
+            "x",
+            &[("a", json!({"env": many}))],
+        )];
+        assert!(refused(&many, "v.com/c=a", false).is_err_and(|e| e.contains("more than 4096")));
+    }
+
+    fn spec(uid: u32, gid: u32) -> Spec {
+        let mount = |destination: &str| Mount {
+            destination: destination.into(),
+            ..Mount::default()
+        };
+        Spec {
+            process: Process {
+                user: User {
+                    uid,
+                    gid,
+                    additional_gids: Vec::from([3, 9]),
+                },
+                env: names(&["PATH=/bin", "A=old", "AB=c"]),
+                ..Process::default()
+            },
+            mounts: ["/proc", "/dev", "/dev/pts", "/etc/hosts", "/data/"]
+                .map(mount)
+                .into(),
+            ..Spec::default()
+        }
+    }
+
+    fn edits(value: &Value) -> Edits {
+        let mut file = file("/0/a", 0, "v.com/c", "x", &[("a", value.clone())]);
+        file.devices.remove(0).1
+    }
+
+    fn node(value: &Value, seen: NodeSeen) -> Edits {
+        let mut edits = edits(&json!({"deviceNodes": [value]}));
+        edits.nodes[0].seen = seen;
+        edits.file = "/0/a".into();
+        edits
+    }
+
+    fn there(kind: &str, major: i64, minor: i64) -> NodeSeen {
+        NodeSeen::Node(Device {
+            kind: kind.into(),
+            major,
+            minor,
+            file_mode: Some(0o640),
+            ..Device::default()
+        })
+    }
+
+    #[test]
+    fn nodes_and_their_rules() {
+        // CDI-05
+        let absent = || NodeSeen::Wrong("No such file".into());
+        let given = |value: Value, seen| {
+            let mut spec = spec(0, 0);
+            apply(&mut spec, [node(&value, seen)].into()).map_err(|e| e.to_string())?;
+            let Linux {
+                devices, resources, ..
+            } = spec.linux;
+            let device = &devices[0];
+            let rule = resources.devices.first();
+            let rule = rule.map(|r| (r.kind.clone(), r.major, r.minor, r.access.clone()));
+            let shown = (
+                device.kind.clone(),
+                device.major,
+                device.minor,
+                device.file_mode,
+            );
+            Ok::<_, String>((shown, rule))
+        };
+        let c = || "c".to_owned();
+        let rule =
+            |major, minor, access: &str| Some((c(), Some(major), Some(minor), access.to_owned()));
+        for (value, seen, want) in [
+            (
+                json!({"path": "/dev/a", "permissions": "wr"}),
+                there("c", 5, 6),
+                Ok(((c(), 5, 6, Some(0o640)), rule(5, 6, "rw"))),
+            ),
+            (
+                json!({"path": "/dev/a", "type": "c", "fileMode": 0o600, "permissions": "none"}),
+                there("c", 5, 6),
+                Ok(((c(), 5, 6, Some(0o600)), None)),
+            ),
+            // Told as a whole: what is there does not matter, but for its mode.
+            (
+                json!({"path": "/dev/a", "type": "c", "major": 7}),
+                there("b", 5, 6),
+                Ok(((c(), 7, 0, Some(0o640)), rule(7, 0, "rwm"))),
+            ),
+            (
+                json!({"path": "/dev/a", "type": "c", "major": 7, "minor": 8}),
+                absent(),
+                Ok(((c(), 7, 8, None), rule(7, 8, "rwm"))),
+            ),
+            (
+                json!({"path": "/dev/a", "type": "p"}),
+                absent(),
+                Ok((("p".into(), 0, 0, None), None)),
+            ),
+            (
+                json!({"path": "/dev/a", "type": "b"}),
+                there("c", 5, 6),
+                Err("/0/a: device \"/dev/a\": is of type c, must be of type b".to_owned()),
+            ),
+            (
+                json!({"path": "/dev/a", "major": 7}),
+                absent(),
+                Err("/0/a: device \"/dev/a\": No such file".to_owned()),
+            ),
+        ] {
+            assert_eq!(given(value.clone(), seen), want, "{value}");
+        }
+    }
+
+    #[test]
+    fn owners_of_nodes() {
+        // CDI-05
+        for (value, user, want) in [
+            (json!({"path": "/dev/a"}), (0, 0), (None, None)),
+            (json!({"path": "/dev/a"}), (10, 20), (Some(10), Some(20))),
+            (
+                json!({"path": "/dev/a", "uid": 0, "gid": 5}),
+                (10, 20),
+                (Some(0), Some(5)),
+            ),
+        ] {
+            let mut spec = spec(user.0, user.1);
+            spec.linux.devices.push(Device {
+                path: "/dev/a".into(),
+                major: 99,
+                ..Device::default()
+            });
+            apply(&mut spec, [node(&value, there("c", 5, 6))].into()).expect("done");
+            // The same path replaces.
+            let [device] = &*spec.linux.devices else {
+                panic!("one: {:?}", spec.linux.devices);
+            };
+            assert_eq!((device.uid, device.gid), want, "{value}");
+        }
+    }
+
+    #[test]
+    fn mounts_variables_groups_and_hooks() {
+        // CDI-05 CDI-06 CDI-07
+        let mount = |at: &str, options: &[&str]| json!({"hostPath": "/x", "containerPath": at, "options": options});
+        let one = edits(&json!({
+            "env": ["A=new", "B=1"],
+            "additionalGids": [0, 5, 3],
+            "mounts": [mount("/usr/lib/x", &["ro", "bind"]), mount("/data", &["bind", "rslave"]), mount("/opt", &[])],
+            "hooks": [{"hookName": "prestart", "path": "/bin/a", "args": ["a"], "env": ["E=1"], "timeout": 3},
+                      {"hookName": "poststop", "path": "/bin/b"}],
+        }));
+        let two = edits(&json!({
+            "env": ["B=2"],
+            "hooks": [{"hookName": "prestart", "path": "/bin/c"}],
+        }));
+        let mut spec = spec(1, 1);
+        apply(&mut spec, [one, two].into()).expect("done");
+        assert_eq!(spec.process.env, ["PATH=/bin", "A=new", "AB=c", "B=2"]);
+        assert_eq!(spec.process.user.additional_gids, [3, 5, 9]);
+        let at: Vec<(&str, &str)> = spec
+            .mounts
+            .iter()
+            .map(|m| (&*m.destination, &*m.source))
+            .collect();
+        assert_eq!(
+            at,
+            [
+                ("/proc", ""),
+                ("/dev", ""),
+                ("/data", "/x"),
+                ("/opt", "/x"),
+                ("/dev/pts", ""),
+                ("/etc/hosts", ""),
+                ("/usr/lib/x", "/x"),
+            ]
+        );
+        assert_eq!(spec.linux.rootfs_propagation, "rslave");
+        let written = serde_json::to_value(&spec).expect("json");
+        assert_eq!(
+            written["hooks"],
+            json!({
+                "prestart": [{"path": "/bin/a", "args": ["a"], "env": ["E=1"], "timeout": 3}, {"path": "/bin/c"}],
+                "poststop": [{"path": "/bin/b"}],
+            })
+        );
+        // A container without such devices has no word of it.
+        let mut spec = self::spec(1, 1);
+        let before = spec.clone();
+        apply(&mut spec, Vec::new()).expect("done");
+        assert_eq!(spec, before);
+        assert!(
+            serde_json::to_value(&spec)
+                .expect("json")
+                .get("hooks")
+                .is_none()
+        );
+    }
+}

@@ -1,0 +1,25 @@
+//! Devices as their vendors describe them in files: Container Device Interface, CDI.
+//!
+//! | file | what it is |
+//! |---|---|
+//! | `file` | what a file says, checked |
+//! | `edits` | which files count for which devices, and what becomes of a container's configuration |
+//!
+//! Source: cncf-tags/container-device-interface `SPEC.md` (1.1.0).
+
+mod edits;
+mod file;
+
+pub(crate) use edits::winner;
+pub use edits::{apply, resolve};
+pub use file::read_named;
+pub(crate) use file::{is_kind, read};
+
+use crate::api::cdi::Rules;
+
+/// For the direct backend.
+pub const RULES: Rules = Rules {
+    read: read_named,
+    resolve,
+    apply,
+};

@@ -1,0 +1,145 @@
+//! The fields of an object that is read by hand: each is taken once, and none may be left.
+
+use alloc::{borrow::ToOwned as _, string::String, vec::Vec};
+
+use serde_json::{Map, Value};
+
+use crate::api::strict::WrongValue;
+
+/// Bytes of a text, where nothing else is said.
+pub(crate) const MAX_TEXT: usize = 256;
+
+/// What is left of an object.
+pub(crate) struct Fields<'a> {
+    path: &'a str,
+    left: Map<String, Value>,
+    /// Bytes of a text.
+    most: usize,
+}
+
+impl<'a> Fields<'a> {
+    /// `path`: of the object; empty for the whole document.
+    pub(crate) fn owned(value: Value, path: &'a str) -> Result<Self, WrongValue> {
+        let Value::Object(left) = value else {
+            let path = if path.is_empty() { "." } else { path };
+            return Err(WrongValue::new(path, "must have fields"));
+        };
+        Ok(Self {
+            path,
+            left,
+            most: MAX_TEXT,
+        })
+    }
+
+    pub(crate) fn of(value: &Value, path: &'a str) -> Result<Self, WrongValue> {
+        Self::owned(value.clone(), path)
+    }
+
+    /// The same, with texts of so many bytes.
+    pub(crate) fn with_texts(self, most: usize) -> Self {
+        Self { most, ..self }
+    }
+
+    pub(crate) const fn path(&self) -> &'a str {
+        self.path
+    }
+
+    /// The path of one of them.
+    pub(crate) fn path_of(&self, name: &str) -> String {
+        match self.path {
+            "" => name.to_owned(),
+            path => format!("{path}.{name}"),
+        }
+    }
+
+    pub(crate) fn wrong(&self, name: &str, message: impl Into<String>) -> WrongValue {
+        WrongValue::new(self.path_of(name), message)
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.left.contains_key(name)
+    }
+
+    pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
+        self.left.remove(name)
+    }
+
+    /// A text; empty without the field.
+    pub(crate) fn text(&mut self, name: &str) -> Result<String, WrongValue> {
+        match self.take(name) {
+            None => Ok(String::new()),
+            Some(value) => self.as_text(name, &value),
+        }
+    }
+
+    fn as_text(&self, name: &str, value: &Value) -> Result<String, WrongValue> {
+        let most = self.most;
+        match value.as_str().filter(|text| text.len() <= most) {
+            Some(text) => Ok(text.to_owned()),
+            None => {
+                let message = format!("is {value}, must be a text of at most {most} bytes");
+                Err(self.wrong(name, message))
+            }
+        }
+    }
+
+    /// A list; empty without the field.
+    pub(crate) fn list(&mut self, name: &str) -> Result<Vec<Value>, WrongValue> {
+        match self.take(name) {
+            None => Ok(Vec::new()),
+            Some(Value::Array(list)) => Ok(list),
+            Some(_) => Err(self.wrong(name, "must be a list")),
+        }
+    }
+
+    /// A list of texts.
+    pub(crate) fn texts(&mut self, name: &str) -> Result<Vec<String>, WrongValue> {
+        let list = self.list(name)?;
+        let all = list.iter().enumerate();
+        all.map(|(n, value)| self.as_text(&format!("{name}[{n}]"), value))
+            .collect()
+    }
+
+    pub(crate) fn number(
+        &mut self,
+        name: &str,
+        low: u32,
+        high: u32,
+    ) -> Result<Option<u32>, WrongValue> {
+        let Some(value) = self.take(name) else {
+            return Ok(None);
+        };
+        self.as_number(name, &value, low, high).map(Some)
+    }
+
+    pub(crate) fn as_number(
+        &self,
+        name: &str,
+        value: &Value,
+        low: u32,
+        high: u32,
+    ) -> Result<u32, WrongValue> {
+        let number = value.as_u64().and_then(|n| u32::try_from(n).ok());
+        let number = number.filter(|n| (low..=high).contains(n));
+        number.ok_or_else(|| {
+            let message = format!("is {value}, must be a whole number from {low} to {high}");
+            self.wrong(name, message)
+        })
+    }
+
+    pub(crate) fn flag(&mut self, name: &str, without: bool) -> Result<bool, WrongValue> {
+        match self.take(name) {
+            None => Ok(without),
+            Some(Value::Bool(flag)) => Ok(flag),
+            Some(value) => Err(self.wrong(name, format!("is {value}, must be true or false"))),
+        }
+    }
+
+    /// Nothing else may be there.
+    pub(crate) fn end(self) -> Result<(), WrongValue> {
+        match self.left.keys().next() {
+            None => Ok(()),
+            Some(name) => Err(self.wrong(name, "is not known")),
+        }
+    }
+}
