@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::devices::{DEVICE, start, units, waits};
-use crate::host::{Host, IDLE, full, sh, status_of, with};
+use crate::host::{self, Host, IDLE, full, manifest, sh, status_of, with};
 
 const CONFIG: &str = r#"
 apiVersion: kubelet.config.k8s.io/v1beta1
@@ -63,7 +63,7 @@ fn end(host: &Host) {
     kill(pid, Signal::SIGKILL).expect("killed");
 }
 
-// CDI-01 CDI-03 CDI-04 CDI-05 CDI-06 CDI-07 DEV-46
+// CDI-01 CDI-03 CDI-04 CDI-05 CDI-06 CDI-07 CDI-08 DEV-46
 #[test]
 fn a_device_of_a_file_for_a_container_without_rights() {
     let Some(mut host) = start(CONFIG, &[DEVICE]) else {
@@ -88,7 +88,10 @@ fn a_device_of_a_file_for_a_container_without_rights() {
             "env": [{"name": "HOME", "value": "/"}],
         }),
     );
-    host.pod("reader", json!({"containers": [container]}));
+    // Anybody could write that.
+    let mut pod = manifest("reader", json!({"containers": [container]}));
+    pod["metadata"]["annotations"] = json!({"cdi.k8s.io/all": "example.com/gpu=all"});
+    host.write("reader.yaml", &pod.to_string());
     waits(&host, "reader");
 
     // An older file says something else. That of all devices is no unit, and a file that is wrong harms no other.
@@ -131,7 +134,7 @@ fn a_device_of_a_file_for_a_container_without_rights() {
     let skipped = "wrong.yaml: cdiVersion: is \"\", must be one of 0.3.0";
     assert!(host.agent_log().contains(skipped), "{}", host.agent_log());
     let check = host.command_with_flags("check", &[]);
-    let said = crate::host::text(&check.stdout);
+    let said = host::text(&check.stdout);
     assert!(said.contains(skipped), "{said}");
 
     // Without its files the container is not made, and waits until they are back.

@@ -419,7 +419,7 @@ mod tests {
 
     #[test]
     fn devices_of_plugins() {
-        // DEV-09
+        // CDI-08 DEV-09
         let config = ContainerConfig {
             cdi_devices: vec!["v.com/c=1".into()],
             ..ContainerConfig::default()
