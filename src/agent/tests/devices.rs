@@ -391,14 +391,14 @@ fn who_sees_devices_live_is_restarted_only_if_it_cannot_go_on() {
             followed,
         };
         world.events.try_send(event).expect("room");
-        world.settle();
     };
     // It is another node, and back: nobody cares.
     look(&[("/dev/ttyUSB0", 7)], Vec::new());
     look(&line, Vec::new());
+    world.settle();
     world.advance(s(60));
     assert_eq!(instances(), [first.clone(), other.clone()]);
-    // It is told until it is seen to have been restarted.
+    // It is told again while its restart is on its way.
     look(&line, holder());
     look(&line, holder());
     world.until("is restarted", |w| instance(w, "a").id != first);
