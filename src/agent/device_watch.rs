@@ -1,4 +1,5 @@
-//! Tells the loop of devices that come and go, and containers that see them live: they are looked at every ten seconds, and when the kernel rings (DEV-39).
+//! Tells the loop of devices that come and go, and lets containers that run follow them: they are looked at every ten seconds, and
+//! when the kernel rings (DEV-39, DEV-44).
 
 use alloc::rc::Rc;
 use core::{future::pending, time::Duration};
