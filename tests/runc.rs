@@ -277,6 +277,7 @@ impl Lab {
             exe: Self::exe(),
             host: host::facts(&cgroups),
             spec: logic::oci::container_spec,
+            live_rules: logic::devices::live_rules,
             resolve_user: logic::user::resolve_user,
             cdi: Cdi {
                 dirs: Vec::new(),

@@ -16,7 +16,7 @@ use crate::{
     config::{Config, Endpoints},
     error::chain,
     image::pull::{NodeKeys, Settings},
-    logic::{cdi, cgroup::CgroupTree, oci},
+    logic::{cdi, cgroup::CgroupTree, devices, oci},
     runtime::{
         RuntimeError, RuntimeService,
         cri::{self, Cri},
@@ -177,6 +177,7 @@ pub(super) fn runc_settings(cfg: &Config, host: HostFacts, exe: Arc<OwnedFd>) ->
         exe,
         host,
         spec: oci::container_spec,
+        live_rules: devices::live_rules,
         resolve_user: crate::logic::user::resolve_user,
         cdi: runc::Cdi {
             dirs: cfg

@@ -305,9 +305,24 @@ impl LiveDevices {
     /// Whether what is at a path in the container lies in this directory, or is it: it can be made by nobody else.
     #[must_use]
     pub fn covers(&self, path: &str) -> bool {
-        let rest = path.strip_prefix(&*self.container_path);
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        lies_in(path, &self.container_path)
     }
+}
+
+/// Whether a path is that of a directory, or below it. Both without slashes at their ends.
+#[must_use]
+pub fn lies_in(path: &str, dir: &str) -> bool {
+    let rest = path.strip_prefix(dir);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// Who owns a node in a container (DEV-43): the user and the group of its process if they are not root's, else those that it has
+/// on the machine. `gid`: the group that is configured.
+#[must_use]
+pub fn node_owner(user: (u32, u32), node: (u32, u32), gid: Option<u32>) -> (u32, u32) {
+    let not_root = |id: u32| Some(id).filter(|id| *id > 0);
+    let uid = not_root(user.0).unwrap_or(node.0);
+    (uid, gid.or_else(|| not_root(user.1)).unwrap_or(node.1))
 }
 
 /// Limits written to the container's cgroup by the OCI runtime. `None` means "not set".

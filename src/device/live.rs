@@ -31,7 +31,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::{
     api::{
         PodUid,
-        cri::Device,
+        cri::{Device, node_owner},
         device::{Allowed, LiveRecord, LiveRules},
         strict::from_json,
     },
@@ -226,7 +226,11 @@ impl LiveNodes {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let of_machine = open::device(device)?;
-        let (uid, gid) = owner_of(&of_machine, (owner.uid(), owner.gid()), device.gid);
+        let (user, node) = (
+            (owner.uid(), owner.gid()),
+            (of_machine.uid(), of_machine.gid()),
+        );
+        let (uid, gid) = node_owner(user, node, device.gid);
         let mode = device.mode.unwrap_or_else(|| of_machine.mode() & 0o777);
         let target = at.join(path);
         let is_it = |there: Metadata| {
@@ -262,20 +266,11 @@ impl LiveNodes {
 pub fn give_nodes(at: &Path, user: (u32, u32), gid: Option<u32>) -> io::Result<()> {
     chown(at, Some(user.0), Some(user.1))?;
     for path in nodes_in(at) {
-        let (uid, gid) = owner_of(&fs::symlink_metadata(&path)?, user, gid);
+        let node = fs::symlink_metadata(&path)?;
+        let (uid, gid) = node_owner(user, (node.uid(), node.gid()), gid);
         lchown(&path, Some(uid), Some(gid))?;
     }
     Ok(())
-}
-
-/// As of nodes that containers have from their start (DEV-43).
-fn owner_of(node: &Metadata, user: (u32, u32), gid: Option<u32>) -> (u32, u32) {
-    let not_root = |id: u32| Some(id).filter(|id| *id > 0);
-    let uid = not_root(user.0).unwrap_or_else(|| node.uid());
-    let gid = gid
-        .or_else(|| not_root(user.1))
-        .unwrap_or_else(|| node.gid());
-    (uid, gid)
 }
 
 /// Keeps what a container may use that is about to be made, beside what [`LiveNodes::begin`] made for it at `at`.

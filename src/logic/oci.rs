@@ -14,7 +14,7 @@ use alloc::{
 
 use crate::api::PodError;
 use crate::api::cri::{
-    LinuxResources, Mount as BindMount, NamespaceMode, Propagation, SecurityProfile,
+    LinuxResources, Mount as BindMount, NamespaceMode, Propagation, SecurityProfile, node_owner,
 };
 use crate::api::oci::{
     Capabilities, Cpu, Device, DeviceRule, HostFacts, HugepageLimit, ImageProcess, Linux, Memory,
@@ -541,13 +541,16 @@ fn check_controllers(limits: &LinuxResources, host: &HostFacts) -> Result<(), Po
 /// has to be root or of a group of the machine.
 fn device_nodes(input: &SpecInput<'_>) -> Vec<Device> {
     let (user, container) = (input.user, input.container);
-    let own_gid = Some(user.gid).filter(|gid| *gid > 0);
     let all = container.devices.iter().zip(input.devices);
-    let given = all.map(|(wanted, node)| Device {
-        uid: Some(user.uid).filter(|uid| *uid > 0).or(node.uid),
-        gid: wanted.gid.or(own_gid).or(node.gid),
-        file_mode: wanted.mode.or(node.file_mode),
-        ..node.clone()
+    let given = all.map(|(wanted, node)| {
+        let own = (node.uid.unwrap_or(0), node.gid.unwrap_or(0));
+        let (uid, gid) = node_owner((user.uid, user.gid), own, wanted.gid);
+        Device {
+            uid: Some(uid),
+            gid: Some(gid),
+            file_mode: wanted.mode.or(node.file_mode),
+            ..node.clone()
+        }
     });
     let mut nodes: Vec<Device> = given.collect();
     if container.security.privileged {

@@ -13,14 +13,7 @@ use serde_json::{Value, json};
 use crate::devices::{DEVICE, start, units, waits};
 use crate::host::{self, Host, IDLE, full, manifest, sh, status_of, with};
 
-const CONFIG: &str = r#"
-apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-evictionHard: {memory.available: 1Mi}
-imageGCHighThresholdPercent: 100
-picolet:
-  deviceRoot: ROOT
-  cdiSpecDirs: [ROOT/first, ROOT/nowhere, ROOT/second]
+const CONFIG: &str = r#"  cdiSpecDirs: [ROOT/first, ROOT/nowhere, ROOT/second]
   devices:
   - resource: gpu
     match: {cdi: "example.com/gpu=*"}

@@ -14,14 +14,16 @@ use crate::host::{self, Host, IDLE, full, sh, status_of, with};
 
 /// Four bytes: how long the processor may take to wake up.
 pub(crate) const DEVICE: &str = "/dev/cpu_dma_latency";
-const CONFIG: &str = r#"
+/// What every such agent has; `ROOT` is the machine.
+const HEAD: &str = "\
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 evictionHard: {memory.available: 1Mi}
 imageGCHighThresholdPercent: 100
 picolet:
   deviceRoot: ROOT
-  devices:
+";
+const CONFIG: &str = r#"  devices:
   - resource: serial
     match: {path: "/dev/serial/by-id/*"}
     containerPath: /dev/line
@@ -31,14 +33,7 @@ picolet:
     match: {path: /dev/nothing}
 "#;
 
-const LIVE: &str = r#"
-apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-evictionHard: {memory.available: 1Mi}
-imageGCHighThresholdPercent: 100
-picolet:
-  deviceRoot: ROOT
-  devices:
+const LIVE: &str = r#"  devices:
   - resource: serial
     match: {path: "/dev/serial/by-id/*"}
     count: 2
@@ -91,7 +86,7 @@ pub(crate) fn waits(host: &Host, name: &str) {
     });
 }
 
-/// An agent on such a machine; `None` where that cannot be.
+/// An agent on such a machine, with what else stands below `picolet`; `None` where that cannot be.
 pub(crate) fn start(config: &str, devices: &[&str]) -> Option<Host> {
     if !host::able() {
         return None;
@@ -104,7 +99,7 @@ pub(crate) fn start(config: &str, devices: &[&str]) -> Option<Host> {
     let file = host.path("config.yaml");
     let root = host.path("machine");
     fs::create_dir_all(root.join("dev/serial/by-id")).expect("directory");
-    let text = config.replace("ROOT", &root.display().to_string());
+    let text = format!("{HEAD}{config}").replace("ROOT", &root.display().to_string());
     fs::write(&file, text).expect("configuration");
     host.flags
         .extend(["--config".into(), file.display().to_string()]);

@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     api::{
+        cri::lies_in,
         device::{Facts, Place, Wanted},
         names,
         strict::WrongValue,
@@ -154,12 +155,8 @@ impl Entry {
 
     /// Whether a container could not have both: one directory lies over the other.
     fn covers(&self, other: &Self) -> bool {
-        let is_below = |path: &str, dir: &str| {
-            let rest = path.strip_prefix(dir);
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-        };
         let (own, other) = (&*self.container_path, &*other.container_path);
-        is_below(own, other) || is_below(other, own)
+        lies_in(own, other) || lies_in(other, own)
     }
 
     pub(super) fn whats(&self) -> impl Iterator<Item = &What> {

@@ -10,6 +10,7 @@
 //! | `registry` | plugins that are asked what they are: which are taken, and when one is asked again |
 //! | `demand` | what a pod asks for |
 //! | `table` | resources, their units, their holders. Where a resource comes from does not matter here |
+//! | `live_rules` | what a container may use whose nodes come and go |
 //! | `health` | how the devices of a pod are, as its status tells it |
 //! | `refusal` | why a pod does not get what it asks for, and how long it waits |
 //!
@@ -19,6 +20,7 @@ mod declared;
 mod demand;
 mod glob;
 mod health;
+mod live_rules;
 mod plugin;
 mod preset;
 mod refusal;
@@ -30,6 +32,7 @@ mod units;
 pub use declared::{Declared, Entry, OnReplug, declared};
 pub use demand::{Demand, demands};
 pub use health::{Health, show_health};
+pub use live_rules::live_rules;
 pub use plugin::{Answered, Wrong, answer, listed, merge, preferred, registration, shown};
 pub use refusal::{Patience, Refusal, Verdict, judge, plugins_may_come};
 pub use registry::{plugin, retry};

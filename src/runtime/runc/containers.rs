@@ -337,9 +337,9 @@ impl Runc {
         record.user.additional_gids.clone_from(groups);
         if !config.live_devices.is_empty() {
             let all = config.live_devices.clone();
-            let v2 = self.settings.host.cgroup_v2;
+            let (v2, rules) = (self.settings.host.cgroup_v2, self.settings.live_rules);
             let rules =
-                live::is_limited(config).then(|| live::rules(&all, &record.cgroup, v2, &mut spec));
+                live::is_limited(config).then(|| rules(&all, &record.cgroup, v2, &mut spec));
             let user = (record.user.uid, record.user.gid);
             let give = move || live::give(&all, user, rules.as_ref());
             let given = self.disk.run(give).await;

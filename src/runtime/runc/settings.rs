@@ -4,7 +4,7 @@ use alloc::collections::BTreeMap;
 use std::{os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
 use super::cni::BuiltIn;
-use crate::api::oci::{HostFacts, ResolveUserFn, SpecFn};
+use crate::api::oci::{HostFacts, LiveRulesFn, ResolveUserFn, SpecFn};
 use crate::shim::LogLimit;
 
 /// Everything that is configurable, every directory absolute.
@@ -42,6 +42,8 @@ pub struct Settings {
     pub host: HostFacts,
     /// `logic::oci::container_spec`.
     pub spec: SpecFn,
+    /// `logic::devices::live_rules`.
+    pub live_rules: LiveRulesFn,
     /// `logic::oci::resolve_user`.
     pub resolve_user: ResolveUserFn,
     /// Devices as their vendors describe them.
