@@ -576,7 +576,10 @@ mod tests {
         begun.expect("made");
         assert_eq!(shown(&at), [("002/001".into(), 8, 0, 20, 0o660)]);
         let size = nix::sys::statvfs::statvfs(&live.root).expect("a file system");
-        assert_eq!(size.blocks() * size.fragment_size(), SIZE_BYTES);
+        assert_eq!(
+            u64::from(size.blocks()) * u64::from(size.fragment_size()),
+            SIZE_BYTES
+        );
         // What an agent cannot read is left as it is, and told.
         let path = at.with_file_name(RECORD);
         let size = usize::try_from(MAX_RECORD_BYTES).expect("size");
