@@ -4,6 +4,9 @@
 
 #![cfg_attr(target_env = "gnu", no_main)]
 
+#[global_allocator]
+static HEAP: picolet::sys::heap::Heap = picolet::sys::heap::Heap;
+
 #[cfg(target_env = "gnu")]
 mod entry {
     #![expect(unsafe_code, reason = "the C library's way into a program")]

@@ -8,6 +8,7 @@ pub mod dirents;
 pub mod disk_usage;
 pub mod disk_wear;
 pub mod file;
+pub mod heap;
 pub mod lane;
 pub mod limits;
 pub mod lock;
