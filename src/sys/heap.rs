@@ -11,35 +11,68 @@
 use core::{
     alloc::{GlobalAlloc, Layout},
     ffi::c_void,
-    ptr::{self, NonNull},
+    ptr,
 };
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dlmalloc::{Allocator, Dlmalloc};
+use nix::errno::Errno;
 
 /// From this size on, in bytes, a piece has a mapping of its own, which goes when the piece goes.
 const OWN_MAPPING_BYTES: usize = 64 << 10;
-/// By which the heap grows and shrinks, in bytes.
+/// By which the heap grows and shrinks, in bytes: a page, if that is larger.
 const GRANULE_BYTES: usize = 16 << 10;
 /// The largest free piece whose pages are given back in one step, in bytes.
 const LARGEST_PIECE_BYTES: usize = 1 << 20;
+/// Up to how many pages free pieces are looked for in steps of [`FINE_STEP_BYTES`]; larger ones in steps of a page. A piece may begin
+/// anywhere in a page: what a step leaves of a small one could be all that there is to give back.
+const FINE_PAGES: usize = 16;
+const FINE_STEP_BYTES: usize = 256;
+/// The smallest page of any machine, in bytes.
+const MIN_PAGE_BYTES: usize = 4096;
+/// To which the allocator aligns every piece, in bytes.
+const NATURAL_ALIGN: usize = 2 * size_of::<usize>();
 
 static HEAP: Mutex<Dlmalloc<Pages>> = Mutex::new(new());
 
 const fn new() -> Dlmalloc<Pages> {
-    let mut heap = Dlmalloc::new_with_allocator(Pages { may_grow: true });
-    assert!(heap.set_granularity(GRANULE_BYTES), "a power of two");
-    heap
+    Dlmalloc::new_with_allocator(Pages {
+        page_bytes: 0,
+        may_grow: true,
+    })
 }
 
 /// The heap, as `#[global_allocator]` wants it.
+#[derive(Debug)]
 pub struct Heap;
 
+/// Who allocates does not expect `errno` to change.
 fn lock() -> MutexGuard<'static, Dlmalloc<Pages>> {
-    HEAP.lock().unwrap_or_else(PoisonError::into_inner)
+    let mut heap = HEAP.try_lock().unwrap_or_else(|_| {
+        let errno = Errno::last_raw();
+        let heap = HEAP.lock().unwrap_or_else(PoisonError::into_inner);
+        Errno::set_raw(errno);
+        heap
+    });
+    if heap.allocator().page_bytes == 0 {
+        make_ready(&mut heap);
+    }
+    heap
+}
+
+/// What cannot be known before the program runs. A heap that was used must not be moved.
+fn make_ready(heap: &mut Dlmalloc<Pages>) {
+    // SAFETY: asks for a constant of the machine.
+    let told = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    let page = usize::try_from(told).unwrap_or(MIN_PAGE_BYTES);
+    let page = page.max(MIN_PAGE_BYTES);
+    heap.allocator_mut().page_bytes = page;
+    // It is a power of two, as pages are.
+    heap.set_granularity(GRANULE_BYTES.max(page));
 }
 
 // SAFETY: pieces come from one allocator behind a lock or have a mapping of their own; which of both follows from the layout alone.
+// Nothing here panics: the calls that compare a layout with what the allocator remembers are not used.
 unsafe impl GlobalAlloc for Heap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if is_own_mapping(layout) {
@@ -61,8 +94,8 @@ unsafe impl GlobalAlloc for Heap {
         if is_own_mapping(layout) {
             unmap(piece, layout.size());
         } else {
-            // SAFETY: the caller had `piece` from here, with this layout.
-            unsafe { lock().free(piece, layout.size(), layout.align()) }
+            // SAFETY: the caller had `piece` from here.
+            unsafe { lock().c_free(piece) }
         }
     }
 
@@ -71,8 +104,10 @@ unsafe impl GlobalAlloc for Heap {
         let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
         match (is_own_mapping(layout), is_own_mapping(new)) {
             (true, true) => remap(piece, layout.size(), size),
-            // SAFETY: the caller had `piece` from here, with this layout.
-            (false, false) => unsafe { lock().realloc(piece, layout.size(), layout.align(), size) },
+            (false, false) if layout.align() <= NATURAL_ALIGN => {
+                // SAFETY: the caller had `piece` from here.
+                unsafe { lock().c_realloc(piece, size) }
+            }
             _ => {
                 // SAFETY: as the caller promises.
                 let moved = unsafe { self.alloc(new) };
@@ -94,26 +129,32 @@ const fn is_own_mapping(layout: Layout) -> bool {
     layout.size() >= OWN_MAPPING_BYTES && layout.align() <= MIN_PAGE_BYTES
 }
 
-/// The smallest page of any machine, in bytes.
-const MIN_PAGE_BYTES: usize = 4096;
-
 /// Gives the pages of free pieces back to the system, wherever in the heap they lie. Returns when that is done.
-///
+pub fn trim() {
+    trim_heap(&mut lock());
+}
+
 /// Each free piece of a page or more is taken, the largest first and so nearly whole; its pages are dropped, and it is given back.
 /// Pages at both ends stay: what the allocator remembers of a piece lies there.
-pub fn trim() {
-    let mut heap = lock();
+fn trim_heap(heap: &mut Dlmalloc<Pages>) {
+    // SAFETY: releases free memory only.
+    unsafe { heap.trim(0) };
     heap.allocator_mut().may_grow = false;
+    let page = heap.allocator().page_bytes;
+    let fine = FINE_PAGES * page;
+    let large = (fine + page..=LARGEST_PIECE_BYTES.max(fine))
+        .rev()
+        .step_by(page);
+    let small = (page..=fine).rev().step_by(FINE_STEP_BYTES);
     let mut taken: *mut u8 = ptr::null_mut();
-    let page = page_bytes();
-    for bytes in (page..=LARGEST_PIECE_BYTES).rev().step_by(page) {
+    for bytes in large.chain(small) {
         loop {
             // SAFETY: any size is fine.
             let piece = unsafe { heap.c_malloc(bytes) };
             if piece.is_null() {
                 break;
             }
-            drop_pages(piece, bytes);
+            drop_pages(piece, bytes, page);
             // SAFETY: the piece is ours, large enough and aligned for a pointer.
             unsafe { piece.cast::<*mut u8>().write(taken) };
             taken = piece;
@@ -126,30 +167,24 @@ pub fn trim() {
         unsafe { heap.c_free(taken) };
         taken = next;
     }
-    // SAFETY: releases free memory only.
-    unsafe { heap.trim(0) };
     heap.allocator_mut().may_grow = true;
 }
 
 /// Drops the whole pages of a piece that nobody needs, but for its beginning. An error leaves them.
-fn drop_pages(piece: *mut u8, bytes: usize) {
-    let page = page_bytes();
+fn drop_pages(piece: *mut u8, bytes: usize, page: usize) {
     let start = (piece.addr() + size_of::<usize>()).next_multiple_of(page);
     let end = (piece.addr() + bytes) / page * page;
-    if start < end
-        && let Some(at) = NonNull::new(piece.with_addr(start).cast::<c_void>())
-    {
+    if start < end {
+        let at = piece.with_addr(start).cast::<c_void>();
         // SAFETY: these pages lie in a free piece: what was in them is wanted by nobody.
-        unsafe { libc::madvise(at.as_ptr(), end - start, libc::MADV_DONTNEED) };
+        unsafe { libc::madvise(at, end - start, libc::MADV_DONTNEED) };
     }
-}
-
-fn page_bytes() -> usize {
-    usize::try_from(super::pages::bytes()).unwrap_or(MIN_PAGE_BYTES)
 }
 
 /// Memory of the system.
 struct Pages {
+    /// Of a page. Zero: nobody has asked yet.
+    page_bytes: usize,
     /// Not while free pieces are looked for.
     may_grow: bool,
 }
@@ -157,12 +192,19 @@ struct Pages {
 // SAFETY: mappings are of the size that is said, private, and used by this heap only.
 unsafe impl Allocator for Pages {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
-        let size = size.next_multiple_of(page_bytes());
+        let size = size.next_multiple_of(self.page_bytes);
         let at = if self.may_grow {
             map(size)
         } else {
             ptr::null_mut()
         };
+        if !at.is_null() {
+            let errno = Errno::last_raw();
+            // The kernel would fill huge pages up again where pages were given back.
+            // SAFETY: changes nothing but how the kernel backs this new mapping; without huge pages it is refused.
+            unsafe { libc::madvise(at.cast(), size, libc::MADV_NOHUGEPAGE) };
+            Errno::set_raw(errno);
+        }
         (at, size, 0)
     }
 
@@ -192,7 +234,7 @@ unsafe impl Allocator for Pages {
     }
 
     fn page_size(&self) -> usize {
-        page_bytes()
+        self.page_bytes
     }
 }
 
@@ -232,7 +274,7 @@ fn unmap(at: *mut u8, size: usize) -> bool {
 mod tests {
     use super::*;
 
-    /// A piece that goes when it is dropped.
+    /// A piece of the program's heap that goes when it is dropped.
     struct Piece(*mut u8, Layout);
 
     impl Piece {
@@ -244,16 +286,27 @@ mod tests {
             Self(at, layout)
         }
 
+        fn zeroed(size: usize) -> Self {
+            let layout = Layout::from_size_align(size, 8).expect("a layout");
+            // SAFETY: the size is not zero.
+            let at = unsafe { Heap.alloc_zeroed(layout) };
+            assert!(!at.is_null());
+            Self(at, layout)
+        }
+
         fn fill(&mut self, byte: u8) {
             // SAFETY: the piece is that long.
             unsafe { self.0.write_bytes(byte, self.1.size()) };
         }
 
         fn begins_with(&self, byte: u8, bytes: usize) -> bool {
-            assert!(bytes <= self.1.size());
             // SAFETY: the piece is that long, and was filled.
-            let all = unsafe { core::slice::from_raw_parts(self.0, bytes) };
-            all.iter().all(|b| *b == byte)
+            let all = unsafe { core::slice::from_raw_parts(self.0, self.1.size()) };
+            all[..bytes].iter().all(|b| *b == byte)
+        }
+
+        fn is_full_of(&self, byte: u8) -> bool {
+            self.begins_with(byte, self.1.size())
         }
 
         fn resize(&mut self, size: usize) {
@@ -271,80 +324,94 @@ mod tests {
         }
     }
 
-    /// Pages of memory behind these addresses.
-    fn resident(from: *mut u8, to: *mut u8) -> usize {
-        let page = page_bytes();
-        let first = from.addr() / page * page;
-        let pages = (first..to.addr()).step_by(page);
-        pages
-            .filter(|at| {
-                let mut is_there = 0;
-                // SAFETY: asks for one page, and writes one byte for it; of what is not mapped it says so.
-                let said =
-                    unsafe { libc::mincore(from.with_addr(*at).cast(), 1, &raw mut is_there) };
-                said == 0 && is_there & 1 == 1
-            })
-            .count()
+    /// Whether there is memory behind the page at this address.
+    fn is_resident(page: *mut u8) -> bool {
+        let mut is_there = 0;
+        // SAFETY: asks for one page, and writes one byte for it; of what is not mapped it says so.
+        let said = unsafe { libc::mincore(page.cast(), 1, &raw mut is_there) };
+        said == 0 && is_there & 1 == 1
     }
 
     #[test]
     fn free_pages_in_the_middle_go_back() {
-        const PIECES: usize = 4096;
-        const KEPT_OF: usize = 128;
-        let mut pieces: Vec<Option<Piece>> = (0..PIECES)
-            .map(|_| {
-                let mut piece = Piece::new(1000, 8);
-                piece.fill(7);
-                Some(piece)
-            })
-            .collect();
-        let all = || pieces.iter().flatten().map(|piece| piece.0);
-        let (from, to) = (all().min().expect("pieces"), all().max().expect("pieces"));
-        for (n, piece) in pieces.iter_mut().enumerate() {
-            if n % KEPT_OF != 0 {
-                *piece = None;
-            }
+        const HOLES: usize = 64;
+        /// What the allocator remembers at the beginning of a free piece.
+        const NODE_BYTES: usize = size_of::<[usize; 8]>();
+        // A heap of its own: others use that of the program at the same time.
+        let mut heap = new();
+        make_ready(&mut heap);
+        let page = heap.allocator().page_bytes;
+        // Holes from a little more than one page on, and the whole pages in them that can be given back.
+        let mut pages = Vec::new();
+        let mut holes = Vec::new();
+        let mut kept = Vec::new();
+        for n in 0..HOLES {
+            let bytes = page + page / 16 * n + 24;
+            // SAFETY: any size is fine.
+            let hole = unsafe { heap.c_malloc(bytes) };
+            // SAFETY: as above.
+            let wall = unsafe { heap.c_malloc(100) };
+            assert!(!hole.is_null() && !wall.is_null());
+            // SAFETY: they are that long.
+            unsafe { hole.write_bytes(7, bytes) };
+            // SAFETY: as above.
+            unsafe { wall.write_bytes(8, 100) };
+            let first = (hole.addr() + NODE_BYTES).next_multiple_of(page);
+            let last = hole.addr() + bytes - FINE_STEP_BYTES - page;
+            let whole = (first..=last).step_by(page);
+            pages.extend(whole.map(|at| hole.with_addr(at)));
+            holes.push(hole);
+            kept.push(wall);
         }
-        let before = resident(from, to);
-        assert!(before * page_bytes() >= PIECES / 2 * 1000, "{before} pages");
-        trim();
-        let after = resident(from, to);
-        // Each piece that is kept holds a page, and another one if it lies across their border or at an end of free ones.
-        assert!(after <= 3 * PIECES / KEPT_OF, "{after} of {before} pages");
-        assert!(pieces.iter().flatten().all(|p| p.begins_with(7, 1000)));
+        for hole in holes {
+            // SAFETY: each came from this heap, once.
+            unsafe { heap.c_free(hole) };
+        }
+        assert!(pages.len() > HOLES / 2, "{} pages", pages.len());
+        assert!(pages.iter().all(|page| is_resident(*page)));
+        trim_heap(&mut heap);
+        let left = pages.iter().filter(|page| is_resident(**page)).count();
+        // Holes side by side are one, and of a large one a page may stay at its end.
+        assert!(left * 20 <= pages.len(), "{left} of {} pages", pages.len());
+        for wall in kept {
+            // SAFETY: nobody else has it, and it was filled.
+            let wall = unsafe { core::slice::from_raw_parts(wall, 100) };
+            assert!(wall.iter().all(|b| *b == 8));
+        }
         // What was given back can be had again.
-        let mut piece = Piece::new(60_000, 8);
-        piece.fill(9);
-        assert!(pieces.iter().flatten().all(|p| p.begins_with(7, 1000)));
+        // SAFETY: any size is fine.
+        let piece = unsafe { heap.calloc(2 * page, 8) };
+        assert!(!piece.is_null());
+        // SAFETY: it is that long.
+        let piece = unsafe { core::slice::from_raw_parts(piece, 2 * page) };
+        assert!(piece.iter().all(|b| *b == 0));
     }
 
     #[test]
     fn pieces_keep_what_is_in_them_as_they_change_their_size() {
         for align in [1, 8, 64, 4096, 8192] {
             let mut piece = Piece::new(100, align);
-            piece.fill(3);
             // Up and down over the size from which a piece has a mapping of its own.
-            for size in [
-                200,
-                OWN_MAPPING_BYTES,
-                3 * OWN_MAPPING_BYTES,
-                OWN_MAPPING_BYTES,
-                150,
-            ] {
+            let limit = OWN_MAPPING_BYTES;
+            for (n, size) in
+                (0..).zip([200, limit - 1, limit, 3 * limit, limit + 1, limit - 1, 150])
+            {
+                piece.fill(n);
+                let kept = piece.1.size().min(size);
                 piece.resize(size);
-                assert!(piece.begins_with(3, 100), "{size} bytes at {align}");
+                assert!(piece.begins_with(n, kept), "{size} bytes at {align}");
             }
         }
     }
 
     #[test]
     fn zeroed_pieces_are_zero_where_others_were() {
-        for size in [1, 5000, OWN_MAPPING_BYTES] {
+        for size in [1, 5000, 40_000, OWN_MAPPING_BYTES] {
             Piece::new(size, 8).fill(0xff);
-            let layout = Layout::from_size_align(size, 8).expect("a layout");
-            // SAFETY: the size is not zero.
-            let piece = Piece(unsafe { Heap.alloc_zeroed(layout) }, layout);
-            assert!(!piece.0.is_null() && piece.begins_with(0, size));
+            assert!(Piece::zeroed(size).is_full_of(0));
+            Piece::new(size, 8).fill(0xff);
+            trim();
+            assert!(Piece::zeroed(size).is_full_of(0));
         }
     }
 
@@ -354,18 +421,24 @@ mod tests {
             for byte in 1..=4 {
                 scope.spawn(move || {
                     let mut kept: Vec<Piece> = Vec::new();
-                    for n in 0..20_000_usize {
+                    for n in 0..5000_usize {
                         let mut piece = Piece::new(1 + n * 31 % 9000, 8);
                         piece.fill(byte);
+                        if n % 7 == 0 {
+                            let size = 1 + n * 97 % (2 * OWN_MAPPING_BYTES);
+                            piece.resize(size);
+                            piece.fill(byte);
+                        }
                         kept.push(piece);
                         if kept.len() > 50 {
                             let gone = kept.swap_remove(n * 17 % 50);
-                            assert!(gone.begins_with(byte, gone.1.size()));
+                            assert!(gone.is_full_of(byte));
                         }
                         if n % 500 == 0 {
                             trim();
                         }
                     }
+                    assert!(kept.iter().all(|piece| piece.is_full_of(byte)));
                 });
             }
         });
