@@ -4,6 +4,7 @@
 
 #![cfg_attr(target_env = "gnu", no_main)]
 
+#[cfg(not(target_env = "gnu"))]
 #[global_allocator]
 static HEAP: picolet::sys::heap::Heap = picolet::sys::heap::Heap;
 

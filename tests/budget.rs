@@ -41,8 +41,8 @@ const STACK_KIB: u64 = 18 * 1024;
 /// PSS in KiB by which an agent may be larger after the crowd than it was before: what the threads' caches of the allocator
 /// keep in pages of their own, and code that was not needed before.
 const GROWTH_KIB: u64 = 4 * 1024;
-/// Crowds of which the last must leave no more than those before, and their pods.
-const CROWDS: usize = 4;
+/// Crowds of which the last must leave no more than those before, and their pods. With the first two or three the heap finds its size.
+const CROWDS: usize = 6;
 const CROWD: usize = 60;
 /// Crowds of a node that has become old, and after how many of them it stays as it is.
 const OLD_CROWDS: usize = 13;

@@ -124,7 +124,7 @@ pub enum CalledAs {
 #[must_use]
 #[inline(never)]
 pub fn main(words: Vec<OsString>, name: CalledAs, manager: Manager) -> ExitCode {
-    memory::start_over_without_kept_stacks();
+    memory::start_over_without_thread_caches();
     memory::use_one_arena();
     match start(words, name, manager) {
         Ok(exit) => exit.into(),

@@ -1,7 +1,8 @@
-//! The heap of the program: one for all threads, with any C library, whose free pages go back to the system.
+//! The heap of programs whose C library is not glibc: one for all threads, whose free pages go back to the system.
 //!
-//! What C libraries bring differs. That of zig rounds sizes up to powers of two and returns nothing: after a crowd of 100 pods
-//! an agent had 11 MiB. One measured heap is the same on every board.
+//! What such libraries bring differs. That of zig, with which programs for boards are linked, rounds sizes up to powers of two and
+//! returns nothing: after a crowd of 100 pods an agent had 11 MiB. glibc has its own way to give pages back, and a shim takes less
+//! with it.
 //! Man pages: `mmap(2)`, `mremap(2)`, `madvise(2)`.
 #![expect(
     unsafe_code,
