@@ -21,6 +21,8 @@ use nix::errno::Errno;
 
 /// From this size on, in bytes, a piece has a mapping of its own, which goes when the piece goes.
 const OWN_MAPPING_BYTES: usize = 64 << 10;
+/// Up to which alignment, in bytes: that of a line of the processor's cache, which every mapping has.
+const OWN_MAPPING_ALIGN: usize = 64;
 /// By which the heap grows and shrinks, in bytes: a page, if that is larger.
 const GRANULE_BYTES: usize = 16 << 10;
 /// The largest free piece whose pages are given back in one step, in bytes.
@@ -29,8 +31,6 @@ const LARGEST_PIECE_BYTES: usize = 1 << 20;
 /// anywhere in a page: what a step leaves of a small one could be all that there is to give back.
 const FINE_PAGES: usize = 16;
 const FINE_STEP_BYTES: usize = 256;
-/// The smallest page of any machine, in bytes.
-const MIN_PAGE_BYTES: usize = 4096;
 /// To which the allocator aligns every piece, in bytes.
 const NATURAL_ALIGN: usize = 2 * size_of::<usize>();
 
@@ -63,10 +63,7 @@ fn lock() -> MutexGuard<'static, Dlmalloc<Pages>> {
 
 /// What cannot be known before the program runs. A heap that was used must not be moved.
 fn make_ready(heap: &mut Dlmalloc<Pages>) {
-    // SAFETY: asks for a constant of the machine.
-    let told = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    let page = usize::try_from(told).unwrap_or(MIN_PAGE_BYTES);
-    let page = page.max(MIN_PAGE_BYTES);
+    let page = usize::try_from(super::pages::bytes()).unwrap_or(GRANULE_BYTES);
     heap.allocator_mut().page_bytes = page;
     // It is a power of two, as pages are.
     heap.set_granularity(GRANULE_BYTES.max(page));
@@ -125,9 +122,9 @@ unsafe impl GlobalAlloc for Heap {
     }
 }
 
-/// A mapping is aligned to a page, and nothing asks for more.
+/// Follows from the layout alone.
 const fn is_own_mapping(layout: Layout) -> bool {
-    layout.size() >= OWN_MAPPING_BYTES && layout.align() <= MIN_PAGE_BYTES
+    layout.size() >= OWN_MAPPING_BYTES && layout.align() <= OWN_MAPPING_ALIGN
 }
 
 /// Gives the pages of free pieces back to the system, wherever in the heap they lie. Returns when that is done.
@@ -335,57 +332,56 @@ mod tests {
 
     #[test]
     fn free_pages_in_the_middle_go_back() {
-        const HOLES: usize = 64;
+        const PIECES: usize = 64;
         /// What the allocator remembers at the beginning of a free piece.
         const NODE_BYTES: usize = size_of::<[usize; 8]>();
-        // A heap of its own: others use that of the program at the same time.
-        let mut heap = new();
-        make_ready(&mut heap);
-        let page = heap.allocator().page_bytes;
-        // Holes from a little more than one page on, and the whole pages in them that can be given back.
-        let mut pages = Vec::new();
-        let mut holes = Vec::new();
-        let mut kept = Vec::new();
-        for n in 0..HOLES {
-            let bytes = page + page / 16 * n + 24;
+        let mut looked_at = 0;
+        for sixteenths in [29, 35, 51, 81] {
+            // A heap of its own: others use that of the program at the same time.
+            let mut heap = new();
+            make_ready(&mut heap);
+            let page = heap.allocator().page_bytes;
+            let bytes = page / 16 * sixteenths;
+            let all: Vec<*mut u8> = (0..PIECES)
+                .map(|_| {
+                    // SAFETY: any size is fine.
+                    let piece = unsafe { heap.c_malloc(bytes) };
+                    assert!(!piece.is_null());
+                    // SAFETY: it is that long.
+                    unsafe { piece.write_bytes(7, bytes) };
+                    piece
+                })
+                .collect();
+            // Every second one goes, and between two that stay there are whole pages.
+            let (kept, gone): (Vec<_>, Vec<_>) = (0..).zip(all).partition(|(n, _)| n % 2 == 0);
+            let mut pages = Vec::new();
+            for (_, piece) in gone {
+                let first = (piece.addr() + NODE_BYTES).next_multiple_of(page);
+                let last = piece.addr() + bytes - FINE_STEP_BYTES - page;
+                pages.extend((first..=last).step_by(page).map(|at| piece.with_addr(at)));
+                // SAFETY: it came from this heap, and nobody else has it.
+                unsafe { heap.c_free(piece) };
+            }
+            looked_at += pages.len();
+            assert!(pages.iter().all(|page| is_resident(*page)));
+            trim_heap(&mut heap);
+            let left = pages.iter().filter(|page| is_resident(**page)).count();
+            // Somebody else may have got a place where all was free.
+            assert!(left * 20 <= pages.len(), "{left} of {} pages", pages.len());
+            for (_, piece) in kept {
+                // SAFETY: nobody else has it, and it was filled.
+                let piece = unsafe { core::slice::from_raw_parts(piece, bytes) };
+                assert!(piece.iter().all(|b| *b == 7));
+            }
+            // What was given back can be had again.
             // SAFETY: any size is fine.
-            let hole = unsafe { heap.c_malloc(bytes) };
-            // SAFETY: as above.
-            let wall = unsafe { heap.c_malloc(100) };
-            assert!(!hole.is_null() && !wall.is_null());
-            // SAFETY: they are that long.
-            unsafe { hole.write_bytes(7, bytes) };
-            // SAFETY: as above.
-            unsafe { wall.write_bytes(8, 100) };
-            let first = (hole.addr() + NODE_BYTES).next_multiple_of(page);
-            let last = hole.addr() + bytes - FINE_STEP_BYTES - page;
-            let whole = (first..=last).step_by(page);
-            pages.extend(whole.map(|at| hole.with_addr(at)));
-            holes.push(hole);
-            kept.push(wall);
+            let piece = unsafe { heap.calloc(bytes, 8) };
+            assert!(!piece.is_null());
+            // SAFETY: it is that long.
+            let piece = unsafe { core::slice::from_raw_parts(piece, bytes) };
+            assert!(piece.iter().all(|b| *b == 0));
         }
-        for hole in holes {
-            // SAFETY: each came from this heap, once.
-            unsafe { heap.c_free(hole) };
-        }
-        assert!(pages.len() > HOLES / 2, "{} pages", pages.len());
-        assert!(pages.iter().all(|page| is_resident(*page)));
-        trim_heap(&mut heap);
-        let left = pages.iter().filter(|page| is_resident(**page)).count();
-        // Holes side by side are one, and of a large one a page may stay at its end.
-        assert!(left * 20 <= pages.len(), "{left} of {} pages", pages.len());
-        for wall in kept {
-            // SAFETY: nobody else has it, and it was filled.
-            let wall = unsafe { core::slice::from_raw_parts(wall, 100) };
-            assert!(wall.iter().all(|b| *b == 8));
-        }
-        // What was given back can be had again.
-        // SAFETY: any size is fine.
-        let piece = unsafe { heap.calloc(2 * page, 8) };
-        assert!(!piece.is_null());
-        // SAFETY: it is that long.
-        let piece = unsafe { core::slice::from_raw_parts(piece, 2 * page) };
-        assert!(piece.iter().all(|b| *b == 0));
+        assert!(looked_at > 2 * PIECES, "{looked_at} pages");
     }
 
     #[test]
