@@ -1,7 +1,7 @@
 //! What is given back after a burst: free pages of the heap, of the stack, and code. Man pages: `mallopt(3)`, `malloc_trim(3)`,
 //! `madvise(2)`.
 //!
-//! The heap is glibc's, which has knobs, or that of [`super::heap`].
+//! The heap is glibc's, which has knobs, or that of `super::heap`.
 #![expect(
     unsafe_code,
     reason = "mallopt, malloc_trim and madvise have no safe wrapper; bounds of the program are the linker's"

@@ -28,6 +28,11 @@ pub(crate) const NODE: &str = "node";
 pub(crate) const IMAGE: &str = "localhost/busybox:1";
 /// How long a condition may take on a slow machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// How full the machine's own disk is, no test decides: nothing is evicted or removed for it unless the test says so.
+const ON_A_FULL_DISK: [&str; 2] = [
+    "--eviction-hard=memory.available<10Mi",
+    "--image-gc-high-threshold=100",
+];
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -97,7 +102,7 @@ impl Host {
         self.ok(&["image", "import", &archive.display().to_string()]);
     }
 
-    /// Only the directories.
+    /// Only the directories, and flags that `flags` may overrule.
     pub(crate) fn new(flags: &[&str]) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let (pid, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -145,6 +150,7 @@ impl Host {
         .map(|&s| s.to_owned())
         .collect();
         all.push("--fail-swap-on=false".into());
+        all.extend(ON_A_FULL_DISK.map(str::to_owned));
         all.extend(flags.iter().map(|&f| f.to_owned()));
         Self {
             mark,
