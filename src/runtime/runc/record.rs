@@ -22,8 +22,8 @@ use crate::api::{
 pub const VERSION: u32 = 1;
 /// File name of a record in its directory.
 pub const FILE: &str = "record.json";
-/// Largest record that is read, bytes: a pod's annotations may have 256 KiB.
-const LIMIT: u64 = 1024 * 1024;
+/// Largest record, bytes: a pod's annotations may have 256 KiB, and JSON may need six bytes for one of them.
+const LIMIT: u64 = 4 << 20;
 
 /// Position of an instance or sandbox in the order of creation on this machine: (boot number, sequence in that boot). It
 /// orders what a clock that is set back would not.
@@ -136,9 +136,14 @@ fn derive(uid: &PodUid, name: &str, attempt: u32) -> String {
     hex(&hash[..BYTES])
 }
 
-/// Writes a record atomically.
+/// Writes a record atomically. One that could not be read again is refused.
 pub fn save<T: Serialize>(dir: &Path, record: &T) -> io::Result<()> {
-    files::write_atomic(&dir.join(FILE), &serde_json::to_vec(record)?)
+    let bytes = serde_json::to_vec(record)?;
+    if usize::try_from(LIMIT).is_ok_and(|limit| bytes.len() > limit) {
+        let text = format!("its record has more than {LIMIT} bytes");
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, text));
+    }
+    files::write_atomic(&dir.join(FILE), &bytes)
 }
 
 /// Reads a record. `None` if there is none; an error also for one of a later version.
@@ -183,6 +188,28 @@ mod tests {
         assert_eq!(all[0], container_id(&uid, "app", 0).to_string());
         // Pinned: another build must find what this one made.
         assert_eq!(all[3], "2a93212fa2f3a08621306072d73e4e5b");
+    }
+
+    #[test]
+    fn what_is_written_can_be_read() {
+        // RTM-02 KILL-07
+        let dir = std::env::temp_dir().join(format!("picolet-record-large-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("dir");
+        let text = include_str!("../../../tests/golden/sandbox_record.1.json");
+        let mut record: SandboxRecord = from_json(text.as_bytes()).expect("read");
+        // As many bytes as annotations may have, of which JSON makes six each.
+        let value = "\u{1}".repeat(256 << 10);
+        record.config.annotations.insert("a".into(), value.clone());
+        save(&dir, &record).expect("written");
+        let read: SandboxRecord = load(&dir).expect("read").expect("there");
+        assert!(read == record);
+        record.config.annotations.insert("b".into(), value.clone());
+        record.config.annotations.insert("c".into(), value);
+        let refused = save(&dir, &record).expect_err("too large");
+        assert_eq!(refused.kind(), io::ErrorKind::FileTooLarge);
+        let read: SandboxRecord = load(&dir).expect("read").expect("there");
+        assert!(read.config.annotations.len() < record.config.annotations.len());
+        std::fs::remove_dir_all(dir).expect("clean");
     }
 
     #[test]
