@@ -104,8 +104,11 @@ pub struct LiveRules {
     pub cgroup: String,
     /// Kinds that its OCI runtime has opened for them, and of which all but the numbers here are closed.
     pub majors: Vec<Major>,
-    /// What it may use of these kinds anyway.
+    /// What it may read and write of these kinds anyway.
     pub others: Vec<Number>,
+    /// What it may use of these kinds anyway, but not in both ways.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub limited: Vec<Allowed>,
     /// Nodes that are there, sorted, each once.
     pub allowed: Vec<Allowed>,
 }

@@ -2,7 +2,7 @@
 //! rules in files. On version 2 the OCI runtime lets the container use whole majors, and a program of ours beside that of the
 //! runtime closes all of them but these.
 
-use std::{fs, io, path::Path};
+use std::{collections::BTreeMap, fs, io, path::Path};
 
 use super::{Cgroups, Version};
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
 
 /// Name of the program in the kernel.
 const PROGRAM: &str = "picolet_live";
-/// Numbers that a program closes nothing for: it stays below the 4096 instructions that old kernels take.
+/// Numbers that a program does not close: it has a few instructions for each, and a kernel takes a million from root.
 const MAX_NUMBERS: usize = 1024;
 
 impl Cgroups {
@@ -44,7 +44,8 @@ fn write_rules(dir: &Path, rules: &LiveRules, before: &[Allowed]) -> io::Result<
     for old in before {
         let has = |number: &Number| *number == old.number;
         let stays = rules.allowed.iter().map(|allowed| &allowed.number).any(has);
-        if !stays && !rules.others.iter().any(has) {
+        let limited = rules.limited.iter().map(|allowed| &allowed.number);
+        if !stays && !rules.others.iter().chain(limited).any(has) {
             write("devices.deny", old)?;
         }
     }
@@ -90,8 +91,34 @@ const TYPE: u8 = 2;
 const ACCESS: u8 = 3;
 const MAJOR: u8 = 4;
 const MINOR: u8 = 5;
+const WAYS: u8 = 6;
 
-/// The program: no device of these majors, but for those with these numbers. To make a node is to use no device.
+/// In which ways each number may be used. What several rules say of one adds up.
+fn ways(rules: &LiveRules) -> BTreeMap<Number, u32> {
+    let others = rules.others.iter().map(|number| (*number, READS | WRITES));
+    let each = rules.allowed.iter().chain(&rules.limited).map(|allowed| {
+        let bit = |letter, bit| {
+            if allowed.access.contains(letter) {
+                bit
+            } else {
+                0
+            }
+        };
+        (allowed.number, bit('r', READS) | bit('w', WRITES))
+    });
+    let mut ways = BTreeMap::new();
+    for (number, bits) in others.chain(each) {
+        *ways.entry(number).or_default() |= bits;
+    }
+    ways
+}
+
+/// `BPF_DEVCG_ACC_READ`, `BPF_DEVCG_ACC_WRITE`.
+const READS: u32 = 2;
+const WRITES: u32 = 4;
+
+/// The program: no device of these majors, but for those with these numbers, in the ways that they may be used. To make a node is
+/// to use no device.
 ///
 /// - Errors: there are too many.
 fn instructions(rules: &LiveRules) -> io::Result<Vec<Instruction>> {
@@ -103,11 +130,8 @@ fn instructions(rules: &LiveRules) -> io::Result<Vec<Instruction>> {
     const MAKES_NODE: u32 = 1;
     const BLOCK: u32 = 1;
     const CHAR: u32 = 2;
-    let numbers = || {
-        let live = rules.allowed.iter().map(|allowed| allowed.number);
-        live.chain(rules.others.iter().copied())
-    };
-    if numbers().count() > MAX_NUMBERS {
+    let ways = ways(rules);
+    if ways.len() > MAX_NUMBERS {
         let text = format!("a container with more than {MAX_NUMBERS} device nodes");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     }
@@ -125,8 +149,12 @@ fn instructions(rules: &LiveRules) -> io::Result<Vec<Instruction>> {
     ]);
     for (block, major) in &rules.majors {
         let mut of_major = Vec::new();
-        for (_, _, minor) in numbers().filter(|n| (n.0, n.1) == (*block, *major)) {
-            of_major.push(unless(MINOR, minor, 2));
+        for (&(_, _, minor), bits) in ways.iter().filter(|(n, _)| (n.0, n.1) == (*block, *major)) {
+            let closed = (READS | WRITES) & !bits;
+            of_major.push(unless(MINOR, minor, 5));
+            of_major.push(instruction(COPY, WAYS, ACCESS, 0, 0));
+            of_major.push(instruction(AND, WAYS, 0, 0, closed));
+            of_major.push(unless(WAYS, 0, 2));
             of_major.extend(answer(true));
         }
         of_major.extend(answer(false));
@@ -167,6 +195,7 @@ mod tests {
             cgroup: cgroup.into(),
             majors: majors.to_vec(),
             others: others.iter().map(number).collect(),
+            limited: Vec::new(),
             allowed: minors
                 .iter()
                 .map(|minor| Allowed {
@@ -190,16 +219,20 @@ mod tests {
         let hierarchy = format!("1 1 0:1 / {} rw - cgroup2 cgroup2 rw", tree.display());
         let cgroups = Cgroups::with(Hierarchy::parse(&hierarchy).expect("version 2"));
         // Null, zero and full are 1:3, 1:5 and 1:7.
-        let usable = || -> String {
-            let script = format!(
-                "echo $$ > {}/cgroup.procs; for n in null zero full tty; do (: < /dev/$n) 2>&- && echo $n; done; \
-                 mknod /tmp/{name} c 1 7 && rm /tmp/{name} && echo made",
-                dir.display()
-            );
+        let inside = |script: &str| -> String {
+            let script = format!("echo $$ > {}/cgroup.procs; {script}", dir.display());
             let done = Command::new("sh").args(["-c", &script]).output();
             let text = String::from_utf8(done.expect("sh").stdout).expect("text");
             text.split_whitespace().collect::<Vec<_>>().join(" ")
         };
+        let usable = || {
+            inside(&format!(
+                "for n in null zero full tty; do (: < /dev/$n) 2>&- && echo $n; done; \
+                 mknod /tmp/{name} c 1 7 && rm /tmp/{name} && echo made"
+            ))
+        };
+        let opened_for_writing =
+            || inside("for n in null zero full; do (: > /dev/$n) 2>&- && echo $n; done");
         let all = usable();
         assert!(
             all.starts_with("null zero full") && all.ends_with("made"),
@@ -222,6 +255,23 @@ mod tests {
             assert_eq!(seen, format!("{want} made").trim(), "{minors:?} {others:?}");
             before = rules.allowed;
         }
+        // What may be read is not to be written, whatever the OCI runtime has opened.
+        let read_only = |number| Allowed {
+            number,
+            access: "r".into(),
+        };
+        let mut some = rules(&name, &major, &[3], &[5]);
+        some.allowed = vec![read_only((false, 1, 3))];
+        some.limited = vec![read_only((false, 1, 7))];
+        cgroups.allow_devices(&some, &before).expect("taken");
+        assert_eq!(usable().replace(" tty", ""), "null zero full made");
+        assert_eq!(opened_for_writing(), "zero");
+        some.limited.push(Allowed {
+            number: (false, 1, 7),
+            access: "w".into(),
+        });
+        cgroups.allow_devices(&some, &before).expect("taken");
+        assert_eq!(opened_for_writing(), "zero full");
         // Of other majors nothing is closed.
         let other = rules(&name, &[(true, 1), (false, 2)], &[], &[]);
         cgroups.allow_devices(&other, &before).expect("taken");

@@ -4,7 +4,10 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use nix::errno::Errno;
+use nix::{
+    errno::Errno,
+    sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit},
+};
 
 /// An instruction as the kernel reads it, bytes in the order of the machine.
 pub type Instruction = u64;
@@ -50,6 +53,7 @@ struct Attach {
 }
 
 #[repr(C)]
+#[derive(Default)]
 struct Query {
     group: u32,
     at: u32,
@@ -58,6 +62,11 @@ struct Query {
     ids: u64,
     count: u32,
     padding: u32,
+    // Linux 6.17 to 7.1 write the last one of these whatever length they are told. Older ones take zeros.
+    attach_flags_of_each: u64,
+    link_ids: u64,
+    link_flags: u64,
+    revision: u64,
 }
 
 #[repr(C)]
@@ -121,7 +130,24 @@ pub fn load(program: &[Instruction], name: &str) -> io::Result<OwnedFd> {
     for (place, byte) in attr.name[..NAME_BYTES - 1].iter_mut().zip(name.bytes()) {
         *place = byte;
     }
-    call(PROG_LOAD, &mut attr).map(owned)
+    let loaded = match call(PROG_LOAD, &mut attr) {
+        // Before Linux 5.11 programs count as memory that this user has locked.
+        Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
+            with_all_locked_memory(|| call(PROG_LOAD, &mut attr))?
+        }
+        other => other?,
+    };
+    Ok(owned(loaded))
+}
+
+/// What this process may lock is without a limit as long as `work` lasts. What it starts meanwhile inherits that: an OCI runtime
+/// raises its own.
+fn with_all_locked_memory<T>(work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_MEMLOCK)?;
+    setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY)?;
+    let done = work();
+    setrlimit(Resource::RLIMIT_MEMLOCK, soft, hard)?;
+    done
 }
 
 /// Lets a group, opened as a directory, be asked by this program too.
@@ -152,11 +178,9 @@ pub fn attached(group: impl AsFd, name: &str) -> io::Result<Vec<OwnedFd>> {
     let mut query = Query {
         group: number(group.as_fd()),
         at: AT_DEVICE,
-        query_flags: 0,
-        attach_flags: 0,
         ids: address(ids.as_mut_ptr()),
         count: u32::try_from(MAX_ATTACHED).map_err(io::Error::other)?,
-        padding: 0,
+        ..Query::default()
     };
     call(PROG_QUERY, &mut query)?;
     let count = usize::try_from(query.count).unwrap_or(0).min(MAX_ATTACHED);

@@ -4,7 +4,7 @@ use alloc::{borrow::ToOwned as _, vec::Vec};
 
 use crate::api::{
     cri::LiveDevices,
-    device::{LiveRules, Number},
+    device::{Allowed, LiveRules, Number},
     oci::{DeviceRule, Spec},
     order::Order as _,
 };
@@ -14,13 +14,25 @@ use crate::api::{
 #[must_use]
 pub fn live_rules(all: &[LiveDevices], cgroup: &str, v2: bool, spec: &mut Spec) -> LiveRules {
     let own = &mut spec.linux.resources.devices;
-    let mut others: Vec<Number> = Vec::new();
+    let (mut others, mut limited): (Vec<Number>, Vec<Allowed>) = Default::default();
     let mut open = Vec::new();
     for rule in own.iter().filter(|rule| rule.allow) {
         let block = rule.kind == "b";
         let number = |number: Option<i64>| number.and_then(|n| u32::try_from(n).ok());
         match (number(rule.major), number(rule.minor)) {
-            (Some(major), Some(minor)) => others.push((block, major, minor)),
+            (Some(major), Some(minor)) => {
+                let number = (block, major, minor);
+                match ['r', 'w']
+                    .iter()
+                    .all(|letter| rule.access.contains(*letter))
+                {
+                    true => others.push(number),
+                    false => limited.push(Allowed {
+                        number,
+                        access: rule.access.clone(),
+                    }),
+                }
+            }
             // It may use all of this kind anyway.
             (Some(major), None) => open.push((block, major)),
             (None, _) => {}
@@ -45,6 +57,7 @@ pub fn live_rules(all: &[LiveDevices], cgroup: &str, v2: bool, spec: &mut Spec) 
         cgroup: cgroup.to_owned(),
         majors,
         others,
+        limited,
         allowed: Vec::new(),
     }
 }
@@ -57,7 +70,7 @@ mod tests {
 
     #[test]
     fn kinds_are_open_where_a_program_closes_them() {
-        // DEV-44
+        // DEV-30 DEV-41 DEV-44
         let rule = |kind: &str, major, minor, access: &str| DeviceRule {
             allow: true,
             kind: kind.into(),
@@ -69,6 +82,7 @@ mod tests {
             DeviceRule::default(),
             rule("c", None, None, "m"),
             rule("c", Some(188), Some(3), "rw"),
+            rule("c", Some(188), Some(4), "rm"),
             rule("c", Some(136), None, "rwm"),
         ];
         let live = |majors: &[(bool, u32)], permissions: &str| LiveDevices {
@@ -98,6 +112,10 @@ mod tests {
                 cgroup: "/a".into(),
                 majors: vec![(false, 188), (true, 8)],
                 others: vec![(false, 188, 3)],
+                limited: vec![Allowed {
+                    number: (false, 188, 4),
+                    access: "rm".into(),
+                }],
                 allowed: Vec::new(),
             };
             assert_eq!(rules, want);
