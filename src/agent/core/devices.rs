@@ -124,11 +124,6 @@ impl Devices {
         devices::show_health(status, previous, held, &health);
     }
 
-    /// Whether any pod waits for a device.
-    pub(super) fn some_wait(&self) -> bool {
-        !self.waiting.is_empty()
-    }
-
     /// Whether the pod waits for a device.
     pub(super) fn is_waiting(&self, uid: &PodUid) -> bool {
         self.waiting.contains_key(uid)
@@ -265,6 +260,7 @@ impl Agent {
         if !self.view.is_idle(uid) {
             return;
         }
+        self.release_devices();
         let demands = devices::demands(pod);
         match self.devices.table.allocate_again(uid, &demands) {
             Ok(()) => _ = self.devices.stuck.remove(uid),
@@ -374,14 +370,19 @@ impl Agent {
         }
         let (pods, view, devices) = (&self.pods, &self.view, &mut self.devices);
         let cluster = self.owners.cluster.as_ref();
-        devices.table.release(|uid| {
+        let released = devices.table.release(|uid| {
             pods.active_config(uid).is_some()
+                || pods.is_arriving(uid)
                 || pods.table().could_have_running_containers(uid)
                 // It may run without a worker, or before it has one: deliberately, if it could not be read.
                 || !view.is_idle(uid)
                 || cluster.is_some_and(|cluster| cluster.is_unread(uid))
         });
         devices.waiting.retain(|uid, _| pods.is_configured(uid));
+        if released {
+            // A unit that is lost counted as long as somebody held it.
+            self.owners.node.set_devices(self.devices.amounts());
+        }
     }
 
     /// The machine was looked at.

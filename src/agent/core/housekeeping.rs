@@ -118,9 +118,7 @@ impl Agent {
             ..Chores::default()
         };
         let mut create = Vec::new();
-        if self.devices.some_wait() {
-            self.release_devices();
-        }
+        self.release_devices();
         let restarts = found.is_none().then(|| pass.restarts());
         for restart in restarts.into_iter().flatten() {
             if self.waits_for_device(restart.uid, now) {

@@ -429,6 +429,22 @@ fn what_runs_keeps_its_device_until_it_has_ended() {
 }
 
 #[test]
+fn what_an_ended_pod_held_is_free_though_nobody_waits() {
+    // DEV-11 DEV-14
+    let (world, devices) = world(&[("/dev/ttyUSB0", 0)]);
+    world.apply(&[manifest("a", asking())]);
+    runs(&world, "a");
+    assert_eq!(amounts(&world), ("1".into(), "1".into()));
+    world.apply(&[]);
+    world.until("is gone", |w| w.status("a").is_none());
+    devices.set(&[]);
+    world.until("nobody holds what is lost", |w| {
+        amounts(w) == ("0".into(), "0".into())
+    });
+    assert_eq!(world.events_of("DeviceLost"), 0);
+}
+
+#[test]
 fn what_runs_without_a_record_gets_a_device_when_it_starts_again() {
     // DEV-10 DEV-12
     let (world, _) = world(&[("/dev/ttyUSB0", 0)]);
@@ -619,6 +635,27 @@ fn a_unit_that_went_bad_before_it_was_used_is_replaced() {
     assert_eq!(world.phase("a"), Some(Phase::Pending));
     lists(&world, &[("one", true), ("two", false)]);
     world.until("has the first one again", |w| held(w) == ["one"]);
+}
+
+#[test]
+fn what_an_ended_pod_had_replaces_a_bad_unit() {
+    // DEV-08 DEV-14
+    let world = plugged();
+    let news = News::Registered {
+        resource: OF_PLUGIN.into(),
+        prefers: false,
+    };
+    tell(&world, news);
+    lists(&world, &[("one", true), ("two", true)]);
+    world.apply(&[manifest("a", asking_a_plugin())]);
+    world.until("has one", |w| held(w) == ["one"]);
+    let both = ["a", "b"].map(|name| manifest(name, asking_a_plugin()));
+    world.apply(&both);
+    world.until("has the other", |w| held(w) == ["one", "two"]);
+    let [a, _] = both;
+    world.apply(&[a]);
+    lists(&world, &[("one", false), ("two", true)]);
+    world.until("has what the other had", |w| held(w) == ["two"]);
 }
 
 #[test]

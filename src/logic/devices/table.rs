@@ -525,14 +525,16 @@ impl Table {
         self.holders.get(pod)
     }
 
-    /// Takes back what pods hold that are not among these (DEV-14).
-    pub fn release(&mut self, keeps: impl Fn(&PodUid) -> bool) {
+    /// Takes back what pods hold that are not among these (DEV-14). Returns whether there was any.
+    pub fn release(&mut self, keeps: impl Fn(&PodUid) -> bool) -> bool {
         let before = self.holders.len();
         self.holders.retain(|pod, _| keeps(pod));
         self.preferred.retain(|pod, _| keeps(pod));
-        if self.holders.len() < before {
+        let released = self.holders.len() < before;
+        if released {
             self.forget_lost();
         }
+        released
     }
 
     /// The first resource that nobody offers (DEV-05).
