@@ -23,7 +23,7 @@ use crate::{
     config::GarbageConfig,
     logic::gc::{self, ContainerGcPolicy, Fate},
     runtime::{Logs, RuntimeError, RuntimeService, log_rotation},
-    sys::lane::Lane,
+    sys::{lane::Lane, remove},
 };
 
 /// How many dead instances the configuration lets live.
@@ -264,7 +264,7 @@ impl Garbage {
         let gone = self.asker.ask(look).await;
         let removed = self.disk.run(move || {
             gone.into_iter()
-                .filter_map(|(_, path)| fs::remove_dir_all(&path).err().map(|e| (path, e)))
+                .filter_map(|(_, path)| remove::path(&path).err().map(|e| (path, e)))
                 .collect::<Vec<_>>()
         });
         let removed = removed.await.into_iter();

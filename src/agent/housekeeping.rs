@@ -106,13 +106,18 @@ impl Housekeeper {
             return;
         }
         let (volumes, store, gone) = (self.volumes.clone(), self.store.clone(), uid.clone());
-        let removed = self.disk.run(move || {
-            // Also volumes whose pod was lost over a restart: nobody else takes them down.
-            volumes.tear_down(&gone)?;
-            crash::point("pod.forgotten");
-            Ok((volumes.remove_pod_dir(&gone), store.forget(&gone)))
-        });
-        match removed.await {
+        // Also volumes whose pod was lost over a restart: nobody else takes them down.
+        let removed = match volumes.tear_down_on(&self.disk, uid).await {
+            Err(e) => Err(e),
+            Ok(()) => {
+                let forget = move || {
+                    crash::point("pod.forgotten");
+                    (volumes.remove_pod_dir(&gone), store.forget(&gone))
+                };
+                Ok(self.disk.run(forget).await)
+            }
+        };
+        match removed {
             Ok((Err(e), _)) | Err(e) => self
                 .complaints
                 .complain(&format!("uid={uid} {}", chain(&e))),

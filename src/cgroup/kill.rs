@@ -61,12 +61,21 @@ pub(super) fn once(hierarchy: &Hierarchy, path: &str) -> usize {
     found.len()
 }
 
+/// What is in the group can start no process any more: what multiplies is not faster than who kills it then. For groups that are
+/// about to go; without the controller nothing is done.
+fn stop_forks(hierarchy: &Hierarchy, path: &str) {
+    if let Some(dir) = hierarchy.dir("pids", path) {
+        let _ = fs::write(dir.join("pids.max"), "0");
+    }
+}
+
 pub(super) async fn drain(hierarchy: &Hierarchy, path: &str) -> Result<(), CgroupError> {
     let mut wait = FIRST_WAIT;
     for _ in 0..ROUNDS {
         if once(hierarchy, path) == 0 {
             return Ok(());
         }
+        stop_forks(hierarchy, path);
         async_io::Timer::after(wait).await;
         wait *= 4;
     }
@@ -83,7 +92,9 @@ pub(super) async fn destroy(hierarchy: &Hierarchy, path: &str) -> Result<(), Cgr
     let mut wait = FIRST_WAIT;
     let mut last = Ok(());
     for _ in 0..ROUNDS {
-        once(hierarchy, path);
+        if once(hierarchy, path) > 0 {
+            stop_forks(hierarchy, path);
+        }
         last = remove(hierarchy, path);
         match &last {
             Ok(()) => return Ok(()),
@@ -160,6 +171,49 @@ mod tests {
         let mut said = std::io::BufReader::new(child.stdout.as_mut().expect("pipe"));
         std::io::BufRead::read_line(&mut said, &mut line).expect("it has set its traps");
         child
+    }
+
+    #[test]
+    fn what_multiplies_is_stopped_first() {
+        // RTM-06 RES-16
+        let path = format!("/picolet-forks-{}/c", std::process::id());
+        let made = Cgroups::detect().and_then(|groups| {
+            groups.create(&path, &LinuxResources::default())?;
+            Ok(groups)
+        });
+        let groups = match made {
+            Ok(groups) => groups,
+            Err(e) => {
+                skipped!("what_multiplies_is_stopped_first: {e}");
+                return;
+            }
+        };
+        if groups.hierarchy.dir("pids", &path).is_none() {
+            skipped!("what_multiplies_is_stopped_first: there is no pids controller");
+            return;
+        }
+        let mut command = Command::new("sh");
+        command.args(["-c", "read go; (:); echo made; read go; (:); echo made"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("sh");
+        let pid = i32::try_from(child.id()).expect("pid");
+        groups.join(&path, pid).expect("joined");
+        let mut said = std::io::BufReader::new(child.stdout.take().expect("pipe"));
+        let mut stdin = child.stdin.take().expect("pipe");
+        let mut go = || {
+            let mut line = String::new();
+            std::io::Write::write_all(&mut stdin, b"go\n").expect("written");
+            std::io::BufRead::read_line(&mut said, &mut line).expect("read");
+            line
+        };
+        assert_eq!(go(), "made\n");
+        super::stop_forks(&groups.hierarchy, &path);
+        // The shell gives up.
+        assert_eq!(go(), "");
+        child.wait().expect("ended");
+        let (parent, _) = path.rsplit_once('/').expect("a parent");
+        smol::future::block_on(groups.destroy(&path)).expect("destroyed");
+        groups.remove_empty(parent);
     }
 
     #[test]

@@ -24,6 +24,7 @@ pub mod pages;
 pub mod pidfd;
 pub mod proc;
 pub mod readiness;
+pub mod remove;
 pub mod socket;
 mod spawn;
 pub mod start;

@@ -18,11 +18,11 @@ use std::{
 
 use time::OffsetDateTime;
 
-use super::{Cause, Step, beneath, mkdir_all, remove::remove_tree};
+use super::{Cause, Step, beneath, mkdir_all};
 use crate::api::order::Gather;
 use crate::{
     api::ProjectedFile,
-    sys::{clock, crash, file},
+    sys::{clock, crash, file, remove},
 };
 
 /// Longest payload path in bytes.
@@ -171,7 +171,7 @@ fn write_payload(
         .iter()
         .try_for_each(|(path, file)| write_file(&base.join(path), file));
     if let Err(e) = written {
-        let _ = beneath::dir(volume).and_then(|dir| remove_tree(&dir, name.as_os_str()));
+        let _ = beneath::dir(volume).and_then(|dir| remove::entry_of(dir, name.as_os_str()));
         return Err(e);
     }
     Ok(name)
@@ -271,7 +271,7 @@ fn remove_old(volume: &Path) -> io::Result<()> {
             && entry.file_type()?.is_dir()
             && keep.as_deref() != Some(Path::new(&name))
         {
-            remove_tree(&dir, &name)?;
+            remove::entry_of(&dir, &name)?;
         }
     }
     Ok(())

@@ -27,7 +27,6 @@ mod fs_group;
 mod host_path;
 mod mounts;
 mod orphan;
-mod remove;
 mod request;
 mod set_up;
 mod sub_path;

@@ -3,11 +3,12 @@
 use std::{fs, io, path::Path};
 
 use super::{
-    Cause, SUBPATHS, Step, VOLUMES, VolumeError, Volumes, beneath, is_component, remove,
+    Cause, SUBPATHS, Step, VOLUMES, VolumeError, Volumes, beneath, is_component,
     tear_down::{SUBPATH_DEPTH, all_names, entry, remove_leaf, remove_leaves},
 };
 use crate::api::PodUid;
 use crate::api::order::Order;
+use crate::sys::remove;
 
 impl Volumes {
     /// Every pod directory on disk, sorted.
@@ -58,7 +59,7 @@ impl Volumes {
         remove_leaves(pod, Path::new(SUBPATHS), SUBPATH_DEPTH)
             .step("failed to remove the subPath directories")?;
         for name in all_names(pod).step("failed to read the pod's directory")? {
-            remove::remove_tree(pod, &name).step("failed to remove the pod's files")?;
+            remove::entry_of(pod, &name).step("failed to remove the pod's files")?;
         }
         let pods = beneath::dir(&self.pods).step("failed to open the pods' directory")?;
         remove_leaf(&pods, uid.as_ref()).step("failed to rmdir the pod's directory")?;

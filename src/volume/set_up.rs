@@ -252,7 +252,13 @@ impl Volumes {
 
     /// Takes down what a failed first set-up left. A failure is no news: the next set-up or the tear-down meets it again.
     fn drop_half_made(&self, pod: &PodVolumes, volume: &PodVolume, plugin: &str) {
-        if let Err(e) = self.tear_down_volume(&pod.uid, plugin, volume.name.as_ref()) {
+        let dropped = loop {
+            match self.tear_down_volume(&pod.uid, plugin, volume.name.as_ref()) {
+                Ok(false) => {}
+                done => break done,
+            }
+        };
+        if let Err(e) = dropped {
             log::debug!(
                 "half-made volume {:?} stays: {e} uid={}",
                 volume.name,

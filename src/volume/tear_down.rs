@@ -18,11 +18,10 @@ use nix::{
 
 use super::{
     Cause, PLUGINS, SUBPATHS, Step, VOLUMES, VolumeError, Volumes, beneath, is_component, mounts,
-    remove,
 };
 use crate::api::PodUid;
 use crate::api::order::Order;
-use crate::sys::crash;
+use crate::sys::{crash, lane::Lane, remove};
 
 /// Plugin directories. Names are a kubelet's.
 pub(crate) mod plugin {
@@ -48,10 +47,31 @@ impl Volumes {
     /// - Shape: a pod that has none, or is not known, is success; calling again after a failure goes on.
     /// - Errors: the first of those met; every volume was tried. The pod's directory must stay until this succeeds.
     pub fn tear_down(&self, uid: &PodUid) -> Result<(), VolumeError> {
+        while !self.tear_down_slice(uid)? {}
+        Ok(())
+    }
+
+    /// As [`Volumes::tear_down`], on `lane`, where others have their turn while much is deleted. Dropping the future ends it with
+    /// the slice that runs.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn tear_down_on(&self, lane: &Lane, uid: &PodUid) -> Result<(), VolumeError> {
+        // Bounded: by what there is, each step of which waits for the lane.
+        loop {
+            let (volumes, gone) = (self.clone(), uid.clone());
+            if lane.run(move || volumes.tear_down_slice(&gone)).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Returns whether all is gone.
+    fn tear_down_slice(&self, uid: &PodUid) -> Result<bool, VolumeError> {
         let Some(pod) = self.open_pod(uid)? else {
-            return Ok(());
+            return Ok(true);
         };
-        let mut first_error = None;
+        let (mut first_error, mut is_whole) = (None, true);
         let mut keep = |volume: &OsStr, result: Result<(), Cause>| {
             if let Err(cause) = result {
                 first_error.get_or_insert_with(|| VolumeError::TearDown {
@@ -84,7 +104,9 @@ impl Volumes {
                             }
                             Ok(names) => {
                                 for name in names {
-                                    keep(&name, self.tear_down_volume(uid, &plugin, &name));
+                                    let done = self.tear_down_volume(uid, &plugin, &name);
+                                    let done = done.map(|gone| is_whole &= gone);
+                                    keep(&name, done);
                                 }
                             }
                         }
@@ -94,16 +116,16 @@ impl Volumes {
                 }
             },
         }
-        first_error.map_or(Ok(()), Err)
+        first_error.map_or(Ok(is_whole), Err)
     }
 
-    /// Unmounts one volume and deletes its data if the data is the pod's own.
+    /// Unmounts one volume and deletes a slice of its data if the data is the pod's own. Returns whether all is gone.
     pub(super) fn tear_down_volume(
         &self,
         uid: &str,
         plugin: impl AsRef<OsStr>,
         volume: &OsStr,
-    ) -> Result<(), Cause> {
+    ) -> Result<bool, Cause> {
         let plugin = plugin.as_ref();
         let pod = self.pods.join(uid);
         let volumes = pod.join(VOLUMES).join(plugin);
@@ -123,14 +145,15 @@ impl Volumes {
             _ => {}
         }
         let parent = match beneath::dir(&volumes) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(true),
             parent => parent.step("failed to open the volume's directory")?,
         };
         // Opened without crossing mounts: should something be mounted here after all, this fails instead of deleting.
         if plugin::owns_data(plugin) {
-            remove::remove_tree(&parent, volume).step("failed to delete the volume's data")
+            remove::slice_of(&parent, volume).step("failed to delete the volume's data")
         } else {
-            remove_leaf(&parent, volume).step("failed to remove the volume's directory")
+            remove_leaf(&parent, volume).step("failed to remove the volume's directory")?;
+            Ok(true)
         }
     }
 

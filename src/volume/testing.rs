@@ -7,8 +7,8 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use super::{Backing, PodVolumes, Volumes, beneath, mounts, remove};
-use crate::api::PodUid;
+use super::{Backing, PodVolumes, Volumes, beneath, mounts};
+use crate::{api::PodUid, sys::remove};
 
 /// A directory that disappears with the value, mounts in it first.
 pub(super) struct Scratch(PathBuf);
@@ -46,7 +46,7 @@ impl Drop for Scratch {
         if let (Some(parent), Some(name)) = (self.0.parent(), self.0.file_name())
             && let Ok(parent) = beneath::dir(parent)
         {
-            let _ = remove::remove_tree(&parent, name);
+            let _ = remove::entry_of(&parent, name);
         }
     }
 }

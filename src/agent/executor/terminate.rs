@@ -164,9 +164,7 @@ impl Terminator {
                 return Err(SyncError::new("shares are still being unmounted"));
             }
         }
-        let volumes = self.volumes.clone();
-        let gone = uid.clone();
-        let unmount = async { Some(self.disk.run(move || volumes.tear_down(&gone)).await) };
+        let unmount = async { Some(self.volumes.tear_down_on(&self.disk, uid).await) };
         let late = async {
             let latest = self.clock.now() + UNMOUNT_TIMEOUT;
             self.clock.until(latest).await;

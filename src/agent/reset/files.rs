@@ -8,7 +8,7 @@ use std::{
 use crate::{
     api::PodUid,
     logic::gc,
-    sys::{lock, mount},
+    sys::{lock, mount, remove},
 };
 
 /// What lies in the root directory beside images: all of it is the agent's own. Secrets are among `objects`, and in what a URL
@@ -147,14 +147,25 @@ pub(super) fn names(dir: &Path) -> impl Iterator<Item = String> + use<> {
 /// Removes a file, a link or a tree. Absent is fine, and so is a disk that is mounted there and now empty.
 fn remove(path: &Path) -> io::Result<()> {
     let removed = match fs::symlink_metadata(path) {
-        Ok(meta) if meta.is_dir() => fs::remove_dir_all(path),
+        Ok(meta) if meta.is_dir() => remove_dir(path),
         Ok(_) => fs::remove_file(path),
         Err(e) => Err(e),
     };
     match removed {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(e) if e.kind() == io::ErrorKind::ResourceBusy && names(path).next().is_none() => Ok(()),
         other => other,
+    }
+}
+
+/// It may be a mount point itself; what lies in it is none.
+fn remove_dir(path: &Path) -> io::Result<()> {
+    let entries = fs::read_dir(path)?.collect::<Result<Vec<_>, _>>()?;
+    for entry in entries {
+        remove::path(&entry.path())?;
+    }
+    match fs::remove_dir(path) {
+        Err(e) if e.kind() == io::ErrorKind::ResourceBusy => Ok(()),
+        removed => removed,
     }
 }
 

@@ -30,7 +30,7 @@ use crate::{
         cri::{self, Mount, Propagation},
         oci::{self, Seccomp},
     },
-    sys::{crash, mount, open},
+    sys::{crash, lane::Lane, mount, open, remove},
 };
 
 /// Longest passwd or group file that is read, bytes; the rest of a longer one is not searched.
@@ -350,13 +350,15 @@ pub(super) fn unmount(dirs: &Dirs) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes every trace on disk, the run directory last: it is what is found after a crash. Idempotent.
-pub(super) fn unmake(dirs: &Dirs) -> io::Result<()> {
-    unmount(dirs)?;
+/// Removes every trace on disk, the run directory last: it is what is found after a crash. Idempotent. What a container has
+/// written may be much: others have their turn on the lane meanwhile.
+pub(super) async fn unmake(disk: &Lane, dirs: &Dirs) -> io::Result<()> {
+    let mounted = dirs.clone();
+    disk.run(move || unmount(&mounted)).await?;
     crash::point("container.unmounted");
-    super::files::remove_tree(&dirs.root)?;
+    remove::on(disk, &dirs.root).await?;
     crash::point("container.layer-removed");
-    super::files::remove_tree(&dirs.run)
+    remove::on(disk, &dirs.run).await
 }
 
 /// Reads a file as the container would find it. Absent or not a plain file counts as empty.

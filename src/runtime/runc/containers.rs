@@ -40,7 +40,7 @@ use crate::{
     device,
     runtime::{Logs, RuntimeError, log_removal, termination},
     shim::{self, Launch, LaunchError, LogOnly},
-    sys::{clock, crash, open, pidfd},
+    sys::{clock, crash, open, pidfd, remove},
 };
 
 /// What waits for a killed process: longer, and it hangs in the kernel.
@@ -198,8 +198,7 @@ impl Runc {
                 Ok(id)
             }
             Err(error) => {
-                let undone = self.disk.run(move || bundle::unmake(&dirs)).await;
-                if let Err(undo) = undone {
+                if let Err(undo) = bundle::unmake(&self.disk, &dirs).await {
                     log::warn!("container={id} undoing a failed create: {undo}");
                 }
                 Err(error)
@@ -709,10 +708,13 @@ impl Runc {
             // Logs first (LOG-09): if they cannot be removed the instance is kept, and tried again.
             log_removal::remove(logs, Path::new(&log), &links, &link_end)?;
             crash::point("container.logs-removed");
-            files::remove_tree(&remembered)?;
-            bundle::unmake(&dirs)
+            remove::path(&remembered)
         });
-        removed.await.map_err(failed("remove the container"))?;
+        let removed = match removed.await {
+            Ok(()) => bundle::unmake(&self.disk, &dirs).await,
+            Err(e) => Err(e),
+        };
+        removed.map_err(failed("remove the container"))?;
         self.table.borrow_mut().containers.remove(id);
         Ok(())
     }
@@ -870,7 +872,7 @@ impl Runc {
             log::warn!("container={id} {}", chain(&e));
             return;
         }
-        let removed = self.disk.run(move || files::remove_tree(&remembered));
+        let removed = self.disk.run(move || remove::path(&remembered));
         if let Err(e) = removed.await {
             log::warn!("container={id} cannot be forgotten: {e}");
         }

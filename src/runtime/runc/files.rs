@@ -68,11 +68,6 @@ pub(super) fn remove_file(path: &Path) -> io::Result<()> {
     absent_is_fine(fs::remove_file(path))
 }
 
-/// Removes a tree without following links. Absent counts as removed.
-pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
-    absent_is_fine(fs::remove_dir_all(path))
-}
-
 /// Reads at most `limit` bytes from the start of a file.
 pub(super) fn read_start(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();

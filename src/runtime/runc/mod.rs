@@ -78,7 +78,7 @@ use crate::{
     },
     cgroup::Cgroups,
     shim,
-    sys::lane::Lane,
+    sys::{lane::Lane, remove},
 };
 
 pub use cdi::Cdi;
@@ -240,8 +240,8 @@ impl Runc {
                 crate::sys::mount::unmount_below(&run.join(name))?;
             }
             for dir in ["sandboxes", "containers", "runtime", "cni"] {
-                files::remove_tree(&run.join(dir))?;
-                files::remove_tree(&root.join(dir))?;
+                remove::path(&run.join(dir))?;
+                remove::path(&root.join(dir))?;
             }
             files::remove_file(&lock)?;
             for dir in [&run, &root] {

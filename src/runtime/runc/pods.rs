@@ -12,14 +12,14 @@ use super::{
 };
 use crate::{
     api::{
-        SandboxId,
+        ContainerId, SandboxId,
         cri::{
             DEFAULT_HANDLER, LinuxResources, NamespaceMode, SandboxConfig, SandboxState,
             SandboxStatus,
         },
     },
     runtime::{Logs, RuntimeError},
-    sys::{clock, crash, mount, pidfd, proc},
+    sys::{clock, crash, mount, pidfd, proc, remove},
 };
 
 /// oom_score_adj of a PID namespace's init, and its cpu shares (RTM-17).
@@ -180,18 +180,20 @@ impl Runc {
             sandbox.status.state = SandboxState::NotReady;
             table.containers_of(id)
         };
-        for container in containers {
-            self.stop_instance(&container, core::time::Duration::ZERO)
-                .await?;
-        }
+        let stopped = self.kill_all(&containers).await;
         let dir = self.sandbox_dir(id);
         let Some(mut record) =
             record::load::<SandboxRecord>(&dir).map_err(failed("read the sandbox record"))?
         else {
-            return Ok(());
+            return stopped;
         };
         if record.phase == SandboxPhase::Stopped {
-            return Ok(());
+            return stopped;
+        }
+        if stopped.is_err() {
+            // What multiplies faster than it is killed ends with the PID namespace that it shares.
+            self.end_holder(&record).await?;
+            self.kill_all(&containers).await?;
         }
         // The plugins need the namespace: it goes after them.
         self.cni.del(id, &self.gate).await.map_err(failed_error)?;
@@ -203,6 +205,15 @@ impl Runc {
         mount::unmount(&dir.join("shm")).map_err(failed("unmount /dev/shm"))?;
         record.phase = SandboxPhase::Stopped;
         record::save(&dir, &record).map_err(failed("write the sandbox record"))
+    }
+
+    /// Tries each; the first error counts.
+    async fn kill_all(&self, containers: &[ContainerId]) -> Result<(), RuntimeError> {
+        let mut result = Ok(());
+        for id in containers {
+            result = result.and(self.stop_instance(id, core::time::Duration::ZERO).await);
+        }
+        result
     }
 
     async fn end_holder(&self, record: &SandboxRecord) -> Result<(), RuntimeError> {
@@ -245,8 +256,8 @@ impl Runc {
         // The run directory last: it is what is found after a crash.
         let removed = self.disk.run(move || {
             mount::unmount(&dirs.run.join("shm"))?;
-            files::remove_tree(&dirs.root)?;
-            files::remove_tree(&dirs.run)
+            remove::path(&dirs.root)?;
+            remove::path(&dirs.run)
         });
         removed.await.map_err(failed("remove the sandbox"))?;
         self.table.borrow_mut().sandboxes.remove(id);

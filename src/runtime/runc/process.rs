@@ -36,7 +36,7 @@ use crate::{
     cgroup::Cgroups,
     error::chain,
     runtime::RuntimeError,
-    sys::{limits, open, proc},
+    sys::{limits, open, proc, remove},
 };
 
 /// Name of the handler.
@@ -291,7 +291,7 @@ fn run(root: &Path, call: &str, words: &[&str]) -> Result<(), ProcessError> {
                 }
             }
             let dir = root.join(id);
-            files::remove_tree(&dir).map_err(system("remove what is known of it"))
+            remove::path(&dir).map_err(system("remove what is known of it"))
         }
         "update" => {
             let state = State::of(root, last()?)?;

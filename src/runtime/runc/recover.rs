@@ -1,7 +1,11 @@
 //! Finding everything again: after a restart of the agent, a crash in the middle of an operation, a reboot.
 
 use core::time::Duration;
-use std::{collections::BTreeSet, fs, io, path::Path};
+use std::{
+    collections::BTreeSet,
+    io,
+    path::{Path, PathBuf},
+};
 
 use async_io::Timer;
 use serde::{Deserialize, Serialize};
@@ -23,7 +27,7 @@ use crate::{
     },
     runtime::{Logs, RuntimeError},
     shim,
-    sys::{clock, crash, file, proc},
+    sys::{clock, crash, file, proc, remove},
 };
 
 /// How long all launches that an earlier agent began are waited for; then they are ended.
@@ -136,7 +140,7 @@ impl Runc {
             Ok(Some(record)) => record,
             Ok(None) => {
                 // Died between the directory and the intent: nothing was made yet.
-                if let Err(e) = files::remove_tree(&dir) {
+                if let Err(e) = remove::path(&dir) {
                     log::warn!("sandbox={id} {e}");
                 }
                 return false;
@@ -181,7 +185,7 @@ impl Runc {
             Ok(Some(record)) => record,
             // Nothing was made yet.
             Ok(None) => {
-                if let Err(e) = self.disk.run(move || bundle::unmake(&dirs)).await {
+                if let Err(e) = bundle::unmake(&self.disk, &dirs).await {
                     log::warn!("container={id} {e}");
                 }
                 return;
@@ -378,19 +382,25 @@ impl Runc {
             self.settings.root_dir.clone(),
             self.settings.run_dir.clone(),
         );
-        let swept = self.disk.run(move || -> io::Result<()> {
+        let listed = self.disk.run(move || -> io::Result<Vec<PathBuf>> {
+            let mut left = Vec::new();
             for kind in ["containers", "sandboxes"] {
                 let (root, run) = (root.join(kind), run.join(kind));
-                for name in files::names(&root)? {
-                    if !run.join(&name).exists() {
-                        fs::remove_dir_all(root.join(name))?;
-                    }
-                }
+                let gone = |name: &String| !run.join(name).exists();
+                let names = files::names(&root)?.into_iter().filter(gone);
+                left.extend(names.map(|name| root.join(name)));
             }
-            Ok(())
+            Ok(left)
         });
-        if let Err(e) = swept.await {
+        let left = listed.await.unwrap_or_else(|e| {
             log::warn!("writable layers of an earlier boot: {e}");
+            Vec::new()
+        });
+        // One that cannot go keeps no other.
+        for path in left {
+            if let Err(e) = remove::on(&self.disk, &path).await {
+                log::warn!("writable layer of an earlier boot: {}: {e}", path.display());
+            }
         }
     }
 }
