@@ -21,8 +21,8 @@ use crate::api::{cri::FsInfo, stats::DiskUsage};
 const SLICE_ENTRIES: usize = 2000;
 /// Entries after which a walk is given up: there is no figure then, for half a one would be wrong.
 pub const MAX_ENTRIES: usize = 500_000;
-/// Directories that wait to be walked; a tree that is wider is given up.
-const MAX_WAITING: usize = 20_000;
+/// What the paths of directories that wait to be walked may take, in bytes; a tree that is wider is given up.
+const MAX_WAITING_BYTES: usize = 1 << 20;
 /// Files with more than one name that are remembered; what comes after them is counted once for each name.
 const MAX_LINKED: usize = 10_000;
 
@@ -67,6 +67,7 @@ struct Walk {
     root: PathBuf,
     /// Directories to be walked, relative to the root.
     waiting: Vec<PathBuf>,
+    waiting_bytes: usize,
     linked: BTreeSet<(u64, u64)>,
     counted: usize,
     sum: DiskUsage,
@@ -77,6 +78,7 @@ impl Walk {
         Self {
             root,
             waiting: vec![PathBuf::from(".")],
+            waiting_bytes: 1,
             linked: BTreeSet::new(),
             counted: 0,
             sum: DiskUsage::default(),
@@ -89,9 +91,14 @@ impl Walk {
         let root = open::dir(&self.root)?;
         let device = self.root.symlink_metadata()?.dev();
         while let Some(path) = self.waiting.pop() {
+            self.waiting_bytes -= path.as_os_str().len();
             match self.directory(&root, &path, device) {
                 // It went meanwhile, or became something else: links are refused.
                 Err(e) if path != Path::new(".") && has_gone(&e) => {}
+                // Deeper than a path can say: whoever makes such a tree must not be taken to use nothing.
+                Err(e) if e.raw_os_error() == Some(libc::ENAMETOOLONG) => {
+                    return Err(self.too_large());
+                }
                 other => other?,
             }
             if self.counted >= until {
@@ -118,20 +125,26 @@ impl Walk {
         let listed = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&dir));
         for entry in std::fs::read_dir(listed)? {
             let entry = entry?;
-            if self.counted >= MAX_ENTRIES || self.waiting.len() >= MAX_WAITING {
-                let text = format!("{}: too large to be counted", self.root.display());
-                return Err(io::Error::new(io::ErrorKind::FileTooLarge, text));
+            if self.counted >= MAX_ENTRIES || self.waiting_bytes >= MAX_WAITING_BYTES {
+                return Err(self.too_large());
             }
             let Ok(meta) = entry.metadata() else {
                 continue;
             };
             if meta.is_dir() {
-                self.waiting.push(path.join(entry.file_name()));
+                let path = path.join(entry.file_name());
+                self.waiting_bytes += path.as_os_str().len();
+                self.waiting.push(path);
             } else if meta.nlink() < 2 || self.is_first(&meta) {
                 self.count(&meta);
             }
         }
         Ok(())
+    }
+
+    fn too_large(&self) -> io::Error {
+        let text = format!("{}: too large to be counted", self.root.display());
+        io::Error::new(io::ErrorKind::FileTooLarge, text)
     }
 
     fn is_first(&mut self, meta: &std::fs::Metadata) -> bool {
@@ -162,7 +175,10 @@ fn has_gone(e: &io::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::stat::{Mode, mkdirat};
+
     use super::*;
+    use crate::sys::remove;
     use std::fs;
 
     #[test]
@@ -226,9 +242,41 @@ mod tests {
         // A directory that became a link meanwhile is not followed.
         let mut walk = Walk::new(dir.clone());
         walk.waiting.push(PathBuf::from("link"));
+        walk.waiting_bytes += "link".len();
         std::os::unix::fs::symlink("/usr", dir.join("link")).expect("symlink");
         while !walk.step().expect("step") {}
         assert_eq!(walk.sum.inodes_used, files + 7);
         fs::remove_dir_all(dir).expect("remove");
+    }
+
+    #[test]
+    fn what_no_path_can_say_is_too_large() {
+        // EVICT-09
+        let dir = std::env::temp_dir().join(format!("picolet-du-deep-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("dir");
+        let name = "d".repeat(250);
+        let mut at = open::dir(&dir).expect("dir");
+        let below = libc::PATH_MAX as usize / name.len() + 1;
+        for _ in 0..below {
+            mkdirat(&at, &*name, Mode::S_IRWXU).expect("made");
+            at = open::entry(&at, Path::new(&name), OFlag::O_PATH)
+                .expect("opened")
+                .into();
+        }
+        let refused = smol::block_on(of(&Lane::inline(), dir.clone())).expect_err("too deep");
+        assert!(is_too_large(&refused), "{refused}");
+        drop(at);
+        remove::path(&dir).expect("removed");
+
+        // Neither is what waits allowed to be large.
+        fs::create_dir_all(&dir).expect("dir");
+        let at = open::dir(&dir).expect("dir");
+        let wide = MAX_WAITING_BYTES / name.len() + 2;
+        for n in 0..wide {
+            mkdirat(&at, &*format!("{n:0250}"), Mode::S_IRWXU).expect("made");
+        }
+        let refused = smol::block_on(of(&Lane::inline(), dir.clone())).expect_err("too wide");
+        assert!(is_too_large(&refused), "{refused}");
+        remove::path(&dir).expect("removed");
     }
 }
