@@ -27,7 +27,13 @@ pub(super) fn page() -> String {
         one(&mut out, command);
     }
     out.push_str(".SH FLAGS OF THE AGENT\n");
-    out.push_str(".B run\nand the commands that look after the machine take these. Each stands for the key of the configuration in brackets; a flag wins over the file.\n");
+    let takers = COMMANDS.iter().filter(|c| c.agent_flags);
+    let takers: Vec<&str> = takers.map(|c| c.name).collect();
+    if let Some((last, others)) = takers.split_last() {
+        let others = text(&others.join(", "));
+        let _ = writeln!(out, ".B {others}\nand\n.B {}", text(last));
+    }
+    out.push_str("take these. Each stands for the key of the configuration in brackets; a flag wins over the file.\n");
     for flag in described() {
         tag(
             &mut out,
@@ -201,6 +207,19 @@ mod tests {
                 "{}",
                 flag.name
             );
+        }
+        assert!(!page.contains("[."), "a key that no document has");
+    }
+
+    #[test]
+    fn who_takes_the_flags_of_the_agent() {
+        let page = page();
+        let parts = page.split_once(".SH FLAGS OF THE AGENT\n");
+        let (_, rest) = parts.expect("a heading");
+        let (takers, _) = rest.split_once("take these").expect("takers");
+        for command in COMMANDS {
+            let is_named = takers.contains(command.name);
+            assert_eq!(is_named, command.agent_flags, "{}", command.name);
         }
     }
 

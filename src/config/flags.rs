@@ -61,6 +61,16 @@ struct Flag {
     help: &'static str,
 }
 
+impl Flag {
+    /// The field of the document that it stands for; empty if there is none.
+    fn key(&self) -> &'static str {
+        match self.field {
+            CONFIG | CONFIG_DIR => "",
+            field => field,
+        }
+    }
+}
+
 const fn flag(name: &'static str, kind: Kind, field: &'static str, help: &'static str) -> Flag {
     Flag {
         name,
@@ -214,7 +224,7 @@ pub struct Described {
     pub hint: &'static str,
     /// One line.
     pub help: &'static str,
-    /// The field of the configuration, dotted; empty for `--config`.
+    /// The field of the configuration, dotted; empty for `--config` and `--config-dir`.
     pub field: &'static str,
     /// It takes a path.
     pub path: bool,
@@ -226,7 +236,7 @@ pub fn described() -> impl Iterator<Item = Described> {
         name: f.name,
         hint: f.kind.hint(),
         help: f.help,
-        field: f.field,
+        field: f.key(),
         path: f.kind == Kind::Path,
     })
 }
@@ -406,9 +416,9 @@ pub fn help() -> String {
     FLAGS
         .iter()
         .map(|f| {
-            let field = match f.field {
-                CONFIG | CONFIG_DIR => String::new(),
-                field => format!(" [{field}]"),
+            let field = match f.key() {
+                "" => String::new(),
+                key => format!(" [{key}]"),
             };
             format!("  {:width$}  {}{field}\n", left(f), f.help)
         })
