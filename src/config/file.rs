@@ -72,7 +72,7 @@ fn checked(read: decode::Document) -> Result<Document, DecodeError> {
 }
 
 /// Fields whose relative values are resolved against the directory of the file.
-const PATHS: [&str; 21] = [
+const PATHS: [&str; 28] = [
     "/staticPodPath",
     "/authentication/x509/clientCAFile",
     "/tlsCertFile",
@@ -94,6 +94,13 @@ const PATHS: [&str; 21] = [
     "/picolet/manifestURLCA",
     "/picolet/devicePluginDir",
     "/picolet/deviceRoot",
+    "/picolet/kubeconfig",
+    "/picolet/bootstrapKubeconfig",
+    "/picolet/certDir",
+    "/picolet/k3sPasswordFile",
+    "/picolet/tunnel/ca",
+    "/picolet/tunnel/tokenFile",
+    "/picolet/update/ca",
 ];
 
 fn unknown_fields(value: &Value, shown: &str, pattern: &str, unknown: &mut Vec<String>) {
@@ -647,7 +654,8 @@ pub(super) mod tests {
         // CONF-01
         let value = load(
             "staticPodPath: manifests\nauthentication: {x509: {clientCAFile: pki/ca.crt}}\ntlsCertFile: /abs\nresolvConf: \"\"\n\
-             podLogsDir: logs\npicolet: {rootDir: data}\n",
+             podLogsDir: logs\npicolet: {rootDir: data, kubeconfig: node.conf, bootstrapKubeconfig: first.conf, certDir: pki, \
+             k3sPasswordFile: password, tunnel: {ca: pki/tunnel.crt, tokenFile: token}, update: {ca: pki/update.crt}}\n",
         )
         .expect("config")
         .value;
@@ -658,12 +666,33 @@ pub(super) mod tests {
             ("/resolvConf", ""),
             ("/podLogsDir", "/etc/x/logs"),
             ("/picolet/rootDir", "/etc/x/data"),
+            ("/picolet/kubeconfig", "/etc/x/node.conf"),
+            ("/picolet/bootstrapKubeconfig", "/etc/x/first.conf"),
+            ("/picolet/certDir", "/etc/x/pki"),
+            ("/picolet/k3sPasswordFile", "/etc/x/password"),
+            ("/picolet/tunnel/ca", "/etc/x/pki/tunnel.crt"),
+            ("/picolet/tunnel/tokenFile", "/etc/x/token"),
+            ("/picolet/update/ca", "/etc/x/pki/update.crt"),
         ] {
             assert_eq!(
                 value.pointer(pointer).and_then(Value::as_str),
                 Some(path),
                 "{pointer}"
             );
+        }
+    }
+
+    #[test]
+    fn paths_are_known_and_those_of_flags_are_among_them() {
+        // CONF-01
+        for pointer in PATHS {
+            let field = pointer.trim_start_matches('/').replace('/', ".");
+            assert!(is_known(&field), "{field}");
+        }
+        let flags = crate::config::flags::described();
+        for flag in flags.filter(|flag| flag.path && !flag.field.is_empty()) {
+            let pointer = format!("/{}", flag.field.replace('.', "/"));
+            assert!(PATHS.contains(&pointer.as_str()), "{pointer}");
         }
     }
 

@@ -852,8 +852,8 @@ fn updates() {
             "ca: needs a picolet.update.source with https",
         ),
         (
-            "source: https://a/x, keys: [KEY], ca: ca",
-            "ca: is \"ca\", must be an absolute path",
+            "source: https://a/x, keys: [KEY], ca: /a/../b",
+            "ca: is \"/a/../b\", must not contain '..'",
         ),
         (
             "source: /x, keys: [KEY], window: {days: [Monday]}",
@@ -1077,8 +1077,8 @@ fn refused() {
             "picolet.tunnel.servers: must be set for picolet.tunnel",
         ),
         (
-            "picolet: {kubeconfig: /k, tunnel: {servers: [a], tokenFile: x}}",
-            "picolet.tunnel.tokenFile: ",
+            "picolet: {kubeconfig: /k, tunnel: {servers: [a], tokenFile: /a/../b}}",
+            "picolet.tunnel.tokenFile: is \"/a/../b\", must not contain '..'",
         ),
         (
             "picolet: {handlers: {Kata: /x}}",
