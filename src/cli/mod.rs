@@ -334,6 +334,20 @@ fn proxies() -> ProxyVariables {
     }
 }
 
+/// Where an agent with these flags is found. `configured`: where it listens by its flags and its configuration.
+fn socket_of(flags: &[OsString], configured: &Path) -> PathBuf {
+    chosen_socket(flags, named_socket(), configured)
+}
+
+/// `--socket` wins over the environment (`named`), and this over the file.
+fn chosen_socket(flags: &[OsString], named: Option<PathBuf>, configured: &Path) -> PathBuf {
+    let typed = flags
+        .iter()
+        .any(|w| w.to_string_lossy().starts_with("--socket"));
+    let named = named.filter(|_| !typed);
+    named.unwrap_or_else(|| configured.to_owned())
+}
+
 /// The socket that the environment names.
 #[expect(
     clippy::disallowed_methods,
@@ -357,6 +371,22 @@ mod tests {
             let said = carry_out(command, vec!["--help".into()]).expect_err(command.name);
             assert_eq!(said.code, 0, "{}: {said}", command.name);
             assert!(said.message.starts_with(command.help), "{said}");
+        }
+    }
+
+    #[test]
+    fn who_says_where_the_agent_is() {
+        for (flags, named, found) in [
+            (&[][..], None, "/configured"),
+            (&["-v4"], Some("/named"), "/named"),
+            (&["--root-dir", "/x"], Some("/named"), "/named"),
+            (&["--socket", "/configured"], Some("/named"), "/configured"),
+            (&["--socket=/configured"], Some("/named"), "/configured"),
+        ] {
+            let words: Vec<OsString> = flags.iter().map(OsString::from).collect();
+            let named = named.map(PathBuf::from);
+            let chosen = chosen_socket(&words, named, Path::new("/configured"));
+            assert_eq!(chosen, Path::new(found), "{flags:?}");
         }
     }
 

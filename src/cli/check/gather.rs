@@ -12,7 +12,7 @@ use std::{
 use nix::sys::statvfs::{FsFlags, statvfs};
 
 use super::super::{
-    CliError, Client, health::facts as facts_of, named_socket, proxies as named_proxies,
+    CliError, Client, health::facts as facts_of, proxies as named_proxies, socket_of,
 };
 use super::{apiserver, kubeadm, runtime};
 use crate::{
@@ -75,15 +75,13 @@ const FIRMWARE_DIRS: [&str; 2] = ["/boot/firmware", "/boot"];
 
 /// What an agent with these flags is told, and where it listens. `is_kubelet`: it is called so.
 fn configured(
-    flags: Vec<OsString>,
+    words: Vec<OsString>,
     is_kubelet: bool,
 ) -> Result<(Config, check::Wanted, PathBuf), CliError> {
     let cwd = std::env::current_dir()
         .map_err(|e| CliError::new(format!("cannot read the working directory: {e}")))?;
-    let typed = flags
-        .iter()
-        .any(|w| w.to_string_lossy().starts_with("--socket"));
-    let mut flags = flags::parse(flags, &cwd).map_err(|e| CliError::new(e.to_string()))?;
+    let parsed = flags::parse(words.iter().cloned(), &cwd);
+    let mut flags = parsed.map_err(|e| CliError::new(e.to_string()))?;
     flags.as_kubelet = is_kubelet;
     let host = Host {
         hostname: text("/proc/sys/kernel/hostname").trim().to_owned(),
@@ -111,8 +109,7 @@ fn configured(
             (cfg, wanted)
         }
     };
-    let socket = named_socket().filter(|_| !typed);
-    let socket = socket.unwrap_or_else(|| cfg.dirs.socket.clone());
+    let socket = socket_of(&words, &cfg.dirs.socket);
     Ok((cfg, wanted, socket))
 }
 
