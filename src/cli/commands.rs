@@ -223,7 +223,7 @@ pub(super) const COMMANDS: &[Command] = &[
         switch("dry-run", None, "only list what would be removed"),
         switch("stop", None, "if the agent runs, end it and its pods first, and run their hooks"),
         switch("keep-images", None, "leave the images"),
-        value("grace-period", None, "SECONDS", "longest time that a pod gets to end (default: what its manifest says)"),
+        value("grace-period", None, "SECONDS", "longest time that a pod gets to end, if no agent runs (default: what its manifest says)"),
     ], agent_flags: true, takes: Takes::Nothing },
     Command { name: "dashboard", args: "", group: MACHINE, help: "Show the node in a browser, for as long as the command runs", flags: &[
         value("listen", None, "ADDRESS:PORT", "where the browser finds it (default 127.0.0.1:8899)"),

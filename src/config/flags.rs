@@ -125,7 +125,7 @@ const FLAGS: &[Flag] = &[
     flag("enable-controller-attach-detach", Kind::Switch, "enableControllerAttachDetach", "the control plane attaches volumes"),
     flag("node-status-update-frequency", Kind::Time, "nodeStatusUpdateFrequency", "time between two looks at the node"),
     flag("node-status-max-images", Kind::Number, "nodeStatusMaxImages", "images named in the status; -1: all"),
-    flag("enable-server", Kind::Switch, "enableServer", "serve over the network (default: if there is an apiserver; alone, if clients are configured)"),
+    flag("enable-server", Kind::Switch, "enableServer", "serve over the network (default: if there is an apiserver; alone, with authorization mode AlwaysAllow and a client CA or anonymous clients)"),
     flag("address", Kind::Text, "address", "address where the HTTPS server listens"),
     flag("port", Kind::Number, "port", "port of the HTTPS server"),
     flag("healthz-bind-address", Kind::Text, "healthzBindAddress", "address of /healthz in plain text"),
@@ -179,8 +179,8 @@ const FLAGS: &[Flag] = &[
     flag("profile", Kind::Text, "picolet.profile", "board: what is kept free suits a machine of 256 MiB to 1 GiB"),
     flag("eviction-hard", Kind::Map("<"), "evictionHard", "resources that are kept free, not for pods"),
     flag("eviction-soft", Kind::Map("<"), "evictionSoft", "resources that may be short for some time"),
-    flag("eviction-soft-grace-period", Kind::Map("="), "evictionSoftGracePeriod", "for how long"),
-    flag("eviction-minimum-reclaim", Kind::Map("="), "evictionMinimumReclaim", "so much more is freed than was short"),
+    flag("eviction-soft-grace-period", Kind::Map("="), "evictionSoftGracePeriod", "how long a soft threshold may be met"),
+    flag("eviction-minimum-reclaim", Kind::Map("="), "evictionMinimumReclaim", "how much more than the shortage is freed"),
     flag("eviction-max-pod-grace-period", Kind::Number, "evictionMaxPodGracePeriod", "most seconds that a pod has when something was short for too long"),
     flag("eviction-pressure-transition-period", Kind::Time, "evictionPressureTransitionPeriod", "the node is said to be short for so long afterwards"),
     flag("evict-static-pods", Kind::Switch, "picolet.evictStaticPods", "static pods may be evicted too, but for those of a system priority"),
@@ -211,7 +211,7 @@ const FLAGS: &[Flag] = &[
     flag("minimum-container-ttl-duration", Kind::Time, "picolet.minimumContainerTTLDuration", "a dead container stays at least this long"),
     flag("maximum-dead-containers-per-container", Kind::Number, "picolet.maximumDeadContainersPerContainer", "dead instances kept per container"),
     flag("maximum-dead-containers", Kind::Number, "picolet.maximumDeadContainers", "dead instances kept in all; -1: no limit"),
-    flag("feature-gates", Kind::Gates, "featureGates", "accepted for a kubelet's sake"),
+    flag("feature-gates", Kind::Gates, "featureGates", "features; only MemoryQoS has an effect"),
     flag("v", Kind::Number, "logging.verbosity", "log level: 0 to 1 info, 2 to 4 debug, 5 and more trace"),
 ];
 
