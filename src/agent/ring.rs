@@ -18,7 +18,7 @@
 //! ```text
 //! sources      {"in":{"add":{…}}} update, reconcile, remove; objects, images
 //!              {"in":{"unrecorded":{"pod":"0a1b"}}}                    its record could not be written
-//!              {"in":{"unread":{"pod":"0a1b","wanted":"show"}}}        or not be read: create, show, image
+//!              {"in":{"unread":{"pod":"0a1b","wanted":"show"}}}        or not be read: create, show, image, evict
 //!              {"in":{"recordsWait":true}}                             some wait for the disk, or no longer do
 //! the runtime  {"in":{"pleg":{…}}}
 //!              {"in":{"listed":{"afterMs":190000}}}                    the first list, or one after they failed for long
@@ -32,7 +32,8 @@
 //!              {"in":{"api":{"write":{"pod":"0a1b","what":"status","word":"conflict"}}}}
 //!              {"in":{"shown":{"pod":"0a1b","version":"812","phase":"Running"}}}  after a write
 //!              {"in":{"resync":["0a1b"]}}                              something else that they need is another
-//! commands     {"in":{"stop":{"all":true}}} terminate
+//! commands     {"in":{"stop":{"all":true}}} shutdown, shutdownCancelled, terminate
+//!              {"in":{"restart":{"pod":"0a1b"}}}                       a pod ends and starts anew
 //! ```
 //!
 //! Timers are told by what they lead to: a pod that is due shows as a `start`, with the time at which it became due as
