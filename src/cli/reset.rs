@@ -5,7 +5,7 @@ use std::{
     io::{self, BufRead as _, IsTerminal as _, Read as _, Write as _},
 };
 
-use super::{CliError, args, client::Client, commands::Command, print, socket_of, stop};
+use super::{CliError, args, client::Client, commands::Command, print, stop};
 use crate::{
     agent::{Choice, Reset, ResetError},
     error::chain,
@@ -27,7 +27,7 @@ pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<(),
     let (own, agent) = args::split(command, words)?;
     let flags = flags(&own)?;
     let refused = |e: ResetError| CliError::new(chain(&e));
-    let reset = Reset::new(agent.clone(), flags.choice).map_err(refused)?;
+    let reset = Reset::new(agent, flags.choice).map_err(refused)?;
     let survey = reset.survey();
     let agent_runs = reset.agent_runs();
     if flags.dry_run {
@@ -48,7 +48,8 @@ pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<(),
         }
     }
     if agent_runs {
-        let client = Client::new(&socket_of(&agent, reset.socket()));
+        // That of the directories that go, whatever another one the environment names.
+        let client = Client::new(reset.socket());
         let service = stop::supervised(&client);
         client.send("POST", "/stop?all=true", "")?.text()?;
         if let Some(name) = service {
