@@ -3,7 +3,7 @@
 #[path = "../common/containerd.rs"]
 pub(crate) mod daemon;
 
-use std::time::Duration;
+use std::{fs, time::Duration};
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -67,6 +67,8 @@ fn node_is_ready(host: &Host) -> (bool, String) {
 }
 
 const IDLE: &str = "trap 'exit 0' TERM; while :; do sleep 1000 & wait; done";
+/// Exits with code 5 once its file appears in the shared directory.
+const ENDS_ON_SIGNAL: &str = "while [ ! -e /signal/ends ]; do sleep 0.1; done; exit 5";
 
 #[test]
 fn a_node_on_containerd() {
@@ -145,11 +147,13 @@ fn containerd_dies_hangs_and_comes_back() {
         "stays",
         json!({"containers": [container("main", IDLE, &json!({}))]}),
     );
+    let signal = json!({"volumeMounts": [{"name": "signal", "mountPath": "/signal"}]});
     host.pod(
         "ends",
         json!({
             "restartPolicy": "Never",
-            "containers": [container("main", "sleep 5; exit 5", &json!({}))],
+            "containers": [container("main", ENDS_ON_SIGNAL, &signal)],
+            "volumes": [{"name": "signal", "hostPath": {"path": host.path("shared"), "type": "Directory"}}],
         }),
     );
     host.pod(
@@ -162,6 +166,7 @@ fn containerd_dies_hangs_and_comes_back() {
     host.until("the node is ready", node_is_ready);
 
     containerd.kill();
+    fs::write(host.path("shared/ends"), "").expect("signal");
     host.remove("removed.yaml");
     host.until("the node is not ready", |host| {
         let (ready, seen) = node_is_ready(host);
@@ -245,7 +250,7 @@ fn killed_under_churn(name: &str, kills: usize) {
         containerd.kill();
         if kill % 3 == 2 {
             // The socket too: it comes back with the daemon.
-            std::fs::remove_file(containerd.socket()).expect("removed");
+            fs::remove_file(containerd.socket()).expect("removed");
         }
         let pod = host.get("stays0");
         assert_eq!(pod["status"]["phase"], "Running", "none counts as lost");
