@@ -568,7 +568,8 @@ fn a_reset_finds_the_pods_by_a_socket() {
     machine.run("picolet image import $base/first.tar");
     let spec =
         json!({"tolerations": [{"operator": "Exists"}], "terminationGracePeriodSeconds": 600});
-    let deaf = json!({"containers": [{"name": "c", "command": ["sh", "-c", "trap 'exit 0' TERM; trap '' TERM; while :; do sleep 1; done"]}]});
+    // Its shell forks once: a child that is not yet `sleep` would be counted with it.
+    let deaf = json!({"containers": [{"name": "c", "command": ["sh", "-c", "trap 'exit 0' TERM; trap '' TERM; while :; do sleep 1000000 & wait; done"]}]});
     let deaf = crate::host::with(spec.clone(), deaf);
     for (name, spec) in [("one", spec), ("deaf", deaf)] {
         server.create(&pods::pod(name, spec)).expect("pod");
