@@ -5,9 +5,11 @@ pub(crate) mod pods;
 
 use std::fs;
 
+use serde_json::Value;
+
 use crate::{
     containerd::{daemon, start},
-    host::{self, Host, IMAGE},
+    host::{self, Host, IMAGE, full},
 };
 
 /// All at once; then all are gone.
@@ -16,10 +18,19 @@ fn become_what_they_are_to(host: &Host, image: &str) {
     for case in &cases {
         host.pod(&case.name, case.spec.clone());
     }
+    // A state may pass, as a back-off does: each look is at every pod that was not yet seen as it is to be.
+    let mut open: Vec<_> = cases.iter().collect();
     for case in &cases {
         host.until(&case.name, |host| {
-            let missing = case.missing(&host.get(&case.name));
-            (missing.is_empty(), missing.join("; "))
+            let pods = host.pods();
+            let missing = |case: &pods::Case| {
+                let name = full(&case.name);
+                let pod = pods.iter().find(|p| p["metadata"]["name"] == *name);
+                case.missing(pod.unwrap_or(&Value::Null))
+            };
+            open.retain(|case| !missing(case).is_empty());
+            let is_seen = open.iter().all(|left| left.name != case.name);
+            (is_seen, missing(case).join("; "))
         });
     }
     for case in &cases {
