@@ -33,7 +33,7 @@ fn a_killed_agent_goes_on_in_the_midst_of_a_layer() {
         "mirrors:\n  registry.test:\n    endpoint: [\"http://{}\"]\n",
         stuck.address
     );
-    fs::write(place.0.0.join("registries.yaml"), &document).expect("registries");
+    fs::write(place.path("registries.yaml"), &document).expect("registries");
     drop(agent);
     let agent = Agent::start(&place);
     let image = format!("registry.test/{NAME}:1");
@@ -43,7 +43,7 @@ fn a_killed_agent_goes_on_in_the_midst_of_a_layer() {
         .stderr(Stdio::null())
         .spawn()
         .expect("picolet");
-    let parts = place.0.0.join("root/images/pulls/blobs/sha256");
+    let parts = place.path("root/images/pulls/blobs/sha256");
     let here = || -> u64 {
         let entries = fs::read_dir(&parts).into_iter().flatten().flatten();
         entries
@@ -62,7 +62,7 @@ fn a_killed_agent_goes_on_in_the_midst_of_a_layer() {
     assert!(!pull.wait().expect("picolet").success());
     let proxy = Proxy::start(registry.address, |_| Fault::None);
     let document = document.replace(&stuck.address.to_string(), &proxy.address.to_string());
-    fs::write(place.0.0.join("registries.yaml"), document).expect("registries");
+    fs::write(place.path("registries.yaml"), document).expect("registries");
     let agent = Agent::start(&place);
     let pulled = agent.cli(&["image", "pull", &image]);
     assert!(
@@ -72,7 +72,7 @@ fn a_killed_agent_goes_on_in_the_midst_of_a_layer() {
     );
     for digest in &filled.layers {
         let asked = proxy.asked(digest);
-        let log = fs::read_to_string(place.0.0.join("agent.log")).unwrap_or_default();
+        let log = fs::read_to_string(place.path("agent.log")).unwrap_or_default();
         assert!(asked[0].from > 0, "{asked:?}\n{log}");
     }
     let fetched = proxy.bytes.load(Ordering::SeqCst);
@@ -85,7 +85,7 @@ fn a_killed_agent_goes_on_in_the_midst_of_a_layer() {
     let listed = agent.cli(&["image", "ls"]);
     assert!(String::from_utf8_lossy(&listed.stdout).contains("registry.test/team/app"));
     for name in files() {
-        let path = find(&place.0.0.join("root/images/layers"), name);
+        let path = find(&place.path("root/images/layers"), name);
         assert!(
             fs::read(&path).expect("file") == noise(name, FILE_BYTES),
             "{name} has other bytes"

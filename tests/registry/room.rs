@@ -34,7 +34,7 @@ fn an_unused_image_makes_room_for_a_pull() {
         registry.fill(name, &[layer(name, LAYER_BYTES)], &[]);
     }
     let scratch = Place::new();
-    let disk = scratch.0.0.join("disk");
+    let disk = scratch.path("disk");
     File::create(&disk)
         .expect("file")
         .set_len(DISK_BYTES)
@@ -56,7 +56,7 @@ fn an_unused_image_makes_room_for_a_pull() {
     // Dropped before the directories: the mounts go first.
     let device = Loop(String::from_utf8_lossy(&found.stdout).trim().to_owned());
     let place = scratch;
-    let root = place.0.0.join("root");
+    let root = place.path("root");
     mount(
         Some(&*device.0),
         &root,
@@ -69,7 +69,7 @@ fn an_unused_image_makes_room_for_a_pull() {
         "mirrors:\n  registry.test:\n    endpoint: [\"http://{}\"]\n",
         registry.address
     );
-    fs::write(place.0.0.join("registries.yaml"), document).expect("registries");
+    fs::write(place.path("registries.yaml"), document).expect("registries");
     let agent = Agent::start(&place);
     let pull = |name: &str| agent.cli(&["image", "pull", &format!("registry.test/{name}:1")]);
     let listed = || {
