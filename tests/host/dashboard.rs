@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 use crate::{
     host::{self, Host, IDLE, IMAGE, full, sh, text, with},
     lamps::{Lamps, NO_THRESHOLDS, lamp},
+    metrics::anonymous_kib,
 };
 use browser::Browser;
 use registry::{Registry, layer};
@@ -562,16 +563,6 @@ const NOISE_KIB: u64 = 64;
 /// Answers of the page while the agent is measured.
 const ROUNDS: u32 = 30;
 
-/// Heap, stacks and what was written of the program's data, KiB.
-fn anonymous(pid: i32) -> u64 {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("smaps");
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("Anonymous:"));
-    let number = line.and_then(|line| line.trim().strip_suffix(" kB"));
-    number.expect("Anonymous").trim().parse().expect("a number")
-}
-
 // DASH-06 DASH-07
 #[test]
 fn a_hundred_pods() {
@@ -610,7 +601,7 @@ fn a_hundred_pods() {
         host.until("memory settles", |_| {
             host::pause(Duration::from_secs(3));
             last.rotate_left(1);
-            last[2] = anonymous(pid);
+            last[2] = anonymous_kib(pid);
             let (least, most) = (last.iter().min(), last.iter().max());
             let near = least.zip(most).is_some_and(|(a, b)| a + NOISE_KIB >= *b);
             (near, format!("{last:?}"))
@@ -633,7 +624,7 @@ fn a_hundred_pods() {
     for _ in 0..ROUNDS {
         let at = asked(&mut browser);
         browser.wait(&format!("{ASKED} > {at}"));
-        most = most.max(anonymous(pid));
+        most = most.max(anonymous_kib(pid));
     }
     drop(browser);
     let after = settled(&host);

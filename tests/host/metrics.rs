@@ -140,13 +140,13 @@ fn figures_tell_a_burning_pod_from_a_sleeping_one() {
 
 /// Clients that do not read cost a sample each, and no more of them are served than that.
 fn never_read(host: &Host) {
-    let before = pss_kib(host.agent_pid());
+    let before = anonymous_kib(host.agent_pid());
     let deaf: Vec<UnixStream> = (0..DEAF).map(|_| ask(host, "/metrics/cadvisor")).collect();
     for mut stream in &deaf {
         let mut byte = [0];
         stream.read_exact(&mut byte).expect("the answer begins");
     }
-    let grown = pss_kib(host.agent_pid()).saturating_sub(before);
+    let grown = anonymous_kib(host.agent_pid()).saturating_sub(before);
     assert!(grown < GROWTH_KIB, "grown by {grown} KiB");
     drop(deaf);
     host.until("others are served again", |host| {
@@ -204,9 +204,10 @@ pub(crate) fn samples(text: &str, family: &str) -> BTreeMap<String, f64> {
         .collect()
 }
 
-fn pss_kib(pid: i32) -> u64 {
+/// Heap, stacks and what was written of the program's data, KiB. The agents of other tests share the rest, and come and go.
+pub(crate) fn anonymous_kib(pid: i32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("smaps");
-    let line = text.lines().find_map(|l| l.strip_prefix("Pss:"));
+    let line = text.lines().find_map(|l| l.strip_prefix("Anonymous:"));
     let kib = line.and_then(|l| l.split_whitespace().next()?.parse().ok());
-    kib.expect("Pss")
+    kib.expect("Anonymous")
 }
