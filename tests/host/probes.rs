@@ -41,11 +41,14 @@ fn what_answers_is_ready_and_what_does_not_is_killed() {
     );
     host.pod("web", json!({"containers": [web]}));
     let command = |words: &str, failures: u32| json!({"exec": {"command": ["sh", "-c", words]}, "periodSeconds": 1, "failureThreshold": failures});
+    // A command of a probe is a process that a busy machine may be slow to start. These two are to find what they look for.
+    let patient =
+        |words: &str, failures: u32| with(command(words, failures), json!({"timeoutSeconds": 10}));
     let slow = with(
         sh("main", IDLE),
         json!({
-            "startupProbe": command("test -e /tmp/started", 1000),
-            "livenessProbe": command("test -e /tmp/started || { echo not well; exit 3; }", 2),
+            "startupProbe": patient("test -e /tmp/started", 1000),
+            "livenessProbe": patient("test -e /tmp/started || { echo not well; exit 3; }", 2),
             "readinessProbe": command("sleep 100 & echo $! > /tmp/pid; test -e /tmp/ready && exit 0; wait", 1),
         }),
     );
