@@ -402,7 +402,12 @@ fn two_hundred_hostile_clients() {
     println!("PSS before {pss}, most {most_pss} KiB; own memory before {own}, most {most_own} KiB");
     assert_eq!(pauses.len(), PODS);
     let late = pauses.last().expect("pods");
-    assert!(*late <= PERIOD * 2, "a probe was late: {pauses:?}");
+    // They are not blamed for a machine that is late at rest.
+    let most = (PERIOD * 2).max(*before_them.last().expect("pods") * 2);
+    assert!(
+        *late <= most,
+        "a probe was late: {pauses:?}, at most {most:?}"
+    );
     assert!(!renewed.is_empty(), "the lease was not renewed");
     assert!(
         gaps.iter()
