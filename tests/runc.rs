@@ -638,8 +638,11 @@ fn pods_reach_the_world_under_the_nodes_address() {
                 let mut command = Command::new("/usr/sbin/iptables");
                 command.args(["-w", "-t", "nat"]).args(delete.split(' '));
                 assert!(command.status().expect("iptables").success());
+                assert_eq!(jumps().len(), 0);
             }
             lab.boot().await;
+            // The first pod is still there, and no other one has come yet.
+            assert_eq!(jumps().len(), 1, "{pod}");
         }
         drop(world);
     });

@@ -13,6 +13,7 @@ use crate::{
     cgroup::Cgroups,
     config::{Config, decode},
     logic::{cgroup::CgroupTree, digest::Fnv},
+    runtime::runc::cni::NetworkConfig,
     sys::{file, lock},
 };
 
@@ -133,7 +134,7 @@ fn name_of(what: &str, value: &str) -> String {
 
 /// Without a network configuration of the machine's the built-in one is used, and its bridge.
 fn uses_bridge(conf: &Path) -> bool {
-    fs::read_dir(conf).map_or(true, |mut entries| entries.next().is_none())
+    NetworkConfig::first_in(conf).is_ok_and(|first| first.is_none())
 }
 
 /// `/` and the empty text are the same root, and a slash at the end means nothing.
@@ -309,6 +310,22 @@ mod tests {
                 .expect("lock")
                 .is_some()
         );
+        fs::remove_dir_all(&dir).expect("clean up");
+    }
+
+    #[test]
+    fn whose_bridge_pods_use() {
+        let dir = std::env::temp_dir().join(format!("picolet-bridges-{}", std::process::id()));
+        assert!(uses_bridge(&dir), "there is no directory");
+        fs::create_dir_all(&dir).expect("directory");
+        // As `picolet check` advises to put a configuration aside.
+        for name in ["README", "10-a.conflist.off"] {
+            fs::write(dir.join(name), "{}").expect("file");
+        }
+        assert!(uses_bridge(&dir), "none is a configuration");
+        let text = r#"{"cniVersion": "1.0.0", "name": "a", "plugins": [{"type": "ptp"}]}"#;
+        fs::write(dir.join("10-a.conflist"), text).expect("file");
+        assert!(!uses_bridge(&dir), "pods use another network");
         fs::remove_dir_all(&dir).expect("clean up");
     }
 

@@ -243,6 +243,12 @@ fn redirects() {
     ] {
         assert_eq!(probe(to(location.into()), LONG), want, "{location}");
     }
+    // Names of hosts have no case.
+    let named = HttpGet {
+        host: "LOCALHOST".into(),
+        ..get(to("/end".into()))
+    };
+    assert_eq!(ask(&Action::Http(named), LONG), Answer::Success);
     let port = to("/again".into());
     let text = format!("Get \"http://127.0.0.1:{port}/again\": stopped after 10 redirects");
     assert_eq!(probe(port, LONG), Answer::Failure(text));

@@ -208,7 +208,7 @@ async fn fetch(
             let next = url.join(location).map_err(|e| {
                 AskError::Peer(format!("failed to parse Location header {location:?}: {e}"))
             })?;
-            if next.host() == asked {
+            if next.host().eq_ignore_ascii_case(&asked) {
                 if redirects >= MAX_REDIRECTS - 1 {
                     let text = format!("stopped after {MAX_REDIRECTS} redirects");
                     return Err(AskError::Peer(text));

@@ -393,7 +393,7 @@ impl RuntimeService for Runc {
 
     fn update_pod_cidrs<'a>(&'a self, cidrs: &'a [String]) -> Call<'a, ()> {
         Box::pin(async {
-            self.cni.set_subnets(cidrs).await;
+            self.cni.set_subnets(cidrs);
             Ok(())
         })
     }

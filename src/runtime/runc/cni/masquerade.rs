@@ -1,6 +1,6 @@
 //! Pods of the built-in network speak to the world under the node's address.
 //!
-//! One chain for the whole subnet, made before the first pod and looked after from then on. The bridge plugin's own
+//! One chain for the whole subnet, made before the first pod, and looked at before others and when an agent starts. The bridge plugin's own
 //! `ipMasq` makes a chain for each pod instead: eight calls of iptables when it comes, as many when it goes, a fifth of
 //! the whole cost of a start.
 //!
@@ -39,10 +39,10 @@ const V6: Family = Family {
     multicast: "ff00::/8",
 };
 
-/// The chain of one bridge, and when it was last seen in place.
+/// The chain of one bridge; when it was last seen in place, and for which subnets.
 #[derive(Debug, Default)]
 pub(super) struct Masquerade {
-    seen: Mutex<Option<Mono>>,
+    seen: Mutex<Option<(Mono, Vec<String>)>>,
 }
 
 impl Masquerade {
@@ -53,7 +53,10 @@ impl Masquerade {
         gate: &Gate,
     ) -> Result<(), IptablesError> {
         let mut seen = self.seen.lock().await;
-        if seen.is_some_and(|at| clock::mono().0.saturating_sub(at.0) < LOOK_AGAIN_MS) {
+        if let Some((at, subnets)) = &*seen
+            && *subnets == built_in.subnets
+            && clock::mono().0.saturating_sub(at.0) < LOOK_AGAIN_MS
+        {
             return Ok(());
         }
         *seen = None;
@@ -81,16 +84,12 @@ impl Masquerade {
                 call(family.restore, &["--noflush"], Some(rules), Some(gate)).await?;
             }
         }
-        *seen = Some(clock::mono());
+        *seen = Some((clock::mono(), built_in.subnets.clone()));
         Ok(())
     }
 
-    /// The subnets have changed: the next pod looks at the rules again.
-    pub(super) async fn look_again(&self) {
-        *self.seen.lock().await = None;
-    }
-
-    /// Removes the rules. Absent ones count as removed, and so does an iptables that is not installed.
+    /// Removes the rules of both families: there may have been subnets of the other one. Absent ones count as removed, and so do those
+    /// of an iptables that is not installed, or of a kernel without the table.
     pub(super) async fn remove(
         &self,
         built_in: &BuiltIn,
@@ -99,12 +98,12 @@ impl Masquerade {
         let mut seen = self.seen.lock().await;
         *seen = None;
         let chain = chain(built_in);
-        for (family, _) in families(built_in) {
+        for family in [V4, V6] {
             if find(family.program).is_none() {
                 continue;
             }
             let list = ["-t", "nat", "-S", "POSTROUTING"];
-            let list = call(family.program, &list, None, Some(gate)).await?;
+            let list = ask(family.program, &list, gate).await?.unwrap_or_default();
             let mut undo = jumps_to(&list, &chain);
             undo.push(vec!["-F", &chain]);
             undo.push(vec!["-X", &chain]);

@@ -46,7 +46,9 @@ use crate::{
     },
     sys::{
         child::{self, Command, Input},
-        crash, lane, netlink,
+        crash,
+        file::write_atomic,
+        lane, netlink,
     },
 };
 
@@ -209,16 +211,27 @@ impl Cni {
     }
 
     /// Takes other subnets for the built-in network: pods that are attached from now on get addresses of these.
-    pub async fn set_subnets(&self, subnets: &[String]) {
+    pub fn set_subnets(&self, subnets: &[String]) {
         if self.built_in.borrow().subnets != subnets {
             self.built_in.borrow_mut().subnets = subnets.to_vec();
             self.unsettled.set(true);
-            self.masquerade.look_again().await;
         }
     }
 
     fn built_in(&self) -> BuiltIn {
         self.built_in.borrow().clone()
+    }
+
+    /// Sees to it that there are rules for the subnets as they are now.
+    async fn ensure_masquerade(&self, gate: &Gate) -> Result<(), CniError> {
+        // Bounded: by how often the cluster gives the node others meanwhile.
+        loop {
+            let built_in = self.built_in();
+            self.masquerade.ensure(&built_in, gate).await?;
+            if *self.built_in.borrow() == built_in {
+                return Ok(());
+            }
+        }
     }
 
     /// Takes from the bridge what was a gateway of pods that are gone.
@@ -362,7 +375,7 @@ impl Cni {
             .map(|p| handed_over(p, &network, pod.config))
             .collect();
         if network.built_in {
-            self.masquerade.ensure(&self.built_in(), gate).await?;
+            self.ensure_masquerade(gate).await?;
             self.settle()?;
             // Nothing is waited for until the record is saved: others may ask for addresses.
             plugins.insert(0, self.lend()?.to_plugin());
@@ -381,7 +394,12 @@ impl Cni {
         };
         let file = self.file(pod.id, network.built_in);
         // Before the first plugin: whatever it does is undone even if this process dies now.
-        save(&file, &attachment).inspect_err(|_| self.give_back(&attachment))?;
+        let lasts = !network.built_in;
+        save(&file, &attachment, lasts).inspect_err(|_| {
+            if network.built_in {
+                self.give_back(&attachment);
+            }
+        })?;
         crash::point("network.intent");
         let mut result = Value::Null;
         for plugin in &attachment.plugins {
@@ -404,7 +422,7 @@ impl Cni {
         }
         let ips = result::pod_ips(&result);
         attachment.result = Some(result);
-        save(&file, &attachment)?;
+        save(&file, &attachment, lasts)?;
         if ips.is_empty() {
             if let Err(undo) = self.del(pod.id, gate).await {
                 let (id, undo) = (pod.id, chain(&undo));
@@ -425,7 +443,9 @@ impl Cni {
             if let Some(attachment) = load(&file)? {
                 self.undo(&attachment, gate).await?;
                 files::remove_file(&file).map_err(|source| CniError::Io { path: file, source })?;
-                self.give_back(&attachment);
+                if built_in {
+                    self.give_back(&attachment);
+                }
             }
         }
         Ok(())
@@ -484,6 +504,12 @@ impl Cni {
                     log::warn!("sandbox={id} detaching what an earlier run left: {e}");
                 }
             }
+        }
+        // A firewall may have been reloaded, and there may be no other pod that looks.
+        if !self.attached(true).is_empty()
+            && let Err(e) = self.ensure_masquerade(gate).await
+        {
+            log::warn!("{}", chain(&e));
         }
         match self.network() {
             Ok(network) if network.speaks("1.1.0") && !network.disable_gc => {
@@ -804,7 +830,8 @@ fn args_of(pod: &PodNetwork<'_>) -> String {
     )
 }
 
-fn save(file: &Path, attachment: &Attachment) -> Result<(), CniError> {
+/// `lasts`: it has to be there after a power cut, for the plugins' own leases may be.
+fn save(file: &Path, attachment: &Attachment, lasts: bool) -> Result<(), CniError> {
     let io = |source| CniError::Io {
         path: file.to_owned(),
         source,
@@ -813,7 +840,7 @@ fn save(file: &Path, attachment: &Attachment) -> Result<(), CniError> {
         fs::create_dir_all(dir).map_err(io)?;
     }
     let bytes = serde_json::to_vec(attachment).map_err(|e| io(e.into()))?;
-    files::write_atomic(file, &bytes).map_err(io)
+    write_atomic(file, &bytes, 0o600, lasts).map_err(io)
 }
 
 /// `None` if there is no file. One that cannot be read is an error: forgetting it would leak an address.
