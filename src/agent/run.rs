@@ -366,7 +366,7 @@ async fn serve(
     let (relist, relist_asked) = smol::channel::bounded(1);
     let asker = Asker::new(sender.clone());
     let (unused_images, images_asked) = smol::channel::bounded(1);
-    let (parts, stock) = assemble(cfg, proxies.clone(), &executor, unused_images).await?;
+    let (parts, stock) = Box::pin(assemble(cfg, proxies.clone(), &executor, unused_images)).await?;
     // The local socket comes last but one: whoever reaches it reaches a whole agent.
     let listener = Listener::bind(&parts.cfg.dirs.socket).map_err(|e| {
         fatal(format!(

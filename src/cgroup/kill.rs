@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn what_multiplies_is_stopped_first() {
         // RTM-06 RES-16
-        let path = format!("/picolet-forks-{}/c", std::process::id());
+        let path = format!("/picolet-forks-{}/pod1", std::process::id());
         let made = Cgroups::detect().and_then(|groups| {
             groups.create(&path, &LinuxResources::default())?;
             Ok(groups)
@@ -197,7 +197,9 @@ mod tests {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("sh");
         let pid = i32::try_from(child.id()).expect("pid");
-        groups.join(&path, pid).expect("joined");
+        let leaf = format!("{path}/c");
+        groups.create_leaf(&leaf).expect("leaf");
+        groups.join(&leaf, pid).expect("joined");
         let mut said = std::io::BufReader::new(child.stdout.take().expect("pipe"));
         let mut stdin = child.stdin.take().expect("pipe");
         let mut go = || {
