@@ -31,11 +31,24 @@ told() {
     sed -n "s/^$1 //p" "$trial" | head -n 1
 }
 
+# Says how many starts are left, one digit for another.
+leave() {
+    { echo "tries $1" && sed 1d "$trial"; } | put "$trial" || {
+        rm -f "$trial.part"
+        # On a full disk in place, which needs no room.
+        echo "tries $1" 1<>"$trial" && flush "$trial"
+    }
+}
+
 end_trial() {
     rm -f "$trial" && flush "$(dirname "$trial")"
 }
 
 back() {
+    # What was judged bad gets no start more: after a power cut the next one goes on from here.
+    case $(told tries) in
+    [1-9]) leave 0 || say "cannot write $trial" ;;
+    esac
     sum=$(told sum)
     line="$sum $(told version) $1"
     { grep -v "^$sum " "$program.bad" 2>/dev/null | tail -n $((most_bad - 1)) && echo "$line"; } | put "$program.bad" &&
@@ -59,11 +72,7 @@ count() {
     tries=$(told tries)
     case $tries in
     [1-9])
-        { echo "tries $((tries - 1))" && sed 1d "$trial"; } | put "$trial" || {
-            rm -f "$trial.part"
-            # On a full disk in place, which needs no room: one digit.
-            echo "tries $((tries - 1))" 1<>"$trial" && flush "$trial"
-        }
+        leave $((tries - 1))
         ;;
     *)
         if [ -e "$old" ]; then

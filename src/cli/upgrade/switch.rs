@@ -193,6 +193,7 @@ pub(super) fn end_trial(places: &Places) -> io::Result<()> {
 mod tests {
     use std::{
         cell::Cell,
+        ffi::OsStr,
         os::unix::fs::PermissionsExt as _,
         panic,
         process::{Command, Stdio},
@@ -234,9 +235,21 @@ mod tests {
             fs::read_to_string(&self.places.program).expect("there is a program")
         }
 
-        /// Starts the agent once, as a unit does. With `cut`, the power fails before the guard's command of that number:
-        /// commands that change the disk are counted.
+        /// Starts the agent once, as a unit does. With `cut`, the power fails as [`Self::guard`] says.
         fn start(&self, cut: Option<u32>) -> bool {
+            let program = self.places.program.as_os_str();
+            self.guard(&[program], cut)
+        }
+
+        /// Has the guard put the old program back, as who watches does.
+        fn back(&self, reason: &str, cut: Option<u32>) -> bool {
+            let program = self.places.program.as_os_str();
+            self.guard(&["--back".as_ref(), program, reason.as_ref()], cut)
+        }
+
+        /// Calls the guard. With `cut`, the power fails before its command of that number: commands that change the disk are
+        /// counted.
+        fn guard(&self, words: &[&OsStr], cut: Option<u32>) -> bool {
             let tools = self.dir.join("tools");
             fs::create_dir_all(&tools).expect("directory");
             for name in ["cat", "rm", "ln", "mv", "sync"] {
@@ -254,7 +267,7 @@ mod tests {
             let status = Command::new("setsid")
                 .args(["--wait", "sh"])
                 .arg(self.places.guard())
-                .arg(&self.places.program)
+                .args(words)
                 .env("PATH", format!("{}:/usr/bin:/bin", tools.display()))
                 .env("COUNT", &count)
                 .env("CUT", cut.unwrap_or(0).to_string())
@@ -391,6 +404,52 @@ mod tests {
                     break;
                 }
             }
+        }
+        // Who watches has judged it bad, and it has starts left.
+        for tries in [3, 1, 0] {
+            let trial = Trial {
+                tries,
+                ..Board::trial()
+            };
+            let mut outcomes = [0, 0];
+            for n in 1.. {
+                let board = Board::new(&format!("back-{tries}-{n}"));
+                let places = &board.places;
+                switch(places, &trial).expect("switched");
+                let whole = board.back("it loses pods", Some(n));
+                let left = read_trial(places).expect("whole");
+                let is_untouched =
+                    left.as_ref().is_some_and(|left| left.tries == tries) && tries > 0;
+                outcomes[usize::from(is_untouched)] += 1;
+                if is_untouched {
+                    // Nobody knows of the verdict yet: it is told again.
+                    assert_eq!(board.runs(), "two", "{tries} {n}");
+                    assert_eq!(bad(places, "abc"), None, "{tries} {n}");
+                    assert!(board.back("it loses pods", None), "{tries} {n}");
+                } else {
+                    let left = left.map_or(0, |left| left.tries);
+                    assert_eq!(left, 0, "{tries} {n}: it would get another start");
+                    assert!(board.start(None), "{tries} {n}");
+                }
+                assert_eq!(board.runs(), "one", "{tries} {n}");
+                assert!(!places.trial().exists(), "{tries} {n}");
+                let list = fs::read_to_string(places.beside(".bad")).expect("list");
+                assert!(
+                    list.starts_with("abc 2.0.0 it ") && list.lines().count() == 1,
+                    "{tries} {n}: {list}"
+                );
+                assert!(places.beside(upgrade::BACK).exists(), "{tries} {n}");
+                if whole {
+                    assert!(list.ends_with(" it loses pods\n"), "{list}");
+                    break;
+                }
+            }
+            // Of many commands the first ones alone say nothing yet.
+            let [told, untold] = outcomes;
+            assert!(
+                told > 8 && untold == if tries > 0 { 3 } else { 0 },
+                "{outcomes:?}"
+            );
         }
     }
 
