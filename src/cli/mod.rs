@@ -313,25 +313,14 @@ fn default_socket() -> PathBuf {
     named_socket().unwrap_or_else(|| DEFAULT_SOCKET.into())
 }
 
-/// Proxies from the environment, in capitals or not. `http_proxy` in capitals can be set by whoever sends a CGI
-/// program a header; nothing here is one.
+/// Proxies from the environment. `http_proxy` in capitals can be set by whoever sends a CGI program a header; nothing here is
+/// one.
 #[expect(
     clippy::disallowed_methods,
     reason = "the one place where the environment is read"
 )]
 fn proxies() -> ProxyVariables {
-    let read = |name: &str| {
-        let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        // In Go's order.
-        set(name)
-            .or_else(|| set(&name.to_ascii_lowercase()))
-            .unwrap_or_default()
-    };
-    ProxyVariables {
-        http: read("HTTP_PROXY"),
-        https: read("HTTPS_PROXY"),
-        no_proxy: read("NO_PROXY"),
-    }
+    ProxyVariables::of(|name| std::env::var(name).ok())
 }
 
 /// Where an agent with these flags is found. `configured`: where it listens by its flags and its configuration.

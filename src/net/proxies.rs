@@ -19,6 +19,24 @@ pub struct ProxyVariables {
 }
 
 impl ProxyVariables {
+    /// Takes them from an environment, in capitals or not. `value`: of the variable of a name, if it is there. One that is
+    /// empty counts as not there.
+    ///
+    /// - Source: Go's `golang.org/x/net/http/httpproxy`, for the order.
+    pub(crate) fn of(value: impl Fn(&str) -> Option<String>) -> Self {
+        let set = |name: &str| value(name).filter(|value| !value.is_empty());
+        let read = |name: &str| {
+            set(name)
+                .or_else(|| set(&name.to_ascii_lowercase()))
+                .unwrap_or_default()
+        };
+        Self {
+            http: read("HTTP_PROXY"),
+            https: read("HTTPS_PROXY"),
+            no_proxy: read("NO_PROXY"),
+        }
+    }
+
     /// The variables that are set.
     pub(crate) fn environment(&self) -> Vec<(&'static str, String)> {
         [

@@ -42,7 +42,10 @@ pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<Exi
         check::run(&facts)
     };
     if json {
-        print(&format!("{:#}\n", report(&findings)))?;
+        print(&format!(
+            "{:#}\n",
+            report(&findings, facts.apiserver_answers())
+        ))?;
     } else {
         print(&as_lines(&findings, quiet, std::io::stdout().is_terminal()))?;
     }
@@ -99,10 +102,12 @@ fn as_lines(findings: &Findings, quiet: bool, color: bool) -> String {
 
 /// What is found of an agent with these flags, as `check -o json` has it.
 pub(super) fn found(flags: Vec<OsString>) -> Result<Value, CliError> {
-    Ok(report(&check::run(&gather::facts(flags, false)?)))
+    let facts = gather::facts(flags, false)?;
+    Ok(report(&check::run(&facts), facts.apiserver_answers()))
 }
 
-fn report(findings: &Findings) -> Value {
+/// `answers`: whether the apiserver does, for programs. Its finding tells people what matters most.
+fn report(findings: &Findings, answers: Option<bool>) -> Value {
     let checks: Vec<_> = findings
         .iter()
         .map(|(name, f)| json!({"name": name, "level": f.level.as_str(), "message": f.says, "fix": f.fix}))
@@ -111,6 +116,7 @@ fn report(findings: &Findings) -> Value {
         "version": crate::VERSION,
         "errors": count(findings, Level::Error),
         "warnings": count(findings, Level::Warning),
+        "apiserverAnswers": answers,
         "checks": checks,
     })
 }
@@ -147,8 +153,9 @@ mod tests {
         let short = as_lines(&findings[..1], true, true);
         assert_eq!(short, "1 check: 0 errors, 0 warnings\n");
         assert!(as_lines(&findings, true, true).contains("\x1b[31mERROR\x1b[0m runtime"));
-        let report = report(&findings);
+        let report = report(&findings, Some(true));
         assert_eq!(report["errors"], 1);
+        assert_eq!(report["apiserverAnswers"], true);
         assert_eq!(report["checks"][1]["level"], "error");
         assert_eq!(report["checks"][1]["fix"], "apt-get install runc");
     }

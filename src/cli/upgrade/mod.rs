@@ -234,14 +234,15 @@ fn inspect(
     if !force {
         may_be_tried(places, running, &version, &sum)?;
     }
-    let before = running.findings(&places.program)?;
+    let before = running.findings(&places.program)?.checks;
     let is_new = |found: &&Finding| {
         let is_error = |other: &Finding| other.name == found.name && other.level == "error";
         // No force makes it read what it cannot read.
         let counts = !force || found.name == "records";
         counts && found.level == "error" && !before.iter().any(is_error)
     };
-    match running.findings(&places.staged())?.iter().find(is_new) {
+    let after = running.findings(&places.staged())?.checks;
+    match after.iter().find(is_new) {
         Some(Finding { name, message, .. }) => Err(NotTaken::lasting(format!(
             "picolet {version} could not run pods here: {name}: {message}"
         ))),

@@ -2,7 +2,8 @@
 
 use std::{
     ffi::{OsStr, OsString},
-    fs, io,
+    fs::{self, File},
+    io::{self, Read as _},
     os::unix::ffi::OsStringExt as _,
     path::{Path, PathBuf},
     time::Duration,
@@ -21,6 +22,7 @@ use crate::{
     config::{self, Config, Host, flags},
     error::chain,
     logic::upgrade::{Kept, MAX_KEPT, TRIES, Trial},
+    net::ProxyVariables,
     server::backend::Health,
     shim,
     sys::{
@@ -39,6 +41,8 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
 const RESTART_TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes of an answer.
 const MAX_ANSWER_BYTES: usize = 1 << 20;
+/// Bytes of an environment: more than the kernel lets a program start with by default.
+const MAX_ENVIRON_BYTES: u64 = 8 << 20;
 
 /// A finding of `picolet check`.
 #[derive(Debug, Deserialize)]
@@ -48,9 +52,13 @@ pub(super) struct Finding {
     pub(super) message: String,
 }
 
-#[derive(Deserialize)]
-struct Report {
-    checks: Vec<Finding>,
+/// What `picolet check -o json` says.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Report {
+    pub(super) checks: Vec<Finding>,
+    /// Whether the apiserver answers; `None`: it was not asked, or an older program does not tell.
+    pub(super) apiserver_answers: Option<bool>,
 }
 
 /// What is known of it.
@@ -61,6 +69,8 @@ pub(super) struct Running {
     /// Its flags, and the directory that relative paths in them are below.
     words: Vec<OsString>,
     cwd: PathBuf,
+    /// Those that its unit sets: whoever asks the apiserver in its place takes the same way.
+    proxies: ProxyVariables,
     /// It was called as `kubelet`: its flags and its configuration mean something else then.
     is_kubelet: bool,
 }
@@ -75,11 +85,13 @@ impl Running {
         let program = program.strip_suffix(b" (deleted)").unwrap_or(&program);
         let typed = fs::read(of("cmdline")).map_err(|e| failed("read", &of("cmdline"), &e))?;
         let (words, is_kubelet) = flags_of(&typed);
+        let set = environ(&of("environ")).map_err(|e| failed("read", &of("environ"), &e))?;
         Ok(Self {
             program: OsString::from_vec(program.to_vec()).into(),
             words,
             is_kubelet,
             cwd: link("cwd")?,
+            proxies: proxies_of(&set),
             client: client.clone(),
             health,
         })
@@ -108,25 +120,28 @@ impl Running {
         ))
     }
 
-    /// How this machine is in the eyes of `program`, with the configuration of the agent.
-    pub(super) fn findings(&self, program: &Path) -> Result<Vec<Finding>, NotTaken> {
-        let check = Command::new(program)
+    /// How this machine is in the eyes of `program`, with the configuration and the proxies of the agent.
+    pub(super) fn findings(&self, program: &Path) -> Result<Report, NotTaken> {
+        let mut check = Command::new(program)
             .args(["check", "-o", "json"])
             .args(self.is_kubelet.then_some("--kubelet"))
             .args(&self.words)
             .env("PATH", PATH)
             .cwd(&self.cwd)
             .capture(MAX_ANSWER_BYTES);
+        // Bounded: three names.
+        for (name, value) in self.proxies.environment() {
+            check = check.env(name, value);
+        }
         let cannot = |why: &dyn core::fmt::Display| {
             CliError::new(format!("{} check: {why}", program.display()))
         };
         let done =
             smol::block_on(child::run(check, Some(CHECK_TIMEOUT))).map_err(|e| cannot(&e))?;
-        let report: Report = from_json(&done.stdout).map_err(|_| NotTaken {
+        from_json(&done.stdout).map_err(|_| NotTaken {
             why: cannot(&String::from_utf8_lossy(&done.stderr).trim()),
             lasts: done.status.code().is_some(),
-        })?;
-        Ok(report.checks)
+        })
     }
 
     /// The trial of the staged program.
@@ -194,6 +209,25 @@ fn flags_of(typed: &[u8]) -> (Vec<OsString>, bool) {
         .is_some_and(|w| Path::new(w).file_name() == Some(OsStr::new(KUBELET)));
     words.drain(..words.len().min(if is_kubelet { 1 } else { 2 }));
     (words, is_kubelet)
+}
+
+fn environ(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?
+        .take(MAX_ENVIRON_BYTES)
+        .read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The proxies that an environment names. Source: proc_pid_environ(5).
+fn proxies_of(environ: &[u8]) -> ProxyVariables {
+    ProxyVariables::of(|name| {
+        let value = |line: &[u8]| {
+            let value = line.strip_prefix(name.as_bytes())?.strip_prefix(b"=")?;
+            Some(String::from_utf8_lossy(value).into_owned())
+        };
+        environ.split(|b| *b == 0).find_map(value)
+    })
 }
 
 /// The service that a process belongs to. Source: proc_pid_cgroup(5).
@@ -300,6 +334,29 @@ mod tests {
         ] {
             let wanted = wanted.iter().map(OsString::from).collect();
             assert_eq!(flags_of(text.as_bytes()), (wanted, as_kubelet), "{text:?}");
+        }
+        for (text, http, https, no_proxy) in [
+            (
+                "PATH=/bin\0HTTPS_PROXY=http://p:1\0https_proxy=http://q:1\0no_proxy=10.0.0.0/8\0",
+                "",
+                "http://p:1",
+                "10.0.0.0/8",
+            ),
+            (
+                "HTTPS_PROXY=\0https_proxy=http://u:a=b@q:1\0http_proxy=http://r:1\0NO_PROXY=*\0",
+                "http://r:1",
+                "http://u:a=b@q:1",
+                "*",
+            ),
+            ("XHTTPS_PROXY=x\0HTTPS_PROXY_=x\0HTTPS_PROXY\0", "", "", ""),
+            ("", "", "", ""),
+        ] {
+            let wanted = ProxyVariables {
+                http: http.into(),
+                https: https.into(),
+                no_proxy: no_proxy.into(),
+            };
+            assert_eq!(proxies_of(text.as_bytes()), wanted, "{text:?}");
         }
         for (text, unit) in [
             (

@@ -31,6 +31,9 @@ const LOOK_PATIENCE: Duration = Duration::from_secs(10);
 /// The guard puts a program back within this time.
 const BACK_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// The program that watches: the old one.
+const OWN: &str = "/proc/self/exe";
+
 /// How a trial has ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
@@ -73,7 +76,7 @@ pub(super) fn watch(places: &Places, trial: &Trial, quiet: bool) -> Result<Outco
                 health::pause();
                 continue;
             }
-            Verdict::AskApiserver if is_at_fault(&client) => {
+            Verdict::AskApiserver if is_at_fault(&client, Path::new(OWN)) => {
                 gate.blame(clock::mono());
                 continue;
             }
@@ -160,12 +163,12 @@ fn gone(trial: &Trial, client: &Client) -> Vec<Gone> {
         .collect()
 }
 
-/// Whether this program reaches the apiserver, which the one on trial does not. If that cannot be told, the apiserver is
+/// Whether the program `own` reaches the apiserver, which the one on trial does not. If that cannot be told, the apiserver is
 /// taken for out of reach.
-fn is_at_fault(client: &Client) -> bool {
-    let found = Running::find(client).and_then(|r| Ok(r.findings(Path::new("/proc/self/exe"))?));
-    let answers = |f: &running::Finding| f.name == "apiserver" && f.level == "ok";
-    found.is_ok_and(|found| found.iter().any(answers))
+fn is_at_fault(client: &Client, own: &Path) -> bool {
+    let found = Running::find(client).and_then(|running| Ok(running.findings(own)?));
+    // Not the level of the check, which tells of a wrong clock, too.
+    found.is_ok_and(|found| found.apiserver_answers == Some(true))
 }
 
 fn put_back(places: &Places, reason: &str) -> Result<(), CliError> {
@@ -186,4 +189,94 @@ fn put_back(places: &Places, reason: &str) -> Result<(), CliError> {
         "cannot put the old program back, which is {}: {why} ({reason})",
         places.old().display()
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        io::{Read as _, Write as _},
+        os::unix::net::UnixListener,
+        process::Stdio,
+        thread,
+    };
+
+    use super::*;
+    use crate::{image::testing::Scratch, server::backend::Health};
+
+    /// Answers the first who asks how the agent is.
+    fn tell(listener: &UnixListener, pid: u32) {
+        let health = Health {
+            pid,
+            ..Health::default()
+        };
+        let health = serde_json::to_string(&health).expect("JSON");
+        let (mut stream, _) = listener.accept().expect("somebody asks");
+        let mut head = Vec::new();
+        // Bounded: by what the client sends.
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).expect("a request");
+            head.push(byte[0]);
+        }
+        write!(stream, "HTTP/1.1 200 OK\r\n\r\n{health}").expect("answered");
+    }
+
+    #[test]
+    fn who_is_at_fault() {
+        // PKG-21
+        let scratch = Scratch::new();
+        let socket = scratch.join("picolet.sock");
+        let listener = UnixListener::bind(&socket).expect("socket");
+        let client = Client::new(&socket);
+        // The agent, with what its unit sets.
+        let mut agent = std::process::Command::new("cat")
+            .stdin(Stdio::piped())
+            .env_clear()
+            .env("https_proxy", "http://proxy:3128")
+            .env("NO_PROXY", "10.0.0.0/8")
+            .current_dir(&scratch.0)
+            .spawn()
+            .expect("started");
+        let pid = agent.id();
+        let is_at_fault = |script: &str| {
+            // In the agent's directory the shell takes the first word for a file.
+            fs::write(scratch.join("check"), script).expect("written");
+            thread::scope(|scope| {
+                scope.spawn(|| tell(&listener, pid));
+                is_at_fault(&client, Path::new("/bin/sh"))
+            })
+        };
+        let says = |level: &str, answers: &str| {
+            format!(
+                r#"echo '{{"checks": [{{"name": "apiserver", "level": "{level}", "message": "x"}}]{answers}}}'"#
+            )
+        };
+        let (yes, no) = (
+            r#", "apiserverAnswers": true"#,
+            r#", "apiserverAnswers": false"#,
+        );
+        for (level, answers, wanted) in [
+            ("ok", yes, true),
+            // It says that the clock is wrong.
+            ("warning", yes, true),
+            ("warning", no, false),
+            // Nobody was asked.
+            ("ok", r#", "apiserverAnswers": null"#, false),
+            ("ok", "", false),
+        ] {
+            assert_eq!(
+                is_at_fault(&says(level, answers)),
+                wanted,
+                "{level} {answers}"
+            );
+        }
+        // It takes the way of the agent.
+        let way = r#"[ "$* $HTTPS_PROXY $NO_PROXY$HTTP_PROXY" = "-o json http://proxy:3128 10.0.0.0/8" ] && "#;
+        assert!(is_at_fault(&(way.to_owned() + &says("ok", yes))));
+        // It cannot be told.
+        assert!(!is_at_fault("exit 1"));
+        agent.kill().and_then(|()| agent.wait()).expect("ended");
+        assert!(!is_at_fault(&says("ok", yes)));
+    }
 }

@@ -339,6 +339,15 @@ pub struct Apiserver {
     pub clock: Option<String>,
 }
 
+impl Facts {
+    /// Whether the apiserver answers, whatever else is wrong with it; `None`: it was not asked, or there is none.
+    #[must_use]
+    pub fn apiserver_answers(&self) -> Option<bool> {
+        let answer = self.apiserver.as_ref()?.answer.as_ref()?;
+        Some(*answer == Answer::Given)
+    }
+}
+
 /// A bootstrap kubeconfig.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Bootstrap {

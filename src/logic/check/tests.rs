@@ -429,6 +429,27 @@ fn everything_that_goes_wrong_is_named_with_its_fix() {
     }
 }
 
+#[test]
+fn an_apiserver_answers_whatever_the_clock_is() {
+    // PKG-21
+    let silent = || Some(Answer::Silent("refused".into()));
+    for (answer, answers) in [
+        (Some(Answer::Given), Some(true)),
+        (silent(), Some(false)),
+        (None, None),
+    ] {
+        let mut facts = sound();
+        let mut apiserver = member(|a| a.clock = Some("the clock is 99 s ahead".into()));
+        apiserver.as_mut().expect("one").answer = answer;
+        facts.apiserver = apiserver;
+        assert_eq!(facts.apiserver_answers(), answers);
+        let finding = find(&facts, "apiserver");
+        assert_eq!(finding.level, Level::Warning);
+        assert_eq!(finding.says, "the clock is 99 s ahead");
+    }
+    assert_eq!(sound().apiserver_answers(), None);
+}
+
 /// check, change, a part of what it says: odd, and right all the same
 #[rustfmt::skip]
 const ODD: &[(&str, Change, &str)] = &[
