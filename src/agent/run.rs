@@ -53,7 +53,7 @@ use crate::{
     device,
     error::chain,
     image::pull::Gate,
-    kube::join::staged,
+    kube::join::staged::{self, StageError},
     logic::{node_resources, pod_writes},
     net::ProxyVariables,
     probe::Prober,
@@ -156,7 +156,7 @@ fn start(words: Vec<OsString>, name: CalledAs, manager: Manager) -> Result<Exit,
     let _locks = lock_dirs(&cfg)?;
     // The power failed in the middle of a join.
     if let Some(file) = &loaded.file
-        && let Err(e) = staged::finish_left(file, &staged::places(&cfg))
+        && let Err(e) = finish_join(file, &cfg, loaded.drop_ins.as_deref())
     {
         log::warn!("what a join has left to do: {}", chain(&e));
     }
@@ -181,6 +181,12 @@ fn start(words: Vec<OsString>, name: CalledAs, manager: Manager) -> Result<Exit,
         proxies,
         manager,
     )))
+}
+
+fn finish_join(file: &Path, cfg: &Config, drop_ins: Option<&Path>) -> Result<(), StageError> {
+    let alone = staged::lock(file);
+    let drop_ins = drop_ins.filter(|_| alone.is_ok());
+    staged::finish_left(file, &staged::places(cfg), drop_ins).map(drop)
 }
 
 pub(super) fn configure(

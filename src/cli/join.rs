@@ -169,8 +169,7 @@ fn typed(mut words: Vec<OsString>) -> Result<(Flags, Option<String>), CliError> 
     }
 }
 
-/// Held while a join works: two at a time would take each other's files away. It is the lock of the configuration's directory,
-/// so that no file is left.
+/// The lock of a join, and the directory that was made for it.
 struct Alone {
     _held: File,
     made: Option<PathBuf>,
@@ -184,10 +183,9 @@ impl Alone {
             CliError::new(format!("cannot lock {}: {e}", dir.display()))
         };
         let made = (!dir.exists()).then(|| dir.to_owned());
-        let opened = fs::create_dir_all(dir).and_then(|()| File::open(dir));
-        let file = opened.map_err(|e| cannot(&e))?;
-        match file.try_lock() {
-            Ok(()) => Ok(Self { _held: file, made }),
+        fs::create_dir_all(dir).map_err(|e| cannot(&e))?;
+        match staged::lock(file) {
+            Ok(held) => Ok(Self { _held: held, made }),
             Err(TryLockError::WouldBlock) => Err(CliError::new(
                 "another picolet join is under way on this machine",
             )),
@@ -250,12 +248,24 @@ impl Machine {
                 self.file.display()
             )));
         }
+        if let (Before::Own(_), Some(dir)) = (&self.before, self.drop_ins()) {
+            let first = node::sorts_before_own(&dir).map_err(|e| CliError::new(chain(&e)))?;
+            if let Some(first) = first {
+                return Err(CliError::new(format!(
+                    "{} sorts before {}, which {} becomes, and would not win over it any more: give it a name that sorts after. Nothing was changed",
+                    first.display(),
+                    node::OWN_DROP_IN,
+                    self.file.display()
+                )));
+            }
+        }
         Ok(())
     }
 
-    /// A join that was cut off when its configuration had begun to count has left something to do.
+    /// A join that was cut off has left something to do.
     fn finish(&self) -> Result<(), CliError> {
-        let finished = staged::finish_left(&self.file, &staged::places(&self.config));
+        let places = staged::places(&self.config);
+        let finished = staged::finish_left(&self.file, &places, self.drop_ins().as_deref());
         finished.map_err(|e| CliError::new(chain(&e)))?;
         Ok(())
     }

@@ -28,9 +28,7 @@ pub(super) fn lay_over(
     dir: &Path,
     from_file: bool,
 ) -> Result<(), ConfigError> {
-    let mut paths = Vec::new();
-    collect(dir, MAX_DIRS, &mut paths)?;
-    for path in paths {
+    for path in paths(dir)? {
         let of_file = |source: DecodeError| ConfigError::Decode {
             path: path.display().to_string(),
             source,
@@ -57,7 +55,13 @@ pub(super) fn lay_over(
     Ok(())
 }
 
-/// Paths of all drop-ins below `dir`, in lexical order.
+/// Paths of all drop-ins below `dir`, in lexical order: the later one goes before. At most [`MAX_DROP_INS`].
+pub(super) fn paths(dir: &Path) -> Result<Vec<PathBuf>, ConfigError> {
+    let mut paths = Vec::new();
+    collect(dir, MAX_DIRS, &mut paths)?;
+    Ok(paths)
+}
+
 fn collect(dir: &Path, dirs_left: usize, paths: &mut Vec<PathBuf>) -> Result<(), ConfigError> {
     let of_dir = |source| ConfigError::Read {
         path: dir.into(),

@@ -6,10 +6,13 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 
 use super::decode::{self, DecodeError};
-use super::{ConfigError, Host, Loaded, configz, file, flags, read_bounded};
+use super::{ConfigError, Host, Loaded, configz, drop_in, file, flags, read_bounded};
 
-/// Name of the drop-in that the operator's file becomes, in [`drop_in_dir`].
-pub const OWN_DROP_IN: &str = "50-before-join.conf";
+/// Name of the drop-in that the operator's file becomes, in [`drop_in_dir`]. It sorts before those that an operator has, as the
+/// file had a lower rank than all of them.
+pub const OWN_DROP_IN: &str = "00-before-join.conf";
+/// Its name on a machine that joined with an earlier version.
+pub const EARLIER_OWN_DROP_IN: &str = "50-before-join.conf";
 /// What the file begins with.
 const HEAD: &str = "# Written by picolet join. Put settings of your own into a drop-in: config.d/NAME.conf beside this file.\n";
 /// What kubeadm sets for a kubelet that has its manifests and its runtime elsewhere.
@@ -58,6 +61,18 @@ pub fn before(path: &Path) -> Result<Before, ConfigError> {
 #[must_use]
 pub fn drop_in_dir(path: &Path) -> PathBuf {
     path.with_file_name("config.d")
+}
+
+/// The first drop-in below `dir` that is read before [`OWN_DROP_IN`]. Such a one would lose its rank to the operator's file.
+///
+/// - Errors: the directory cannot be read.
+pub fn sorts_before_own(dir: &Path) -> Result<Option<PathBuf>, ConfigError> {
+    if !dir.is_dir() {
+        return Ok(None);
+    }
+    let own = dir.join(OWN_DROP_IN);
+    let first = drop_in::paths(dir)?.into_iter().next();
+    Ok(first.filter(|path| *path < own))
 }
 
 /// Where the files of a cluster are on this machine.
@@ -168,6 +183,7 @@ pub fn preview(path: &Path, drop_ins: Option<&Path>, host: &Host) -> Result<Load
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::image::testing::Scratch;
 
     #[test]
     fn what_the_file_says() {
@@ -198,6 +214,22 @@ mod tests {
                 "picolet": {"kubeconfig": "/k", "bootstrapKubeconfig": "/b2", "hostnameOverride": "n"},
             })
         );
+    }
+
+    #[test]
+    fn who_sorts_first() {
+        // KADM-20
+        let scratch = Scratch::new();
+        let dir = scratch.join("config.d");
+        let before = || sorts_before_own(&dir).expect("listed");
+        assert_eq!(before(), None);
+        std::fs::create_dir_all(dir.join("00-a")).expect("directory");
+        for name in [OWN_DROP_IN, "10-first.conf", "00-a.txt"] {
+            std::fs::write(dir.join(name), "").expect("file");
+        }
+        assert_eq!(before(), None);
+        std::fs::write(dir.join("00-a/x.conf"), "").expect("file");
+        assert_eq!(before(), Some(dir.join("00-a/x.conf")));
     }
 
     #[test]

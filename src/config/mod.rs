@@ -74,6 +74,8 @@ pub struct Loaded {
     pub config: Config,
     /// The file that was read, if any.
     pub file: Option<PathBuf>,
+    /// The directory of drop-ins that was read, if any.
+    pub drop_ins: Option<PathBuf>,
     /// Sentences for the operator: unknown fields and the like. The configuration is usable all the same.
     pub warnings: Vec<String>,
 }
@@ -135,7 +137,8 @@ fn load_from(flags: flags::Flags, host: &Host, default_file: &Path) -> Result<Lo
     };
     let usual = (!named && default_file.is_absolute()).then(|| join::drop_in_dir(default_file));
     let usual = usual.filter(|dir| dir.is_dir());
-    if let Some(dir) = flags.config_dir.as_ref().or(usual.as_ref()) {
+    let drop_ins = flags.config_dir.or(usual);
+    if let Some(dir) = &drop_ins {
         drop_in::lay_over(&mut document, dir, file.is_some())?;
     }
     flags::lay_over(&mut document.value, flags.overlay);
@@ -164,6 +167,7 @@ fn load_from(flags: flags::Flags, host: &Host, default_file: &Path) -> Result<Lo
     Ok(Loaded {
         config,
         file,
+        drop_ins,
         warnings: document.warnings,
     })
 }

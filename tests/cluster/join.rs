@@ -121,7 +121,7 @@ fn a_cluster_of_kubeadm_is_joined() {
         server.ca_pem()
     );
     assert_eq!(mode(&host.path("etc/bootstrap.conf")), 0o600);
-    let kept = fs::read_to_string(host.path("etc/config.d/50-before-join.conf"));
+    let kept = fs::read_to_string(host.path("etc/config.d/00-before-join.conf"));
     assert_eq!(kept.expect("a drop-in"), own);
     let config = fs::read_to_string(host.path("etc/config.yaml")).expect("configuration");
     assert!(
@@ -270,6 +270,46 @@ fn what_kubeadm_would_refuse_changes_nothing() {
     fs::write(host.path("etc/kubelet.conf"), "").expect("file");
     let said = refuses(&host, &good);
     assert!(said.contains("another kubelet"), "{said}");
+    host.clear();
+}
+
+/// A configuration that says this, of an operator.
+fn document(text: &str) -> String {
+    format!("apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n{text}\n")
+}
+
+#[test]
+fn a_copy_of_a_join_that_was_cut_off_goes_with_the_next_start() {
+    // KADM-20
+    if !able() {
+        return;
+    }
+    let mut host = machine();
+    let own = host.path("etc/config.d/00-before-join.conf");
+    let text = document("maxPods: 9");
+    for path in [&host.path("etc/config.yaml"), &own] {
+        fs::write(path, &text).expect("file");
+    }
+    fs::write(host.path("etc/config.yaml.joining"), "").expect("file");
+    // It stands alone.
+    for flag in ["--kubeconfig", "--client-ca-file"] {
+        let at = host.flags.iter().position(|word| word == flag);
+        host.flags.drain(at.map_or(0..0, |at| at..at + 2));
+    }
+    // Somebody joins at the moment, and needs the copy.
+    let held = fs::File::open(host.path("etc")).expect("directory");
+    held.try_lock().expect("free");
+    host.start_agent();
+    assert!(own.exists());
+    host.end_agent(Signal::SIGTERM);
+    drop(held);
+    host.start_agent();
+    assert!(!own.exists());
+    assert_eq!(
+        fs::read_to_string(host.path("etc/config.yaml")).expect("file"),
+        text
+    );
+    host.end_agent(Signal::SIGTERM);
     host.clear();
 }
 

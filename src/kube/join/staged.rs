@@ -6,17 +6,18 @@
 //!                  cut here: nothing has changed  │  cut here: the next start of the agent, or the next join, does the rest
 //! ```
 //!
-//! As long as a configuration waits, nothing that waits beside it counts.
+//! As long as a configuration waits, nothing that waits beside it counts. The copy of the operator's own file is in its place
+//! before: it says what the file says. Cut off, it would go on counting when the file is changed, so it is taken back.
 
 use std::ffi::OsStr;
-use std::fs;
-use std::io;
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Read as _};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use crate::config::{
     Config,
-    join::{Before, before},
+    join::{Before, EARLIER_OWN_DROP_IN, OWN_DROP_IN, before},
 };
 use crate::kube::store::Store;
 use crate::sys::{file, mount};
@@ -52,16 +53,49 @@ pub fn places(cfg: &Config) -> Vec<PathBuf> {
     files.into_iter().flatten().cloned().chain(links).collect()
 }
 
-/// Does what a join has left to do that was cut off. Only a configuration that a join has written decides about it: what waits
+/// Held while a join works: two at a time would take each other's files away. It is the lock of the directory that the
+/// configuration at `file` is in, so that no file is left.
+pub fn lock(file: &Path) -> Result<File, TryLockError> {
+    let dir = File::open(parent(file)).map_err(TryLockError::Error)?;
+    dir.try_lock()?;
+    Ok(dir)
+}
+
+/// Does what a join has left to do that was cut off. Only a configuration that a join has written decides about what waits: it
 /// may be of a join that never counted, on a machine that another way has made a node since. Returns whether there was anything.
 ///
-/// - Errors: a file could not be put in its place. It still waits.
-pub fn finish_left(file: &Path, places: &[PathBuf]) -> Result<bool, StageError> {
-    match before(file) {
-        Ok(Before::Member(_)) => finish(file, places),
+/// - `drop_ins`: their directory. `None`: there is none, or a join may be at work, which needs its copy.
+/// - Errors: a file could not be put in its place, and still waits; or the copy of the operator's file could not be removed.
+pub fn finish_left(
+    file: &Path,
+    places: &[PathBuf],
+    drop_ins: Option<&Path>,
+) -> Result<bool, StageError> {
+    match (before(file), drop_ins) {
+        (Ok(Before::Member(_)), _) => finish(file, places),
+        (Ok(Before::Own(own)), Some(dir)) => take_back(file, &own, dir),
         // Whoever reads it complains.
-        Ok(Before::Nothing | Before::Own(_)) | Err(_) => Ok(false),
+        (Ok(Before::Nothing | Before::Own(_)) | Err(_), _) => Ok(false),
     }
+}
+
+/// Removes the copy of the operator's file, which still counts itself and says `own`.
+fn take_back(file: &Path, own: &[u8], drop_ins: &Path) -> Result<bool, StageError> {
+    if !is_there(&beside(file)) {
+        return Ok(false);
+    }
+    let mut any = false;
+    // Bounded: two names.
+    for copy in [OWN_DROP_IN, EARLIER_OWN_DROP_IN].map(|name| drop_ins.join(name)) {
+        if says(&copy, own).map_err(failed(&copy))? == Some(true) {
+            file::change(&copy)
+                .and_then(|()| remove(&copy))
+                .and_then(|()| file::sync_dir(drop_ins))
+                .map_err(failed(&copy))?;
+            any = true;
+        }
+    }
+    Ok(any)
 }
 
 /// The same for a configuration, at `file`, that a join has written.
@@ -82,7 +116,7 @@ pub struct Staged {
     file: PathBuf,
     /// Places of the others.
     others: Vec<PathBuf>,
-    /// What counts already.
+    /// What counts already, and was not there before.
     early: Option<PathBuf>,
     counts: bool,
 }
@@ -117,9 +151,20 @@ impl Staged {
         Ok(())
     }
 
-    /// A file that says nothing new: it counts at once.
+    /// A file that says nothing new: it counts at once. One that is there with the same content stays, whatever comes of the
+    /// join.
+    ///
+    /// - Errors: also if another file has the place: what it says would be lost.
     pub fn add_now(&mut self, path: &Path, content: &[u8], mode: u32) -> Result<(), StageError> {
         may_be_replaced(path)?;
+        match says(path, content).map_err(failed(path))? {
+            None => {}
+            Some(true) => return Ok(()),
+            Some(false) => {
+                let why = "another file is there: give it another name, and join again";
+                return Err(failed(path)(io::Error::other(why)));
+            }
+        }
         self.early = Some(path.into());
         write(path, content, mode).map_err(failed(path))
     }
@@ -172,7 +217,7 @@ impl Drop for Staged {
             let _ = remove(&beside(path)).and_then(|()| file::sync_dir(parent(path)));
         }
         if let Some(path) = &self.early {
-            let _ = fs::remove_file(path);
+            let _ = remove(path).and_then(|()| file::sync_dir(parent(path)));
         }
         // The last one: see the module.
         let _ = fs::remove_file(beside(&self.file));
@@ -192,6 +237,23 @@ fn parent(path: &Path) -> &Path {
 
 fn is_there(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
+}
+
+/// Whether the file at `path` has this content, and nothing else; `None`: nothing is there. A link says something else: it
+/// is no copy.
+fn says(path: &Path, content: &[u8]) -> io::Result<Option<bool>> {
+    match fs::symlink_metadata(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(e),
+        Ok(found) if !found.is_file() => return Ok(Some(false)),
+        Ok(_) => {}
+    }
+    let limit = u64::try_from(content.len()).unwrap_or(u64::MAX);
+    let mut there = Vec::new();
+    File::open(path)?
+        .take(limit.saturating_add(1))
+        .read_to_end(&mut there)?;
+    Ok(Some(there == content))
 }
 
 /// A rename cannot put a file where a directory is, or something is mounted.
@@ -283,13 +345,97 @@ mod tests {
         let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
         let finish = |text: &str| {
             fs::write(&file, format!("{head}{text}")).expect("file");
-            finish_left(&file, core::slice::from_ref(&ca)).expect("finished")
+            finish_left(&file, core::slice::from_ref(&ca), None).expect("finished")
         };
         assert!(!finish("clusterDNS: [10.96.0.10]\n"), "kubeadm's");
         assert!(!finish("]"), "no configuration");
         assert_eq!(fs::read_to_string(&ca).expect("file"), "kubeadm's");
         assert!(finish("picolet: {kubeconfig: /k}\n"), "a member's");
         assert_eq!(fs::read_to_string(&ca).expect("file"), "of a join");
+    }
+
+    #[test]
+    fn the_copy_of_a_join_that_never_counted_goes() {
+        // KADM-20
+        const OWN: &str =
+            "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nmaxPods: 9\n";
+        for name in [OWN_DROP_IN, EARLIER_OWN_DROP_IN] {
+            let scratch = Scratch::new();
+            let (file, dir) = (scratch.join("config"), scratch.join("config.d"));
+            let (copy, other) = (dir.join(name), dir.join("10-other.conf"));
+            fs::create_dir(&dir).expect("directory");
+            fs::write(&file, OWN).expect("file");
+            fs::write(&copy, OWN).expect("file");
+            fs::write(&other, OWN).expect("file");
+            let finish = |drop_ins| finish_left(&file, &[], drop_ins).expect("looked");
+            assert!(!finish(Some(&*dir)), "no join was cut off");
+            fs::write(beside(&file), "b").expect("file");
+            assert!(!finish(None), "a join may be at work");
+            fs::write(&copy, "maxPods: 8").expect("file");
+            assert!(!finish(Some(&*dir)), "somebody has changed it");
+            fs::write(&copy, format!("{OWN}#")).expect("file");
+            assert!(!finish(Some(&*dir)), "somebody has added to it");
+            fs::remove_file(&copy).expect("removed");
+            symlink(&file, &copy).expect("link");
+            assert!(!finish(Some(&*dir)), "a link is no copy");
+            fs::remove_file(&copy).expect("removed");
+            fs::write(&copy, OWN).expect("file");
+            fs::write(&file, format!("{OWN}picolet: {{kubeconfig: /k}}\n")).expect("file");
+            assert!(!finish(Some(&*dir)) && copy.exists(), "the join counts");
+            fs::write(&file, OWN).expect("file");
+            assert!(finish(Some(&*dir)) && !copy.exists());
+            assert!(other.exists() && beside(&file).exists());
+            assert!(!finish(Some(&*dir)), "nothing is left");
+        }
+    }
+
+    #[test]
+    fn what_counts_at_once_takes_no_place() {
+        // KADM-20
+        let scratch = member();
+        let copy = scratch.join("copy");
+        let before = tree(&scratch.0);
+        // What is given up leaves what was there, and nothing else.
+        let begin = || Staged::begin(&scratch.join("config"), b"b", 0o644).expect("begun");
+        let mut staged = begin();
+        staged.add_now(&copy, b"a", 0o600).expect("written");
+        assert_eq!(fs::read(&copy).expect("copy"), b"a");
+        drop(staged);
+        assert_eq!(tree(&scratch.0), before);
+        fs::write(&copy, "a").expect("file");
+        let mut staged = begin();
+        staged.add_now(&copy, b"a", 0o600).expect("it is there");
+        drop(staged);
+        assert_eq!(fs::read(&copy).expect("copy"), b"a");
+        for other in ["", "b", "ab"] {
+            fs::write(&copy, other).expect("file");
+            let mut staged = begin();
+            let why = staged.add_now(&copy, b"a", 0o600).expect_err("taken");
+            assert!(
+                chain(&why).contains("/copy: another file is there"),
+                "{why}"
+            );
+            drop(staged);
+            assert_eq!(fs::read(&copy).expect("copy"), other.as_bytes());
+        }
+        let mut staged = begin();
+        fs::remove_file(&copy).expect("removed");
+        staged.add_now(&copy, b"a", 0o600).expect("written");
+        staged.commit().expect("it counts");
+        assert_eq!(fs::read(&copy).expect("copy"), b"a");
+        assert_eq!(fs::read(scratch.join("config")).expect("file"), b"b");
+    }
+
+    #[test]
+    fn one_join_at_a_time() {
+        let scratch = Scratch::new();
+        let file = scratch.join("config");
+        let held = lock(&file).expect("free");
+        assert!(matches!(lock(&file), Err(TryLockError::WouldBlock)));
+        drop(held);
+        lock(&file).expect("free again");
+        let nowhere = lock(&scratch.join("none/config"));
+        assert!(matches!(nowhere, Err(TryLockError::Error(_))));
     }
 
     /// A member of cluster `a`.
