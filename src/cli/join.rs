@@ -301,6 +301,95 @@ impl Machine {
         (is_newer && minor(apiserver).is_some()).then(|| apiserver.to_owned())
     }
 
+    /// Refuses what would come up as another node than the one that has joined.
+    ///
+    /// - `seen`: what the agent will see in the file at `waiting`, and in the drop-ins.
+    fn is_what_joined(
+        &self,
+        joined: &Joined,
+        seen: &Config,
+        waiting: &Path,
+    ) -> Result<(), CliError> {
+        let path = |path: Option<&PathBuf>| {
+            // However many slashes there are.
+            let plain = |path: &PathBuf| path.components().collect::<PathBuf>();
+            let text = path.map(|path| plain(path).display().to_string());
+            text.unwrap_or_default()
+        };
+        let (files, cluster) = (&joined.files, &seen.cluster);
+        // Without one of the cluster nobody asks by it.
+        let asks_by = cluster.bootstrap_kubeconfig.as_ref();
+        let asks_by = asks_by.filter(|_| files.bootstrap.is_some());
+        // What it is, the keys that say so, what was joined with, and what the agent will see.
+        let facts: [(&str, &[&str], String, String); 4] = [
+            (
+                "name",
+                &["picolet.hostnameOverride"],
+                self.config.node_name.clone(),
+                seen.node_name.clone(),
+            ),
+            (
+                "directory of certificates",
+                &["picolet.certDir", "picolet.rootDir"],
+                path(Some(&self.config.cluster.cert_dir)),
+                path(Some(&cluster.cert_dir)),
+            ),
+            (
+                "kubeconfig",
+                &["picolet.kubeconfig"],
+                path(Some(&files.kubeconfig)),
+                path(cluster.kubeconfig.as_ref()),
+            ),
+            (
+                "bootstrap kubeconfig",
+                &["picolet.bootstrapKubeconfig"],
+                path(files.bootstrap.as_ref()),
+                path(asks_by),
+            ),
+        ];
+        match facts.iter().find(|(_, _, ours, theirs)| ours != theirs) {
+            None => Ok(()),
+            Some((what, keys, ours, theirs)) => Err(CliError::new(format!(
+                "this machine joins with the {what} {ours:?}, and its agent would start with {theirs:?}. {}. Nothing was changed",
+                self.way_out(keys, waiting)?
+            ))),
+        }
+    }
+
+    /// What to do about a value that is not the one that was joined with.
+    ///
+    /// - `keys`: those that decide about it, the first one first.
+    fn way_out(&self, keys: &[&str], waiting: &Path) -> Result<String, CliError> {
+        let drop_ins = self.drop_ins();
+        // Bounded: two keys at most.
+        for key in keys {
+            let file = node::decided_by(key, waiting, drop_ins.as_deref());
+            let Some(mut file) = file.map_err(|e| CliError::new(chain(&e)))? else {
+                continue;
+            };
+            if file == waiting {
+                return Ok(format!(
+                    "The cluster sets {key} for all its nodes: remove it there"
+                ));
+            }
+            let own = drop_ins.as_ref().map(|dir| dir.join(node::OWN_DROP_IN));
+            if matches!(self.before, Before::Own(_)) && own.as_ref() == Some(&file) {
+                // The copy goes with this join.
+                file.clone_from(&self.file);
+            }
+            return Ok(format!(
+                "{} sets {key}, and wins: change it there",
+                file.display()
+            ));
+        }
+        let flag = flags::described().find(|flag| keys.first() == Some(&flag.field));
+        Ok(format!(
+            "The new {} does not say it: give --{}",
+            self.file.display(),
+            flag.map_or("", |flag| flag.name)
+        ))
+    }
+
     /// Writes all of it, or nothing.
     fn write(&self, joined: &Joined) -> Result<(), CliError> {
         let failed = |e: &dyn core::error::Error| CliError::new(chain(e));
@@ -331,6 +420,7 @@ impl Machine {
             let to = "what the cluster says";
             CliError::new(chain(&e).replace(&from, to))
         })?;
+        self.is_what_joined(joined, &seen.config, &temporary)?;
         let places = staged::places(&seen.config);
         staged.clear(&places).map_err(unwritten)?;
         for (path, content, mode) in &joined.written {

@@ -75,6 +75,48 @@ pub fn sorts_before_own(dir: &Path) -> Result<Option<PathBuf>, ConfigError> {
     Ok(first.filter(|path| *path < own))
 }
 
+/// The file that has the last word about a key: a drop-in, or the file at `path`. `None`: none of them says anything of it.
+///
+/// - `key`: dotted.
+/// - Errors: the directory or a file cannot be read.
+pub fn decided_by(
+    key: &str,
+    path: &Path,
+    drop_ins: Option<&Path>,
+) -> Result<Option<PathBuf>, ConfigError> {
+    let mut all = vec![path.to_path_buf()];
+    if let Some(dir) = drop_ins.filter(|dir| dir.is_dir()) {
+        all.extend(drop_in::paths(dir)?);
+    }
+    // Bounded: by the limit of drop-ins.
+    for path in all.into_iter().rev() {
+        let bytes = read_bounded(&path).map_err(|source| ConfigError::Read {
+            path: path.clone(),
+            source,
+        })?;
+        let read = decode::parse_patch(&bytes).map_err(|source| ConfigError::Decode {
+            path: path.display().to_string(),
+            source,
+        })?;
+        if names(&read.value, key) {
+            return Ok(Some(path));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether a merge patch sets or deletes what is at the dotted `key`.
+fn names(mut value: &Value, key: &str) -> bool {
+    for part in key.split('.') {
+        match value.get(part) {
+            None => return false,
+            Some(Value::Null) => return true,
+            Some(inner) => value = inner,
+        }
+    }
+    true
+}
+
 /// Where the files of a cluster are on this machine.
 #[derive(Clone, Debug, Default)]
 pub struct Files {
@@ -217,19 +259,49 @@ mod tests {
     }
 
     #[test]
-    fn who_sorts_first() {
+    fn who_has_the_last_word() {
         // KADM-20
         let scratch = Scratch::new();
-        let dir = scratch.join("config.d");
+        let (file, dir) = (scratch.join("config.yaml"), scratch.join("config.d"));
+        let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+        let write = |path: &Path, text: &str| {
+            std::fs::write(path, format!("{head}{text}\n")).expect("file");
+        };
+        let by = |key: &str| {
+            let decided = decided_by(key, &file, Some(&dir)).expect("read");
+            decided.map(|path| path.strip_prefix(&scratch.0).expect("below").to_path_buf())
+        };
         let before = || sorts_before_own(&dir).expect("listed");
+        write(&file, "picolet: {hostnameOverride: a, certDir: /c}");
+        assert_eq!(by("picolet.hostnameOverride"), Some("config.yaml".into()));
+        assert_eq!(by("picolet.rootDir"), None);
         assert_eq!(before(), None);
-        std::fs::create_dir_all(dir.join("00-a")).expect("directory");
-        for name in [OWN_DROP_IN, "10-first.conf", "00-a.txt"] {
-            std::fs::write(dir.join(name), "").expect("file");
+        std::fs::create_dir_all(dir.join("20-more")).expect("directory");
+        write(&dir.join(OWN_DROP_IN), "picolet: {hostnameOverride: b}");
+        write(&dir.join("10-first.conf"), "picolet: null");
+        write(
+            &dir.join("20-more/x.conf"),
+            "picolet: {hostnameOverride: null}",
+        );
+        write(&dir.join("30-last.conf"), "maxPods: 9");
+        write(&dir.join("40-none.txt"), "picolet: {certDir: /d}");
+        write(&dir.join("00-a.txt"), "");
+        for (key, file) in [
+            ("picolet.hostnameOverride", "config.d/20-more/x.conf"),
+            ("picolet.certDir", "config.d/10-first.conf"),
+            ("maxPods", "config.d/30-last.conf"),
+        ] {
+            assert_eq!(by(key), Some(file.into()), "{key}");
         }
         assert_eq!(before(), None);
-        std::fs::write(dir.join("00-a/x.conf"), "").expect("file");
+        std::fs::create_dir(dir.join("00-a")).expect("directory");
+        assert_eq!(before(), None);
+        write(&dir.join("00-a/x.conf"), "");
         assert_eq!(before(), Some(dir.join("00-a/x.conf")));
+        // Broken ones are named.
+        std::fs::write(dir.join("90-x.conf"), "[").expect("file");
+        let why = decided_by("maxPods", &file, Some(&dir)).expect_err("broken");
+        assert!(why.to_string().contains("90-x.conf"), "{why}");
     }
 
     #[test]

@@ -279,6 +279,140 @@ fn document(text: &str) -> String {
 }
 
 #[test]
+fn a_node_comes_up_as_what_it_joined_as() {
+    // KADM-20
+    if !able() {
+        return;
+    }
+    let server = TestServer::builder().start().expect("server");
+    let pin = server
+        .publish_as_kubeadm(&[BOOTSTRAP_TOKEN])
+        .expect("published");
+    let host = machine();
+    let at = address(&server);
+    let hash = "--discovery-token-ca-cert-hash";
+    let good = ["--token", BOOTSTRAP_TOKEN, hash, &pin, &at];
+    let (file, drop_ins) = (host.path("etc/config.yaml"), host.path("etc/config.d"));
+    let write = |path: &Path, text: &str| fs::write(path, document(text)).expect("file");
+
+    // What was typed has not the last word at the next start. The name and the directory are those of the flags.
+    let last = drop_ins.join("60-last.conf");
+    for (path, text, key, seen) in [
+        (
+            &file,
+            "picolet: {hostnameOverride: other}",
+            "picolet.hostnameOverride",
+            "other",
+        ),
+        (
+            &last,
+            "picolet: {hostnameOverride: other}",
+            "picolet.hostnameOverride",
+            "other",
+        ),
+        (
+            &last,
+            "picolet: {certDir: /elsewhere}",
+            "picolet.certDir",
+            "/elsewhere",
+        ),
+        (
+            &last,
+            "picolet: {rootDir: /elsewhere}",
+            "picolet.rootDir",
+            "/elsewhere/pki",
+        ),
+        (&file, "picolet: {kubeconfig: ''}", "picolet.kubeconfig", ""),
+        (
+            &last,
+            "picolet: {kubeconfig: /k}",
+            "picolet.kubeconfig",
+            "/k",
+        ),
+        (
+            &last,
+            "picolet: {bootstrapKubeconfig: /b}",
+            "picolet.bootstrapKubeconfig",
+            "/b",
+        ),
+    ] {
+        write(&file, "maxPods: 9");
+        write(path, text);
+        let said = refuses(&host, &good);
+        let wins = format!(
+            "start with {seen:?}. {} sets {key}, and wins",
+            path.display()
+        );
+        assert!(said.contains(&wins), "{text}: {said}");
+        let _ = fs::remove_file(&last);
+    }
+
+    // The cluster says so of all its nodes.
+    write(&file, "maxPods: 9");
+    let kubelet = |text: &str| {
+        let config = json!({"data": {"kubelet": document(text)}});
+        server
+            .patch("configmaps", "kube-system", "kubelet-config", "", &config)
+            .expect("patched");
+    };
+    kubelet("picolet: {certDir: /elsewhere}");
+    let said = refuses(&host, &good);
+    assert!(said.contains("The cluster sets picolet.certDir"), "{said}");
+    kubelet("clusterDomain: cluster.local");
+
+    // The file would become a drop-in that wins over this one.
+    write(&drop_ins.join("00-a.conf"), "maxPods: 8");
+    let said = refuses(&host, &good);
+    assert!(
+        said.contains("config.d/00-a.conf sorts before 00-before-join.conf"),
+        "{said}"
+    );
+    fs::rename(drop_ins.join("00-a.conf"), drop_ins.join("10-a.conf")).expect("renamed");
+    // Somebody else's has its place.
+    let own = drop_ins.join("00-before-join.conf");
+    write(&own, "maxPods: 7");
+    let said = refuses(&host, &good);
+    assert!(
+        said.contains("00-before-join.conf: another file is there"),
+        "{said}"
+    );
+
+    // The power failed in the middle of a join: no copy stays, also if the next one fails.
+    let text = fs::read(&file).expect("file");
+    fs::write(&own, &text).expect("file");
+    fs::write(host.path("etc/config.yaml.joining"), "").expect("file");
+    let nowhere = format!("127.0.0.1:{}", free_port());
+    let (code, said) = join(&host, &["--token", BOOTSTRAP_TOKEN, hash, &pin, &nowhere]);
+    assert_eq!(code, Some(1), "{said}");
+    assert!(!own.exists());
+    assert_eq!(fs::read(&file).expect("file"), text);
+
+    // A board that joined with an earlier version keeps that drop-in, in its rank.
+    let earlier = drop_ins.join("50-before-join.conf");
+    write(&earlier, "clusterDomain: earlier.local");
+    let (code, said) = join(&host, &good);
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(fs::read(&own).expect("own"), text);
+    let kept = fs::read_to_string(&earlier).expect("earlier");
+    assert!(kept.contains("earlier.local"), "{kept}");
+
+    // The name was in the file that a join replaces.
+    let typed = [&good[..], &["--force"]].concat();
+    let mut host = host;
+    let at_name = host
+        .flags
+        .iter()
+        .position(|word| word == "--hostname-override");
+    host.flags.drain(at_name.map_or(0..0, |at| at..at + 2));
+    let said = refuses(&host, &typed);
+    assert!(
+        said.contains("with the name \"node\"") && said.contains("give --hostname-override"),
+        "{said}"
+    );
+    host.clear();
+}
+
+#[test]
 fn a_copy_of_a_join_that_was_cut_off_goes_with_the_next_start() {
     // KADM-20
     if !able() {
