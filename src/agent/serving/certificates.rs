@@ -1,7 +1,7 @@
 //! The certificate that the server shows and the CAs that it trusts, as files (BOOT-10, BOOT-13). They are looked at once a
 //! minute: what cannot be used leaves what was read before.
 
-use core::time::Duration;
+use core::{net::IpAddr, time::Duration};
 use std::{
     fs::{self, File},
     io::{self, Read as _},
@@ -12,7 +12,7 @@ use std::{
 use alloc::{rc::Rc, sync::Arc};
 
 use crate::{
-    agent::{clock::Clock, complaints::Complaints, node::NodeFacts},
+    agent::{clock::Clock, complaints::Complaints},
     error::chain,
     kube::csr::{self, KeyError, Subject},
     logic::fnv::fnv1a,
@@ -172,8 +172,9 @@ pub(super) fn show_again(
     }
 }
 
-/// Shows the certificate of this node's own, and makes one at the first start.
-pub(super) fn own(dir: &Path, node: &NodeFacts, shown: &Shown) -> Result<(), FileError> {
+/// Shows the certificate of this node's own, and makes one at the first start. A key alone counts as none: a power cut has left
+/// it there. A certificate alone has been in use, and somebody has taken its key away.
+pub(super) fn own(dir: &Path, name: &str, ips: &[IpAddr], shown: &Shown) -> Result<(), FileError> {
     let files = (dir.join("kubelet.crt"), dir.join("kubelet.key"));
     let is_there = |path: &Path| match fs::symlink_metadata(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => false,
@@ -181,11 +182,11 @@ pub(super) fn own(dir: &Path, node: &NodeFacts, shown: &Shown) -> Result<(), Fil
     };
     match (is_there(&files.0), is_there(&files.1)) {
         (true, true) => {}
-        (false, false) => {
+        (false, _) => {
             let subject = Subject {
-                common_name: node.name.clone(),
-                dns_names: vec![node.name.clone()],
-                ips: node.host_ips.clone(),
+                common_name: name.to_owned(),
+                dns_names: vec![name.to_owned()],
+                ips: ips.to_vec(),
                 ..Subject::default()
             };
             let (certificate, key) = csr::self_signed(&subject)?;
@@ -193,11 +194,8 @@ pub(super) fn own(dir: &Path, node: &NodeFacts, shown: &Shown) -> Result<(), Fil
                 .map_err(|e| FileError::Unkept(dir.to_owned(), e))?;
             log::info!("made the serving certificate {}", files.0.display());
         }
-        (certificate, _) => {
-            let (there, missing) = match certificate {
-                true => files,
-                false => (files.1, files.0),
-            };
+        (true, false) => {
+            let (there, missing) = files;
             return Err(FileError::Half { there, missing });
         }
     }
@@ -209,11 +207,88 @@ fn write(dir: &Path, files: &Files, certificate: &str, key: &str) -> io::Result<
         .recursive(true)
         .mode(0o755)
         .create(dir)?;
-    // After a power cut there may be the key alone, which is of no use: the certificate is the one that counts.
+    // The certificate is the last one: where it is, its key is.
     file::write_atomic(&files.1, key.as_bytes(), 0o600, true)?;
     let kept = file::write_atomic(&files.0, certificate.as_bytes(), 0o644, true);
     if kept.is_err() {
         let _ = fs::remove_file(&files.1);
     }
     kept
+}
+
+#[cfg(test)]
+mod tests {
+    use core::cell::Cell;
+    use std::panic;
+
+    use super::*;
+    use crate::{image::testing::Scratch, sys::file::watched};
+
+    fn start(dir: &Path) -> Result<(), FileError> {
+        own(
+            dir,
+            "board",
+            &[IpAddr::from([10, 0, 0, 7])],
+            &Shown::default(),
+        )
+    }
+
+    #[test]
+    fn a_first_start_is_gone_on_with_after_a_power_cut_at_any_step() {
+        // BOOT-10
+        let mut alone = 0;
+        for cut in 0.. {
+            let scratch = Scratch::new();
+            let [certificate, key] = ["kubelet.crt", "kubelet.key"].map(|name| scratch.join(name));
+            let pair = || [&certificate, &key].map(|path| fs::read(path).expect("file"));
+            let left = Rc::new(Cell::new(cut));
+            watched::watch(Some(Rc::new(move |_: &Path, is_synced: bool| {
+                if !is_synced {
+                    if left.get() == 0 {
+                        panic::resume_unwind(Box::new(()));
+                    }
+                    left.set(left.get() - 1);
+                }
+                Ok(())
+            })));
+            let first = panic::catch_unwind(|| start(&scratch.0));
+            watched::watch(None);
+            alone += i32::from(key.exists() && !certificate.exists());
+            if let Ok(first) = &first {
+                first.as_ref().expect("nothing was in its way");
+            }
+            start(&scratch.0).expect("the next start");
+            let made = pair();
+            start(&scratch.0).expect("one more");
+            assert_eq!(pair(), made, "cut {cut}: it is kept");
+            if first.is_ok() {
+                break;
+            }
+        }
+        assert!(alone > 0, "no cut leaves the key alone");
+    }
+
+    #[test]
+    fn half_a_pair() {
+        // BOOT-10
+        let scratch = Scratch::new();
+        let files = ["kubelet.crt", "kubelet.key"].map(|name| scratch.join(name));
+        let [certificate, key] = &files;
+        start(&scratch.0).expect("made");
+        let first = fs::read(key).expect("key");
+        fs::remove_file(certificate).expect("removed");
+        // That of an operator is never made.
+        let pair = (certificate.clone(), key.clone());
+        let why = chain(&show(&pair, &Shown::default()).expect_err("half"));
+        assert!(
+            why.contains("cannot read") && why.contains("kubelet.crt"),
+            "{why}"
+        );
+        start(&scratch.0).expect("another one");
+        assert!(fs::read(key).expect("key") != first);
+        fs::remove_file(key).expect("removed");
+        let why = chain(&start(&scratch.0).expect_err("half"));
+        assert!(why.contains("kubelet.crt is there and"), "{why}");
+        assert!(certificate.exists() && !key.exists());
+    }
 }

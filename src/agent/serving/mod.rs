@@ -126,7 +126,14 @@ pub(super) fn prepare(
         ServingCertificate::Requested => {
             tasks.push((parts.issued)(shown));
         }
-        ServingCertificate::SelfSigned => certificates::own(&parts.cert_dir, &parts.node, &shown)?,
+        ServingCertificate::SelfSigned => {
+            certificates::own(
+                &parts.cert_dir,
+                &parts.node.name,
+                &parts.node.host_ips,
+                &shown,
+            )?;
+        }
         ServingCertificate::Files(certificate, key) => {
             let files = (certificate.clone(), key.clone());
             let seen = certificates::show(&files, &shown)?;
