@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use nix::sys::statvfs::{FsFlags, statvfs};
 use ring::signature::{ED25519, UnparsedPublicKey};
 use sha2::{Digest as _, Sha256};
 
@@ -16,7 +17,7 @@ use crate::{
     logic::update,
     sys::{
         child::{self, Command, Input, Sink},
-        file,
+        file, mount,
     },
 };
 
@@ -49,9 +50,27 @@ pub(super) enum Proof {
     },
 }
 
+/// Whether a new program can be put beside the installed one, as far as that is known before there is one: nothing is fetched
+/// for a disk that takes nothing.
+pub(super) fn may_stage(places: &Places) -> Result<(), NotTaken> {
+    let dir = places.dir();
+    // What else is in the way is told when it is written.
+    if !statvfs(dir).is_ok_and(|of| of.flags().contains(FsFlags::ST_RDONLY)) {
+        return Ok(());
+    }
+    let mount = mount::holding(dir).ok().flatten();
+    let mount = mount.map_or_else(|| dir.into(), |mount| mount.target);
+    Err(NotTaken::lasting(format!(
+        "the file system of {} is read-only. Make it writable (mount -o remount,rw {}), or update the image that the machine starts from",
+        places.program.display(),
+        mount.display()
+    )))
+}
+
 /// Puts the program that `file` is, or holds, beside the installed one, whole and on disk. A tarball has to be the one that
 /// the owner of the key has released; the program itself is taken as it is.
 pub(super) fn stage(path: &Path, proof: &Proof, places: &Places) -> Result<(), NotTaken> {
+    may_stage(places)?;
     let cannot = |e: &io::Error| failed("read", path, e);
     let mut from = File::open(path).map_err(|e| cannot(&e))?;
     let mut head = [0; 4];
@@ -252,12 +271,17 @@ mod tests {
 
     use base64::{Engine as _, engine::general_purpose::STANDARD};
     use flate2::{Compression, write::GzEncoder};
+    use nix::{
+        mount::MsFlags,
+        sched::{CloneFlags, unshare},
+    };
     use ring::{
         rand::SystemRandom,
         signature::{Ed25519KeyPair, KeyPair as _},
     };
 
     use super::*;
+    use crate::image::testing::Scratch;
 
     const DER_HEAD: [u8; 12] = *b"\x30\x2a\x30\x05\x06\x03\x2b\x65\x70\x03\x21\x00";
 
@@ -272,6 +296,51 @@ mod tests {
             assert_eq!(public_key(pem(wrong).as_bytes()), None);
         }
         assert_eq!(public_key(b"\xff"), None);
+    }
+
+    #[test]
+    fn a_disk_that_takes_nothing_is_told_first() {
+        // UPD-04
+        if !nix::unistd::geteuid().is_root() {
+            skipped!("a program on a read-only file system: a mount needs root");
+            return;
+        }
+        // The mount namespace is this thread's.
+        let thread = std::thread::spawn(|| {
+            if let Err(e) = unshare(CloneFlags::CLONE_NEWNS) {
+                skipped!("a program on a read-only file system: no mount namespace: {e}");
+                return;
+            }
+            let private = MsFlags::MS_PRIVATE | MsFlags::MS_REC;
+            let none = None::<&str>;
+            nix::mount::mount(none, "/", none, private, none).expect("private");
+            let scratch = Scratch::new();
+            // Without links.
+            let dir = fs::canonicalize(&scratch.0).expect("directory");
+            let bin = dir.join("bin");
+            fs::create_dir(&bin).expect("directory");
+            let places = Places::of(&bin.join("picolet"));
+            fs::write(&places.program, "one").expect("written");
+            may_stage(&places).expect("it is writable");
+            mount::bind(&bin, &bin, false).expect("bind");
+            mount::remount_read_only(&bin).expect("read-only");
+            let none = dir.join("none");
+            // Not even the new program is looked at.
+            let staged = stage(&none, &Proof::Listed(None), &places);
+            for refused in [may_stage(&places), staged] {
+                let refused = refused.expect_err("read-only");
+                let hint = format!("mount -o remount,rw {}", bin.display());
+                let said = refused.to_string();
+                assert!(refused.lasts, "{said}");
+                for part in ["is read-only", &*hint, "update the image"] {
+                    assert!(said.contains(part), "{said}");
+                }
+            }
+            mount::unmount(&bin).expect("unmounted");
+            let missing = stage(&none, &Proof::Listed(None), &places).expect_err("missing");
+            assert!(missing.to_string().contains("cannot read"), "{missing}");
+        });
+        thread.join().expect("test thread");
     }
 
     fn pem(der: &[u8]) -> String {

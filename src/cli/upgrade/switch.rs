@@ -64,7 +64,8 @@ impl Places {
         self.beside(".part")
     }
 
-    fn dir(&self) -> &Path {
+    /// The directory that all of them are in.
+    pub(super) fn dir(&self) -> &Path {
         self.program.parent().unwrap_or_else(|| Path::new("/"))
     }
 

@@ -201,6 +201,8 @@ impl Visit {
             }
             Verdict::Refuse(why) => return Err(refused(why)),
         }
+        let of_serial = |e: NotTaken| refused(format_args!("serial {serial}: {}", e.why.bare()));
+        release::may_stage(&self.places).map_err(of_serial)?;
         let part = self.fetch(&mut channel, &offer)?;
         let asked = Asked {
             proof: Proof::Offered {
@@ -218,11 +220,7 @@ impl Visit {
                 // Of no use.
                 let _ = fs::remove_file(&part);
             }
-            if e.lasts {
-                refused(format_args!("serial {serial}: {}", e.why.bare()))
-            } else {
-                e
-            }
+            if e.lasts { of_serial(e) } else { e }
         })?;
         let Some(staged) = staged else {
             memory.commit(serial, &installed);
