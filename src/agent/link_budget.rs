@@ -12,7 +12,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{clock::Clock, complaints::Complaints};
+use super::{clock::Clock, complaints::Complaints, times::Certainty};
 use crate::{
     api::{
         Mono, PodUid, Wall,
@@ -24,7 +24,7 @@ use crate::{
         Reference,
         pull::{Gate, NoBytes},
     },
-    logic::link_budget::{Budget, Kept, Now, Settings, Until, Urgency},
+    logic::link_budget::{Budget, Kept, Now, Settings, Until, Urgency, is_dated},
     net::meter,
     server::backend::LinkHealth,
     sys::{clock, file, lane::Lane},
@@ -124,11 +124,10 @@ impl Drop for Wants<'_> {
     }
 }
 
-/// This moment, by the machine's clocks.
-fn now() -> Now {
-    let is_right = clock::synchronized() != Some(false);
+/// This moment, by the machine's clocks. `synchronized`: what the kernel says of the wall clock, if it says anything.
+fn now(certainty: &Certainty, synchronized: Option<bool>) -> Now {
     Now {
-        wall: is_right.then(clock::wall),
+        wall: is_dated(certainty.is_certain(), synchronized).then(clock::wall),
         up: clock::mono(),
         counted: meter::counted().all(),
     }
@@ -136,7 +135,7 @@ fn now() -> Now {
 
 impl LinkBudget {
     /// Goes on where the record in `root` ends. Blocking, and brief.
-    pub(super) fn open(settings: Settings, root: &Path) -> Self {
+    pub(super) fn open(settings: Settings, root: &Path, certainty: Certainty) -> Self {
         let record = read(&root.join(FILE)).unwrap_or_else(|e| {
             log::warn!("what was used of the link's budget is not known: {e}");
             None
@@ -151,6 +150,7 @@ impl LinkBudget {
                 elapsed: Duration::from_secs(record.elapsed_s),
             }
         });
+        let now = move || now(&certainty, clock::synchronized());
         Self::with(settings, kept, Box::new(now))
     }
 
@@ -365,7 +365,14 @@ mod tests {
     use core::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
     use super::*;
-    use crate::image::testing::Scratch;
+    use crate::{
+        agent::{
+            tests::world::{Hands, TestClock},
+            times::Times,
+        },
+        image::testing::Scratch,
+        logic::clock_history::Seen,
+    };
 
     /// 2026-11-26T00:00:00Z.
     const MIDNIGHT: i64 = 1_795_651_200;
@@ -461,6 +468,44 @@ mod tests {
         assert!(budget.go_on(&image).is_err());
         let shown = budget.condition(Wall::from_secs(MIDNIGHT));
         assert_eq!((&*shown.status, &*shown.reason), ("False", "Spent"));
+    }
+
+    #[test]
+    fn a_clock_that_was_right_counts_on() {
+        // TIME-06
+        let mut world = Hands::default();
+        let certainty = Certainty::default();
+        let scratch = Scratch::new();
+        let times = |world: Hands, certainty: &Certainty| {
+            let clock = Rc::new(TestClock(Rc::new(world)));
+            Times::restore(clock, &scratch.0, "boot", certainty.clone())
+        };
+        let is_dated =
+            |certainty: &Certainty, says: Option<bool>| now(certainty, says).wall.is_some();
+        // Nobody keeps it right yet.
+        world.set_wrong(true);
+        let before = times(world, &certainty);
+        assert_eq!(before.look(Mono(1000)), Seen::Set);
+        assert!(!is_dated(&certainty, Some(false)));
+        assert!(is_dated(&certainty, Some(true)) && is_dated(&certainty, None));
+        // Somebody did, once.
+        world = Hands::default();
+        let once = times(world, &certainty);
+        assert_eq!(once.look(Mono(2000)), Seen::Right);
+        for says in [Some(false), Some(true), None] {
+            assert!(is_dated(&certainty, says), "{says:?}");
+        }
+        // The next agent of this boot knows it, one of the next boot does not.
+        once.stored().save(&scratch.0);
+        let next = Certainty::default();
+        let lost = Hands::default();
+        lost.set_wrong(true);
+        let _next = times(lost, &next);
+        assert!(is_dated(&next, Some(false)));
+        let (other, clock) = (Certainty::default(), Rc::new(Hands::default()));
+        let clock = Rc::new(TestClock(clock));
+        let _other = Times::restore(clock, &scratch.0, "another", other.clone());
+        assert!(!is_dated(&other, Some(false)));
     }
 
     #[test]

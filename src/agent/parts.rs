@@ -22,7 +22,7 @@ use super::{
     probes::{Probes, Wire},
     provider::Providers,
     recorder::Recorder,
-    times::Times,
+    times::{Certainty, Times},
     tunnel::Board,
     vitals::{HeapUse, LoopWatch, WorkCounters},
 };
@@ -53,6 +53,8 @@ pub(super) struct Given {
     pub(super) gauge: Rc<dyn Gauge>,
     /// Which boot of the machine this is.
     pub(super) boot_id: String,
+    /// Is told when the wall clock is right for the first time in it.
+    pub(super) certainty: Certainty,
     /// Where devices are looked at, if pods may ask for any.
     pub(super) devices: Arc<dyn device::Machine>,
     /// By which interface the apiserver is reached.
@@ -145,7 +147,8 @@ impl Parts {
         let slots = pods::slots(&cfg).slots();
         let entries = slots * pods::BACKOFF_ENTRIES_PER_POD;
         let clock: Rc<dyn Clock> = Rc::from(given.clock);
-        let times = Times::restore(Rc::clone(&clock), &cfg.dirs.run, &given.boot_id);
+        let (run, certainty) = (&cfg.dirs.run, given.certainty);
+        let times = Times::restore(Rc::clone(&clock), run, &given.boot_id, certainty);
         let volumes = given.volumes.of_boot(&given.boot_id);
         let counters = WorkCounters::default();
         let complaints = Rc::new(Complaints::new(Rc::clone(&clock)));

@@ -2,8 +2,12 @@
 //! [`ClockHistory`]. It is in the run dir, `clock.json`, for the agents of this boot after this one: what a board dated in 1970
 //! is put right by whoever runs when its clock is.
 
-use alloc::rc::Rc;
-use core::{cell::RefCell, time::Duration};
+use alloc::{rc::Rc, sync::Arc};
+use core::{
+    cell::RefCell,
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -39,33 +43,63 @@ impl Stored {
     }
 }
 
+/// Whether the wall clock was right once in this boot, for threads too. [`Times`] tells it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Certainty(Arc<AtomicBool>);
+
+impl Certainty {
+    /// Whether it was.
+    pub(super) fn is_certain(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// See the module. The loop looks at the clocks; everybody asks.
 pub(super) struct Times {
     clock: Rc<dyn Clock>,
     boot_id: String,
     history: RefCell<ClockHistory>,
+    certainty: Certainty,
 }
 
 impl Times {
     /// With what earlier agents of this boot stored in the run dir. What cannot be read is told and forgotten. Blocking.
-    pub(super) fn restore(clock: Rc<dyn Clock>, run: &Path, boot_id: &str) -> Self {
+    ///
+    /// - `certainty`: is told when the clock is right for the first time.
+    pub(super) fn restore(
+        clock: Rc<dyn Clock>,
+        run: &Path,
+        boot_id: &str,
+        certainty: Certainty,
+    ) -> Self {
         let stored = boot_file::read::<Stored>(run, FILE, MAX_BYTES).unwrap_or_else(|e| {
             log::warn!("what the clock has said in this boot is forgotten: {e}");
             None
         });
         let of_boot = stored.filter(|s| s.v == VERSION && s.boot_id == boot_id);
-        Self {
+        let times = Self {
             clock,
             boot_id: boot_id.to_owned(),
             history: RefCell::new(of_boot.map_or_else(ClockHistory::new, |stored| stored.history)),
-        }
+            certainty,
+        };
+        times.tell();
+        times
     }
 
     /// Looks at both clocks.
     pub(super) fn look(&self, now: Mono) -> Seen {
         let clock = &*self.clock;
         let mut history = self.history.borrow_mut();
-        history.look(now, clock.wall(), || clock.is_right())
+        let seen = history.look(now, clock.wall(), || clock.is_right());
+        drop(history);
+        self.tell();
+        seen
+    }
+
+    fn tell(&self) {
+        let is_certain = self.is_certain();
+        self.certainty.0.store(is_certain, Ordering::Relaxed);
     }
 
     /// What is to be stored for the agents after this one.

@@ -7,7 +7,7 @@
 //! | all | wait | is refused | are slowest |
 //!
 //! Nothing else waits, however much it is: leases, statuses and deletions are small, and without them the node would be lost.
-//! A day is one of UTC. While nobody keeps the clock right it is 24 hours of uptime.
+//! A day is one of UTC. Until the clock was right once in this boot it is 24 hours of uptime (TIME-06).
 
 use alloc::{format, string::String};
 use core::{fmt, time::Duration};
@@ -79,12 +79,21 @@ fn minutes(text: &str) -> Option<i64> {
 /// A moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
-    /// By the clock; `None`: nobody keeps it right.
+    /// By the clock; `None`: nobody knows whether it is right, see [`is_dated`].
     pub wall: Option<Wall>,
     /// For reckoning.
     pub up: Mono,
     /// Bytes counted so far, in all.
     pub counted: u64,
+}
+
+/// Whether days and windows go by the wall clock (TIME-06).
+///
+/// - `certain`: it was right once in this boot. One that is not kept right any more stays near the truth.
+/// - `synchronized`: what the kernel says of it now. One that says nothing is believed to be kept right.
+#[must_use]
+pub const fn is_dated(certain: bool, synchronized: Option<bool>) -> bool {
+    certain || !matches!(synchronized, Some(false))
 }
 
 /// How much an image is wanted.
