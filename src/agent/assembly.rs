@@ -41,6 +41,7 @@ use crate::{
     api::Mono,
     bus::logind::Places,
     cgroup::{MemoryBell, Version},
+    kube::store::Store,
     logic::{eviction::Starved, shutdown, static_pod, tunnel::agent_id},
     net::ProxyVariables,
     runtime::log_rotation::Looked,
@@ -384,6 +385,7 @@ pub(super) fn tunnel(
     let settings = tunnel::Settings {
         cfg: cfg.tunnel.clone()?,
         kubeconfig: cfg.cluster.kubeconfig.clone()?,
+        kept: cfg.cluster.renewed_in().map(Store::client),
         cost: Rc::clone(&parts.owners.cost),
         agent_id: agent_id(&node.name, &node.identity.boot_id),
         port: cfg.server.listen?.port(),

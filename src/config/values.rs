@@ -3,7 +3,7 @@
 use alloc::{collections::BTreeMap, sync::Arc};
 use core::time::Duration;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::{
     api::{Quantity, node::Taint},
@@ -228,6 +228,13 @@ impl ClusterConfig {
     #[must_use]
     pub const fn is_member(&self) -> bool {
         self.kubeconfig.is_some()
+    }
+
+    /// Where the node keeps the client certificate that it renews; `None`: it shows that of the kubeconfig as it is.
+    #[must_use]
+    pub fn renewed_in(&self) -> Option<&Path> {
+        let is_renewed = self.rotate_certificates || self.bootstrap_kubeconfig.is_some();
+        is_renewed.then_some(&*self.cert_dir)
     }
 }
 

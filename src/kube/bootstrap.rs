@@ -15,7 +15,8 @@ use serde_json::{Value, json};
 use super::api::{Api, Reply};
 use super::csr::{self, Subject};
 use super::error::KubeError;
-use super::kubeconfig::{Kubeconfig, Material, TextError};
+use super::kubeconfig::{Kubeconfig, KubeconfigError, Material, TextError};
+use super::store::Store;
 use super::x509::{self, Certificate, CertificateError};
 use crate::api::CertificateSigningRequest;
 use crate::api::strict::typed;
@@ -81,6 +82,23 @@ pub fn node_subject(node: &str) -> Subject {
         organization: NODES_GROUP.into(),
         ..Subject::default()
     }
+}
+
+/// Reads the kubeconfig at `path` as a running node uses it. `more` are further URLs of the same apiserver.
+///
+/// - `kept`: where the node keeps the certificate that it renews, if it does. The pair in use there goes before the one that
+///   the file names.
+pub fn kubeconfig_in_use(
+    path: &Path,
+    more: &[String],
+    kept: Option<&Store>,
+) -> Result<Kubeconfig, KubeconfigError> {
+    let mut config = Kubeconfig::load(path, more)?;
+    let renewed = kept.map(Store::current_path).filter(|pem| pem.exists());
+    if let Some(pem) = renewed.filter(|_| config.user.certificate.is_some()) {
+        config.show(&pem);
+    }
+    Ok(config)
 }
 
 /// Reads the client certificate that a kubeconfig names. `Ok(None)`: it names none.

@@ -276,6 +276,12 @@ impl Kubeconfig {
         Ok(resolved)
     }
 
+    /// Has certificate and key read from `pem`, whatever the file names.
+    pub fn show(&mut self, pem: &Path) {
+        let file = || Material::File(pem.to_path_buf());
+        self.user.certificate = Some((file(), file()));
+    }
+
     /// Every file that it reads and that may be replaced by others.
     pub(super) fn tls_files(&self) -> impl Iterator<Item = &Path> {
         let ca = match &self.trust {

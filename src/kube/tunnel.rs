@@ -6,9 +6,11 @@ use std::path::Path;
 use rustls::{ClientConfig, client::Resumption};
 
 use super::{
+    bootstrap::kubeconfig_in_use,
     credentials::{pem, read_token},
     error::KubeError,
-    kubeconfig::{Kubeconfig, Trust},
+    kubeconfig::Trust,
+    store::Store,
 };
 use crate::{
     error::chain,
@@ -17,15 +19,17 @@ use crate::{
 
 /// Reads all of it anew: a certificate that was renewed is shown on the next connection. Reads a few small files.
 ///
+/// - `kept`: where this node keeps the certificate that it renews, if it does.
 /// - `ca`: CAs of the servers, if they are not the apiserver's.
 /// - `token_file`: a token is shown instead of the certificate. It is returned.
 pub(crate) fn credentials(
     kubeconfig: &Path,
+    kept: Option<&Store>,
     ca: Option<&Path>,
     token_file: Option<&Path>,
 ) -> Result<(Arc<ClientConfig>, Option<String>), KubeError> {
     let local = KubeError::Local;
-    let config = Kubeconfig::load(kubeconfig, &[]).map_err(|e| local(e.to_string()))?;
+    let config = kubeconfig_in_use(kubeconfig, &[], kept).map_err(|e| local(e.to_string()))?;
     let roots = match (ca, &config.trust) {
         (Some(path), _) => Roots::Only(Pem::File(path)),
         (None, Trust::Ca(material)) => Roots::Only(pem("certificate-authority-data", material)),

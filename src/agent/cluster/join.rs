@@ -5,10 +5,7 @@
 
 use alloc::sync::Arc;
 use core::time::Duration;
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
 use super::{
     certificates::{Bootstrap, Kept, first_end},
@@ -94,7 +91,7 @@ pub(in crate::agent) fn join(
         return Ok(None);
     };
     let store = Store::client(&wanted.cert_dir);
-    let is_kept = wanted.rotate_certificates || wanted.bootstrap_kubeconfig.is_some();
+    let is_kept = wanted.renewed_in().is_some();
     if is_kept && let Err(e) = store.recover() {
         // A disk that cannot be written now may hold all that is needed.
         log::warn!("certificates: {}", chain(&e));
@@ -119,6 +116,7 @@ pub(in crate::agent) fn join(
         Arc::new(K3s {
             node: cfg.node_name.clone(),
             kubeconfig: path.clone(),
+            kept: is_kept.then(|| store.clone()),
             servers: core::iter::once(server.clone()).chain(others).collect(),
             password_file,
             proxies: proxies.clone(),
@@ -309,8 +307,7 @@ fn adopt(config: &mut Kubeconfig, store: &Store, own: &str, now: Wall) {
             return;
         }
     }
-    let file = || Material::File(PathBuf::from(&current));
-    config.user.certificate = Some((file(), file()));
+    config.show(&current);
 }
 
 fn candidate(chain: &[Certificate]) -> Option<Candidate<'_>> {

@@ -10,7 +10,7 @@ use crate::{
     api::Wall,
     error::chain,
     kube::{
-        Api, KubeError, KubeLanes, Kubeconfig,
+        Api, KubeError, KubeLanes,
         api::Reply,
         bootstrap::{self, CLIENT_SIGNER, Requested},
         csr::Subject,
@@ -125,6 +125,8 @@ pub(super) struct Signer {
 pub(super) struct K3s {
     pub(super) node: String,
     pub(super) kubeconfig: PathBuf,
+    /// Where this node keeps the certificate that it renews, if it does.
+    pub(super) kept: Option<Store>,
     /// That which was joined, then others, which are asked if it is silent.
     pub(super) servers: Vec<Url>,
     pub(super) password_file: PathBuf,
@@ -141,7 +143,7 @@ impl K3s {
             Ok(None) => return Err(Failed::local(format!("{path} is missing"))),
             Err(e) => return Err(Failed::local(format!("{path}: {e}"))),
         };
-        let config = Kubeconfig::load(&self.kubeconfig, &[]);
+        let config = bootstrap::kubeconfig_in_use(&self.kubeconfig, &[], self.kept.as_ref());
         let config = config.map_err(|e| Failed::local(e.to_string()))?;
         let node = k3s::Node {
             name: self.node.clone(),

@@ -91,9 +91,12 @@ pub(super) async fn open(
     identifiers: &str,
 ) -> Result<Opened, Failed> {
     let settings = &shared.settings;
-    let (kubeconfig, cfg) = (settings.kubeconfig.clone(), settings.cfg.clone());
-    let read =
-        move || tunnel::credentials(&kubeconfig, cfg.ca.as_deref(), cfg.token_file.as_deref());
+    let (kubeconfig, kept) = (settings.kubeconfig.clone(), settings.kept.clone());
+    let cfg = settings.cfg.clone();
+    let read = move || {
+        let (ca, token_file) = (cfg.ca.as_deref(), cfg.token_file.as_deref());
+        tunnel::credentials(&kubeconfig, kept.as_ref(), ca, token_file)
+    };
     let read = shared.disk.run(read).await;
     let (tls, token) = read.map_err(|e| Failed::broken(chain(&e)))?;
     let name = ServerName::try_from(host.clone());

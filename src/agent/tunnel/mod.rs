@@ -54,6 +54,7 @@ use super::{
 };
 use crate::{
     config::TunnelConfig,
+    kube::store::Store,
     logic::tunnel::{
         self, Own,
         line::{Ending, Line, MAX_LINES, Servers},
@@ -74,6 +75,8 @@ const MAX_SHOWN_TARGET: usize = 100;
 pub(super) struct Settings {
     pub(super) cfg: TunnelConfig,
     pub(super) kubeconfig: PathBuf,
+    /// Where this node keeps the certificate that it renews, if it does.
+    pub(super) kept: Option<Store>,
     /// Whether bytes cost money.
     pub(super) cost: Rc<LinkCost>,
     /// Who this agent is, for servers.

@@ -168,6 +168,7 @@ impl World {
                     token_file: None,
                 },
                 kubeconfig: PathBuf::new(),
+                kept: None,
                 cost: Rc::new(LinkCost::new(
                     Default::default(),
                     given.way,

@@ -13,7 +13,6 @@ use crate::{
     kube::{
         Api as _, Cluster, HttpApi, Kubeconfig, Rates, Timeouts, bootstrap,
         join::k3s::{self, Supervisor},
-        kubeconfig::Material,
         store::Store,
         x509::Certificate,
     },
@@ -40,7 +39,8 @@ pub(super) fn look(cfg: &Config, proxies: ProxyVariables) -> Option<Apiserver> {
         }),
         ..Apiserver::default()
     };
-    let mut config = match Kubeconfig::load(path, &wanted.servers) {
+    let kept = wanted.renewed_in().map(Store::client);
+    let config = match bootstrap::kubeconfig_in_use(path, &wanted.servers, kept.as_ref()) {
         Ok(config) => config,
         Err(e) => {
             facts.error = Some(e.to_string());
@@ -50,13 +50,7 @@ pub(super) fn look(cfg: &Config, proxies: ProxyVariables) -> Option<Apiserver> {
     facts.server = config.servers.first().map_or_else(String::new, |url| {
         url.to_string().trim_end_matches('/').to_owned()
     });
-    facts.renews = wanted.rotate_certificates && config.user.certificate.is_some();
-    let current = Store::client(&wanted.cert_dir).current_path();
-    if facts.renews && current.exists() {
-        // What the agent uses.
-        let file = || Material::File(current.clone());
-        config.user.certificate = Some((file(), file()));
-    }
+    facts.renews = kept.is_some() && config.user.certificate.is_some();
     match bootstrap::client_certificate(&config) {
         Ok(None) => {}
         Ok(Some(chain)) => facts.certificate = validity(&chain),
