@@ -20,6 +20,9 @@ const LAST_DELAY: Duration = Duration::from_secs(32);
 const DELAY_JITTER_PERCENT: u32 = 10;
 /// Without a certificate for so long while the apiserver answers, the agent ends (BOOT-09).
 pub const STUCK_TIME: Duration = Duration::from_secs(5 * 60);
+/// Pause after a certificate that has to be renewed as soon as it has come, as the one before it had: each costs its signer
+/// work, and the card a write.
+const USELESS_PAUSE: Duration = Duration::from_secs(15 * 60);
 /// When in its life a certificate is renewed, thousandths of its lifetime.
 const ROTATE_FROM: u32 = 700;
 const ROTATE_SPAN: u32 = 200;
@@ -230,6 +233,8 @@ pub fn retry_delay(failures: u32, random: u32) -> Duration {
 pub struct Requests {
     failures: u32,
     obtained: u32,
+    /// None is made before that.
+    earliest: Mono,
 }
 
 impl Requests {
@@ -239,16 +244,21 @@ impl Requests {
         self.failures
     }
 
-    /// One brought a certificate. Returns whether that may be looked at without a pause: a signer whose certificates have to
-    /// be renewed at once is not asked without end.
-    #[must_use]
-    pub fn obtained(&mut self) -> bool {
+    /// One brought a certificate. A signer whose certificates have to be renewed at once is not asked without end: see
+    /// [`may_ask`](Self::may_ask).
+    pub fn obtained(&mut self, now: Mono) {
         self.obtained = self.obtained.saturating_add(1);
-        let is_first = self.obtained == 1;
-        if is_first {
+        if self.obtained == 1 {
             self.failures = 0;
+        } else {
+            self.earliest = now + USELESS_PAUSE;
         }
-        is_first
+    }
+
+    /// Whether another one may be made.
+    #[must_use]
+    pub fn may_ask(&self, now: Mono) -> bool {
+        now >= self.earliest
     }
 }
 
@@ -273,15 +283,22 @@ mod tests {
     #[test]
     fn a_certificate_after_failures_is_none() {
         // BOOT-05 BOOT-09
+        let now = Mono(1000);
         let mut requests = Requests::default();
         assert_eq!([requests.failed(), requests.failed()], [1, 2]);
-        assert!(requests.obtained(), "the link has come up");
+        requests.obtained(now);
+        assert!(requests.may_ask(now), "the link has come up");
         assert_eq!(requests.failed(), 1, "the next is another one");
-        assert!(!requests.obtained(), "a signer of useless ones");
+        let mut then = now;
+        for _ in 0..3 {
+            requests.obtained(then);
+            assert!(!requests.may_ask(then), "a signer of useless ones");
+            let next = then + USELESS_PAUSE;
+            assert!(!requests.may_ask(Mono(next.0 - 1)) && requests.may_ask(next));
+            then = next;
+        }
         assert_eq!(requests.failed(), 2);
-        assert!(!requests.obtained());
-        let mut requests = Requests::default();
-        assert!(requests.obtained());
+        assert!(Requests::default().may_ask(Mono(0)));
     }
 
     #[test]

@@ -135,10 +135,14 @@ impl ClientCertificate {
                 continue;
             }
             let name = if holds { Name::Own } else { Name::Bootstrap };
-            let failed = match self.renew(name).await {
-                Ok(()) if requests.obtained() => continue,
-                Ok(()) => Failed::answered("each is to be renewed at once"),
-                Err(failed) => failed,
+            let asked = if requests.may_ask(clock.now()) {
+                self.renew(name).await
+            } else {
+                Err(Failed::at_once())
+            };
+            let Err(failed) = asked else {
+                requests.obtained(clock.now());
+                continue;
             };
             let failures = requests.failed();
             complaints.complain(&format!("no new client certificate: {}", failed.why));

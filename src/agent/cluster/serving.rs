@@ -86,13 +86,16 @@ impl ServingCertificate {
                 clock.until(clock.now() + LOOK).await;
                 continue;
             }
-            let signed = self
-                .signer
-                .obtain("serving", SERVING_SIGNER, subject, &self.store, None);
-            let failed = match signed.await {
-                Ok(()) if requests.obtained() => continue,
-                Ok(()) => Failed::answered("each is to be renewed at once"),
-                Err(failed) => failed,
+            let asked = if requests.may_ask(clock.now()) {
+                let signer = &self.signer;
+                let signed = signer.obtain("serving", SERVING_SIGNER, subject, &self.store, None);
+                signed.await
+            } else {
+                Err(Failed::at_once())
+            };
+            let Err(failed) = asked else {
+                requests.obtained(clock.now());
+                continue;
             };
             let failures = requests.failed();
             complaints.complain(&format!("no new serving certificate: {}", failed.why));

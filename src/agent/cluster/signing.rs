@@ -99,6 +99,11 @@ impl Failed {
             ..Self::local(why)
         }
     }
+
+    /// Nobody was asked: the last ones were of no use.
+    pub(super) fn at_once() -> Self {
+        Self::answered("each is to be renewed at once")
+    }
 }
 
 impl From<KubeError> for Failed {
