@@ -98,6 +98,7 @@ pub mod qos;
 pub mod reason_cache;
 pub mod restart;
 pub mod runtime_cache;
+pub mod server_clock;
 pub mod shutdown;
 pub mod status;
 pub mod status_cache;

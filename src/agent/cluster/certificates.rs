@@ -22,7 +22,7 @@ use std::path::PathBuf;
 use smol::future::FutureExt as _;
 
 use super::{
-    link::{Link, Skew, spread},
+    link::{Link, spread},
     membership::Membership,
     signing::{Draw, FIRST_POLL, Failed, InUse, LOOK, Signer, due},
 };
@@ -80,8 +80,6 @@ pub(super) struct Kept {
     pub(super) store: Store,
     /// Whose connections show the certificate.
     pub(super) cluster: Arc<kube::Cluster>,
-    /// By how much the clock is wrong.
-    pub(super) skew: Arc<Skew>,
     pub(super) bootstrap: Option<Bootstrap>,
 }
 
@@ -125,7 +123,7 @@ impl ClientCertificate {
             without_since = (!holds).then(|| without_since.unwrap_or_else(|| clock.now()));
             let drawn = draw.of(&held, random);
             let due = due(&held, &subject, drawn, clock.wall()).filter(|_| holds);
-            let now = self.server_time();
+            let now = self.signer.server_time();
             if let Some(due) = due.filter(|due| *due > now) {
                 requests = Requests::default();
                 let left = due.0.saturating_sub(now.0) / 1_000_000;
@@ -159,18 +157,12 @@ impl ClientCertificate {
         }
     }
 
-    /// The time as the apiserver has it, as far as that is known.
-    fn server_time(&self) -> Wall {
-        let ahead = self.kept.skew.ahead_s().saturating_mul(1_000_000_000);
-        Wall(self.signer.clock.wall().0.saturating_sub(ahead))
-    }
-
     /// Whether the certificate holds.
     fn judge(&self, held: &[Certificate]) -> bool {
         let end = first_end(held);
         let trouble = match end {
             None => Some("this node has no client certificate yet".to_owned()),
-            Some(end) if end < self.server_time() => Some(format!(
+            Some(end) if end < self.signer.server_time() => Some(format!(
                 "the client certificate of this node ended at {end}"
             )),
             Some(_) => None,

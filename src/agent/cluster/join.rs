@@ -151,7 +151,6 @@ pub(in crate::agent) fn join(
         certificate: keeps.then(|| Kept {
             store,
             cluster,
-            skew: Arc::clone(&skew),
             bootstrap,
         }),
         skew,
@@ -205,7 +204,7 @@ impl Connect {
     /// Nothing is read or sent yet.
     fn api(&self, config: Kubeconfig) -> (Arc<kube::Cluster>, HttpApi) {
         let skew = Arc::clone(&self.skew);
-        let on_date = move |theirs, ours| skew.heard(theirs, ours);
+        let on_date = move |theirs, _ours| skew.heard(theirs, clock::mono());
         let proxies = self.proxies.clone();
         let cluster = kube::Cluster::new(config, proxies, Some(Box::new(on_date)));
         let cluster = Arc::new(cluster);

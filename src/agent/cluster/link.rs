@@ -4,7 +4,7 @@
 use alloc::{rc::Rc, sync::Arc};
 use core::{
     cell::{Cell, RefCell},
-    sync::atomic::{AtomicI32, Ordering},
+    sync::atomic::{AtomicI64, Ordering},
     time::Duration,
 };
 
@@ -17,36 +17,52 @@ use crate::{
     },
     api::{Mono, Wall, node::NodeCondition},
     kube::{Api, KubeError, KubeLanes, api::Reply},
-    logic::fnv::fnv1a,
+    logic::{
+        fnv::fnv1a,
+        server_clock::{ServerClock, is_wrong},
+    },
 };
 
-/// A clock that is off by so much is wrong: tokens and certificates begin and end by it, and conditions are dated by it.
-const MAX_SKEW: Duration = Duration::from_secs(60);
 /// The condition that `get node` shows beside those of the Node. It never leaves this machine.
 const CONDITION: &str = "ApiserverReachable";
 
-/// By how much our clock is ahead of the apiserver's, seconds. Written by the threads that ask, read by the deciding one.
-#[derive(Debug, Default)]
-pub(in crate::agent) struct Skew(AtomicI32);
+/// [`Skew`] without an answer.
+const NOT_HEARD: i64 = i64::MIN;
+
+/// What the apiserver's clock says: its [`ServerClock`], milliseconds, or [`NOT_HEARD`]. Written by the threads that ask, read
+/// by the deciding one.
+#[derive(Debug)]
+pub(in crate::agent) struct Skew(AtomicI64);
+
+impl Default for Skew {
+    fn default() -> Self {
+        Self(AtomicI64::new(NOT_HEARD))
+    }
+}
 
 impl Skew {
-    /// Takes the date of an answer.
-    pub(in crate::agent) fn heard(&self, theirs: Wall, ours: Wall) {
-        let ahead = ours.secs().saturating_sub(theirs.secs());
-        let most = i64::from(i32::MAX);
-        let ahead = i32::try_from(ahead.clamp(-most, most)).unwrap_or(0);
-        self.0.store(ahead, Ordering::Relaxed);
+    /// Takes the date of an answer that came at `now`.
+    pub(in crate::agent) fn heard(&self, theirs: Wall, now: Mono) {
+        let known = ServerClock::of_answer(theirs, now);
+        let offset_ms = known.offset_ms.max(NOT_HEARD + 1);
+        self.0.store(offset_ms, Ordering::Relaxed);
     }
 
-    /// How far our clock is ahead.
-    pub(super) fn ahead_s(&self) -> i64 {
-        self.0.load(Ordering::Relaxed).into()
+    fn known(&self) -> Option<ServerClock> {
+        let offset_ms = self.0.load(Ordering::Relaxed);
+        (offset_ms != NOT_HEARD).then_some(ServerClock { offset_ms })
     }
 
-    /// The same if it is more than an error of measuring.
-    fn wrong_s(&self) -> Option<i64> {
-        let ahead = self.ahead_s();
-        (ahead.unsigned_abs() >= MAX_SKEW.as_secs()).then_some(ahead)
+    /// The time as the apiserver has it; before its first answer, as this machine has it.
+    pub(super) fn server_time(&self, clock: &dyn Clock) -> Wall {
+        let known = self.known();
+        known.map_or_else(|| clock.wall(), |known| known.time(clock.now()))
+    }
+
+    /// By how much this machine's clock is ahead, seconds, if it is wrong.
+    fn wrong_s(&self, clock: &dyn Clock) -> Option<i64> {
+        let ahead = self.known()?.ahead_s(clock.now(), clock.wall());
+        is_wrong(ahead).then_some(ahead)
     }
 }
 
@@ -60,7 +76,7 @@ const AFTERMATH: Duration = Duration::from_secs(120);
 /// it asks here.
 #[derive(Debug, Default)]
 pub(in crate::agent) struct Link {
-    skew: Arc<Skew>,
+    pub(super) skew: Arc<Skew>,
     /// Whether the clock was said to be wrong; rings when that changes.
     is_clock_wrong: Cell<bool>,
     waiters: WakerSet,
@@ -139,19 +155,19 @@ impl Link {
     }
 
     fn tell_skew(&self, clock: &dyn Clock) {
-        let wrong = self.skew.wrong_s();
+        let wrong = self.skew.wrong_s(clock);
         if wrong.is_some() != self.is_clock_wrong.replace(wrong.is_some()) {
             self.waiters.wake_all();
             match wrong {
-                Some(_) => log::warn!("{}", self.skew_text().unwrap_or_default()),
+                Some(_) => log::warn!("{}", self.skew_text(clock).unwrap_or_default()),
                 None => log::info!("the clock agrees with the apiserver's: {}", clock.wall()),
             }
         }
     }
 
     /// What is wrong with the clock, if anything is.
-    pub(in crate::agent) fn skew_text(&self) -> Option<String> {
-        let ahead = self.skew.wrong_s()?;
+    pub(in crate::agent) fn skew_text(&self, clock: &dyn Clock) -> Option<String> {
+        let ahead = self.skew.wrong_s(clock)?;
         let (by, word) = (
             ahead.unsigned_abs(),
             if ahead > 0 { "ahead of" } else { "behind" },
@@ -183,9 +199,13 @@ impl Link {
     }
 
     /// What `get node` says of the apiserver. `certificate`: what is wrong with that of this node.
-    pub(super) fn condition(&self, certificate: Option<String>, now: Wall) -> NodeCondition {
+    pub(super) fn condition(
+        &self,
+        certificate: Option<String>,
+        clock: &dyn Clock,
+    ) -> NodeCondition {
         let state = self.state.borrow();
-        let (status, reason, message) = match (&state.trouble, certificate, self.skew_text()) {
+        let (status, reason, message) = match (&state.trouble, certificate, self.skew_text(clock)) {
             (Some(why), None, _) => ("False", "Unreachable", why.clone()),
             (Some(why), Some(own), _) => ("False", "NoCertificate", format!("{own}: {why}")),
             (None, Some(own), _) if state.answered.is_none() => ("False", "NoCertificate", own),
@@ -197,7 +217,7 @@ impl Link {
         NodeCondition {
             kind: CONDITION.into(),
             status: status.into(),
-            last_heartbeat_time: Some(now.truncated()),
+            last_heartbeat_time: Some(clock.wall().truncated()),
             last_transition_time: state.since.map(Wall::truncated),
             reason: reason.into(),
             message,
@@ -248,26 +268,58 @@ pub(super) fn spread(clock: &dyn Clock, node: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::agent::tests::world::{Hands, TestClock};
+
+    /// A clock that says so, a while after the boot.
+    fn clock(wall_s: i64) -> TestClock {
+        let hands = Hands::default();
+        hands.set(Mono(5_000));
+        hands.jump(wall_s - hands.wall().secs());
+        TestClock(Rc::new(hands))
+    }
 
     #[test]
     fn clocks() {
         let link = Link::default();
-        let at = Wall::from_secs;
+        assert_eq!(link.skew_text(&clock(0)), None, "nobody has answered");
+        assert_eq!(link.skew.server_time(&clock(9)), Wall::from_secs(9));
         for (theirs, ours, says) in [
             (1_700_000_000, 1_700_000_059, None),
             (1_700_000_059, 1_700_000_000, None),
             (1_700_000_000, 1_700_000_060, Some("60 s ahead of")),
             (1_700_000_060, 1_700_000_000, Some("60 s behind")),
             (1_700_000_000, 0, Some("1700000000 s behind")),
-            (0, 9_000_000_000, Some("2147483647 s ahead of")),
+            (0, 9_000_000_000, Some("9000000000 s ahead of")),
         ] {
-            link.skew.heard(at(theirs), at(ours));
-            let text = link.skew_text();
+            let clock = clock(ours);
+            link.skew.heard(Wall::from_secs(theirs), clock.now());
+            let text = link.skew_text(&clock);
             assert_eq!(text.is_some(), says.is_some(), "{text:?}");
             assert!(
                 text.unwrap_or_default().contains(says.unwrap_or_default()),
                 "{says:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_clock_that_is_set_while_nobody_answers() {
+        // TIME-03 TIME-04
+        const NOW_S: i64 = 1_790_000_000;
+        let (link, clock) = (Link::default(), clock(5));
+        link.skew.heard(Wall::from_secs(NOW_S), clock.now());
+        let reason = || link.condition(None, &clock).reason;
+        link.state.borrow_mut().answered = Some(clock.now());
+        assert_eq!(reason(), "ClockWrong");
+        clock.0.set(Mono(65_000));
+        clock.0.jump(NOW_S - 5);
+        assert_eq!(link.skew.server_time(&clock), Wall::from_secs(NOW_S + 60));
+        assert_eq!(clock.wall(), Wall::from_secs(NOW_S + 60));
+        assert_eq!(link.skew_text(&clock), None, "it is right at once");
+        assert_eq!(reason(), "Answers");
+        // And if it is set back.
+        clock.0.jump(-NOW_S);
+        assert_eq!(link.skew.server_time(&clock), Wall::from_secs(NOW_S + 60));
+        assert_eq!(reason(), "ClockWrong");
     }
 }

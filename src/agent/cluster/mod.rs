@@ -39,6 +39,8 @@ mod restore;
 mod serving;
 mod signing;
 mod statuses;
+#[cfg(test)]
+mod tests;
 mod writer;
 
 use alloc::{collections::BTreeMap, rc::Rc, sync::Arc};
@@ -203,11 +205,12 @@ impl Cluster {
     }
 
     /// What `check` asks for.
-    pub(super) fn health(&self, now: Mono) -> ApiserverHealth {
+    pub(super) fn health(&self, clock: &dyn Clock) -> ApiserverHealth {
+        let now = clock.now();
         ApiserverHealth {
             answered_age_ms: self.link.answered().map(|at| now.since_ms(at)),
             trouble: self.link.trouble(),
-            clock: self.link.skew_text(),
+            clock: self.link.skew_text(clock),
             certificate: self.certificate_trouble(),
         }
     }
@@ -218,8 +221,8 @@ impl Cluster {
     }
 
     /// What `get node` says of the apiserver.
-    pub(super) fn condition(&self, now: Wall) -> NodeCondition {
-        self.link.condition(self.certificate_trouble(), now)
+    pub(super) fn condition(&self, clock: &dyn Clock) -> NodeCondition {
+        self.link.condition(self.certificate_trouble(), clock)
     }
 
     /// When the apiserver last answered.
@@ -254,6 +257,7 @@ impl Cluster {
             complaints: tools.complaints,
             disk: tools.disk,
             k3s: self.k3s.clone(),
+            skew: Arc::clone(&self.link.skew),
         }
     }
 
@@ -436,7 +440,14 @@ impl Cluster {
 #[cfg(test)]
 mod testing {
     //! What tests ask.
+    use crate::api::{Mono, Wall};
+
     impl super::Cluster {
+        /// An answer with this date came at `now`.
+        pub(in crate::agent) fn hear_date(&self, theirs: Wall, now: Mono) {
+            self.link.skew.heard(theirs, now);
+        }
+
         /// A whole list was told since the agent began.
         pub(in crate::agent) fn has_completed(&self) -> bool {
             self.api_pods.has_completed()

@@ -80,8 +80,8 @@ impl ServingCertificate {
                 continue;
             };
             let drawn = draw.of(&held, random);
-            let now = clock.wall();
-            if due(&held, &subject, drawn, now).is_some_and(|due| due > now) {
+            let now = self.signer.server_time();
+            if due(&held, &subject, drawn, clock.wall()).is_some_and(|due| due > now) {
                 requests = Requests::default();
                 clock.until(clock.now() + LOOK).await;
                 continue;

@@ -5,6 +5,7 @@ use alloc::{rc::Rc, sync::Arc};
 use core::{net::IpAddr, time::Duration};
 use std::path::PathBuf;
 
+use super::link::Skew;
 use crate::{
     agent::{clock::Clock, complaints::Complaints},
     api::Wall,
@@ -124,6 +125,8 @@ pub(super) struct Signer {
     pub(super) disk: Lane,
     /// Who signs in the apiserver's place.
     pub(super) k3s: Option<Arc<K3s>>,
+    /// What the apiserver's clock says.
+    pub(super) skew: Arc<Skew>,
 }
 
 /// The supervisor of a cluster of k3s (K3SJ-08).
@@ -140,7 +143,11 @@ pub(super) struct K3s {
 
 impl K3s {
     /// Chain and key, PEM. Blocks.
-    fn certify(&self, purpose: k3s::Purpose, ips: Vec<IpAddr>) -> Result<(String, String), Failed> {
+    pub(super) fn certify(
+        &self,
+        purpose: k3s::Purpose,
+        ips: Vec<IpAddr>,
+    ) -> Result<(String, String), Failed> {
         let password = k3s::password(&self.password_file);
         let path = self.password_file.display();
         let password = match password {
@@ -164,6 +171,11 @@ impl K3s {
 }
 
 impl Signer {
+    /// The time as the apiserver has it, as far as that is known.
+    pub(super) fn server_time(&self) -> Wall {
+        self.skew.server_time(&*self.clock)
+    }
+
     /// One request, from the fresh key to the pair in the store. It is made under another name, if one is given.
     pub(super) async fn obtain(
         &self,

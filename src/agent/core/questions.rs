@@ -117,7 +117,7 @@ impl Agent {
                 .owners
                 .cluster
                 .as_ref()
-                .map(|cluster| cluster.health(now)),
+                .map(|cluster| cluster.health(&*self.tools.clock)),
             tunnel: self.owners.tunnel.as_ref().map(|board| board.health()),
             link: self.owners.budget.as_ref().map(|budget| budget.health()),
         }
@@ -181,7 +181,7 @@ impl Agent {
             pressure: self.eviction.conditions(),
             transition: self.eviction.transition(),
             is_member: cluster.is_some(),
-            apiserver: cluster.map(|cluster| cluster.condition(clock.wall())),
+            apiserver: cluster.map(|cluster| cluster.condition(&**clock)),
         }
     }
 

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     agent::images::{ImageCommands, Stock},
-    api::{PodUid, pod_status::Phase, stats::Detail},
+    api::{PodUid, Wall, pod_status::Phase, stats::Detail},
     image::pull::Settings,
     logic::object_table::TTL_ANNOTATION,
     runtime::{
@@ -360,6 +360,35 @@ fn a_clock_that_is_set_does_not_outdate_tokens() {
     world.advance(s(300));
     assert_ne!(file(&world, &uid, TOKEN_FILE), Some(first));
     assert_eq!(asked(&api, "tokens/"), 1);
+}
+
+#[test]
+fn a_clock_that_is_set_while_nobody_answers_ends_no_token() {
+    // TIME-04 TOK-04 OFF-02
+    const YEAR_S: i64 = 365 * 86_400;
+    let api = Arc::new(FakeApi::default());
+    let world = World::with_wrong_clock(-50 * YEAR_S, &api);
+    world.apply(&[]);
+    let uid = run(&world, &api, "a", mounting(&[token_volume(YEAR_S)]));
+    let first = file(&world, &uid, TOKEN_FILE).expect("token");
+    // Another agent knows of it only what it says itself: that it was given days ago, and is to be replaced.
+    let world = world.restart_agent();
+    world.apply(&[]);
+    let cluster = world.parts.owners.cluster.as_ref().expect("a cluster");
+    let later = Wall::from_secs(world.true_wall().secs() + 3 * 86_400);
+    cluster.hear_date(later, world.now());
+    api.set_link(Link::Down);
+    asked(&api, "tokens/");
+    for by_s in [50 * YEAR_S, 20 * YEAR_S, -70 * YEAR_S] {
+        world.jump(by_s);
+        world.advance(s(300));
+        assert_eq!(file(&world, &uid, TOKEN_FILE).as_ref(), Some(&first));
+        assert_eq!(world.events_of("FailedMount"), 0, "{by_s}");
+    }
+    api.set_link(Link::Up);
+    world.until("is replaced", |w| {
+        file(w, &uid, TOKEN_FILE).as_ref() != Some(&first)
+    });
 }
 
 #[test]

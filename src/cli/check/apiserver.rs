@@ -16,14 +16,15 @@ use crate::{
         store::Store,
         x509::Certificate,
     },
-    logic::check::{Answer, Apiserver, Bootstrap},
+    logic::{
+        check::{Answer, Apiserver, Bootstrap},
+        server_clock::is_wrong,
+    },
     net::ProxyVariables,
 };
 
 /// An apiserver answers within this time, or counts as silent.
 const ANSWER_TIME: Duration = Duration::from_secs(5);
-/// A clock that is off by so much is wrong, seconds.
-const MAX_SKEW_S: u64 = 60;
 
 /// `None`: this machine is no node of a cluster.
 pub(super) fn look(cfg: &Config, proxies: ProxyVariables) -> Option<Apiserver> {
@@ -89,7 +90,7 @@ pub(super) fn look(cfg: &Config, proxies: ProxyVariables) -> Option<Apiserver> {
         .filter(k3s::Cluster::wants_tunnel)
         .map(|cluster| cluster.egress_selector_mode);
     let ahead = skew.load(Ordering::Relaxed);
-    if ahead.unsigned_abs() >= MAX_SKEW_S {
+    if is_wrong(ahead) {
         let word = if ahead > 0 { "ahead of" } else { "behind" };
         facts.clock = Some(format!(
             "the clock of this machine is {} s {word} the apiserver's",

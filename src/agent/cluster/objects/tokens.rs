@@ -100,8 +100,7 @@ impl Objects {
 
     /// The time of day by the clock that tokens are issued by.
     fn server_time(&self) -> Wall {
-        let ours = self.tools.clock.wall();
-        Wall::from_secs(ours.secs().saturating_sub(self.tools.skew.ahead_s()))
+        self.tools.skew.server_time(&*self.tools.clock)
     }
 
     /// The token that the pod has now.

@@ -1,0 +1,355 @@
+//! The certificates of a node whose clock is wrong.
+
+use alloc::{rc::Rc, sync::Arc};
+use core::{future::ready, net::IpAddr, time::Duration};
+use std::{path::PathBuf, sync::Mutex};
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde_json::Value;
+use smol::LocalExecutor;
+
+use super::{
+    certificates::{Certificates, ClientCertificate, Kept},
+    link::{Link, Skew},
+    serving::ServingCertificate,
+    signing::{K3s, Signer},
+};
+use crate::{
+    agent::{
+        complaints::Complaints,
+        tests::world::{Hands, TestClock},
+        views::{ApiAnswer, Change, Gathered, Intake, Later, LoopEnded, NodeView, Taken},
+    },
+    api::{Node, PodUid, Wall, node::NodeAddress},
+    image::testing::Scratch,
+    kube::{
+        Cluster, HttpApi, KubeLanes, Kubeconfig, Rates, Threads, Timeouts,
+        bootstrap::node_subject,
+        csr::{self, Subject},
+        join::k3s::Purpose,
+        store::Store,
+        testing::{Authority, NOW, Server, Validity, ok, say},
+    },
+    net::{ProxyVariables, Url, tls},
+    sys::{clock, lane::Lane},
+};
+
+/// Name of the node.
+const NODE: &str = "n";
+/// Its address.
+const ADDRESS: IpAddr = IpAddr::V4(core::net::Ipv4Addr::new(192, 0, 2, 1));
+const HOUR: Duration = Duration::from_secs(3600);
+const YEAR_S: i64 = 31_557_600;
+/// Most of its life is over.
+const OLD: Validity = (-9500, 500);
+/// It has just begun.
+const FRESH: Validity = (-60, YEAR_S);
+
+/// What a Node says.
+struct Own;
+
+impl NodeView for Own {
+    fn gather(&self) -> Later<'_, Box<dyn Gathered>> {
+        Box::pin(core::future::pending())
+    }
+
+    fn is_ready(&self) -> Later<'_, bool> {
+        Box::pin(ready(true))
+    }
+
+    fn known(&self) -> Option<Node> {
+        let mut node = Node::default();
+        node.status.addresses = vec![NodeAddress {
+            kind: "InternalIP".into(),
+            address: ADDRESS.to_string(),
+        }];
+        Some(node)
+    }
+
+    fn learn(&self, _: Node) {}
+
+    fn set_host_ips(&self, _: Vec<IpAddr>) {}
+}
+
+/// A loop that hears all.
+struct Ear;
+
+impl Intake for Ear {
+    fn deliver(&self, _: Change) -> Later<'_, Result<Taken, LoopEnded>> {
+        Box::pin(ready(Ok(Taken::default())))
+    }
+
+    fn keep_end(&self, _: PodUid) -> Later<'_, ()> {
+        Box::pin(ready(()))
+    }
+
+    fn keep_shown(&self, _: PodUid, _: Value) -> Later<'_, ()> {
+        Box::pin(ready(()))
+    }
+
+    fn heard(&self, _: ApiAnswer) -> Later<'_, ()> {
+        Box::pin(ready(()))
+    }
+
+    fn end_agent(&self) -> Later<'_, ()> {
+        Box::pin(ready(()))
+    }
+}
+
+/// A machine, and an apiserver that signs whatever it is asked to.
+struct World {
+    hands: Rc<Hands>,
+    skew: Arc<Skew>,
+    ca: Arc<Authority>,
+    server: Server,
+    scratch: Scratch,
+    executor: LocalExecutor<'static>,
+}
+
+impl World {
+    /// Certificates hold for so long.
+    fn new(issued: Validity) -> Self {
+        let ca = Arc::new(Authority::new());
+        let signer = Arc::clone(&ca);
+        let asked = Mutex::new(Value::Null);
+        let server = Server::plain(move |seen| {
+            let mut asked = asked.lock().expect("lock");
+            if seen.method == "POST" {
+                *asked = serde_json::from_slice(&seen.body).expect("JSON");
+                return ok(r#"{"metadata":{"name":"csr-x","uid":"u"},"status":{}}"#);
+            }
+            let request = asked["spec"]["request"].as_str().expect("request");
+            let request = STANDARD.decode(request).expect("base64");
+            let request = String::from_utf8(request).expect("PEM");
+            let signed = STANDARD.encode(signer.sign_request(&request, issued));
+            let condition = r#"{"type":"Approved","status":"True"}"#;
+            ok(&format!(
+                r#"{{"metadata":{{"name":"csr-x","uid":"u"}},"status":{{"certificate":"{signed}","conditions":[{condition}]}}}}"#
+            ))
+        });
+        Self {
+            hands: Rc::default(),
+            skew: Arc::default(),
+            ca,
+            server,
+            scratch: Scratch::new(),
+            executor: LocalExecutor::new(),
+        }
+    }
+
+    fn cluster(&self) -> Arc<Cluster> {
+        let text = format!(
+            "clusters: [{{name: c, cluster: {{server: '{}'}}}}]\n\
+             contexts: [{{name: x, context: {{cluster: c}}}}]\ncurrent-context: x\n",
+            self.server.url()
+        );
+        let config = Kubeconfig::parse("k".as_ref(), text.as_bytes(), &[]).expect("kubeconfig");
+        Arc::new(Cluster::new(config, ProxyVariables::default(), None))
+    }
+
+    fn signer(&self) -> Signer {
+        let rates = Rates {
+            main: (0, 0),
+            events: (0, 0),
+        };
+        let api = HttpApi::new(&self.cluster(), Timeouts::default(), rates, None);
+        let clock = Rc::new(TestClock(Rc::clone(&self.hands)));
+        let lanes = [Lane::inline(), Lane::inline()];
+        Signer {
+            lanes: KubeLanes::by(Arc::new(api), lanes, Rc::new(Threads)),
+            complaints: Rc::new(Complaints::new(Rc::clone(&clock) as _)),
+            clock,
+            disk: Lane::inline(),
+            k3s: None,
+            skew: Arc::clone(&self.skew),
+        }
+    }
+
+    /// The certificate of the node's server is kept from now on; one with this life is in use.
+    fn serve(&self, held: Validity) -> Store {
+        let subject = Subject {
+            ips: vec![ADDRESS],
+            ..node_subject(NODE)
+        };
+        let store = self.kept(Store::server(&self.scratch.0), &subject, held);
+        let task = ServingCertificate {
+            node: NODE.into(),
+            store: store.clone(),
+            signer: self.signer(),
+            own: Rc::new(Own),
+            shown: Arc::default(),
+        };
+        self.executor.spawn(task.run()).detach();
+        store
+    }
+
+    /// The node's own certificate is kept from now on; one with this life is in use.
+    fn join(&self, held: Validity) -> Rc<Certificates> {
+        let store = self.kept(Store::client(&self.scratch.0), &node_subject(NODE), held);
+        let state = Rc::<Certificates>::default();
+        let task = ClientCertificate {
+            node: NODE.into(),
+            kept: Kept {
+                store,
+                cluster: self.cluster(),
+                bootstrap: None,
+            },
+            state: Rc::clone(&state),
+            signer: self.signer(),
+            link: Rc::new(Link::new(Arc::clone(&self.skew))),
+            member: Rc::default(),
+            intake: Rc::new(Ear),
+        };
+        self.executor.spawn(task.run()).detach();
+        state
+    }
+
+    fn kept(&self, store: Store, subject: &Subject, holds: Validity) -> Store {
+        let made = csr::request(subject).expect("request");
+        let chain = self.ca.sign_request(&made.request, holds);
+        store.store(&chain, &made.key, clock::wall()).expect("kept");
+        store
+    }
+
+    /// The clock of this machine is set.
+    fn set_clock(&self, to: Wall) {
+        self.hands.jump(to.secs() - self.hands.wall().secs());
+    }
+
+    /// The apiserver answers, with that date.
+    fn hear(&self, theirs: Wall) {
+        self.skew.heard(theirs, self.hands.now());
+    }
+
+    /// Lets time pass, and everything happen that is due.
+    fn advance(&self, by: Duration) {
+        let end = self.hands.now() + by;
+        while self.executor.try_tick() {}
+        while let Some(at) = self.hands.next_alarm().filter(|at| *at <= end) {
+            self.hands.set(at.max(self.hands.now()));
+            while self.executor.try_tick() {}
+        }
+        self.hands.set(end);
+        while self.executor.try_tick() {}
+    }
+
+    /// Certificates that were asked for.
+    fn asked(&self) -> usize {
+        let seen = self.server.seen();
+        seen.iter().filter(|seen| seen.method == "POST").count()
+    }
+}
+
+/// In so many years from now, in truth.
+fn in_years(years: i64) -> Wall {
+    Wall::from_secs(clock::wall().secs() + years * YEAR_S)
+}
+
+fn chain(store: &Store) -> Vec<u8> {
+    store.current().expect("read").expect("a pair").chain
+}
+
+#[test]
+fn a_serving_certificate_is_renewed_by_the_servers_time() {
+    // TIME-03 BOOT-11
+    for (name, ours, held, want) in [
+        ("in 1970", Wall::from_secs(5), OLD, 1),
+        ("far ahead, and it is old", in_years(50), OLD, 1),
+        ("far ahead", in_years(50), FRESH, 0),
+        ("in 1970, and it is fresh", Wall::from_secs(5), FRESH, 0),
+    ] {
+        let world = World::new(FRESH);
+        world.set_clock(ours);
+        world.hear(in_years(0));
+        let store = world.serve(held);
+        let before = chain(&store);
+        world.advance(HOUR);
+        assert_eq!(world.asked(), want, "{name}");
+        assert_eq!(chain(&store) != before, want > 0, "{name}");
+    }
+}
+
+#[test]
+fn a_signer_of_useless_certificates_is_not_asked_without_end() {
+    // BOOT-05 BOOT-07 BOOT-11
+    type Begin = fn(&World);
+    let serve: Begin = |world| _ = world.serve(FRESH);
+    let join: Begin = |world| _ = world.join(FRESH);
+    for (name, begin) in [("of the server", serve), ("of the node", join)] {
+        let world = World::new(FRESH);
+        world.set_clock(in_years(0));
+        // By its own clock all that it issues has ended.
+        world.hear(in_years(10));
+        begin(&world);
+        world.advance(HOUR);
+        let asked = world.asked();
+        assert!((3..=6).contains(&asked), "{name}: {asked}");
+        // Once that is right again, the last one is good.
+        world.hear(in_years(0));
+        world.advance(HOUR);
+        assert_eq!(world.asked(), asked, "{name}");
+    }
+}
+
+#[test]
+fn a_clock_that_is_set_while_nobody_answers_ends_no_certificate() {
+    // TIME-03 TIME-04
+    let world = World::new(FRESH);
+    world.set_clock(Wall::from_secs(5));
+    world.hear(in_years(0));
+    let state = world.join(FRESH);
+    world.advance(HOUR);
+    assert_eq!(state.trouble(), None);
+    // The clock is set right, then far ahead, then back.
+    for now in [in_years(0), in_years(50), Wall::from_secs(5)] {
+        world.set_clock(now);
+        world.advance(HOUR);
+        assert_eq!(state.trouble(), None, "{now}");
+        assert_eq!((state.ended(), world.asked()), (None, 0), "{now}");
+    }
+}
+
+#[test]
+fn the_supervisor_of_k3s_is_shown_what_was_renewed() {
+    // K3SJ-08 BOOT-08
+    let ca = Authority::new();
+    let server = Server::tls(&ca.server(&["127.0.0.1"], NOW), Some(&ca), |_| {
+        say(403, "", b"")
+    });
+    let scratch = Scratch::new();
+    let own = |_| ca.client("system:nodes", "system:node:n", NOW);
+    let [brought, renewed] = [(), ()].map(own);
+    let (kubeconfig, password_file) = (scratch.join("kubelet.conf"), scratch.join("password"));
+    let text = format!(
+        "clusters: [{{name: c, cluster: {{server: '{}', insecure-skip-tls-verify: true}}}}]\n\
+         users: [{{name: u, user: {{client-certificate-data: {}, client-key-data: {}}}}}]\n\
+         contexts: [{{name: x, context: {{cluster: c, user: u}}}}]\ncurrent-context: x\n",
+        server.url(),
+        STANDARD.encode(&brought.certificate),
+        STANDARD.encode(&brought.key),
+    );
+    std::fs::write(&kubeconfig, text).expect("kubeconfig");
+    std::fs::write(&password_file, "secret").expect("password");
+    let store = Store::client(&scratch.0);
+    let k3s = |kubeconfig: PathBuf, kept: Option<Store>| K3s {
+        node: NODE.into(),
+        kubeconfig,
+        kept,
+        servers: vec![Url::parse(&server.url()).expect("URL")],
+        password_file: password_file.clone(),
+        proxies: ProxyVariables::default(),
+    };
+    let shown = |kept: Option<Store>| {
+        let failed = k3s(kubeconfig.clone(), kept).certify(Purpose::Serving, Vec::new());
+        assert!(failed.is_err_and(|failed| failed.answers));
+        let seen = server.seen().pop().expect("a request");
+        seen.peer.expect("a certificate")
+    };
+    let der = |pem: &str| tls::certificates(pem.as_bytes()).remove(0).to_vec();
+    assert_eq!(shown(Some(store.clone())), der(&brought.certificate));
+    store
+        .store(&renewed.certificate, &renewed.key, clock::wall())
+        .expect("stored");
+    assert_eq!(shown(Some(store)), der(&renewed.certificate));
+    assert_eq!(shown(None), der(&brought.certificate));
+}

@@ -1,0 +1,100 @@
+//! The apiserver's clock, as its answers tell it (TIME-03, TIME-04).
+//!
+//! Certificates and tokens are issued and end by that clock. Between two answers it is reckoned by the time since boot, which
+//! goes on while the machine sleeps. So a wall clock that is set meanwhile changes nothing.
+
+use crate::api::{Mono, Wall};
+
+/// A clock that is off by so much is wrong, seconds. Less may be an error of measuring.
+const MAX_SKEW_S: u64 = 60;
+const NS_PER_MS: i64 = 1_000_000;
+const MS_PER_S: i64 = 1000;
+
+/// See the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServerClock {
+    /// What it says less the time since boot, milliseconds.
+    pub offset_ms: i64,
+}
+
+impl ServerClock {
+    /// Of an answer. `theirs`: its date. `now`: when it came.
+    #[must_use]
+    pub fn of_answer(theirs: Wall, now: Mono) -> Self {
+        let theirs_ms = theirs.0.div_euclid(NS_PER_MS);
+        Self {
+            offset_ms: theirs_ms.saturating_sub_unsigned(now.0),
+        }
+    }
+
+    /// What it says now.
+    #[must_use]
+    pub const fn time(self, now: Mono) -> Wall {
+        let ms = self.offset_ms.saturating_add_unsigned(now.0);
+        Wall(ms.saturating_mul(NS_PER_MS))
+    }
+
+    /// By how much the wall clock `ours` is ahead of it, seconds.
+    #[must_use]
+    pub const fn ahead_s(self, now: Mono, ours: Wall) -> i64 {
+        let ahead = ours.0.saturating_sub(self.time(now).0);
+        ahead / (NS_PER_MS * MS_PER_S)
+    }
+}
+
+/// Whether a clock that is ahead by so many seconds is wrong.
+#[must_use]
+pub const fn is_wrong(ahead_s: i64) -> bool {
+    ahead_s.unsigned_abs() >= MAX_SKEW_S
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW_S: i64 = 1_790_000_000;
+
+    #[test]
+    fn a_clock_that_is_set_changes_nothing() {
+        // TIME-03 TIME-04
+        let known = ServerClock::of_answer(Wall::from_secs(NOW_S), Mono(7_000));
+        // A day later, of which the machine has slept a part. It booted in 1970, and was set right since.
+        let now = Mono(7_000 + 86_400_000);
+        let theirs = Wall::from_secs(NOW_S + 86_400);
+        assert_eq!(known.time(now), theirs);
+        for (ours, ahead_s) in [
+            (Wall::from_secs(86_407), 86_407 - NOW_S - 86_400),
+            (theirs, 0),
+            (Wall(theirs.0 + 999_999_999), 0),
+            (Wall(theirs.0 - 59_999_999_999), -59),
+            (Wall::from_secs(theirs.secs() + 630_000_000), 630_000_000),
+        ] {
+            assert_eq!(known.ahead_s(now, ours), ahead_s, "{ours}");
+        }
+    }
+
+    #[test]
+    fn what_no_clock_says() {
+        for theirs in [Wall(i64::MIN), Wall(i64::MAX)] {
+            for now in [Mono(0), Mono(u64::MAX)] {
+                let known = ServerClock::of_answer(theirs, now);
+                let _ = known.time(Mono(u64::MAX));
+                let _ = known.ahead_s(Mono(0), Wall(i64::MIN));
+            }
+        }
+    }
+
+    #[test]
+    fn wrong_clocks() {
+        for (ahead_s, wrong) in [
+            (0, false),
+            (59, false),
+            (-59, false),
+            (60, true),
+            (-60, true),
+            (i64::MIN, true),
+        ] {
+            assert_eq!(is_wrong(ahead_s), wrong, "{ahead_s}");
+        }
+    }
+}
