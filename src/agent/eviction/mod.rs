@@ -38,8 +38,8 @@ use crate::{
     },
     error::chain,
     logic::eviction::{
-        Candidate, ContainerFigures, Input, Layout, MAX_WALKS, Measure, PodFigures, Reclaim,
-        Walked, Walks,
+        Candidate, ContainerFigures, IMAGE_RECLAIM, Input, Layout, MAX_WALKS, Measure, PodFigures,
+        Reclaim, Walked, Walks,
     },
     runtime::RuntimeService,
 };
@@ -83,9 +83,24 @@ impl Evictor {
         }
     }
 
+    /// Has unused images removed, and waits for that only so long: it goes on all the same.
     async fn remove_unused_images(&self) {
-        if let Some(ask) = &self.unused_images {
+        let Some(ask) = &self.unused_images else {
+            return;
+        };
+        let until = self.clock.now() + IMAGE_RECLAIM;
+        let done = async {
             remove_unused(ask).await;
+            true
+        };
+        let late = async {
+            self.clock.until(until).await;
+            false
+        };
+        if !done.or(late).await {
+            let s = IMAGE_RECLAIM.as_secs();
+            let text = format!("unused images are not removed after {s} s: nobody waits for them");
+            self.complaints.complain(&text);
         }
     }
 

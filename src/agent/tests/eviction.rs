@@ -558,3 +558,35 @@ fn a_pod_that_is_to_be_deleted_is_not_refused() {
     });
     assert!(!world.fake.runs(&PodUid::from(&*uid)));
 }
+
+#[test]
+fn images_that_are_not_removed_in_time_hold_up_nothing_else() {
+    // EVICT-04 EVICT-06
+    let api = Arc::new(FakeApi::default());
+    let flags = &["--eviction-hard=nodefs.available<10%,memory.available<100Mi"];
+    let (unused, asked) = smol::channel::bounded(1);
+    let world = World::with_unused_images(flags, &api, unused);
+    world.left.set_memory(500 * MIB);
+    world.left.set_disk(1 << 33);
+    world.apply(&[]);
+    api.create("a", json!({}));
+    runs(&world, &api, &["a"]);
+    world.left.set_disk(1 << 30);
+    world.until("images are to go", |_| !asked.is_empty());
+    // Who removes them unpacks an image, and never answers; the disk gets room by itself.
+    let _removal = asked.try_recv().expect("asked");
+    world.advance(s(25));
+    assert_eq!(api.phase("a"), "Running", "the round waits");
+    world.left.set_disk(1 << 33);
+    world.advance(s(10));
+    // Nothing else is held up.
+    world.left.set_memory(90 * MIB);
+    world.until("goes", |_| api.phase("a") == "Failed");
+    let pod = api.get("ns", "a").expect("there");
+    let message = pod["status"]["message"].as_str().expect("text");
+    assert!(
+        message.starts_with("The node was low on resource: memory."),
+        "{message}"
+    );
+    assert_eq!(world.events_of("Evicted"), 1);
+}

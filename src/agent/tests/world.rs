@@ -35,7 +35,7 @@ use super::{
         driver::PodDriver,
         event_loop::{self, Seat},
         executor,
-        images::Supply,
+        images::{Supply, UnusedImages},
         manifests,
         metrics::Metrics,
         node::{self, Node, NodeFacts},
@@ -218,6 +218,8 @@ struct Way {
     declared: String,
     /// Seconds by which the wall clock is off at the first boot, if nobody keeps it right.
     off_s: Option<i64>,
+    /// Who is to remove images that nobody uses.
+    unused_images: Option<UnusedImages>,
 }
 
 impl Way {
@@ -232,6 +234,7 @@ impl Way {
             devices: Arc::default(),
             declared: String::new(),
             off_s: None,
+            unused_images: None,
         }
     }
 }
@@ -313,6 +316,23 @@ impl World {
         let mut world = Self::make(Way {
             api: Some(Arc::clone(api) as Arc<dyn Api>),
             off_s: Some(off_s),
+            ..Way::plain(assembly::driver)
+        });
+        world.api = Some(Arc::clone(api));
+        world.set(world.now());
+        world
+    }
+
+    /// Whoever has the other end of `unused` is asked to remove images that nobody uses.
+    pub(super) fn with_unused_images(
+        flags: &'static [&'static str],
+        api: &Arc<FakeApi>,
+        unused: UnusedImages,
+    ) -> Self {
+        let mut world = Self::make(Way {
+            flags,
+            api: Some(Arc::clone(api) as Arc<dyn Api>),
+            unused_images: Some(unused),
             ..Way::plain(assembly::driver)
         });
         world.api = Some(Arc::clone(api));
@@ -417,6 +437,7 @@ impl World {
             ((*handler).to_owned(), wire)
         });
         let clock: Rc<dyn Clock> = Rc::new(TestClock(Rc::clone(&hands)));
+        given.images.unused.clone_from(&way.unused_images);
         given.providers = Providers::new(wires.collect(), NODE, &clock);
         given.runtime = route(given.runtime, given.providers.as_ref());
         let running = Running::start(given, way.driver, &executor, &events, queue);

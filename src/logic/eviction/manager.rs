@@ -26,6 +26,9 @@ use crate::api::{Mono, PodUid, Quantity};
 pub const POLL: Duration = Duration::from_secs(10);
 /// The same, when something falls so fast that it would be short before that, or the doorbell rings.
 pub const MIN_POLL: Duration = Duration::from_secs(1);
+/// So long the removal of unused images is waited for; then the round goes on with what is left. The removal itself waits
+/// while an image is unpacked, which takes minutes on a board, and nothing else is looked at meanwhile: not even memory.
+pub const IMAGE_RECLAIM: Duration = Duration::from_secs(30);
 /// So long the clean-up of a pod that has stopped is waited for.
 const CLEAN_UP: Duration = Duration::from_secs(30);
 /// So long its stop is waited for, whatever its grace.
@@ -99,7 +102,7 @@ pub enum Action {
     CheckLimits,
     /// Tell that something is short and will be reclaimed.
     Tell(Starved),
-    /// Throw away what is nobody's, and look again; ends with [`Input::Reclaimed`].
+    /// Throw away what is nobody's, images within [`IMAGE_RECLAIM`], and look again; ends with [`Input::Reclaimed`].
     Reclaim(&'static [Reclaim]),
     /// Measure pods; ends with [`Input::Measured`].
     Measure(Measure),
@@ -118,7 +121,7 @@ pub enum Input {
     Observed(Observations, bool),
     /// These pods have more than they may.
     Checked(Vec<Violation>),
-    /// What could be thrown away is gone, and this is left.
+    /// What could be thrown away in time is gone, and this is left.
     Reclaimed(Observations),
     /// The pods that might go, measured.
     Measured(Vec<Candidate>),

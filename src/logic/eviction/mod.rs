@@ -24,7 +24,9 @@ mod threshold;
 mod walks;
 
 pub use local_storage::{Violation, is_limited, violation};
-pub use manager::{Action, Input, MIN_POLL, Manager, Measure, POLL, Reclaim, Settings, Victim};
+pub use manager::{
+    Action, IMAGE_RECLAIM, Input, MIN_POLL, Manager, Measure, POLL, Reclaim, Settings, Victim,
+};
 pub use message::{Words, eviction};
 pub use observation::{FileSystems, Layout, Observations, Reading};
 pub use pressure::{Conditions, Short, is_recent};
