@@ -62,6 +62,12 @@ impl Waiting {
         self.0.iter().any(|wait| wait.uid == *uid && !wait.granted)
     }
 
+    /// Whether the pod waits, or is about to be judged.
+    #[must_use]
+    pub fn holds(&self, uid: &PodUid) -> bool {
+        self.0.iter().any(|wait| wait.uid == *uid)
+    }
+
     /// A pod that need not wait any longer: all for which it waits have stopped, or had time enough. `runs`: something of it
     /// may still run.
     pub fn poll_ready(&mut self, runs: impl Fn(&PodUid) -> bool, now: Mono) -> Option<PodUid> {

@@ -133,6 +133,14 @@ impl Agent {
         if self.stop.when_idle {
             return;
         }
+        let ends = pod.metadata.deletion_timestamp.is_some() || pod.status.phase.is_terminal();
+        if ends {
+            self.take_room(&pod.metadata.uid);
+        }
+        if self.holds_room(&pod.metadata.uid) {
+            // Its record is read when it is judged: that is the newest.
+            return;
+        }
         if self.devices.is_waiting(&pod.metadata.uid) {
             let ends = pod.metadata.deletion_timestamp.is_some();
             if !ends && !self.admit(pod, now) {
@@ -170,6 +178,7 @@ impl Agent {
         let config = self.pods.unconfigure(uid);
         self.sources.early.retain(|pod| pod.metadata.uid != *uid);
         self.devices.forget_waiting(uid);
+        self.take_room(uid);
         match dispatch::on_removal(self.sources.is_ready(source)) {
             Removal::Kill => self.kill(uid, config, None, now),
             Removal::LeaveToHousekeeping => {
@@ -188,6 +197,7 @@ impl Agent {
     ) {
         // It has a worker from now on, which must not be told that the pod begins.
         self.sources.early.retain(|pod| pod.metadata.uid != *uid);
+        self.take_room(uid);
         let taken = match &config {
             Some(config) => {
                 let facts = config.facts(uid);

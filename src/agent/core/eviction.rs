@@ -151,6 +151,11 @@ impl Agent {
         self.eviction.room.is_waiting(uid)
     }
 
+    /// The same, or the pod is about to be judged as if they had gone.
+    pub(super) fn holds_room(&self, uid: &PodUid) -> bool {
+        self.eviction.room.holds(uid)
+    }
+
     /// Those that made room for the pod; `None`: nobody had to.
     pub(super) fn take_room(&mut self, uid: &PodUid) -> Option<Vec<PodUid>> {
         self.eviction.room.take(uid)

@@ -590,3 +590,43 @@ fn images_that_are_not_removed_in_time_hold_up_nothing_else() {
     );
     assert_eq!(world.events_of("Evicted"), 1);
 }
+
+#[test]
+fn an_edit_does_not_start_a_pod_that_waits_for_room() {
+    // ADM-15 PRE-03
+    let (world, api) = world(&[]);
+    let mut critical = manifest("static", asking("800Mi"));
+    let label = json!({"fieldRef": {"fieldPath": "metadata.labels['x']"}});
+    critical["spec"]["containers"][0]["env"] = json!([{"name": "X", "valueFrom": label}]);
+    let uid = PodUid::from("static");
+    // Somebody has to go for it, and takes his time.
+    let begin = |name: &str| {
+        api.create(name, asking("900Mi"));
+        runs(&world, &api, &[name]);
+        let fault = fault(Op::StopContainer, 1, Trouble::Hangs);
+        world.fake.add_fault(fault);
+        world.apply(core::slice::from_ref(&critical));
+        world.until("stops", |w| w.fake.hanging(Op::StopContainer) == 1);
+    };
+    // One that goes while it waits is not begun again.
+    begin("a");
+    world.apply(&[]);
+    world.until("is gone", |w| w.is_gone("static"));
+    world.fake.release(Op::StopContainer);
+    world.until("has gone", |_| api.phase("a") == "Failed");
+    world.advance(s(60));
+    assert!(world.fake.container(&uid, "c").is_none());
+    begin("b");
+    let mut edited = critical.clone();
+    edited["metadata"]["labels"] = json!({"x": "y"});
+    world.apply(&[edited]);
+    world.advance(s(5));
+    assert!(!world.fake.runs(&uid), "there is no room yet");
+    world.fake.release(Op::StopContainer);
+    world.until("runs", |w| w.fake.runs(&uid));
+    let made = world.fake.config(&uid, "c").expect("made");
+    assert!(
+        made.env.contains(&("X".into(), "y".into())),
+        "the newest record"
+    );
+}
