@@ -29,6 +29,7 @@ pub(super) fn facts(
         name: node.name.clone(),
         labels: rules::new_labels(&node.settings, &node.identity.architecture),
         taints: node.settings.taints.clone(),
+        unread: false,
         allocatable,
         pressure: Vec::new(),
         sysctls: SysctlAllowlist::new(kernel, &cfg.allowed_unsafe_sysctls)

@@ -59,6 +59,7 @@ mod gc;
 mod housekeeping;
 mod images;
 mod inhibitor;
+mod kept_node;
 mod link_budget;
 mod link_cost;
 mod log_rotation;

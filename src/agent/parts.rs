@@ -13,6 +13,7 @@ use super::{
     eviction::gauge::Gauge,
     executor::PodCgroups,
     images::{self, Images, Supply, UnusedImages},
+    kept_node,
     link_budget::LinkBudget,
     link_cost::{LinkCost, Way},
     metered::Metered,
@@ -172,6 +173,8 @@ impl Parts {
         let joined = given.joined.as_ref();
         let authority = joined.map_or_else(String::new, |joined| joined.authority.clone());
         let cluster = given.joined.map(|joined| {
+            let kept = kept_node::recall(&cfg.dirs.root, &cfg.node_name, &authority);
+            given.node.recall(kept);
             let labels = given.node.with_admission(|node| node.labels.clone());
             let tools = cluster::Tools {
                 clock: Rc::clone(&clock),

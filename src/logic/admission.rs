@@ -13,6 +13,7 @@ use crate::api::{
 };
 
 use super::{
+    node::renew_labels,
     node_resources::is_extended,
     node_selector::{fits_node, tolerates},
     pod_kind::{is_critical, is_static},
@@ -30,6 +31,13 @@ const OS: &str = "linux";
 const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 /// Node condition.
 const MEMORY_PRESSURE: &str = "MemoryPressure";
+/// Effect of the only taints that count here.
+const NO_EXECUTE: &str = "NoExecute";
+/// Taints of the node controller. They tell how the node was when it was read, and nothing of the time after.
+const PASSING_TAINTS: [&str; 2] = [
+    "node.kubernetes.io/not-ready",
+    "node.kubernetes.io/unreachable",
+];
 
 /// A refusal: reason for status and event, bare text (the status adds `Pod was rejected: `).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -86,6 +94,9 @@ pub struct NodeFacts {
     pub labels: BTreeMap<String, String>,
     /// Taints.
     pub taints: Vec<Taint>,
+    /// An apiserver has the Node, and nobody here knows what it says: labels and taints are those of a new one. Pods of the
+    /// API are not judged by them: before the Node was read all of them are from disk, so they were admitted before (OFF-07).
+    pub unread: bool,
     /// What pods may use together: `cpu` in thousandths, `pods`, the rest in its own unit. A missing resource is 0.
     pub allocatable: Amounts,
     /// Pressure conditions that hold now, in the order in which they are to be named.
@@ -104,6 +115,7 @@ impl NodeFacts {
     /// Takes labels and taints from the Node in the API, and of what may be used there what this agent does not measure
     /// itself: extended resources that others have put into its status (NODE-06, NODE-11).
     pub fn learn(&mut self, node: &Node) {
+        self.unread = false;
         self.labels.clone_from(&node.metadata.labels);
         self.taints.clone_from(&node.spec.taints);
         self.allocatable.retain(|name, _| !is_extended(name));
@@ -112,6 +124,51 @@ impl NodeFacts {
         let is_other = |name: &str| is_extended(name) && !devices.iter().any(|d| **d == *name);
         self.allocatable
             .extend(others.filter(|(name, _)| is_other(name)));
+    }
+
+    /// Begins as a member of a cluster: by what the Node said when it was last read, if that was kept. Usual labels are this
+    /// agent's, as when it registers (NODE-03).
+    pub fn recall(&mut self, kept: Option<KeptNode>) {
+        let Some(KeptNode { mut labels, taints }) = kept else {
+            self.unread = true;
+            return;
+        };
+        renew_labels(&mut labels, &self.labels);
+        self.labels = labels;
+        self.taints = taints;
+    }
+}
+
+/// What of the Node in the API is kept for the agent after this one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KeptNode {
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// Taints that count, without their time.
+    pub taints: Vec<Taint>,
+}
+
+impl KeptNode {
+    /// What is kept of `node`. It is the same as long as nothing changes that a later admission goes by.
+    #[must_use]
+    pub fn of(node: &Node) -> Self {
+        let counts = |taint: &&Taint| {
+            taint.effect == NO_EXECUTE && !PASSING_TAINTS.contains(&taint.key.as_str())
+        };
+        let timeless = |taint: &Taint| Taint {
+            time_added: None,
+            ..taint.clone()
+        };
+        Self {
+            labels: node.metadata.labels.clone(),
+            taints: node
+                .spec
+                .taints
+                .iter()
+                .filter(counts)
+                .map(timeless)
+                .collect(),
+        }
     }
 }
 
@@ -324,7 +381,7 @@ impl Failure {
 /// All predicates that fail, in the order of ADM-05.
 fn predicates(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> Vec<Failure> {
     let mut failures = lacking_resources(pod, node, active);
-    if !fits_node(pod, &node.name, &node.labels) {
+    if knows_node_of(pod, node) && !fits_node(pod, &node.name, &node.labels) {
         failures.push(Failure::Affinity);
     }
     let others = [
@@ -338,6 +395,11 @@ fn predicates(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> Vec<Failure>
             .filter_map(|r| r.err().map(Failure::Other)),
     );
     failures
+}
+
+/// Whether labels and taints say anything about the pod.
+fn knows_node_of(pod: &Pod, node: &NodeFacts) -> bool {
+    !node.unread || is_static(pod)
 }
 
 fn check_pressure(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
@@ -485,8 +547,8 @@ fn check_taints(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
     let untolerated = node
         .taints
         .iter()
-        .any(|t| t.effect == "NoExecute" && !tolerates(&pod.spec.tolerations, t));
-    if untolerated && !is_static(pod) {
+        .any(|t| t.effect == NO_EXECUTE && !tolerates(&pod.spec.tolerations, t));
+    if untolerated && knows_node_of(pod, node) && !is_static(pod) {
         return Err(Rejection::predicate(
             "TaintToleration",
             "node(s) had taints that the pod didn't tolerate",

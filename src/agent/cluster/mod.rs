@@ -50,6 +50,7 @@ use std::path::Path;
 use super::{
     clock::Clock,
     complaints::Complaints,
+    kept_node::NodeRecord,
     link_budget::LinkBudget,
     link_cost::LinkCost,
     offered::Offered,
@@ -116,6 +117,8 @@ pub(super) struct Cluster {
     k3s: Option<Arc<K3s>>,
     /// Answers about pods that may wait.
     answers: usize,
+    /// What the cluster is known by.
+    authority: String,
 }
 
 /// What `pod` refers to in the API, if it is a pod of the API.
@@ -163,7 +166,7 @@ impl Cluster {
             skew,
             certificate,
             k3s,
-            authority: _,
+            authority,
             doorbells,
             seed,
             peer: _,
@@ -201,6 +204,7 @@ impl Cluster {
             certificate: Cell::new(certificate),
             k3s,
             answers,
+            authority,
         }
     }
 
@@ -329,6 +333,7 @@ impl Cluster {
                 complaints: complaints(),
             },
             offered: Offered::new(&cfg.dirs.root, disk()),
+            record: NodeRecord::new(&cfg.dirs.root, name(), self.authority.clone(), disk()),
         });
         let lease = LeaseTask {
             node: name(),

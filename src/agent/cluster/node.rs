@@ -27,6 +27,7 @@ use super::{
 use crate::{
     agent::{
         clock::in_step,
+        kept_node::NodeRecord,
         offered::{Names, Offered},
         recorder::{Recorder, Severity},
         views::{Gathered, NodeView},
@@ -34,9 +35,12 @@ use crate::{
     api::{Mono, Node, strict::typed},
     config::NodeConfig,
     kube::{KubeError, Patch, api::Reply},
-    logic::node::{
-        self, AfterCreate, CreateAnswer, FAST_INTERVAL, Fast, MAX_TRIES, NodeEvent, Pace,
-        Registering,
+    logic::{
+        admission::KeptNode,
+        node::{
+            self, AfterCreate, CreateAnswer, FAST_INTERVAL, Fast, MAX_TRIES, NodeEvent, Pace,
+            Registering,
+        },
     },
 };
 
@@ -55,6 +59,8 @@ pub(super) struct NodeKeeper {
     pub(super) cidrs: CidrFollower,
     /// What the Node was told of.
     pub(super) offered: Offered,
+    /// What is kept of it.
+    pub(super) record: NodeRecord,
 }
 
 /// What rings for a read is not rung more often than this.
@@ -318,9 +324,24 @@ impl NodeKeeper {
             self.record(event);
         }
         let spec = node.spec.clone();
+        // Before a pod is admitted by it: after a power cut the next agent has to know as much.
+        self.keep(&node).await;
         self.own.learn(node);
         self.cidrs.follow(&self.member, &spec).await;
         self.member.set_read();
+    }
+
+    async fn keep(&self, node: &Node) {
+        let kept = KeptNode::of(node);
+        let is_same = || self.own.known().is_some_and(|k| KeptNode::of(&k) == kept);
+        if self.record.is_kept() && is_same() {
+            return;
+        }
+        if let Err(e) = self.record.keep(kept).await {
+            let what =
+                "cannot keep the labels and taints of the node for a start without the apiserver";
+            self.complain(&format!("{what}: {e}"));
+        }
     }
 
     fn record(&self, event: NodeEvent) {

@@ -131,6 +131,11 @@ impl Node {
         look(&self.admission.borrow())
     }
 
+    /// The node is one of a cluster, of which an agent before this one has kept that.
+    pub(super) fn recall(&self, kept: Option<admission::KeptNode>) {
+        self.admission.borrow_mut().recall(kept);
+    }
+
     /// Names of the conditions that speak against new pods.
     pub(super) fn set_pressure(&self, names: Vec<String>) {
         self.admission.borrow_mut().pressure = names;

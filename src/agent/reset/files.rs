@@ -13,13 +13,14 @@ use crate::{
 
 /// What lies in the root directory beside images: all of it is the agent's own. Secrets are among `objects`, and in what a URL
 /// gave. The node's certificates stay: a kubeconfig names them.
-const ROOT_ENTRIES: [&str; 12] = [
+const ROOT_ENTRIES: [&str; 13] = [
     "pods",
     "objects",
     "manifest-url",
     "link-budget.json",
     "device-plugins.json",
     "node-resources.json",
+    "node-labels.json",
     "containers",
     "sandboxes",
     "cni",
@@ -194,6 +195,7 @@ mod tests {
             "link-budget.json",
             "device-plugins.json",
             "node-resources.json",
+            "node-labels.json",
         ] {
             fs::write(root.join(file), "{}").expect("file");
         }
@@ -217,6 +219,7 @@ mod tests {
                 "link-budget.json",
                 "device-plugins.json",
                 "node-resources.json",
+                "node-labels.json",
                 "update",
             ] {
                 assert!(!root.join(gone).exists(), "{gone}");

@@ -1,5 +1,6 @@
 //! The agent whole, over the fake runtime and a clock that tests move: from a manifest to what the runtime was told.
 
+mod admission;
 pub(super) mod api;
 pub(in crate::agent) mod api_objects;
 mod cluster;

@@ -893,6 +893,7 @@ impl Template {
         let root = &self.cfg.dirs.root;
         let beside =
             ["cgroup", "images", "links", "logs", "manifests"].map(|dir| self.root.join(dir));
+        let _ = fs::remove_file(root.join("node-labels.json"));
         let within = ["image_manager", "objects", "pods"].map(|dir| root.join(dir));
         for dir in beside.iter().chain(&within) {
             for left in fs::read_dir(dir).into_iter().flatten().flatten() {

@@ -625,3 +625,59 @@ fn what_the_api_says_of_the_node() {
     facts.learn(&seen);
     assert!(!facts.allocatable.contains_key("vendor.io/x"));
 }
+
+#[test]
+fn what_an_agent_before_this_one_has_learnt() {
+    // NODE-06 ADM-04
+    let taint = |key: &str, effect: &str| Taint {
+        key: key.into(),
+        effect: effect.into(),
+        time_added: Some(crate::api::Wall::from_secs(1)),
+        ..Taint::default()
+    };
+    let mut seen = Node::default();
+    seen.metadata.labels = [("disk", "ssd"), ("kubernetes.io/hostname", "old")]
+        .map(|(key, value)| (key.into(), value.into()))
+        .into();
+    seen.spec.taints = vec![
+        taint("k", "NoExecute"),
+        taint("cordon", "NoSchedule"),
+        taint("node.kubernetes.io/unreachable", "NoExecute"),
+    ];
+    let kept = KeptNode::of(&seen);
+    assert_eq!(kept.taints.len(), 1, "what counts, and stays");
+    seen.spec.taints.truncate(1);
+    seen.spec.taints[0].time_added = None;
+    assert_eq!(kept, KeptNode::of(&seen), "the same for admission");
+    let mut facts = node();
+    facts.labels = [("kubernetes.io/hostname".into(), "pi".into())].into();
+    facts.recall(Some(kept));
+    assert_eq!(facts.labels["disk"], "ssd");
+    assert_eq!(facts.labels["kubernetes.io/hostname"], "pi", "NODE-03");
+    assert_eq!(facts.taints, seen.spec.taints);
+    assert!(!facts.unread);
+}
+
+#[test]
+fn by_a_node_that_nobody_knows_no_pod_of_the_api_is_refused() {
+    // NODE-06 ADM-04
+    let pick = |pod: &mut Pod| pod.spec.node_selector = [("zone".into(), "b".into())].into();
+    let mut facts = node();
+    facts.recall(None);
+    facts.taints = vec![Taint {
+        key: "k".into(),
+        effect: "NoExecute".into(),
+        ..Taint::default()
+    }];
+    let of_api = with(pick);
+    assert_eq!(reason(&of_api, &facts, &[]), "");
+    let of_file = with(|pod| {
+        is_static_pod(pod);
+        pick(pod);
+    });
+    assert_eq!(reason(&of_file, &facts, &[]), "NodeAffinity");
+    let mut seen = Node::default();
+    seen.metadata.labels = facts.labels.clone();
+    facts.learn(&seen);
+    assert_eq!(reason(&of_api, &facts, &[]), "NodeAffinity");
+}

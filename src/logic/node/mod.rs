@@ -29,6 +29,7 @@ pub use patch::{Patch, status_patch};
 pub use pod_cidr::{Cidr, CidrError, PodCidrs};
 pub use register::{
     AfterCreate, CreateAnswer, Registering, after_create, initial, new_labels, offered, reconcile,
+    renew_labels,
 };
 pub use status::{Applied, apply};
 pub use unkept::Unkept;

@@ -107,18 +107,7 @@ pub fn reconcile(
             node.metadata.annotations.remove(CONTROLLER_ATTACHES);
         }
     }
-    for label in DEFAULT_LABELS {
-        match initial.metadata.labels.get(label) {
-            // Said to be empty: as if it were not there.
-            Some(value) if value.is_empty() => {
-                node.metadata.labels.remove(label);
-            }
-            Some(value) => {
-                node.metadata.labels.insert(label.into(), value.clone());
-            }
-            None => {}
-        }
-    }
+    renew_labels(&mut node.metadata.labels, &initial.metadata.labels);
     reconcile_resources(&mut node.status.capacity, &initial.status.capacity);
     reconcile_resources(&mut node.status.allocatable, &initial.status.allocatable);
     let is_gone = |name: &String| {
@@ -133,6 +122,22 @@ pub fn reconcile(
         }
     }
     (node != *existing).then_some(node)
+}
+
+/// Puts the usual labels of a new Node into those of an old one of the same name.
+pub fn renew_labels(labels: &mut BTreeMap<String, String>, initial: &BTreeMap<String, String>) {
+    for label in DEFAULT_LABELS {
+        match initial.get(label) {
+            // Said to be empty: as if it were not there.
+            Some(value) if value.is_empty() => {
+                labels.remove(label);
+            }
+            Some(value) => {
+                labels.insert(label.into(), value.clone());
+            }
+            None => {}
+        }
+    }
 }
 
 /// Extended resources that a Node to be made has: those that this agent offers.

@@ -1,0 +1,179 @@
+//! What admission goes by of the Node in the API, kept in the root directory: an agent that starts with no apiserver in reach
+//! has to know which labels and taints others gave to the node (NODE-06, OFF-07).
+
+use alloc::collections::BTreeMap;
+use core::cell::Cell;
+use std::{
+    fs::{self, File},
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    api::{node::Taint, strict::from_json},
+    logic::{admission::KeptNode, authority},
+    sys::{file, lane::Lane},
+};
+
+/// In the root directory.
+const FILE: &str = "node-labels.json";
+/// Bytes of it. A Node with more labels is not kept.
+const MAX_BYTES: u64 = 64 << 10;
+
+#[derive(Serialize, Deserialize, PartialEq, Eq)]
+struct Record {
+    /// Name of the node.
+    node: String,
+    /// What the cluster is known by.
+    cluster: String,
+    labels: BTreeMap<String, String>,
+    taints: Vec<Taint>,
+}
+
+/// What an agent before this one has kept of that Node of that cluster; `None`: nothing, or nothing that can be used, which is
+/// logged. Blocking.
+pub(super) fn recall(root: &Path, node: &str, cluster: &str) -> Option<KeptNode> {
+    let path = root.join(FILE);
+    let read = read(&path).and_then(|record| {
+        if record.node != node || !authority::is_same(&record.cluster, cluster) {
+            return Err(io::Error::other(
+                "it is of another node, or another cluster",
+            ));
+        }
+        Ok(record)
+    });
+    match read {
+        Ok(Record { labels, taints, .. }) => Some(KeptNode { labels, taints }),
+        Err(e) => {
+            if e.kind() != io::ErrorKind::NotFound {
+                log::warn!("{}: {e}", path.display());
+            }
+            None
+        }
+    }
+}
+
+fn read(path: &Path) -> io::Result<Record> {
+    let mut text = Vec::new();
+    File::open(path)?.take(MAX_BYTES).read_to_end(&mut text)?;
+    from_json(&text).map_err(io::Error::other)
+}
+
+/// Keeps it for the next agent.
+pub(super) struct NodeRecord {
+    path: PathBuf,
+    node: String,
+    cluster: String,
+    disk: Lane,
+    /// What was last told lies on disk.
+    is_kept: Cell<bool>,
+}
+
+impl NodeRecord {
+    /// Of that Node of that cluster.
+    pub(super) fn new(root: &Path, node: String, cluster: String, disk: Lane) -> Self {
+        Self {
+            path: root.join(FILE),
+            node,
+            cluster,
+            disk,
+            is_kept: Cell::new(false),
+        }
+    }
+
+    /// Whether what was last told lies on disk.
+    pub(super) fn is_kept(&self) -> bool {
+        self.is_kept.get()
+    }
+
+    /// Keeps what admission goes by from now on. It is written only if it differs from what lies there.
+    ///
+    /// # Errors
+    /// The disk cannot be written, or it is too much. Only an agent that starts without an apiserver is worse off.
+    pub(super) async fn keep(&self, KeptNode { labels, taints }: KeptNode) -> io::Result<()> {
+        let path = self.path.clone();
+        let record = Record {
+            node: self.node.clone(),
+            cluster: self.cluster.clone(),
+            labels,
+            taints,
+        };
+        let kept = self.disk.run(move || keep(&path, &record)).await;
+        self.is_kept.set(kept.is_ok());
+        kept
+    }
+}
+
+fn keep(path: &Path, record: &Record) -> io::Result<()> {
+    if read(path).is_ok_and(|known| known == *record) {
+        return Ok(());
+    }
+    let text = serde_json::to_vec(record)?;
+    if text.len() as u64 >= MAX_BYTES {
+        // By an older one, pods would be refused that fit.
+        return match fs::remove_file(path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => Err(io::Error::other(format!(
+                "it has {} bytes, more than {MAX_BYTES}",
+                text.len()
+            ))),
+        };
+    }
+    file::write_atomic(path, &text, 0o600, true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labelled(value: &str) -> KeptNode {
+        KeptNode {
+            labels: [("disk".to_owned(), value.to_owned())].into(),
+            taints: vec![Taint {
+                key: "k".into(),
+                effect: "NoExecute".into(),
+                ..Taint::default()
+            }],
+        }
+    }
+
+    #[test]
+    fn it_comes_back_and_is_written_only_if_it_differs() {
+        // NODE-06
+        let root = std::env::temp_dir().join(format!("picolet-kept-node-{}", std::process::id()));
+        fs::create_dir_all(&root).expect("directory");
+        let path = root.join(FILE);
+        let of = |cluster: &str| NodeRecord::new(&root, "n".into(), cluster.into(), Lane::inline());
+        let keep = |kept: KeptNode| smol::future::block_on(of("old").keep(kept));
+        assert_eq!(recall(&root, "n", "old"), None, "no agent was here");
+        keep(labelled("ssd")).expect("kept");
+        assert_eq!(recall(&root, "n", "new,old"), Some(labelled("ssd")));
+        assert_eq!(recall(&root, "n", "other"), None, "of another cluster");
+        assert_eq!(recall(&root, "m", "old"), None, "of another node");
+        let written = || {
+            fs::metadata(&path)
+                .expect("there")
+                .modified()
+                .expect("time")
+        };
+        let inode = || std::os::unix::fs::MetadataExt::ino(&fs::metadata(&path).expect("there"));
+        let before = (written(), inode());
+        keep(labelled("ssd")).expect("kept");
+        assert_eq!((written(), inode()), before, "flash is spared");
+        keep(labelled("hdd")).expect("kept");
+        assert_eq!(recall(&root, "n", "old"), Some(labelled("hdd")));
+        assert!(keep(labelled(&"x".repeat(70_000))).is_err());
+        assert_eq!(
+            recall(&root, "n", "old"),
+            None,
+            "nothing is better than what was"
+        );
+        fs::write(&path, "torn").expect("written");
+        assert_eq!(recall(&root, "n", "old"), None);
+        keep(labelled("ssd")).expect("kept");
+        assert_eq!(recall(&root, "n", "old"), Some(labelled("ssd")));
+        fs::remove_dir_all(root).expect("clean");
+    }
+}

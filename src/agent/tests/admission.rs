@@ -1,0 +1,143 @@
+//! Pods that the Node's labels and taints are for or against: as it was last read, as it is, and as an agent before this one
+//! has known it.
+
+use alloc::sync::Arc;
+use core::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::{
+    api::{FakeApi, Link},
+    world::{World, manifest},
+};
+use crate::{api::PodUid, api::pod_status::Phase};
+
+const fn s(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+/// A report of the node comes at least so often, with the Node as it is.
+const REPORT: Duration = s(600);
+
+fn world(flags: &'static [&'static str]) -> (World, Arc<FakeApi>) {
+    let api = Arc::new(FakeApi::default());
+    let world = World::with_flags_and_api(flags, &api);
+    world.apply(&[]);
+    world.advance(s(30));
+    (world, api)
+}
+
+fn on_ssd() -> Value {
+    json!({"nodeSelector": {"disk": "ssd"}})
+}
+
+/// As `kubectl label node` does; `None` takes the label away.
+fn label(api: &FakeApi, value: Option<&str>) {
+    api.edit_node(|node| match value {
+        Some(value) => node["metadata"]["labels"]["disk"] = value.into(),
+        None => {
+            _ = node["metadata"]["labels"]
+                .as_object_mut()
+                .map(|all| all.remove("disk"))
+        }
+    });
+}
+
+fn runs(world: &World, api: &FakeApi, name: &str) {
+    world.until("runs", |_| api.phase(name) == "Running");
+}
+
+fn container(world: &World, uid: &str) -> Option<String> {
+    let found = world.fake.container(&PodUid::from(uid), "c");
+    found.map(|c| c.id.to_string())
+}
+
+fn reason(api: &FakeApi, name: &str) -> String {
+    let pod = api.get("ns", name).expect("there");
+    pod["status"]["reason"].as_str().unwrap_or("").into()
+}
+
+#[test]
+fn a_label_of_others_is_known_to_the_next_agent() {
+    // ADM-04 NODE-06 OFF-07 SEED-01
+    let (world, api) = world(&[]);
+    label(&api, Some("ssd"));
+    world.advance(REPORT);
+    let uid = api.create("a", on_ssd());
+    runs(&world, &api, "a");
+    let before = container(&world, &uid);
+    // With an apiserver in reach the pod is taken up from disk too, before the Node was read.
+    let world = world.restart_agent();
+    world.apply(&[]);
+    world.advance(s(60));
+    assert_eq!(container(&world, &uid), before);
+    api.set_link(Link::Down);
+    let world = world.restart_agent();
+    world.apply(&[]);
+    world.advance(s(300));
+    assert_eq!(world.phase(&uid), Some(Phase::Running));
+    assert_eq!(container(&world, &uid), before, "it goes on");
+    let world = world.reboot();
+    world.apply(&[]);
+    world.until("runs again", |w| w.fake.runs(&PodUid::from(&*uid)));
+    world.advance(s(300));
+    assert_eq!(world.phase(&uid), Some(Phase::Running));
+    api.set_link(Link::Up);
+    runs(&world, &api, "a");
+    assert_eq!(reason(&api, "a"), "");
+    // What the API has said goes on to count: nothing is left of the label.
+    label(&api, None);
+    world.advance(REPORT);
+    assert_eq!(api.phase("a"), "Running", "ADM-01");
+    let world = world.restart_agent();
+    world.apply(&[]);
+    world.until("is refused", |_| api.phase("a") == "Failed");
+    assert_eq!(reason(&api, "a"), "NodeAffinity");
+}
+
+#[test]
+fn where_nothing_is_known_of_the_node_pods_from_disk_go_on() {
+    // ADM-04 NODE-06 OFF-07
+    let (world, api) = world(&[]);
+    label(&api, Some("ssd"));
+    world.advance(REPORT);
+    let uid = api.create("a", on_ssd());
+    runs(&world, &api, "a");
+    let before = container(&world, &uid);
+    api.set_link(Link::Down);
+    // As after an agent that did not keep it; and what no agent has written.
+    let path = world.dir().join("root/node-labels.json");
+    std::fs::remove_file(&path).expect("kept");
+    let world = world.restart_agent();
+    world.apply(&[]);
+    world.advance(s(300));
+    assert_eq!(world.phase(&uid), Some(Phase::Running));
+    std::fs::write(&path, "{").expect("torn");
+    let world = world.restart_agent();
+    world.apply(&[manifest("static", on_ssd())]);
+    world.advance(s(300));
+    assert_eq!(world.phase(&uid), Some(Phase::Running));
+    assert_eq!(container(&world, &uid), before);
+    // A static pod is judged by the Node that would be registered, once nobody has answered for a while.
+    assert_eq!(world.phase("static"), Some(Phase::Failed));
+}
+
+#[test]
+fn a_taint_that_was_taken_away_stays_away() {
+    // ADM-04 ADM-10 NODE-06
+    let (world, api) = world(&["--register-with-taints=dedicated=x:NoExecute"]);
+    api.edit_node(|node| {
+        assert_eq!(node["spec"]["taints"][0]["key"], "dedicated");
+        node["spec"]["taints"] = json!([]);
+    });
+    world.advance(REPORT);
+    let uid = api.create("a", json!({}));
+    runs(&world, &api, "a");
+    let before = container(&world, &uid);
+    api.set_link(Link::Down);
+    let world = world.restart_agent();
+    world.apply(&[]);
+    world.advance(s(300));
+    assert_eq!(world.phase(&uid), Some(Phase::Running));
+    assert_eq!(container(&world, &uid), before);
+}
