@@ -211,6 +211,10 @@ impl Intake for ApiEvents {
         Box::pin(async { _ = self.events.send(Event::Api(answer)).await })
     }
 
+    fn node_read(&self, came: bool) -> Later<'_, ()> {
+        Box::pin(async move { _ = self.events.send(Event::NodeRead(came)).await })
+    }
+
     fn end_agent(&self) -> Later<'_, ()> {
         Box::pin(async { _ = self.events.send(Event::Terminate).await })
     }

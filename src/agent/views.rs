@@ -156,6 +156,9 @@ pub(super) trait Intake {
     /// Has the loop take down what the apiserver answers.
     fn heard(&self, answer: ApiAnswer) -> Later<'_, ()>;
 
+    /// The Node was read, as the loop has wanted, or no answer came.
+    fn node_read(&self, came: bool) -> Later<'_, ()>;
+
     /// Ends the agent.
     fn end_agent(&self) -> Later<'_, ()>;
 }

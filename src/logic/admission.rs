@@ -22,6 +22,10 @@ use super::{
     sysctl::SysctlAllowlist,
 };
 
+mod reread;
+
+pub use reread::Rereads;
+
 /// Resource name of the pod count.
 pub const PODS: &str = "pods";
 /// Label and value of the operating system.
@@ -253,8 +257,8 @@ pub enum Verdict {
     Admit,
     /// It never will.
     Refuse(Rejection),
-    /// Nothing but the node's labels is against it, and those here may be old: to be judged once more with the Node as it
-    /// is in the API, and refused with this if that cannot be read (ADM-08).
+    /// Nothing but the node's labels or taints is against it, and those here may be old: to be judged once more with the Node
+    /// as it is in the API, and refused with this if that cannot be read (ADM-08, ADM-10).
     ReadNodeAgain(Rejection),
     /// It is critical and lacks only room: it may run once these of `active` are killed (ADM-14, ADM-15).
     Preempt {
@@ -268,7 +272,7 @@ pub enum Verdict {
 /// Decides about `pod` (ADM-02: eviction, sysctls, predicates, AppArmor).
 ///
 /// `active`: the other active pods, as ADM-07 words it; a terminating pod keeps its share until its containers are gone.
-/// A pod that is judged a second time after its Node was read, or after its victims are gone, can be refused by [`admit`].
+/// A pod that is judged a second time after its victims are gone can be refused by [`admit`].
 #[must_use]
 pub fn judge(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> Verdict {
     let failures = match before_predicates(pod, node) {
@@ -296,11 +300,9 @@ pub fn judge(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> Verdict {
             },
         };
     }
-    let only = failures.len() == 1;
+    let may_be_old = failures.iter().all(|f| matches!(f, Failure::OfNode(_)));
     match (failures.into_iter().next(), apparmor) {
-        (Some(Failure::Affinity), _) if only => {
-            Verdict::ReadNodeAgain(Failure::Affinity.rejection())
-        }
+        (Some(failure), _) if may_be_old => Verdict::ReadNodeAgain(failure.rejection()),
         (Some(failure), _) => Verdict::Refuse(failure.rejection()),
         (None, Err(rejection)) => Verdict::Refuse(rejection),
         (None, Ok(())) => Verdict::Admit,
@@ -336,7 +338,8 @@ enum Failure {
         used: i64,
         capacity: i64,
     },
-    Affinity,
+    /// The Node's labels or taints, which others may have changed since it was read.
+    OfNode(Rejection),
     Other(Rejection),
 }
 
@@ -354,11 +357,7 @@ impl Failure {
                     "Node didn't have enough resource: {name}, requested: {requested}, used: {used}, capacity: {capacity}"
                 ),
             ),
-            Self::Affinity => Rejection::predicate(
-                "NodeAffinity",
-                "node(s) didn't match Pod's node affinity/selector",
-            ),
-            Self::Other(rejection) => rejection,
+            Self::OfNode(rejection) | Self::Other(rejection) => rejection,
         }
     }
 
@@ -373,7 +372,7 @@ impl Failure {
                 resource: name.clone(),
                 amount: requested.saturating_sub(capacity.saturating_sub(*used)),
             }),
-            Self::Affinity | Self::Other(_) => None,
+            Self::OfNode(_) | Self::Other(_) => None,
         }
     }
 }
@@ -381,25 +380,29 @@ impl Failure {
 /// All predicates that fail, in the order of ADM-05.
 fn predicates(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> Vec<Failure> {
     let mut failures = lacking_resources(pod, node, active);
-    if knows_node_of(pod, node) && !fits_node(pod, &node.name, &node.labels) {
-        failures.push(Failure::Affinity);
-    }
     let others = [
-        check_node_name(pod, node),
-        check_ports(pod, active),
-        check_taints(pod, node),
+        check_affinity(pod, node).map_err(Failure::OfNode),
+        check_node_name(pod, node).map_err(Failure::Other),
+        check_ports(pod, active).map_err(Failure::Other),
+        check_taints(pod, node).map_err(Failure::OfNode),
     ];
-    failures.extend(
-        others
-            .into_iter()
-            .filter_map(|r| r.err().map(Failure::Other)),
-    );
+    failures.extend(others.into_iter().filter_map(Result::err));
     failures
 }
 
 /// Whether labels and taints say anything about the pod.
 fn knows_node_of(pod: &Pod, node: &NodeFacts) -> bool {
     !node.unread || is_static(pod)
+}
+
+fn check_affinity(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
+    if !knows_node_of(pod, node) || fits_node(pod, &node.name, &node.labels) {
+        return Ok(());
+    }
+    Err(Rejection::predicate(
+        "NodeAffinity",
+        "node(s) didn't match Pod's node affinity/selector",
+    ))
 }
 
 fn check_pressure(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {

@@ -23,6 +23,8 @@ pub(in crate::agent) struct Membership {
     waiters: WakerSet,
     /// The last answer may no longer be the Node.
     doubted: Cell<bool>,
+    /// The loop wants it read.
+    wanted: Cell<bool>,
     /// Images of the last answer: the one part of it that is not kept with the Node.
     images: RefCell<Vec<ContainerImage>>,
     unschedulable: Cell<bool>,
@@ -76,6 +78,18 @@ impl Membership {
     /// Waits until it is so.
     pub(super) fn wait_doubt(&self) -> impl Future<Output = ()> {
         self.waiters.until(|| self.doubted.get().then_some(()))
+    }
+
+    /// The loop wants the Node read once, from now on; it is told what came of it.
+    pub(in crate::agent) fn want_read(&self) {
+        self.wanted.set(true);
+        self.waiters.wake_all();
+    }
+
+    /// Waits until it does, which is taken note of.
+    pub(super) fn wait_wanted(&self) -> impl Future<Output = ()> {
+        self.waiters
+            .until(|| self.wanted.replace(false).then_some(()))
     }
 
     /// The Node was read, or written: takes its images out of it. Returns the event of a cordon that is new.

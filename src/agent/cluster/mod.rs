@@ -415,7 +415,11 @@ impl Cluster {
             objects: Rc::clone(&self.objects),
             pods: pods(),
         };
-        let mut tasks = vec![boxed(Rc::clone(&keeper).run()), boxed(lease.run())];
+        let mut tasks = vec![
+            boxed(Rc::clone(&keeper).run()),
+            boxed(Rc::clone(&keeper).read_when_asked()),
+            boxed(lease.run()),
+        ];
         if follows_cidrs {
             tasks.push(boxed(keeper.wait_for_first_cidr()));
         }

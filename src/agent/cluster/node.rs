@@ -114,6 +114,22 @@ impl NodeKeeper {
         }
     }
 
+    /// Reads the Node whenever the loop asks for that, and tells it that it is known now, or that no answer came (ADM-08).
+    pub(super) async fn read_when_asked(self: Rc<Self>) {
+        loop {
+            self.member.wait_wanted().await;
+            // The first answer of all is as good as another.
+            let came = match self.member.is_read() {
+                true => self.read().await.is_ok(),
+                false => {
+                    self.member.wait_read().await;
+                    true
+                }
+            };
+            self.heartbeat.intake.node_read(came).await;
+        }
+    }
+
     fn now(&self) -> Mono {
         self.heartbeat.clock.now()
     }

@@ -135,9 +135,9 @@ impl Agent {
         }
         let ends = pod.metadata.deletion_timestamp.is_some() || pod.status.phase.is_terminal();
         if ends {
-            self.take_room(&pod.metadata.uid);
+            self.forget_held_back(&pod.metadata.uid);
         }
-        if self.holds_room(&pod.metadata.uid) {
+        if self.is_held_back(&pod.metadata.uid) {
             // Its record is read when it is judged: that is the newest.
             return;
         }
@@ -178,7 +178,7 @@ impl Agent {
         let config = self.pods.unconfigure(uid);
         self.sources.early.retain(|pod| pod.metadata.uid != *uid);
         self.devices.forget_waiting(uid);
-        self.take_room(uid);
+        self.forget_held_back(uid);
         match dispatch::on_removal(self.sources.is_ready(source)) {
             Removal::Kill => self.kill(uid, config, None, now),
             Removal::LeaveToHousekeeping => {
@@ -197,7 +197,7 @@ impl Agent {
     ) {
         // It has a worker from now on, which must not be told that the pod begins.
         self.sources.early.retain(|pod| pod.metadata.uid != *uid);
-        self.take_room(uid);
+        self.forget_held_back(uid);
         let taken = match &config {
             Some(config) => {
                 let facts = config.facts(uid);
@@ -347,10 +347,11 @@ impl Agent {
             // It ends. Were it refused, nobody would ever say that nothing of it is left.
             return true;
         }
-        if self.waits_for_room(uid) {
+        if self.waits_for_verdict(uid) {
             return false;
         }
         let gone = self.take_room(uid);
+        let was_read = self.rereads.take(uid);
         // Those whose turn comes later take nothing yet.
         let later = self.sources.early.iter().map(|pod| &pod.metadata.uid);
         let others: Vec<PodUid> = gone.iter().flatten().chain(later).cloned().collect();
@@ -379,7 +380,13 @@ impl Agent {
                 self.make_room(uid, victims, &resource, now);
                 return false;
             }
-            Verdict::Refuse(rejection) | Verdict::ReadNodeAgain(rejection) => rejection,
+            Verdict::ReadNodeAgain(rejection) => {
+                if !was_read && self.holds_for_node(uid, &rejection, now) {
+                    return false;
+                }
+                rejection
+            }
+            Verdict::Refuse(rejection) => rejection,
         };
         self.refuse(pod, &rejection);
         false

@@ -81,6 +81,8 @@ pub(in crate::agent) enum Event {
     Probed(Probed),
     /// The apiserver answers otherwise than before. It is taken down for whoever reads a dump; nothing is decided by it.
     Api(ApiAnswer),
+    /// The Node was read, as was wanted, or no answer came.
+    NodeRead(bool),
     /// A call of a worker came to something.
     Step(Handle, Step),
     /// A call of a worker ended.

@@ -121,7 +121,7 @@ impl Agent {
         self.release_devices();
         let restarts = found.is_none().then(|| pass.restarts());
         for restart in restarts.into_iter().flatten() {
-            if self.waits_for_device(restart.uid, now) || self.waits_for_room(restart.uid) {
+            if self.waits_for_device(restart.uid, now) || self.waits_for_verdict(restart.uid) {
                 continue;
             }
             if !restart.ended {

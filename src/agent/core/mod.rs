@@ -6,6 +6,7 @@
 //! | `event` | what can happen, and what can be wanted done |
 //! | `sources`, `intake` | what sources say: what is remembered of it; how it comes in |
 //! | `configured` | what becomes of pods that sources have, no longer have, or have differently |
+//! | `rereads` | pods that the Node may fit by now: held back until it was read once more |
 //! | `runtime_view`, `relisted` | what is known of the runtime; what a listing leads to |
 //! | `calls`, `steps` | the calls of workers that run; what is made of their steps |
 //! | `statuses` | statuses: made, judged, stored |
@@ -30,6 +31,7 @@ mod intake;
 mod noted;
 mod questions;
 mod relisted;
+mod rereads;
 mod runtime_view;
 mod sources;
 mod statuses;
@@ -66,7 +68,7 @@ use super::{
 };
 use crate::{
     api::{Mono, PodUid},
-    logic::{backoff::Record, mux::Source, pod_table::Effect as TableEffect},
+    logic::{admission::Rereads, backoff::Record, mux::Source, pod_table::Effect as TableEffect},
     runtime::RuntimeService,
 };
 
@@ -94,6 +96,8 @@ pub(super) struct Agent {
     eviction: Eviction,
     /// Devices, and who holds them.
     devices: Devices,
+    /// Pods that wait until the Node was read once more.
+    rereads: Rereads,
     tools: Tools,
     owners: Owners,
     asked: Asked,
@@ -152,6 +156,7 @@ impl Agent {
             tools: tools.clone(),
             owners: parts.owners.clone(),
             devices,
+            rereads: Rereads::default(),
             asked: Asked {
                 runtime: Rc::clone(&parts.machine.runtime),
                 pod_cgroups: parts.machine.pod_cgroups.clone(),
@@ -203,6 +208,7 @@ impl Agent {
             Event::Ask(question) => question(self),
             Event::Probed(probed) => self.on_probed(&probed, now),
             Event::Api(_) => {}
+            Event::NodeRead(came) => self.rereads.answered(came, now),
             Event::Step(call, step) => self.on_step(call, step, now),
             Event::Done(handle, outcome) => {
                 self.calls.end(handle);
@@ -249,6 +255,7 @@ impl Agent {
         self.pods.on_timeout(now);
         self.settle_records(now);
         self.turn_eviction(now);
+        self.turn_rereads(now);
         self.turn_shutdown(now);
         self.turn_devices(now);
     }
@@ -266,6 +273,7 @@ impl Agent {
             self.eviction.next_timeout(),
             self.stop.shutdown.next_timeout(),
             self.devices.next_timeout(),
+            self.rereads.next_timeout(),
         ];
         pods.into_iter().chain(others.into_iter().flatten()).min()
     }

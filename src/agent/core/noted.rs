@@ -53,6 +53,7 @@ impl Agent {
             // Told by what they lead to.
             | Event::Loaded(_, _, Ok(_))
             | Event::Searched(_)
+            | Event::NodeRead(_)
             | Event::Listed(_)
             | Event::Housekeeping
             | Event::MemoryBell

@@ -57,6 +57,11 @@ fn reason(api: &FakeApi, name: &str) -> String {
     pod["status"]["reason"].as_str().unwrap_or("").into()
 }
 
+/// Reads of the Node until now, and since the last time that somebody asked.
+fn reads(api: &FakeApi) -> usize {
+    api.take_node_reads()
+}
+
 #[test]
 fn a_label_of_others_is_known_to_the_next_agent() {
     // ADM-04 NODE-06 OFF-07 SEED-01
@@ -140,4 +145,76 @@ fn a_taint_that_was_taken_away_stays_away() {
     world.advance(s(300));
     assert_eq!(world.phase(&uid), Some(Phase::Running));
     assert_eq!(container(&world, &uid), before);
+}
+
+#[test]
+fn the_node_is_read_once_more_before_a_pod_is_refused() {
+    // ADM-08 ADM-10
+    let (world, api) = world(&["--register-with-taints=dedicated=x:NoExecute"]);
+    world.advance(s(120));
+    reads(&api);
+    // Labels are set, a taint goes, and pods come before the next report.
+    label(&api, Some("ssd"));
+    api.edit_node(|node| node["spec"]["taints"] = json!([]));
+    let since = world.now();
+    for name in ["a", "b", "c"] {
+        api.create(name, on_ssd());
+    }
+    for name in ["a", "b", "c"] {
+        runs(&world, &api, name);
+    }
+    assert!(
+        world.now() - since < s(60),
+        "they do not wait for the report"
+    );
+    assert!((1..=2).contains(&reads(&api)), "they share a read");
+    // Where the label is not there, the read is for nothing, and not made again.
+    let uid = api.create("d", json!({"nodeSelector": {"disk": "tape"}}));
+    world.until("is refused", |_| api.phase("d") == "Failed");
+    assert_eq!(reason(&api, "d"), "NodeAffinity");
+    world.advance(s(60));
+    assert_eq!(reads(&api), 1);
+    assert_eq!(container(&world, &uid), None);
+    // Another such crowd: reads have a pace.
+    for at in 0..20 {
+        api.create(&format!("e{at}"), json!({"nodeSelector": {"disk": "tape"}}));
+    }
+    world.until("all are refused", |_| {
+        (0..20).all(|at| api.phase(&format!("e{at}")) == "Failed")
+    });
+    assert!(reads(&api) <= 5);
+}
+
+#[test]
+fn a_pod_waits_for_the_node_for_a_while() {
+    // ADM-08
+    let (world, api) = world(&[]);
+    world.advance(s(120));
+    label(&api, Some("ssd"));
+    api.refuse_nodes(true);
+    let uid = api.create("a", on_ssd());
+    world.advance(s(60));
+    assert_eq!(api.phase("a"), "Pending", "it is not refused");
+    // An edit does not start it.
+    api.edit("a", |pod| pod["metadata"]["labels"] = json!({"x": "y"}));
+    world.advance(s(20));
+    assert_eq!(container(&world, &uid), None);
+    api.refuse_nodes(false);
+    runs(&world, &api, "a");
+    // One that is deleted meanwhile goes.
+    api.refuse_nodes(true);
+    let tape = || json!({"nodeSelector": {"disk": "tape"}});
+    let gone = api.create("gone", tape());
+    world.advance(s(30));
+    api.delete("gone");
+    world.until("is gone", |w| {
+        api.get("ns", "gone").is_none() && w.is_gone(&gone)
+    });
+    // Where nobody answers at all it is refused in the end.
+    api.create("late", tape());
+    let since = world.now();
+    world.until("is refused", |_| api.phase("late") == "Failed");
+    let waited = world.now() - since;
+    assert!(waited >= s(110) && waited < s(180), "{waited:?}");
+    assert_eq!(reason(&api, "late"), "NodeAffinity");
 }

@@ -101,6 +101,10 @@ struct State {
     stored: Stored,
     /// Statuses of pods are answered so.
     refusal: Option<(u16, &'static str)>,
+    /// How often the Node was read.
+    node_reads: usize,
+    /// The Node is not given out.
+    refuses_nodes: bool,
 }
 
 /// See the module's words.
@@ -125,6 +129,8 @@ impl Default for State {
             lease: Value::Null,
             stored: Stored::default(),
             refusal: None,
+            node_reads: 0,
+            refuses_nodes: false,
         }
     }
 }
@@ -337,6 +343,16 @@ impl FakeApi {
     /// Changes the Node in place.
     pub(super) fn edit_node(&self, edit: impl FnOnce(&mut Value)) {
         edit(&mut self.state().node);
+    }
+
+    /// How often the Node was read since this was last asked.
+    pub(super) fn take_node_reads(&self) -> usize {
+        core::mem::take(&mut self.state().node_reads)
+    }
+
+    /// From now on the Node is not given out, nor its status taken, or both are.
+    pub(super) fn refuse_nodes(&self, refuses: bool) {
+        self.state().refuses_nodes = refuses;
     }
 
     /// Puts what pods refer to at a path such as `configmaps/ns/name`, in place of what is there.
@@ -586,7 +602,13 @@ impl Api for FakeApi {
     }
 
     fn node(&self, _: &str) -> Reply<Value> {
-        self.not_noted(|state| found(&state.node))
+        self.not_noted(|state| {
+            if state.refuses_nodes {
+                return Err(refused(503, "ServiceUnavailable"));
+            }
+            state.node_reads += 1;
+            found(&state.node)
+        })
     }
 
     fn create_node(&self, body: &[u8]) -> Reply<Value> {
@@ -601,7 +623,12 @@ impl Api for FakeApi {
     }
 
     fn patch_node_status(&self, _: &str, _: Patch, body: &[u8]) -> Reply<Value> {
-        self.not_noted(|state| patched(&mut state.node, body))
+        self.not_noted(|state| {
+            if state.refuses_nodes {
+                return Err(refused(503, "ServiceUnavailable"));
+            }
+            patched(&mut state.node, body)
+        })
     }
 
     fn lease(&self, _: &str) -> Reply<Value> {

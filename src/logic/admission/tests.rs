@@ -285,7 +285,7 @@ fn fit_to_the_node() {
         let got = admit(&pod, &node(), &[]).err();
         let verdict = judge(&pod, &node(), &[]);
         let want = got.clone().map_or(Verdict::Admit, |r| match why {
-            "NodeAffinity" => Verdict::ReadNodeAgain(r),
+            "NodeAffinity" | "TaintToleration" => Verdict::ReadNodeAgain(r),
             _ => Verdict::Refuse(r),
         });
         assert_eq!(verdict, want, "{name}");
@@ -624,6 +624,28 @@ fn what_the_api_says_of_the_node() {
     seen.status.allocatable.clear();
     facts.learn(&seen);
     assert!(!facts.allocatable.contains_key("vendor.io/x"));
+}
+
+#[test]
+fn taints_alone_may_be_old() {
+    // ADM-08 ADM-10
+    let mut node = node();
+    node.taints = vec![Taint {
+        key: "k".into(),
+        effect: "NoExecute".into(),
+        ..Taint::default()
+    }];
+    let mut pod = with(|pod| pod.spec.node_selector = [("zone".into(), "a".into())].into());
+    let Verdict::ReadNodeAgain(rejection) = judge(&pod, &node, &[]) else {
+        panic!("read again")
+    };
+    assert_eq!(rejection.reason, "TaintToleration");
+    // Both may be.
+    pod.spec.node_selector = [("zone".into(), "b".into())].into();
+    let Verdict::ReadNodeAgain(rejection) = judge(&pod, &node, &[]) else {
+        panic!("read again")
+    };
+    assert_eq!(rejection.reason, "NodeAffinity");
 }
 
 #[test]
