@@ -91,6 +91,10 @@ impl Intake for Ear {
         Box::pin(ready(()))
     }
 
+    fn node_read(&self, _: bool) -> Later<'_, ()> {
+        Box::pin(ready(()))
+    }
+
     fn end_agent(&self) -> Later<'_, ()> {
         Box::pin(ready(()))
     }
