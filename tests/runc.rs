@@ -126,6 +126,9 @@ impl Images for OneImage {
     fn pull_progress(&self, _: &str) -> Option<Progress> {
         None
     }
+    fn is_pulling(&self, _: &str) -> bool {
+        false
+    }
     fn remove<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> Call<'a, ()> {
         Box::pin(async move {
             if in_use.iter().any(|used| used == id) {

@@ -89,6 +89,10 @@ impl ImageService for Metered {
         self.inner.pull_progress(reference)
     }
 
+    fn is_pulling(&self, reference: &str) -> Option<bool> {
+        self.inner.is_pulling(reference)
+    }
+
     fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
         self.count(Operation::RemoveImage, self.inner.remove_image(id))
     }

@@ -98,6 +98,12 @@ pub trait ImageService {
     ) -> Call<'a, String>;
     /// How far the pull of `reference` is; `None` if none is under way. From memory.
     fn pull_progress(&self, reference: &str) -> Option<Progress>;
+    /// Whether a pull of `reference` may still bring its image, also one that was dropped; `None`: the runtime does not tell.
+    /// From memory.
+    fn is_pulling(&self, reference: &str) -> Option<bool> {
+        let _ = reference;
+        None
+    }
     /// Removes an image with all its tags. Idempotent. Refuses an image that an instance uses.
     fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()>;
     /// Disk use of the image store. It answers within seconds, or fails: the Node object waits for it, and for the list of

@@ -187,6 +187,8 @@ struct State {
     offered: BTreeSet<String>,
     /// Who gets the offered ones that not everybody gets, by reference.
     private: BTreeMap<String, String>,
+    /// See [`Fake::set_still_pulling`].
+    still_pulling: Option<bool>,
     on_stop: BTreeMap<String, OnStop>,
     faults: Vec<Fault>,
     /// Calls that hang, by number, until released.
@@ -551,6 +553,11 @@ impl Fake {
             state.images.insert(id.clone(), image);
         });
         id
+    }
+
+    /// What it says of pulls that were dropped: whether they may still bring their image, if it tells.
+    pub fn set_still_pulling(&self, still: Option<bool>) {
+        self.change(|state| state.still_pulling = still);
     }
 
     /// Lets a pull of `reference` succeed.
@@ -986,6 +993,10 @@ impl ImageService for Fake {
 
     fn pull_progress(&self, _: &str) -> Option<Progress> {
         None
+    }
+
+    fn is_pulling(&self, _: &str) -> Option<bool> {
+        self.state.borrow().still_pulling
     }
 
     fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()> {

@@ -6,6 +6,8 @@
 //! <root>/image_manager/pulling/<64 hex digits>    a pull with a pod's credentials, from before its begin until after the record
 //! ```
 //!
+//! A pull whose pod is deleted may still bring its image: its note stays until the runtime says that it brings none any more.
+//!
 //! An image without either was not pulled by this agent: everybody may use it. A record ends with its image.
 
 use alloc::{collections::BTreeMap, rc::Rc};
@@ -25,6 +27,10 @@ use crate::{
     sys::lane::Lane,
 };
 
+/// Looks of [`Access::tidy`] for which the note of a dropped pull stays at a runtime that does not tell of it: two may come one
+/// after the other, the third comes a collection of garbage later.
+const MAX_LOOKS: u32 = 3;
+
 /// Who may use the images that are there.
 pub(super) struct Access {
     files: Files,
@@ -32,12 +38,25 @@ pub(super) struct Access {
     complaints: Rc<Complaints>,
     /// Pulls with credentials of pods that are under way, by reference: as many as there are pods at most.
     under_way: RefCell<BTreeMap<String, u32>>,
+    /// Pulls that were dropped and may still bring their image, by reference: as many as pods were deleted meanwhile at most.
+    dropped: RefCell<BTreeMap<String, Dropped>>,
 }
 
 /// A pull that has begun.
 #[derive(Debug)]
 pub(super) struct Begun {
     reference: String,
+    /// Id of the image that had this name before.
+    before: Option<String>,
+}
+
+/// A pull that nobody waits for any more.
+#[derive(Debug)]
+struct Dropped {
+    /// Id of the image that had this name before: that one it did not bring.
+    before: Option<String>,
+    /// How often [`Access::tidy`] has met it.
+    looks: u32,
 }
 
 impl Access {
@@ -48,6 +67,7 @@ impl Access {
             disk,
             complaints,
             under_way: RefCell::default(),
+            dropped: RefCell::default(),
         }
     }
 
@@ -90,18 +110,22 @@ impl Access {
     /// - Errors: that could not be noted, and without a note the image would be everybody's after a crash.
     pub(super) async fn begin(
         &self,
+        service: &dyn ImageService,
         reference: &str,
         credentials: &Credentials,
     ) -> io::Result<Option<Begun>> {
         if credentials.brought.is_empty() {
             return Ok(None);
         }
+        // If that is not known, it counts as brought by the pull.
+        let before = service.image_status(reference).await.ok().flatten();
         {
             let mut under_way = self.under_way.borrow_mut();
             *under_way.entry(reference.into()).or_default() += 1;
         }
         let begun = Begun {
             reference: reference.into(),
+            before: before.map(|image| image.id),
         };
         let (files, name) = (self.files.clone(), reference.to_owned());
         if let Err(e) = self.disk.run(move || files.begin(&name)).await {
@@ -151,18 +175,80 @@ impl Access {
 
     /// A pull that has begun is over, however it ended.
     pub(super) async fn end(&self, begun: Option<Begun>) {
-        let Some(Begun { reference }) = begun else {
+        let Some(Begun { reference, .. }) = begun else {
             return;
         };
-        let is_last = {
-            let mut under_way = self.under_way.borrow_mut();
-            let count = under_way.remove(&reference).unwrap_or_default();
-            if count > 1 {
-                under_way.insert(reference.clone(), count - 1);
-            }
-            count <= 1
+        self.count_down(&reference);
+        if !self.dropped.borrow().contains_key(&reference) {
+            self.unnote(reference).await;
+        }
+    }
+
+    /// Nobody waits any more for a pull that has begun. Its note stays until it brings nothing any more.
+    pub(super) async fn dropped(&self, service: &dyn ImageService, begun: Option<Begun>) {
+        let Some(Begun { reference, before }) = begun else {
+            return;
         };
-        if is_last {
+        self.count_down(&reference);
+        let dropped = Dropped { before, looks: 0 };
+        self.dropped
+            .borrow_mut()
+            .entry(reference)
+            // What the first one found was there before all of them.
+            .or_insert(dropped);
+        self.settle(service).await;
+    }
+
+    /// Notes what dropped pulls have brought that bring nothing any more.
+    pub(super) async fn settle(&self, service: &dyn ImageService) {
+        let over: Vec<(String, Option<String>)> = {
+            let dropped = self.dropped.borrow();
+            dropped
+                .iter()
+                .filter(|(reference, _)| service.is_pulling(reference) == Some(false))
+                .map(|(reference, one)| (reference.clone(), one.before.clone()))
+                .collect()
+        };
+        for (reference, before) in over {
+            self.close(service, reference, before).await;
+        }
+    }
+
+    /// Notes what a pull has brought that nobody has waited for to the end, and that it has ended. Returns whether that is known.
+    /// `before`: id of the image that had the name before, if that is known.
+    async fn close(
+        &self,
+        service: &dyn ImageService,
+        reference: String,
+        before: Option<String>,
+    ) -> bool {
+        // While the runtime does not answer nothing is known.
+        let Ok(found) = service.image_status(&reference).await else {
+            return false;
+        };
+        if let Some(image) = found.filter(|image| before.as_ref() != Some(&image.id)) {
+            self.note_pulled(&image.id).await;
+        }
+        // It was asked for again, and dropped, meanwhile.
+        if service.is_pulling(&reference) == Some(true) {
+            return true;
+        }
+        self.dropped.borrow_mut().remove(&reference);
+        self.unnote(reference).await;
+        true
+    }
+
+    fn count_down(&self, reference: &str) {
+        let mut under_way = self.under_way.borrow_mut();
+        let count = under_way.remove(reference).unwrap_or_default();
+        if count > 1 {
+            under_way.insert(reference.into(), count - 1);
+        }
+    }
+
+    /// Removes the note of pulls of `reference`, unless one is under way.
+    async fn unnote(&self, reference: String) {
+        if !self.under_way.borrow().contains_key(&reference) {
             let files = self.files.clone();
             self.disk.run(move || files.end(&reference)).await;
         }
@@ -170,22 +256,28 @@ impl Access {
 
     /// Turns what crashed pulls have left into records, and removes those of images that are gone.
     pub(super) async fn tidy(&self, service: &dyn ImageService) {
+        self.settle(service).await;
         let files = self.files.clone();
         let (records, mut intents) = self
             .disk
             .run(move || (files.records(), files.intents()))
             .await;
-        intents.retain(|name| !self.under_way.borrow().contains_key(name));
-        for reference in intents {
-            // While the runtime does not answer nothing is known.
-            let Ok(found) = service.image_status(&reference).await else {
+        intents.retain(|name| {
+            !self.under_way.borrow().contains_key(name) && self.is_over(service, name)
+        });
+        let before = |reference: &String| {
+            let dropped = self.dropped.borrow();
+            let one = dropped.get(reference);
+            one.and_then(|one| one.before.clone())
+        };
+        let intents: Vec<_> = intents
+            .into_iter()
+            .map(|reference| (before(&reference), reference))
+            .collect();
+        for (before, reference) in intents {
+            if !self.close(service, reference, before).await {
                 return;
-            };
-            if let Some(image) = found {
-                self.note_pulled(&image.id).await;
             }
-            let files = self.files.clone();
-            self.disk.run(move || files.end(&reference)).await;
         }
         if records.is_empty() {
             return;
@@ -199,6 +291,21 @@ impl Access {
         if !gone.is_empty() {
             let files = self.files.clone();
             self.disk.run(move || files.remove(&gone)).await;
+        }
+    }
+
+    /// Whether a pull that was noted and is not under way brings nothing any more, as far as that is told.
+    fn is_over(&self, service: &dyn ImageService, reference: &str) -> bool {
+        if let Some(is_pulling) = service.is_pulling(reference) {
+            return !is_pulling;
+        }
+        match self.dropped.borrow_mut().get_mut(reference) {
+            Some(dropped) => {
+                dropped.looks += 1;
+                dropped.looks >= MAX_LOOKS
+            }
+            // It ended with an agent of before.
+            None => true,
         }
     }
 

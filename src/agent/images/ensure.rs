@@ -120,7 +120,7 @@ impl Images {
         let mut is_others = false;
         if wanted.policy != "Always" {
             match self.service.image_status(&reference).await {
-                Ok(Some(image)) if self.access.may_use(pod, &reference, &image.id).await => {
+                Ok(Some(image)) if self.may_use(pod, &reference, &image.id).await => {
                     let message = format!(
                         "Container image \"{reference}\" already present on machine and can be accessed by the pod"
                     );

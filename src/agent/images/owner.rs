@@ -233,6 +233,12 @@ impl Images {
         delays.failed(uid, reference, error, now);
     }
 
+    /// Whether the pod may use the image that `reference` names without asking the registry (IMG-20).
+    pub(super) async fn may_use(&self, pod: &dyn ForPod, reference: &str, id: &str) -> bool {
+        self.access.settle(&*self.service).await;
+        self.access.may_use(pod, reference, id).await
+    }
+
     /// The operator brought these images: they are everybody's.
     pub(super) async fn imported(&self, ids: &[&str]) {
         self.access.imported(ids).await;

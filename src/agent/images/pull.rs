@@ -127,7 +127,7 @@ impl Images {
         waiting: Waiting,
     ) -> Result<Option<Image>, Waiting> {
         match self.service.image_status(reference).await {
-            Ok(Some(image)) if self.access.may_use(pod, reference, &image.id).await => {
+            Ok(Some(image)) if self.may_use(pod, reference, &image.id).await => {
                 let message = format!(
                     "Container image \"{reference}\" already present on machine; a newer one waits for the link"
                 );
@@ -163,7 +163,10 @@ impl Images {
     ) -> Option<Result<(Image, Duration), RuntimeError>> {
         let started = self.clock.now();
         let credentials = credentials(pod, reference).await;
-        let begun = self.access.begin(reference, &credentials).await;
+        let begun = self
+            .access
+            .begin(&*self.service, reference, &credentials)
+            .await;
         let allowed = self.may_begin(started);
         let pulled = if let Err(e) = &begun {
             let message = format!("that it is pulled cannot be noted: {e}");
@@ -183,7 +186,12 @@ impl Images {
         let noted = match pulled {
             Some(Ok(pulled)) => Some(self.note(reference, pulled, &credentials).await),
             Some(Err(e)) => Some(Err(e)),
-            None => None,
+            None => {
+                // Past its last look at whether it is wanted, it brings the image all the same.
+                let begun = begun.unwrap_or_default();
+                self.access.dropped(&*self.service, begun).await;
+                return None;
+            }
         };
         self.access.end(begun.unwrap_or_default()).await;
         noted

@@ -24,7 +24,7 @@ use crate::{
         tests::world::{Hands, TestClock},
     },
     api::{
-        Mono, Pod,
+        Mono, Pod, Secret,
         cri::{AuthConfig, SandboxConfig},
     },
     config,
@@ -87,11 +87,44 @@ impl ForPod for Plain {
     }
 }
 
+/// A pod with a Secret for [`PRIVATE`] that is deleted as soon as anything takes its time.
+struct Deleted(Plain);
+
+impl ForPod for Deleted {
+    fn pod(&self) -> &Pod {
+        self.0.pod()
+    }
+
+    fn event(&self, container: Option<&str>, severity: Severity, reason: &str, message: &str) {
+        self.0.event(container, severity, reason, message);
+    }
+
+    fn sandbox(&self) -> Option<SandboxConfig> {
+        None
+    }
+
+    fn pull_secrets(&self) -> Pending<'_, PodSecrets> {
+        let auths = json!({"auths": {"registry.test": {"username": "u", "password": "p"}}});
+        let secret = json!({
+            "metadata": {"name": "pull", "namespace": "ns", "uid": "s"},
+            "type": "kubernetes.io/dockerconfigjson",
+            "stringData": {".dockerconfigjson": auths.to_string()},
+        });
+        let secret: Secret = serde_json::from_value(secret).expect("a Secret");
+        let secrets = PodSecrets::read(self.pod(), |_| Some(&secret));
+        Box::pin(core::future::ready(secrets))
+    }
+
+    fn cancelled(&self) -> Pending<'_, ()> {
+        Box::pin(core::future::ready(()))
+    }
+}
+
 fn plain() -> Plain {
     let container = json!({"name": "c", "image": PRIVATE, "imagePullPolicy": "IfNotPresent"});
     let pod = json!({
         "metadata": {"name": "a", "namespace": "ns", "uid": "a"},
-        "spec": {"containers": [container]},
+        "spec": {"containers": [container], "imagePullSecrets": [{"name": "pull"}]},
     });
     Plain(
         serde_json::from_value(pod).expect("a pod"),
@@ -217,6 +250,68 @@ fn what_the_operator_imports_is_everybodys() {
     for reference in [PRIVATE, "docker.io/library/app:1"] {
         assert!(may_use(reference), "{reference}");
     }
+}
+
+#[test]
+fn an_image_that_comes_after_its_pod_was_deleted_is_not_everybodys() {
+    // IMG-20
+    // At a runtime that tells of such pulls, and at one that does not.
+    for tells in [true, false] {
+        let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
+        let images = images(&scratch, &fake);
+        let ensure = |pod: &dyn ForPod| {
+            let ensured = images.ensure(pod, &pod.pod().spec.containers[0]);
+            block_on(ensured)
+        };
+        let notes = || {
+            let dir = scratch.join("root/image_manager/pulling");
+            fs::read_dir(dir).expect("directory").count()
+        };
+        let hangs = || Fault {
+            op: Op::PullImage,
+            target: None,
+            times: 1,
+            trouble: Trouble::Hangs,
+        };
+        fake.offer_private_image(PRIVATE, "u");
+        fake.add_fault(hangs());
+        fake.set_still_pulling(tells.then_some(true));
+        let ensured = ensure(&Deleted(plain())).expect("it is to end");
+        assert_eq!((ensured, notes()), (None, 1));
+        // What the runtime does with it was past the point where it can be stopped.
+        let id = fake.add_image(PRIVATE);
+        block_on(images.tidy());
+        let other = plain();
+        let refused = ensure(&other).expect_err("the registry does not give it");
+        assert_eq!(refused.reason, "ErrImagePull");
+        assert_eq!(notes(), 1);
+        fake.set_still_pulling(tells.then_some(false));
+        if !tells {
+            // It has had its time.
+            (0..2).for_each(|_| block_on(images.tidy()));
+        }
+        for name in [PRIVATE, "registry.test/copy:1"] {
+            assert!(!block_on(images.may_use(&other, name, &id)), "{name}");
+        }
+        assert_eq!(notes(), 0);
+    }
+    // One that was there before is everybody's as before.
+    let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
+    let images = images(&scratch, &fake);
+    let id = fake.add_image(PRIVATE);
+    fake.add_fault(Fault {
+        op: Op::PullImage,
+        target: None,
+        times: 1,
+        trouble: Trouble::Hangs,
+    });
+    fake.set_still_pulling(Some(false));
+    let mut pod = plain();
+    pod.0.spec.containers[0].image_pull_policy = "Always".into();
+    let deleted = Deleted(pod);
+    let ensured = block_on(images.ensure(&deleted, &deleted.pod().spec.containers[0]));
+    assert_eq!(ensured.expect("it is to end"), None);
+    assert!(block_on(images.may_use(&plain(), PRIVATE, &id)));
 }
 
 /// Reasons and messages of warnings.

@@ -163,6 +163,8 @@ struct Queue {
     waiting: VecDeque<Arc<Flight>>,
     /// Running or waiting, by what is asked for.
     flights: BTreeMap<(String, Option<String>), Arc<Flight>>,
+    /// Running, told to end, and asked for again meanwhile: at most as many as run.
+    ending: Vec<Arc<Flight>>,
 }
 
 /// One pull and everybody who waits for it.
@@ -245,6 +247,17 @@ impl Puller {
             .map(|flight| flight.tracker.now())
     }
 
+    /// Whether a pull of `reference` may still bring its image, also one that nobody waits for any more.
+    #[must_use]
+    pub fn is_pulling(&self, reference: &str) -> bool {
+        let Ok(wanted) = Reference::parse(reference) else {
+            return false;
+        };
+        let queue = self.inner.lock();
+        let mut all = queue.flights.values().chain(&queue.ending);
+        all.any(|flight| flight.reference == wanted)
+    }
+
     /// Removes what arrived for pulls that are not under way, nor were in the last `unused`. Returns the bytes freed.
     /// Blocks on the disk.
     ///
@@ -280,7 +293,8 @@ impl Puller {
             queue.land(&flight, Err(PullError::Failed(why)));
             return flight;
         }
-        queue.flights.insert(key, Arc::clone(&flight));
+        let before = queue.flights.insert(key, Arc::clone(&flight));
+        queue.ending.extend(before);
         queue.waiting.push_back(Arc::clone(&flight));
         if queue.running < self.inner.parallel() {
             queue.running += 1;
@@ -397,6 +411,7 @@ impl Queue {
     /// Ends a flight: whoever asks from now on starts another one.
     fn land(&mut self, flight: &Arc<Flight>, outcome: Outcome) {
         self.flights.retain(|_, other| !Arc::ptr_eq(other, flight));
+        self.ending.retain(|other| !Arc::ptr_eq(other, flight));
         // Only its own thread ends a flight.
         let _ = flight.outcome.set(outcome);
         flight.doing.close();

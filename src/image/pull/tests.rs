@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::image::digest::Digest;
+use crate::image::progress::Stage;
 use crate::image::registry::{Credential, DockerConfig};
 use crate::image::testing::{Layout, Scratch, Stream, config, gzip};
 
@@ -1579,6 +1580,55 @@ fn a_pull_that_nobody_waits_for_ends_and_is_resumed() {
     let fast = Puller::new(bench.store.clone(), quick(Settings::default()));
     smol::block_on(fast.pull(&name, None)).expect("pulled");
     assert!(server.seen().iter().any(|s| s.range.is_some()));
+}
+
+#[test]
+fn a_pull_that_nobody_waits_for_is_told_of_until_it_has_ended() {
+    // IMG-20
+    let plain = file("a", b"base");
+    let packed = gzip(&plain);
+    let mut layout = Layout::new();
+    let tops = ["x", "y"].map(|mark| layout.image(&config(&[&plain], mark), &[&packed]));
+    let [first, second] = tops.map(|top| Offer::from(layout.clone(), top, Vec::new()));
+    let offered = Arc::new(Mutex::new(first));
+    let served = Arc::clone(&offered);
+    let server = Server::start(move |seen| served.lock().expect("offer").answer(seen));
+    let bench = Bench::new();
+    let name = image(&server);
+    let old = bench.pulled(&name);
+    assert!(!bench.puller.is_pulling(&name));
+    // The tag has moved. All layers are there, so nothing is left to look whether it is wanted once the store is its own.
+    *offered.lock().expect("offer") = second;
+    let change = bench.store.change();
+    let pull = || Box::pin(bench.puller.pull(&name, None));
+    let mut left = pull();
+    smol::block_on(async {
+        assert_eq!(smol::future::poll_once(&mut left).await, None);
+    });
+    let unpacks = || {
+        let progress = bench.puller.progress(&name);
+        progress.is_some_and(|p| p.stage == Stage::Unpacking)
+    };
+    while !unpacks() {
+        thread::yield_now();
+    }
+    drop(left);
+    assert!(bench.puller.is_pulling(&name));
+    // Also if it was asked for again meanwhile, and that has ended before.
+    let mut again = pull();
+    smol::block_on(async {
+        assert_eq!(smol::future::poll_once(&mut again).await, None);
+    });
+    drop(again);
+    assert!(bench.puller.is_pulling(&name));
+    drop(change);
+    while bench.puller.is_pulling(&name) {
+        thread::yield_now();
+    }
+    let new = bench.store.resolve(&name).expect("valid").expect("there");
+    assert_ne!(new.id, old.id, "it came all the same");
+    let queue = bench.puller.inner.lock();
+    assert!(queue.flights.is_empty() && queue.ending.is_empty());
 }
 
 #[test]

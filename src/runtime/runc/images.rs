@@ -48,6 +48,8 @@ pub trait Images {
     fn pull<'a>(&'a self, reference: &'a str, credential: Option<AuthConfig>) -> Call<'a, String>;
     /// How far that is.
     fn pull_progress(&self, reference: &str) -> Option<Progress>;
+    /// Whether a pull of it may still bring its image, also one that was dropped.
+    fn is_pulling(&self, reference: &str) -> bool;
     /// Removes an image; `in_use` holds the ids that instances use. Absent is success.
     fn remove<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> Call<'a, ()>;
     /// Disk use.

@@ -358,6 +358,10 @@ impl ImageService for Runc {
         self.images.pull_progress(reference)
     }
 
+    fn is_pulling(&self, reference: &str) -> Option<bool> {
+        Some(self.images.is_pulling(reference))
+    }
+
     fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
         let table = self.table.borrow();
         let images = |c: &table::Container| {

@@ -206,6 +206,10 @@ impl Images for StoreImages {
         self.puller.progress(reference)
     }
 
+    fn is_pulling(&self, reference: &str) -> bool {
+        self.puller.is_pulling(reference)
+    }
+
     fn remove<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> Call<'a, ()> {
         Box::pin(async move {
             let (store, id) = (self.store.clone(), id.to_owned());
