@@ -11,7 +11,7 @@ use smol::lock::Semaphore;
 
 use super::{
     access::Access,
-    credentials::{NodeKeyring, Try, tries},
+    credentials::{Credentials, NodeKeyring, Try, tries},
     for_pod::ForPod,
     garbage::{UnusedImages, remove_unused},
 };
@@ -153,6 +153,14 @@ impl Images {
         let budget = self.budget.as_ref().filter(|_| now);
         let _wants = budget.map(|budget| budget.wants(reference, Urgency::Now));
         let pulled = self.pull_with(reference, &[], None).await?;
+        // What the node has everybody has.
+        let of_node = Credentials {
+            own: Vec::new(),
+            brought: Vec::new(),
+        };
+        self.access
+            .pulled(reference, &pulled.id, &of_node, None)
+            .await;
         Ok(pulled.id)
     }
 

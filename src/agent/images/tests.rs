@@ -253,6 +253,43 @@ fn what_the_operator_imports_is_everybodys() {
 }
 
 #[test]
+fn what_the_node_itself_pulls_is_everybodys() {
+    // IMG-20
+    let with_secret = Credentials {
+        own: Vec::new(),
+        brought: vec![PullSecret {
+            name: "pull".into(),
+            digest: "1".into(),
+            ..PullSecret::default()
+        }],
+    };
+    let pod = plain();
+    for node_first in [true, false] {
+        let (scratch, fake) = (Scratch::new(), Rc::new(Fake::new()));
+        fake.offer_private_image(PRIVATE, "node");
+        let images = images_of(&scratch, &fake, Rc::new(vec![user("node")]), None);
+        let by_node = || block_on(images.pull_for_node(PRIVATE, false)).expect("pulled");
+        let by_pod = |id: &str| {
+            let noted = images.access.pulled(PRIVATE, id, &with_secret, Some("1"));
+            block_on(noted);
+        };
+        let may_use = |id: &str| block_on(images.may_use(&pod, PRIVATE, id));
+        let id = if node_first {
+            let id = by_node();
+            by_pod(&id);
+            id
+        } else {
+            let id = fake.add_image(PRIVATE);
+            by_pod(&id);
+            assert!(!may_use(&id), "only with the Secret");
+            assert_eq!(by_node(), id);
+            id
+        };
+        assert!(may_use(&id), "the node first: {node_first}");
+    }
+}
+
+#[test]
 fn an_image_that_comes_after_its_pod_was_deleted_is_not_everybodys() {
     // IMG-20
     // At a runtime that tells of such pulls, and at one that does not.
