@@ -1404,6 +1404,45 @@ mod tests {
     }
 
     #[test]
+    fn documents_that_are_led_to_again_and_again_have_an_end() {
+        let of_platform = |n: usize| {
+            serde_json::json!({
+                "mediaType": "application/vnd.oci.image.manifest.v1+json",
+                "digest": Digest::of(&n.to_be_bytes()).to_string(),
+                "size": 1,
+                "platform": {"os": "linux", "architecture": format!("a{n}")},
+            })
+        };
+        let archive = |platforms: usize, times: usize| {
+            let mut layout = Layout::new();
+            let platforms: Vec<_> = (0..platforms).map(of_platform).collect();
+            let index = layout.index(&platforms);
+            layout.manifests = vec![index; times];
+            layout.tar()
+        };
+        for (name, archive, says) in [
+            (
+                "as many as may be",
+                archive(20, plan::MAX_ARCHIVE_DOCUMENTS),
+                "it has no image for linux/".to_owned(),
+            ),
+            (
+                "one more",
+                archive(20, plan::MAX_ARCHIVE_DOCUMENTS + 1),
+                format!("more than {} documents", plan::MAX_ARCHIVE_DOCUMENTS),
+            ),
+            (
+                "of many bytes",
+                archive(10_000, plan::MAX_ARCHIVE_DOCUMENTS),
+                format!("more than {} bytes of documents", plan::MAX_FOLLOWED_BYTES),
+            ),
+        ] {
+            let error = Bench::new().error(&archive);
+            assert!(error.contains(&says), "{name}: {error}");
+        }
+    }
+
+    #[test]
     fn a_cancelled_or_too_large_import_leaves_nothing() {
         let archive = docker_archive("a:1", &[&layer("a", "1")]);
         let bench = Bench::new();

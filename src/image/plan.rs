@@ -2,6 +2,7 @@
 
 use alloc::borrow::Cow;
 use alloc::collections::BTreeMap;
+use core::cell::Cell;
 use std::io::Read;
 
 use serde::Deserialize;
@@ -27,6 +28,11 @@ pub const MAX_LAYERS: usize = 127;
 pub const MAX_LAYER_BYTES: u64 = 64 << 30;
 /// Images in one archive.
 pub const MAX_ARCHIVE_IMAGES: usize = 256;
+/// Times that documents of one archive are followed: an index, a manifest and a configuration for each image that it may hold,
+/// and some more.
+pub const MAX_ARCHIVE_DOCUMENTS: usize = 4 * MAX_ARCHIVE_IMAGES;
+/// The same in bytes: a document counts each time that something leads to it.
+pub const MAX_FOLLOWED_BYTES: u64 = 4 * MAX_JSON_TOTAL_BYTES;
 /// Indexes within indexes.
 const MAX_NESTING: usize = 4;
 /// Of an index without an image for this machine, platforms told and characters of each.
@@ -74,12 +80,12 @@ pub(super) fn plan(
     names: &[Reference],
     machine: Machine,
 ) -> Result<Vec<PlannedImage>, Located> {
-    let mut members = Members::read(archive).map_err(|problem| (None, problem))?;
+    let members = Members::read(archive).map_err(|problem| (None, problem))?;
     let mut images = if members.document("oci-layout").is_some() {
-        from_layout(&mut members, machine, names)?
+        from_layout(&members, machine, names)?
     } else if members.document("manifest.json").is_some() {
-        from_docker(&mut members, machine)?
-    } else if members.0.contains_key("repositories") {
+        from_docker(&members, machine)?
+    } else if members.all.contains_key("repositories") {
         return Err((
             None,
             Problem::Unsupported(
@@ -157,7 +163,11 @@ fn add_name(
 }
 
 /// What the members are, and the text of those that may be documents.
-struct Members(BTreeMap<String, Member>);
+struct Members {
+    all: BTreeMap<String, Member>,
+    /// How many documents were followed, and their bytes.
+    followed: Cell<(usize, u64)>,
+}
 
 enum Member {
     File {
@@ -186,14 +196,17 @@ impl Members {
             members.insert(name.to_owned(), member);
             Ok(())
         })?;
-        Ok(Self(members))
+        Ok(Self {
+            all: members,
+            followed: Cell::default(),
+        })
     }
 
     /// Follows links to a file.
     fn file(&self, name: &str) -> Option<(&str, u64)> {
         let mut name = name;
         for _ in 0..MAX_LINKS {
-            match self.0.get_key_value(name)? {
+            match self.all.get_key_value(name)? {
                 (name, Member::File { size, .. }) => return Some((name, *size)),
                 (_, Member::Link(target)) => name = target,
             }
@@ -203,10 +216,29 @@ impl Members {
 
     fn document(&self, name: &str) -> Option<&[u8]> {
         let (name, _) = self.file(name)?;
-        match self.0.get(name)? {
+        match self.all.get(name)? {
             Member::File { document, .. } => document.as_deref(),
             Member::Link(_) => None,
         }
+    }
+
+    /// Counts a document of so many bytes that something leads to. An archive may lead to the same one again and again, and each
+    /// time it is read as a whole.
+    fn follow(&self, bytes: usize) -> Result<(), Problem> {
+        let limit = |what, limit| Err(Problem::Limit { what, limit });
+        let (documents, total) = self.followed.get();
+        let (documents, total) = (documents + 1, total + bytes as u64);
+        if documents > MAX_ARCHIVE_DOCUMENTS {
+            let what = "documents read of an archive, one that is read again counted again";
+            return limit(what, MAX_ARCHIVE_DOCUMENTS as u64);
+        }
+        if total > MAX_FOLLOWED_BYTES {
+            let what =
+                "bytes of documents read of an archive, one that is read again counted again";
+            return limit(what, MAX_FOLLOWED_BYTES);
+        }
+        self.followed.set((documents, total));
+        Ok(())
     }
 }
 
@@ -229,6 +261,7 @@ impl Documents for Members {
                 "it is not a JSON document of at most {MAX_JSON_BYTES} bytes"
             )))
         })?;
+        self.follow(data.len()).map_err(at)?;
         let found = Digest::of(data);
         if found != digest {
             return Err(at(Problem::WrongDigest {
@@ -250,7 +283,7 @@ pub(super) fn plan_remote(
     let (manifest_digest, manifest, id, config) =
         match choose(documents, top, machine, MAX_NESTING)? {
             Choice::Image(found) => *found,
-            Choice::OtherMachines(others) => return Err((None, nothing_for(machine, &others))),
+            Choice::OtherMachines(others) => return Err((None, nothing_for(machine, others))),
         };
     let mut manifests =
         vec![Digest::parse(&top.digest).map_err(|why| (Some(top.digest.clone()), why.into()))?];
@@ -322,7 +355,7 @@ fn json<T: DeserializeOwned>(name: &str, data: &[u8]) -> Result<T, Located> {
 // --- OCI layout ---
 
 fn from_layout(
-    members: &mut Members,
+    members: &Members,
     machine: Machine,
     names: &[Reference],
 ) -> Result<Vec<PlannedImage>, Located> {
@@ -346,7 +379,7 @@ fn from_layout(
     };
     let index: Index = json("index.json", index)?;
     let mut images: Vec<PlannedImage> = Vec::new();
-    let mut wrong_machine = Vec::new();
+    let mut wrong_machine = Others::default();
     for descriptor in &index.manifests {
         if is_not_an_image(descriptor) {
             continue;
@@ -355,7 +388,7 @@ fn from_layout(
         let (manifest_digest, manifest, config_digest, config) = match choice {
             Choice::Image(found) => *found,
             Choice::OtherMachines(what) => {
-                wrong_machine.extend(what);
+                wrong_machine.extend(what.0);
                 continue;
             }
         };
@@ -393,7 +426,7 @@ fn from_layout(
             .map_err(|problem| (Some("index.json".into()), problem))?;
     }
     if images.is_empty() {
-        return Err((None, nothing_for(machine, &wrong_machine)));
+        return Err((None, nothing_for(machine, wrong_machine)));
     }
     prefer_own(&mut images, machine);
     for image in &images {
@@ -435,16 +468,35 @@ fn check_blob_present(members: &Members, layer: &PlannedLayer) -> Result<(), Loc
     }
 }
 
-fn nothing_for(machine: Machine, others: &[String]) -> Problem {
-    if others.is_empty() {
-        return Problem::Damaged("it holds no image".into());
+/// Platforms of images that this machine cannot run, each once, cut, and one more at most than are told.
+#[derive(Default)]
+struct Others(Vec<String>);
+
+impl Others {
+    /// Whether further ones make no difference.
+    const fn is_full(&self) -> bool {
+        self.0.len() > MAX_PLATFORMS_TOLD
     }
-    let mut what: Vec<String> = Vec::new();
-    for other in others {
-        let other: String = other.chars().take(MAX_PLATFORM_CHARS).collect();
-        if !what.contains(&other) && what.len() <= MAX_PLATFORMS_TOLD {
-            what.push(other);
+
+    fn add(&mut self, name: &str) {
+        if self.is_full() {
+            return;
         }
+        let name: String = name.chars().take(MAX_PLATFORM_CHARS).collect();
+        if !self.0.contains(&name) {
+            self.0.push(name);
+        }
+    }
+
+    fn extend(&mut self, names: Vec<String>) {
+        names.iter().for_each(|name| self.add(name));
+    }
+}
+
+fn nothing_for(machine: Machine, others: Others) -> Problem {
+    let mut what = others.0;
+    if what.is_empty() {
+        return Problem::Damaged("it holds no image".into());
     }
     if what.len() > MAX_PLATFORMS_TOLD {
         what[MAX_PLATFORMS_TOLD] = "…".into();
@@ -470,7 +522,7 @@ fn is_not_an_image(descriptor: &Descriptor) -> bool {
 enum Choice {
     Image(Box<(Digest, Manifest, Digest, ImageConfig)>),
     /// Nothing for this machine: what there is instead.
-    OtherMachines(Vec<String>),
+    OtherMachines(Others),
 }
 
 /// Follows a descriptor to the image for this machine.
@@ -517,12 +569,13 @@ fn choose(
     let index: Index = json(&name, data)?;
     // Best first; of equals the first listed.
     let mut ranked: Vec<(u8, &Descriptor)> = Vec::new();
-    let mut others = Vec::new();
+    let mut others = Others::default();
     for inner in index.manifests.iter().filter(|d| !is_not_an_image(d)) {
         match &inner.platform {
             Some(platform) if !platform.architecture.is_empty() => match machine.rank(platform) {
                 Some(rank) => ranked.push((rank, inner)),
-                None => others.push(platform_name(platform)),
+                None if others.is_full() => {}
+                None => others.add(&platform_name(platform)),
             },
             // The configuration will tell.
             _ => ranked.push((0, inner)),
@@ -538,7 +591,7 @@ fn choose(
             continue;
         }
         match choose(members, inner, machine, nesting - 1)? {
-            Choice::OtherMachines(more) => others.extend(more),
+            Choice::OtherMachines(more) => others.extend(more.0),
             Choice::Image(found) if is_own(&found.3, machine) => return Ok(Choice::Image(found)),
             image @ Choice::Image(_) => _ = narrow.get_or_insert(image),
         }
@@ -555,7 +608,9 @@ fn image_of(
     let (config_digest, data) = members.blob(&manifest.config)?;
     let config: ImageConfig = json(&config_digest.to_string(), &data)?;
     if let Some(other) = unsuitable(&config, machine) {
-        return Ok(Choice::OtherMachines(vec![other]));
+        let mut others = Others::default();
+        others.add(&other);
+        return Ok(Choice::OtherMachines(others));
     }
     Ok(Choice::Image(Box::new((
         manifest_digest,
@@ -709,7 +764,7 @@ struct DockerImage {
     layers: Option<Vec<String>>,
 }
 
-fn from_docker(members: &mut Members, machine: Machine) -> Result<Vec<PlannedImage>, Located> {
+fn from_docker(members: &Members, machine: Machine) -> Result<Vec<PlannedImage>, Located> {
     let document = members.document("manifest.json").unwrap_or(b"");
     let listed: Vec<DockerImage> = json("manifest.json", document)?;
     if listed.len() > MAX_ARCHIVE_IMAGES {
@@ -722,7 +777,7 @@ fn from_docker(members: &mut Members, machine: Machine) -> Result<Vec<PlannedIma
         ));
     }
     let mut images: Vec<PlannedImage> = Vec::new();
-    let mut others = Vec::new();
+    let mut others = Others::default();
     for listed in listed {
         let config_name = member_name("", listed.config.as_bytes()).unwrap_or_default();
         let at = |problem| (Some(config_name.clone()), problem);
@@ -742,9 +797,10 @@ fn from_docker(members: &mut Members, machine: Machine) -> Result<Vec<PlannedIma
                 found: id,
             }));
         }
+        members.follow(data.len()).map_err(at)?;
         let config: ImageConfig = json(&config_name, data)?;
         if let Some(other) = unsuitable(&config, machine) {
-            others.push(other);
+            others.add(&other);
             continue;
         }
         let mut layers = Vec::new();
@@ -792,8 +848,51 @@ fn from_docker(members: &mut Members, machine: Machine) -> Result<Vec<PlannedIma
         }
     }
     if images.is_empty() {
-        return Err((None, nothing_for(machine, &others)));
+        return Err((None, nothing_for(machine, others)));
     }
     prefer_own(&mut images, machine);
     Ok(images)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{Layout, Scratch};
+    use super::*;
+
+    #[test]
+    fn of_platforms_without_end_few_are_kept_and_told() {
+        let platform = |n: usize, architecture: String| {
+            serde_json::json!({
+                "mediaType": "application/vnd.oci.image.manifest.v1+json",
+                "digest": Digest::of(&n.to_be_bytes()).to_string(),
+                "size": 1,
+                "platform": {"os": "linux", "architecture": architecture},
+            })
+        };
+        let long = "x".repeat(3 * MAX_PLATFORM_CHARS);
+        let manifests: Vec<_> = (0..1000)
+            .map(|n| platform(n, format!("a{}", n / 2)))
+            .chain([platform(1000, long)])
+            .rev()
+            .collect();
+        let mut layout = Layout::new();
+        let inner = layout.index(&manifests);
+        let outer = layout.index(&vec![inner; 50]);
+        let scratch = Scratch::new();
+        let path = scratch.join("archive");
+        std::fs::write(&path, layout.tar()).expect("scratch");
+        let archive = Archive::open(&path).expect("an archive");
+        let members = Members::read(&archive).expect("members");
+        let top: Descriptor = serde_json::from_value(outer).expect("a descriptor");
+        let machine = Machine::this();
+        let Ok(Choice::OtherMachines(others)) = choose(&members, &top, machine, MAX_NESTING) else {
+            panic!("nothing is for this machine");
+        };
+        assert_eq!(others.0.len(), MAX_PLATFORMS_TOLD + 1);
+        let longest = others.0.iter().map(|name| name.chars().count()).max();
+        assert_eq!(longest, Some(MAX_PLATFORM_CHARS));
+        let told = nothing_for(machine, others).to_string();
+        assert!(told.ends_with(", …)"), "{told}");
+        assert_eq!(told.matches("linux/a4").count(), 15, "each once: {told}");
+    }
 }

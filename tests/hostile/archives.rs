@@ -112,6 +112,29 @@ fn zeros(head: &[u8], count: usize) -> Vec<u8> {
     all
 }
 
+/// An OCI archive whose `index.json` leads `times` times to one index of so many platforms that nobody has.
+fn repeated_index(platforms: usize, times: usize) -> Vec<u8> {
+    let kind = "application/vnd.oci.image.index.v1+json";
+    let platforms: Vec<Value> = (0..platforms)
+        .map(|n| {
+            json!({
+                "digest": format!("sha256:{}", hex(&n.to_be_bytes())), "size": 1,
+                "platform": { "os": "linux", "architecture": format!("none{n}") },
+            })
+        })
+        .collect();
+    let inner = json!({ "schemaVersion": 2, "manifests": platforms }).to_string();
+    let digest = hex(inner.as_bytes());
+    let entry =
+        json!({ "mediaType": kind, "digest": format!("sha256:{digest}"), "size": inner.len() });
+    let outer = json!({ "schemaVersion": 2, "manifests": vec![entry; times] }).to_string();
+    Tar::new()
+        .file("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#)
+        .file("index.json", outer.as_bytes())
+        .file(&format!("blobs/sha256/{digest}"), inner.as_bytes())
+        .bytes()
+}
+
 struct Case {
     name: &'static str,
     archive: Vec<u8>,
@@ -166,6 +189,11 @@ fn heavy() -> Vec<Case> {
             "a configuration of 5 MiB",
             archive_of("localhost/x:1", &vec![b' '; 5 << 20], b""),
             &["c.json", "not a JSON document of at most 4194304 bytes"],
+        ),
+        case(
+            "an index that is led to ten thousand times",
+            repeated_index(2000, 10_000),
+            &["more than 67108864 bytes of documents"],
         ),
         case(
             "a window of 1 GiB",
