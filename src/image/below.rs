@@ -204,7 +204,6 @@ pub(super) fn copy_metadata(
 
 #[cfg(test)]
 mod tests {
-    use core::ops::ControlFlow;
     use std::fs;
     use std::os::unix::fs::{FileTypeExt, MetadataExt};
     use std::path::PathBuf;
@@ -249,7 +248,7 @@ mod tests {
                 self.open(self.layers),
                 Some(below),
                 &mut budget,
-                &mut |_| ControlFlow::Continue(()),
+                &mut |_| Ok(()),
             );
             self.layers += 1;
             let secret = fs::read(self.scratch.join("secret")).expect("still there");
@@ -326,7 +325,7 @@ mod tests {
                 inodes: 99,
                 inodes_left: 99,
             };
-            let on_bytes = &mut |_| ControlFlow::Continue(());
+            let on_bytes = &mut |_| Ok(());
             let unpacked =
                 unpack(&mut &layer.bytes()[..], root(), None, &mut budget, on_bytes).expect(name);
             let done = settle(root().as_fd(), &unpacked.implied, &mut pile.below()).expect(name);

@@ -1,6 +1,5 @@
 //! Entry points of the fuzz targets into this module's private parsers. See [`crate::fuzz`].
 
-use core::ops::ControlFlow;
 use std::fs;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
@@ -84,7 +83,7 @@ pub(crate) fn layer(data: &[u8], scratch: &Path) -> String {
         open(&upper),
         below,
         &mut budget,
-        &mut |_| ControlFlow::Continue(()),
+        &mut |_| Ok(()),
     );
     tree::remove(open(scratch).as_fd(), b"upper").expect("what was unpacked can be removed");
     assert_eq!(fs::read(&secret).expect("the file beside it"), b"secret");

@@ -30,6 +30,10 @@ use crate::api::order::Gather as _;
 pub const RESERVE_BYTES: u64 = 64 * 1024 * 1024;
 /// Inodes that unpacking leaves free.
 pub const RESERVE_INODES: u64 = 2048;
+/// Bytes written between two looks at what is free: others write to the disk as well.
+const LOOK_BYTES: u64 = 4 * 1024 * 1024;
+/// The same in entries of layers and pieces of files.
+const LOOK_STEPS: u32 = 4096;
 /// Bytes between two reports of progress.
 const TICK_BYTES: u64 = 4 * 1024 * 1024;
 
@@ -311,6 +315,44 @@ fn budget(store: &Store) -> Result<Budget, ImageError> {
     })
 }
 
+/// When to look at what is free.
+#[derive(Default)]
+struct Looks {
+    bytes: u64,
+    steps: u32,
+}
+
+impl Looks {
+    /// A step, with so many bytes written in all.
+    const fn is_due(&mut self, bytes: u64) -> bool {
+        self.steps += 1;
+        let is_due = self.steps >= LOOK_STEPS || bytes - self.bytes >= LOOK_BYTES;
+        if is_due {
+            *self = Self { bytes, steps: 0 };
+        }
+        is_due
+    }
+}
+
+/// Whether the disk has more left than has to stay free, whoever has written to it; `budget`: what could be used at first.
+fn room(store: &Store, budget: Budget) -> Result<(), Problem> {
+    // That it cannot be told now is no reason to stop.
+    let Ok(fs) = store.fs_info() else {
+        return Ok(());
+    };
+    if fs.available_bytes < store.limits().reserve_bytes {
+        return Err(Problem::NoSpace {
+            available: budget.bytes,
+        });
+    }
+    if fs.inodes > 0 && fs.inodes_free < RESERVE_INODES {
+        return Err(Problem::NoInodes {
+            available: budget.inodes,
+        });
+    }
+    Ok(())
+}
+
 fn record_of(image: &PlannedImage, layers: Vec<LayerRecord>, origin: Origin<'_>) -> ImageRecord {
     let mut dirs = BTreeSet::new();
     let size_bytes = layers
@@ -464,15 +506,24 @@ impl Import<'_> {
         let start = now.bytes;
         let mut next_tick = TICK_BYTES;
         let tick = &mut self.tick;
+        let store = self.store;
+        let mut looks = Looks::default();
         let mut on_bytes = |bytes: u64| {
+            if looks.is_due(bytes) {
+                room(store, before)?;
+            }
             if bytes < next_tick {
-                return ControlFlow::Continue(());
+                return Ok(());
             }
             next_tick = bytes + TICK_BYTES;
-            tick(Progress {
+            let now = Progress {
                 bytes: start + bytes,
                 ..now
-            })
+            };
+            match tick(now) {
+                ControlFlow::Continue(()) => Ok(()),
+                ControlFlow::Break(()) => Err(Problem::Cancelled),
+            }
         };
         let mut blob = Hashing::new(data, layer.blob.is_some());
         let unpacked = {
@@ -1401,6 +1452,17 @@ mod tests {
         let dirs = bench.store.layer_dirs(&image.id).expect("dirs");
         assert_eq!(dirs, [bench.store.layers_root().join("empty")]);
         assert!(dirs[0].is_dir());
+    }
+
+    #[test]
+    fn what_is_free_is_looked_at_again_every_few_mebibytes_and_entries() {
+        let mut looks = Looks::default();
+        assert!(!looks.is_due(0) && !looks.is_due(LOOK_BYTES - 1));
+        assert!(looks.is_due(LOOK_BYTES) && !looks.is_due(2 * LOOK_BYTES - 1));
+        assert!(looks.is_due(2 * LOOK_BYTES));
+        // Without any data.
+        let due = (1..=3 * LOOK_STEPS).filter(|_| looks.is_due(2 * LOOK_BYTES));
+        assert_eq!(due.count(), 3);
     }
 
     #[test]

@@ -11,7 +11,6 @@
 //! be unpacked alone: it is unpacked once more with a view of those below ([`Below`]).
 
 use alloc::collections::BTreeSet;
-use core::ops::ControlFlow;
 use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -68,6 +67,17 @@ impl Budget {
         Ok(())
     }
 
+    /// File data: it takes whole blocks.
+    fn take_data(&mut self, n: u64) -> Result<(), Problem> {
+        self.take_bytes(n.next_multiple_of(BLOCK_BYTES))
+    }
+
+    /// A directory takes a block as soon as there is a name in it, and most file systems give it one before.
+    fn take_directory(&mut self) -> Result<(), Problem> {
+        self.take_inode()?;
+        self.take_bytes(BLOCK_BYTES)
+    }
+
     fn take_inode(&mut self) -> Result<(), Problem> {
         self.inodes_left = self.inodes_left.checked_sub(1).ok_or(Problem::NoInodes {
             available: self.inodes,
@@ -79,6 +89,12 @@ impl Budget {
 
 /// Disk space counted for an entry besides its data.
 const INODE_BYTES: u64 = 256;
+/// What file systems in use give out at once, bytes.
+pub(super) const BLOCK_BYTES: u64 = 4096;
+const _: () = assert!(
+    (COPY_BYTES as u64).is_multiple_of(BLOCK_BYTES),
+    "pieces of a file are charged one by one"
+);
 
 /// A layer that was unpacked.
 #[derive(Debug)]
@@ -97,8 +113,8 @@ pub(super) struct Unpacked {
     pub(super) needs_below: bool,
 }
 
-/// Hears of the bytes unpacked so far; may stop the work.
-pub(super) type OnBytes<'a> = &'a mut dyn FnMut(u64) -> ControlFlow<()>;
+/// Hears of the bytes unpacked so far, before each entry and after each piece of a file; may stop the work.
+pub(super) type OnBytes<'a> = &'a mut dyn FnMut(u64) -> Result<(), Problem>;
 
 /// A stream that is hashed on the way and cannot seek.
 struct Stream<'a>(Hashing<&'a mut dyn Read>);
@@ -261,9 +277,7 @@ impl Target<'_> {
             }
             None => {}
         }
-        if (self.on_bytes)(self.size_bytes).is_break() {
-            return Err(Problem::Cancelled);
-        }
+        (self.on_bytes)(self.size_bytes)?;
         match entry.kind {
             Kind::Dir => self.directory(entry, &name, opaque),
             Kind::File => self.file(entry, &name, data),
@@ -303,7 +317,7 @@ impl Target<'_> {
     /// Counts directories that no entry declared.
     fn note_made(&mut self, made: Vec<Vec<u8>>) -> Result<(), Problem> {
         for path in made {
-            self.budget.take_inode()?;
+            self.budget.take_directory()?;
             self.implied.insert(path);
         }
         if self.implied.len() > MAX_IMPLIED {
@@ -411,7 +425,7 @@ impl Target<'_> {
 
     fn directory(&mut self, entry: &Entry, name: &[u8], opaque: bool) -> Result<(), Problem> {
         match mkdirat(self.parent(), name, Mode::from_bits_truncate(0o700)) {
-            Ok(()) => self.budget.take_inode()?,
+            Ok(()) => self.budget.take_directory()?,
             Err(Errno::EEXIST) => {}
             Err(errno) => return Err(Problem::write("make the directory")(errno)),
         }
@@ -463,15 +477,13 @@ impl Target<'_> {
             if let Some(content) = &mut self.content {
                 content.piece(index, &self.buffer[..n]);
             }
-            self.budget.take_bytes(n as u64)?;
+            self.budget.take_data(n as u64)?;
             file.write_all(&self.buffer[..n])
                 .map_err(Problem::write("write the file"))?;
             super::count_written(n);
             left -= n as u64;
             self.size_bytes += n as u64;
-            if (self.on_bytes)(self.size_bytes).is_break() {
-                return Err(Problem::Cancelled);
-            }
+            (self.on_bytes)(self.size_bytes)?;
         }
         Ok(())
     }
@@ -797,9 +809,13 @@ mod tests {
             let mut stream = stream;
             // Nothing is below, and it may look.
             let below = Some(Below::new(Vec::new()));
-            let result = unpack(&mut stream, root.into(), below, &mut budget, &mut |_| {
-                ControlFlow::Continue(())
-            });
+            let result = unpack(
+                &mut stream,
+                root.into(),
+                below,
+                &mut budget,
+                &mut |_| Ok(()),
+            );
             assert_eq!(
                 fs::read(self.scratch.join("secret")).expect("still there"),
                 b"secret"
@@ -1399,6 +1415,49 @@ mod tests {
     }
 
     #[test]
+    fn small_files_and_directories_take_whole_blocks() {
+        if !is_root() {
+            return;
+        }
+        let files = (0..20).fold(Stream::new(), |s, n| s.file(&format!("f{n}"), b"x"));
+        let directories = (0..20).fold(Stream::new(), |s, n| s.dir(&format!("d{n}"), 0o755));
+        // Not declared.
+        let implied = Stream::new().file(&format!("{}f", "d/".repeat(19)), b"");
+        let sparse = Stream::new()
+            .pax(&[
+                ("GNU.sparse.size", b"2000000"),
+                ("GNU.sparse.map", b"8192,3,1600000,2"),
+            ])
+            .file("f", b"abcde");
+        for (name, stream, blocks, inodes) in [
+            ("files", files, 20, 20),
+            ("directories", directories, 20, 20),
+            (
+                "a large file",
+                Stream::new().file("f", &[7; 100_000]),
+                25,
+                1,
+            ),
+            ("implied", implied, 19, 20),
+            ("holes", sparse, 2, 1),
+            ("a link", Stream::new().symlink("l", "x"), 0, 1),
+        ] {
+            let needs = blocks * BLOCK_BYTES + inodes * INODE_BYTES;
+            let stream = stream.bytes();
+            for (bytes, fits) in [(needs, true), (needs - 1, false)] {
+                let bench = Bench {
+                    bytes,
+                    ..Bench::new()
+                };
+                let unpacked = bench.unpack(&stream);
+                assert_eq!(unpacked.is_ok(), fits, "{name}: {bytes}");
+                let full = unpacked.is_err_and(|e| matches!(e.problem, Problem::NoSpace { .. }));
+                assert_eq!(full, !fits, "{name}: {bytes}");
+            }
+        }
+    }
+
+    #[test]
     fn damaged_streams_are_refused() {
         if !is_root() {
             return;
@@ -1464,9 +1523,9 @@ mod tests {
             &mut budget,
             &mut |bytes| {
                 if bytes > 100_000 {
-                    ControlFlow::Break(())
+                    Err(Problem::Cancelled)
                 } else {
-                    ControlFlow::Continue(())
+                    Ok(())
                 }
             },
         )

@@ -1,5 +1,6 @@
 //! Pulls to a disk that is full, fills up, or cannot be written.
 
+use core::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,12 +10,12 @@ use std::{fs, iter};
 
 use nix::mount::MsFlags;
 
-use super::tests::{Offer, Server, quick};
+use super::tests::{Offer, Server, file, quick};
 use super::*;
 use crate::error::chain;
-use crate::image::error::ImageError;
-use crate::image::import::Limits as ImportLimits;
-use crate::image::testing::Scratch;
+use crate::image::error::{ImageError, Problem};
+use crate::image::import::{ImportOptions, Limits as ImportLimits};
+use crate::image::testing::{Scratch, docker_archive};
 use crate::sys::mount;
 
 /// Tries of what is busy for a moment, so that a disk that stays busy fails the test.
@@ -233,6 +234,40 @@ fn what_others_write_meanwhile_counts() {
     );
     let arrived: u64 = disk.files("pulls/blobs/sha256").iter().map(|f| f.1).sum();
     assert!(arrived < 2 * MIB, "{arrived}");
+}
+
+#[test]
+fn what_others_write_while_it_is_unpacked_counts() {
+    const MIB: u64 = 1 << 20;
+    let Some(disk) = Disk::new(24 * MIB) else {
+        return;
+    };
+    let store = disk.store_with(4 * MIB);
+    let archive = disk.scratch.join("archive.tar");
+    let layer = file("a", &vec![7; 12 << 20]);
+    fs::write(&archive, docker_archive("a:1", &[&layer])).expect("archive");
+    let ballast = disk.path().join("ballast");
+    // There are 20 MiB to be used; after the first 4 somebody else writes 14.
+    let mut tick = |_| {
+        if !ballast.exists() {
+            fs::write(&ballast, vec![1; 14 << 20]).expect("room");
+        }
+        ControlFlow::Continue(())
+    };
+    let error = store
+        .import_archive(&archive, &ImportOptions::default(), &mut tick)
+        .expect_err("no room");
+    let ImageError::Import { source, .. } = &error else {
+        panic!("{}", chain(&error));
+    };
+    assert!(matches!(**source, Problem::NoSpace { .. }), "{source}");
+    assert!(error.is_transient() && store.list().is_empty());
+    assert_eq!(disk.files("staging"), []);
+    // With room it comes.
+    fs::remove_file(&ballast).expect("room");
+    let mut go = |_| ControlFlow::Continue(());
+    let imported = store.import_archive(&archive, &ImportOptions::default(), &mut go);
+    assert_eq!(imported.expect("imported").len(), 1);
 }
 
 /// Leaves some pages.
