@@ -617,7 +617,15 @@ impl Store {
         index.lost = self.load_lost()?;
         let mut claimed = BTreeSet::new();
         for mut record in records {
+            let before = record.names.len();
             record.names.retain(|name| claimed.insert(name.clone()));
+            if record.names.len() < before {
+                // Else it has the name again once the record goes that the name has moved to.
+                let written = unless_read_only(self.write_record(&record));
+                if let Err(e) = written {
+                    log::warn!("{}", chain(&e));
+                }
+            }
             index.images.insert(record.id.clone(), Arc::new(record));
         }
         Ok(index)
@@ -860,6 +868,34 @@ mod tests {
         assert_eq!(store.resolve("busybox").expect("valid"), None);
         let dirs = store.layer_dirs(&image.id).expect("layers");
         assert_eq!(fs::read(dirs[0].join("a")).expect("file"), b"1");
+    }
+
+    #[test]
+    fn a_name_that_has_moved_does_not_come_back() {
+        // As a power cut leaves it between the record that gets a name and the one that loses it.
+        let scratch = Scratch::new();
+        let open = || Store::open(&scratch.join("images")).expect("store");
+        let layer = |text: &[u8]| Stream::new().file("a", text).bytes();
+        let name = "app:1";
+        let store = open();
+        let loser = import(&store, &scratch, &docker_archive(name, &[&layer(b"1")]));
+        let loser = loser[0].id.clone();
+        let record = store.record_path(&loser);
+        let before = fs::read(&record).expect("record");
+        let winner = import(&store, &scratch, &docker_archive(name, &[&layer(b"2")]));
+        let winner = winner[0].id.clone();
+        drop(store);
+        fs::write(&record, before).expect("record");
+        let store = open();
+        let found = |store: &Store| store.resolve(name).expect("valid").map(|i| i.id.clone());
+        assert_eq!(found(&store), Some(winner.clone()));
+        store.remove(&winner, &BTreeSet::new()).expect("removed");
+        assert_eq!(found(&store), None);
+        drop(store);
+        let store = open();
+        assert_eq!(found(&store), None);
+        let left = store.get(&loser).expect("it is there");
+        assert_eq!(left.names, [""; 0]);
     }
 
     #[test]
