@@ -801,6 +801,26 @@ mod tests {
     }
 
     #[test]
+    fn an_image_that_was_removed_before_it_was_pinned_is_pulled_again() {
+        let mut bench = Bench::new();
+        bench.put("a.txt", b"a:1\n");
+        bench.look();
+        bench.later(SETTLE);
+        let wanted = bench.dropin.next_pull(bench.now).expect("a");
+        let gone = Ok::<_, io::Error>("sha256:0".into());
+        let told = bench.dropin.pulled(wanted, gone, bench.now);
+        assert!(
+            matches!(&told, Some(Report::Failed { error, retried: true, .. })
+                if error.contains("a:1") && error.contains("sha256:0")),
+            "{told:?}"
+        );
+        assert_eq!(pull_all(&mut bench, &["a:1"]), NOTHING, "not at once");
+        bench.now = bench.now + RETRY_FIRST;
+        assert_eq!(pull_all(&mut bench, &["a:1"]), ["+a:1 told"]);
+        assert!(bench.store.list()[0].pinned);
+    }
+
+    #[test]
     fn what_a_list_named_comes_again_after_it_was_damaged() {
         let mut bench = Bench::new();
         bench.put("a.txt", b"a:1\nb:1\n");

@@ -283,9 +283,12 @@ impl Store {
     }
 
     /// Marks an image as kept by `prune` and image GC, or takes the mark away.
+    ///
+    /// Errors: [`ImageError::NotFound`] if it is to be kept and is not there; [`ImageError::Store`].
     pub fn set_pinned(&self, id: &str, pinned: bool) -> Result<(), ImageError> {
         let _change = self.change();
         match self.get(id) {
+            None if pinned => Err(ImageError::NotFound(id.into())),
             Some(image) if image.pinned != pinned => {
                 let mut record = (*image).clone();
                 record.pinned = pinned;
@@ -896,6 +899,16 @@ mod tests {
         assert_eq!(found(&store), None);
         let left = store.get(&loser).expect("it is there");
         assert_eq!(left.names, [""; 0]);
+    }
+
+    #[test]
+    fn what_is_not_there_cannot_be_kept() {
+        let scratch = Scratch::new();
+        let store = Store::open(&scratch.join("images")).expect("store");
+        let absent = Digest::of(b"absent").to_string();
+        let kept = store.set_pinned(&absent, true);
+        assert!(matches!(kept, Err(ImageError::NotFound(id)) if id == absent));
+        store.set_pinned(&absent, false).expect("nothing to do");
     }
 
     #[test]
