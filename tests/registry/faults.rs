@@ -123,7 +123,7 @@ fn what_lasts_has_its_reason_and_nothing_is_visible() {
         let image = format!("{}/{NAME}:1", proxy.address);
         let error = bench.pull(&image, None).expect_err("a fault");
         let found = match &error {
-            PullError::Unavailable(_) => "RegistryUnavailable",
+            PullError::Unavailable(_) | PullError::Limited(_) => "RegistryUnavailable",
             PullError::Denied(_) | PullError::Failed(_) => "ErrImagePull",
             PullError::Invalid(_)
             | PullError::Signature(_)

@@ -169,7 +169,7 @@ fn every_pull_through_a_bad_link_ends_right_or_says_why() {
                     "seed {seed}: {error}"
                 );
                 let reason = match &error {
-                    PullError::Unavailable(_) => "RegistryUnavailable",
+                    PullError::Unavailable(_) | PullError::Limited(_) => "RegistryUnavailable",
                     PullError::Denied(_) | PullError::Failed(_) => "ErrImagePull",
                     PullError::Invalid(_)
                     | PullError::Signature(_)

@@ -531,12 +531,13 @@ impl Documents for Remote<'_> {
 /// All that was tried, in one error. An outage everywhere is one of the registry.
 fn joined(errors: &[RegistryError]) -> PullError {
     let text = ways::joined(errors);
-    if !errors.is_empty() && errors.iter().all(RegistryError::is_outage) {
-        PullError::Unavailable(text)
-    } else if errors.iter().any(RegistryError::is_refusal) {
-        PullError::Denied(text)
-    } else {
-        PullError::Failed(text)
+    let is_outage = !errors.is_empty() && errors.iter().all(RegistryError::is_outage);
+    let is_refusal = errors.iter().any(RegistryError::is_refusal);
+    match (is_outage, is_refusal) {
+        (true, true) => PullError::Limited(text),
+        (true, false) => PullError::Unavailable(text),
+        (false, true) => PullError::Denied(text),
+        (false, false) => PullError::Failed(text),
     }
 }
 

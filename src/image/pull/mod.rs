@@ -118,6 +118,9 @@ pub enum PullError {
     /// No registry could be asked (waiting reason `RegistryUnavailable`).
     #[error("RegistryUnavailable: {0}")]
     Unavailable(String),
+    /// The same of a registry that has had too many requests: with another credential it may be had, for some count by account.
+    #[error("RegistryUnavailable: {0}")]
+    Limited(String),
     /// The image is not signed as it has to be (waiting reason `SignatureValidationFailed`).
     #[error("SignatureValidationFailed: {0}")]
     Signature(String),

@@ -728,7 +728,7 @@ fn outages_are_waited_out_and_told_apart() {
         let bench = Bench::new();
         match (bench.pull(&image(&server)), outage) {
             (Ok(_), None) => {}
-            (Err(PullError::Unavailable(e)), Some(true)) => {
+            (Err(PullError::Unavailable(e) | PullError::Limited(e)), Some(true)) => {
                 assert!(e.contains(&status.to_string()), "{name}: {e}");
             }
             (Err(PullError::Failed(e) | PullError::Denied(e)), Some(false)) => {
@@ -751,9 +751,16 @@ fn outages_are_waited_out_and_told_apart() {
                 .with("Date", date)
         });
         let error = Bench::new().pull(&image(&server)).expect_err("busy");
+        // Of too many requests it may be another credential that has not sent them.
+        assert_eq!(
+            matches!(&error, PullError::Limited(_)),
+            status == 429,
+            "{error:?}"
+        );
+        let text = error.to_string();
         assert!(
-            matches!(&error, PullError::Unavailable(e) if e.contains("asked again in")),
-            "{error}"
+            text.starts_with("RegistryUnavailable: ") && text.contains("asked again in"),
+            "{text}"
         );
         assert_eq!(server.seen().len(), 1, "{after}");
     }
@@ -975,6 +982,48 @@ fn kinds_of_credentials() {
     assert!(Bench::new().pull(&image(&open)).is_ok());
     let tokens = open.count("/token");
     assert_eq!(tokens, 1, "one token for all requests");
+}
+
+#[test]
+fn what_another_credential_may_mend_is_told_apart() {
+    // IMG-13
+    let offer = Offer::small();
+    let server = Server::start(move |seen| {
+        if seen.path.starts_with("/token") {
+            return match seen.body.contains("refresh_token=good") {
+                true => reply(200, json!({"access_token": "good"}).to_string()),
+                false => reply(400, json!({"error": "invalid_grant"}).to_string()),
+            };
+        }
+        match seen.authorization.as_str() {
+            "Bearer good" => offer.answer(seen),
+            "Bearer busy" => reply(429, "{}").with("Retry-After", "3600"),
+            _ => reply(401, "").with("WWW-Authenticate", "Bearer realm=\"/token\""),
+        }
+    });
+    let host = server.address.to_string();
+    let bench = Bench::new();
+    let pull = |auth: Value| {
+        let credential = only(&json!({"auths": { &host: auth }}));
+        smol::block_on(bench.puller.pull(&image(&server), credential))
+    };
+    let revoked = pull(json!({"identitytoken": "revoked"}));
+    assert!(
+        matches!(&revoked, Err(PullError::Denied(e)) if e.contains("refuses access to team/app")),
+        "{revoked:?}"
+    );
+    let anonymous = bench.pull(&image(&server));
+    assert!(
+        matches!(&anonymous, Err(PullError::Failed(e)) if e.contains("400")),
+        "{anonymous:?}"
+    );
+    let busy = pull(json!({"registrytoken": "busy"}));
+    assert!(
+        matches!(&busy, Err(PullError::Limited(e)) if e.contains("429")),
+        "{busy:?}"
+    );
+    let good = pull(json!({"identitytoken": "good"}));
+    assert!(good.is_ok(), "{good:?}");
 }
 
 #[test]

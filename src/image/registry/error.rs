@@ -185,8 +185,8 @@ impl RegistryError {
     pub const fn is_refusal(&self) -> bool {
         match self {
             Self::Denied { .. } => true,
-            // Registries hide what one may not see.
-            Self::Status { status, .. } => matches!(*status, 403 | 404),
+            // Registries hide what one may not see, and some count requests by account.
+            Self::Status { status, .. } => matches!(*status, 403 | 404 | 429),
             _ => false,
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! request ──▶ 2xx ─────────────────────────▶ answer
-//!    ▲  ├──▶ 401 ─▶ token or password ─▶ once more, then Denied
+//!    ▲  ├──▶ 401 ─▶ token or password ─▶ once more, then Denied; 400 of the token service: Denied
 //!    │  ├──▶ 429, 5xx, no answer ─▶ delay (Retry-After, unless it is long), at most ATTEMPTS in a row
 //!    └──┘
 //! ```
@@ -461,6 +461,10 @@ impl<'a> Session<'a> {
             body_time: self.http.limits().document,
         })?;
         let status = response.status().as_u16();
+        // So it speaks of an identity token that was revoked. Source: RFC 6749, section 5.2.
+        if status == 400 && credential.is_some() {
+            return Err(self.denied(&at, message(response)));
+        }
         if status != 200 {
             return Err(self.refusal(&at, status, response));
         }
@@ -475,17 +479,21 @@ impl<'a> Session<'a> {
             .and_then(|text| pace::retry_after(text, date, clock::wall()));
         let message = message(response);
         if status == 401 {
-            return RegistryError::Denied {
-                host: url.authority.clone(),
-                repository: self.endpoint.repository.clone(),
-                message,
-            };
+            return self.denied(url, message);
         }
         RegistryError::Status {
             url: url.shown(),
             status,
             message,
             retry_after,
+        }
+    }
+
+    fn denied(&self, url: &Url, message: String) -> RegistryError {
+        RegistryError::Denied {
+            host: url.authority.clone(),
+            repository: self.endpoint.repository.clone(),
+            message,
         }
     }
 

@@ -189,16 +189,7 @@ impl Images for StoreImages {
                 .puller
                 .pull(reference, credential.map(Into::into))
                 .await;
-            pulled.map_err(|e| match e {
-                PullError::Invalid(_) => RuntimeError::Invalid(e.to_string()),
-                PullError::Denied(_) => RuntimeError::Denied(e.to_string()),
-                PullError::Full(_) => RuntimeError::Full(e.to_string()),
-                PullError::Deferred(why) => RuntimeError::Deferred(why.0),
-                // The prefix of the text is the waiting reason (IMG-08).
-                PullError::Unavailable(_) | PullError::Signature(_) | PullError::Failed(_) => {
-                    RuntimeError::Failed(e.to_string())
-                }
-            })
+            pulled.map_err(failed_pull)
         })
     }
 
@@ -239,6 +230,19 @@ impl Images for StoreImages {
     }
 }
 
+/// The same error as a runtime tells it. The prefix of the text is the waiting reason (IMG-08).
+fn failed_pull(error: PullError) -> RuntimeError {
+    match error {
+        PullError::Invalid(_) => RuntimeError::Invalid(error.to_string()),
+        PullError::Denied(_) | PullError::Limited(_) => RuntimeError::Denied(error.to_string()),
+        PullError::Full(_) => RuntimeError::Full(error.to_string()),
+        PullError::Deferred(why) => RuntimeError::Deferred(why.0),
+        PullError::Unavailable(_) | PullError::Signature(_) | PullError::Failed(_) => {
+            RuntimeError::Failed(error.to_string())
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -267,6 +271,18 @@ mod tests {
         );
         drop(thaw);
         assert!(smol::block_on(images.fs_info()).is_ok());
+    }
+
+    #[test]
+    fn another_credential_is_tried_at_a_registry_that_had_too_many_requests() {
+        // IMG-08 IMG-13
+        let limited = failed_pull(PullError::Limited("too many".into()));
+        assert_eq!(
+            limited,
+            RuntimeError::Denied("RegistryUnavailable: too many".into())
+        );
+        let away = failed_pull(PullError::Unavailable("no answer".into()));
+        assert!(matches!(away, RuntimeError::Failed(_)), "{away:?}");
     }
 
     #[test]
