@@ -15,6 +15,7 @@ use crate::api::{
         SandboxStatus,
     },
     pod::RestartPolicy,
+    pod_status::PodStatus,
 };
 
 use super::kill::{KillCause, single_kill_grace_s};
@@ -195,6 +196,21 @@ pub fn compute_pod_actions(
         actions.to_remove = surplus_inits(pod, status);
     }
     actions
+}
+
+/// Takes back the start of ephemeral containers that have begun before, as the pod's status says: the runtime forgets them
+/// with the machine's boot, and each runs once (ACT-70).
+pub fn begin_once(actions: &mut PodActions, pod: &Pod, status: &PodStatus) {
+    let has_begun = |name: &str| {
+        let mut known = status.ephemeral_container_statuses.iter();
+        known.find(|c| c.name == name).is_some_and(|c| {
+            let ended = [&c.state, &c.last_state].map(|s| s.terminated.is_some());
+            c.state.running.is_some() || ended.contains(&true)
+        })
+    };
+    let containers = &pod.spec.ephemeral_containers;
+    let due = &mut actions.ephemeral_to_start;
+    due.retain(|&index| containers.get(index).is_some_and(|c| !has_begun(&c.name)));
 }
 
 /// Has instances restarted that hold a device which came back as another one (DEV-40), as far as the pod goes on and nothing

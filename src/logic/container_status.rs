@@ -25,6 +25,8 @@ use super::{
 pub const STATUS_UNKNOWN: &str = "ContainerStatusUnknown";
 /// Exit code reported for it: that of SIGKILL.
 pub const LOST_EXIT_CODE: i32 = 137;
+/// Message of a container that ran and of which the runtime knows nothing any more.
+const VANISHED_MESSAGE: &str = "The container could not be located when the pod was deleted.  The container used to be Running";
 /// Waiting reason without init containers.
 pub const CONTAINER_CREATING: &str = "ContainerCreating";
 /// Waiting reason with init containers.
@@ -167,6 +169,15 @@ fn without_instance(
     {
         return o.clone();
     }
+    if let (Some(o), Kind::Ephemeral) = (old, kind)
+        && let Some(state) = end_of_ephemeral(o)
+    {
+        return ContainerStatus {
+            state,
+            last_state: ContainerState::default(),
+            ..o.clone()
+        };
+    }
     let mut status = ContainerStatus {
         state: waiting(default_reason(input), String::new()),
         image: container.image.clone(),
@@ -202,16 +213,22 @@ fn without_instance(
         return status;
     }
     if old_state.is_some_and(|s| s.running.is_some()) && !recorded {
-        status.last_state = terminated(
-            LOST_EXIT_CODE,
-            STATUS_UNKNOWN,
-            "The container could not be located when the pod was deleted.  The container used to be Running",
-        );
+        status.last_state = terminated(LOST_EXIT_CODE, STATUS_UNKNOWN, VANISHED_MESSAGE);
         if input.pod.metadata.deletion_timestamp.is_none() {
             status.restart_count = status.restart_count.saturating_add(1);
         }
     }
     status
+}
+
+/// How an ephemeral container ended that the runtime knows no more; `None`: it has not begun yet. It runs once (ACT-70), so
+/// what would be the state before the next run is its last one.
+fn end_of_ephemeral(old: &ContainerStatus) -> Option<ContainerState> {
+    if old.state.running.is_some() {
+        return Some(terminated(LOST_EXIT_CODE, STATUS_UNKNOWN, VANISHED_MESSAGE));
+    }
+    let mut states = [&old.state, &old.last_state].into_iter();
+    states.find(|state| state.terminated.is_some()).cloned()
 }
 
 /// Whether the restart of all containers is under way: decided now, or reported and not yet over.
@@ -243,7 +260,10 @@ fn show_start_failure(
     let due = match kind {
         Kind::Init => !succeeded && restartable(input.pod, container, newest),
         Kind::Regular => restartable(input.pod, container, newest),
-        Kind::Ephemeral => newest.is_none() && restartable(input.pod, container, None),
+        Kind::Ephemeral => {
+            let has_begun = newest.is_some() || status.state.terminated.is_some();
+            !has_begun && restartable(input.pod, container, None)
+        }
     };
     if !due {
         return;

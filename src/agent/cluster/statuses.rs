@@ -104,8 +104,10 @@ impl StatusSender {
     }
 
     async fn patch(&self, uid: &PodUid, body: Value) {
-        // Phase or start time: what the next agent must not do without.
-        let is_news = !body["status"]["phase"].is_null() || !body["status"]["startTime"].is_null();
+        // What the next agent must not do without. Of ephemeral containers: which have begun, for each runs once.
+        let is_news = ["phase", "startTime", "ephemeralContainerStatuses"]
+            .iter()
+            .any(|field| !body["status"][field].is_null());
         let tells_end = matches!(
             body["status"]["phase"].as_str(),
             Some("Succeeded" | "Failed")

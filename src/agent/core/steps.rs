@@ -182,6 +182,9 @@ impl Agent {
             actions::compute_pod_actions(pod, runtime, probes)
         });
         actions::restart_holders(&mut actions, pod, runtime, &holders);
+        if let Some(shown) = self.pods.status(uid) {
+            actions::begin_once(&mut actions, pod, shown);
+        }
         if actions.restart_all {
             // What has succeeded starts over as well.
             self.pods.set_succeeded(uid, Vec::new());

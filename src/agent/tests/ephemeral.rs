@@ -6,7 +6,7 @@ use core::time::Duration;
 use serde_json::{Value, json};
 
 use super::{
-    api::FakeApi,
+    api::{FakeApi, Link},
     world::{IMAGE, World, fault},
 };
 use crate::{
@@ -116,6 +116,45 @@ fn one_is_started_once() {
     world.until("is gone", |w| {
         api.get("ns", "a").is_none() && w.is_gone(uid.as_str())
     });
+}
+
+#[test]
+fn one_does_not_begin_again_with_the_next_boot() {
+    // ACT-70
+    let (world, api, uid) = running(json!({}));
+    for name in ["d", "e"] {
+        debug(&api, name, &json!({}));
+        world.until("it runs", |_| {
+            shown(&api, name)["state"]["running"].is_object()
+        });
+    }
+    let id = world.fake.container(&uid, "d").expect("runs").id;
+    world.fake.exit(&id, 3);
+    world.until("its end is shown", |_| {
+        shown(&api, "d")["state"]["terminated"]["exitCode"] == 3
+    });
+    // The record knows of both, also where the apiserver does not answer.
+    let mut world = world;
+    for link in [Link::Down, Link::Up] {
+        starts(&world);
+        api.set_link(link);
+        world = world.reboot();
+        world.apply(&[]);
+        let runs = |w: &World| w.fake.container(&uid, "c").is_some();
+        world.until("the pod runs again", runs);
+        world.advance(s(60));
+        assert_eq!(starts(&world), 1, "its own container alone");
+        api.set_link(Link::Up);
+        world.until("it is shown", |_| {
+            shown(&api, "e")["state"]["terminated"]["exitCode"] == 137
+        });
+        let ended = shown(&api, "e");
+        let reason = &ended["state"]["terminated"]["reason"];
+        assert_eq!(*reason, "ContainerStatusUnknown");
+        assert_eq!(ended["restartCount"], 0);
+        assert_eq!(shown(&api, "d")["state"]["terminated"]["exitCode"], 3);
+        assert_eq!(api.phase("a"), "Running");
+    }
 }
 
 #[test]

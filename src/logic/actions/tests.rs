@@ -2,6 +2,8 @@
 
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
 
+use serde_json::json;
+
 use super::*;
 use crate::api::Wall;
 use crate::api::pod::{Probe, RestartRule, RestartRuleExitCodes};
@@ -824,6 +826,41 @@ fn ephemeral_containers() {
             "-",
         ),
     ]);
+}
+
+#[test]
+fn an_ephemeral_container_that_the_runtime_has_forgotten() {
+    // ACT-70
+    for (name, status, expected) in [
+        ("nothing is shown of it", json!({}), vec![0, 1]),
+        (
+            "it waits",
+            json!({"state": {"waiting": {"reason": "ErrImagePull"}}}),
+            vec![0, 1],
+        ),
+        ("it ran", json!({"state": {"running": {}}}), vec![0]),
+        (
+            "it has ended",
+            json!({"state": {"terminated": {"exitCode": 0}}}),
+            vec![0],
+        ),
+        (
+            "it ended once",
+            json!({"lastState": {"terminated": {"exitCode": 1}}}),
+            vec![0],
+        ),
+    ] {
+        let mut pod = pod_with(&["a"]);
+        pod.spec.ephemeral_containers = vec![container("e"), container("f")];
+        let mut shown = status;
+        shown["name"] = "f".into();
+        let shown = json!({"ephemeralContainerStatuses": [shown]});
+        let shown: PodStatus = serde_json::from_value(shown).expect("status");
+        let runtime = running_pod(running(&["a"]));
+        let mut actions = compute_pod_actions(&pod, &runtime, &Results::default());
+        begin_once(&mut actions, &pod, &shown);
+        assert_eq!(actions.ephemeral_to_start, expected, "{name}");
+    }
 }
 
 #[test]

@@ -203,6 +203,36 @@ fn carried_from_the_report_before() {
 }
 
 #[test]
+fn an_ephemeral_container_that_the_runtime_has_forgotten() {
+    // ACT-70 WAIT-24
+    let unknown = "exit 137 ContainerStatusUnknown";
+    for (name, containers, expected) in [
+        ("it had not begun", vec![], "waiting ContainerCreating"),
+        ("it ran", vec![instance("e", Runs)], unknown),
+        ("it has ended", vec![exited("e", 3)], "exit 3 Error"),
+    ] {
+        let mut pod = pod_with(&["a"]);
+        pod.spec.ephemeral_containers = vec![container("e")];
+        let mut world = World::new(pod, containers);
+        for _ in 0..2 {
+            world.old.ephemeral_container_statuses = world.of(Kind::Ephemeral);
+            world.runtime.containers.clear();
+        }
+        assert_eq!(text(&world.of(Kind::Ephemeral)[0]), expected, "{name}");
+        // As one was shown that an agent before this one wanted to start again.
+        let shown = &mut world.old.ephemeral_container_statuses[0];
+        if shown.state.terminated.is_some() {
+            shown.last_state = core::mem::replace(&mut shown.state, waiting("", String::new()));
+        }
+        let world = world.failing("e");
+        let failed = "waiting ErrImagePull";
+        let begun = expected.starts_with("exit");
+        let expected = if begun { expected } else { failed };
+        assert_eq!(text(&world.of(Kind::Ephemeral)[0]), expected, "{name}");
+    }
+}
+
+#[test]
 fn start_failures() {
     let never = || {
         let mut pod = pod_with(&["a"]);
