@@ -22,6 +22,7 @@
 //! - A terminal phase is in the API before the pod is deleted there, because only the API's phase allows the delete (DEL-04).
 //! - Every write names the uid. A conflict or a 404 changes nothing here: the poller is told to look ([`Next::Reread`]),
 //!   and its word, a new copy or none, decides.
+//! - A write that the server refused as such is put off long, but only as it was: what has changed since is sent soon.
 //! - A write that got no answer may have been done: the pod stays unsettled, and what it sends again leads to the same.
 
 mod forbidden;
@@ -56,7 +57,8 @@ pub const BACK_OFF: Duration = Duration::from_secs(1);
 pub const START_HOLD: Duration = Duration::from_secs(1);
 /// Longest delay after failures of one pod's writes.
 pub const MAX_BACK_OFF: Duration = Duration::from_secs(10);
-/// Longest delay after a write that the server refused as such: it will hardly be taken the next time.
+/// Longest delay after a write that the server refused as such: it will hardly be taken the next time. What differs from it
+/// waits [`MAX_BACK_OFF`] at most.
 pub const MAX_REFUSED_BACK_OFF: Duration = Duration::from_secs(300);
 /// Longest time that a server's `Retry-After` is obeyed.
 pub const MAX_PAUSE: Duration = Duration::from_secs(60);
@@ -173,6 +175,16 @@ impl Looked {
     }
 }
 
+/// A write that the server refused as such.
+#[derive(Clone, Copy, Debug)]
+struct Refused {
+    looked: Looked,
+    /// The API had the pod as one to be deleted.
+    deleting: bool,
+    /// When another one may be sent.
+    other_at: Mono,
+}
+
 #[derive(Clone, Debug)]
 struct Entry {
     uid: PodUid,
@@ -192,6 +204,8 @@ struct Entry {
     word: Word,
     /// Not looked at before.
     not_before: Mono,
+    /// Rare: why it is not.
+    refused: Option<Box<Refused>>,
     /// When a difference that was not of our making may be repaired again.
     repair_at: Mono,
     /// The truth that waits for more, and until when; 0: none does.
@@ -263,6 +277,8 @@ fn is_on_its_way(api: &ApiStatus, stored: &PodStatus) -> bool {
 struct Flight {
     uid: PodUid,
     looked: Looked,
+    /// The API had the pod as one to be deleted.
+    deleting: bool,
     /// Of a patch.
     told: Option<Told>,
     /// It tells the times of conditions anew.
@@ -319,6 +335,7 @@ impl StatusWriter {
                 failures: 0,
                 word: Word::Done,
                 not_before: Mono(0),
+                refused: None,
                 repair_at: Mono(0),
                 held: None,
                 held_until: Mono(0),
@@ -362,10 +379,19 @@ impl StatusWriter {
         for step in 0..count {
             let index = (self.cursor + step) % count;
             let entry = &mut self.entries[index];
-            if entry.busy || now < entry.not_before {
+            if entry.busy {
+                continue;
+            }
+            if entry.refused.is_some()
+                && let Some(truth) = truths.truth(&entry.uid)
+            {
+                entry.hasten_other(Looked::at(&truth));
+            }
+            if now < entry.not_before {
                 continue;
             }
             entry.not_before = Mono(0);
+            entry.refused = None;
             let Some(truth) = truths.truth(&entry.uid) else {
                 entry.let_go();
                 continue;
@@ -378,12 +404,13 @@ impl StatusWriter {
             self.meddled |= is_repair && patch.is_some();
             self.cursor = index + 1;
             entry.busy = true;
-            let redated = entry.redated;
+            let (redated, deleting) = (entry.redated, entry.api.deleting);
             let uid = entry.uid.clone();
             let (told, body) = patch.map(|patch| (patch.told, patch.body)).unzip();
             self.flights.push(Flight {
                 uid: uid.clone(),
                 looked,
+                deleting,
                 told,
                 redated,
             });
@@ -450,7 +477,7 @@ impl StatusWriter {
                 entry.went_well(api, flight.looked);
                 Next::Nothing
             }
-            Err(failure) => self.went_wrong(uid, failure, now),
+            Err(failure) => self.went_wrong(&flight, failure, now),
         }
     }
 
@@ -477,7 +504,7 @@ impl StatusWriter {
                 }
                 Next::Nothing
             }
-            Err(failure) => self.went_wrong(uid, failure, now),
+            Err(failure) => self.went_wrong(&flight, failure, now),
         }
     }
 
@@ -496,7 +523,8 @@ impl StatusWriter {
         Some(flight)
     }
 
-    fn went_wrong(&mut self, uid: &PodUid, failure: Failure, now: Mono) -> Next {
+    fn went_wrong(&mut self, flight: &Flight, failure: Failure, now: Mono) -> Next {
+        let uid = &flight.uid;
         let failures = self.entry(uid).map_or(0, |entry| entry.failures);
         let limit = match failure {
             Failure::Refused => MAX_REFUSED_BACK_OFF,
@@ -513,6 +541,13 @@ impl StatusWriter {
             entry.failures = entry.failures.saturating_add(1);
             entry.not_before = now + wait;
             entry.settled = false;
+            entry.refused = (failure == Failure::Refused).then(|| {
+                Box::new(Refused {
+                    looked: flight.looked,
+                    deleting: flight.deleting,
+                    other_at: now + wait.min(MAX_BACK_OFF),
+                })
+            });
         }
         match failure {
             Failure::Unsure => Next::Reread,
@@ -525,6 +560,15 @@ impl Entry {
     fn let_go(&mut self) {
         self.held = None;
         self.held_until = Mono(0);
+    }
+
+    /// What is to be written now is looked at soon if it is another write than the one that was refused.
+    fn hasten_other(&mut self, looked: Looked) {
+        let deleting = self.api.deleting;
+        let other = |r: &Refused| r.looked != looked || r.deleting != deleting;
+        if let Some(refused) = self.refused.take_if(|refused| other(refused)) {
+            self.not_before = self.not_before.min(refused.other_at);
+        }
     }
 
     /// When it is to be looked at again by itself.
@@ -544,6 +588,7 @@ impl Entry {
         self.settled = false;
         self.failures = 0;
         self.not_before = Mono(0);
+        self.refused = None;
     }
 }
 

@@ -292,6 +292,72 @@ fn failures() {
 }
 
 #[test]
+fn what_was_refused_holds_back_nothing_else() {
+    // SM-04 DEL-01
+    let refused = |failure: Failure| {
+        let mut desk = Desk::new();
+        desk.says("a", Phase::Running, 1);
+        desk.writer
+            .on_api_copy(&"a".into(), copy(Phase::Pending, 0));
+        for _ in 0..12 {
+            while desk.asks().is_empty() {
+                desk.now = desk.writer.next_timeout(desk.now);
+            }
+            let _ = desk.patched("a", Err(failure));
+        }
+        desk
+    };
+    let gap = MAX_BACK_OFF + BACK_OFF / 2;
+    let first = |desk: &mut Desk| {
+        let began = desk.now;
+        loop {
+            let asked = desk.asks();
+            if let [ask] = &*asked {
+                return (ask.clone(), desk.now - began);
+            }
+            desk.now = desk.writer.next_timeout(desk.now);
+        }
+    };
+    let (ask, took) = first(&mut refused(Failure::Refused));
+    assert_eq!(ask, "patch a Running 1");
+    assert!(took >= MAX_REFUSED_BACK_OFF, "the same one waits: {took:?}");
+    // Another status goes soon, but not at once: it may be refused as well.
+    let mut desk = refused(Failure::Refused);
+    desk.says("a", Phase::Running, 2);
+    assert_eq!(desk.asks(), NONE);
+    let (ask, took) = first(&mut desk);
+    assert_eq!(ask, "patch a Running 2");
+    assert!(took >= BACK_OFF && took <= gap, "{took:?}");
+    // It is, and waits as long as the one before.
+    let _ = desk.patched("a", Err(Failure::Refused));
+    let (_, took) = first(&mut desk);
+    assert!(took >= MAX_REFUSED_BACK_OFF, "{took:?}");
+    // So does what there is to write if the pod is deleted.
+    let mut desk = refused(Failure::Refused);
+    let deleting = ApiCopy {
+        deleting: true,
+        ..copy(Phase::Failed, 0)
+    };
+    desk.writer.on_api_copy(&"a".into(), deleting);
+    desk.node.runs("a", false, true);
+    desk.writer.on_change();
+    let (ask, took) = first(&mut desk);
+    assert_eq!(ask, "delete a");
+    assert!(took <= gap, "{took:?}");
+    // Once enough time has passed it goes at once.
+    let mut desk = refused(Failure::Refused);
+    desk.now = desk.now + gap;
+    assert_eq!(desk.asks(), NONE);
+    desk.says("a", Phase::Running, 2);
+    assert_eq!(desk.asks(), ["patch a Running 2"]);
+    // An apiserver out of reach is no other one for another status.
+    let mut desk = refused(Failure::Failed);
+    desk.says("a", Phase::Running, 2);
+    let (_, took) = first(&mut desk);
+    assert!(took >= MAX_BACK_OFF, "{took:?}");
+}
+
+#[test]
 fn no_pod_starves_another() {
     let mut desk = Desk::new();
     let uids: Vec<String> = (0..20).map(|n| format!("p{n:02}")).collect();
