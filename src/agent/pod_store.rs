@@ -93,6 +93,18 @@ pub(super) enum StoreError {
     },
 }
 
+impl StoreError {
+    /// Whether there is no record.
+    pub(super) fn is_absent(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+
+    /// Whether the next try may go well: there is a record, and the disk does not give it now.
+    pub(super) fn may_pass(&self) -> bool {
+        matches!(self, Self::Io { .. }) && !self.is_absent()
+    }
+}
+
 /// The records of one agent.
 #[derive(Clone, Debug)]
 pub(super) struct PodStore {

@@ -13,6 +13,8 @@ use crate::api::{
 /// A stop call never gets less, so that a process can at least notice the signal. Seconds.
 pub const MIN_STOP_GRACE_S: i64 = 2;
 pub use super::pod_worker::RUNTIME_ONLY_GRACE_S;
+/// How long the stop of a pod waits at most for a record that cannot be read: without its spec no hook runs.
+pub const MAX_RECORD_WAIT: Duration = Duration::from_secs(10);
 
 /// Why one container is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,10 +179,18 @@ pub fn pod_kill(pod: &Pod, status: &PodRuntimeStatus, override_s: Option<i64>) -
     }
 }
 
-/// How to kill a pod that only the runtime knows: grace 1 (thus 2), no hooks, no order (KILL-16, SYNC-28).
+/// How to kill a pod whose spec nobody knows, within `grace_s`: no hooks, no order. One that only the runtime knows gets
+/// [`RUNTIME_ONLY_GRACE_S`] (thus 2; KILL-16, SYNC-28).
 #[must_use]
-pub fn runtime_pod_kill(status: &PodRuntimeStatus) -> PodKill {
-    pod_kill(&Pod::default(), status, Some(RUNTIME_ONLY_GRACE_S))
+pub fn runtime_pod_kill(status: &PodRuntimeStatus, grace_s: i64) -> PodKill {
+    pod_kill(&Pod::default(), status, Some(grace_s))
+}
+
+/// How long the stop of a pod waits for a record that cannot be read, within half of the grace.
+#[must_use]
+pub fn record_wait(grace_s: Option<u32>) -> Duration {
+    let grace = Duration::from_secs(grace_s.unwrap_or(0).into());
+    (grace / 2).min(MAX_RECORD_WAIT)
 }
 
 /// Grace of a failed postStart, and of every other single kill, is the container's own (HOOK-01, KILL-18): sidecar
@@ -358,12 +368,24 @@ mod tests {
         let mut status = PodRuntimeStatus::default();
         status.containers.push(instance("x", Running));
         status.containers.push(instance("y", Running));
-        let kill = runtime_pod_kill(&status);
+        let kill = runtime_pod_kill(&status, RUNTIME_ONLY_GRACE_S);
         assert!(
             kill.containers
                 .iter()
                 .all(|t| t.grace_s == 1 && t.wave == 0 && !t.pre_stop)
         );
         assert_eq!(stop_grace(1), Duration::from_secs(2));
+    }
+
+    #[test]
+    fn a_record_is_waited_for_within_the_grace() {
+        for (grace_s, wait_ms) in [
+            (None, 0),
+            (Some(1), 500),
+            (Some(10), 5000),
+            (Some(600), 10_000),
+        ] {
+            assert_eq!(record_wait(grace_s).as_millis(), wait_ms, "{grace_s:?}");
+        }
     }
 }

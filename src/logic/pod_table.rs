@@ -599,6 +599,13 @@ impl PodTable {
             .as_deref()
     }
 
+    /// Grace in force, in seconds and at least 1, once the pod is to end (PW-10).
+    #[must_use]
+    pub fn grace_s(&self, handle: Handle) -> Option<u32> {
+        let grace_s = self.slots[self.index_of(handle)?].worker.grace_s;
+        (grace_s != 0).then_some(grace_s)
+    }
+
     /// Handles of all pods, in slot order.
     pub fn handles(&self) -> impl Iterator<Item = Handle> + '_ {
         (0..self.slots.len())

@@ -47,6 +47,7 @@ impl Agent {
             content_goes: self.pods.table().should_pod_content_be_removed(&uid)
                 || !self.pods.is_configured(&uid),
             devices: self.devices.held_by(&uid),
+            grace_s: self.pods.table().grace_s(call),
             cancel,
             line: Line { call, tell },
             uid,
@@ -181,10 +182,10 @@ impl Agent {
         let mut actions = self.owners.probes.with(uid, |probes| {
             actions::compute_pod_actions(pod, runtime, probes)
         });
-        actions::restart_holders(&mut actions, pod, runtime, &holders);
         if let Some(shown) = self.pods.status(uid) {
             actions::begin_once(&mut actions, pod, shown);
         }
+        actions::restart_holders(&mut actions, pod, runtime, &holders);
         if actions.restart_all {
             // What has succeeded starts over as well.
             self.pods.set_succeeded(uid, Vec::new());

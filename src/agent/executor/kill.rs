@@ -46,12 +46,13 @@ impl Killer {
         self.carry_out(pod, status, &plan).await
     }
 
-    /// Kills a pod that only the runtime knows (SYNC-28).
+    /// Kills a pod whose spec nobody knows (SYNC-28), within `grace_s`.
     pub(in crate::agent) async fn kill_runtime_pod(
         &self,
         status: &PodRuntimeStatus,
+        grace_s: i64,
     ) -> Result<(), KillError> {
-        let plan = kill::runtime_pod_kill(status);
+        let plan = kill::runtime_pod_kill(status, grace_s);
         self.carry_out(&stand_in(status), status, &plan).await
     }
 

@@ -37,6 +37,8 @@ pub(in crate::agent) struct Plan {
     pub(in crate::agent) content_goes: bool,
     /// Devices that the pod holds.
     pub(in crate::agent) devices: Option<PodDevices>,
+    /// Grace of a pod that is to end, in seconds.
+    pub(in crate::agent) grace_s: Option<u32>,
     /// Whether the call is still wanted.
     pub(in crate::agent) cancel: Rc<Cancel>,
     /// To the loop.

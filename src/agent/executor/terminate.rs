@@ -17,7 +17,7 @@ use crate::{
         clock::Clock,
         cluster,
         complaints::Complaints,
-        pod_store::PodStore,
+        pod_store::{PodStore, StoreError},
         recorder::{Recorder, Severity},
     },
     api::{
@@ -25,7 +25,10 @@ use crate::{
         cri::{ContainerState, PodRuntimeStatus},
     },
     error::chain,
-    logic::pod_worker::Outcome,
+    logic::{
+        kill::{self, RUNTIME_ONLY_GRACE_S},
+        pod_worker::Outcome,
+    },
     runtime::RuntimeService,
     sys::{crash, lane::Lane},
     volume::Volumes,
@@ -33,6 +36,8 @@ use crate::{
 
 /// Volumes of a terminated pod may take so long to go (SYNC-30); then the step fails and is tried again.
 const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(123);
+/// Time between two tries to read a record.
+const READ_GAP: Duration = Duration::from_secs(1);
 
 /// Ends pods. Nothing is kept between two of them.
 pub(in crate::agent) struct Terminator {
@@ -62,16 +67,35 @@ impl Terminator {
 
     /// Stops everything of the pod and tells its final status.
     pub(in crate::agent) async fn terminating(&self, plan: &Plan, grace_s: Option<u32>) -> Outcome {
-        let result = match self.store.load(&self.disk, &plan.uid).await {
+        let result = match self.read(plan).await {
             Ok(pod) => self.stop_pod(plan, &pod, grace_s).await,
+            Err(_) if plan.cancel.is_cancelled() => return Outcome::Canceled,
             Err(e) => {
-                // Its record is gone or damaged: the runtime's own word must do to end it.
+                // Its record is gone, damaged or not to be read: the runtime's own word must do to end it.
                 let message = format!("uid={} {}", plan.uid, chain(&e));
                 self.complaints.complain(&message);
-                self.stop_runtime_pod(plan).await
+                // The grace is known all the same, unless nothing of the pod is.
+                let known = plan.grace_s.filter(|_| !e.is_absent());
+                let grace_s = known.map_or(RUNTIME_ONLY_GRACE_S, i64::from);
+                self.stop_runtime_pod(plan, grace_s).await
             }
         };
         self.outcome(plan, "terminating", result)
+    }
+
+    /// The pod as recorded. A disk that does not give it is asked again for a while, unless the call is to return early.
+    async fn read(&self, plan: &Plan) -> Result<Rc<Pod>, StoreError> {
+        let latest = self.clock.now() + kill::record_wait(plan.grace_s);
+        loop {
+            let read = self.store.load(&self.disk, &plan.uid).await;
+            let may_pass = read.as_ref().is_err_and(StoreError::may_pass);
+            let now = self.clock.now();
+            if !may_pass || now >= latest || plan.cancel.is_cancelled() {
+                return read;
+            }
+            let pause = self.clock.until(latest.min(now + READ_GAP));
+            pause.or(plan.cancel.cancelled()).await;
+        }
     }
 
     async fn stop_pod(
@@ -129,14 +153,14 @@ impl Terminator {
 
     /// Ends a pod that only the runtime knows.
     pub(in crate::agent) async fn terminating_runtime(&self, plan: &Plan) -> Outcome {
-        let stopped = self.stop_runtime_pod(plan).await;
+        let stopped = self.stop_runtime_pod(plan, RUNTIME_ONLY_GRACE_S).await;
         self.outcome(plan, "terminating (known to the runtime only)", stopped)
     }
 
-    async fn stop_runtime_pod(&self, plan: &Plan) -> Result<(), SyncError> {
+    async fn stop_runtime_pod(&self, plan: &Plan, grace_s: i64) -> Result<(), SyncError> {
         let runtime = self.runtime.pod_status(&plan.uid).await;
         let runtime = runtime.map_err(|e| SyncError::new(e.to_string()))?;
-        let killed = self.killer.kill_runtime_pod(&runtime).await;
+        let killed = self.killer.kill_runtime_pod(&runtime, grace_s).await;
         killed?;
         plan.line.tell(Step::Changed).await;
         Ok(())
@@ -150,7 +174,10 @@ impl Terminator {
 
     async fn clean_up(&self, plan: &Plan) -> Result<(), SyncError> {
         let uid = &plan.uid;
-        let pod = self.store.load(&self.disk, uid).await.ok();
+        let (pod, unread) = match self.store.load(&self.disk, uid).await {
+            Ok(pod) => (Some(pod), None),
+            Err(e) => (None, Some(e).filter(StoreError::may_pass)),
+        };
         if let Some(pod) = &pod {
             let stopped = Step::Stopped {
                 pod: Rc::clone(pod),
@@ -182,6 +209,10 @@ impl Terminator {
         let removed = self.cgroups.remove(uid).await;
         removed.map_err(|e| SyncError::new(chain(&e)))?;
         crash::point("pod.cgroup-removed");
+        if let Some(e) = unread {
+            // Without its last status the pod would never go from the API (DEL-03).
+            return Err(SyncError::new(chain(&e)));
+        }
         plan.line.tell(Step::CleanedUp(pod)).await;
         Ok(())
     }

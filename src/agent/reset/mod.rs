@@ -308,7 +308,7 @@ impl Reset {
         // A pod without a record is ended as the agent ends one that only the runtime knows.
         let pod = record.and_then(|(_, raw)| static_pod::decode(&raw).ok());
         let mut plan = pod.as_ref().map_or_else(
-            || kill::runtime_pod_kill(status),
+            || kill::runtime_pod_kill(status, kill::RUNTIME_ONLY_GRACE_S),
             |pod: &Pod| kill::pod_kill(pod, status, None),
         );
         let most = self.choice.grace_s.unwrap_or(i64::MAX);

@@ -1,6 +1,6 @@
 //! What goes wrong, and what must not.
 
-use alloc::rc::Rc;
+use alloc::{rc::Rc, sync::Arc};
 use core::{cell::RefCell, time::Duration};
 use std::fs;
 
@@ -12,12 +12,13 @@ use super::super::{
     views::Taken,
 };
 use super::{
+    api::FakeApi,
     life::dump,
-    world::{IMAGE, World, fails, manifest},
+    world::{IMAGE, World, fails, fault, manifest},
 };
 use crate::{
     api::{PodUid, cri::ContainerState, pod_status::Phase, received::Delivered},
-    runtime::fake::{Fake, Fault, Op, Trouble},
+    runtime::fake::{Fake, Fault, OnStop, Op, Trouble},
     server::backend::Figures,
 };
 
@@ -324,6 +325,91 @@ fn a_record_that_is_lost_is_no_end_and_no_obstacle_to_one() {
     assert_eq!(state(&world), Some(ContainerState::Running));
     world.apply(&[]);
     world.until("is gone", |w| w.is_gone("a"));
+}
+
+/// The disk does not give the pod's record any more. Returns what ends that.
+fn hide_record(world: &World, uid: &PodUid) -> impl FnOnce() + use<> {
+    let record = world.parts.machine.store.dir(uid).join("pod.json");
+    let kept = record.with_file_name("kept");
+    fs::rename(&record, &kept).expect("moved");
+    fs::create_dir(&record).expect("in its place");
+    move || {
+        fs::remove_dir(&record).expect("removed");
+        fs::rename(&kept, &record).expect("moved back");
+    }
+}
+
+/// A static pod `a` with 40 s of grace and a hook.
+fn slow() -> serde_json::Value {
+    let hook = json!({"preStop": {"exec": {"command": ["sleep", "1"]}}});
+    let containers =
+        json!([{"name": "c", "image": IMAGE, "command": ["sleep"], "lifecycle": hook}]);
+    manifest(
+        "a",
+        json!({"terminationGracePeriodSeconds": 40, "containers": containers}),
+    )
+}
+
+#[test]
+fn a_record_that_cannot_be_read_for_a_moment_costs_no_hook() {
+    // PW-26
+    let (world, uid) = (World::new(), PodUid::from("a"));
+    world.apply(&[slow()]);
+    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    let show = hide_record(&world, &uid);
+    world.fake.take_calls();
+    world.apply(&[]);
+    world.advance(s(5));
+    assert!(world.fake.runs(&uid), "it is not killed without its spec");
+    show();
+    world.until("is gone", |w| w.is_gone("a"));
+    let calls = world.fake.take_calls();
+    assert!(calls.iter().any(|(op, _)| *op == Op::Exec), "no hook ran");
+}
+
+#[test]
+fn a_record_that_cannot_be_read_costs_no_grace() {
+    // KILL-02 PW-10
+    let (world, uid) = (World::new(), PodUid::from("a"));
+    world.apply(&[slow()]);
+    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.fake.on_stop("c", OnStop::Ignores);
+    let show = hide_record(&world, &uid);
+    let began = world.now();
+    world.apply(&[]);
+    world.until("is killed", |w| !w.fake.runs(&uid));
+    let took = world.now() - began;
+    assert!(took >= s(40) && took <= s(55), "{took:?}");
+    show();
+    world.until("is gone", |w| w.is_gone("a"));
+}
+
+#[test]
+fn a_pod_of_the_api_goes_although_its_record_could_not_be_read_at_its_end() {
+    // DEL-03 PW-26
+    let api = Arc::new(FakeApi::default());
+    let world = World::with_api(&api);
+    world.apply(&[]);
+    let name = api.create("a", json!({}));
+    let uid = PodUid::from(&*name);
+    world.until("runs", |_| api.phase("a") == "Running");
+    let hangs = fault(Op::StopContainer, 1, Trouble::Hangs);
+    world.fake.add_fault(hangs);
+    api.delete("a");
+    world.until("is being stopped", |w| {
+        w.fake.hanging(Op::StopContainer) == 1
+    });
+    let show = hide_record(&world, &uid);
+    let id = world.fake.container(&uid, "c").expect("runs").id;
+    world.fake.exit(&id, 0);
+    world.fake.release(Op::StopContainer);
+    world.advance(s(60));
+    assert!(!world.fake.runs(&uid));
+    assert!(api.get("ns", "a").is_some(), "its last status is not known");
+    show();
+    world.until("is gone", |w| {
+        api.get("ns", "a").is_none() && w.is_gone(uid.as_str())
+    });
 }
 
 #[test]
