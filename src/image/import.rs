@@ -1495,7 +1495,7 @@ mod tests {
             ),
             (
                 "of many bytes",
-                archive(10_000, plan::MAX_ARCHIVE_DOCUMENTS),
+                archive(5000, plan::MAX_ARCHIVE_DOCUMENTS),
                 format!("more than {} bytes of documents", plan::MAX_FOLLOWED_BYTES),
             ),
         ] {

@@ -191,8 +191,8 @@ fn heavy() -> Vec<Case> {
             &["c.json", "not a JSON document of at most 4194304 bytes"],
         ),
         case(
-            "an index that is led to ten thousand times",
-            repeated_index(2000, 10_000),
+            "an index that is led to 3000 times",
+            repeated_index(2000, 3000),
             &["more than 67108864 bytes of documents"],
         ),
         case(
