@@ -107,6 +107,8 @@ impl State {
 pub(super) struct LinkBudget {
     state: Mutex<State>,
     now: Box<dyn Fn() -> Now + Send + Sync>,
+    /// Whether the wall clock was right in this boot; who watches it says so.
+    pub(super) certainty: Certainty,
 }
 
 /// Somebody wants an image more than others do; as long as this lives.
@@ -135,7 +137,7 @@ fn now(certainty: &Certainty, synchronized: Option<bool>) -> Now {
 
 impl LinkBudget {
     /// Goes on where the record in `root` ends. Blocking, and brief.
-    pub(super) fn open(settings: Settings, root: &Path, certainty: Certainty) -> Self {
+    pub(super) fn open(settings: Settings, root: &Path) -> Self {
         let record = read(&root.join(FILE)).unwrap_or_else(|e| {
             log::warn!("what was used of the link's budget is not known: {e}");
             None
@@ -150,8 +152,13 @@ impl LinkBudget {
                 elapsed: Duration::from_secs(record.elapsed_s),
             }
         });
-        let now = move || now(&certainty, clock::synchronized());
-        Self::with(settings, kept, Box::new(now))
+        let certainty = Certainty::default();
+        let known = certainty.clone();
+        let now = move || now(&known, clock::synchronized());
+        Self {
+            certainty,
+            ..Self::with(settings, kept, Box::new(now))
+        }
     }
 
     pub(super) fn with(
@@ -167,6 +174,7 @@ impl LinkBudget {
                 needs: Vec::new(),
             }),
             now,
+            certainty: Certainty::default(),
         }
     }
 

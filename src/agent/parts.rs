@@ -54,8 +54,6 @@ pub(super) struct Given {
     pub(super) gauge: Rc<dyn Gauge>,
     /// Which boot of the machine this is.
     pub(super) boot_id: String,
-    /// Is told when the wall clock is right for the first time in it.
-    pub(super) certainty: Certainty,
     /// Where devices are looked at, if pods may ask for any.
     pub(super) devices: Arc<dyn device::Machine>,
     /// By which interface the apiserver is reached.
@@ -148,7 +146,9 @@ impl Parts {
         let slots = pods::slots(&cfg).slots();
         let entries = slots * pods::BACKOFF_ENTRIES_PER_POD;
         let clock: Rc<dyn Clock> = Rc::from(given.clock);
-        let (run, certainty) = (&cfg.dirs.run, given.certainty);
+        let budget = given.images.budget.as_ref();
+        let certainty = budget.map_or_else(Certainty::default, |budget| budget.certainty.clone());
+        let run = &cfg.dirs.run;
         let times = Times::restore(Rc::clone(&clock), run, &given.boot_id, certainty);
         let volumes = given.volumes.of_boot(&given.boot_id);
         let counters = WorkCounters::default();

@@ -43,7 +43,6 @@ use super::{
     serving,
     start_error::{Exit, StartError, fatal, lane, usage},
     tasks::boxed,
-    times::Certainty,
     upgraded,
     vitals::LoopWatch,
 };
@@ -602,11 +601,10 @@ async fn assemble(
     let (kernel, apparmor) = (host.kernel, host.apparmor);
     let pulls = images::settings(&cfg.images, &cfg.dirs, proxies);
     let mut pulls = pulls.map_err(|e| wrong(&e))?;
-    let certainty = Certainty::default();
     let budget = cfg
         .link
         .budget
-        .map(|it| Arc::new(LinkBudget::open(it, &cfg.dirs.root, certainty.clone())));
+        .map(|it| Arc::new(LinkBudget::open(it, &cfg.dirs.root)));
     pulls.gate = budget.clone().map(|budget| budget as Arc<dyn Gate>);
     let tools = backends::Tools {
         executor,
@@ -678,7 +676,6 @@ async fn assemble(
             budget,
         },
         boot_id: proc::boot_id().map_err(|e| fatal(format!("boot id: {e}")))?,
-        certainty,
         volumes,
         cgroups,
         disk,

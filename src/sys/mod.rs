@@ -8,7 +8,6 @@ pub mod dirents;
 pub mod disk_usage;
 pub mod disk_wear;
 pub mod file;
-#[cfg(any(test, not(target_env = "gnu")))]
 pub mod heap;
 pub mod lane;
 pub mod limits;

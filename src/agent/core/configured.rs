@@ -351,7 +351,7 @@ impl Agent {
             return false;
         }
         let gone = self.take_room(uid);
-        let was_read = self.rereads.take(uid);
+        let was_read = self.sources.rereads.take(uid);
         // Those whose turn comes later take nothing yet.
         let later = self.sources.early.iter().map(|pod| &pod.metadata.uid);
         let others: Vec<PodUid> = gone.iter().flatten().chain(later).cloned().collect();

@@ -68,7 +68,7 @@ use super::{
 };
 use crate::{
     api::{Mono, PodUid},
-    logic::{admission::Rereads, backoff::Record, mux::Source, pod_table::Effect as TableEffect},
+    logic::{backoff::Record, mux::Source, pod_table::Effect as TableEffect},
     runtime::RuntimeService,
 };
 
@@ -96,8 +96,6 @@ pub(super) struct Agent {
     eviction: Eviction,
     /// Devices, and who holds them.
     devices: Devices,
-    /// Pods that wait until the Node was read once more.
-    rereads: Rereads,
     tools: Tools,
     owners: Owners,
     asked: Asked,
@@ -156,7 +154,6 @@ impl Agent {
             tools: tools.clone(),
             owners: parts.owners.clone(),
             devices,
-            rereads: Rereads::default(),
             asked: Asked {
                 runtime: Rc::clone(&parts.machine.runtime),
                 pod_cgroups: parts.machine.pod_cgroups.clone(),
@@ -208,7 +205,7 @@ impl Agent {
             Event::Ask(question) => question(self),
             Event::Probed(probed) => self.on_probed(&probed, now),
             Event::Api(_) => {}
-            Event::NodeRead(came) => self.rereads.answered(came, now),
+            Event::NodeRead(came) => self.sources.rereads.answered(came, now),
             Event::Step(call, step) => self.on_step(call, step, now),
             Event::Done(handle, outcome) => {
                 self.calls.end(handle);
@@ -273,7 +270,7 @@ impl Agent {
             self.eviction.next_timeout(),
             self.stop.shutdown.next_timeout(),
             self.devices.next_timeout(),
-            self.rereads.next_timeout(),
+            self.sources.rereads.next_timeout(),
         ];
         pods.into_iter().chain(others.into_iter().flatten()).min()
     }

@@ -10,16 +10,16 @@ use crate::{
 impl Agent {
     /// Has the Node read, and judges pods that need not wait any more.
     pub(super) fn turn_rereads(&mut self, now: Mono) {
-        if self.rereads.poll_read(now)
+        if self.sources.rereads.poll_read(now)
             && let Some(cluster) = &self.owners.cluster
         {
             cluster.member.want_read();
         }
-        while let Some(uid) = self.rereads.poll_ready(now) {
+        while let Some(uid) = self.sources.rereads.poll_ready(now) {
             if self.pods.is_configured(&uid) {
                 self.create_again(&uid, false);
             } else {
-                self.rereads.take(&uid);
+                self.sources.rereads.take(&uid);
             }
         }
     }
@@ -27,7 +27,7 @@ impl Agent {
     /// Holds the pod back until the Node was read. Returns whether it is; otherwise it is refused.
     pub(super) fn holds_for_node(&mut self, uid: &PodUid, why: &Rejection, now: Mono) -> bool {
         // A node that stands alone has nobody to ask.
-        let is_held = self.owners.cluster.is_some() && self.rereads.hold(uid, now);
+        let is_held = self.owners.cluster.is_some() && self.sources.rereads.hold(uid, now);
         if is_held {
             log::info!("uid={uid} waits until the node was read: {}", why.message);
         }
@@ -36,17 +36,17 @@ impl Agent {
 
     /// Whether the pod is held back: it waits for room or for the Node, or its record is read to be judged after that.
     pub(super) fn is_held_back(&self, uid: &PodUid) -> bool {
-        self.holds_room(uid) || self.rereads.holds(uid)
+        self.holds_room(uid) || self.sources.rereads.holds(uid)
     }
 
     /// Whether the pod is not to be judged yet.
     pub(super) fn waits_for_verdict(&self, uid: &PodUid) -> bool {
-        self.waits_for_room(uid) || self.rereads.is_waiting(uid)
+        self.waits_for_room(uid) || self.sources.rereads.is_waiting(uid)
     }
 
     /// The pod ends, or somebody else has it begin.
     pub(super) fn forget_held_back(&mut self, uid: &PodUid) {
         self.take_room(uid);
-        self.rereads.take(uid);
+        self.sources.rereads.take(uid);
     }
 }

@@ -19,7 +19,10 @@ use crate::{
         views::{Change, Taken},
     },
     api::{Mono, Pod, PodUid, received::Delivered},
-    logic::mux::{Mux, Op, Source},
+    logic::{
+        admission::Rereads,
+        mux::{Mux, Op, Source},
+    },
     source::Snapshot,
 };
 
@@ -58,6 +61,8 @@ pub(super) struct Sources {
     pub(super) on_disk: Vec<Pod>,
     /// New pods that came before the runtime was first listed: until then nobody knows who of them runs.
     pub(super) early: Vec<Pod>,
+    /// New pods that wait until the Node was read once more.
+    pub(super) rereads: Rereads,
     /// When the manifests were last read.
     pub(super) manifests_read: Option<Mono>,
     /// When records that wait for the disk are looked at; `None`: none waits, or they are looked at now.
@@ -71,6 +76,7 @@ impl Sources {
             mux: Mux::new(sources),
             on_disk: Vec::new(),
             early: Vec::new(),
+            rereads: Rereads::default(),
             manifests_read: None,
             settle_at: Some(now),
         }

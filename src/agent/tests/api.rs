@@ -94,17 +94,24 @@ struct State {
     /// `VERB namespace/name` of each request that arrived, with what a patch says.
     seen: Vec<String>,
     events: BTreeMap<String, Value>,
-    /// The Node and its lease; null: there is none.
-    node: Value,
+    node: OwnNode,
+    /// Null: there is none.
     lease: Value,
     /// What pods refer to.
     stored: Stored,
     /// Statuses of pods are answered so.
     refusal: Option<(u16, &'static str)>,
-    /// How often the Node was read.
-    node_reads: usize,
-    /// The Node is not given out.
-    refuses_nodes: bool,
+}
+
+/// The Node.
+#[derive(Default)]
+struct OwnNode {
+    /// Null: there is none.
+    object: Value,
+    /// How often it was read.
+    reads: usize,
+    /// It is not given out.
+    refuses_reads: bool,
 }
 
 /// See the module's words.
@@ -125,12 +132,10 @@ impl Default for State {
             tally: BTreeMap::new(),
             seen: Vec::new(),
             events: BTreeMap::new(),
-            node: Value::Null,
+            node: OwnNode::default(),
             lease: Value::Null,
             stored: Stored::default(),
             refusal: None,
-            node_reads: 0,
-            refuses_nodes: false,
         }
     }
 }
@@ -342,17 +347,17 @@ impl FakeApi {
 
     /// Changes the Node in place.
     pub(super) fn edit_node(&self, edit: impl FnOnce(&mut Value)) {
-        edit(&mut self.state().node);
+        edit(&mut self.state().node.object);
     }
 
     /// How often the Node was read since this was last asked.
     pub(super) fn take_node_reads(&self) -> usize {
-        core::mem::take(&mut self.state().node_reads)
+        core::mem::take(&mut self.state().node.reads)
     }
 
     /// From now on the Node is not given out, nor its status taken, or both are.
     pub(super) fn refuse_nodes(&self, refuses: bool) {
-        self.state().refuses_nodes = refuses;
+        self.state().node.refuses_reads = refuses;
     }
 
     /// Puts what pods refer to at a path such as `configmaps/ns/name`, in place of what is there.
@@ -603,31 +608,31 @@ impl Api for FakeApi {
 
     fn node(&self, _: &str) -> Reply<Value> {
         self.not_noted(|state| {
-            if state.refuses_nodes {
+            if state.node.refuses_reads {
                 return Err(refused(503, "ServiceUnavailable"));
             }
-            state.node_reads += 1;
-            found(&state.node)
+            state.node.reads += 1;
+            found(&state.node.object)
         })
     }
 
     fn create_node(&self, body: &[u8]) -> Reply<Value> {
         self.not_noted(|state| {
-            if !state.node.is_null() {
+            if !state.node.object.is_null() {
                 return Err(refused(409, "AlreadyExists"));
             }
-            state.node = serde_json::from_slice(body).expect("json");
-            state.node["metadata"]["uid"] = NODE_UID.into();
-            Ok(state.node.clone())
+            state.node.object = serde_json::from_slice(body).expect("json");
+            state.node.object["metadata"]["uid"] = NODE_UID.into();
+            Ok(state.node.object.clone())
         })
     }
 
     fn patch_node_status(&self, _: &str, _: Patch, body: &[u8]) -> Reply<Value> {
         self.not_noted(|state| {
-            if state.refuses_nodes {
+            if state.node.refuses_reads {
                 return Err(refused(503, "ServiceUnavailable"));
             }
-            patched(&mut state.node, body)
+            patched(&mut state.node.object, body)
         })
     }
 

@@ -42,7 +42,6 @@ use super::{
         parts::{Given, Parts},
         pollers,
         provider::{Providers, route},
-        times::Certainty,
         views::Taken,
     },
     api::FakeApi,
@@ -938,7 +937,6 @@ impl Template {
                 hands: Rc::clone(&hands),
             }),
             boot_id: format!("boot {}", hands.boots.get()),
-            certainty: Certainty::default(),
             way: {
                 let hands = Rc::clone(&hands);
                 Box::new(move || match hands.interface.get() {
