@@ -349,11 +349,37 @@ impl Machine {
         ];
         match facts.iter().find(|(_, _, ours, theirs)| ours != theirs) {
             None => Ok(()),
-            Some((what, keys, ours, theirs)) => Err(CliError::new(format!(
-                "this machine joins with the {what} {ours:?}, and its agent would start with {theirs:?}. {}. Nothing was changed",
-                self.way_out(keys, waiting)?
-            ))),
+            Some((what, keys, ours, theirs)) => {
+                Err(self.another(what, keys, [ours, theirs], waiting)?)
+            }
         }
+    }
+
+    /// The same where the agent would see nothing at all: without its kubeconfig, what else is of a cluster is wrong.
+    fn has_kubeconfig(&self, joined: &Joined, waiting: &Path) -> Result<(), CliError> {
+        const KEY: &str = "picolet.kubeconfig";
+        let decided = node::decided_by(KEY, waiting, self.drop_ins().as_deref());
+        let decided = decided.map_err(|e| CliError::new(chain(&e)))?;
+        let is_none = |said: &Value| said.as_str().is_none_or(str::is_empty);
+        if !decided.is_some_and(|(_, said)| is_none(&said)) {
+            return Ok(());
+        }
+        let ours = joined.files.kubeconfig.display().to_string();
+        Err(self.another("kubeconfig", &[KEY], [&ours, ""], waiting)?)
+    }
+
+    /// The error of a machine that would come up as another one. `values`: what was joined with, and what the agent would see.
+    fn another(
+        &self,
+        what: &str,
+        keys: &[&str],
+        [ours, theirs]: [&str; 2],
+        waiting: &Path,
+    ) -> Result<CliError, CliError> {
+        let way_out = self.way_out(keys, waiting)?;
+        Ok(CliError::new(format!(
+            "this machine joins with the {what} {ours:?}, and its agent would start with {theirs:?}. {way_out}. Nothing was changed"
+        )))
     }
 
     /// What to do about a value that is not the one that was joined with.
@@ -364,7 +390,7 @@ impl Machine {
         // Bounded: two keys at most.
         for key in keys {
             let file = node::decided_by(key, waiting, drop_ins.as_deref());
-            let Some(mut file) = file.map_err(|e| CliError::new(chain(&e)))? else {
+            let Some((mut file, _)) = file.map_err(|e| CliError::new(chain(&e)))? else {
                 continue;
             };
             if file == waiting {
@@ -415,6 +441,7 @@ impl Machine {
             staged.add_now(&own, bytes, before).map_err(unwritten)?;
         }
         let temporary = staged.waiting();
+        self.has_kubeconfig(joined, &temporary)?;
         let seen = node::preview(&temporary, drop_ins.as_deref(), &self.host).map_err(|e| {
             let from = temporary.display().to_string();
             let to = "what the cluster says";

@@ -75,7 +75,8 @@ pub fn sorts_before_own(dir: &Path) -> Result<Option<PathBuf>, ConfigError> {
     Ok(first.filter(|path| *path < own))
 }
 
-/// The file that has the last word about a key: a drop-in, or the file at `path`. `None`: none of them says anything of it.
+/// The file that has the last word about a key, and what it says: a drop-in, or the file at `path`. `None`: none of them says
+/// anything of it.
 ///
 /// - `key`: dotted.
 /// - Errors: the directory or a file cannot be read.
@@ -83,7 +84,7 @@ pub fn decided_by(
     key: &str,
     path: &Path,
     drop_ins: Option<&Path>,
-) -> Result<Option<PathBuf>, ConfigError> {
+) -> Result<Option<(PathBuf, Value)>, ConfigError> {
     let mut all = vec![path.to_path_buf()];
     if let Some(dir) = drop_ins.filter(|dir| dir.is_dir()) {
         all.extend(drop_in::paths(dir)?);
@@ -98,23 +99,22 @@ pub fn decided_by(
             path: path.display().to_string(),
             source,
         })?;
-        if names(&read.value, key) {
-            return Ok(Some(path));
+        if let Some(value) = said(&read.value, key) {
+            return Ok(Some((path, value.clone())));
         }
     }
     Ok(None)
 }
 
-/// Whether a merge patch sets or deletes what is at the dotted `key`.
-fn names(mut value: &Value, key: &str) -> bool {
+/// What a merge patch says of the dotted `key`; null: it deletes it.
+fn said<'a>(mut value: &'a Value, key: &str) -> Option<&'a Value> {
     for part in key.split('.') {
-        match value.get(part) {
-            None => return false,
-            Some(Value::Null) => return true,
-            Some(inner) => value = inner,
+        value = value.get(part)?;
+        if value.is_null() {
+            break;
         }
     }
-    true
+    Some(value)
 }
 
 /// Where the files of a cluster are on this machine.
@@ -269,7 +269,7 @@ mod tests {
         };
         let by = |key: &str| {
             let decided = decided_by(key, &file, Some(&dir)).expect("read");
-            decided.map(|path| path.strip_prefix(&scratch.0).expect("below").to_path_buf())
+            decided.map(|(path, _)| path.strip_prefix(&scratch.0).expect("below").to_path_buf())
         };
         let before = || sorts_before_own(&dir).expect("listed");
         write(&file, "picolet: {hostnameOverride: a, certDir: /c}");
