@@ -548,7 +548,11 @@ impl Runc {
         };
         if !lives {
             // Processes that outlived their init in a shared PID namespace.
-            return self.cgroups.drain(&cgroup).await.map_err(failed_error);
+            self.cgroups.drain(&cgroup).await.map_err(failed_error)?;
+            // One that was made and never started has its root file system still.
+            let dirs = self.dirs(id);
+            let unmounted = self.disk.run(move || bundle::unmount(&dirs)).await;
+            return unmounted.map_err(failed("unmount the root file system"));
         }
         if !grace.is_zero() {
             if grace > DIRECT_GRACE || self.signal_init(id, &signal_argument(&signal)).is_err() {
