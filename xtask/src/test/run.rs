@@ -46,6 +46,8 @@ const LANES_LOG: &str = "target/lanes.log";
 /// Seconds that one step may take where nobody watches: one that hangs fails, and the others are still heard of. A step of
 /// `--long` may take longer, and is watched.
 const STEP_LIMIT_S: u32 = 40 * 60;
+/// The same of what runs beside others, at a lower priority: of several lanes as a whole.
+const BESIDE_LIMIT_S: u32 = 60 * 60;
 /// Seconds that it then has to end.
 const STEP_GRACE_S: u32 = 10;
 
@@ -221,7 +223,7 @@ impl Run {
 
     /// Runs `command`, passing its output on and noting what it says it skipped; returns what it said if it failed.
     fn watch_output(&mut self, command: &Command) -> Result<Option<Telling>, Failure> {
-        let mut command = limited(command);
+        let mut command = limited(command, STEP_LIMIT_S);
         // One pipe for both streams keeps their order; what was printed before must be out.
         std::io::stdout().flush()?;
         let (output, writer) = pipe()?;
@@ -303,7 +305,7 @@ impl Run {
 impl Beside {
     fn begin(name: String, log: &'static str, command: &Command) -> Result<Self, Failure> {
         let file = File::create(log)?;
-        let mut command = limited(command);
+        let mut command = limited(command, BESIDE_LIMIT_S);
         command.stdin(Stdio::null()).stdout(file.try_clone()?);
         Ok(Self {
             name,
@@ -365,13 +367,13 @@ impl Telling {
 }
 
 /// `command` with an end to its patience in CI, by timeout(1). A person ends what hangs, and that with all its children.
-fn limited(command: &Command) -> Command {
+fn limited(command: &Command, limit_s: u32) -> Command {
     let mut limited = if env::var_os("CI").is_some() {
         let mut timeout = Command::new("timeout");
         timeout
             .arg("--verbose")
             .arg(format!("--kill-after={STEP_GRACE_S}"))
-            .arg(STEP_LIMIT_S.to_string())
+            .arg(limit_s.to_string())
             .arg(command.get_program());
         timeout
     } else {
