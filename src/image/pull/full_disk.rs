@@ -4,7 +4,7 @@ use core::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::{fs, iter};
 
@@ -170,10 +170,10 @@ fn a_disk_that_fills_up_meanwhile_costs_nothing_that_arrived() {
     };
     let offer = Offer::large(300_000);
     let (served, ballast) = (offer.clone(), disk.path().join("ballast"));
-    let full = Mutex::new(false);
-    let fill = ballast.clone();
+    let full = Arc::new(Mutex::new(false));
+    let (fill, is_full) = (ballast.clone(), Arc::clone(&full));
     let server = Server::start(move |seen| {
-        let mut full = full.lock().expect("full");
+        let mut full = is_full.lock().expect("full");
         if served.is_layer(&seen.path) && !*full {
             *full = true;
             fill_up(&fill);
@@ -192,6 +192,8 @@ fn a_disk_that_fills_up_meanwhile_costs_nothing_that_arrived() {
     let parts = disk.files("pulls/blobs/sha256");
     let kept: u64 = parts.iter().map(|(_, size)| size).sum();
     assert!(kept > 0, "what arrived is kept");
+    // A file that is still being written would keep its room.
+    assert!(*full.lock().expect("full"));
     fs::remove_file(&ballast).expect("room");
     let before = server.seen().len();
     let pulled = pull(&puller, &server).expect("pulled");
