@@ -173,20 +173,27 @@ mod tests {
         child
     }
 
+    /// The machine's groups, with one for a pod; where that cannot be made the test says so.
+    fn groups_with(path: &str, test: &str) -> Option<Cgroups> {
+        let made = Cgroups::detect().and_then(|groups| {
+            groups.create(path, &LinuxResources::default())?;
+            Ok(groups)
+        });
+        match made {
+            Ok(groups) => Some(groups),
+            Err(e) => {
+                skipped!("{test}: {e}");
+                None
+            }
+        }
+    }
+
     #[test]
     fn what_multiplies_is_stopped_first() {
         // RTM-06 RES-16
         let path = format!("/picolet-forks-{}/pod1", std::process::id());
-        let made = Cgroups::detect().and_then(|groups| {
-            groups.create(&path, &LinuxResources::default())?;
-            Ok(groups)
-        });
-        let groups = match made {
-            Ok(groups) => groups,
-            Err(e) => {
-                skipped!("what_multiplies_is_stopped_first: {e}");
-                return;
-            }
+        let Some(groups) = groups_with(&path, "what_multiplies_is_stopped_first") else {
+            return;
         };
         if groups.hierarchy.dir("pids", &path).is_none() {
             skipped!("what_multiplies_is_stopped_first: there is no pids controller");
@@ -222,16 +229,11 @@ mod tests {
     fn what_is_left_in_a_group_is_killed_and_the_group_removed() {
         // RES-16 CG-06
         let path = format!("/picolet-kill-{}/pod1", std::process::id());
-        let made = Cgroups::detect().and_then(|groups| {
-            groups.create(&path, &LinuxResources::default())?;
-            Ok(groups)
-        });
-        let groups = match made {
-            Ok(groups) => groups,
-            Err(e) => {
-                skipped!("what_is_left_in_a_group_is_killed_and_the_group_removed: {e}");
-                return;
-            }
+        let Some(groups) = groups_with(
+            &path,
+            "what_is_left_in_a_group_is_killed_and_the_group_removed",
+        ) else {
+            return;
         };
         let (parent, _) = path.rsplit_once('/').expect("a parent");
         // On version 2 processes are in leaves only.

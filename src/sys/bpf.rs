@@ -140,8 +140,7 @@ pub fn load(program: &[Instruction], name: &str) -> io::Result<OwnedFd> {
     Ok(owned(loaded))
 }
 
-/// What this process may lock is without a limit as long as `work` lasts. What it starts meanwhile inherits that: an OCI runtime
-/// raises its own.
+/// What this process may lock is without a limit as long as `work` lasts. What another thread starts in that moment inherits it.
 fn with_all_locked_memory<T>(work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_MEMLOCK)?;
     setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY)?;

@@ -611,9 +611,8 @@ fn one_that_waits_for_a_plugin_is_not_created_again_and_again() {
     assert_eq!(count, Some("0"), "{page}");
 }
 
-#[test]
-fn a_unit_that_went_bad_before_it_was_used_is_replaced() {
-    // DEV-08
+/// A plugin has two units, and a pod asks for one. It is no plugin that could be asked.
+fn asked_for_one_of_two() -> World {
     let world = plugged();
     let news = News::Registered {
         resource: OF_PLUGIN.into(),
@@ -622,7 +621,13 @@ fn a_unit_that_went_bad_before_it_was_used_is_replaced() {
     tell(&world, news);
     lists(&world, &[("one", true), ("two", true)]);
     world.apply(&[manifest("a", asking_a_plugin())]);
-    // It is no plugin that could be asked.
+    world
+}
+
+#[test]
+fn a_unit_that_went_bad_before_it_was_used_is_replaced() {
+    // DEV-08
+    let world = asked_for_one_of_two();
     world.until("cannot begin", |w| w.events_of("DeviceNotReady") > 0);
     world.advance(s(60));
     assert_eq!(held(&world), ["one"], "which is well");
@@ -640,14 +645,7 @@ fn a_unit_that_went_bad_before_it_was_used_is_replaced() {
 #[test]
 fn what_an_ended_pod_had_replaces_a_bad_unit() {
     // DEV-08 DEV-14
-    let world = plugged();
-    let news = News::Registered {
-        resource: OF_PLUGIN.into(),
-        prefers: false,
-    };
-    tell(&world, news);
-    lists(&world, &[("one", true), ("two", true)]);
-    world.apply(&[manifest("a", asking_a_plugin())]);
+    let world = asked_for_one_of_two();
     world.until("has one", |w| held(w) == ["one"]);
     let both = ["a", "b"].map(|name| manifest(name, asking_a_plugin()));
     world.apply(&both);
