@@ -8,15 +8,18 @@ use core::time::Duration;
 
 use crate::api::Mono;
 
-/// The verb of a request's method; empty for one that has none.
+/// The verb that a request needs: that of its method, which may be empty. `path`: as for [`subresources`].
+///
+/// What acts in a pod needs `create` by any method, unlike upstream: a WebSocket begins as GET, and who may read must not run
+/// commands.
 #[must_use]
-pub fn verb(method: &str) -> &'static str {
-    match method {
-        "POST" => "create",
-        "GET" => "get",
-        "PUT" => "update",
-        "PATCH" => "patch",
-        "DELETE" => "delete",
+pub fn verb(method: &str, path: &[String]) -> &'static str {
+    match (path.first().map_or("", String::as_str), method) {
+        ("exec" | "attach" | "run" | "portForward", _) | (_, "POST") => "create",
+        (_, "GET") => "get",
+        (_, "PUT") => "update",
+        (_, "PATCH") => "patch",
+        (_, "DELETE") => "delete",
         _ => "",
     }
 }
@@ -179,7 +182,25 @@ mod tests {
             ("OPTIONS", ""),
             ("get", ""),
         ] {
-            assert_eq!(verb(method), asked, "{method}");
+            for text in [
+                "/",
+                "/containerLogs/a/b/c",
+                "/Exec/a/b/c",
+                "/execute",
+                "/x/exec",
+            ] {
+                assert_eq!(verb(method, &path(text)), asked, "{method} {text}");
+            }
+            for text in [
+                "/exec/a/b/c",
+                "/exec/a/b/uid/c",
+                "/exec",
+                "/attach/a/b/c",
+                "/run/a/b/c",
+                "/portForward/a/b",
+            ] {
+                assert_eq!(verb(method, &path(text)), "create", "{method} {text}");
+            }
         }
     }
 

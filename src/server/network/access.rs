@@ -277,12 +277,13 @@ impl Access {
         let Authorization::Webhook(yes, no) = self.settings.authorization else {
             return Ok(());
         };
-        let verb = access::verb(&request.method);
         // A path that can be read in two ways is nobody's but his who may do everything.
-        let asked = match request.is_plain {
-            true => access::subresources(&request.path),
-            false => access::subresources(&[]),
+        let path: &[String] = match request.is_plain {
+            true => &request.path,
+            false => &[],
         };
+        let verb = access::verb(&request.method, path);
+        let asked = access::subresources(path);
         for subresource in asked {
             let question = Question {
                 user: user.clone(),

@@ -77,7 +77,9 @@ impl Reviewer for Rc<Apiserver> {
                 return Err(Apiserver::down());
             }
             let rights = self.rights.get(&*user.name);
-            Ok(rights.is_some_and(|all| all.contains(&subresource)))
+            let with_verb = format!("{verb} {subresource}");
+            let is_meant = |right: &&str| *right == subresource || *right == with_verb;
+            Ok(rights.is_some_and(|all| all.iter().any(is_meant)))
         })
     }
 }
@@ -123,6 +125,8 @@ impl World {
                     &["proxy", "metrics", "stats", "log", "checkpoint", "statusz"][..],
                 ),
                 ("reader", &["metrics", "stats", "pods"]),
+                ("viewer", &["get proxy"]),
+                ("operator", &["create proxy"]),
             ]),
             ..Apiserver::default()
         });
@@ -443,6 +447,38 @@ fn questions_are_asked_once() {
         assert_eq!(status(&world.ask(None, "GET /pods", strange).await), 401);
         world.apiserver.is_down.set(false);
         assert_eq!(status(&world.ask(None, "GET /pods", strange).await), 403);
+    });
+}
+
+#[test]
+fn who_may_only_read_acts_in_no_pod() {
+    // SRV-08 SRV-09
+    let world = World::new(Plan::default());
+    let (viewer, operator) = (world.user("viewer"), world.user("operator"));
+    // A WebSocket begins as a GET.
+    let websocket = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
+        Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Protocol: v5.channel.k8s.io\r\n";
+    world.run(async {
+        for page in [
+            "/exec/ns/p/c?command=sh&output=1",
+            "/exec/ns/p/uid/c?command=sh&output=1",
+            "/%65xec/ns/p/c?command=sh&output=1",
+            "/attach/ns/p/c?output=1",
+            "/portForward/ns/p?ports=1",
+            "/run/ns/p/c?cmd=sh",
+        ] {
+            for method in ["GET", "POST", "HEAD", "PUT"] {
+                for headers in ["", websocket] {
+                    let page = format!("{method} {page}");
+                    let answer = world.ask(Some(&viewer), &page, headers).await;
+                    assert_eq!(status(&answer), 403, "{page}: {answer}");
+                    let answer = world.ask(Some(&operator), &page, headers).await;
+                    assert!(![401, 403].contains(&status(&answer)), "{page}: {answer}");
+                }
+            }
+        }
+        let answer = world.ask(Some(&viewer), "GET /runningpods/", "").await;
+        assert_eq!(status(&answer), 200, "what is read needs get: {answer}");
     });
 }
 
