@@ -4,7 +4,7 @@
 use std::{
     ffi::OsString,
     fs::{self, File, TryLockError},
-    io::{self, Write as _},
+    io::{self, Read, Write as _},
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
@@ -35,6 +35,10 @@ use crate::{
 
 /// Port of an apiserver.
 const API_PORT: &str = ":6443";
+/// Largest token file, bytes.
+const MAX_TOKEN_BYTES: u64 = 4096;
+/// The name of standard input.
+const STDIN: &str = "-";
 
 /// The command's own flags.
 #[derive(Default)]
@@ -77,11 +81,11 @@ struct Joined {
 
 pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<(), CliError> {
     let (own, words) = args::split(command, words)?;
-    let asked = flags_of(own)?;
-    let (flags, server) = typed(words)?;
     if !nix::unistd::geteuid().is_root() {
         return Err(CliError::new("joining needs root: sudo picolet join …"));
     }
+    let asked = flags_of(own)?;
+    let (flags, server) = typed(words)?;
     let _alone = Alone::new(flags.config.as_deref())?;
     let machine = Machine::look(flags)?;
     machine.finish()?;
@@ -96,7 +100,7 @@ pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<(),
         (None, Some(server)) => beside_kubeadm(&asked, &machine, server),
         (None, None) => {
             return Err(CliError::new(
-                "where to? picolet join --token … --discovery-token-ca-cert-hash sha256:… HOST:6443, or --k3s https://HOST:6443",
+                "where to? picolet join --token-file FILE --discovery-token-ca-cert-hash sha256:… HOST:6443, or --k3s https://HOST:6443",
             ));
         }
     };
@@ -120,6 +124,7 @@ fn flags_of(own: Vec<(&'static str, String)>) -> Result<Asked, CliError> {
         password_file: config::K3S_PASSWORD_FILE.into(),
         ..Asked::default()
     };
+    let mut token_file = None;
     for (name, value) in own {
         let on = || match value.as_str() {
             "true" | "1" => Ok(true),
@@ -128,6 +133,7 @@ fn flags_of(own: Vec<(&'static str, String)>) -> Result<Asked, CliError> {
         };
         match name {
             "token" => asked.token = value,
+            "token-file" => token_file = Some(value),
             "discovery-token-ca-cert-hash" => asked.hashes.push(value),
             "discovery-token-unsafe-skip-ca-verification" => asked.any_ca = on()?,
             "k3s" => asked.k3s = Some(value),
@@ -137,10 +143,50 @@ fn flags_of(own: Vec<(&'static str, String)>) -> Result<Asked, CliError> {
             _ => unreachable!("the table of commands has no such flag"),
         }
     }
-    if asked.token.is_empty() {
-        return Err(CliError::new("--token is missing"));
+    match (asked.token.is_empty(), token_file) {
+        (true, Some(file)) => {
+            // A token at this place has no slash.
+            let named = if file.contains('/') { &*file } else { "FILE" };
+            asked.token = read_token(&file)
+                .map_err(|why| CliError::new(format!("--token-file {named}: {why}")))?;
+        }
+        (false, None) => {}
+        (true, None) => {
+            return Err(CliError::new(
+                "--token is missing, or --token-file with the file that holds it",
+            ));
+        }
+        (false, Some(_)) => {
+            return Err(CliError::new("--token or --token-file: only one of them"));
+        }
     }
     Ok(asked)
+}
+
+/// Reads a token that is not among the words of the command, which every user of the machine can read.
+///
+/// - Errors: a file that another user can read is refused: the token in it may be known.
+fn read_token(file: &str) -> io::Result<String> {
+    let mut from: Box<dyn Read> = Box::new(io::stdin());
+    if file != STDIN {
+        let opened = File::open(file)?;
+        let about = opened.metadata()?;
+        if about.uid() != nix::unistd::geteuid().as_raw() || about.mode() & 0o077 != 0 {
+            return Err(io::Error::other(
+                "others than root may read or change it: give it to root, chmod 600, and take a new token if they may know this one",
+            ));
+        }
+        from = Box::new(opened);
+    }
+    let mut text = String::new();
+    from.take(MAX_TOKEN_BYTES + 1).read_to_string(&mut text)?;
+    match text.trim() {
+        "" => Err(io::Error::other("it is empty")),
+        _ if text.len() as u64 > MAX_TOKEN_BYTES => Err(io::Error::other(format!(
+            "it has more than {MAX_TOKEN_BYTES} bytes"
+        ))),
+        token => Ok(token.to_owned()),
+    }
 }
 
 /// The agent's flags, and the one word that belongs to none of them.
@@ -481,7 +527,7 @@ enum Refusal {
     Server(&'static str, crate::net::UrlError),
     #[error("{0} must begin with https://")]
     NoTls(&'static str),
-    #[error("{0} is a token: name the server there, and the token as --token")]
+    #[error("{0} is a token: name the server there, and the token by --token-file")]
     IsToken(&'static str),
     #[error(
         "--discovery-token-ca-cert-hash is missing. On the control plane: kubeadm token create --print-join-command"
@@ -684,9 +730,54 @@ fn start() {
 
 #[cfg(test)]
 mod tests {
+    use std::{fs::Permissions, os::unix::fs::PermissionsExt as _};
+
     use super::*;
+    use crate::image::testing::Scratch;
 
     const SECRET: &str = "abcdef.0123456789abcdef";
+
+    #[test]
+    fn a_token_comes_from_a_file_of_root_alone() {
+        // KADM-20
+        let scratch = Scratch::new();
+        let path = scratch.join("token").display().to_string();
+        let flags = |words: &[(&'static str, &str)]| {
+            let words = words.iter().map(|(name, value)| (*name, (*value).into()));
+            flags_of(words.collect()).map(|asked| asked.token)
+        };
+        let file = ("token-file", &*path);
+        let most = usize::try_from(MAX_TOKEN_BYTES).expect("small");
+        for (mode, text, says) in [
+            (0o600, format!("{SECRET}\n"), Ok(())),
+            (0o400, format!("{SECRET}\r\n\n"), Ok(())),
+            (0o640, SECRET.into(), Err("others than root may read")),
+            (0o604, SECRET.into(), Err("others than root may read")),
+            (0o620, SECRET.into(), Err("others than root may read")),
+            (0o600, " \n".into(), Err("it is empty")),
+            (0o600, "x".repeat(most + 1), Err("more than 4096 bytes")),
+        ] {
+            let _ = fs::remove_file(&path);
+            fs::write(&path, text).expect("file");
+            fs::set_permissions(&path, Permissions::from_mode(mode)).expect("mode");
+            match (flags(&[file]), says) {
+                (Ok(token), Ok(())) => assert_eq!(token, SECRET),
+                (Err(said), Err(says)) => {
+                    let said = said.bare();
+                    assert!(said.contains(says) && said.contains(&path), "{said}");
+                    assert!(!said.contains(SECRET), "{said}");
+                }
+                (found, says) => panic!("{mode:o} {says:?}: {}", found.is_ok()),
+            }
+        }
+        fs::remove_file(&path).expect("removed");
+        assert!(flags(&[file]).is_err_and(|said| said.bare().contains(&path)));
+        let swapped = flags(&[("token-file", SECRET)]).expect_err("no file");
+        assert!(!swapped.bare().contains("abcdef"), "{swapped}");
+        let both = flags(&[file, ("token", SECRET)]).expect_err("two");
+        assert!(both.bare().contains("only one"), "{both}");
+        assert!(flags(&[]).is_err() && flags(&[("token", SECRET)]).is_ok());
+    }
 
     #[test]
     fn a_token_at_the_place_of_a_server_is_not_repeated() {

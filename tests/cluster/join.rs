@@ -203,7 +203,7 @@ fn what_kubeadm_would_refuse_changes_nothing() {
         .publish_as_kubeadm(&[BOOTSTRAP_TOKEN, shut_out])
         .expect("published");
     for (token, pin, at, says) in [
-        ("abcdef", &pin, &at, "--token: is not of the form"),
+        ("abcdef", &pin, &at, "the token is not of the form"),
         (
             BOOTSTRAP_TOKEN,
             &"sha256:12".to_owned(),
@@ -525,7 +525,12 @@ fn a_server_of_k3s_is_joined() {
     let whole = server.k3s_token(NODE_SECRET);
     let (_, short) = NODE_SECRET.split_once(':').expect("a user");
     for token in [&*whole, short] {
-        let (code, said) = join(&host, &["--force", "--k3s", &url, "--token", token]);
+        let file = host.path("token");
+        fs::write(&file, format!("{token}\n")).expect("written");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).expect("mode");
+        let file = file.display().to_string();
+        let words = ["--force", "--k3s", &url, "--token-file", &file];
+        let (code, said) = join(&host, &words);
         assert_eq!(code, Some(0), "{said}");
         let kept = fs::read_to_string(host.path("etc/password")).expect("password");
         assert_eq!(kept, password);

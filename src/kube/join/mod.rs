@@ -56,7 +56,7 @@ pub enum JoinError {
         theirs: Wall,
     },
     /// What was typed as a token.
-    #[error("--token: {0}")]
+    #[error("the token {0}")]
     Token(&'static str),
     /// The same of a digest.
     #[error("--discovery-token-ca-cert-hash: one is not sha256: and 64 hexadecimal digits")]
