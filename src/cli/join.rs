@@ -533,6 +533,10 @@ enum Refusal {
         "--discovery-token-ca-cert-hash is missing. On the control plane: kubeadm token create --print-join-command"
     )]
     NoPin,
+    #[error(
+        "the token names no CA, so this machine would trust whoever answers. A whole token is K10, 64 hexadecimal digits, :: and the secret: see 'k3s token create' or /var/lib/rancher/k3s/server/node-token on the server. --discovery-token-unsafe-skip-ca-verification joins all the same"
+    )]
+    NoCa,
     #[error("{} is there: another kubelet of this machine is or was a node. Nothing was changed; --force takes its place", _0.display())]
     Taken(PathBuf),
     #[error(
@@ -626,6 +630,9 @@ fn beside_k3s(asked: &Asked, machine: &Machine, server: &str) -> Result<Joined, 
     let token = k3s::Token::parse(&asked.token)?;
     let mut notes = Vec::new();
     if !token.names_ca() {
+        if !asked.any_ca {
+            return Err(Refusal::NoCa);
+        }
         notes.push("the token does not say which CA the cluster has (K10…::): whoever answers now is trusted".into());
     }
     let proxies = &machine.proxies;

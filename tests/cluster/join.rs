@@ -529,7 +529,10 @@ fn a_server_of_k3s_is_joined() {
         fs::write(&file, format!("{token}\n")).expect("written");
         fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).expect("mode");
         let file = file.display().to_string();
-        let words = ["--force", "--k3s", &url, "--token-file", &file];
+        let mut words = vec!["--force", "--k3s", &url, "--token-file", &file];
+        if token == short {
+            words.push("--discovery-token-unsafe-skip-ca-verification");
+        }
         let (code, said) = join(&host, &words);
         assert_eq!(code, Some(0), "{said}");
         let kept = fs::read_to_string(host.path("etc/password")).expect("password");
@@ -650,7 +653,8 @@ fn what_k3s_would_refuse_changes_nothing() {
             &*server.k3s_token("server:wrong"),
             "does not let this token in",
         ),
-        (&url, "a-word", "does not let this token in"),
+        (&url, "a-word", "the token names no CA"),
+        (&url, BOOTSTRAP_TOKEN, "node-token on the server"),
         (&good, &*url, "--k3s is no address of a server"),
         (
             &url,
@@ -682,9 +686,14 @@ fn what_k3s_would_refuse_changes_nothing() {
         "{said}"
     );
     server.forget_node_password(NODE);
-    // Without a digest whoever answers is trusted, and that is said.
+    // Without a digest nobody is asked, unless whoever answers is to be trusted; that is said.
     let (_, short) = good.split_once("::").expect("a whole token");
-    let (code, said) = join(&host, &["--k3s", &url, "--token", short]);
+    server.clear_audit();
+    let said = refuses(&host, &["--k3s", &url, "--token", short]);
+    assert!(said.contains("the token names no CA"), "{said}");
+    assert!(server.audit().is_empty());
+    let any = "--discovery-token-unsafe-skip-ca-verification";
+    let (code, said) = join(&host, &["--k3s", &url, "--token", short, any]);
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("warning: the token does not say"), "{said}");
     first.clear();
