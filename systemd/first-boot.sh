@@ -109,38 +109,55 @@ faults() {
     "$PICOLET" check -q 2>/dev/null | grep '^ERROR config '
 }
 
-# The words of a join on one line, of this file; empty if it is none. No shell ever reads them. Fails if it cannot be read.
+# The words of a join on one line, of this file: the token, then the others. Or `!` and what is wrong. No shell ever reads them.
+# Fails if the file cannot be read.
 words_of() {
     # Windows' marks of UTF-8 and of UTF-16, whose every second byte is zero here.
     line=$(tr -d '\000\357\273\277\376\377' <"$1") || return 1
     # Its ends of lines, and the backslash by which kubeadm breaks its line.
     line=$(printf '%s' "$line" | tr '\r\n\t\\' '    ')
-    case $line in *[!A-Za-z0-9\ :._/=,@[\]-]*) return 0 ;; esac
+    wrong="! it is not the line that 'kubeadm token create --print-join-command' prints"
+    case $line in *[!A-Za-z0-9\ :._/=,@[\]-]*) echo "$wrong" && return 0 ;; esac
     set -f
     # shellcheck disable=SC2086
     set -- $line
     case ${1:-} in kubeadm | picolet) shift ;; esac
     [ "${1:-}" != join ] || shift
-    result='' bare=0 most_bare=1
+    token='' result='' bare=0 most_bare=1
     while [ $# -gt 0 ]; do
         case $1 in
         --token | --discovery-token-ca-cert-hash | --k3s | --node-labels | --hostname-override)
-            [ $# -ge 2 ] || return 0
-            [ "$1" != --k3s ] || most_bare=0
-            result="$result $1 $2" && shift 2
+            [ $# -ge 2 ] || break
+            case $1 in
+            --token) token=$2 ;;
+            --k3s) most_bare=0 result="$result $1 $2" ;;
+            *) result="$result $1 $2" ;;
+            esac
+            shift 2
             ;;
-        --token=* | --discovery-token-ca-cert-hash=* | --k3s=* | --node-labels=* | --hostname-override=*)
+        --token=*) token=${1#*=} && shift ;;
+        --discovery-token-ca-cert-hash=* | --k3s=* | --node-labels=* | --hostname-override=*)
             case $1 in --k3s=*) most_bare=0 ;; esac
             result="$result $1" && shift
             ;;
-        -*) return 0 ;;
+        --discovery-token-unsafe-skip-ca-verification*)
+            echo "! ${1%%=*} is not for a board that joins alone: nobody would see who answers"
+            return 0
+            ;;
+        -*) break ;;
         *) bare=$((bare + 1)) result="$result $1" && shift ;;
         esac
     done
     # One too many may be the token.
-    [ $bare -le $most_bare ] || return 0
-    case "$result " in *" --token"[\ =]*) echo "$result" ;; esac
-    return 0
+    if [ $# -gt 0 ] || [ $bare -gt $most_bare ] || [ -z "$token" ]; then echo "$wrong" && return 0; fi
+    case $most_bare$token in
+    0K10*::*) ;;
+    0*)
+        echo "! its --token names no CA, so nobody would see who answers: a whole one, as 'k3s token create' prints it, is K10, 64 digits, :: and the secret"
+        return 0
+        ;;
+    esac
+    echo "$token$result"
 }
 
 # A part of the configuration. An agent that cannot read its configuration does not start.
@@ -201,18 +218,30 @@ take() {
         fi
         file=$boot/picolet-join.txt
         if [ -f "$file" ]; then
-            words=''
+            words="! it has more than $most bytes"
             if fits "$file"; then words=$(words_of "$file") || { complain "$boot" "cannot read $file" && return 1; }; fi
-            if [ -z "$words" ]; then
-                complain "$boot" "picolet-join.txt is not the line that 'kubeadm token create --print-join-command' prints: it was wiped"
+            case $words in
+            '!'*)
+                complain "$boot" "picolet-join.txt was wiped: ${words#! }"
                 wipe_taken "$file" || return 1
-            else
+                ;;
+            *)
                 place "$file" "$kept" || cannot_write "$kept" || return 1
                 settle "$(dirname "$kept")" || return 1
-            fi
+                ;;
+            esac
         fi
     done
     return $code
+}
+
+# On the first boot partition that is there.
+tell() {
+    for boot in $(boots); do
+        complain "$boot" "$1"
+        return
+    done
+    say "$1"
 }
 
 join() {
@@ -220,18 +249,29 @@ join() {
     words=$(words_of "$kept") || { say "cannot read $kept" && return 1; }
     # What is on the card is not what the token was for any more.
     rm -f "$kept.new"
+    case $words in
+    '!'*)
+        tell "$kept: ${words#! }"
+        return 1
+        ;;
+    esac
     set -f
     # shellcheck disable=SC2086
-    said=$("$PICOLET" join $words 2>&1) || case $said in
+    set -- $words
+    token=$1
+    shift
+    # Not among the words of a program, which every user of the machine can read.
+    said=$(
+        "$PICOLET" join --token-file - "$@" 2>&1 <<EOF
+$token
+EOF
+    ) || case $said in
     # The power failed after the last try, or it was cut off before it had restarted the agent.
     *"is a node already"*)
         if [ -z "$PICOLET_ROOT" ] && [ -d /run/systemd/system ]; then systemctl restart --no-block picolet; fi
         ;;
     *)
-        for boot in $(boots); do
-            complain "$boot" "$said"
-            break
-        done
+        tell "$said"
         return 1
         ;;
     esac

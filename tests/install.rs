@@ -811,9 +811,11 @@ struct Flashed {
     board: Board,
 }
 
+const SECRET: &str = "abcdef.0123456789abcdef";
 const JOIN_LINE: &str = "kubeadm join 10.0.0.1:6443 --token abcdef.0123456789abcdef \\\n\
     \t--discovery-token-ca-cert-hash sha256:0123456789abcdef \n";
-const JOINED: &str = "join 10.0.0.1:6443 --token abcdef.0123456789abcdef --discovery-token-ca-cert-hash sha256:0123456789abcdef\n";
+/// The words of the program, and what it is told by its standard input: the token is not among the words.
+const JOINED: &str = "join --token-file - 10.0.0.1:6443 --discovery-token-ca-cert-hash sha256:0123456789abcdef <abcdef.0123456789abcdef\n";
 
 impl Flashed {
     fn new(board: Board) -> Self {
@@ -838,7 +840,7 @@ impl Flashed {
         // Of checks only the verdict on the configuration counts: it depends on the drop-in, or is a file of the test.
         let text = format!(
             "#!/bin/sh\n[ \"$1\" != check ] || {{ ! grep -qs -- -1 {1} || echo 'ERROR config  maxPods: must be positive'; \
-             /bin/cat {0}.check; exit 0; }}\necho \"$*\" >>{0}\n{how}\n",
+             /bin/cat {0}.check; exit 0; }}\necho \"$* <$(/bin/cat)\" >>{0}\n{how}\n",
             calls.display(),
             self.drop_in().display()
         );
@@ -979,7 +981,7 @@ fn what_the_boot_partition_has_is_taken_once() {
         assert!(flashed.starts(), "that it had joined is no failure");
         assert_eq!(
             flashed.calls(),
-            "join --k3s https://h:6443 --token=K10aa::node:b --node-labels shelf=a\n"
+            "join --token-file - --k3s https://h:6443 --node-labels shelf=a <K10aa::node:b\n"
         );
         assert!(!old.exists() && !flashed.kept().exists());
     }
@@ -990,7 +992,6 @@ fn a_boot_partition_is_not_trusted() {
     // PKG-11
     for board in boards("hostile-boot") {
         let flashed = Flashed::new(board);
-        let long = format!("{JOIN_LINE}{}", "x".repeat(70_000));
         let mark = flashed.board.dir.join("mark");
         let shell = format!("kubeadm join a:1 --token $(touch {})", mark.display());
         for text in [
@@ -1008,7 +1009,6 @@ fn a_boot_partition_is_not_trusted() {
             "picolet join K10aa::node:b --k3s=https://h:6443 --token=x\n",
             "\u{feff}\u{0}\u{1}",
             &shell,
-            &long,
         ] {
             fs::write(flashed.boot("picolet-join.txt"), text).expect("written");
             assert!(flashed.starts(), "{text:?}");
@@ -1022,6 +1022,51 @@ fn a_boot_partition_is_not_trusted() {
             assert_eq!(error.lines().count(), 1);
         }
         assert!(!mark.exists(), "no shell reads it");
+        // Nobody is there who could see that another server answers.
+        fs::create_dir_all(flashed.board.path("etc/picolet")).expect("directory");
+        let any_ca = "--discovery-token-unsafe-skip-ca-verification";
+        for (text, says) in [
+            (
+                format!("picolet join --k3s https://h:6443 --token {SECRET}\n"),
+                "--token names no CA",
+            ),
+            (
+                format!("picolet join --token={SECRET} --k3s=https://h:6443\n"),
+                "--token names no CA",
+            ),
+            (
+                format!("picolet join --k3s https://h:6443 --token {SECRET} {any_ca}\n"),
+                any_ca,
+            ),
+            (
+                format!("kubeadm join a:1 --token {SECRET} {any_ca}=true\n"),
+                any_ca,
+            ),
+        ] {
+            fs::write(flashed.boot("picolet-join.txt"), &text).expect("written");
+            assert!(flashed.starts(), "{text:?}");
+            let error = fs::read_to_string(flashed.boot("picolet-join.error.txt")).expect("told");
+            assert!(
+                error.starts_with("picolet-join.txt was wiped: ") && error.contains(says),
+                "{error}"
+            );
+            assert_eq!((&*flashed.calls(), flashed.secrets()), ("", 0), "{text:?}");
+            // The same, written to where the join looks for it.
+            fs::write(flashed.kept(), &text).expect("written");
+            assert!(!flashed.run("join").status.success(), "{text:?}");
+            let error = fs::read_to_string(flashed.boot("picolet-join.error.txt")).expect("told");
+            assert!(
+                error.contains("first-boot.join: ") && error.contains(says),
+                "{error}"
+            );
+            assert_eq!((&*flashed.calls(), flashed.secrets()), ("", 1), "{text:?}");
+            fs::remove_file(flashed.kept()).expect("removed");
+        }
+        let long = format!("{JOIN_LINE}{}", "x".repeat(70_000));
+        fs::write(flashed.boot("picolet-join.txt"), long).expect("written");
+        assert!(flashed.starts() && !flashed.kept().exists());
+        let error = fs::read_to_string(flashed.boot("picolet-join.error.txt")).expect("told");
+        assert!(error.contains("more than 65536 bytes"), "{error}");
         fs::write(flashed.boot("picolet.yaml"), "a: ".repeat(40_000)).expect("written");
         assert!(flashed.starts());
         assert!(flashed.boot("picolet.yaml.wrong").exists());
