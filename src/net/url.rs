@@ -124,6 +124,12 @@ impl Url {
         if self.https { "https" } else { "http" }
     }
 
+    /// Whether requests leave this machine without TLS.
+    #[must_use]
+    pub fn is_plain_over_network(&self) -> bool {
+        !self.https && !is_loopback(self.host())
+    }
+
     /// The URL without its query, which may hold a signature: for messages.
     #[must_use]
     pub fn shown(&self) -> String {
@@ -210,6 +216,17 @@ mod tests {
         let six = Url::parse("http://[::1]:5000").expect("url");
         assert_eq!((six.host(), six.path.as_str()), ("::1", "/"));
         assert!(is_loopback(six.host()) && is_loopback("127.0.0.2") && !is_loopback("10.0.0.1"));
+        for (text, is_plain) in [
+            ("http://r.example/m", true),
+            ("http://127.0.0.1.example:80/m", true),
+            ("http://10.0.0.1/m", true),
+            ("https://r.example/m", false),
+            ("http://localhost:8000/m", false),
+            ("http://[::1]/m", false),
+        ] {
+            let url = Url::parse(text).expect(text);
+            assert_eq!(url.is_plain_over_network(), is_plain, "{text}");
+        }
     }
 
     #[test]

@@ -30,6 +30,7 @@ use crate::{
         eviction::Signal,
         static_pod, validation,
     },
+    net::Url,
     runtime::runc::{self, apparmor, cni::NetworkConfig, host},
     server::backend::{DeviceShown, Health, List},
     shim,
@@ -677,18 +678,19 @@ fn dir(path: &Path, moved_by: &str, mounts: &[(PathBuf, String)]) -> Dir {
 }
 
 fn manifests(cfg: &Config) -> Manifests {
-    let url = cfg.manifest_url.as_ref().map(|at| at.url.shown());
+    let url = cfg.manifest_url.as_ref().map(|at| &at.url);
+    let at_url = Manifests {
+        url: url.map(Url::shown),
+        is_url_plain: url.is_some_and(Url::is_plain_over_network),
+        ..Manifests::default()
+    };
     let Some(path) = &cfg.dirs.manifests else {
-        return Manifests {
-            url,
-            ..Manifests::default()
-        };
+        return at_url;
     };
     let mut out = Manifests {
         path: Some(path.display().to_string()),
-        url,
         open_secrets: open_secrets(path),
-        ..Manifests::default()
+        ..at_url
     };
     match ManifestDir::new(path.clone(), cfg.node_name.clone(), RULES).read(Trigger::Poll) {
         Reading::Unchanged => {}

@@ -67,15 +67,23 @@ pub(super) fn ports(facts: &Facts) -> Finding {
 
 pub(super) fn manifests(facts: &Facts) -> Finding {
     let manifests = &facts.manifests;
+    let url = manifests.url.as_deref();
+    let plain = url.filter(|_| manifests.is_url_plain).map(|url| {
+        Finding::warning(
+            format!("staticPodURL {url} is plain http: who is on the way decides which pods run"),
+            "serve it by https; picolet.manifestURLCA names the CA",
+        )
+    });
     let Some(path) = &manifests.path else {
-        let url = manifests.url.as_deref();
-        return Finding::ok(
-            url.map_or_else(|| "turned off".into(), |url| format!("only at {url}")),
-        );
+        let none = || "turned off".into();
+        let only = url.map_or_else(none, |url| format!("only at {url}"));
+        return plain.unwrap_or_else(|| Finding::ok(only));
     };
     match manifests.bad.as_slice() {
         [] => {
-            let url = manifests.url.as_deref();
+            if let Some(plain) = plain {
+                return plain;
+            }
             let more = url.map_or_else(String::new, |url| format!("; more at {url}"));
             Finding::ok(format!("{} pods in {path}{more}", manifests.pods))
         }

@@ -306,6 +306,8 @@ pub struct Manifests {
     pub path: Option<String>,
     /// Where more are, without a query; `None` if turned off.
     pub url: Option<String>,
+    /// That goes over a network without TLS.
+    pub is_url_plain: bool,
     /// Pods in them.
     pub pods: usize,
     /// Files that cannot be used: path and why.
