@@ -309,3 +309,77 @@ fn the_boot_partition_is_read_before_the_agent_and_the_join_waits_for_nobody() {
     assert!(words(&join, "After").contains(&"network-online.target".to_owned()));
     assert!(!join.contains_key("Before"));
 }
+
+#[test]
+fn units_without_containers_are_shut_in() {
+    // SVC-09
+    const BOTH: [(&str, &str); 17] = [
+        ("UMask", "0077"),
+        ("PrivateTmp", "yes"),
+        ("PrivateDevices", "yes"),
+        ("ProtectKernelTunables", "yes"),
+        ("ProtectKernelModules", "yes"),
+        ("ProtectKernelLogs", "yes"),
+        ("ProtectControlGroups", "yes"),
+        ("ProtectClock", "yes"),
+        ("ProtectHostname", "yes"),
+        ("NoNewPrivileges", "yes"),
+        ("CapabilityBoundingSet", "CAP_DAC_OVERRIDE"),
+        ("RestrictSUIDSGID", "yes"),
+        ("RestrictNamespaces", "yes"),
+        ("LockPersonality", "yes"),
+        ("RestrictRealtime", "yes"),
+        ("MemoryDenyWriteExecute", "yes"),
+        ("SystemCallFilter", "@system-service"),
+    ];
+    let take = unit("picolet-first-boot.service");
+    let join = unit("picolet-join.service");
+    for unit in [&take, &join] {
+        for (directive, value) in BOTH {
+            assert_eq!(words(unit, directive), [value], "{directive}");
+        }
+        // As on an older kernel, so that programs go another way.
+        assert_eq!(words(unit, "SystemCallErrorNumber"), ["ENOSYS"]);
+    }
+    assert_eq!(words(&take, "ProtectSystem"), ["strict"]);
+    assert_eq!(words(&take, "ReadWritePaths"), ["/etc", "-/boot"]);
+    assert_eq!(words(&take, "ProtectHome"), ["read-only"]);
+    assert_eq!(words(&take, "PrivateNetwork"), ["yes"]);
+    // The root directory may be anywhere, also below /home. ProtectSystem would shut the boot partition, which
+    // ReadWritePaths does not open again.
+    assert_eq!(words(&join, "ReadOnlyPaths"), ["/usr"]);
+    for directive in ["ProtectSystem", "ProtectHome"] {
+        assert!(!join.contains_key(directive), "{directive}");
+    }
+    // It asks the service manager to restart the agent.
+    let families = words(&join, "RestrictAddressFamilies");
+    assert!(families.contains(&"AF_UNIX".to_owned()), "{families:?}");
+}
+
+#[test]
+fn systemd_reads_the_units_that_are_shut_in() {
+    // SVC-09
+    if Command::new("systemd-analyze")
+        .arg("--version")
+        .output()
+        .is_err()
+    {
+        skipped!("systemd_reads_the_units_that_are_shut_in: no systemd-analyze");
+        return;
+    }
+    for name in ["picolet-first-boot", "picolet-join"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("systemd/{name}.service"));
+        // Exposure from 0 to 10, times ten, of what holds without asking a service manager.
+        let output = Command::new("systemd-analyze")
+            .args(["security", "--offline=true", "--threshold=35"])
+            .arg(&path)
+            .output()
+            .expect("systemd-analyze");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{name}: {output:?}");
+        assert!(said.contains("Overall exposure level"), "{said}");
+        // Nothing that it does not know or cannot read.
+        let unread = String::from_utf8_lossy(&output.stderr);
+        assert!(!unread.contains("ignoring"), "{unread}");
+    }
+}
