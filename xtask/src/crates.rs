@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// See the file.
-const RULES: &str = ".cargo/deny.toml";
+pub(crate) const RULES: &str = ".cargo/deny.toml";
 
 pub(crate) fn run() -> Result<(), Failure> {
     let rules = fs::read_to_string(RULES).map_err(|e| format!("{RULES}: {e}"))?;

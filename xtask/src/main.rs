@@ -62,7 +62,8 @@ Tasks of picolet. Usage: cargo xtask TASK
   dist     Build the program for boards: aarch64, armv7, armv6, x86_64 or all of them, each one static file in target/dist;
            `--start`: and have qemu start each
   release  Pack what `dist` has built, for the boards named or all of them, into target/release-files: tarballs, Debian packages,
-           SHA256SUMS, and a signature: `--key FILE` or PICOLET_RELEASE_KEY name a private key for Ed25519 in PEM
+           SHA256SUMS, and a signature: `--key FILE` or PICOLET_RELEASE_KEY name a private key for Ed25519 in PEM. Before that
+           cargo-deny holds Cargo.lock against known advisories; without it: `--skip-advisories REASON`
   emulate  Run the unit tests as built for the boards named, by qemu
   vm       Show the pod host on cgroup v2 under systemd, in virtual machines of 512 and 256 MiB, through a power cut (root)
            [--uml|--qemu]: by User Mode Linux, or by qemu, which is taken where there is KVM; `--program FILE` shows that file;

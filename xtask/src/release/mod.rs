@@ -1,7 +1,8 @@
 //! `cargo xtask release`: packs what `cargo xtask dist` has built into what is given away (PKG-01 to PKG-03, PKG-10): a
 //! tarball and Debian packages for each board, their sums, and a signature of these. The same sources and programs give the
-//! same bytes, wherever and whenever they are packed.
+//! same bytes, wherever and whenever they are packed. The crates in them are held against known advisories first.
 
+mod advisories;
 mod archive;
 mod debian;
 mod sbom;
@@ -20,7 +21,7 @@ use sha2::{Digest as _, Sha256};
 use crate::{
     Failure,
     dist::{self, Board, boards},
-    process::output,
+    process::{find, output},
     source_date, stage,
 };
 use archive::Tree;
@@ -59,26 +60,40 @@ struct Source {
 pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     let mut names = Vec::new();
     let mut key = env::var_os(KEY_VARIABLE).map(PathBuf::from);
+    let mut reason = None;
     let mut words = words.iter();
     while let Some(word) = words.next() {
         match word.as_str() {
             "--key" => key = Some(words.next().ok_or("--key needs a file")?.into()),
+            "--skip-advisories" => {
+                reason = Some(words.next().ok_or("--skip-advisories needs a reason")?);
+            }
             odd if odd.starts_with('-') => {
-                return Err(format!("unknown option {odd}; known: --key FILE").into());
+                let known = "--key FILE, --skip-advisories REASON";
+                return Err(format!("unknown option {odd}; known: {known}").into());
             }
             name => names.push(name),
         }
     }
     let key = key.map(|path| Key::read(&path)).transpose()?;
-    pack(Path::new(DIR), &boards(&names)?, key.as_ref())
+    let boards = boards(&names)?;
+    let program = find("cargo-deny");
+    let record = advisories::check(program.as_deref(), reason.map(String::as_str))?;
+    pack(Path::new(DIR), &boards, key.as_ref(), record)
 }
 
 /// A release for a test in `dir`, signed by a key that nobody keeps.
 pub(crate) fn pack_signed(dir: &Path, boards: &[Board]) -> Result<(), Failure> {
-    pack(dir, boards, Some(&Key::new()?))
+    pack(dir, boards, Some(&Key::new()?), None)
 }
 
-fn pack(dir: &Path, boards: &[Board], key: Option<&Key>) -> Result<(), Failure> {
+/// - `record`: a file that says what of the release was not checked.
+fn pack(
+    dir: &Path,
+    boards: &[Board],
+    key: Option<&Key>,
+    record: Option<(String, Vec<u8>)>,
+) -> Result<(), Failure> {
     let source = Source {
         root: env::current_dir()?,
         date: source_date::get()?,
@@ -86,7 +101,7 @@ fn pack(dir: &Path, boards: &[Board], key: Option<&Key>) -> Result<(), Failure> 
         public_key: key.map(Key::public),
         texts: texts()?,
     };
-    let mut files = Vec::new();
+    let mut files = Vec::from_iter(record);
     for board in boards {
         let program = dist::program(board);
         let program = fs::read(&program).map_err(|e| {
