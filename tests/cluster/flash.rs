@@ -11,7 +11,7 @@ use crate::bytes::{Behind, counted};
 use crate::host::{Host, IDLE, NODE, PATIENCE, able, sh, with};
 use crate::konnectivity::Konnectivity;
 use crate::loop_disk::{
-    DISK_BYTES, LIFE_BYTES, LoopDisk, PODS, ROUNDS, least, no_access_times, written_by,
+    Cost, DISK_BYTES, LIFE_BYTES, LoopDisk, PODS, ROUNDS, assert_costs, no_access_times, written_by,
 };
 use crate::pods::{cluster_on, finish, pod, wait_gone, wait_ready};
 use crate::tunnel::with_tunnel;
@@ -213,6 +213,8 @@ fn what_a_pod_costs_the_disk() {
     // Copies of services are written for the first pod of a namespace, and stay until its last one goes.
     create("first", json!({}));
     wait_ready(&server, "first");
+    let (bytes, flushes) = (LIFE_BYTES, LIFE_SYNCS);
+    let life = Cost { bytes, flushes };
     let costs = (0..ROUNDS).map(|round| {
         let name = format!("p{round}");
         disk.cost(|| {
@@ -221,9 +223,7 @@ fn what_a_pod_costs_the_disk() {
             delete(&name);
         })
     });
-    let (bytes, syncs) = least(costs);
-    assert!(bytes <= LIFE_BYTES, "a pod: {bytes} bytes");
-    assert!(syncs <= LIFE_SYNCS, "a pod: {syncs} times");
+    assert_costs("a pod", costs, life);
     let costs = (0..ROUNDS).map(|round| {
         let name = format!("job{round}");
         let job = json!({"restartPolicy": "Never", "containers": [sh("c", "exit 0")]});
@@ -233,9 +233,7 @@ fn what_a_pod_costs_the_disk() {
             delete(&name);
         })
     });
-    let (bytes, syncs) = least(costs);
-    assert!(bytes <= LIFE_BYTES, "a job: {bytes} bytes");
-    assert!(syncs <= LIFE_SYNCS, "a job: {syncs} times");
+    assert_costs("a job", costs, life);
     let costs = (0..ROUNDS).map(|round| {
         let name = format!("crash{round}");
         create(&name, json!({"containers": [sh("c", "exit 1")]}));
@@ -251,9 +249,8 @@ fn what_a_pod_costs_the_disk() {
         delete(&name);
         cost
     });
-    let (bytes, syncs) = least(costs);
-    assert!(bytes <= RESTART_BYTES, "a restart: {bytes} bytes");
-    assert_eq!(syncs, 0, "a restart");
+    let (bytes, flushes) = (RESTART_BYTES, 0);
+    assert_costs("a restart", costs, Cost { bytes, flushes });
     drop(disk);
     finish(host, &server);
 }

@@ -10,14 +10,16 @@ use nix::mount::{MsFlags, mount};
 pub(crate) const DISK_BYTES: u64 = 128 << 20;
 /// Pods of a node at rest.
 pub(crate) const PODS: usize = 10;
-/// Pods one after the other, of which the cheapest counts: other programs of the machine may write everything down (sync(2))
-/// at any moment, and what they do to this disk looks like the agent's.
-pub(crate) const ROUNDS: usize = 4;
-/// Start and end of a pod.
+/// Pods one after the other, whose costs are added up.
+pub(crate) const ROUNDS: u64 = 4;
+/// Start and end of a pod, on average.
 pub(crate) const LIFE_BYTES: u64 = 192 << 10;
 
 /// Bytes of what `stat` calls a sector. Source: kernel documentation `block/stat.rst`.
 const SECTOR: u64 = 512;
+
+/// Bytes of the disk that nobody writes to: the smallest that can be made.
+const IDLE_BYTES: u64 = 1 << 20;
 
 /// Goes with its mount.
 pub(crate) struct LoopDisk {
@@ -25,43 +27,23 @@ pub(crate) struct LoopDisk {
     name: String,
     /// Where it is mounted.
     dir: PathBuf,
+    /// Another one, which is idle: what it is told to write down, all disks of the machine are told (sync(2)).
+    idle: String,
 }
 
 impl LoopDisk {
-    /// Makes one of `bytes` and mounts it at `dir`; `None`, said aloud: this machine has no loop devices.
-    ///
-    /// There is no journal, and all tables are written by now: only what is changed is written to it. Times of access
-    /// stay as they are, which is usual on boards.
+    /// Makes one of `bytes` and mounts it at `dir`, and an idle one beside it; `None`, said aloud: this machine has no loop
+    /// devices.
     pub(crate) fn mount(test: &str, bytes: u64, dir: &Path) -> Option<Self> {
-        let image = dir.with_extension("disk");
-        let file = File::create(&image).expect("image");
-        file.set_len(bytes).expect("size");
-        let made = Command::new("mkfs.ext4")
-            .args(["-q", "-m0", "-b4096", "-O", "^has_journal"])
-            .args(["-E", "lazy_itable_init=0"])
-            .arg(&image)
-            .status();
-        assert!(made.expect("mkfs.ext4").success());
-        let losetup = |words: &[&str]| {
-            let output = Command::new("losetup").args(words).output();
-            let output = output.expect("losetup");
-            let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-            output.status.success().then_some(said)
-        };
-        let image = image.display().to_string();
-        let Some(device) = losetup(&["-f", "--show", &image]) else {
+        let beside = dir.with_extension("idle");
+        fs::create_dir(&beside).expect("directory");
+        let disks = mount_one(bytes, dir).zip(mount_one(IDLE_BYTES, &beside));
+        if disks.is_none() {
             skipped!("{test}: no loop device");
-            return None;
-        };
-        let flags = MsFlags::MS_NOATIME;
-        mount(Some(&*device), dir, Some("ext4"), flags, None::<&str>).expect("mounted");
-        // It is in use, so it goes when it is unmounted: a test that is killed leaves none.
-        losetup(&["-d", &device]).expect("taken off");
-        fs::remove_file(image).expect("removed");
-        Some(Self {
-            name: device.trim_start_matches("/dev/").to_owned(),
-            dir: dir.to_owned(),
-        })
+        }
+        let (name, idle) = disks?;
+        let dir = dir.to_owned();
+        Some(Self { name, dir, idle })
     }
 
     /// `loop3`
@@ -73,38 +55,88 @@ impl LoopDisk {
     pub(crate) fn written(&self) -> u64 {
         let dir = File::open(&self.dir).expect("mounted");
         nix::unistd::syncfs(&dir).expect("synced");
-        self.figure(6) * SECTOR
+        figure(&self.name, 6) * SECTOR
     }
 
-    /// How often it was told to write down what it holds: without a journal once for each `fsync`, for each call of
-    /// [`Self::written`], and whenever anybody syncs all disks of the machine.
-    fn flushes(&self) -> u64 {
-        self.figure(15)
+    /// How often it was told to write down what it holds, and how often the idle one was: without a journal once for each
+    /// `fsync`, for each call of [`Self::written`], and whenever anybody syncs all disks of the machine.
+    fn flushes(&self) -> [u64; 2] {
+        [&self.name, &self.idle].map(|name| figure(name, 15))
     }
 
     /// Bytes that `act` costs, with what it leaves in memory, and how often it has the disk write down what it holds.
-    pub(crate) fn cost(&self, act: impl FnOnce()) -> (u64, u64) {
+    pub(crate) fn cost(&self, act: impl FnOnce()) -> Cost {
         let (bytes, flushes) = (self.written(), self.flushes());
         act();
-        let flushes = self.flushes() - flushes;
-        (self.written() - bytes, flushes)
-    }
-
-    fn figure(&self, at: usize) -> u64 {
-        let path = format!("/sys/block/{}/stat", self.name);
-        let text = fs::read_to_string(path).expect("figures");
-        let figure = text.split_whitespace().nth(at);
-        figure.and_then(|f| f.parse().ok()).expect("a number")
+        let [own, of_all] = self.flushes();
+        let flushes = (own - flushes[0]).saturating_sub(of_all - flushes[1]);
+        let bytes = self.written() - bytes;
+        eprintln!("{bytes} bytes, {flushes} flushes");
+        Cost { bytes, flushes }
     }
 }
 
-/// The least of each figure, of several costs of the same.
-pub(crate) fn least(costs: impl Iterator<Item = (u64, u64)>) -> (u64, u64) {
-    let least = |a: (u64, u64), b: (u64, u64)| (a.0.min(b.0), a.1.min(b.1));
-    let least = costs
-        .inspect(|cost| eprintln!("bytes and flushes: {cost:?}"))
-        .reduce(least);
-    least.expect("some costs")
+/// Makes a disk of `bytes` and mounts it at `dir`; `None`: this machine has no loop devices.
+///
+/// There is no journal, and all tables are written by now: only what is changed is written to it. Times of access
+/// stay as they are, which is usual on boards.
+fn mount_one(bytes: u64, dir: &Path) -> Option<String> {
+    let image = dir.with_extension("disk");
+    let file = File::create(&image).expect("image");
+    file.set_len(bytes).expect("size");
+    let made = Command::new("mkfs.ext4")
+        .args(["-q", "-m0", "-b4096", "-O", "^has_journal"])
+        .args(["-E", "lazy_itable_init=0"])
+        .arg(&image)
+        .status();
+    assert!(made.expect("mkfs.ext4").success());
+    let losetup = |words: &[&str]| {
+        let output = Command::new("losetup").args(words).output();
+        let output = output.expect("losetup");
+        let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        output.status.success().then_some(said)
+    };
+    let image = image.display().to_string();
+    let device = losetup(&["-f", "--show", &image])?;
+    let flags = MsFlags::MS_NOATIME;
+    mount(Some(&*device), dir, Some("ext4"), flags, None::<&str>).expect("mounted");
+    // It is in use, so it goes when it is unmounted: a test that is killed leaves none.
+    losetup(&["-d", &device]).expect("taken off");
+    fs::remove_file(image).expect("removed");
+    Some(device.trim_start_matches("/dev/").to_owned())
+}
+
+/// A figure of what the kernel counts of a disk.
+fn figure(disk: &str, at: usize) -> u64 {
+    let text = fs::read_to_string(format!("/sys/block/{disk}/stat")).expect("figures");
+    let figure = text.split_whitespace().nth(at);
+    figure.and_then(|f| f.parse().ok()).expect("a number")
+}
+
+/// Bytes and flushes that something cost a disk.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Cost {
+    pub(crate) bytes: u64,
+    pub(crate) flushes: u64,
+}
+
+/// Demands that [`ROUNDS`] of the same cost no more than so many times `limit`, all together.
+pub(crate) fn assert_costs(what: &str, costs: impl Iterator<Item = Cost>, limit: Cost) {
+    let all = costs.fold(Cost::default(), |all, cost| Cost {
+        bytes: all.bytes + cost.bytes,
+        flushes: all.flushes + cost.flushes,
+    });
+    let (bytes, flushes) = (limit.bytes * ROUNDS, limit.flushes * ROUNDS);
+    assert!(
+        all.bytes <= bytes,
+        "{what}: {} bytes, at most {bytes}",
+        all.bytes
+    );
+    assert!(
+        all.flushes <= flushes,
+        "{what}: {} flushes, at most {flushes}",
+        all.flushes
+    );
 }
 
 /// Keeps times of access below `dir` as they are, so that reading there writes nothing.

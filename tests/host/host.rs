@@ -447,7 +447,7 @@ impl Host {
             .into_iter()
             .map(|(pid, words)| format!("process {pid}: {words}"))
             .collect();
-        let own = ["", "root", "run", "run/logs", "logs"].map(|dir| self.path(dir));
+        let own = ["", "root", "root.idle", "run", "run/logs", "logs"].map(|dir| self.path(dir));
         let mounts = self.mounts();
         found.extend(
             mounts
