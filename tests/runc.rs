@@ -52,7 +52,7 @@ use picolet::{
 };
 
 /// How long a condition is waited for.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(180);
 /// Image id of the only image.
 const IMAGE: &str = "sha256:busybox";
 

@@ -24,7 +24,7 @@ use picolet::sys::{mount, pidfd};
 use smol::future;
 
 /// Nothing here takes so long unless it hangs.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 fn exe() -> Arc<OwnedFd> {
     Arc::new(

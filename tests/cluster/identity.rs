@@ -16,7 +16,7 @@ use crate::member::{
     able, condition, manual_server, newcomer, shown, wait_ready, with_kubeconfig, wrong,
 };
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(180);
 const CSRS: &str = "certificatesigningrequests";
 
 /// Where the pair in use lies.

@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::host::{Host, NODE, PATIENCE, free_port, text};
 use crate::member::{able, wait_ready, wrong};
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(180);
 /// What k3s keeps in `node-token`, without the digest.
 const NODE_SECRET: &str = "server:0123456789abcdef0123456789abcdef";
 

@@ -12,7 +12,7 @@ use nix::sys::signal::Signal;
 use crate::host::{NODE, free_port};
 use crate::member::{able, manual_server, newcomer, wait_ready, wrong};
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(180);
 
 /// The first line that `/healthz` answers; empty if nobody does.
 fn healthz(port: u16) -> String {

@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::host::{self, IDLE, NODE, sh};
 use crate::member::{able, condition, ends, member, shown, wait_ready, with_kubeconfig, wrong};
 
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(180);
 const PATIENCE: Duration = host::PATIENCE;
 
 #[test]

@@ -28,7 +28,7 @@ const APPLETS: [&str; 14] = [
     "httpd", "tar",
 ];
 /// How long it may take to start, to end, or to do what is waited for.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Why it cannot run here, if so.

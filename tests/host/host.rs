@@ -27,7 +27,7 @@ pub(crate) const NODE: &str = "node";
 /// The image every host has.
 pub(crate) const IMAGE: &str = "localhost/busybox:1";
 /// How long a condition may take on a slow machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 /// How full the machine's own disk is, no test decides: nothing is evicted or removed for it unless the test says so.
 const ON_A_FULL_DISK: [&str; 2] = [
     "--eviction-hard=memory.available<10Mi",

@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::host::{Host, able, sh};
 
 /// Longer than anything here takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 fn heard(manager: &UnixDatagram) -> String {
     let mut buffer = [0; 64];

@@ -13,7 +13,7 @@ use crate::program::program;
 use crate::registry::Scratch;
 
 /// How long a condition may take on a slow machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 /// An agent without pods. Its cgroups end with it.
 pub(crate) struct Agent {
     pub(crate) child: Child,

@@ -887,7 +887,8 @@ fn a_pull_that_nobody_waits_for_ends_whatever_the_registry_does() {
         });
         let before = clock::mono();
         let _ = flight.done.recv_blocking();
-        assert!(clock::mono() - before < Duration::from_secs(10), "{head}");
+        // Else what ends it is the registry's silence, or the time for a document.
+        assert!(clock::mono() - before < Limits::default().stall, "{head}");
     }
 }
 

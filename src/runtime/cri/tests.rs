@@ -570,7 +570,6 @@ fn a_runtime_that_dies_and_comes_back_is_another_connection() {
         assert!(cri.run_pod_sandbox(&sandbox_config(0)).await.is_ok());
         double.kill();
         assert!(cri.list_pods().await.is_err(), "the connection has ended");
-        let begun = clock::mono();
         let refused = cri.list_pods().await.expect_err("nobody listens");
         assert!(refused.to_string().contains("dial unix"), "{refused}");
         assert_eq!(cri.version().name, "double", "as last known");
@@ -595,7 +594,6 @@ fn a_runtime_that_dies_and_comes_back_is_another_connection() {
         }
         assert_eq!(cri.version().name, "other");
         assert_eq!(double.calls("Version"), asked + 1, "once a connection");
-        assert!(clock::mono() - begun < Duration::from_secs(20));
     });
 }
 
