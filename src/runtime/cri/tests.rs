@@ -129,16 +129,7 @@ impl Double {
         };
         double.on("Version", version("double"));
         double.on("Status", status(true));
-        double.on(
-            "ImageFsInfo",
-            say(&mut wire::ImageFsInfoResponse {
-                image_filesystems: vec![wire::FilesystemUsage {
-                    fs_id: Some(wire::Word { word: "/".into() }),
-                    ..wire::FilesystemUsage::default()
-                }],
-                ..wire::ImageFsInfoResponse::default()
-            }),
-        );
+        double.on("ImageFsInfo", image_fs());
         for list in ["ListPodSandbox", "ListContainers", "ListImages"] {
             double.on(list, say(&mut wire::Empty::default()));
         }
@@ -381,6 +372,16 @@ fn word(word: &str) -> Reply {
     say(&mut wire::Word { word: word.into() })
 }
 
+fn image_fs() -> Reply {
+    say(&mut wire::ImageFsInfoResponse {
+        image_filesystems: vec![wire::FilesystemUsage {
+            fs_id: Some(wire::Word { word: "/".into() }),
+            ..wire::FilesystemUsage::default()
+        }],
+        ..wire::ImageFsInfoResponse::default()
+    })
+}
+
 #[test]
 fn whoever_does_not_say_who_it_is_is_no_runtime() {
     // CRI-03 CRI-10 CRI-12
@@ -403,17 +404,29 @@ fn whoever_does_not_say_who_it_is_is_no_runtime() {
         double.on("RuntimeConfig", driver(CGROUPFS));
         double.on("ImageFsInfo", say(&mut wire::Empty::default()));
         assert!(double.open().await.is_err(), "no file system of images");
-        for (version, name) in [("0.2.0", "r"), ("0.1.0", ""), ("", "r")] {
+        double.on("ImageFsInfo", image_fs());
+        for (answer, is_one) in [
+            (["0.1.0", "r", "1", "v1"], true),
+            // What it calls its own API is not read.
+            (["0.1.0", "r", "1", "v9"], true),
+            (["0.2.0", "r", "1", "v1"], false),
+            (["", "r", "1", "v1"], false),
+            (["0.1.0", "", "1", "v1"], false),
+            (["0.1.0", "r", "", "v1"], false),
+            (["0.1.0", "r", "1", ""], false),
+        ] {
+            let [version, runtime_name, runtime_version, runtime_api_version] =
+                answer.map(Into::into);
             double.on(
                 "Version",
                 say(&mut wire::VersionResponse {
-                    version: version.into(),
-                    runtime_name: name.into(),
-                    runtime_version: "1".into(),
-                    runtime_api_version: "v1".into(),
+                    version,
+                    runtime_name,
+                    runtime_version,
+                    runtime_api_version,
                 }),
             );
-            assert!(double.open().await.is_err(), "{version:?} {name:?}");
+            assert_eq!(double.open().await.is_ok(), is_one, "{answer:?}");
         }
     });
 }
