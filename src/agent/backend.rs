@@ -765,5 +765,17 @@ mod tests {
                 "{name}"
             );
         }
+        for (reason, told) in [
+            ("ContainerCreating", "ContainerCreating"),
+            ("ErrImagePull", "image can't be pulled"),
+            ("ImagePullBackOff", "trying and failing to pull image"),
+        ] {
+            let text = format!(r#"{{"name":"c","state":{{"waiting":{{"reason":"{reason}"}}}}}}"#);
+            let refused = instance_for_log(&status(&text), "p", false).expect_err(reason);
+            assert_eq!(
+                refused.message,
+                format!("container \"c\" in pod \"p\" is waiting to start: {told}")
+            );
+        }
     }
 }

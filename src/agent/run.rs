@@ -268,7 +268,12 @@ fn check_swap(cfg: &Config) -> Result<(), StartError> {
     // The head and one line are enough.
     let mut buffer = [0; 4096];
     let swaps = proc::read_small("/proc/swaps", &mut buffer).unwrap_or_default();
-    match swaps.lines().nth(1).filter(|_| cfg.cgroup.fail_swap_on) {
+    refuse_swap(swaps, cfg.cgroup.fail_swap_on)
+}
+
+/// Refuses to start with swap, if that is asked for. `swaps`: a head, and a line for each, as proc_swaps(5) has them.
+fn refuse_swap(swaps: &str, is_asked: bool) -> Result<(), StartError> {
+    match swaps.lines().nth(1).filter(|_| is_asked) {
         None => Ok(()),
         Some(first) => Err(fatal(format!(
             "swap is on ({}) and failSwapOn is true: swapoff -a, or set it to false",
@@ -726,5 +731,24 @@ async fn wait_for_signal(signals: SignalFd, events: smol::channel::Sender<Event>
             let _ = events.send(Event::Terminate).await;
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::refuse_swap;
+
+    #[test]
+    fn swap_is_refused_if_that_is_asked_for() {
+        // SWP-03
+        let head = "Filename Type Size Used Priority\n";
+        let one = format!("{head}/dev/zram0 partition 524284 0 100\n");
+        assert!(refuse_swap(head, true).is_ok());
+        assert!(refuse_swap(&one, false).is_ok());
+        let refused = refuse_swap(&one, true).expect_err("swap").to_string();
+        assert!(
+            refused.contains("swap is on (/dev/zram0) and failSwapOn is true"),
+            "{refused}"
+        );
     }
 }

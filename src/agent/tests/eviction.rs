@@ -12,6 +12,7 @@ use super::{
     world::{IMAGE, World, fails, fault, manifest},
 };
 use crate::{
+    agent::recorder::Severity,
     api::{PodUid, pod_status::Phase},
     runtime::{
         RuntimeError,
@@ -218,7 +219,7 @@ fn one_pod_a_round_as_long_as_it_is_short() {
 
 #[test]
 fn conditions_and_what_they_keep_out() {
-    // EVICT-05 EVICT-15 ADM-11
+    // EVICT-05 EVICT-15 ADM-03 ADM-11
     let (world, api) = world(&[]);
     // Critical pods stay: nothing is there that could go.
     world.apply(&[manifest("static", json!({}))]);
@@ -234,6 +235,17 @@ fn conditions_and_what_they_keep_out() {
     assert_eq!(
         late["status"]["message"],
         "Pod was rejected: The node had condition: [MemoryPressure]. "
+    );
+    let told = world.parts.tools.recorder.newest(None, usize::MAX);
+    let told = told.iter().find(|event| event.pod == "ns/late");
+    let told = told.expect("an event");
+    assert_eq!(
+        (told.severity, &*told.reason, &*told.message),
+        (
+            Severity::Warning,
+            "Evicted",
+            "The node had condition: [MemoryPressure]. "
+        )
     );
     world.left.set_memory(500 * MIB);
     world.until("runs", |_| api.phase("asking") == "Running");
