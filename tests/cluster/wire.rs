@@ -26,7 +26,7 @@ use picolet::sys::clock;
 pub(crate) struct Weather {
     /// Each way.
     pub(crate) delay: Duration,
-    /// One packet of so many is lost, each way.
+    /// The last of so many packets is lost, each way.
     pub(crate) lost_one_in: u64,
     /// A connection that was silent for so long is forgotten.
     pub(crate) forgets: Duration,
@@ -95,9 +95,9 @@ impl Wire {
             seen: Mutex::default(),
         });
         let (here, there) = (Arc::new(here), Arc::new(there));
-        let threads = [(&here, &there, 7), (&there, &here, 11)].map(|(from, to, seed)| {
+        let threads = [(&here, &there, 7), (&there, &here, 11)].map(|(from, to, first)| {
             let (from, to, shared) = (Arc::clone(from), Arc::clone(to), Arc::clone(&shared));
-            std::thread::spawn(move || shared.carry(&from, &to, seed))
+            std::thread::spawn(move || shared.carry(&from, &to, first))
         });
         Self {
             namespace,
@@ -124,8 +124,8 @@ impl Drop for Wire {
 }
 
 impl Shared {
-    /// Carries packets one way.
-    fn carry(&self, from: &File, to: &File, mut seed: u64) {
+    /// Carries packets one way, as if so many had come before.
+    fn carry(&self, from: &File, to: &File, mut count: u64) {
         let mut late: VecDeque<(Mono, Vec<u8>)> = VecDeque::new();
         let mut packet = [0; PACKET_BYTES];
         while !self.end.load(Ordering::Relaxed) {
@@ -135,8 +135,8 @@ impl Shared {
             if ready > 0
                 && let Ok(length) = { from }.read(&mut packet)
             {
-                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                let is_lost = (seed >> 33).is_multiple_of(self.weather.lost_one_in);
+                count += 1;
+                let is_lost = count.is_multiple_of(self.weather.lost_one_in);
                 if !is_lost && self.is_known(&packet[..length], now) {
                     late.push_back((now + self.weather.delay, packet[..length].to_vec()));
                 }
