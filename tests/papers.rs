@@ -287,7 +287,7 @@ const UNITS: [(&str, f64); 11] = [
     ("%", 1.0),
     ("×", 1.0),
 ];
-/// Numbers that are no figures: codes of HTTP. Nothing has no unit and holds by itself: that it is none any more is a figure.
+/// Numbers that are no figures: codes of HTTP, and 0, for which there is nothing to compare. A number in its place is one.
 const NO_FIGURES: [f64; 5] = [0.0, 401.0, 403.0, 429.0, 503.0];
 
 impl Figure {
@@ -325,8 +325,8 @@ fn figures(text: &str) -> Vec<Figure> {
         };
         let next = words.peek().filter(|_| !is_closed);
         let next = next.map(|word| word.trim_end_matches([',', ';', ':', '.', ')']));
-        let unit = UNITS.iter().map(|unit| unit.0);
-        let unit = unit.clone().find(|unit| next == Some(unit));
+        let mut units = UNITS.iter().map(|unit| unit.0);
+        let unit = units.find(|unit| next == Some(*unit));
         if !NO_FIGURES.contains(&number) {
             found.push(Figure { number, unit });
         }
@@ -389,7 +389,7 @@ fn constant(source: &str, name: &str) -> Option<f64> {
 }
 
 /// Rows of tables that begin with this head, cell by cell.
-fn rows<'a>(paper: &'a str, is_head: impl Fn(&str) -> bool) -> Vec<Vec<&'a str>> {
+fn rows(paper: &str, is_head: impl Fn(&str) -> bool) -> Vec<Vec<&str>> {
     let mut is_in = false;
     let mut found = Vec::new();
     for line in paper.lines() {
