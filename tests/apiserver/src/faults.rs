@@ -3,9 +3,6 @@
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
-use serde_json::Value;
-
-use crate::json::{at, text};
 use crate::lock;
 
 /// Rules at once.
@@ -111,38 +108,6 @@ impl Rule {
     pub fn one_in(mut self, n: u32) -> Self {
         self.one_in = Some(n.max(1));
         self
-    }
-
-    /// A rule from JSON: `{"fault": "latency", "ms": 5, "method": "GET", "uri": "/pods", "times": 1, …}`.
-    pub(crate) fn from_json(value: &Value) -> Option<Self> {
-        let number = |key: &str| at(value, &format!("/{key}")).as_u64();
-        let small = |key: &str| number(key).and_then(|n| u32::try_from(n).ok());
-        let fault = match text(value, "/fault") {
-            "latency" => Fault::Latency(Duration::from_millis(number("ms")?)),
-            "reset-before" => Fault::ResetBefore,
-            "reset-after" => Fault::ResetAfter,
-            "status" => Fault::Status {
-                code: u16::try_from(number("code")?).ok()?,
-                retry_after_s: small("retryAfter"),
-            },
-            "half-body" => Fault::HalfBody,
-            "hung-body" => Fault::HungBody,
-            "hang" => Fault::Hang,
-            "stale" => Fault::Stale(number("behind")?),
-            "continue-expired" => Fault::ContinueExpired,
-            "watch-break" => Fault::WatchBreak(small("events").unwrap_or(0)),
-            "watch-silent" => Fault::WatchSilent,
-            "watch-drop" => Fault::WatchDrop,
-            "date-skew" => Fault::DateSkew(at(value, "/seconds").as_i64()?),
-            _ => return None,
-        };
-        let mut rule = Self::new(fault)
-            .on(text(value, "/method"), text(value, "/uri"))
-            .by(text(value, "/user"))
-            .skip(small("skip").unwrap_or(0));
-        rule.times = small("times");
-        rule.one_in = small("oneIn").map(|n| n.max(1));
-        Some(rule)
     }
 }
 

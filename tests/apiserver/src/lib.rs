@@ -13,7 +13,7 @@
 //! managed  who wrote which field, if wanted
 //! patch    merge, JSON, strategic         csr token pki   certificates and tokens
 //! kubeadm supervisor   what kubeadm and k3s have for who joins
-//! control  faults over HTTP               controllers     scheduler and node controllers, if wanted
+//! control  the log over HTTP              controllers     scheduler and node controllers, if wanted
 //!                                         workloads       Deployments, DaemonSets, Jobs, with them
 //! ```
 //!
