@@ -14,10 +14,6 @@ const LISTEN_WAIT: Duration = Duration::from_secs(5);
 /// What goes wrong.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fault {
-    /// Waits before the request is looked at.
-    Latency(Duration),
-    /// The connection is reset; the request had no effect.
-    ResetBefore,
     /// The request takes effect, then the connection is reset.
     ResetAfter,
     /// Answered so, without effect.
@@ -29,18 +25,10 @@ pub enum Fault {
     },
     /// Half of the body, then the end of the connection; the request took effect.
     HalfBody,
-    /// Half of the body, then nothing until the rule is removed; the request took effect.
-    HungBody,
-    /// No answer until the rule is removed, then the end of the connection; the request had no effect.
-    Hang,
     /// A list or read as of that many versions ago.
     Stale(u64),
-    /// Pages after the first are answered 410.
-    ContinueExpired,
     /// A watch ends in the middle of a line after that many events.
     WatchBreak(u32),
-    /// A watch stays open and sends nothing, not even its end, until the rule is removed.
-    WatchSilent,
     /// A watch leaves out events that change something.
     WatchDrop,
     /// The `Date` header is off by so many seconds.
@@ -53,7 +41,6 @@ pub struct Rule {
     fault: Fault,
     method: String,
     uri: String,
-    user: String,
     skip: u32,
     times: Option<u32>,
     one_in: Option<u32>,
@@ -67,7 +54,6 @@ impl Rule {
             fault,
             method: String::new(),
             uri: String::new(),
-            user: String::new(),
             skip: 0,
             times: None,
             one_in: None,
@@ -79,13 +65,6 @@ impl Rule {
     pub fn on(mut self, method: &str, uri: &str) -> Self {
         method.clone_into(&mut self.method);
         uri.clone_into(&mut self.uri);
-        self
-    }
-
-    /// Only requests of this user.
-    #[must_use]
-    pub fn by(mut self, user: &str) -> Self {
-        user.clone_into(&mut self.user);
         self
     }
 
@@ -103,7 +82,7 @@ impl Rule {
         self
     }
 
-    /// Only one of so many matching requests, drawn from the seed of [`Faults::seed`].
+    /// Only one of so many matching requests, by chance, the same in each run.
     #[must_use]
     pub fn one_in(mut self, n: u32) -> Self {
         self.one_in = Some(n.max(1));
@@ -130,18 +109,11 @@ struct State {
     stopped: bool,
 }
 
-/// The faults of a server. Rules stay, and can be counted, until they are removed.
+/// The faults of a server. Rules stay until they are removed.
 #[derive(Debug)]
 pub struct Faults {
     state: Mutex<State>,
     changed: Condvar,
-}
-
-/// A fault that hits a request, and the rule that it came from.
-#[derive(Clone, Debug)]
-pub(crate) struct Hit {
-    pub(crate) id: u64,
-    pub(crate) fault: Fault,
 }
 
 impl Default for Faults {
@@ -180,47 +152,18 @@ impl Faults {
         id
     }
 
-    /// Removes a rule; who hangs on it goes on.
+    /// Removes a rule.
     pub fn remove(&self, id: u64) {
         lock(&self.state).rules.retain(|active| active.id != id);
-        self.changed.notify_all();
     }
 
     /// Removes all rules.
     pub fn clear(&self) {
         lock(&self.state).rules.clear();
-        self.changed.notify_all();
-    }
-
-    /// How many requests a rule has hit; 0 when it is gone.
-    pub fn hits(&self, id: u64) -> u32 {
-        let state = lock(&self.state);
-        state
-            .rules
-            .iter()
-            .find(|a| a.id == id)
-            .map_or(0, |a| a.hits)
-    }
-
-    /// Blocks until a rule has hit that many requests, or is removed. False after `limit`.
-    pub fn wait_for_hits(&self, id: u64, hits: u32, limit: Duration) -> bool {
-        let state = lock(&self.state);
-        let (state, _) = self
-            .changed
-            .wait_timeout_while(state, limit, |state| {
-                state.rules.iter().any(|a| a.id == id && a.hits < hits)
-            })
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        !state.rules.iter().any(|a| a.id == id && a.hits < hits)
-    }
-
-    /// Makes [`Rule::one_in`] draw anew.
-    pub fn seed(&self, seed: u64) {
-        lock(&self.state).random = seed | 1;
     }
 
     /// Closes the listening socket, so that connections are refused, or opens it again. Open connections live on.
-    pub fn refuse_connections(&self, refuse: bool) {
+    pub(crate) fn refuse_connections(&self, refuse: bool) {
         let mut state = lock(&self.state);
         state.refusing = refuse;
         self.changed.notify_all();
@@ -256,7 +199,7 @@ impl Faults {
     }
 
     /// Faults that hit a request; counts them.
-    pub(crate) fn hit(&self, method: &str, uri: &str, user: &str) -> Vec<Hit> {
+    pub(crate) fn hit(&self, method: &str, uri: &str) -> Vec<Fault> {
         let mut guard = lock(&self.state);
         let state = &mut *guard;
         let mut hits = Vec::new();
@@ -264,7 +207,6 @@ impl Faults {
             let rule = &active.rule;
             let matches = (rule.method.is_empty() || rule.method == method)
                 && uri.contains(&rule.uri)
-                && (rule.user.is_empty() || rule.user == user)
                 && rule.times.is_none_or(|times| active.hits < times);
             if !matches {
                 continue;
@@ -282,14 +224,7 @@ impl Faults {
                 }
             }
             active.hits += 1;
-            hits.push(Hit {
-                id: active.id,
-                fault: rule.fault.clone(),
-            });
-        }
-        drop(guard);
-        if !hits.is_empty() {
-            self.changed.notify_all();
+            hits.push(rule.fault.clone());
         }
         hits
     }
@@ -300,12 +235,5 @@ impl Faults {
             self.changed
                 .wait_timeout_while(lock(&self.state), time, |state| !state.stopped),
         );
-    }
-
-    /// Waits until a rule is removed or the server stops.
-    pub(crate) fn hang(&self, id: u64) {
-        drop(self.changed.wait_while(lock(&self.state), |state| {
-            !state.stopped && state.rules.iter().any(|a| a.id == id)
-        }));
     }
 }

@@ -13,7 +13,7 @@ use crate::auth::grants;
 use crate::clock;
 use crate::core::Core;
 use crate::error::ApiError;
-use crate::faults::{Fault, Hit};
+use crate::faults::Fault;
 use crate::http::{Answer, Head, Portion, STREAM_END, stream_chunk};
 use crate::path::{Info, Query};
 use crate::proxy;
@@ -160,52 +160,34 @@ fn injected(code: u16, retry_after_s: Option<u32>) -> ApiError {
 struct Plan {
     reset_after: bool,
     half: bool,
-    hung: Option<u64>,
     behind: u64,
-    continue_expired: bool,
     watch_break: Option<u32>,
-    watch_silent: Option<u64>,
     watch_drop: bool,
     skew_s: i64,
     status: Option<ApiError>,
     any: bool,
 }
 
-/// The end of a connection that a fault asked for.
-enum Cut {
-    Reset,
-    Close,
-}
-
-/// Carries out what happens before a request is looked at, and collects the rest.
-fn plan(core: &Core, hits: Vec<Hit>) -> Result<Plan, Cut> {
+/// Collects what the faults that hit a request ask for.
+fn plan(hits: Vec<Fault>) -> Plan {
     let mut plan = Plan::default();
-    for Hit { id, fault } in hits {
-        // Slowness and a wrong clock make no answer wrong.
-        plan.any |= !matches!(fault, Fault::Latency(_) | Fault::DateSkew(_));
+    for fault in hits {
+        // A wrong clock makes no answer wrong.
+        plan.any |= !matches!(fault, Fault::DateSkew(_));
         match fault {
-            Fault::Latency(time) => core.faults.pause(time),
-            Fault::ResetBefore => return Err(Cut::Reset),
-            Fault::Hang => {
-                core.faults.hang(id);
-                return Err(Cut::Close);
-            }
             Fault::ResetAfter => plan.reset_after = true,
             Fault::Status {
                 code,
                 retry_after_s,
             } => plan.status = Some(injected(code, retry_after_s)),
             Fault::HalfBody => plan.half = true,
-            Fault::HungBody => plan.hung = Some(id),
             Fault::Stale(behind) => plan.behind = behind,
-            Fault::ContinueExpired => plan.continue_expired = true,
             Fault::WatchBreak(events) => plan.watch_break = Some(events),
-            Fault::WatchSilent => plan.watch_silent = Some(id),
             Fault::WatchDrop => plan.watch_drop = true,
             Fault::DateSkew(seconds) => plan.skew_s = seconds,
         }
     }
-    Ok(plan)
+    plan
 }
 
 /// Answers one request. False when the connection must end.
@@ -255,17 +237,7 @@ pub(crate) fn request(
         bytes_in: head.bytes,
         bytes_out: 0,
     });
-    let hits = core.faults.hit(&head.method, &head.uri, name);
-    let plan = match plan(core, hits) {
-        Ok(plan) => plan,
-        Err(cut) => {
-            core.audit.amend(number, |entry| entry.fault = true);
-            if matches!(cut, Cut::Reset) {
-                wire.reset();
-            }
-            return Err(io::ErrorKind::ConnectionAborted.into());
-        }
-    };
+    let plan = plan(core.faults.hit(&head.method, &head.uri));
     let mut notes = Vec::new();
     let outcome = match &plan.status {
         Some(error) => Err(error.clone()),
@@ -288,7 +260,6 @@ pub(crate) fn request(
                 accept: head.header("accept"),
                 body,
                 behind: plan.behind,
-                continue_expired: plan.continue_expired,
             };
             decide(core, &request, &mut notes)
         }),
@@ -323,10 +294,7 @@ pub(crate) fn request(
             wire.send(&bytes)?;
             let sent = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
             core.audit.amend(number, |entry| entry.bytes_out += sent);
-            if let Some(id) = plan.hung {
-                core.faults.hang(id);
-            }
-            Ok(keep && !plan.half && plan.hung.is_none())
+            Ok(keep && !plan.half)
         }
     }
 }
@@ -399,7 +367,7 @@ fn encode(
     plan: &Plan,
     notes: &[String],
 ) -> Vec<u8> {
-    let portion = if plan.half || plan.hung.is_some() {
+    let portion = if plan.half {
         Portion::Half
     } else {
         Portion::Whole
@@ -450,10 +418,6 @@ fn stream(
     let head = answer(core, 200, &[], b"", plan.skew_s, Portion::Whole).encode_stream_head();
     wire.send(&head)?;
     count(&head);
-    if let Some(id) = plan.watch_silent {
-        core.faults.hang(id);
-        return Ok(false);
-    }
     let mut sent = 0_u32;
     loop {
         if plan.watch_break.is_some_and(|events| sent >= events) {

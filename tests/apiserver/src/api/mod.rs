@@ -36,8 +36,6 @@ pub(crate) struct Request<'a> {
     pub(crate) body: &'a [u8],
     /// Fault: read as of so many versions ago.
     pub(crate) behind: u64,
-    /// Fault: no further page.
-    pub(crate) continue_expired: bool,
 }
 
 /// An answer that is a success.

@@ -258,11 +258,7 @@ fn snapshot(core: &Core, request: &Request<'_>, kind: &Kind) -> Result<Snapshot,
         let store = core.store();
         let life = i64::try_from(core.config.continue_life.as_secs()).unwrap_or(i64::MAX);
         let late = core.clock.now_s() - from.issued_s > life;
-        let items = if late || request.continue_expired {
-            None
-        } else {
-            all(&store, from.rv)
-        };
+        let items = if late { None } else { all(&store, from.rv) };
         let Some(items) = items else {
             return Err(ApiError::expired(CONTINUE_TOO_OLD));
         };

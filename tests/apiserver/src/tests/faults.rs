@@ -1,14 +1,11 @@
 //! Faults, and what is written down.
 
 use std::io;
-use std::net::TcpStream;
 use std::time::Duration;
 
 use super::client::Client;
 use super::reads::pod;
 use crate::{Fault, Rule, TestServer};
-
-const LIMIT: Duration = Duration::from_secs(20);
 
 fn start() -> (TestServer, Client) {
     let server = TestServer::builder().start().expect("server");
@@ -29,13 +26,8 @@ fn create(client: &mut Client, name: &str) -> io::Result<u16> {
 }
 
 #[test]
-fn resets_before_and_after() {
+fn a_reset_after_the_write() {
     let (server, mut client) = start();
-    server
-        .faults()
-        .add(Rule::new(Fault::ResetBefore).on("POST", "/pods").times(1));
-    assert!(create(&mut client, "before").is_err());
-    assert!(server.get("pods", "default", "before").is_none());
     server
         .faults()
         .add(Rule::new(Fault::ResetAfter).on("POST", "/pods").times(1));
@@ -53,61 +45,31 @@ fn statuses_and_counts() {
     let (server, mut client) = start();
     let rule = Rule::new(Fault::Status {
         code: 429,
-        retry_after_s: Some(2),
+        retry_after_s: Some(7),
     });
-    let id = server
+    server
         .faults()
         .add(rule.on("GET", "/nodes").skip(1).times(2));
     let uri = "/api/v1/nodes";
-    let codes: Vec<u16> = (0..4).map(|_| client.get(uri).code).collect();
-    assert_eq!(codes, [200, 429, 429, 200]);
-    assert_eq!(server.faults().hits(id), 2);
-    server.faults().clear();
-    let rule = Rule::new(Fault::Status {
-        code: 401,
-        retry_after_s: None,
-    });
-    server.faults().add(rule.by("admin"));
-    assert_eq!(client.get(uri).refusal(401), "Unauthorized");
-    Client::node(&server, "n1").get("/api").expect(200);
-    server.faults().clear();
-    let rule = Rule::new(Fault::Status {
-        code: 429,
-        retry_after_s: Some(7),
-    });
-    server.faults().add(rule);
+    client.get(uri).expect(200);
     let got = client.get(uri);
     assert_eq!(got.header("retry-after"), "7");
     assert_eq!(got.expect(429)["details"]["retryAfterSeconds"], 7);
+    let codes: Vec<u16> = (0..2).map(|_| client.get(uri).code).collect();
+    assert_eq!(codes, [429, 200]);
 }
 
 #[test]
-fn half_and_hung_bodies() {
+fn half_a_body() {
     let (server, mut client) = start();
-    let id = server.faults().add(Rule::new(Fault::HalfBody).times(1));
+    server.faults().add(Rule::new(Fault::HalfBody).times(1));
     let got = client.try_send("GET", "/api/v1/nodes", "", b"");
     assert_eq!(got.expect_err("cut").kind(), io::ErrorKind::UnexpectedEof);
-    server.faults().remove(id);
-    let id = server.faults().add(Rule::new(Fault::HungBody).times(1));
-    std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| client.try_send("GET", "/api/v1/nodes", "", b""));
-        assert!(server.faults().wait_for_hits(id, 1, LIMIT));
-        server.faults().remove(id);
-        assert!(waiting.join().expect("thread").is_err());
-    });
-    let id = server.faults().add(Rule::new(Fault::Hang).times(1));
-    std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| create(&mut client, "hung"));
-        assert!(server.faults().wait_for_hits(id, 1, LIMIT));
-        server.faults().remove(id);
-        assert!(waiting.join().expect("thread").is_err());
-    });
-    assert!(server.get("pods", "default", "hung").is_none());
     client.get("/api/v1/nodes").expect(200);
 }
 
 #[test]
-fn stale_lists_and_expired_pages() {
+fn stale_lists() {
     let (server, mut client) = start();
     create(&mut client, "a").expect("created");
     create(&mut client, "b").expect("created");
@@ -116,16 +78,10 @@ fn stale_lists_and_expired_pages() {
         .add(Rule::new(Fault::Stale(1)).on("GET", "/pods").times(1));
     let list = client.get("/api/v1/pods").expect(200);
     assert_eq!(list["items"].as_array().map(Vec::len), Some(1));
-    let first = client.get("/api/v1/pods?limit=1").expect(200);
-    let token = first["metadata"]["continue"].as_str().expect("more");
-    server.faults().add(Rule::new(Fault::ContinueExpired));
-    client
-        .get(&format!("/api/v1/pods?limit=1&continue={token}"))
-        .refusal(410);
 }
 
 #[test]
-fn watches_that_break_lie_or_fall_silent() {
+fn watches_that_break_or_lie() {
     let (server, mut client) = start();
     let uri = "/api/v1/pods?watch=1&resourceVersion=1";
     create(&mut client, "a").expect("created");
@@ -136,29 +92,9 @@ fn watches_that_break_lie_or_fall_silent() {
     assert!(client.event().is_err(), "in the middle of a line");
     server.faults().remove(id);
     let mut client = Client::admin(&server);
-    let id = server.faults().add(Rule::new(Fault::WatchDrop));
+    server.faults().add(Rule::new(Fault::WatchDrop));
     client.watch(&format!("{uri}&timeoutSeconds=1"));
     assert_eq!(client.event().expect("end"), None, "nothing was told");
-    server.faults().remove(id);
-    let id = server.faults().add(Rule::new(Fault::WatchSilent));
-    client.watch(&format!("{uri}&timeoutSeconds=1"));
-    server.faults().remove(id);
-    assert!(client.event().is_err());
-}
-
-#[test]
-fn connections_refused_and_broken() {
-    let (server, mut client) = start();
-    client.get("/api").expect(200);
-    server.faults().refuse_connections(true);
-    let error = TcpStream::connect(("127.0.0.1", server.port())).expect_err("refused");
-    assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
-    client.get("/api").expect(200);
-    server.faults().refuse_connections(false);
-    Client::admin(&server).get("/api").expect(200);
-    server.break_connections();
-    assert!(client.try_send("GET", "/api", "", b"").is_err());
-    client.get("/api").expect(200);
 }
 
 #[test]
@@ -184,20 +120,15 @@ fn a_skewed_date() {
 }
 
 #[test]
-fn faults_by_chance_come_again_with_their_seed() {
-    let draw = |seed: u64| -> Vec<u16> {
-        let (server, mut client) = start();
-        server.faults().seed(seed);
-        let rule = Rule::new(Fault::Status {
-            code: 500,
-            retry_after_s: None,
-        });
-        server.faults().add(rule.one_in(3));
-        (0..30).map(|_| client.get("/api").code).collect()
-    };
-    let first = draw(7);
-    assert_eq!(first, draw(7));
-    assert!(first.contains(&500) && first.contains(&200));
+fn faults_by_chance() {
+    let (server, mut client) = start();
+    let rule = Rule::new(Fault::Status {
+        code: 500,
+        retry_after_s: None,
+    });
+    server.faults().add(rule.one_in(3));
+    let codes: Vec<u16> = (0..30).map(|_| client.get("/api").code).collect();
+    assert!(codes.contains(&500) && codes.contains(&200));
 }
 
 #[test]
