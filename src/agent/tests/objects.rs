@@ -716,7 +716,7 @@ fn a_pull_that_a_crash_ended_is_asked_for_again() {
 #[test]
 fn over_the_wire() {
     // AUTHZ-04 AUTHZ-05 AUTHZ-06 AUTHZ-07 AUTHZ-13 TOK-01 TOK-03 VOL-02 VOL-07
-    let server = TestServer::builder().nodes([NODE]).start().expect("server");
+    let server = TestServer::builder().start().expect("server");
     let world = World::with(&[], Some(member::api(&server)));
     world.apply(&[]);
     let disk = world.dir().join("disk");

@@ -20,18 +20,6 @@ impl Builder {
         self
     }
 
-    /// Whether pods have `metadata.generation`, whatever the version.
-    pub fn pod_generation(mut self, on: bool) -> Self {
-        self.0.generation = Some(on);
-        self
-    }
-
-    /// Whether a node's reads of pods and nodes are narrowed to its own, whatever the version.
-    pub fn node_selectors(mut self, on: bool) -> Self {
-        self.0.node_selectors = Some(on);
-        self
-    }
-
     /// Whether objects say who wrote which field.
     pub fn managed_fields(mut self, on: bool) -> Self {
         self.0.managed_fields = on;
@@ -44,12 +32,6 @@ impl Builder {
         self
     }
 
-    /// Nodes that [`TestServer::write_files`] writes kubeconfigs for.
-    pub fn nodes<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
-        self.0.nodes = names.into_iter().map(Into::into).collect();
-        self
-    }
-
     /// Where to listen; 127.0.0.1 and a free port otherwise.
     pub fn listen(mut self, address: SocketAddr) -> Self {
         self.0.listen = address;
@@ -59,18 +41,6 @@ impl Builder {
     /// A further name or address in the certificate; the first one is put into kubeconfigs.
     pub fn host(mut self, host: &str) -> Self {
         self.0.hosts.push(host.to_owned());
-        self
-    }
-
-    /// Compress bodies from this size on; upstream's is 128 KiB.
-    pub fn gzip_from(mut self, bytes: usize) -> Self {
-        self.0.gzip_from = bytes;
-        self
-    }
-
-    /// How many changes are kept before they are compacted.
-    pub fn history(mut self, changes: usize) -> Self {
-        self.0.history = changes;
         self
     }
 
@@ -92,42 +62,12 @@ impl Builder {
         self
     }
 
-    /// How long a node may be silent; upstream's is 50 s, before 1.32 40 s.
-    pub fn node_grace(mut self, grace: Duration) -> Self {
-        self.0.node_grace = Some(grace);
-        self
-    }
-
-    /// Whether a request without credentials is one of `system:anonymous`, or a 401.
-    pub fn anonymous(mut self, on: bool) -> Self {
-        self.0.anonymous = on;
-        self
-    }
-
     /// A further bearer token.
     pub fn token(mut self, token: &str, user: &str, groups: &[&str]) -> Self {
         let groups = groups.iter().map(|g| (*g).to_owned()).collect();
         self.0
             .tokens
             .insert(token.to_owned(), (user.to_owned(), groups));
-        self
-    }
-
-    /// The pace of bookmarks; upstream's is a minute.
-    pub fn bookmarks(mut self, every: Duration) -> Self {
-        self.0.bookmarks = every;
-        self
-    }
-
-    /// How long a continue token is good; upstream's is five minutes.
-    pub fn continue_life(mut self, life: Duration) -> Self {
-        self.0.continue_life = life;
-        self
-    }
-
-    /// How long a connection may be idle; upstream's is 90 s.
-    pub fn idle_timeout(mut self, idle: Duration) -> Self {
-        self.0.idle = idle;
         self
     }
 

@@ -23,35 +23,20 @@ pub enum CsrMode {
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) minor: u32,
-    pub(crate) generation: Option<bool>,
-    pub(crate) node_selectors: Option<bool>,
     pub(crate) listen: SocketAddr,
     /// Further names and addresses in the certificate; the first is put into kubeconfigs.
     pub(crate) hosts: Vec<String>,
-    pub(crate) nodes: Vec<String>,
-    /// Bodies smaller than this are not compressed; upstream's is 128 KiB.
-    pub(crate) gzip_from: usize,
-    pub(crate) history: usize,
     pub(crate) csr: CsrMode,
     /// How long certificates live that answer requests.
     pub(crate) certificate_life: Duration,
     /// Bind pods, and do what the node controller does.
     pub(crate) controllers: bool,
-    /// A node's lease may be this old.
-    pub(crate) node_grace: Option<Duration>,
     /// Objects have `metadata.managedFields`.
     pub(crate) managed_fields: bool,
     /// So long after its binding the Node authorizer learns of a pod.
     pub(crate) graph_lag: Duration,
-    pub(crate) anonymous: bool,
     /// Bearer tokens beside those of service accounts: token, user, groups.
     pub(crate) tokens: BTreeMap<String, (String, Vec<String>)>,
-    /// Seconds between bookmarks of a watch.
-    pub(crate) bookmarks: Duration,
-    /// Continue tokens expire after this.
-    pub(crate) continue_life: Duration,
-    /// A connection without a request is closed after this; upstream's is 90 s.
-    pub(crate) idle: Duration,
     /// How old the authorities are.
     pub(crate) ca_age: Duration,
     /// It is a k3s server: `server:password`, and the mode of its egress selector.
@@ -64,20 +49,13 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             minor: 36,
-            generation: None,
-            node_selectors: None,
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             hosts: Vec::new(),
-            nodes: Vec::new(),
-            gzip_from: 128 * 1024,
-            history: crate::store::HISTORY,
             csr: CsrMode::Auto,
             certificate_life: Duration::from_secs(365 * 24 * 3600),
             controllers: false,
-            node_grace: None,
             managed_fields: false,
             graph_lag: Duration::ZERO,
-            anonymous: true,
             tokens: BTreeMap::from([(
                 crate::BOOTSTRAP_TOKEN.to_owned(),
                 (
@@ -88,9 +66,6 @@ impl Default for Config {
                     ],
                 ),
             )]),
-            bookmarks: Duration::from_secs(60),
-            continue_life: Duration::from_secs(300),
-            idle: Duration::from_secs(90),
             ca_age: Duration::ZERO,
             k3s: None,
             egress: None,
@@ -101,12 +76,12 @@ impl Default for Config {
 impl Config {
     /// Whether pods have `metadata.generation`: since 1.33.
     pub(crate) fn pod_generation(&self) -> bool {
-        self.generation.unwrap_or(self.minor >= 33)
+        self.minor >= 33
     }
 
     /// Whether a node's reads of pods and nodes are narrowed to its own: since 1.32.
     pub(crate) fn node_selectors(&self) -> bool {
-        self.node_selectors.unwrap_or(self.minor >= 32)
+        self.minor >= 32
     }
 
     /// Whether a watch may begin with what is there: 1.32 and since 1.34.
@@ -116,9 +91,7 @@ impl Config {
 
     /// How long a node may be silent: 40 s until 1.31, 50 s since.
     pub(crate) fn node_grace(&self) -> Duration {
-        let default = if self.minor >= 32 { 50 } else { 40 };
-        self.node_grace
-            .unwrap_or_else(|| Duration::from_secs(default))
+        Duration::from_secs(if self.minor >= 32 { 50 } else { 40 })
     }
 
     pub(crate) fn git_version(&self) -> String {

@@ -16,7 +16,7 @@ use crate::faults::Faults;
 use crate::kinds;
 use crate::lock;
 use crate::pki::Authority;
-use crate::store::Store;
+use crate::store::{self, Store};
 use crate::supervisor::Supervisor;
 use crate::token::Signer;
 
@@ -50,7 +50,7 @@ impl Core {
             .map(|(secret, egress)| Supervisor::new(made_s, secret, egress));
         let core = Self {
             supervisor: supervisor.transpose()?,
-            store: Mutex::new(Store::new(config.history)),
+            store: Mutex::new(Store::new(store::HISTORY)),
             changed: Condvar::new(),
             signer: Signer::new().ok_or_else(|| ApiError::internal("no key for tokens"))?,
             authority,

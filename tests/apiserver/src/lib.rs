@@ -251,7 +251,7 @@ impl TestServer {
         self.kubeconfig(&Identity::Token(BOOTSTRAP_TOKEN.to_owned()))
     }
 
-    /// Writes `admin.kubeconfig`, `bootstrap.kubeconfig`, `ca.crt`, and `NAME.kubeconfig` for each configured node.
+    /// Writes `admin.kubeconfig` and `bootstrap.kubeconfig`.
     pub fn write_files(&self, dir: &Path) -> io::Result<()> {
         std::fs::create_dir_all(dir)?;
         std::fs::write(dir.join("admin.kubeconfig"), self.admin_kubeconfig()?)?;
@@ -259,13 +259,6 @@ impl TestServer {
             dir.join("bootstrap.kubeconfig"),
             self.bootstrap_kubeconfig(),
         )?;
-        std::fs::write(dir.join("ca.crt"), self.ca_pem())?;
-        for node in &self.core.config.nodes {
-            std::fs::write(
-                dir.join(format!("{node}.kubeconfig")),
-                self.kubeconfig_for_node(node)?,
-            )?;
-        }
         Ok(())
     }
 

@@ -32,6 +32,9 @@ const MAX_CONNECTIONS: usize = 2048;
 /// How often the accepting thread looks whether it should go on.
 const ACCEPT_POLL_MS: u16 = 20;
 
+/// A connection without a request is closed after this, as upstream's is.
+const IDLE: Duration = Duration::from_secs(90);
+
 /// Stack of a connection's thread.
 const STACK: usize = 1024 * 1024;
 
@@ -306,7 +309,7 @@ impl Wire {
 fn connection(shared: &Arc<Shared>, tcp: TcpStream) -> io::Result<()> {
     let core = &shared.core;
     tcp.set_nodelay(true)?;
-    tcp.set_read_timeout(Some(core.config.idle))?;
+    tcp.set_read_timeout(Some(IDLE))?;
     let counters = core.audit.connection();
     let number = counters.number;
     lock(&shared.open).insert(number, tcp.try_clone()?);

@@ -22,6 +22,9 @@ use crate::store::{Key, Store};
 /// How long a read waits for a version that is not reached.
 const FRESH_WAIT: Duration = Duration::from_secs(3);
 
+/// Seconds that a continue token is good.
+const CONTINUE_LIFE_S: i64 = 300;
+
 const CONTINUE_TOO_OLD: &str = "The provided continue parameter is too old to display a consistent list result. You \
     can start a new list without the continue parameter, or use the continue token in this response to retrieve the \
     remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were \
@@ -256,8 +259,7 @@ fn snapshot(core: &Core, request: &Request<'_>, kind: &Kind) -> Result<Snapshot,
             ApiError::bad_request("invalid continue token: continue key is not valid")
         })?;
         let store = core.store();
-        let life = i64::try_from(core.config.continue_life.as_secs()).unwrap_or(i64::MAX);
-        let late = core.clock.now_s() - from.issued_s > life;
+        let late = core.clock.now_s() - from.issued_s > CONTINUE_LIFE_S;
         let items = if late { None } else { all(&store, from.rv) };
         let Some(items) = items else {
             return Err(ApiError::expired(CONTINUE_TOO_OLD));

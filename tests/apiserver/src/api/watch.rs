@@ -18,6 +18,9 @@ use crate::select::Selector;
 /// Shortest time that a watch without `timeoutSeconds` stays open; upstream draws up to twice that.
 const MIN_TIMEOUT: Duration = Duration::from_secs(1800);
 
+/// The pace of bookmarks.
+const BOOKMARKS: Duration = Duration::from_secs(60);
+
 /// How long before its end a watch gets its last bookmark.
 const LAST_BOOKMARK: Duration = Duration::from_secs(2);
 
@@ -49,12 +52,12 @@ pub(crate) enum Next {
 }
 
 /// When the next bookmark is due: at the pace, and once shortly before the end.
-fn bookmark_after(now: Instant, end: Instant, pace: Duration) -> Instant {
+fn bookmark_after(now: Instant, end: Instant) -> Instant {
     let last = end.checked_sub(LAST_BOOKMARK).unwrap_or(end);
     if now < last {
-        last.min(now + pace)
+        last.min(now + BOOKMARKS)
     } else {
-        now + pace
+        now + BOOKMARKS
     }
 }
 
@@ -111,7 +114,7 @@ pub(super) fn start(
         position: wanted.filter(|rv| *rv != 0).unwrap_or_else(|| store.rv()),
         restores: store.restores,
         end: now + timeout,
-        next_bookmark: bookmark_after(now, now + timeout, core.config.bookmarks),
+        next_bookmark: bookmark_after(now, now + timeout),
         first: Vec::new(),
     };
     let from_state = initial || wanted.is_none_or(|rv| rv == 0);
@@ -218,7 +221,7 @@ impl Watch {
         let now = clock::instant();
         if self.bookmarks && now >= self.next_bookmark {
             events.push((self.bookmark(), false));
-            self.next_bookmark = bookmark_after(now, self.end, core.config.bookmarks);
+            self.next_bookmark = bookmark_after(now, self.end);
         }
         if events.is_empty() {
             Next::Idle

@@ -1,7 +1,6 @@
 //! Faults, and what is written down.
 
 use std::io;
-use std::time::Duration;
 
 use super::client::Client;
 use super::reads::pod;
@@ -169,16 +168,4 @@ fn bytes_and_handshakes_are_counted() {
     assert!(client.try_send("GET", "/api", "", b"").is_err());
     again(&mut client, "/api").expect(200);
     assert_eq!(server.totals().resumed_handshakes, 1);
-}
-
-#[test]
-fn idle_connections_are_closed() {
-    let server = TestServer::builder()
-        .idle_timeout(Duration::from_millis(50))
-        .start()
-        .expect("server");
-    let mut client = Client::admin(&server);
-    client.get("/api").expect(200);
-    // Blocks until the server closes.
-    assert!(client.event().is_err());
 }
