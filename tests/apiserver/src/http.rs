@@ -25,8 +25,6 @@ pub(crate) struct Head {
     /// Path and query.
     pub(crate) uri: String,
     headers: Vec<(String, String)>,
-    /// Bytes that head and body took.
-    pub(crate) bytes: u64,
 }
 
 impl Head {
@@ -90,7 +88,7 @@ impl Reader {
 
     /// Reads one request. `expect` is called when the client waits for permission to send its body.
     pub(crate) fn next<S: Read + Write>(&mut self, stream: &mut S) -> io::Result<Incoming> {
-        let (mut head, length) = loop {
+        let (head, length) = loop {
             let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
             let mut request = httparse::Request::new(&mut headers);
             match request.parse(&self.buffer) {
@@ -108,7 +106,6 @@ impl Reader {
                                 )
                             })
                             .collect(),
-                        bytes: 0,
                     };
                     break (head, length);
                 }
@@ -124,7 +121,6 @@ impl Reader {
             }
         };
         self.buffer.drain(..length);
-        head.bytes = u64::try_from(length).unwrap_or(u64::MAX);
         if head.header("expect").eq_ignore_ascii_case("100-continue") {
             stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n")?;
         }
@@ -149,7 +145,6 @@ impl Reader {
         let Some(body) = body else {
             return Ok(Incoming::Bad(413));
         };
-        head.bytes += u64::try_from(body.len()).unwrap_or(u64::MAX);
         Ok(Incoming::Request(head, body))
     }
 

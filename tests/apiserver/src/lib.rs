@@ -59,7 +59,7 @@ mod token;
 mod upgrade;
 mod workloads;
 
-pub use audit::{Connection, Entry, Totals};
+pub use audit::{Entry, Totals};
 pub use auth::User;
 pub use auth::authorize::Grant;
 pub use builder::Builder;
@@ -421,14 +421,9 @@ impl TestServer {
         self.core.audit.clear();
     }
 
-    /// Sums over all connections.
+    /// Bytes of all connections.
     pub fn totals(&self) -> Totals {
         self.core.audit.totals()
-    }
-
-    /// Counters of each connection.
-    pub fn connections(&self) -> Vec<Arc<Connection>> {
-        self.core.audit.connections()
     }
 
     /// The faults, to add to.
@@ -474,13 +469,8 @@ impl TestServer {
     pub fn set_down(&self, down: bool) {
         self.core.faults.refuse_connections(down);
         if down {
-            self.break_connections();
+            self.listener.shared.break_connections();
         }
-    }
-
-    /// Ends every open connection.
-    pub fn break_connections(&self) {
-        self.listener.shared.break_connections();
     }
 
     /// Ends all threads; what is stored can still be read.

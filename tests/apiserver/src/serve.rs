@@ -222,19 +222,15 @@ pub(crate) fn request(
     }
     let number = core.audit.begin(Entry {
         at_ms: core.clock.now_ms(),
-        connection: wire.counters().number,
         method: head.method.clone(),
         uri: head.uri.clone(),
         verb: info.verb.clone(),
         user: name.to_owned(),
-        agent: head.header("user-agent").to_owned(),
         code: 0,
         message: String::new(),
         unknown_fields: Vec::new(),
         fault: false,
         race: false,
-        bytes_in: head.bytes,
-        bytes_out: 0,
     });
     let plan = plan(core.faults.hit(&head.method, &head.uri));
     let mut notes = Vec::new();
@@ -284,15 +280,11 @@ pub(crate) fn request(
     }
     let keep = !head.wants_close();
     match outcome {
-        Ok(Reply::Watch(watch)) => {
-            stream(core, wire, *watch, &plan, number).map(|clean| clean && keep)
-        }
+        Ok(Reply::Watch(watch)) => stream(core, wire, *watch, &plan).map(|clean| clean && keep),
         Ok(Reply::Node(call)) => proxy::relay(core, wire, &call, head),
         other => {
             let bytes = encode(core, head, other, &plan, &notes);
             wire.send(&bytes)?;
-            let sent = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-            core.audit.amend(number, |entry| entry.bytes_out += sent);
             Ok(keep && !plan.half)
         }
     }
@@ -403,20 +395,9 @@ fn encode(
 }
 
 /// Sends a watch until it ends. True when it ended cleanly.
-fn stream(
-    core: &Core,
-    wire: &mut Wire,
-    mut watch: Watch,
-    plan: &Plan,
-    number: u64,
-) -> io::Result<bool> {
-    let count = |bytes: &[u8]| {
-        let sent = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-        core.audit.amend(number, |entry| entry.bytes_out += sent);
-    };
+fn stream(core: &Core, wire: &mut Wire, mut watch: Watch, plan: &Plan) -> io::Result<bool> {
     let head = answer(core, 200, &[], b"", plan.skew_s, Portion::Whole).encode_stream_head();
     wire.send(&head)?;
-    count(&head);
     let mut sent = 0_u32;
     loop {
         if plan.watch_break.is_some_and(|events| sent >= events) {
@@ -440,7 +421,6 @@ fn stream(
                     line.push('\n');
                     let bytes = stream_chunk(line.as_bytes());
                     wire.send(&bytes)?;
-                    count(&bytes);
                     sent = sent.saturating_add(1);
                     if plan.watch_break.is_some_and(|events| sent >= events) {
                         break;
@@ -450,6 +430,5 @@ fn stream(
         }
     }
     wire.send(STREAM_END)?;
-    count(STREAM_END);
     Ok(true)
 }

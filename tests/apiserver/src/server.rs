@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd as _, AsRawFd as _};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -17,11 +17,10 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{
-    ClientConnection, DigitallySignedStruct, DistinguishedName, HandshakeKind, RootCertStore,
-    ServerConfig, ServerConnection, SignatureScheme, StreamOwned,
+    ClientConnection, DigitallySignedStruct, DistinguishedName, RootCertStore, ServerConfig,
+    ServerConnection, SignatureScheme, StreamOwned,
 };
 
-use crate::audit::Connection;
 use crate::core::Core;
 use crate::http::{Incoming, Reader};
 use crate::{lock, serve, upgrade};
@@ -41,14 +40,15 @@ const STACK: usize = 1024 * 1024;
 /// A TCP stream that counts.
 pub(crate) struct Counted {
     tcp: TcpStream,
-    counters: Arc<Connection>,
+    core: Arc<Core>,
 }
 
 impl Read for Counted {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let n = self.tcp.read(buffer)?;
         let counted = u64::try_from(n).unwrap_or(u64::MAX);
-        self.counters.bytes_in.fetch_add(counted, Ordering::Relaxed);
+        let sum = &self.core.audit.bytes_in;
+        sum.fetch_add(counted, Ordering::Relaxed);
         Ok(n)
     }
 }
@@ -57,9 +57,8 @@ impl Write for Counted {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
         let n = self.tcp.write(buffer)?;
         let counted = u64::try_from(n).unwrap_or(u64::MAX);
-        self.counters
-            .bytes_out
-            .fetch_add(counted, Ordering::Relaxed);
+        let sum = &self.core.audit.bytes_out;
+        sum.fetch_add(counted, Ordering::Relaxed);
         Ok(n)
     }
 
@@ -120,6 +119,8 @@ pub(crate) struct Shared {
     clients: Arc<dyn ClientCertVerifier>,
     open: Mutex<BTreeMap<u64, TcpStream>>,
     count: AtomicUsize,
+    /// Number of the next connection.
+    next: AtomicU64,
 }
 
 impl Shared {
@@ -177,6 +178,7 @@ impl Listener {
             clients,
             open: Mutex::new(BTreeMap::new()),
             count: AtomicUsize::new(0),
+            next: AtomicU64::new(0),
         });
         let of_thread = Arc::clone(&shared);
         let thread = thread::Builder::new()
@@ -300,30 +302,23 @@ impl Wire {
     pub(crate) fn peer_certificates(&self) -> Option<&[CertificateDer<'static>]> {
         self.stream.conn.peer_certificates()
     }
-
-    pub(crate) fn counters(&self) -> &Connection {
-        &self.stream.sock.counters
-    }
 }
 
 fn connection(shared: &Arc<Shared>, tcp: TcpStream) -> io::Result<()> {
     let core = &shared.core;
     tcp.set_nodelay(true)?;
     tcp.set_read_timeout(Some(IDLE))?;
-    let counters = core.audit.connection();
-    let number = counters.number;
+    let number = shared.next.fetch_add(1, Ordering::Relaxed);
     lock(&shared.open).insert(number, tcp.try_clone()?);
-    let mut sock = Counted { tcp, counters };
+    let mut sock = Counted {
+        tcp,
+        core: Arc::clone(core),
+    };
     let outcome = (|| {
         let mut conn = ServerConnection::new(Arc::clone(&shared.tls)).map_err(io::Error::other)?;
         while conn.is_handshaking() {
             conn.complete_io(&mut sock)?;
         }
-        match conn.handshake_kind() {
-            Some(HandshakeKind::Resumed) => &core.audit.resumed,
-            _ => &core.audit.full,
-        }
-        .fetch_add(1, Ordering::Relaxed);
         let mut wire = Wire {
             stream: StreamOwned::new(conn, sock),
         };
@@ -336,7 +331,6 @@ fn connection(shared: &Arc<Shared>, tcp: TcpStream) -> io::Result<()> {
                     break;
                 }
                 Incoming::Request(head, body) => {
-                    wire.counters().requests.fetch_add(1, Ordering::Relaxed);
                     if !serve::request(shared, &mut wire, &head, &body)? {
                         break;
                     }
