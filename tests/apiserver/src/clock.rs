@@ -123,13 +123,8 @@ pub(crate) fn uuid() -> String {
 
 /// What `generateName` appends: five letters and digits without vowels.
 pub(crate) fn suffix() -> String {
-    letters(&random::<5>())
-}
-
-/// One letter or digit of those that make no words for each byte.
-pub(crate) fn letters(bytes: &[u8]) -> String {
     const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
-    bytes
+    random::<5>()
         .iter()
         .map(|b| char::from(LETTERS[usize::from(*b) % LETTERS.len()]))
         .collect()

@@ -1,4 +1,4 @@
-//! Stands in for the scheduler and the node controllers, where a test wants them; [`workloads`] for those of workloads.
+//! Stands in for the scheduler and the node controllers, where a test wants them.
 //!
 //! Source: `pkg/controller/nodelifecycle`, `pkg/controller/tainteviction`, `pkg/controller/nodeipam`.
 
@@ -15,7 +15,6 @@ use crate::core::Core;
 use crate::json::{array_mut, at, child, has, list, map, text};
 use crate::kinds;
 use crate::store::Store;
-use crate::workloads;
 
 /// How long a round waits for a change: leases grow old without one.
 const ROUND: Duration = Duration::from_secs(1);
@@ -52,7 +51,6 @@ pub(crate) fn run(core: &Core) {
         nodes(core, &mut store, &mut signs);
         schedule(core, &mut store);
         let evicted = to_evict(core, &store);
-        let acts = workloads::plan(core, &store);
         seen = store.rv();
         if seen != before {
             core.notify();
@@ -65,7 +63,6 @@ pub(crate) fn run(core: &Core) {
             // Gone meanwhile: as wanted.
             let _ = delete(core, &User::admin(), pods, &ns, &name, &json!({}));
         }
-        workloads::carry_out(core, acts);
     }
 }
 
@@ -354,9 +351,7 @@ fn fits(store: &Store, node: &Value, pod: &Value) -> bool {
                 && !["Failed", "Succeeded"].contains(&text(p, "/status/phase"))
         })
         .count();
-    let aim = workloads::aimed_at(pod);
     ready
-        && (aim.is_empty() || aim == name)
         && at(node, "/spec/unschedulable").as_bool() != Some(true)
         && selected
         && tolerated

@@ -253,37 +253,6 @@ pub(crate) static KINDS: &[Kind] = &[
         ..BASE
     },
     Kind {
-        group: "apps",
-        plural: "deployments",
-        kind: "Deployment",
-        short: &["deploy"],
-        subresources: &["status"],
-        ..BASE
-    },
-    Kind {
-        group: "apps",
-        plural: "replicasets",
-        kind: "ReplicaSet",
-        short: &["rs"],
-        subresources: &["status"],
-        ..BASE
-    },
-    Kind {
-        group: "apps",
-        plural: "daemonsets",
-        kind: "DaemonSet",
-        short: &["ds"],
-        subresources: &["status"],
-        ..BASE
-    },
-    Kind {
-        group: "batch",
-        plural: "jobs",
-        kind: "Job",
-        subresources: &["status"],
-        ..BASE
-    },
-    Kind {
         group: "coordination.k8s.io",
         plural: "leases",
         kind: "Lease",

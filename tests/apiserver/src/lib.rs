@@ -14,11 +14,10 @@
 //! patch    merge, JSON, strategic         csr token pki   certificates and tokens
 //! kubeadm supervisor   what kubeadm and k3s have for who joins
 //! control  the log over HTTP              controllers     scheduler and node controllers, if wanted
-//!                                         workloads       Deployments, DaemonSets, Jobs, with them
 //! ```
 //!
 //! What it does not have: protobuf, YAML bodies, server-side apply, OpenAPI, RBAC objects, admission webhooks,
-//! quotas, workload controllers other than those, and of those more than a demonstration needs.
+//! quotas, workloads and their controllers.
 
 #[cfg(test)]
 #[macro_use]
@@ -57,7 +56,6 @@ mod supervisor;
 mod tests;
 mod token;
 mod upgrade;
-mod workloads;
 
 pub use audit::{Entry, Totals};
 pub use auth::User;

@@ -1,5 +1,5 @@
 //! `cargo xtask demo --cluster`: shows a node of a cluster. The control plane is made of the real programs where they are on
-//! `PATH`; otherwise the test API server stands in, whose controllers do what the demo needs of the real ones.
+//! `PATH`; otherwise the test API server stands in, and the steps with Deployments, DaemonSets and Jobs are left out.
 //!
 //! | file | what it is |
 //! |---|---|

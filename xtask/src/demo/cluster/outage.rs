@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{
     audit, objects,
-    steps::{AGENTS, KEPT, STATIC, show_table},
+    steps::{KEPT, STATIC, show_table},
     world::{GONE, Runs, START, World, expect, is_ready, is_true, name, runs, text, uid},
 };
 use crate::{
@@ -21,7 +21,7 @@ const BACK: Duration = Duration::from_secs(60);
 /// A static pod that comes while the apiserver is away.
 const LATE: &str = "late";
 /// Apps whose pods must not notice anything.
-const KEEP: [&str; 3] = [STATIC, AGENTS, KEPT];
+const KEEP: [&str; 2] = [STATIC, KEPT];
 
 pub(super) fn all(show: &mut Show, world: &mut World<'_>) -> Result<(), Failure> {
     away(show, world)?;
@@ -158,11 +158,8 @@ fn offline_start(show: &mut Show, world: &mut World<'_>) -> Result<(), Failure> 
 
 fn end(show: &mut Show, world: &mut World<'_>) -> Result<(), Failure> {
     show_table(show, world, &["get", "pods", "-o", "wide"])?;
-    show.step("The DaemonSet and the static pod go", || {
-        let path = format!("/apis/apps/v1/namespaces/default/daemonsets/{AGENTS}");
-        world.plane.client.delete(&path, None)?;
+    show.step("The static pod goes", || {
         world.stage.remove_manifest(&format!("{STATIC}.yaml"))?;
-        world.gone(AGENTS)?;
         world.gone(STATIC)?;
         Ok(String::new())
     })?;

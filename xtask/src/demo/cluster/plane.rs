@@ -78,6 +78,11 @@ impl Plane {
         }
     }
 
+    /// Whether it has controllers of Deployments, DaemonSets and Jobs.
+    pub(super) fn runs_workloads(&self) -> bool {
+        matches!(self.kind, Kind::Real(_))
+    }
+
     /// Its processes.
     pub(super) fn pids(&self) -> Vec<u32> {
         match &self.kind {

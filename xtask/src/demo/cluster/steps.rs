@@ -24,15 +24,16 @@ const ACCOUNT: Duration = Duration::from_secs(60);
 const FOLLOWED: Duration = Duration::from_secs(120);
 /// What stays until the end of the demo.
 pub(super) const STATIC: &str = "fixed";
-pub(super) const AGENTS: &str = "agents";
 pub(super) const KEPT: &str = "kept";
 
 pub(super) fn all(show: &mut Show, world: &mut World<'_>) -> Result<(), Failure> {
     join(show, world)?;
     static_pod(show, world)?;
-    deployment(show, world)?;
-    daemon_set(show, world)?;
-    job(show, world)?;
+    if world.plane.runs_workloads() {
+        deployment(show, world)?;
+        daemon_set(show, world)?;
+        job(show, world)?;
+    }
     with_objects(show, world)?;
     evict(show, world)
 }
@@ -248,13 +249,15 @@ fn addresses(pods: &[Value]) -> String {
 }
 
 fn daemon_set(show: &mut Show, world: &mut World<'_>) -> Result<(), Failure> {
+    const AGENTS: &str = "agents";
+    let path = format!("{DAEMON_SETS}/{AGENTS}");
     let mark = world.stage.mark.clone();
     show.step("A DaemonSet has a pod on the node", || {
         let wanted = objects::daemon_set(&mark, AGENTS);
         world.plane.client.post(DAEMON_SETS, &wanted)?;
         let pods = world.ready(AGENTS, 1)?;
         until(START, || {
-            let set = world.plane.client.get(&format!("{DAEMON_SETS}/{AGENTS}"))?;
+            let set = world.plane.client.get(&path)?;
             expect(&set["status"]["numberReady"], 1)
         })?;
         Ok(name(&pods[0]))
@@ -270,6 +273,11 @@ fn daemon_set(show: &mut Show, world: &mut World<'_>) -> Result<(), Failure> {
             world.processes(AGENTS, 1)?;
             Ok(name(&pods[0]))
         })
+    })?;
+    show.step("It is deleted with its pod", || {
+        world.plane.client.delete(&path, None)?;
+        world.gone(AGENTS)?;
+        Ok(String::new())
     })
 }
 
