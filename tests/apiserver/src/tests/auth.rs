@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::client::Client;
 use super::reads::pod;
-use crate::{Credentials, CsrMode, TestServer};
+use crate::{CsrMode, TestServer};
 
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 
@@ -108,43 +108,6 @@ fn client_request(node: &str) -> (Value, KeyPair) {
         &["digital signature", "client auth"],
         CLIENT,
     )
-}
-
-// BOOT-03 BOOT-05
-#[test]
-fn a_machine_becomes_a_node() {
-    let server = TestServer::builder()
-        .certificate_life(Duration::from_secs(3600))
-        .start()
-        .expect("server");
-    let mut client = Client::token(&server, crate::BOOTSTRAP_TOKEN);
-    let (csr, key) = client_request("n1");
-    let made = client.send("POST", REQUESTS, &csr).expect(201);
-    assert_eq!(made["status"], json!({}), "never approved by its maker");
-    assert_eq!(made["spec"]["username"], "system:bootstrap:abcdef");
-    let name = made["metadata"]["name"].as_str().expect("name");
-    let issued = client.get(&format!("{REQUESTS}/{name}")).expect(200);
-    assert_eq!(issued["status"]["conditions"][0]["type"], "Approved");
-    let pem = STANDARD
-        .decode(
-            issued["status"]["certificate"]
-                .as_str()
-                .expect("certificate"),
-        )
-        .expect("base64");
-    let credentials = Credentials {
-        certificate: String::from_utf8(pem).expect("pem"),
-        key: key.serialize_pem(),
-    };
-    let mut node = Client::certificate(&server, &credentials);
-    assert_eq!(
-        node.get("/api/v1/nodes/n1").code,
-        404,
-        "it may ask for itself"
-    );
-    server.advance(Duration::from_secs(3601));
-    node.get("/api/v1/nodes/n1").refusal(401);
-    client.get("/api/v1/nodes").refusal(403);
 }
 
 #[test]
@@ -360,22 +323,4 @@ fn the_default_mount_lives_longer_than_it_says() {
     assert_eq!(account.get("/api").code, 200);
     server.advance(Duration::from_secs(366 * 24 * 3600));
     assert_eq!(account.get("/api").code, 401);
-}
-
-#[test]
-fn access_reviews() {
-    let server = TestServer::builder().start().expect("server");
-    let mut node = Client::node(&server, "n1");
-    let uri = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
-    let ask = |node: &mut Client, user: &str, groups: Value| {
-        let spec = json!({"user": user, "groups": groups, "resourceAttributes":
-            {"verb": "get", "resource": "nodes", "subresource": "proxy", "name": "n1", "version": "v1"}});
-        node.send("POST", uri, &json!({"spec": spec})).expect(201)["status"]["allowed"].clone()
-    };
-    assert_eq!(ask(&mut node, "root", json!(["system:masters"])), true);
-    assert_eq!(ask(&mut node, "jane", json!([])), false);
-    server.grant("jane", "get", "nodes/proxy");
-    assert_eq!(ask(&mut node, "jane", json!([])), true);
-    node.send("POST", uri, &json!({"spec": {"user": "jane"}}))
-        .refusal(422);
 }

@@ -19,44 +19,6 @@ fn start() -> (TestServer, Client) {
 }
 
 #[test]
-fn creation() {
-    let (_server, mut client) = start();
-    let made = client.send("POST", MAPS, &map("a", "1")).expect(201);
-    assert_eq!(made["kind"], "ConfigMap");
-    for key in ["uid", "resourceVersion", "creationTimestamp"] {
-        assert!(made["metadata"][key].is_string(), "{key}");
-    }
-    let again = client.send("POST", MAPS, &map("a", "1")).expect(409);
-    assert_eq!(again["reason"], "AlreadyExists");
-    assert_eq!(again["message"], "configmaps \"a\" already exists");
-    let generated = json!({"metadata": {"generateName": "g-"}});
-    let made = client.send("POST", MAPS, &generated).expect(201);
-    assert_eq!(made["metadata"]["name"].as_str().map(str::len), Some(7));
-    let message = client.send("POST", MAPS, &map("A_b", "1")).refusal(422);
-    assert!(message.starts_with(
-        "ConfigMap \"A_b\" is invalid: metadata.name: Invalid value: \"A_b\": a lowercase"
-    ));
-    let none = client.send("POST", MAPS, &json!({"data": {}})).expect(422);
-    assert_eq!(none["details"]["causes"][0]["field"], "metadata.name");
-    let elsewhere = "/api/v1/namespaces/nowhere/configmaps";
-    assert_eq!(
-        client.send("POST", elsewhere, &map("a", "1")).refusal(404),
-        "namespaces \"nowhere\" not found"
-    );
-    let mut other = map("b", "1");
-    other["metadata"]["namespace"] = json!("kube-system");
-    client.send("POST", MAPS, &other).refusal(400);
-    client.send("POST", MAPS, &pod("b", "")).refusal(400);
-    let got = client
-        .try_send("POST", MAPS, "application/yaml", b"a: b")
-        .expect("answer");
-    assert_eq!(got.code, 415);
-    let dry = client.send("POST", &format!("{MAPS}?dryRun=All"), &map("dry", "1"));
-    dry.expect(201);
-    client.get(&format!("{MAPS}/dry")).refusal(404);
-}
-
-#[test]
 fn updates_and_conflicts() {
     let (server, mut client) = start();
     let made = client.send("POST", MAPS, &map("a", "1")).expect(201);
@@ -122,29 +84,6 @@ fn leases_are_made_by_put_and_want_a_version() {
     );
     let smallest = json!({"spec": {"renewTime": "2026-01-02T03:04:25.000000Z"}});
     client.send("PATCH", uri, &smallest).expect(200);
-}
-
-#[test]
-fn patches_with_versions_and_uids() {
-    let (_server, mut client) = start();
-    let made = client.send("POST", MAPS, &map("a", "1")).expect(201);
-    let uri = format!("{MAPS}/a");
-    let stale = json!({"metadata": {"resourceVersion": "1"}, "data": {"a": "2"}});
-    client.send("PATCH", &uri, &stale).refusal(409);
-    let fresh = json!({"metadata": {"resourceVersion": made["metadata"]["resourceVersion"]}, "data": {"a": "2"}});
-    client.send("PATCH", &uri, &fresh).expect(200);
-    let stranger = json!({"metadata": {"uid": "someone-else"}, "data": {"a": "3"}});
-    let message = client.send("PATCH", &uri, &stranger).refusal(422);
-    assert!(message.contains("metadata.uid: Invalid value: \"someone-else\": field is immutable"));
-    let read = client.get(&uri).expect(200);
-    assert_eq!(read["data"]["a"], "2", "another object's patch");
-    let got = client
-        .try_send("PATCH", &uri, "application/json", b"{}")
-        .expect("answer");
-    assert_eq!(got.code, 415);
-    client
-        .send("PATCH", &format!("{MAPS}/none"), &json!({}))
-        .refusal(404);
 }
 
 #[test]
