@@ -118,10 +118,6 @@ fn merge_object(
             )));
         }
     }
-    if let Some(keep) = patch.get("$retainKeys") {
-        let keep = strings(keep)?;
-        target.retain(|key, _| keep.iter().any(|k| k == key));
-    }
     let original = target.clone();
     for (key, value) in patch.iter().filter(|(key, _)| !key.starts_with('$')) {
         if value.is_null() {
@@ -151,12 +147,7 @@ fn merge_object(
         }
     }
     for (directive, value) in patch.iter().filter(|(key, _)| key.starts_with('$')) {
-        if let Some(key) = directive.strip_prefix("$deleteFromPrimitiveList/") {
-            let gone = strings(value)?;
-            if let Some(Value::Array(list)) = target.get_mut(key) {
-                list.retain(|item| !gone.iter().any(|g| item.as_str() == Some(g)));
-            }
-        } else if let Some(key) = directive.strip_prefix("$setElementOrder/") {
+        if let Some(key) = directive.strip_prefix("$setElementOrder/") {
             let Value::Array(order) = value else {
                 return Err(bad(format!("{directive}: expected a list")));
             };
@@ -165,23 +156,11 @@ fn merge_object(
                 let before = before.map_or(&[][..], Vec::as_slice);
                 arrange(rule(kind, &join(path, key)), list, order, before);
             }
-        } else if directive != "$patch" && directive != "$retainKeys" {
+        } else if directive != "$patch" {
             return Err(bad(format!("unknown directive {directive:?}")));
         }
     }
     Ok(())
-}
-
-fn strings(value: &Value) -> Result<Vec<String>, ApiError> {
-    value
-        .as_array()
-        .and_then(|items| {
-            items
-                .iter()
-                .map(|i| i.as_str().map(str::to_owned))
-                .collect()
-        })
-        .ok_or_else(|| bad("expected a list of strings in the directive"))
 }
 
 fn merge_list(
@@ -371,18 +350,11 @@ mod tests {
                 json!({"status": {"conditions": [{"type": "C"}, {"type": "B"}, {"type": "A"}]}}),
             ),
             (
-                "keys retained, null deletes",
+                "null deletes",
                 "pods",
                 json!({"spec": {"volumes": [{"name": "v", "emptyDir": {}}], "x": 1}}),
-                json!({"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/"}, "$retainKeys": ["name", "hostPath"]}], "x": null}}),
-                json!({"spec": {"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}}),
-            ),
-            (
-                "finalizers add and go",
-                "pods",
-                json!({"metadata": {"finalizers": ["a", "b"]}}),
-                json!({"metadata": {"finalizers": ["c"], "$deleteFromPrimitiveList/finalizers": ["a"]}}),
-                json!({"metadata": {"finalizers": ["c", "b"]}}),
+                json!({"spec": {"volumes": [{"name": "w"}], "x": null}}),
+                json!({"spec": {"volumes": [{"name": "w"}, {"name": "v", "emptyDir": {}}]}}),
             ),
             (
                 "an object replaced",
