@@ -13,11 +13,7 @@ use crate::core::Core;
 use crate::error::{ApiError, Fields};
 use crate::json::{at, has, list, text};
 use crate::kinds::Kind;
-use crate::select::Selector;
-use crate::store::{Key, Store};
-
-/// Namespaces that stay.
-const IMMORTAL: &[&str] = &["default", "kube-system", "kube-public"];
+use crate::store::Store;
 
 /// Reads `DeleteOptions` from the body or the query.
 fn options(request: &Request<'_>) -> Result<Value, ApiError> {
@@ -75,46 +71,6 @@ pub(super) fn handle(
     ))
 }
 
-pub(super) fn collection(
-    core: &Core,
-    request: &Request<'_>,
-    kind: &Kind,
-    ns: &str,
-) -> Result<Reply, ApiError> {
-    if kind.namespaced && ns.is_empty() {
-        return Err(ApiError::method());
-    }
-    let options = options(request)?;
-    let query = request.query;
-    let selector = Selector::parse(kind, query.get("labelSelector"), query.get("fieldSelector"))?;
-    let names: Vec<String> = core
-        .store()
-        .iter(kind.storage(), ns)
-        .filter(|(_, object)| selector.matches(kind, object))
-        .map(|(key, _)| key.2.clone())
-        .collect();
-    let mut items = Vec::new();
-    for name in names {
-        let before = core
-            .store()
-            .get(&key(kind, ns, &name))
-            .map(|o| Value::clone(o));
-        match delete(core, request.user, kind, ns, &name, &options) {
-            Ok(_) => items.extend(before),
-            Err(e) if e.code == 404 => {}
-            Err(e) => return Err(e),
-        }
-    }
-    let rv = core.store().rv().to_string();
-    Ok(Reply::Object(
-        200,
-        json!({
-            "kind": format!("{}List", kind.kind), "apiVersion": kind.api_version(),
-            "metadata": {"resourceVersion": rv}, "items": items,
-        }),
-    ))
-}
-
 fn preconditions(kind: &Kind, name: &str, object: &Value, options: &Value) -> Result<(), ApiError> {
     for (key, what, hint) in [
         ("uid", "UID", "deleted and then recreated"),
@@ -148,48 +104,8 @@ pub(crate) fn delete(
     let mut guard = core.store();
     let store = &mut *guard;
     let answer = delete_locked(core, store, user, kind, ns, name, options)?;
-    release_volumes(store);
-    sweep_namespaces(core, store);
     core.notify();
     Ok(answer)
-}
-
-/// What the protection controllers do: claims and volumes that are going and not in use go.
-fn release_volumes(store: &mut Store) {
-    let going = |store: &Store, storage: &'static str, finalizer: &str| -> Vec<Key> {
-        store
-            .iter(storage, "")
-            .filter(|(_, o)| {
-                has(o, "/metadata/deletionTimestamp")
-                    && matches!(list(o, "/metadata/finalizers"), [only] if only == finalizer)
-            })
-            .map(|(key, _)| key.clone())
-            .collect()
-    };
-    for key in going(
-        store,
-        "persistentvolumeclaims",
-        "kubernetes.io/pvc-protection",
-    ) {
-        let used = store.iter("pods", &key.1).any(|(_, pod)| {
-            let finished = ["Failed", "Succeeded"].contains(&text(pod, "/status/phase"));
-            let named = list(pod, "/spec/volumes")
-                .iter()
-                .any(|v| text(v, "/persistentVolumeClaim/claimName") == key.2);
-            named && !finished && !text(pod, "/spec/nodeName").is_empty()
-        });
-        if !used {
-            store.remove(&key);
-        }
-    }
-    for key in going(store, "persistentvolumes", "kubernetes.io/pv-protection") {
-        let bound = store
-            .get(&key)
-            .is_some_and(|volume| text(volume, "/status/phase") == "Bound");
-        if !bound {
-            store.remove(&key);
-        }
-    }
 }
 
 fn delete_locked(
@@ -218,13 +134,6 @@ fn delete_locked(
         &Value::Null,
         &old,
     )?;
-    if kind.plural == "namespaces" && IMMORTAL.contains(&name) {
-        return Err(ApiError::forbidden(
-            kind,
-            name,
-            "this namespace may not be deleted",
-        ));
-    }
     preconditions(kind, name, &old, options)?;
     let dry = at(options, "/dry").as_bool() == Some(true);
     let now = core.clock.now_s();
@@ -247,18 +156,11 @@ fn delete_locked(
             return Ok(present(kind, &next));
         }
     } else {
-        let held = !list(&old, "/metadata/finalizers").is_empty();
-        let namespace = kind.plural == "namespaces";
-        if held || namespace {
+        if !list(&old, "/metadata/finalizers").is_empty() {
             if !has(&next, "/metadata/deletionTimestamp") {
                 next["metadata"]["deletionTimestamp"] = json!(clock::rfc3339(now));
-                if !namespace {
-                    next["metadata"]["deletionGracePeriodSeconds"] = json!(0);
-                }
+                next["metadata"]["deletionGracePeriodSeconds"] = json!(0);
                 bump_generation(&mut next);
-            }
-            if namespace {
-                next["status"]["phase"] = json!("Terminating");
             }
             if !dry {
                 next = Value::clone(&store.put(key, next));
@@ -329,40 +231,4 @@ fn shorten(pod: &mut Value, asked_s: Option<i64>, now: i64) -> bool {
     pod["metadata"]["deletionGracePeriodSeconds"] = json!(seconds);
     bump_generation(pod);
     true
-}
-
-/// What the namespace controller does: empties namespaces that are going, and lets them go when no pod is left.
-pub(super) fn sweep_namespaces(core: &Core, store: &mut Store) {
-    let going: Vec<String> = store
-        .iter("namespaces", "")
-        .filter(|(_, ns)| text(ns, "/status/phase") == "Terminating")
-        .map(|(key, _)| key.2.clone())
-        .collect();
-    for ns in going {
-        let pods: Vec<String> = store
-            .iter("pods", &ns)
-            .map(|(key, _)| key.2.clone())
-            .collect();
-        if let Some(kind) = crate::kinds::plural("pods") {
-            for pod in &pods {
-                let _ = delete_locked(core, store, &User::admin(), kind, &ns, pod, &json!({}));
-            }
-        }
-        if store.iter("pods", &ns).next().is_some() {
-            continue;
-        }
-        for kind in crate::kinds::KINDS
-            .iter()
-            .filter(|k| k.stored && k.namespaced)
-        {
-            let keys: Vec<_> = store
-                .iter(kind.storage(), &ns)
-                .map(|(key, _)| key.clone())
-                .collect();
-            for key in keys {
-                store.remove(&key);
-            }
-        }
-        store.remove(&("namespaces", String::new(), ns));
-    }
 }

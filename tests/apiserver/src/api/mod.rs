@@ -248,7 +248,6 @@ pub(crate) fn handle(
         "update" if one => write::put(core, request, kind, ns, "", notes),
         "patch" if one => write::patch(core, request, kind, ns, "", notes),
         "delete" => delete::handle(core, request, kind, ns),
-        "deletecollection" => delete::collection(core, request, kind, ns),
         _ => Err(ApiError::method()),
     }
 }

@@ -27,7 +27,7 @@ pub(crate) fn commit(core: &Core, store: &mut Store, key: Key, value: Value) -> 
     let written = store.put(key.clone(), value);
     match storage {
         "certificatesigningrequests" => settle_request(core, store, &key),
-        "namespaces" if text(&written, "/status/phase") == "Active" => furnish(core, store, &name),
+        "namespaces" => furnish(core, store, &name),
         _ => {}
     }
     core.notify();
@@ -216,8 +216,7 @@ fn build(
     if kind.group == "events.k8s.io" {
         rules::event_to_core(&mut new);
     }
-    let name = text(&new, "/metadata/name").to_owned();
-    check_namespace(store, kind, ns, &name)?;
+    check_namespace(store, kind, ns)?;
     rules::default(kind, &mut new);
     restrict(
         core,
@@ -258,24 +257,14 @@ fn not_ready(node: &mut Value) {
     }
 }
 
-/// Objects are made only in namespaces that exist and stay.
-fn check_namespace(store: &Store, kind: &Kind, ns: &str, name: &str) -> Result<(), ApiError> {
+/// Objects are made only in namespaces that exist.
+fn check_namespace(store: &Store, kind: &Kind, ns: &str) -> Result<(), ApiError> {
     if !kind.namespaced {
         return Ok(());
     }
     let namespaces = crate::kinds::plural("namespaces").ok_or_else(ApiError::no_route)?;
-    let found = store
-        .find("namespaces", "", ns)
-        .ok_or_else(|| ApiError::not_found(namespaces, ns))?;
-    if text(found, "/status/phase") == "Terminating" {
-        return Err(ApiError::forbidden(
-            kind,
-            name,
-            format!(
-                "unable to create new content in namespace {ns} because it is being terminated"
-            ),
-        ));
-    }
+    let found = store.find("namespaces", "", ns);
+    found.ok_or_else(|| ApiError::not_found(namespaces, ns))?;
     Ok(())
 }
 
@@ -497,7 +486,6 @@ pub(crate) fn update(
         .unwrap_or(0);
     if !held && !text(&old, "/metadata/deletionTimestamp").is_empty() && grace == 0 {
         let gone = store.remove(&key).unwrap_or(old);
-        super::delete::sweep_namespaces(core, store);
         core.notify();
         return Ok(gone);
     }

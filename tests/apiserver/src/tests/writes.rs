@@ -3,7 +3,6 @@
 use serde_json::{Value, json};
 
 use super::client::Client;
-use super::reads::pod;
 use crate::TestServer;
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
@@ -145,51 +144,6 @@ fn events_in_both_groups() {
 }
 
 #[test]
-fn namespaces_have_what_pods_need_and_end_with_them() {
-    let (server, mut client) = start();
-    let ns = json!({"metadata": {"name": "team"}});
-    client.send("POST", "/api/v1/namespaces", &ns).expect(201);
-    assert!(server.get("serviceaccounts", "team", "default").is_some());
-    let roots = server
-        .get("configmaps", "team", "kube-root-ca.crt")
-        .expect("there");
-    assert_eq!(roots["data"]["ca.crt"], server.ca_pem());
-    client
-        .send("POST", "/api/v1/namespaces/team/pods", &pod("a", "n1"))
-        .expect(201);
-    let going = client
-        .send("DELETE", "/api/v1/namespaces/team", &Value::Null)
-        .expect(200);
-    assert_eq!(going["status"]["phase"], "Terminating");
-    let message = client
-        .send(
-            "POST",
-            "/api/v1/namespaces/team/configmaps",
-            &json!({"metadata": {"name": "x"}}),
-        )
-        .refusal(403);
-    assert!(message.contains("because it is being terminated"));
-    server
-        .delete("pods", "team", "a", Some(0))
-        .expect("deleted");
-    assert!(server.get("namespaces", "", "team").is_none());
-    assert!(
-        server
-            .get("configmaps", "team", "kube-root-ca.crt")
-            .is_none()
-    );
-}
-
-#[test]
-fn some_namespaces_stay() {
-    let (_server, mut client) = start();
-    let message = client
-        .send("DELETE", "/api/v1/namespaces/default", &Value::Null)
-        .refusal(403);
-    assert!(message.ends_with("this namespace may not be deleted"));
-}
-
-#[test]
 fn secrets_take_texts_and_immutable_ones_nothing() {
     let (_server, mut client) = start();
     let uri = "/api/v1/namespaces/default/secrets";
@@ -206,38 +160,6 @@ fn secrets_take_texts_and_immutable_ones_nothing() {
         )
         .refusal(422);
     assert!(message.contains("field is immutable when `immutable` is set"));
-}
-
-// VOL-16
-#[test]
-fn claims_in_use_stay() {
-    let (server, mut client) = start();
-    let claim =
-        json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "c"}});
-    let made = server.create(&claim).expect("created");
-    assert_eq!(
-        made["metadata"]["finalizers"],
-        json!(["kubernetes.io/pvc-protection"])
-    );
-    let mut user = pod("a", "n1");
-    user["spec"]["volumes"] = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]);
-    server.create(&user).expect("created");
-    let uri = "/api/v1/namespaces/default/persistentvolumeclaims/c";
-    let going = client.send("DELETE", uri, &Value::Null).expect(200);
-    assert!(going["metadata"]["deletionTimestamp"].is_string());
-    assert!(
-        server
-            .get("persistentvolumeclaims", "default", "c")
-            .is_some()
-    );
-    server
-        .delete("pods", "default", "a", Some(0))
-        .expect("deleted");
-    assert!(
-        server
-            .get("persistentvolumeclaims", "default", "c")
-            .is_none()
-    );
 }
 
 #[test]
