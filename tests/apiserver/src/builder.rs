@@ -62,15 +62,6 @@ impl Builder {
         self
     }
 
-    /// A further bearer token.
-    pub fn token(mut self, token: &str, user: &str, groups: &[&str]) -> Self {
-        let groups = groups.iter().map(|g| (*g).to_owned()).collect();
-        self.0
-            .tokens
-            .insert(token.to_owned(), (user.to_owned(), groups));
-        self
-    }
-
     /// How long ago the authorities were made. They hold for ten years.
     pub fn ca_age(mut self, age: Duration) -> Self {
         self.0.ca_age = age;

@@ -295,13 +295,7 @@ impl Fields {
 
     /// An error when anything was collected.
     pub(crate) fn finish(self, kind: &Kind, name: &str) -> Result<(), ApiError> {
-        // Events of both groups are of the core group inside.
-        let group = if kind.plural == "events" {
-            ""
-        } else {
-            kind.group
-        };
-        self.finish_as(group, kind.kind, name)
+        self.finish_as(kind.group, kind.kind, name)
     }
 
     pub(crate) fn finish_as(self, group: &str, kind: &str, name: &str) -> Result<(), ApiError> {

@@ -47,7 +47,7 @@ impl Kind {
         }
     }
 
-    /// Where objects of both event groups are kept together.
+    /// The name of its part of the store.
     pub(crate) fn storage(&self) -> &'static str {
         self.plural
     }
@@ -57,7 +57,6 @@ impl Kind {
         match self.plural {
             "nodes" => "minions",
             "services" => "services/specs",
-            "endpoints" => "services/endpoints",
             other => other,
         }
     }
@@ -100,11 +99,6 @@ const BASE: Kind = Kind {
     returns_deleted: false,
     subresources: &[],
     fields: &[],
-};
-
-const STRICT: Updates = Updates {
-    creates: false,
-    unconditional: false,
 };
 
 const UPSERT: Updates = Updates {
@@ -223,28 +217,6 @@ pub(crate) static KINDS: &[Kind] = &[
         ..BASE
     },
     Kind {
-        plural: "endpoints",
-        kind: "Endpoints",
-        short: &["ep"],
-        updates: UPSERT,
-        ..BASE
-    },
-    Kind {
-        plural: "events",
-        kind: "Event",
-        short: &["ev"],
-        updates: UPSERT,
-        fields: EVENT_FIELDS,
-        ..BASE
-    },
-    Kind {
-        plural: "bindings",
-        kind: "Binding",
-        stored: false,
-        ..BASE
-    },
-    Kind {
-        group: "events.k8s.io",
         plural: "events",
         kind: "Event",
         short: &["ev"],
@@ -281,71 +253,11 @@ pub(crate) static KINDS: &[Kind] = &[
         ..BASE
     },
     Kind {
-        group: "authentication.k8s.io",
-        plural: "selfsubjectreviews",
-        kind: "SelfSubjectReview",
-        namespaced: false,
-        stored: false,
-        ..BASE
-    },
-    Kind {
         group: "authorization.k8s.io",
         plural: "subjectaccessreviews",
         kind: "SubjectAccessReview",
         namespaced: false,
         stored: false,
-        ..BASE
-    },
-    Kind {
-        group: "authorization.k8s.io",
-        plural: "selfsubjectaccessreviews",
-        kind: "SelfSubjectAccessReview",
-        namespaced: false,
-        stored: false,
-        ..BASE
-    },
-    Kind {
-        group: "authorization.k8s.io",
-        plural: "localsubjectaccessreviews",
-        kind: "LocalSubjectAccessReview",
-        stored: false,
-        ..BASE
-    },
-    Kind {
-        group: "storage.k8s.io",
-        plural: "csinodes",
-        returns_deleted: true,
-        kind: "CSINode",
-        namespaced: false,
-        updates: STRICT,
-        ..BASE
-    },
-    Kind {
-        group: "storage.k8s.io",
-        plural: "csidrivers",
-        returns_deleted: true,
-        kind: "CSIDriver",
-        namespaced: false,
-        updates: STRICT,
-        ..BASE
-    },
-    Kind {
-        group: "storage.k8s.io",
-        plural: "volumeattachments",
-        returns_deleted: true,
-        kind: "VolumeAttachment",
-        namespaced: false,
-        updates: STRICT,
-        subresources: &["status"],
-        ..BASE
-    },
-    Kind {
-        group: "storage.k8s.io",
-        plural: "storageclasses",
-        returns_deleted: true,
-        kind: "StorageClass",
-        namespaced: false,
-        short: &["sc"],
         ..BASE
     },
     Kind {
@@ -367,12 +279,6 @@ pub(crate) static KINDS: &[Kind] = &[
         short: &["pc"],
         ..BASE
     },
-    Kind {
-        group: "discovery.k8s.io",
-        plural: "endpointslices",
-        kind: "EndpointSlice",
-        ..BASE
-    },
 ];
 
 /// The resource of that group, version and plural.
@@ -390,7 +296,7 @@ pub(crate) fn find_kind(api_version: &str, kind: &str) -> Option<&'static Kind> 
         .find(|k| k.group == group && k.version == version && k.kind == kind)
 }
 
-/// A resource by its plural alone; of events the core group's.
+/// A resource by its plural alone.
 pub(crate) fn plural(name: &str) -> Option<&'static Kind> {
     KINDS.iter().find(|k| k.plural == name)
 }

@@ -23,7 +23,6 @@ use crate::json::object;
 use crate::kinds::Kind;
 use crate::path::{Info, Query};
 use crate::proxy::Call;
-use crate::rules;
 use crate::store::Key;
 
 /// What a request brought.
@@ -90,9 +89,6 @@ pub(crate) fn form(accept: &str, list: bool) -> Result<Form, ApiError> {
 /// A stored object as its resource shows it.
 pub(crate) fn present(kind: &Kind, stored: &Value) -> Value {
     let mut value = stored.clone();
-    if kind.group == "events.k8s.io" {
-        rules::event_from_core(&mut value);
-    }
     let map = object(&mut value);
     map.insert("kind".to_owned(), json!(kind.kind));
     map.insert("apiVersion".to_owned(), json!(kind.api_version()));

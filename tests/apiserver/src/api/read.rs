@@ -15,7 +15,6 @@ use crate::core::Core;
 use crate::error::{ApiError, Fields};
 use crate::json::{at, object, text};
 use crate::kinds::Kind;
-use crate::rules;
 use crate::select::Selector;
 use crate::store::{Key, Store};
 
@@ -187,18 +186,15 @@ pub(super) fn list(
         }),
         Form::Full => json!({
             "kind": format!("{}List", kind.kind), "apiVersion": kind.api_version(), "metadata": metadata,
-            "items": values.iter().map(|v| bare(kind, v)).collect::<Vec<_>>(),
+            "items": values.iter().map(|v| bare(v)).collect::<Vec<_>>(),
         }),
     };
     Ok(Reply::Object(200, answer))
 }
 
 /// An element of a list, which does not say what it is.
-fn bare(kind: &Kind, stored: &Value) -> Value {
+fn bare(stored: &Value) -> Value {
     let mut value = stored.clone();
-    if kind.group == "events.k8s.io" {
-        rules::event_from_core(&mut value);
-    }
     object(&mut value).remove("kind");
     value
 }

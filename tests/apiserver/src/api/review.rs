@@ -1,8 +1,8 @@
-//! Questions to the server that leave nothing behind: who is this, may they do that.
+//! Questions to the server that leave nothing behind: whose token is this, may they do that.
 
 use serde_json::{Value, json};
 
-use super::{Reply, Request, decode, subresource};
+use super::{Reply, Request, decode};
 use crate::auth::User;
 use crate::auth::authorize::authorize;
 use crate::core::Core;
@@ -20,24 +20,11 @@ pub(super) fn create(core: &Core, request: &Request<'_>, kind: &Kind) -> Result<
         kind.kind,
         request.body,
     )?;
-    match kind.plural {
-        "bindings" => {
-            let name = text(&body, "/metadata/name").to_owned();
-            subresource::bind(core, &request.info.ns, &name, &body, false)?;
-            return Ok(Reply::Object(
-                201,
-                json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}),
-            ));
-        }
-        "tokenreviews" => body["status"] = token_review(core, &body)?,
-        "selfsubjectreviews" => body["status"] = json!({"userInfo": user_json(request.user)}),
-        _ => {
-            let user = match kind.plural {
-                "selfsubjectaccessreviews" => request.user.clone(),
-                _ => reviewed(&body)?,
-            };
-            body["status"] = access_review(core, &user, &body)?;
-        }
+    if kind.plural == "tokenreviews" {
+        body["status"] = token_review(core, &body)?;
+    } else {
+        let user = reviewed(&body)?;
+        body["status"] = access_review(core, &user, &body)?;
     }
     body["kind"] = json!(kind.kind);
     body["apiVersion"] = json!(kind.api_version());

@@ -213,9 +213,6 @@ fn build(
     metadata.insert("uid".to_owned(), json!(clock::uuid()));
     let now = clock::rfc3339(core.clock.now_s());
     metadata.insert("creationTimestamp".to_owned(), json!(now));
-    if kind.group == "events.k8s.io" {
-        rules::event_to_core(&mut new);
-    }
     check_namespace(store, kind, ns)?;
     rules::default(kind, &mut new);
     restrict(
@@ -333,9 +330,6 @@ pub(super) fn put(
     )?;
     let unknown = normalise(kind, &mut new)?;
     judge_unknown(kind.kind, request.query, unknown, notes)?;
-    if kind.group == "events.k8s.io" {
-        rules::event_to_core(&mut new);
-    }
     let given = text(&new, "/metadata/name").to_owned();
     if given != name {
         return Err(if given.is_empty() {
@@ -407,9 +401,6 @@ pub(super) fn patch(
             )));
         }
         adopt_namespace(kind, ns, &mut new)?;
-        if kind.group == "events.k8s.io" {
-            rules::event_to_core(&mut new);
-        }
         Ok(new)
     })?;
     Ok(Reply::Object(200, present(kind, &written)))

@@ -59,12 +59,7 @@ pub(crate) fn authorize(
 fn everyone(user: &User, info: &Info) -> bool {
     let known = user.in_group("system:authenticated");
     if info.is_resource {
-        let own_review = info.verb == "create"
-            && matches!(
-                info.plural.as_str(),
-                "selfsubjectreviews" | "selfsubjectaccessreviews"
-            );
-        return known && own_review;
+        return false;
     }
     let get = info.verb == "get";
     let path = info.path.as_str();
@@ -119,8 +114,7 @@ fn authorize_node(config: &Config, store: &Store, node: &str, info: &Info) -> Re
             "update" | "patch" => is_related(),
             _ => no("can only get/update/patch this type"),
         },
-        ("", "persistentvolumeclaims" | "persistentvolumes", sub)
-        | ("storage.k8s.io", "volumeattachments", sub) => match (verb, sub) {
+        ("", "persistentvolumeclaims" | "persistentvolumes", sub) => match (verb, sub) {
             ("get", "") => is_related(),
             ("get", _) => no("cannot get subresource"),
             _ => no("can only get individual resources of this type"),
@@ -144,18 +138,6 @@ fn authorize_node(config: &Config, store: &Store, node: &str, info: &Info) -> Re
             }
             if verb != "create" && info.name != node {
                 return no("can only access node lease with the same name as the requesting node");
-            }
-            Ok(())
-        }
-        ("storage.k8s.io", "csinodes", sub) => {
-            if !["get", "create", "update", "patch", "delete"].contains(&verb) {
-                return no("can only get, create, update, patch, or delete a CSINode");
-            }
-            if !sub.is_empty() {
-                return no("cannot authorize CSINode subresources");
-            }
-            if verb != "create" && info.name != node {
-                return no("can only access CSINode with the same name as the requesting node");
             }
             Ok(())
         }
@@ -201,17 +183,14 @@ fn node_rules(group: &str, plural: &str, sub: &str, verb: &str) -> bool {
     let read = ["get", "list", "watch"].contains(&verb);
     match (group, plural, sub) {
         ("authentication.k8s.io", "tokenreviews", "")
-        | ("authorization.k8s.io", "subjectaccessreviews" | "localsubjectaccessreviews", "")
+        | ("authorization.k8s.io", "subjectaccessreviews", "")
         | ("", "pods", "eviction") => verb == "create",
-        ("", "services", "")
-        | ("storage.k8s.io", "csidrivers", "")
-        | ("node.k8s.io", "runtimeclasses", "") => read,
+        ("", "services", "") | ("node.k8s.io", "runtimeclasses", "") => read,
         // Before 1.32 reads of these two were not narrowed.
         ("", "nodes", "") => read || ["create", "update", "patch"].contains(&verb),
         ("", "pods", "") => read || ["create", "delete"].contains(&verb),
         ("", "nodes" | "pods", "status") => verb == "update" || verb == "patch",
-        ("" | "events.k8s.io", "events", "") => ["create", "update", "patch"].contains(&verb),
-        ("", "endpoints", "") => verb == "get",
+        ("", "events", "") => ["create", "update", "patch"].contains(&verb),
         ("certificates.k8s.io", "certificatesigningrequests", "") => read || verb == "create",
         _ => false,
     }

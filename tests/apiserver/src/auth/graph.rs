@@ -67,9 +67,6 @@ pub(super) fn related(store: &Store, node: &str, plural: &str, ns: &str, name: &
     match plural {
         "secrets" => by_pod() || by_volume(store, node, ns, name),
         "persistentvolumes" => volumes(store, node).any(|v| text(v, "/metadata/name") == name),
-        "volumeattachments" => store
-            .find("volumeattachments", "", name)
-            .is_some_and(|a| text(a, "/spec/nodeName") == node),
         _ => by_pod(),
     }
 }

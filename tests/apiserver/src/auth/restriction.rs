@@ -7,7 +7,6 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::User;
-use super::graph::claims;
 use crate::csr;
 use crate::error::ApiError;
 use crate::json::{at, has, list, map, text};
@@ -92,9 +91,8 @@ pub(crate) fn admit(store: &Store, user: &User, a: &Attributes<'_>) -> Result<()
         ("", "persistentvolumeclaims", "status") => claim_status(node, a),
         ("", "persistentvolumeclaims", _) => refuse("may only update PVC status".to_owned()),
         ("", "serviceaccounts", "token") => token(store, node, user, a),
-        ("coordination.k8s.io", "leases", _) | ("storage.k8s.io", "csinodes", _) => {
-            let lease = a.kind.plural == "leases";
-            if lease && a.ns != "kube-node-lease" {
+        ("coordination.k8s.io", "leases", _) => {
+            if a.ns != "kube-node-lease" {
                 return refuse(
                     "can only access leases in the \"kube-node-lease\" system namespace".to_owned(),
                 );
@@ -104,10 +102,10 @@ pub(crate) fn admit(store: &Store, user: &User, a: &Attributes<'_>) -> Result<()
                 Operation::Update | Operation::Delete => a.name,
             };
             if name != node {
-                let what = if lease { "node lease" } else { "CSINode" };
-                return refuse(format!(
-                    "can only access {what} with the same name as the requesting node"
-                ));
+                return refuse(
+                    "can only access node lease with the same name as the requesting node"
+                        .to_owned(),
+                );
             }
             Ok(())
         }
@@ -362,7 +360,7 @@ fn token(store: &Store, node: &str, user: &User, a: &Attributes<'_>) -> Result<(
         [one] => one.as_str().unwrap_or(""),
         _ => return refuse("node may only request 0 or 1 audiences".to_owned()),
     };
-    if a.any_audience || has_audience(store, pod, a.ns, wanted) {
+    if a.any_audience || has_audience(pod, wanted) {
         return Ok(());
     }
     refuse(format!(
@@ -371,27 +369,11 @@ fn token(store: &Store, node: &str, user: &User, a: &Attributes<'_>) -> Result<(
     ))
 }
 
-/// Whether a volume of the pod, or a CSI driver that it uses, asks for tokens of that audience.
-fn has_audience(store: &Store, pod: &Value, ns: &str, wanted: &str) -> bool {
-    let projected = list(pod, "/spec/volumes")
+/// Whether a volume of the pod asks for tokens of that audience.
+fn has_audience(pod: &Value, wanted: &str) -> bool {
+    list(pod, "/spec/volumes")
         .iter()
         .flat_map(|volume| list(volume, "/projected/sources"))
         .filter_map(|source| source.get("serviceAccountToken"))
-        .any(|token| text(token, "/audience") == wanted);
-    let inline = list(pod, "/spec/volumes")
-        .iter()
-        .map(|volume| text(volume, "/csi/driver").to_owned());
-    let claimed = claims(pod).into_iter().filter_map(|claim| {
-        let claim = store.find("persistentvolumeclaims", ns, &claim)?;
-        let volume = store.find("persistentvolumes", "", text(claim, "/spec/volumeName"))?;
-        Some(text(volume, "/spec/csi/driver").to_owned())
-    });
-    let by_driver = inline.chain(claimed).any(|driver| {
-        store.find("csidrivers", "", &driver).is_some_and(|driver| {
-            list(driver, "/spec/tokenRequests")
-                .iter()
-                .any(|request| text(request, "/audience") == wanted)
-        })
-    });
-    projected || by_driver
+        .any(|token| text(token, "/audience") == wanted)
 }

@@ -9,7 +9,6 @@ mod pod;
 mod pod_defaults;
 mod pod_status;
 
-pub(crate) use other::{event_from_core, event_to_core};
 pub(crate) use pod::{api_references, config_maps, container_lists, is_mirror, secrets};
 pub(crate) use pod_defaults::admit as admit_pod;
 
@@ -18,7 +17,7 @@ use serde_json::{Value, json};
 use crate::auth::User;
 use crate::config::Config;
 use crate::error::{ApiError, Fields};
-use crate::json::{at, carry, child, object, text};
+use crate::json::{at, carry, child, text};
 use crate::kinds::Kind;
 
 /// What a rule may look at beside the objects.
@@ -49,9 +48,6 @@ pub(crate) fn prepare_create(kind: &Kind, context: &Context<'_>, new: &mut Value
             new["spec"] = json!({"finalizers": ["kubernetes"]});
         }
         "services" => other::prepare_service(new),
-        "volumeattachments" => {
-            object(new).remove("status");
-        }
         "priorityclasses" => new["metadata"]["generation"] = json!(1),
         "secrets" => other::string_data(new),
         _ => {}
@@ -64,10 +60,6 @@ pub(crate) fn validate_create(kind: &Kind, new: &Value) -> Result<(), ApiError> 
     meta::validate(kind, new, &mut errors);
     match kind.plural {
         "pods" => pod::validate(new, &mut errors),
-        "events" if !kind.group.is_empty() => {
-            other::validate(kind, new, &mut errors);
-            other::validate_new_event(new, &mut errors);
-        }
         _ => other::validate(kind, new, &mut errors),
     }
     errors.finish(kind, text(new, "/metadata/name"))

@@ -2,7 +2,7 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::meta;
 use crate::auth::User;
@@ -63,17 +63,6 @@ pub(super) fn default(kind: &Kind, new: &mut Value) {
             }
         }
         "persistentvolumeclaims" => fill(new, &["spec"], "volumeMode", json!("Filesystem")),
-        "csidrivers" => {
-            for (key, value) in [
-                ("attachRequired", json!(true)),
-                ("podInfoOnMount", json!(false)),
-                ("storageCapacity", json!(false)),
-                ("requiresRepublish", json!(false)),
-                ("fsGroupPolicy", json!("ReadWriteOnceWithFSType")),
-            ] {
-                fill(new, &["spec"], key, value);
-            }
-        }
         "priorityclasses" => fill(new, &[], "preemptionPolicy", json!("PreemptLowerPriority")),
         _ => {}
     }
@@ -173,15 +162,6 @@ pub(super) fn validate(kind: &Kind, new: &Value, errors: &mut Fields) {
                 && !has(new, "/data/.dockerconfigjson")
             {
                 errors.required("data[.dockerconfigjson]", "");
-            }
-        }
-        "csinodes" => {
-            for (n, driver) in list(new, "/spec/drivers").iter().enumerate() {
-                for key in ["name", "nodeID"] {
-                    if text(driver, &format!("/{key}")).is_empty() {
-                        errors.required(&format!("spec.drivers[{n}].{key}"), "");
-                    }
-                }
             }
         }
         "runtimeclasses" if text(new, "/handler").is_empty() => errors.required("handler", ""),
@@ -342,7 +322,6 @@ fn lease(new: &Value, errors: &mut Fields) {
     }
 }
 
-/// Events are kept as the core group has them.
 fn event(new: &Value, errors: &mut Fields) {
     let ns = text(new, "/metadata/namespace");
     let about = text(new, "/involvedObject/namespace");
@@ -384,53 +363,4 @@ fn event(new: &Value, errors: &mut Fields) {
     if has(new, "/series") && at(new, "/series/count").as_i64().is_none_or(|n| n < 2) {
         errors.invalid("series.count", &json!(""), "should be at least 2");
     }
-}
-
-/// What the newer group demands beside, of an event as the core group has it.
-pub(super) fn validate_new_event(new: &Value, errors: &mut Fields) {
-    if !has(new, "/eventTime") {
-        errors.required("eventTime", "");
-    }
-    let ty = text(new, "/type");
-    if ty != "Normal" && ty != "Warning" {
-        errors.invalid("type", &json!(""), &format!("has invalid value: {ty}"));
-    }
-    for key in ["firstTimestamp", "lastTimestamp", "count"] {
-        if has(new, &format!("/{key}")) {
-            errors.invalid(key, &json!(""), "needs to be unset");
-        }
-    }
-    if !text(new, "/source/component").is_empty() || !text(new, "/source/host").is_empty() {
-        errors.invalid("source", &json!(""), "needs to be unset");
-    }
-}
-
-/// Names of an event's fields in `events.k8s.io/v1`, and in the core group.
-const EVENT_NAMES: &[(&str, &str)] = &[
-    ("regarding", "involvedObject"),
-    ("note", "message"),
-    ("reportingController", "reportingComponent"),
-    ("deprecatedSource", "source"),
-    ("deprecatedFirstTimestamp", "firstTimestamp"),
-    ("deprecatedLastTimestamp", "lastTimestamp"),
-    ("deprecatedCount", "count"),
-];
-
-fn rename(value: &mut Value, pairs: impl Iterator<Item = (&'static str, &'static str)>) {
-    let map: &mut Map<String, Value> = object(value);
-    for (from, to) in pairs {
-        if let Some(found) = map.remove(from) {
-            map.insert(to.to_owned(), found);
-        }
-    }
-}
-
-/// An event of `events.k8s.io/v1` as the core group has it.
-pub(crate) fn event_to_core(value: &mut Value) {
-    rename(value, EVENT_NAMES.iter().copied());
-}
-
-/// The reverse of [`event_to_core`].
-pub(crate) fn event_from_core(value: &mut Value) {
-    rename(value, EVENT_NAMES.iter().map(|(new, old)| (*old, *new)));
 }

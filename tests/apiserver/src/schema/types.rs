@@ -56,22 +56,10 @@ pub(super) const SCHEMAS: &[(&str, &str, &str)] = &[
          reportingInstance!",
     ),
     (
-        "events.k8s.io",
-        "events",
-        "regarding{REFERENCE}! reason note deprecatedSource{component host}! deprecatedFirstTimestamp:t \
-         deprecatedLastTimestamp:t deprecatedCount:i type eventTime:u series{count:i! lastObservedTime:u} action \
-         related{REFERENCE} reportingController reportingInstance",
-    ),
-    (
         "certificates.k8s.io",
         "certificatesigningrequests",
         "spec{request:y! signerName! expirationSeconds:I usages[] username uid groups[] extra:*}! \
          status{conditions[type! status! reason message lastUpdateTime:t lastTransitionTime:t] certificate:y}!",
-    ),
-    (
-        "storage.k8s.io",
-        "csinodes",
-        "spec{drivers[name! nodeID! topologyKeys[]! allocatable{count:I}]!}!",
     ),
     ("", "configmaps", "data:m binaryData:z immutable:B"),
     ("", "secrets", "data:z stringData:m type immutable:B"),

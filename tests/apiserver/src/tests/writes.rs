@@ -108,42 +108,6 @@ fn unknown_fields_are_dropped_and_told() {
 }
 
 #[test]
-fn events_in_both_groups() {
-    let (server, mut client) = start();
-    let core = "/api/v1/namespaces/default/events";
-    let event = json!({"metadata": {"name": "e"}, "involvedObject": {"kind": "Pod", "namespace": "default"},
-        "reason": "Started", "message": "m", "type": "Normal", "count": 1, "source": {"component": "kubelet"},
-        "firstTimestamp": "2026-01-02T03:04:05Z", "lastTimestamp": "2026-01-02T03:04:05Z"});
-    client.send("POST", core, &event).expect(201);
-    let new = client
-        .get("/apis/events.k8s.io/v1/namespaces/default/events/e")
-        .expect(200);
-    assert_eq!(new["note"], "m");
-    assert_eq!(new["deprecatedCount"], 1);
-    assert_eq!(new["regarding"]["kind"], "Pod");
-    let mut elsewhere = event;
-    elsewhere["metadata"]["name"] = json!("f");
-    elsewhere["involvedObject"]["namespace"] = json!("kube-system");
-    let message = client.send("POST", core, &elsewhere).refusal(422);
-    assert!(message.contains("does not match event.namespace"));
-    assert_eq!(server.list("events", "").len(), 1);
-    let mut newer = json!({"metadata": {"name": "n"}, "regarding": {"kind": "Pod", "namespace": "default"},
-        "reason": "Started", "type": "Normal"});
-    let uri = "/apis/events.k8s.io/v1/namespaces/default/events";
-    let message = client.send("POST", uri, &newer).refusal(422);
-    assert!(message.contains("eventTime: Required value"), "{message}");
-    for (key, value) in [
-        ("eventTime", "2026-01-02T03:04:05.000001Z"),
-        ("reportingController", "picolet"),
-        ("reportingInstance", "n1"),
-        ("action", "Starting"),
-    ] {
-        newer[key] = json!(value);
-    }
-    client.send("POST", uri, &newer).expect(201);
-}
-
-#[test]
 fn secrets_take_texts_and_immutable_ones_nothing() {
     let (_server, mut client) = start();
     let uri = "/api/v1/namespaces/default/secrets";
