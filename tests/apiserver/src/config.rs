@@ -13,10 +13,6 @@ pub enum CsrMode {
     Auto,
     /// Nothing happens until a test approves; then they are signed.
     Manual,
-    /// Denied at once.
-    Deny,
-    /// Approved, never signed.
-    NeverSign,
 }
 
 /// Settings of a server. Made with [`crate::TestServer::builder`].

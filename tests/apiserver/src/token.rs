@@ -16,16 +16,12 @@ use serde_json::{Value, json};
 use crate::auth::User;
 use crate::clock;
 use crate::error::{ApiError, Fields};
-use crate::json::{at, has, list, text};
+use crate::json::{at, list, text};
 use crate::kinds::{self, Kind};
 use crate::store::Store;
 
 /// Who signs tokens, and whom they are for when they do not say.
 pub(crate) const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
-
-/// Seconds asked for by the token that is mounted by default; it lives a year in truth, for clients that never reread.
-const DEFAULT_MOUNT_S: i64 = 3607;
-const EXTENDED_S: i64 = 365 * 24 * 3600;
 
 /// Seconds of a token that asks for none.
 const DEFAULT_S: i64 = 3600;
@@ -113,28 +109,15 @@ impl Signer {
             );
         };
         note("credential-id", &format!("JTI={}", text(&claims, "/jti")));
-        for (key, storage, ns) in [
-            ("pod", "pods", ns),
-            ("secret", "secrets", ns),
-            ("node", "nodes", ""),
-        ] {
-            let name = text(private, &format!("/{key}/name"));
-            if name.is_empty() {
-                continue;
-            }
-            let uid = text(private, &format!("/{key}/uid"));
-            // A node that comes along with a pod is told, not checked.
-            let bound = key != "node" || !has(private, "/pod");
-            let same = store
-                .find(storage, ns, name)
-                .is_some_and(|o| text(o, "/metadata/uid") == uid);
-            if bound && !same {
+        let pod = text(private, "/pod/name");
+        if !pod.is_empty() {
+            let uid = text(private, "/pod/uid");
+            let found = store.find("pods", ns, pod);
+            if found.is_none_or(|pod| text(pod, "/metadata/uid") != uid) {
                 return None;
             }
-            if key != "secret" {
-                note(&format!("{key}-name"), name);
-                note(&format!("{key}-uid"), uid);
-            }
+            note("pod-name", pod);
+            note("pod-uid", uid);
         }
         let user = User {
             name: format!("system:serviceaccount:{ns}:{account}"),
@@ -192,15 +175,9 @@ impl Signer {
         if !bound.is_null() {
             bind(store, ns, name, &bound, &mut private)?;
         }
-        let pod_bound = has(&private, "/pod");
-        let mut exp = seconds;
-        if pod_bound && seconds == DEFAULT_MOUNT_S && audiences == json!([ISSUER]) {
-            private["warnafter"] = json!(now_s + seconds);
-            exp = EXTENDED_S;
-        }
         let claims = json!({
             "iss": ISSUER, "sub": format!("system:serviceaccount:{ns}:{name}"), "aud": audiences,
-            "iat": now_s, "nbf": now_s, "exp": now_s + exp, "jti": clock::uuid(), "kubernetes.io": private,
+            "iat": now_s, "nbf": now_s, "exp": now_s + seconds, "jti": clock::uuid(), "kubernetes.io": private,
         });
         let token = self
             .sign(&claims)
@@ -229,7 +206,7 @@ fn kind(plural: &str) -> Result<&'static Kind, ApiError> {
     kinds::plural(plural).ok_or_else(ApiError::no_route)
 }
 
-/// Adds what the token is bound to.
+/// Adds the pod that the token is bound to.
 fn bind(
     store: &Store,
     ns: &str,
@@ -238,21 +215,17 @@ fn bind(
     private: &mut Value,
 ) -> Result<(), ApiError> {
     let name = text(bound, "/name");
-    let (key, plural, ns) = match (text(bound, "/apiVersion"), text(bound, "/kind")) {
-        ("v1", "Pod") => ("pod", "pods", ns),
-        ("v1", "Secret") => ("secret", "secrets", ns),
-        ("v1", "Node") => ("node", "nodes", ""),
-        (version, kind) => {
-            return Err(ApiError::bad_request(format!(
-                "cannot bind token to object of type {version}, Kind={kind}"
-            )));
-        }
-    };
-    let kind = kind(plural)?;
+    let (version, of) = (text(bound, "/apiVersion"), text(bound, "/kind"));
+    if (version, of) != ("v1", "Pod") {
+        return Err(ApiError::bad_request(format!(
+            "cannot bind token to object of type {version}, Kind={of}"
+        )));
+    }
+    let kind = kind("pods")?;
     let object = store
-        .find(plural, ns, name)
+        .find("pods", ns, name)
         .ok_or_else(|| ApiError::not_found(kind, name))?;
-    if key == "pod" && text(object, "/spec/serviceAccountName") != account {
+    if text(object, "/spec/serviceAccountName") != account {
         return Err(ApiError::bad_request(format!(
             "cannot bind token for serviceaccount {account:?} to pod running with different serviceaccount name."
         )));
@@ -269,9 +242,9 @@ fn bind(
             ),
         ));
     }
-    private[key] = json!({"name": name, "uid": uid});
+    private["pod"] = json!({"name": name, "uid": uid});
     let node = text(object, "/spec/nodeName");
-    if key == "pod" && !node.is_empty() {
+    if !node.is_empty() {
         private["node"] = json!({"name": node});
         if let Some(found) = store.find("nodes", "", node) {
             private["node"]["uid"] = found["metadata"]["uid"].clone();

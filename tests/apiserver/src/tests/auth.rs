@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::client::Client;
 use super::reads::pod;
-use crate::{CsrMode, TestServer};
+use crate::TestServer;
 
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 
@@ -90,42 +90,6 @@ fn client_request(node: &str) -> (Value, KeyPair) {
         &["digital signature", "client auth"],
         CLIENT,
     )
-}
-
-#[test]
-fn requests_that_wait_are_denied_or_never_signed() {
-    for (mode, kinds, signed) in [
-        (CsrMode::Manual, vec![], false),
-        (CsrMode::Deny, vec!["Denied"], false),
-        (CsrMode::NeverSign, vec!["Approved"], false),
-        (CsrMode::Auto, vec!["Approved"], true),
-    ] {
-        let server = TestServer::builder().csr(mode).start().expect("server");
-        let mut client = Client::token(&server, crate::BOOTSTRAP_TOKEN);
-        let made = client
-            .send("POST", REQUESTS, &client_request("n1").0)
-            .expect(201);
-        let name = made["metadata"]["name"].as_str().expect("name");
-        let now = server
-            .get("certificatesigningrequests", "", name)
-            .expect("there");
-        let has: Vec<&str> = now["status"]["conditions"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(|c| c["type"].as_str())
-            .collect();
-        assert_eq!(has, kinds, "{mode:?}");
-        assert_eq!(now["status"]["certificate"].is_string(), signed, "{mode:?}");
-        if mode == CsrMode::Manual {
-            let now = server.decide_request(name, true).expect("approved");
-            assert!(now["status"]["conditions"].is_array());
-            let now = server
-                .get("certificatesigningrequests", "", name)
-                .expect("there");
-            assert!(now["status"]["certificate"].is_string());
-        }
-    }
 }
 
 // BOOT-11 BOOT-12
@@ -288,21 +252,4 @@ fn tokens_of_service_accounts() {
         ask(&mut admin, json!([])).get("authenticated").is_none(),
         "gone with its pod"
     );
-}
-
-#[test]
-fn the_default_mount_lives_longer_than_it_says() {
-    let server = TestServer::builder().start().expect("server");
-    let mut admin = Client::admin(&server);
-    let made = server.create(&pod("a", "n1")).expect("created");
-    let body = json!({"spec": {"expirationSeconds": 3607, "boundObjectRef": {
-        "apiVersion": "v1", "kind": "Pod", "name": "a", "uid": made["metadata"]["uid"]}}});
-    let uri = "/api/v1/namespaces/default/serviceaccounts/default/token";
-    let got = admin.send("POST", uri, &body).expect(201);
-    let token = got["status"]["token"].as_str().expect("token");
-    server.advance(Duration::from_secs(4000));
-    let mut account = Client::token(&server, token);
-    assert_eq!(account.get("/api").code, 200);
-    server.advance(Duration::from_secs(366 * 24 * 3600));
-    assert_eq!(account.get("/api").code, 401);
 }
