@@ -80,11 +80,6 @@ impl Config {
         self.minor >= 32
     }
 
-    /// Whether a watch may begin with what is there: 1.32 and since 1.34.
-    pub(crate) fn watch_list(&self) -> bool {
-        self.minor == 32 || self.minor >= 34
-    }
-
     /// How long a node may be silent: 40 s until 1.31, 50 s since.
     pub(crate) fn node_grace(&self) -> Duration {
         Duration::from_secs(if self.minor >= 32 { 50 } else { 40 })

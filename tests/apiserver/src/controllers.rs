@@ -1,6 +1,6 @@
 //! Stands in for the scheduler and the node controllers, where a test wants them.
 //!
-//! Source: `pkg/controller/nodelifecycle`, `pkg/controller/tainteviction`, `pkg/controller/nodeipam`.
+//! Source: `pkg/controller/nodelifecycle`, `pkg/controller/nodeipam`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,12 +8,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::api::{commit, delete, set_condition};
-use crate::auth::User;
+use crate::api::{commit, set_condition};
 use crate::clock;
 use crate::core::Core;
 use crate::json::{array_mut, at, child, has, list, map, text};
-use crate::kinds;
 use crate::store::Store;
 
 /// How long a round waits for a change: leases grow old without one.
@@ -50,18 +48,9 @@ pub(crate) fn run(core: &Core) {
         let before = store.rv();
         nodes(core, &mut store, &mut signs);
         schedule(core, &mut store);
-        let evicted = to_evict(core, &store);
         seen = store.rv();
         if seen != before {
             core.notify();
-        }
-        drop(store);
-        let Some(pods) = kinds::plural("pods") else {
-            return;
-        };
-        for (ns, name) in evicted {
-            // Gone meanwhile: as wanted.
-            let _ = delete(core, &User::admin(), pods, &ns, &name, &json!({}));
         }
     }
 }
@@ -251,45 +240,6 @@ fn tolerates(toleration: &Value, taint: &Value) -> bool {
     (effect.is_empty() || effect == text(taint, "/effect"))
         && (key.is_empty() && exists || key == text(taint, "/key"))
         && (exists || text(toleration, "/value") == text(taint, "/value"))
-}
-
-fn to_evict(core: &Core, store: &Store) -> Vec<(String, String)> {
-    let now = core.clock.now_s();
-    let mut out = Vec::new();
-    for (_, node) in store.iter("nodes", "") {
-        let name = text(node, "/metadata/name");
-        let taints: Vec<&Value> = list(node, "/spec/taints")
-            .iter()
-            .filter(|t| text(t, "/effect") == "NoExecute")
-            .collect();
-        if taints.is_empty() {
-            continue;
-        }
-        for (key, pod) in store.iter("pods", "") {
-            if text(pod, "/spec/nodeName") != name || has(pod, "/metadata/deletionTimestamp") {
-                continue;
-            }
-            let tolerations = list(pod, "/spec/tolerations");
-            let due = taints.iter().any(|taint| {
-                let mut matching = tolerations
-                    .iter()
-                    .filter(|t| tolerates(t, taint))
-                    .peekable();
-                if matching.peek().is_none() {
-                    return true;
-                }
-                let since = clock::parse_rfc3339(text(taint, "/timeAdded")).unwrap_or(now);
-                matching
-                    .filter_map(|t| at(t, "/tolerationSeconds").as_i64())
-                    .min()
-                    .is_some_and(|s| now >= since + s)
-            });
-            if due {
-                out.push((key.1.clone(), key.2.clone()));
-            }
-        }
-    }
-    out
 }
 
 fn schedule(core: &Core, store: &mut Store) {

@@ -329,12 +329,6 @@ impl TestServer {
         )
     }
 
-    /// Binds a pod to a node, as the scheduler does.
-    pub fn bind(&self, ns: &str, pod: &str, node: &str) -> Result<(), ApiError> {
-        let binding = json!({"metadata": {"name": pod}, "target": {"kind": "Node", "name": node}});
-        api::bind(&self.core, ns, pod, &binding, false)
-    }
-
     /// Approves a certificate request, or denies it; an approved one is signed at once.
     pub fn decide_request(&self, name: &str, approve: bool) -> Result<Value, ApiError> {
         let ty = if approve { "Approved" } else { "Denied" };

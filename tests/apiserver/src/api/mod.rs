@@ -10,7 +10,7 @@ mod watch;
 mod write;
 
 pub(crate) use delete::delete;
-pub(crate) use subresource::{bind, set_condition};
+pub(crate) use subresource::set_condition;
 pub(crate) use watch::{Next, Watch};
 pub(crate) use write::{commit, create, update};
 

@@ -15,6 +15,7 @@ use crate::core::Core;
 use crate::error::{ApiError, Fields};
 use crate::json::{at, object, text};
 use crate::kinds::Kind;
+use crate::path::Query;
 use crate::select::Selector;
 use crate::store::{Key, Store};
 
@@ -29,14 +30,15 @@ const CONTINUE_TOO_OLD: &str = "The provided continue parameter is too old to di
     remainder of the results. Continuing with the provided token results in an inconsistent list - objects that were \
     created, modified, or deleted between the time the first chunk was returned and now may show up in the list.";
 
-/// A refusal of what a list or watch was asked for.
-pub(super) fn list_options(say: impl FnOnce(&mut Fields)) -> ApiError {
+/// Refuses parameters that no agent sends.
+pub(super) fn unsupported(query: &Query) -> Result<(), ApiError> {
     let mut errors = Fields::default();
-    say(&mut errors);
-    errors
-        .finish_as("meta.k8s.io", "ListOptions", "")
-        .err()
-        .unwrap_or_else(ApiError::method)
+    for key in ["resourceVersionMatch", "sendInitialEvents"] {
+        if query.has(key) {
+            errors.forbidden(key, "this server does not have it");
+        }
+    }
+    errors.finish_as("meta.k8s.io", "ListOptions", "")
 }
 
 /// Reads a version parameter; none when it is absent.
@@ -201,37 +203,8 @@ fn bare(stored: &Value) -> Value {
 
 fn snapshot(core: &Core, request: &Request<'_>, kind: &Kind) -> Result<Snapshot, ApiError> {
     let query = request.query;
+    unsupported(query)?;
     let wanted = version(query.get("resourceVersion"))?;
-    let exact = match query.get("resourceVersionMatch") {
-        "" => false,
-        _ if wanted.is_none() => {
-            return Err(list_options(|e| {
-                e.forbidden(
-                    "resourceVersionMatch",
-                    "resourceVersionMatch is forbidden unless resourceVersion is provided",
-                )
-            }));
-        }
-        "Exact" if wanted == Some(0) => {
-            return Err(list_options(|e| {
-                e.forbidden(
-                    "resourceVersionMatch",
-                    "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
-                )
-            }));
-        }
-        "Exact" => true,
-        "NotOlderThan" => false,
-        other => {
-            return Err(list_options(|e| {
-                e.unsupported(
-                    "resourceVersionMatch",
-                    &json!(other),
-                    &["Exact", "NotOlderThan", ""],
-                );
-            }));
-        }
-    };
     let limit: usize = match query.get("limit") {
         "" => 0,
         text => text.parse().map_err(|_| {
@@ -272,10 +245,7 @@ fn snapshot(core: &Core, request: &Request<'_>, kind: &Kind) -> Result<Snapshot,
     }
     let store = fresh(core, wanted)?;
     let now = store.rv();
-    let rv = match wanted {
-        Some(rv) if exact => rv,
-        _ => now.saturating_sub(request.behind).max(store.compacted()),
-    };
+    let rv = now.saturating_sub(request.behind).max(store.compacted());
     let items = all(&store, rv).ok_or_else(|| {
         ApiError::expired(format!(
             "The resourceVersion for the provided list is too old: {rv}"

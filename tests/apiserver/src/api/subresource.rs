@@ -95,13 +95,7 @@ fn token(
 ///
 /// - Errors: 409 when it is bound, going, or gated; 404 when it is not there.
 /// - Source: `pkg/registry/core/pod/storage/storage.go` `BindingREST`.
-pub(crate) fn bind(
-    core: &Core,
-    ns: &str,
-    name: &str,
-    binding: &Value,
-    dry: bool,
-) -> Result<(), ApiError> {
+fn bind(core: &Core, ns: &str, name: &str, binding: &Value, dry: bool) -> Result<(), ApiError> {
     let kind = kinds::plural("pods").ok_or_else(ApiError::no_route)?;
     if text(binding, "/metadata/name") != name {
         return Err(ApiError::bad_request(

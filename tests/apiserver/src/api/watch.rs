@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::read::{list_options, version};
+use super::read::{unsupported, version};
 use super::{Form, Reply, Request, form, show};
 use crate::clock;
 use crate::core::Core;
@@ -72,6 +72,7 @@ pub(super) fn start(
     ns: &str,
 ) -> Result<Reply, ApiError> {
     let query = request.query;
+    unsupported(query)?;
     let form = match form(request.accept, false)? {
         Form::Table => Form::Full,
         other => other,
@@ -92,16 +93,6 @@ pub(super) fn start(
         })?),
     };
     let bookmarks = query.flag("allowWatchBookmarks");
-    let initial = query.flag("sendInitialEvents");
-    if initial && (query.get("resourceVersionMatch") != "NotOlderThan" || !core.config.watch_list())
-    {
-        return Err(list_options(|e| {
-            e.forbidden(
-                "resourceVersionMatch",
-                "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
-            )
-        }));
-    }
     let now = clock::instant();
     let store = core.store();
     let mut watch = Watch {
@@ -117,7 +108,7 @@ pub(super) fn start(
         next_bookmark: bookmark_after(now, now + timeout),
         first: Vec::new(),
     };
-    let from_state = initial || wanted.is_none_or(|rv| rv == 0);
+    let from_state = wanted.is_none_or(|rv| rv == 0);
     if from_state {
         watch.position = store.rv();
         let objects: Vec<Arc<Value>> = store
@@ -129,12 +120,6 @@ pub(super) fn start(
             .filter(|o| watch.wants(o))
             .map(|o| event("ADDED", show(form, kind, o)))
             .collect();
-        if initial && bookmarks {
-            let mut bookmark = watch.bookmark();
-            bookmark["object"]["metadata"]["annotations"] =
-                json!({"k8s.io/initial-events-end": "true"});
-            watch.first.push(bookmark);
-        }
     } else if watch.position < store.compacted() {
         let error = ApiError::expired(format!(
             "too old resource version: {} ({})",

@@ -116,15 +116,6 @@ fn a_silent_node_is_lost_and_comes_back() {
             .is_empty()
             .then_some(())
     });
-    server.advance(Duration::from_secs(51));
-    server.wait_for("lost again", LIMIT, |view| {
-        (!taints(view.get("nodes", "", "n1")?).is_empty()).then_some(())
-    });
-    server.advance(Duration::from_secs(301));
-    server.wait_for("deleted", LIMIT, |view| {
-        let pod = view.get("pods", "default", "a")?;
-        (!text(pod, "/metadata/deletionTimestamp").is_empty()).then_some(())
-    });
 }
 
 // TIME-01
