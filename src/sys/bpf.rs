@@ -130,18 +130,17 @@ pub fn load(program: &[Instruction], name: &str) -> io::Result<OwnedFd> {
     for (place, byte) in attr.name[..NAME_BYTES - 1].iter_mut().zip(name.bytes()) {
         *place = byte;
     }
-    let loaded = match call(PROG_LOAD, &mut attr) {
+    let mut load = || call(PROG_LOAD, &mut attr).map(owned);
+    match load() {
         // Before Linux 5.11 programs count as memory that this user has locked.
-        Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
-            with_all_locked_memory(|| call(PROG_LOAD, &mut attr))?
-        }
-        other => other?,
-    };
-    Ok(owned(loaded))
+        Err(e) if e.raw_os_error() == Some(libc::EPERM) => with_all_locked_memory(load),
+        loaded => loaded,
+    }
 }
 
-/// What this process may lock is without a limit as long as `work` lasts. What another thread starts in that moment inherits it.
-fn with_all_locked_memory<T>(work: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+/// Lifts the limit of what this process may lock as long as `work` lasts. What another thread starts in that moment inherits it.
+/// What `work` has opened is closed if the limit cannot be set back.
+fn with_all_locked_memory(work: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<OwnedFd> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_MEMLOCK)?;
     setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY)?;
     let done = work();
