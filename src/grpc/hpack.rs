@@ -3,7 +3,7 @@
 //! What a block may come to is bounded by the caller; a table by what was offered for it. An error leaves reader and writer of
 //! the connection with different tables: it ends the connection.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 use thiserror::Error;
 
@@ -37,10 +37,11 @@ pub enum Error {
     Code,
 }
 
-/// Entries of the dynamic table, the newest first.
+/// Entries of the dynamic table, the newest first. Those of one name may share it: a literal names an entry by two bytes, and
+/// would copy a name as long as the table.
 #[derive(Debug)]
 struct Table {
-    entries: VecDeque<Field>,
+    entries: VecDeque<(Arc<[u8]>, Vec<u8>)>,
     bytes: usize,
     max_bytes: usize,
 }
@@ -60,12 +61,12 @@ impl Table {
     }
 
     /// Section 4.4. An entry larger than the table empties it, and that is no error.
-    fn add(&mut self, field: Field) {
-        let bytes = size(&field.0, &field.1);
+    fn add(&mut self, name: Arc<[u8]>, value: Vec<u8>) {
+        let bytes = size(&name, &value);
         self.make_room(bytes);
         if bytes <= self.max_bytes {
             self.bytes += bytes;
-            self.entries.push_front(field);
+            self.entries.push_front((name, value));
         }
     }
 
@@ -104,56 +105,61 @@ impl Decoder {
         let mut input = Input { bytes: block };
         let (mut fields, mut bytes, mut resizes) = (Vec::new(), 0, 0);
         while let Some(&first) = input.bytes.first() {
-            let field = if first & 0x80 != 0 {
+            // Nothing that an entry of a table says is copied before the limit has let it: a byte may stand for a whole table.
+            if first & 0x80 != 0 {
                 let (name, value) = self.entry(input.integer(7)?)?;
                 bytes += size(name, value);
-                if bytes > max_bytes {
-                    // Not even copied: a byte may stand for a whole table.
-                    continue;
+                if bytes <= max_bytes {
+                    fields.push((name.to_vec(), value.to_vec()));
                 }
-                (name.to_vec(), value.to_vec())
-            } else if first & 0x40 != 0 {
-                let field = self.literal(&mut input, 6)?;
-                self.table.add(field.clone());
-                bytes += size(&field.0, &field.1);
-                field
-            } else if first & 0x20 != 0 {
+            } else if first & 0x60 == 0x20 {
                 let size = usize::try_from(input.integer(5)?).unwrap_or(usize::MAX);
                 resizes += 1;
                 if size > TABLE_BYTES || bytes > 0 || resizes > MAX_RESIZES {
                     return Err(Error::Resize);
                 }
                 self.table.resize(size);
-                continue;
             } else {
-                let field = self.literal(&mut input, 4)?;
-                bytes += size(&field.0, &field.1);
-                field
-            };
-            if bytes <= max_bytes {
-                fields.push(field);
+                let is_kept = first & 0x40 != 0;
+                let (name, value) = self.literal(&mut input, if is_kept { 6 } else { 4 })?;
+                bytes += size(&name, &value);
+                if bytes <= max_bytes {
+                    fields.push((name.to_vec(), value.clone()));
+                }
+                if is_kept {
+                    self.table.add(name, value);
+                }
             }
         }
         Ok((bytes <= max_bytes).then_some(fields))
     }
 
     fn entry(&self, index: u64) -> Result<(&[u8], &[u8]), Error> {
-        let index = usize::try_from(index).map_err(|_| Error::Number)?;
-        let index = index.checked_sub(1).ok_or(Error::Reference)?;
-        if let Some((name, value)) = STATIC.get(index) {
+        let place = usize::try_from(index).map_err(|_| Error::Number)?;
+        let place = place.checked_sub(1).ok_or(Error::Reference)?;
+        if let Some((name, value)) = STATIC.get(place) {
             return Ok((name.as_bytes(), value.as_bytes()));
         }
-        let entry = self.table.entries.get(index - STATIC.len());
-        let (name, value) = entry.ok_or(Error::Reference)?;
+        let (name, value) = self.added(index).ok_or(Error::Reference)?;
         Ok((name, value))
     }
 
-    fn literal(&self, input: &mut Input<'_>, prefix_bits: u32) -> Result<Field, Error> {
+    /// The entry of the dynamic table that is meant by this number, if it is one of these.
+    fn added(&self, index: u64) -> Option<&(Arc<[u8]>, Vec<u8>)> {
+        let place = usize::try_from(index).ok()?.checked_sub(1 + STATIC.len())?;
+        self.table.entries.get(place)
+    }
+
+    fn literal(
+        &self,
+        input: &mut Input<'_>,
+        prefix_bits: u32,
+    ) -> Result<(Arc<[u8]>, Vec<u8>), Error> {
         let index = input.integer(prefix_bits)?;
-        let name = if index == 0 {
-            input.text()?
-        } else {
-            self.entry(index)?.0.to_vec()
+        let name = match self.added(index) {
+            Some((name, _)) => Arc::clone(name),
+            None if index == 0 => input.text()?.into(),
+            None => self.entry(index)?.0.into(),
         };
         Ok((name, input.text()?))
     }
@@ -249,7 +255,7 @@ impl Encoder {
     fn put(&mut self, name: &[u8], value: &[u8], out: &mut Vec<u8>) {
         let fixed = STATIC.iter().map(|(n, v)| (n.as_bytes(), v.as_bytes()));
         let added = self.table.entries.iter();
-        let known = fixed.chain(added.map(|(n, v)| (n.as_slice(), v.as_slice())));
+        let known = fixed.chain(added.map(|(n, v)| (&**n, v.as_slice())));
         let mut named = 0;
         for (index, (n, v)) in (1..).zip(known) {
             if n == name && v == value {
@@ -272,7 +278,7 @@ impl Encoder {
         }
         put_text(out, value);
         if is_kept {
-            self.table.add((name.to_vec(), value.to_vec()));
+            self.table.add(name.into(), value.to_vec());
         }
     }
 }
@@ -693,6 +699,32 @@ mod tests {
         assert!(decoder.table.bytes <= TABLE_BYTES);
         assert_eq!(decoder.table.entries.len(), TABLE_BYTES / 33);
         assert_eq!(decoder.decode(&[0x20; 5], MAX_BYTES), Err(Error::Resize));
+    }
+
+    #[test]
+    fn names_of_the_table_are_not_copied_again() {
+        let name = [b'n'; 1000];
+        let mut named = vec![0x40];
+        put_integer(&mut named, 0, 7, name.len());
+        named.extend(name);
+        named.push(0);
+        let mut decoder = Decoder::default();
+        decoder.decode(&named, MAX_BYTES).expect("a block");
+        let made = decoder.table.entries[0].0.clone();
+        // A few bytes each name the newest entry: kept in the table, and not.
+        for literal in [&[0x7e, 0][..], &[0x0f, 62 - 15, 0]] {
+            let block = literal.repeat(4000);
+            assert_eq!(decoder.decode(&block, MAX_BYTES), Ok(None));
+            let block = literal.repeat(2);
+            let fields = decoder.decode(&block, MAX_BYTES).expect("a block");
+            let one = (name.to_vec(), Vec::new());
+            assert_eq!(fields.expect("short"), [one.clone(), one]);
+            for (shared, _) in &decoder.table.entries {
+                assert!(Arc::ptr_eq(shared, &made));
+            }
+            let kept = decoder.table.entries.len();
+            assert_eq!(Arc::strong_count(&made), kept + 1, "nothing else has it");
+        }
     }
 
     #[test]
