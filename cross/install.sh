@@ -108,6 +108,8 @@ refuse_release() {
     exit 3
 }
 
+# Checks copies, and leaves that of the tarball to be unpacked: where the release lies others may write, and a file could be
+# another one after its check.
 verify() {
     dir=$(dirname "$tarball") name=$(basename "$tarball")
     sums=$dir/SHA256SUMS signature=$dir/SHA256SUMS.sig
@@ -123,18 +125,24 @@ verify() {
         refuse_release "openssl is not installed, which checks the signature: install it, or unpack the tarball and run its install.sh"
     openssl pkeyutl -help 2>&1 | grep -q -e -rawin ||
         refuse_release "this openssl is too old to check the signature, it has to be 3.0 or newer: unpack the tarball and run its install.sh"
+    for file in "$sums" "$signature" "$tarball"; do
+        cp "$file" "$unpacked/" || failed "cannot copy $file to $unpacked"
+    done
+    sums=$unpacked/SHA256SUMS signature=$unpacked/SHA256SUMS.sig copy=$unpacked/$name
     openssl pkeyutl -verify -pubin -inkey "$key" -rawin -in "$sums" -sigfile "$signature" >/dev/null 2>&1 ||
         refuse_release "SHA256SUMS is not signed by $key: fetch it and SHA256SUMS.sig again, or name the key of who released it by --key"
     sum=$(awk -v name="$name" '$2 == name { print $1 }' "$sums")
     [ -n "$sum" ] || refuse_release "SHA256SUMS does not name $name: both have to be of one release, and have the names that they had there"
-    [ "$(sha256sum <"$tarball" | cut -d' ' -f1)" = "$sum" ] || refuse_release "$name is not what was released: fetch it again"
+    [ "$(sha256sum <"$copy" | cut -d' ' -f1)" = "$sum" ] || refuse_release "$name is not what was released: fetch it again"
 }
 
 if [ -n "$tarball" ]; then
-    verify
+    # For nobody but this user.
     unpacked=$(mktemp -d) || failed "cannot make a directory to unpack into"
     trap 'rm -rf "$unpacked"' EXIT
-    tar -xzf "$tarball" -C "$unpacked" || failed "cannot unpack $tarball"
+    verify
+    tar -xzf "$copy" -C "$unpacked" || failed "cannot unpack $tarball"
+    rm -f "$copy"
     here=$unpacked/$(basename "$tarball" .tar.gz)
 fi
 program=$here/picolet

@@ -9,6 +9,7 @@ use std::{
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use ring::{rand::SystemRandom, signature::Ed25519KeyPair};
+use sha2::{Digest as _, Sha256};
 
 use super::{Key, Source, Texts, archive::ar, finish};
 use crate::process::find;
@@ -446,6 +447,32 @@ fn only_what_was_released_is_installed() {
             "put SHA256SUMS and SHA256SUMS.sig of the release beside",
         );
         fs::rename(dir.path("kept"), dir.path("files/SHA256SUMS.sig")).unwrap();
+
+        // Another file takes the place of one that was checked.
+        let evil = b"no tarball";
+        let evil_sums = format!("{:x}  {BOARD}.tar.gz\n", Sha256::digest(evil));
+        for (checks, when) in [("openssl", "*-verify*"), ("sha256sum", "*")] {
+            let real = find(checks).unwrap();
+            let double = dir.path("bin").join(checks);
+            let (tarball_kept, sums_kept) = (fs::read(&tarball).unwrap(), fs::read(&sums).unwrap());
+            fs::write(dir.path("evil"), evil).unwrap();
+            fs::write(dir.path("evil-sums"), &evil_sums).unwrap();
+            let script = format!(
+                "#!/bin/sh\n{} \"$@\" || exit\ncase \"$*\" in {when}) cp {1}/evil {2}; cp {1}/evil-sums {3} ;; esac\n",
+                real.display(),
+                dir.path("").display(),
+                tarball.display(),
+                sums.display()
+            );
+            fs::write(&double, script).unwrap();
+            fs::set_permissions(&double, fs::Permissions::from_mode(0o755)).unwrap();
+            let (code, said) = install(shell, "x86_64", &[]);
+            assert_eq!(code, Some(0), "{checks}: {said}");
+            assert!(fs::read(&installed).unwrap() == program());
+            fs::remove_file(&double).unwrap();
+            fs::write(&tarball, tarball_kept).unwrap();
+            fs::write(&sums, sums_kept).unwrap();
+        }
 
         // PKG-09: beside the tarball, too.
         fs::create_dir_all(dir.path("files/images")).unwrap();
