@@ -22,7 +22,7 @@ use crate::{
     api::{ContainerId, PodUid, SandboxId, cri::PodItem, order::Order as _},
     config::GarbageConfig,
     logic::gc::{self, ContainerGcPolicy, Fate},
-    runtime::{Logs, RuntimeError, RuntimeService, log_rotation},
+    runtime::{Logs, RuntimeError, RuntimeService, log_links::LogLinks, log_rotation},
     sys::{lane::Lane, remove},
 };
 
@@ -305,7 +305,11 @@ impl Garbage {
     async fn remove_dangling_links(&self, failed: &mut Vec<String>) -> Result<(), RuntimeError> {
         let (links, logs) = (self.log_links.clone(), self.pod_logs.clone());
         let dir = links.clone();
-        let dangling = self.disk.run(move || -> Vec<String> {
+        let dangling = self.disk.run(move || -> io::Result<Vec<String>> {
+            let Some(links) = LogLinks::open(&dir)? else {
+                return Ok(Vec::new());
+            };
+            let dir = links.path();
             let is_dangling = |name: &String| {
                 let target = fs::read_link(dir.join(name));
                 target.is_ok_and(|to| {
@@ -314,23 +318,35 @@ impl Garbage {
                             .is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
                 })
             };
-            names(&dir).into_iter().filter(is_dangling).collect()
+            Ok(names(&dir).into_iter().filter(is_dangling).collect())
         });
-        let dangling = dangling.await;
+        let shown = self.log_links.display();
+        let dangling = dangling.await.unwrap_or_else(|e| {
+            failed.push(format!("{shown}: {e}"));
+            Vec::new()
+        });
         if dangling.is_empty() {
             return Ok(());
         }
         // Only now: a container that was made meanwhile is among them, and its log may not be there yet.
         let listed = self.runtime.list_pods().await?;
-        for name in gc::removable_links(dangling.iter().map(String::as_str), &listed) {
-            let path = links.join(name);
-            match self.disk.run(move || fs::remove_file(&path)).await {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                    failed.push(format!("{name}: {e}"))
-                }
-                _ => {}
-            }
-        }
+        let removable = gc::removable_links(dangling.iter().map(String::as_str), &listed);
+        let removable: Vec<String> = removable.into_iter().map(str::to_owned).collect();
+        let removed = self.disk.run(move || -> io::Result<Vec<String>> {
+            let Some(links) = LogLinks::open(&links)? else {
+                return Ok(Vec::new());
+            };
+            let dir = links.path();
+            let each = removable.into_iter().map(|name| {
+                let removed = fs::remove_file(dir.join(&name));
+                (name, removed)
+            });
+            let left = each.filter_map(|(name, removed)| Some((name, removed.err()?)));
+            let left = left.filter(|(_, e)| e.kind() != io::ErrorKind::NotFound);
+            Ok(left.map(|(name, e)| format!("{name}: {e}")).collect())
+        });
+        let removed = removed.await;
+        failed.extend(removed.unwrap_or_else(|e| vec![format!("{shown}: {e}")]));
         Ok(())
     }
 

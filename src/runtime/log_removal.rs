@@ -4,7 +4,7 @@ use std::{fs, io, os::fd::AsRawFd as _, path::Path};
 
 use nix::errno::Errno;
 
-use super::Logs;
+use super::{Logs, log_links::LogLinks};
 use crate::sys::open;
 
 /// Removes a log, its rotated files, and links of the legacy directory.
@@ -13,7 +13,13 @@ fn remove_logs(log: &Path, links: &Path, link_end: &str) -> io::Result<()> {
         remove_beside(log, |found| found.starts_with(name))?;
     }
     if !links.as_os_str().is_empty() {
-        remove_those(links, |found| found.ends_with(link_end))?;
+        match LogLinks::open(links) {
+            Ok(None) => {}
+            Ok(Some(open)) => remove_those(&open.path(), |found| found.ends_with(link_end))?,
+            // Nothing of ours is behind it. Who makes links says so.
+            Err(e) if e.kind() == io::ErrorKind::NotADirectory => {}
+            Err(e) => return Err(e),
+        }
     }
     Ok(())
 }
@@ -119,6 +125,12 @@ mod tests {
         assert_eq!(names(&dir), ["11.log", "links"]);
         assert_eq!(names(&links).len(), 1);
         remove(Logs::Stay, "gone/1.log", "x").expect("absent is fine");
+        // A link in the place of the directory of links.
+        std::os::unix::fs::symlink(&dir, dir.join("planted")).expect("link");
+        fs::write(dir.join("app-abc.log"), "").expect("file");
+        let planted = dir.join("planted");
+        remove_logs(&dir.join("1.log"), &planted, "app-abc.log").expect("nothing of ours");
+        assert!(dir.join("app-abc.log").exists());
         fs::remove_dir_all(dir).expect("clean");
     }
 

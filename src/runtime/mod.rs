@@ -12,6 +12,7 @@ pub mod cri;
 #[cfg(test)]
 #[path = "../../tests/fake/mod.rs"]
 pub mod fake;
+pub(crate) mod log_links;
 mod log_removal;
 pub mod log_rotation;
 pub mod log_trim;

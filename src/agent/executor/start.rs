@@ -31,7 +31,7 @@ use crate::{
         provider,
         work_queue::Retry,
     },
-    runtime::{RuntimeService, runc::process},
+    runtime::{RuntimeService, log_links::LogLinks, runc::process},
     sys::lane::Lane,
 };
 
@@ -275,14 +275,14 @@ async fn link_log(pass: &Pass<'_>, container: &Container, id: &ContainerId, atte
         .log_directory(pod)
         .join(&container.name)
         .join(format!("{attempt}.log"));
-    let link = dir.join(generate::log_link_name(pod, &container.name, id));
-    let shown = link.display().to_string();
+    let name = generate::log_link_name(pod, &container.name, id);
+    let shown = dir.join(&name).display().to_string();
     let make = move || {
         if !target.exists() {
             return Ok(());
         }
-        std::fs::create_dir_all(dir)?;
-        symlink(&target, &link)
+        let links = LogLinks::make(&dir)?;
+        symlink(&target, links.path().join(name))
     };
     if let Err(e) = starter.disk.run(make).await
         && e.kind() != io::ErrorKind::AlreadyExists

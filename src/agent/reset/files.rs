@@ -8,6 +8,7 @@ use std::{
 use crate::{
     api::PodUid,
     logic::gc,
+    runtime::log_links::LogLinks,
     sys::{lock, mount, remove},
 };
 
@@ -114,9 +115,21 @@ pub(super) fn remove_logs(pods: &Path, links: &Path) -> Result<(), KeptError> {
         let gone = remove(&path).map_err(kept(&path));
         result = result.and(gone);
     }
-    for link in links_to(pods, links).filter(|link| !link.exists()) {
-        let gone = remove(&link).map_err(kept(&link));
-        result = result.and(gone);
+    match LogLinks::open(links) {
+        Ok(open) => {
+            let dir = open.as_ref().map(LogLinks::path);
+            for link in dir.iter().flat_map(|dir| links_to(pods, dir)) {
+                if !link.exists() {
+                    let shown = links.join(link.file_name().unwrap_or_default());
+                    let gone = remove(&link).map_err(kept(&shown));
+                    result = result.and(gone);
+                }
+            }
+        }
+        Err(e) => {
+            let stays = Err(kept(links)(e));
+            result = result.and(stays);
+        }
     }
     for dir in [pods, links] {
         // Others may have theirs there.
@@ -229,6 +242,13 @@ mod tests {
             assert!(logs.join("else").exists(), "no log directory of a pod");
             assert!(!links.join("ours.log").is_symlink() && links.join("theirs.log").is_symlink());
         }
+        // A link in the place of the directory of links leads nowhere.
+        let planted = base.join("planted");
+        std::os::unix::fs::symlink(&links, &planted).expect("link");
+        link("ours.log", &logs.join("default_web_u1/c/0.log"));
+        let kept = remove_logs(&logs, &planted).expect_err("a link");
+        assert!(crate::error::chain(&kept).contains("is a link"), "{kept}");
+        assert!(links.join("ours.log").is_symlink() && planted.is_symlink());
         fs::remove_dir_all(root.join("seccomp")).expect("clean up");
         remove_root(&root, true).expect("root");
         assert!(!root.exists(), "nothing else was there");

@@ -7,7 +7,10 @@ use crate::{
     api::PodUid,
     cgroup::Cgroups,
     config::Config,
-    runtime::runc::{self, apparmor},
+    runtime::{
+        log_links::LogLinks,
+        runc::{self, apparmor},
+    },
     sys::mount,
 };
 
@@ -56,7 +59,8 @@ pub(super) fn lines(cfg: &Config, keep_images: bool) -> Vec<String> {
             logs.display()
         ));
     }
-    let links_there = files::links_to(logs, links).count();
+    let open = LogLinks::open(links).ok().flatten();
+    let links_there = open.map_or(0, |open| files::links_to(logs, &open.path()).count());
     if links_there > 0 {
         lines.push(format!(
             "{} in {}",
