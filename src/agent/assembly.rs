@@ -476,6 +476,7 @@ pub(super) fn updates(parts: &Parts, proxies: &ProxyVariables) -> Option<Task> {
         proxies: proxies.clone(),
         clock: Rc::clone(&parts.tools.clock),
         recorder: Rc::clone(&parts.tools.recorder),
+        channel: Rc::clone(&parts.owners.channel),
     };
     Some(boxed(updates.run()))
 }

@@ -24,6 +24,7 @@ use super::{
     removed::Removed,
     times::Times,
     tunnel::Board,
+    updates::ChannelState,
     vitals::{HeapUse, LoopWatch},
 };
 use crate::api::order::Order;
@@ -79,6 +80,8 @@ pub(super) struct Settings {
     pub(super) budget: Option<Arc<LinkBudget>>,
     /// Whether it costs money.
     pub(super) cost: Rc<LinkCost>,
+    /// How the channel of updates was at the last look.
+    pub(super) channel: Rc<ChannelState>,
     /// What the wall clock has said.
     pub(super) times: Rc<Times>,
     /// Whether the loop moves.
@@ -509,6 +512,7 @@ impl Backend for LocalBackend {
             let budget = self.settings.budget.as_ref();
             conditions.extend(budget.map(|budget| budget.condition(clock.wall())));
             conditions.extend(self.settings.cost.condition(clock.wall()));
+            conditions.extend(self.settings.channel.condition(clock.wall()));
             node::put_right(conditions, &self.settings.times);
             Ok(shown)
         })

@@ -25,6 +25,7 @@ use super::{
     recorder::Recorder,
     times::{Certainty, Times},
     tunnel::Board,
+    updates::ChannelState,
     vitals::{HeapUse, LoopWatch, WorkCounters},
 };
 use crate::{
@@ -125,6 +126,8 @@ pub(super) struct Owners {
     pub(super) budget: Option<Arc<LinkBudget>>,
     /// Whether it costs money.
     pub(super) cost: Rc<LinkCost>,
+    /// How the channel of updates was at the last look.
+    pub(super) channel: Rc<ChannelState>,
 }
 
 /// See the module's words.
@@ -227,6 +230,7 @@ impl Parts {
                 tunnel: cfg.tunnel.as_ref().map(|_| Rc::default()),
                 budget: given.images.budget,
                 cost,
+                channel: Rc::default(),
             },
             machine: Machine {
                 runtime,

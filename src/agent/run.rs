@@ -416,6 +416,7 @@ async fn serve(
             tunnel: parts.owners.tunnel.clone(),
             budget: parts.owners.budget.clone(),
             cost: Rc::clone(&parts.owners.cost),
+            channel: Rc::clone(&parts.owners.channel),
             times: Rc::clone(&parts.tools.times),
             loop_watch: parts.tools.loop_watch.clone(),
             plugins: assembly::plugins(&parts),

@@ -2,7 +2,7 @@
 //! rest. Without `picolet.update` nothing of this runs.
 
 use alloc::rc::Rc;
-use core::time::Duration;
+use core::{cell::RefCell, time::Duration};
 use std::{io, path::PathBuf};
 
 use super::{
@@ -11,7 +11,8 @@ use super::{
     recorder::{Recorder, Severity},
 };
 use crate::{
-    logic::update::{LATER, Looks, Next, Schedule},
+    api::{Wall, node::NodeCondition},
+    logic::update::{EXPIRED, LATER, Looks, Next, Schedule},
     net::ProxyVariables,
     sys::{
         child::{self, Command, Output},
@@ -28,6 +29,43 @@ const LOOK_TIME: Duration = Duration::from_secs(3 * 3600);
 /// Bytes of what it says.
 const MAX_SAID_BYTES: usize = 4096;
 
+/// Name of the condition of `get node`.
+const CONDITION: &str = "UpdateChannelExpired";
+
+/// How the last look that came to an end found the channel. Written by [`Updates`], read by who shows it.
+#[derive(Default)]
+pub(super) struct ChannelState(RefCell<Option<Found>>);
+
+struct Found {
+    expired: bool,
+    message: String,
+    since: Wall,
+}
+
+impl ChannelState {
+    fn note(&self, expired: bool, message: &str, now: Wall) {
+        let mut found = self.0.borrow_mut();
+        let same = found.as_ref().filter(|found| found.expired == expired);
+        *found = Some(Found {
+            since: same.map_or(now, |found| found.since),
+            expired,
+            message: message.to_owned(),
+        });
+    }
+
+    /// What `get node` says. `None`: there was no look yet.
+    pub(super) fn condition(&self, now: Wall) -> Option<NodeCondition> {
+        self.0.borrow().as_ref().map(|found| NodeCondition {
+            kind: CONDITION.into(),
+            status: if found.expired { "True" } else { "False" }.into(),
+            last_heartbeat_time: Some(now.truncated()),
+            last_transition_time: Some(found.since.truncated()),
+            reason: if found.expired { "Expired" } else { "Looked" }.into(),
+            message: found.message.clone(),
+        })
+    }
+}
+
 /// See the module.
 pub(super) struct Updates {
     pub(super) schedule: Schedule,
@@ -40,6 +78,7 @@ pub(super) struct Updates {
     pub(super) proxies: ProxyVariables,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) recorder: Rc<Recorder>,
+    pub(super) channel: Rc<ChannelState>,
 }
 
 impl Updates {
@@ -59,6 +98,10 @@ impl Updates {
                     // On the heap for its time: between two looks nothing of it is kept.
                     let said = told.of(Box::pin(self.look()).await);
                     looks.ended(window, said.again, self.clock.now());
+                    if !said.again {
+                        self.channel
+                            .note(said.expired, &said.text, self.clock.wall());
+                    }
                     match said.news {
                         Some(News::Refused(why)) => {
                             self.recorder.node(Severity::Warning, "UpdateRefused", &why);
@@ -99,6 +142,9 @@ struct Told {
 struct Said {
     /// It has to be made up for.
     again: bool,
+    /// The channel file is one whose time has passed.
+    expired: bool,
+    text: String,
     news: Option<News>,
 }
 
@@ -124,26 +170,28 @@ impl Told {
                 let said = String::from_utf8_lossy(&said);
                 let line = said.trim().trim_start_matches("error: ");
                 match code {
-                    0 | 1 | LATER => (code, line.replace('\n', " ")),
+                    0 | 1 | LATER | EXPIRED => (code, line.replace('\n', " ")),
                     // It says nothing of the release.
                     _ => (LATER, format!("a look for updates ended with {code}")),
                 }
             }
         };
         let known = match code {
-            1 => &mut self.refused,
+            1 | EXPIRED => &mut self.refused,
             _ => &mut self.last,
         };
         let is_new = !text.is_empty() && text != *known;
         let news = is_new.then(|| {
             known.clone_from(&text);
             match code {
-                1 => News::Refused(text),
-                _ => News::Nothing(text),
+                1 | EXPIRED => News::Refused(text.clone()),
+                _ => News::Nothing(text.clone()),
             }
         });
         Said {
             again: code == LATER,
+            expired: code == EXPIRED,
+            text,
             news,
         }
     }
@@ -206,7 +254,38 @@ mod tests {
             (output(0, "", ""), false, None),
         ] {
             let said = told.of(look);
-            assert_eq!(said, Said { again, news });
+            assert_eq!((said.again, said.news), (again, news));
+            assert!(!said.expired, "{}", said.text);
+        }
+        let text = "update refused: the channel file expired at 2026-01-01T00:00:00Z";
+        for is_first in [true, false] {
+            let said = told.of(output(EXPIRED, "", &format!("error: {text}\n")));
+            assert!(said.expired && !said.again && said.text == text);
+            let news = is_first.then(|| News::Refused(text.into()));
+            assert_eq!(said.news, news, "told once");
+        }
+    }
+
+    #[test]
+    fn an_expired_channel_is_a_condition_until_another_look_finds_none() {
+        // UPD-01
+        let channel = ChannelState::default();
+        let at = Wall::from_secs;
+        let shown = |now: i64| {
+            let condition = channel.condition(at(now)).expect("there was a look");
+            let since = condition.last_transition_time.expect("known");
+            (condition.status.to_string(), condition.message, since)
+        };
+        assert_eq!(channel.condition(at(1)), None);
+        for (now, expired, text, status, since) in [
+            (10, false, "serial 3 is installed", "False", 10),
+            (20, true, "expired", "True", 20),
+            (30, true, "expired again", "True", 20),
+            (40, false, "serial 4 is installed", "False", 40),
+        ] {
+            channel.note(expired, text, at(now));
+            let wanted = (status.to_owned(), text.to_owned(), at(since));
+            assert_eq!(shown(now + 5), wanted);
         }
     }
 }

@@ -16,6 +16,8 @@ use crate::api::{Mono, Wall, strict::from_json};
 
 /// Exit code of a look that has to be made up for. Source: sysexits(3), `EX_TEMPFAIL`.
 pub const LATER: i32 = 75;
+/// Exit code of a look that found a channel file whose time has passed.
+pub const EXPIRED: i32 = 76;
 /// Bytes of a tarball at most: some times what a release has.
 pub const MAX_RELEASE_BYTES: u64 = 64 << 20;
 /// Serials that are remembered as bad. One that is older than these is lower than what is installed, as a rule.
@@ -298,6 +300,10 @@ pub struct Offer {
     /// Percent of the fleet that may update now.
     #[serde(default = "everyone")]
     pub share: u8,
+    /// From when on nobody may follow it; `None`: it counts for ever. So whoever stands on the way to the channel cannot show a
+    /// node the release of today for years.
+    #[serde(default)]
+    pub expires: Option<Wall>,
 }
 
 const fn everyone() -> u8 {
@@ -339,6 +345,13 @@ impl Offer {
             }
         }
         Ok(offer)
+    }
+
+    /// When its time has passed, if it has. `trusted`: `now` counts as right. By no other clock anything is refused: a board
+    /// that thinks that it is 2099 would be locked out, and one in 1970 can tell nothing.
+    #[must_use]
+    pub fn expired(&self, now: Wall, trusted: bool) -> Option<Wall> {
+        self.expires.filter(|at| trusted && now >= *at)
     }
 
     /// Name of the directory in its tarball, which is the tarball's own without its end.

@@ -401,7 +401,8 @@ fn a_node_updates_itself_in_its_window() {
     // The new agent has looked, and is done for this window.
     let looked = || board.host.agent_log().contains("serial 5 is installed");
     in_time("the new agent looks", looked);
-    says(&board, &["--look"], 0, "serial 5 is installed");
+    let endless = "serial 5 is installed, and the channel file does not say when it expires";
+    says(&board, &["--look"], 0, endless);
 
     // Refused, each by reason, and nothing but the staging is written.
     let other = board.good("three");
@@ -411,6 +412,14 @@ fn a_node_updates_itself_in_its_window() {
     let foreign = "update refused: the channel file is not signed by a key of picolet.update.keys";
     says(&board, &["--look"], 1, foreign);
     says(&board, &["--now", "--force"], 1, foreign);
+    // One whose time has passed is not even read further.
+    let mut expired = offer.clone();
+    expired["expires"] = "2001-01-01T00:00:00Z".into();
+    expired["serial"] = 4.into();
+    channel.sign(&expired, &channel.key);
+    let old = "update refused: the channel file expired at 2001-01-01T00:00:00Z";
+    says(&board, &["--look"], 76, old);
+    says(&board, &["--now"], 76, old);
     let changes: [(&str, Value, &str); 4] = [
         (
             "serial",

@@ -30,7 +30,9 @@ use crate::{
     error::chain,
     image::pull::Artifact,
     logic::{
-        update::{self, LATER, MAX_MEMORY_BYTES, Memory, Now, Offer, OnItsWay, Trying, Verdict},
+        update::{
+            self, EXPIRED, LATER, MAX_MEMORY_BYTES, Memory, Now, Offer, OnItsWay, Trying, Verdict,
+        },
         upgrade::PATIENCE_S,
     },
     net::meter,
@@ -181,6 +183,14 @@ impl Visit {
         self.may_begin(who)?;
         let mut channel = self.channel()?;
         let offer = self.offer(&mut channel)?;
+        let force = who == Who::Operator { force: true };
+        if !force {
+            self.refuse_expired(&offer)?;
+        }
+        let endless = match offer.expires {
+            Some(_) => "",
+            None => ", and the channel file does not say when it expires",
+        };
         let installed = release::sum(&self.places.program)?;
         let node = update::Node {
             name: &self.node,
@@ -188,14 +198,13 @@ impl Visit {
             memory: &memory,
             installed: &installed,
         };
-        let force = who == Who::Operator { force: true };
         let serial = offer.serial;
         match update::judge(&offer, node, who != Who::Agent, force) {
             Verdict::Take => {}
-            Verdict::Have => return Ok(format!("serial {serial} is installed")),
+            Verdict::Have => return Ok(format!("serial {serial} is installed{endless}")),
             Verdict::NotInShare => {
                 return Ok(format!(
-                    "serial {serial} is for others first: its share is {} %",
+                    "serial {serial} is for others first: its share is {} %{endless}",
                     offer.share
                 ));
             }
@@ -283,6 +292,19 @@ impl Visit {
             moving: pods.filter(|pod| on_its_way(pod).is_moving(wall)).count(),
         };
         update::may_begin(&self.update.schedule, &now).map_err(later)
+    }
+
+    /// Refuses a channel file whose time has passed. Whoever shows an old one for ever keeps the nodes as they are.
+    fn refuse_expired(&self, offer: &Offer) -> Result<(), NotTaken> {
+        let trusted = self.update.schedule.trusts_clock || clock::synchronized() == Some(true);
+        let Some(at) = offer.expired(clock::wall(), trusted) else {
+            return Ok(());
+        };
+        let mut e = refused(format_args!(
+            "the channel file expired at {at}: sign a new one; if there is one, it does not reach this node"
+        ));
+        e.why.code = u8::try_from(EXPIRED).unwrap_or(1);
+        Err(e)
     }
 
     fn channel(&self) -> Result<Channel, NotTaken> {

@@ -413,12 +413,39 @@ fn channel_files() {
         ),
         (r#""share": 100,"#, "", ""),
         ("\"serial\": 7,", "", "it is no channel file"),
+        (
+            r#""later": []"#,
+            r#""expires": "in 90 days""#,
+            "it is no channel file",
+        ),
         ("{", "", "it is no channel file"),
     ] {
         match Offer::parse(OFFER.replace(from, to).as_bytes()) {
             Ok(_) => assert!(says.is_empty(), "{to}"),
             Err(e) => assert!(e.to_string().starts_with(says), "{to}: {e}"),
         }
+    }
+}
+
+#[test]
+fn channel_files_expire_by_a_clock_that_is_right() {
+    // UPD-01
+    let time = |text: &str| Wall::parse(text).expect("a time");
+    let expires = "2026-06-01T02:00:00+02:00";
+    let text = OFFER.replace("\"later\": []", &format!("\"expires\": {expires:?}"));
+    let ends = Offer::parse(text.as_bytes()).expect("an offer");
+    assert_eq!(offer().expires, None, "of a release before");
+    for (now, trusted, expired) in [
+        ("2026-05-31T23:59:59Z", true, false),
+        ("2026-06-01T00:00:00Z", true, true),
+        ("2099-01-01T00:00:00Z", true, true),
+        ("2099-01-01T00:00:00Z", false, false),
+        ("1970-01-01T00:00:00Z", false, false),
+        ("1970-01-01T00:00:00Z", true, false),
+    ] {
+        let found = ends.expired(time(now), trusted);
+        assert_eq!(found, expired.then(|| time(expires)), "{now} {trusted}");
+        assert_eq!(offer().expired(time(now), trusted), None, "{now}");
     }
 }
 
