@@ -265,7 +265,7 @@ pub(super) fn driver(parts: &Parts) -> Rc<dyn PodDriver> {
         recorder: recorder(),
         disk: machine.disk.clone(),
         of_api: of_api(),
-        processes: cfg.runtime.process.is_some(),
+        process_variables: cfg.runtime.process.as_ref().map(|p| p.variables.clone()),
         run_dir: cfg.dirs.run.clone(),
         container_logs: cfg.dirs.container_logs.clone(),
     };

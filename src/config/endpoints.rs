@@ -22,15 +22,18 @@ pub(super) const MAX_PROVIDERS: usize = 8;
 /// Directories whose programs run as pods.
 const MAX_PROCESS_DIRECTORIES: usize = 16;
 
+/// Variables that such programs may get.
+const MAX_PROCESS_VARIABLES: usize = 64;
+
 /// What runs as plain processes; `None`: nothing.
 pub(super) fn process(fields: &Fields) -> Result<Option<Allowed>, Invalid> {
     let own = &fields.picolet;
     let field = "picolet.process.directories";
     let directories = &own.process.directories;
     if directories.is_empty() {
-        return match own.process.allow_root {
-            None => Ok(None),
-            Some(_) => invalid(field, "must be set for picolet.process"),
+        return match (own.process.allow_root, own.process.variables.as_slice()) {
+            (None, []) => Ok(None),
+            _ => invalid(field, "must be set for picolet.process"),
         };
     }
     if directories.len() > MAX_PROCESS_DIRECTORIES {
@@ -56,6 +59,20 @@ pub(super) fn process(fields: &Fields) -> Result<Option<Allowed>, Invalid> {
             "cannot be kept with containerRuntimeEndpoint: only the agent's own runtime runs processes",
         );
     }
+    let variables = &own.process.variables;
+    if variables.len() > MAX_PROCESS_VARIABLES {
+        return invalid(
+            "picolet.process.variables",
+            format!("must have at most {MAX_PROCESS_VARIABLES} entries"),
+        );
+    }
+    let odd = |text: &&String| text.is_empty() || text.contains(['=', '\0']);
+    if let Some(wrong) = variables.iter().find(odd) {
+        return invalid(
+            "picolet.process.variables",
+            format!("has {wrong:?}, must have names, or beginnings of names with a * behind them"),
+        );
+    }
     let taken = own.handlers.contains_key(HANDLER) || own.providers.contains_key(HANDLER);
     if taken {
         return invalid(
@@ -68,6 +85,7 @@ pub(super) fn process(fields: &Fields) -> Result<Option<Allowed>, Invalid> {
     Ok(Some(Allowed {
         directories: directories.iter().map(PathBuf::from).collect(),
         root: own.process.allow_root.unwrap_or(false),
+        variables: variables.clone(),
     }))
 }
 

@@ -180,7 +180,7 @@ const FIELDS: &[&str] = &[
     "picolet.imageDir", "picolet.imagePolicy.allowedRegistries", "picolet.imagePolicy.requireDigest",
     "picolet.imagePullBandwidth", "picolet.k3sPasswordFile", "picolet.k3sServer", "picolet.kubeconfig", "picolet.kubeletVersion", "picolet.link.dailyBytes", "picolet.link.meteredInterfaces", "picolet.link.pullWindow", "picolet.link.streamBytes", "picolet.logMemory", "picolet.manifestURLCA", "picolet.maxLogBytes",
     "picolet.maximumDeadContainers", "picolet.maximumDeadContainersPerContainer", "picolet.metered", "picolet.minimumContainerTTLDuration",
-    "picolet.nodeIP", "picolet.nodeLabels", "picolet.ociRuntime", "picolet.ociRuntimeRoot", "picolet.offlineSecrets", "picolet.podWriteLimit", "picolet.process.allowRoot", "picolet.process.directories", "picolet.profile", "picolet.providers",
+    "picolet.nodeIP", "picolet.nodeLabels", "picolet.ociRuntime", "picolet.ociRuntimeRoot", "picolet.offlineSecrets", "picolet.podWriteLimit", "picolet.process.allowRoot", "picolet.process.directories", "picolet.process.variables", "picolet.profile", "picolet.providers",
     "picolet.registriesFile", "picolet.rootDir", "picolet.runDir", "picolet.socket", "picolet.tunnel.ca", "picolet.tunnel.servers",
     "picolet.tunnel.tokenFile", "picolet.update.ca", "picolet.update.keys", "picolet.update.restart", "picolet.update.source",
     "picolet.update.spread", "picolet.update.trustClock", "picolet.update.window.days", "picolet.update.window.length",
@@ -522,6 +522,7 @@ pub struct ImagePolicy {
 pub struct Process {
     pub allow_root: Option<bool>,
     pub directories: Vec<String>,
+    pub variables: Vec<String>,
 }
 
 /// `picolet.link`

@@ -917,6 +917,27 @@ fn directories_of_cdi_files() {
 }
 
 #[test]
+fn variables_of_processes() {
+    // PRVD-08
+    let load = |more: &str| {
+        let config = load("process", &format!("picolet: {{process: {{{more}}}}}"), "")?;
+        Ok::<_, String>(config.runtime.process.map(|process| process.variables))
+    };
+    assert_eq!(load(""), Ok(None));
+    assert_eq!(load("directories: [/a]"), Ok(Some(vec![])));
+    let listed = Ok(Some(vec!["TZ".into(), "APP_*".into()]));
+    assert_eq!(load("directories: [/a], variables: [TZ, APP_*]"), listed);
+    let wrong = |more: &str| load(more).expect_err("wrong");
+    assert!(wrong("variables: [TZ]").contains("must be set for picolet.process"));
+    for odd in ["\"\"", "TZ=UTC"] {
+        let said = wrong(&format!("directories: [/a], variables: [{odd}]"));
+        assert!(said.contains("picolet.process.variables: has "), "{said}");
+    }
+    let many = format!("directories: [/a], variables: [{}]", "A, ".repeat(65));
+    assert!(wrong(&many).contains("must have at most 64 entries"));
+}
+
+#[test]
 fn a_tunnel() {
     // TUN-01 TUN-09
     let of = |text: &str| load("tunnel", text, "").expect("a configuration");

@@ -170,6 +170,14 @@ impl Host {
         self.base.join(name)
     }
 
+    /// A directory for programs that pods run as processes. Nobody but root may write on the way there, as in `/var/tmp`.
+    pub(crate) fn programs(&self) -> PathBuf {
+        let dir = Path::new("/var/lib").join(format!("picolet-{}", self.mark));
+        fs::create_dir_all(&dir).expect("directory");
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o755)).expect("mode");
+        dir
+    }
+
     /// Starts the agent and waits until it answers.
     pub(crate) fn start_agent(&mut self) {
         let log = File::options()
@@ -557,6 +565,7 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
+        let _ = fs::remove_dir_all(Path::new("/var/lib").join(format!("picolet-{}", self.mark)));
         if !self.base.exists() {
             return;
         }

@@ -74,8 +74,7 @@ fn start_with(socket: impl FnOnce(&Lamps) -> PathBuf) -> Option<(Lamps, Host)> {
     }
     let mut host = Host::new(&[]);
     let lamps = Lamps::start(&host.path("lamps"));
-    let apps = host.path("apps");
-    fs::create_dir(&apps).expect("directory");
+    let apps = host.programs();
     for (name, script) in APPS {
         let path = apps.join(name);
         fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("program");
@@ -83,7 +82,7 @@ fn start_with(socket: impl FnOnce(&Lamps) -> PathBuf) -> Option<(Lamps, Host)> {
     }
     let own = json!({
         "providers": {"lamps": socket(&lamps)},
-        "process": {"directories": [apps]},
+        "process": {"directories": [apps], "variables": ["GREET*"]},
     });
     begin(&mut host, &own);
     host.import();
@@ -621,7 +620,15 @@ fn processes_have_what_their_pod_says_and_nothing_more() {
     host.wait_gone("leaves");
 
     // What it cannot honour it refuses by name.
-    let refusals: [(&str, &str, Value, &str); 8] = [
+    // One in a directory that others than root may write.
+    let loose = host.programs().join("loose");
+    fs::create_dir(&loose).expect("directory");
+    fs::copy(host.programs().join("ends"), loose.join("ends")).expect("program");
+    fs::set_permissions(&loose, Permissions::from_mode(0o1777)).expect("mode");
+    let may_write = format!("others than root may write \"{}\"", loose.display());
+    // The text is within JSON.
+    let may_write = may_write.replace('"', "\\\"");
+    let refusals: [(&str, &str, Value, &str); 10] = [
         ("network", "/hostNetwork", json!(false), "hostNetwork"),
         (
             "privileged",
@@ -648,6 +655,18 @@ fn processes_have_what_their_pod_says_and_nothing_more() {
             "/securityContext",
             json!({"runAsUser": 4242, "runAsGroup": 0}),
             "group 0",
+        ),
+        (
+            "loose",
+            "/containers/0/command",
+            json!(["loose/ends", "0"]),
+            &may_write,
+        ),
+        (
+            "startup",
+            "/containers/0/env",
+            json!([{"name": "BASH_ENV", "value": "/tmp/a.sh"}]),
+            "it is not in picolet.process.variables",
         ),
         (
             "preload",

@@ -28,6 +28,7 @@ use crate::{
         actions::{ContainerToKill, PodActions},
         generate,
         kill::{KillCause, single_kill_grace_s},
+        process_variables::judge_variable,
         provider,
         work_queue::Retry,
     },
@@ -45,8 +46,8 @@ pub(in crate::agent) struct Starter {
     pub(in crate::agent) recorder: Rc<Recorder>,
     pub(in crate::agent) disk: Lane,
     pub(in crate::agent) of_api: Option<Rc<cluster::Objects>>,
-    /// Programs of the machine run as containers of their handler.
-    pub(in crate::agent) processes: bool,
+    /// Variables that programs of the machine may get; `None`: none of them run as containers of their handler.
+    pub(in crate::agent) process_variables: Option<Vec<String>>,
     /// Where crash-loop delays are stored.
     pub(in crate::agent) run_dir: PathBuf,
     /// Where links to logs lie.
@@ -228,7 +229,9 @@ async fn start_container(pass: &Pass<'_>, container: &Container) -> Result<(), S
     let Some(volume_images) = of_volumes.await? else {
         return Ok(());
     };
-    let image = if starter.processes && pass.sandbox.runtime_handler == process::HANDLER {
+    let variables = starter.process_variables.as_deref();
+    let variables = variables.filter(|_| pass.sandbox.runtime_handler == process::HANDLER);
+    let image = if variables.is_some() {
         if let Some(what) = provider::refused_by_process(pass.pod, container) {
             let why = format!("handler {:?} cannot honour {what}", process::HANDLER);
             return Err(failed(StartError::new(generate::CONFIG_ERROR, why)));
@@ -246,6 +249,14 @@ async fn start_container(pass: &Pass<'_>, container: &Container) -> Result<(), S
         .container_config(pass, container, &image, volume_images)
         .await
         .map_err(failed)?;
+    if let Some(listed) = variables {
+        for (name, _) in &config.env {
+            judge_variable(name, listed).map_err(|why| {
+                let why = format!("environment variable {name:?}: {why}");
+                failed(StartError::new(generate::CONFIG_ERROR, why))
+            })?;
+        }
+    }
     if pass.is_to_end() {
         return Ok(());
     }

@@ -8,7 +8,11 @@
 use std::{
     ffi::{OsStr, OsString},
     fs, io,
-    os::unix::{ffi::OsStrExt as _, fs::symlink, process::CommandExt as _},
+    os::unix::{
+        ffi::OsStrExt as _,
+        fs::{MetadataExt as _, symlink},
+        process::CommandExt as _,
+    },
     path::{Path, PathBuf},
     process::{Command, ExitCode},
 };
@@ -65,6 +69,8 @@ pub struct Allowed {
     pub directories: Vec<PathBuf>,
     /// A process may be root's.
     pub root: bool,
+    /// Variables of a pod that may reach its processes. Whoever makes a container has judged them.
+    pub variables: Vec<String>,
 }
 
 /// A process to be: the record of its container with command, environment and directory of work, and where programs may lie.
@@ -147,11 +153,6 @@ impl Runc {
         if !allowed.root && (gid == 0 || security.supplemental_groups.contains(&0)) {
             return invalid("securityContext: group 0, and picolet.process.allowRoot is not set");
         }
-        if let Some((name, _)) = config.env.iter().find(|(name, _)| loads_code(name)) {
-            return invalid(&format!(
-                "env {name}: it would load code from outside of picolet.process.directories"
-            ));
-        }
         record.user = ResolvedUser {
             uid,
             gid,
@@ -179,11 +180,6 @@ impl Runc {
         record::save(dir, record).map_err(failed("write the container record"))?;
         Ok(Vec::new())
     }
-}
-
-/// Variables by which the dynamic linker takes code from elsewhere. Source: ld.so(8).
-fn loads_code(variable: &str) -> bool {
-    variable.starts_with("LD_") || variable == "GLIBC_TUNABLES"
 }
 
 /// Runs as the runtime. `words`: those of an OCI runtime.
@@ -340,9 +336,38 @@ impl Spec {
     }
 }
 
+/// The file that a command names, which nobody but root may replace.
+fn program(directories: &[PathBuf], name: &str) -> Result<PathBuf, ProcessError> {
+    let found = find_program(directories, name)?;
+    demand_root_only(&found)?;
+    Ok(found)
+}
+
+/// Refuses a program if somebody beside root may write it or a directory on its way. `program`: absolute and without links.
+fn demand_root_only(program: &Path) -> Result<(), ProcessError> {
+    for place in program.ancestors() {
+        let meta = fs::symlink_metadata(place).map_err(system(&place.to_string_lossy()))?;
+        if others_may_write(meta.uid(), meta.mode()) {
+            return Err(ProcessError::Refused(format!(
+                "command {program:?} is not run: others than root may write {place:?} (owner {}, mode {:04o})",
+                meta.uid(),
+                meta.mode() & 0o7777
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Tells by owner and mode if somebody beside root may write a file, or make and rename files in a directory. The sticky
+/// bit does not help: whoever makes a name there owns it. A group counts, whichever it is; with ACLs its bits are those of all
+/// who are named.
+const fn others_may_write(owner: u32, mode: u32) -> bool {
+    owner != 0 || mode & 0o022 != 0
+}
+
 /// The file that a command names: by an absolute path, or by its name in one of the directories. It lies in one of them, and
 /// not only by a link.
-fn program(directories: &[PathBuf], name: &str) -> Result<PathBuf, ProcessError> {
+fn find_program(directories: &[PathBuf], name: &str) -> Result<PathBuf, ProcessError> {
     let wrong = |why: &str| Err(ProcessError::Refused(format!("command {name:?}{why}")));
     let real = |path: &Path| fs::canonicalize(path).ok();
     // Joined to an absolute path, a directory counts for nothing.
@@ -561,7 +586,7 @@ mod tests {
         let directories = [apps.clone()];
         let absolute = |name: &str| apps.join(name).display().to_string();
         for name in ["good", "deep/good", &absolute("good")] {
-            assert!(program(&directories, name).is_ok(), "{name}");
+            assert!(find_program(&directories, name).is_ok(), "{name}");
         }
         for (name, why) in [
             ("link", "none of the directories"),
@@ -572,13 +597,53 @@ mod tests {
             ("", "cannot be run"),
             ("deep", "cannot be run"),
         ] {
-            let said = program(&directories, name);
+            let said = find_program(&directories, name);
             assert!(
                 said.as_ref().is_err_and(|e| chain(e).contains(why)),
                 "{name}: {said:?}"
             );
         }
         fs::remove_dir_all(dir).expect("clean");
+    }
+
+    #[test]
+    fn programs_that_others_may_replace_are_refused() {
+        // PRVD-08
+        let sh = fs::canonicalize("/bin/sh").expect("a shell");
+        demand_root_only(&sh).expect("root's alone");
+        // The directory itself is root's if this test is; /tmp is not, sticky as it is.
+        let dir = fs::canonicalize(std::env::temp_dir()).expect("directory");
+        let dir = dir.join(format!("picolet-root-only-{}", std::process::id()));
+        fs::create_dir(&dir).expect("directory");
+        let directories = [dir.clone()];
+        let program_of_all = dir.join("good");
+        fs::write(&program_of_all, "").expect("file");
+        let said = program(&directories, "good").expect_err("no right to run it");
+        assert!(chain(&said).contains("cannot be run"), "{said}");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(&program_of_all, mode).expect("mode");
+        let said = program(&directories, "good").expect_err("others may write");
+        assert!(
+            chain(&said).contains("others than root may write \"/"),
+            "{said}"
+        );
+        fs::remove_dir_all(dir).expect("clean");
+    }
+
+    #[test]
+    fn who_may_write() {
+        // PRVD-08
+        for (owner, mode, others) in [
+            (0, 0o755, false),
+            (0, 0o700, false),
+            (0, 0o1777, true),
+            (0, 0o775, true),
+            (0, 0o702, true),
+            (1000, 0o755, true),
+            (1000, 0o500, true),
+        ] {
+            assert_eq!(others_may_write(owner, mode), others, "{owner} {mode:o}");
+        }
     }
 
     #[test]
