@@ -868,6 +868,70 @@ fn read_only_root_and_shared_pids() {
     });
 }
 
+/// The init of a shared PID namespace: what is left of it when the sandbox is ready. What containers of the pod can do with it is
+/// shown in tests/hostile.
+#[test]
+fn an_init_has_nothing_of_the_host() {
+    // RTM-17
+    /// Most memory of its own, KiB.
+    const MAX_KIB: u64 = 64;
+    lab("bare", async |lab| {
+        let mut config = lab.sandbox("bare");
+        config.namespaces.pid = NamespaceMode::Pod;
+        let sandbox = lab.runtime().run_pod_sandbox(&config).await.expect("run");
+        let group = format!("{}/{}", config.cgroup_parent, sandbox.id);
+        let [pid] = Lab::cgroups().pids(&group)[..] else {
+            panic!("one process in {group}");
+        };
+        let path = |name: &str| PathBuf::from(format!("/proc/{pid}/{name}"));
+        let text = |name: &str| fs::read_to_string(path(name)).expect("of a process");
+        let names = |name: &str| fs::read_dir(path(name)).expect("directory").count();
+        // Nothing in its root directory, which is the only mount and takes nothing.
+        assert_eq!((names("root"), names("cwd"), names("fd")), (0, 0, 0));
+        let refused = fs::write(path("root/file"), "").expect_err("read-only");
+        assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+        let mounts = text("mountinfo");
+        assert_eq!(mounts.lines().count(), 1, "{mounts}");
+        assert_eq!(text("environ"), "");
+        let dir = lab.dir.join("run/sandboxes").join(&*sandbox.id);
+        let called = format!("picolet\0pod-init\0{}\0", dir.display());
+        assert_eq!(text("cmdline"), called);
+        let exe = fs::read_link(path("exe")).expect("its program");
+        assert_eq!(exe.display().to_string(), "/memfd:pod-init (deleted)");
+        let status = text("status");
+        for line in [
+            "CapInh:\t0000000000000000",
+            "CapPrm:\t0000000000000000",
+            "CapEff:\t0000000000000000",
+            "CapBnd:\t0000000000000000",
+            "CapAmb:\t0000000000000000",
+            "NoNewPrivs:\t1",
+            "Seccomp:\t2",
+        ] {
+            assert!(status.lines().any(|l| l == line), "{line} in {status}");
+        }
+        for kind in ["mnt", "pid", "net", "ipc", "uts", "cgroup"] {
+            let link = |who: &str| fs::read_link(format!("/proc/{who}/ns/{kind}")).expect("link");
+            assert_ne!(link(&pid.to_string()), link("self"), "{kind}");
+        }
+        let memory = text("smaps_rollup");
+        let own = memory.lines().filter(|l| l.starts_with("Private_"));
+        let own = own.filter_map(|l| l.split_whitespace().nth(1)?.parse::<u64>().ok());
+        let own: u64 = own.sum();
+        assert!((1..=MAX_KIB).contains(&own), "{memory}");
+        println!("an init: {own} KiB of its own");
+        // Who switches the machine off asks it to end.
+        nix::sys::signal::kill(
+            nix::unistd::Pid::from_raw(pid),
+            nix::sys::signal::Signal::SIGTERM,
+        )
+        .expect("signal");
+        lab.runtime().doorbell().await;
+        let state = lab.pod(&config).await.sandboxes[0].state;
+        assert_eq!(state, SandboxState::NotReady);
+    });
+}
+
 /// Files of a container are nobody's on the host: its users could read them, write to its /dev/shm, and run a setuid
 /// program that the container made (the class of CVE-2021-41103).
 #[test]

@@ -97,8 +97,8 @@ impl From<lexopt::Error> for CliError {
 
 /// Entry point of the program, but for `picolet shim`.
 ///
-/// Not inlined, like [`carry_out`] and [`crate::agent::main`]: the frames of commands would be part of the stack of the processes that
-/// stay, the shim's and the init's of a shared PID namespace (80 KiB each, once).
+/// Not inlined, like [`carry_out`] and [`crate::agent::main`]: the frames of commands would be part of the stack of the process that
+/// stays, the shim's (80 KiB, once).
 #[must_use]
 #[inline(never)]
 pub fn main() -> ExitCode {
@@ -150,7 +150,7 @@ fn run(command: &str, words: Vec<OsString>) -> Result<ExitCode, CliError> {
             }
             return Ok(crate::agent::main(words, CalledAs::Picolet, manager()));
         }
-        pod_init::COMMAND => return Ok(pod_init::main()),
+        pod_init::COMMAND => return Ok(pod_init::main(words)),
         exec_wait::COMMAND => return Ok(exec_wait::main(&words)),
         "--version" | "-V" => return version().map(|()| ExitCode::SUCCESS),
         "--help" | "-h" => return print(&commands::overview()).map(|()| ExitCode::SUCCESS),

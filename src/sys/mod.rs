@@ -3,6 +3,7 @@
 pub mod bpf;
 pub mod child;
 pub mod clock;
+pub mod confine;
 pub mod crash;
 pub mod dirents;
 pub mod disk_usage;
@@ -21,6 +22,7 @@ pub mod on_term;
 pub mod open;
 pub mod pages;
 pub mod pidfd;
+pub mod pod_init_program;
 pub mod proc;
 pub mod readiness;
 pub mod remove;

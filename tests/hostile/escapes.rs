@@ -1,7 +1,12 @@
 //! The ways out that callers of runc, and kubelets, left open: each tried from inside a container, with a secret of the
 //! host at the end of it.
 
-use std::fs;
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    process::Stdio,
+};
 
 use serde_json::{Value, json};
 
@@ -265,5 +270,157 @@ fn links_in_the_place_of_logs_show_nothing() {
             "{how}: nothing through the link was removed"
         );
     }
+    host.finish();
+}
+
+/// A container with these capabilities beside the default ones, or with all that is dropped and refused but `only` these.
+fn capable(script: &str, only: bool, capabilities: &[&str]) -> Value {
+    let context = match only {
+        true => json!({
+            "allowPrivilegeEscalation": false,
+            "readOnlyRootFilesystem": true,
+            "seccompProfile": {"type": "RuntimeDefault"},
+            "capabilities": {"drop": ["ALL"], "add": capabilities}
+        }),
+        false => json!({"capabilities": {"add": capabilities}}),
+    };
+    with(sh("main", script), json!({"securityContext": context}))
+}
+
+// The init of a shared PID namespace is a process of ours within reach of the pod. With SYS_PTRACE a container may follow its
+// links, and read and write its memory; with SYS_ADMIN it may enter its namespaces too.
+// RTM-17
+#[test]
+fn the_init_of_a_pod_leads_nowhere() {
+    if !host::able() {
+        return;
+    }
+    let (host, good) = start();
+    let (secret, made) = (host.path("secret"), host.path("made"));
+    let script = format!(
+        r#"s={0} m={1}; cd /proc/1; readlink root && echo looked
+        for way in root cwd root/.. cwd/../.. root/proc/1/root task/1/root task/1/cwd fd/* fd/*/.. map_files/*; do
+            cat $way$s; ls -A $way/ | sed "s,^,$way has ,"; echo x > $way$m
+        done
+        for way in exe map_files/*; do
+            grep -q host-secre[t] $way && echo $way has it; echo x > $way && echo $way is changed
+        done
+        ls fd task/1/fd | grep '^[0-9]'; cat environ; tr '\0' ' ' < cmdline; echo
+        dd if=mem bs=4096 skip=1024 count=1 | grep -c ELF
+        dd if=/dev/zero of=mem bs=8 seek=524289 count=1 conv=notrunc && echo wrote
+        for kind in m n u i p; do
+            nsenter -t 1 -$kind cat $s; nsenter -t 1 -$kind sh -c "echo x > $m"
+        done
+        kill -KILL 1; kill -USR1 1
+        sh -c 'sleep 0 & echo $! > /dev/shm/orphan'; read orphan < /dev/shm/orphan
+        while [ -e /proc/$orphan ]; do :; done
+        echo sees $(pidof sleep | wc -w) that sleep; sleep 1000"#,
+        secret.display(),
+        made.display(),
+    );
+    for (name, only, capabilities) in [
+        ("added", false, &["SYS_PTRACE"][..]),
+        ("alone", true, &["SYS_PTRACE"]),
+        ("default", false, &[]),
+        ("mighty", false, &["SYS_PTRACE", "SYS_ADMIN"]),
+    ] {
+        let containers = [
+            sh("other", "sleep 4321"),
+            capable(&script, only, capabilities),
+        ];
+        host.pod(
+            name,
+            json!({"shareProcessNamespace": true, "containers": containers}),
+        );
+        let mut said = String::new();
+        host.until("all was tried, and its orphan is reaped", |host| {
+            said = log(host, name, "main");
+            (said.contains(" that sleep"), said.clone())
+        });
+        assert!(!said.contains(SECRET), "{name}: {said}");
+        assert!(!said.contains(" has "), "{name}: it is not empty: {said}");
+        assert!(!said.contains("is changed"), "{name}: {said}");
+        assert!(!made.exists(), "{name}: a file on the host");
+        // It was the right process, and the container could do what it should.
+        assert!(said.contains("picolet pod-init "), "{name}: {said}");
+        assert!(said.contains("sees 1 that sleep"), "{name}: {said}");
+        let traces = !capabilities.is_empty();
+        assert_eq!(said.contains("looked"), traces, "{name}: {said}");
+        assert!(traces || !said.contains("wrote"), "{name}: {said}");
+        let pod = host.get(name);
+        for container in ["main", "other"] {
+            let status = status_of(&pod, container);
+            assert_eq!(status["restartCount"], 0, "{name}: {status}");
+        }
+        good.is_untouched(&host, name);
+        host.remove(&format!("{name}.yaml"));
+        host.wait_gone(name);
+    }
+    host.finish();
+}
+
+// What of ours or of the runtime's enters the namespaces of a pod is seen by a container with SYS_PTRACE, be it for a moment:
+// commands, probes by command, connections to ports.
+// RTM-17
+#[test]
+fn what_enters_a_pod_leads_nowhere() {
+    if !host::able() {
+        return;
+    }
+    let (host, good) = start();
+    // All processes but the init and itself, and all ways by which they may lead out.
+    let watch = format!(
+        r#"s={}; cd /proc; echo up; while :; do
+            for p in [0-9]*; do
+                [ $p = 1 ] || [ $p = $$ ] || last=$p
+                for way in root cwd exe fd/0 fd/1 fd/2 fd/3 fd/4 fd/5 fd/6 fd/7 fd/8 fd/9 fd/10 fd/11 fd/12; do
+                    for up in '' /.. /../../../../../..; do
+                        [ -e $p/$way$up$s ] || continue
+                        echo $way$up of $p: $(cat $p/$way$up$s $p/comm)
+                    done
+                done
+            done
+            [ -e /dev/shm/stop ] && echo ended after $last && exec sleep 1000
+        done"#,
+        host.path("secret").display()
+    );
+    let probed = with(
+        sh("probed", "exec nc -ll -p 8080 -e cat"),
+        json!({"livenessProbe": {"exec": {"command": ["true"]}, "periodSeconds": 1}}),
+    );
+    host.pod(
+        "watched",
+        json!({
+            "shareProcessNamespace": true,
+            "containers": [probed, capable(&watch, false, &["SYS_PTRACE"])]
+        }),
+    );
+    host.wait_ready("watched");
+    for _ in 0..10 {
+        assert_eq!(host.exec("watched", "probed", "echo here"), "here\n");
+    }
+    let port = host::free_port();
+    let mut forward = host
+        .command(&["port-forward", &full("watched"), &format!("{port}:8080")])
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("picolet");
+    host.until("a connection to a port", |_| {
+        let asked = TcpStream::connect(("127.0.0.1", port)).and_then(|mut peer| {
+            peer.write_all(b"x")?;
+            peer.read_exact(&mut [0])
+        });
+        (asked.is_ok(), format!("{asked:?}"))
+    });
+    forward.kill().expect("kill");
+    forward.wait().expect("wait");
+    host.exec("watched", "probed", "touch /dev/shm/stop");
+    let mut said = String::new();
+    host.until("the watcher ends", |host| {
+        said = log(host, "watched", "main");
+        (said.contains("ended after"), said.clone())
+    });
+    assert!(!said.contains(SECRET), "{said}");
+    good.is_untouched(&host, "what enters a pod");
     host.finish();
 }

@@ -110,6 +110,7 @@ impl Runc {
         if let Some(begun) = holder {
             record.holder = Some(
                 self.adopt_holder(record, begun)
+                    .await
                     .map_err(failed("keep the PID namespace"))?,
             );
         }
@@ -133,8 +134,13 @@ impl Runc {
         Ok(status)
     }
 
-    /// Waits for the end of a PID namespace's init from now on, and puts it where the pod's processes are counted.
-    fn adopt_holder(&self, record: &SandboxRecord, begun: sandbox::Begun) -> io::Result<Holder> {
+    /// Waits for the end of a PID namespace's init from now on, puts it where the pod's processes are counted, and has it give up
+    /// what is the host's: its control group is the root of what it can see of them then.
+    async fn adopt_holder(
+        &self,
+        record: &SandboxRecord,
+        begun: sandbox::Begun,
+    ) -> io::Result<Holder> {
         let pid = begun.pid;
         let holder = Holder {
             pid,
@@ -146,7 +152,6 @@ impl Runc {
         noted.holder = Some(holder);
         record::save(&self.sandbox_dir(&record.id), &noted)?;
         crash::point("sandbox.holder-recorded");
-        begun.recorded()?;
         let score = HOLDER_OOM_SCORE_ADJ.max(self.settings.host.min_oom_score_adj);
         fs::write(format!("/proc/{pid}/oom_score_adj"), score.to_string())?;
         let cgroup = holder_cgroup(record);
@@ -158,6 +163,7 @@ impl Runc {
             .create_limited_leaf(&cgroup, &values)
             .and_then(|()| self.cgroups.join(&cgroup, pid))
             .map_err(|e| io::Error::other(chain(&e)))?;
+        begun.recorded().await?;
         Ok(holder)
     }
 

@@ -9,9 +9,10 @@
 //! The three files are on the disk because containers may write to them, as under other runtimes: in the run directory a
 //! pod could fill the memory that records and sockets of all pods need.
 
+use core::time::Duration;
 use std::{
     fs,
-    io::{self, Write as _},
+    io::{self, Read as _, Write as _},
     os::{
         fd::{AsRawFd, OwnedFd},
         unix::process::CommandExt,
@@ -21,10 +22,12 @@ use std::{
     sync::Arc,
 };
 
+use async_io::{Async, Timer};
 use nix::{
     mount::MsFlags,
     sched::{CloneFlags, unshare},
 };
+use smol::future;
 
 use super::{files, record::SandboxRecord};
 use crate::{
@@ -42,6 +45,11 @@ const SHM_BYTES: u64 = 64 * 1024 * 1024;
 const HOSTNAME_LIMIT: usize = 64;
 /// Longest host file that is copied, bytes.
 const HOST_FILE_LIMIT: u64 = 64 * 1024;
+/// Bytes that an init may say of why it failed.
+const INIT_TEXT_BYTES: usize = 512;
+/// How long an init may take to give up what is the host's.
+const INIT_WAIT: Duration = Duration::from_secs(60);
+
 /// Where the pins of a sandbox lie.
 pub(super) fn pin(dir: &Path, kind: &str) -> PathBuf {
     dir.join("ns").join(kind)
@@ -121,12 +129,35 @@ pub(super) fn make_files(dirs: &Dirs, config: &SandboxConfig, host_name: &str) -
 pub(super) struct Begun {
     pub(super) pid: i32,
     tell: io::PipeWriter,
+    said: io::PipeReader,
 }
 
 impl Begun {
-    /// From here on it stays when the agent ends.
-    pub(super) fn recorded(mut self) -> io::Result<()> {
-        self.tell.write_all(&[super::pod_init::RECORDED])
+    /// From here on it stays when the agent ends. Returns when it has nothing of the host any more.
+    pub(super) async fn recorded(mut self) -> io::Result<()> {
+        self.tell.write_all(&[super::pod_init::RECORDED])?;
+        let said = Async::new(self.said)?;
+        let mut text = [0; INIT_TEXT_BYTES];
+        let confined = async {
+            let mut length = 0;
+            loop {
+                let read = said.read_with(|mut pipe| pipe.read(&mut text[length..]));
+                match read.await? {
+                    0 => return Ok::<_, io::Error>(length),
+                    read => length += read,
+                }
+            }
+        };
+        let late = async {
+            Timer::after(INIT_WAIT).await;
+            Err(io::ErrorKind::TimedOut.into())
+        };
+        match future::or(confined, late).await? {
+            0 => Ok(()),
+            length => Err(io::Error::other(
+                String::from_utf8_lossy(&text[..length]).into_owned(),
+            )),
+        }
     }
 }
 
@@ -179,6 +210,7 @@ fn wanted(dir: &Path, config: &SandboxConfig) -> namespaces::Sandbox {
 fn start_init(exe: &Arc<OwnedFd>, owner: &Path) -> io::Result<Begun> {
     unshare(CloneFlags::CLONE_NEWPID)?;
     let (told, tell) = io::pipe()?;
+    let (said, say) = io::pipe()?;
     let child = std::process::Command::new(format!("/proc/self/fd/{}", exe.as_raw_fd()))
         .arg0("picolet")
         .arg(super::pod_init::COMMAND)
@@ -186,12 +218,11 @@ fn start_init(exe: &Arc<OwnedFd>, owner: &Path) -> io::Result<Begun> {
         .env_clear()
         .current_dir("/")
         .stdin(told)
-        .stdout(Stdio::null())
+        .stdout(say)
         .stderr(Stdio::null())
-        .process_group(0)
         .spawn()?;
     let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
-    Ok(Begun { pid, tell })
+    Ok(Begun { pid, tell, said })
 }
 
 /// Whether every namespace that the sandbox should have is pinned.
