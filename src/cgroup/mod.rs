@@ -10,6 +10,7 @@
 
 mod devices;
 mod doorbell;
+mod freeze;
 mod hierarchy;
 mod kill;
 mod slices;
@@ -277,6 +278,24 @@ impl Cgroups {
     /// A group that does not exist counts as empty.
     pub fn kill(&self, path: &str) -> usize {
         kill::once(&self.hierarchy, path)
+    }
+
+    /// Stops all processes of the group and below, and waits until they stand still. Absent counts as done.
+    ///
+    /// # Errors
+    /// The kernel has no freezer, or they do not stand still within ten seconds: call [`Self::thaw`] all the same.
+    pub async fn freeze(&self, path: &str) -> Result<(), CgroupError> {
+        plain(path)?;
+        freeze::freeze(&self.hierarchy, path).await
+    }
+
+    /// Lets the processes of the group go on. Absent counts as done.
+    ///
+    /// # Errors
+    /// See [`CgroupError`].
+    pub fn thaw(&self, path: &str) -> Result<(), CgroupError> {
+        plain(path)?;
+        freeze::thaw(&self.hierarchy, path)
     }
 
     /// Kills what is left in the group and below, and waits until it is empty. Absent counts as empty.

@@ -360,7 +360,7 @@ fn the_init_of_a_pod_leads_nowhere() {
 }
 
 // What of ours or of the runtime's enters the namespaces of a pod is seen by a container with SYS_PTRACE, be it for a moment:
-// commands, probes by command, connections to ports.
+// other containers that start, commands, probes by command, connections to ports.
 // RTM-17
 #[test]
 fn what_enters_a_pod_leads_nowhere() {
@@ -388,17 +388,28 @@ fn what_enters_a_pod_leads_nowhere() {
         sh("probed", "exec nc -ll -p 8080 -e cat"),
         json!({"livenessProbe": {"exec": {"command": ["true"]}, "periodSeconds": 1}}),
     );
+    // It starts beside the watcher, twice.
+    let again = sh(
+        "again",
+        "until [ -e /dev/shm/go ]; do sleep 0.1; done; exit 1",
+    );
     host.pod(
         "watched",
         json!({
             "shareProcessNamespace": true,
-            "containers": [probed, capable(&watch, false, &["SYS_PTRACE"])]
+            "containers": [capable(&watch, false, &["SYS_PTRACE"]), probed, again]
         }),
     );
     host.wait_ready("watched");
     for _ in 0..10 {
         assert_eq!(host.exec("watched", "probed", "echo here"), "here\n");
     }
+    host.exec("watched", "probed", "touch /dev/shm/go");
+    host.until("another container starts again", |host| {
+        let pod = host.get("watched");
+        let status = status_of(&pod, "again");
+        (status["restartCount"] != 0, status.to_string())
+    });
     let port = host::free_port();
     let mut forward = host
         .command(&["port-forward", &full("watched"), &format!("{port}:8080")])

@@ -467,15 +467,20 @@ impl Runc {
             shim_cgroups: self.cgroups.process_dirs(&self.settings.shim_cgroup),
             oom_score_adj: Some(SHIM_OOM_SCORE_ADJ),
         };
+        let launched = async {
+            let stopped = self.stop_tracers(record).await?;
+            let launched = shim::launch(&launch).await;
+            drop(stopped);
+            launched.map_err(|e| match e {
+                LaunchError::Runtime { message, .. } => RuntimeError::Failed(message),
+                other => failed_error(other),
+            })
+        };
         // The shim is small; the `create` below it is not.
-        let launched = shim::launch(&launch);
         let launched = self
             .gate
             .pass_for(Turn::Create, CREATE_WIDTH_TIME, launched);
-        let launched = launched.await.map_err(|e| match e {
-            LaunchError::Runtime { message, .. } => RuntimeError::Failed(message),
-            other => failed_error(other),
-        })?;
+        let launched = launched.await?;
         crash::point("container.launched");
         {
             let mut table = self.table.borrow_mut();

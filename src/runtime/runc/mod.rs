@@ -42,6 +42,7 @@ mod sources;
 mod stats;
 pub mod store_images;
 mod table;
+mod tracers;
 
 use alloc::rc::Rc;
 use core::{cell::RefCell, future::ready, pin::Pin, time::Duration};

@@ -102,6 +102,8 @@ impl Runc {
                 .await;
             crash::point("recover.container");
         }
+        // Whatever an agent before this one was making is made now, or was ended.
+        self.let_tracers_go_on();
         self.count_on();
         self.finish_stops(unusable).await;
         self.sweep_layers().await;

@@ -19,6 +19,7 @@ use nix::sys::{
 use super::images::Hold;
 use super::record::{self, ContainerRecord, SandboxRecord};
 use super::sources::Source;
+use super::tracers;
 use crate::api::order::{Gather as _, Order as _};
 use crate::api::{
     ContainerId, PodUid, SandboxId,
@@ -54,6 +55,8 @@ pub(super) struct Container {
     pub(super) holds: Vec<Hold>,
     pub(super) stop_signal: String,
     pub(super) cgroup: String,
+    /// It may trace processes that it shares a PID namespace with.
+    pub(super) traces: bool,
     pub(super) termination_file: String,
     pub(super) termination_fallback: bool,
     /// Its termination message was read.
@@ -287,6 +290,7 @@ pub(super) fn container_entry(record: &ContainerRecord) -> Container {
         holds: Vec::new(),
         stop_signal: record.stop_signal.clone(),
         cgroup: record.cgroup.clone(),
+        traces: tracers::may_trace(&config.security),
         termination_file: record.termination_file.clone(),
         termination_fallback: config
             .annotations

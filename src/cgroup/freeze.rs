@@ -1,0 +1,74 @@
+//! Stopping all processes of a group for a while. Source: cgroups-v1 freezer-subsystem.rst, cgroup-v2.rst.
+
+use core::time::Duration;
+use std::{fs, io, path::PathBuf};
+
+use super::{CgroupError, Hierarchy, Version, read_file};
+
+/// Longest wait until all stand still, and pause between two looks: a process that waits for a dead share never does.
+const WAIT: Duration = Duration::from_secs(10);
+const LOOK: Duration = Duration::from_millis(2);
+
+/// File to write, word for stop and for go on, file to look at, and its line once all stand still.
+struct Files {
+    dir: PathBuf,
+    write: &'static str,
+    words: [&'static str; 2],
+    look: &'static str,
+    stopped: &'static str,
+}
+
+fn files(hierarchy: &Hierarchy, path: &str) -> Result<Files, CgroupError> {
+    let dir = hierarchy.dir("freezer", path);
+    let dir = dir.ok_or(CgroupError::NoController("freezer"))?;
+    Ok(match hierarchy.version() {
+        Version::V1 => Files {
+            dir,
+            write: "freezer.state",
+            words: ["FROZEN", "THAWED"],
+            look: "freezer.state",
+            stopped: "FROZEN",
+        },
+        Version::V2 => Files {
+            dir,
+            write: "cgroup.freeze",
+            words: ["1", "0"],
+            look: "cgroup.events",
+            stopped: "frozen 1",
+        },
+    })
+}
+
+pub(super) async fn freeze(hierarchy: &Hierarchy, path: &str) -> Result<(), CgroupError> {
+    let files = files(hierarchy, path)?;
+    let gone = |e: &io::Error| e.kind() == io::ErrorKind::NotFound && !files.dir.is_dir();
+    let write = files.dir.join(files.write);
+    if let Err(e) = fs::write(&write, files.words[0]) {
+        return if gone(&e) {
+            Ok(())
+        } else {
+            Err(CgroupError::io(&write, e))
+        };
+    }
+    let look = files.dir.join(files.look);
+    let rounds = WAIT.as_millis() / LOOK.as_millis();
+    for _ in 0..rounds {
+        match read_file(&look) {
+            Ok(text) if text.lines().any(|line| line == files.stopped) => return Ok(()),
+            Ok(_) => {}
+            Err(_) if !files.dir.is_dir() => return Ok(()),
+            Err(e) => return Err(CgroupError::io(&look, e)),
+        }
+        async_io::Timer::after(LOOK).await;
+    }
+    Err(CgroupError::io(&look, io::ErrorKind::TimedOut.into()))
+}
+
+pub(super) fn thaw(hierarchy: &Hierarchy, path: &str) -> Result<(), CgroupError> {
+    let files = files(hierarchy, path)?;
+    let write = files.dir.join(files.write);
+    match fs::write(&write, files.words[1]) {
+        Err(e) if files.dir.is_dir() => Err(CgroupError::io(&write, e)),
+        _ => Ok(()),
+    }
+}
