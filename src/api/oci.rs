@@ -8,7 +8,7 @@
 //!
 //! Source: opencontainers/runtime-spec `config.md`, `config-linux.md` (1.0.2); opencontainers/image-spec (1.1).
 
-use alloc::{boxed::Box, collections::BTreeMap};
+use alloc::{boxed::Box, collections::BTreeMap, vec::Vec};
 
 use serde::{Deserialize, Deserializer, Serialize, de};
 
@@ -447,6 +447,42 @@ pub type SpecFn = fn(&SpecInput<'_>) -> Result<Spec, PodError>;
 /// Decides what a container may use whose device nodes come and go (`logic::devices::live_rules`): of these, in this control
 /// group, on version 2 or not, with these other rules, to which it adds.
 pub type LiveRulesFn = fn(&[LiveDevices], &str, bool, &mut Spec) -> LiveRules;
+
+/// Files below `/proc`, relative to it, that something else may be mounted on: those that lxcfs serves. Runtimes and
+/// programs take everything else there for the kernel's word.
+///
+/// Source: runc `checkProcMount`.
+const PROC_MOUNTS: [&str; 11] = [
+    "cpuinfo",
+    "diskstats",
+    "loadavg",
+    "meminfo",
+    "net/dev",
+    "slabinfo",
+    "stat",
+    "swaps",
+    "sys/crypto/fips_enabled",
+    "sys/kernel/ns_last_pid",
+    "uptime",
+];
+
+/// Judges whether something may be mounted at `path` of a container: not below `/proc`, but for a few files. `/sys` is free,
+/// for boards mount parts of it.
+#[must_use]
+pub fn may_mount_at(path: &str) -> bool {
+    let mut parts = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    match parts.split_first() {
+        Some((&"proc", rest)) => rest.is_empty() || PROC_MOUNTS.contains(&&*rest.join("/")),
+        _ => true,
+    }
+}
 
 /// Decides the ids of a container (`logic::oci::resolve_user`) from: its security settings, `config.User` of the image,
 /// and the contents of `/etc/passwd` and `/etc/group` of its root file system (empty if absent).

@@ -19,6 +19,7 @@ use crate::api::cri::{
 use crate::api::oci::{
     Capabilities, Cpu, Device, DeviceRule, HostFacts, HugepageLimit, ImageProcess, Linux, Memory,
     Mount, Namespace, Pids, Process, Resources, Root, SPEC_VERSION, Seccomp, Spec, SpecInput, User,
+    may_mount_at,
 };
 use crate::api::order::{Gather, Order};
 use crate::{capabilities, seccomp};
@@ -378,6 +379,13 @@ fn mounts(input: &SpecInput<'_>) -> Result<Vec<Mount>, PodError> {
         return Err(PodError::Spec(format!(
             "mount of {:?} at {:?}: both must be absolute paths",
             bad.host_path, bad.container_path
+        )));
+    }
+    let mut mounted = input.image_volumes.iter().chain(&container.mounts);
+    if let Some(bad) = mounted.find(|mount| !may_mount_at(&mount.container_path)) {
+        return Err(PodError::Spec(format!(
+            "nothing can be mounted at {:?}, which is inside /proc",
+            bad.container_path
         )));
     }
     let mut all = default_mounts(container.security.privileged);
@@ -882,6 +890,48 @@ mod tests {
         );
         case.container.mounts = vec![bind_mount("", "/x")];
         assert!(case.spec().is_err(), "no source");
+    }
+
+    #[test]
+    fn below_proc_only_what_is_listed_is_mounted() {
+        // RTM-12
+        for (path, good) in [
+            ("/proc", true),
+            ("//proc/", true),
+            ("/proc/cpuinfo", true),
+            ("/proc/net/dev", true),
+            ("/proc/./sys//kernel/ns_last_pid/", true),
+            ("/proc/../data", true),
+            ("/process/self", true),
+            ("/host/proc/sys", true),
+            // Boards do this: pins, control groups, firmware variables.
+            ("/sys", true),
+            ("/sys/class/gpio", true),
+            ("/sys/fs/cgroup", true),
+            ("/sys/kernel/debug", true),
+            ("/proc/sys", false),
+            ("/proc/self/attr", false),
+            ("/proc/cpuinfo/x", false),
+            ("/proc/net", false),
+            ("/proc/1/cpuinfo", false),
+            ("/data/../proc/self/attr/exec", false),
+            ("/../proc//sysrq-trigger/", false),
+        ] {
+            let mut own = Case::new();
+            own.container.mounts = vec![bind_mount("/h", path)];
+            let mut of_image = Case::new();
+            of_image.volumes = vec![bind_mount("/h", path)];
+            for case in [own, of_image] {
+                match (case.spec(), good) {
+                    (Ok(_), true) => {}
+                    (Err(e), false) => {
+                        let e = format!("{e}");
+                        assert!(e.contains("is inside /proc") && e.contains(path), "{e}");
+                    }
+                    (got, _) => panic!("{path}: {got:?}"),
+                }
+            }
+        }
     }
 
     #[test]

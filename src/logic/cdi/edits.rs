@@ -7,7 +7,7 @@ use crate::{
     api::{
         PodError,
         cdi::{DeviceNode, Edits, File, NodeSeen},
-        oci::{Device, DeviceRule, Spec},
+        oci::{Device, DeviceRule, Spec, may_mount_at},
         order::Order as _,
     },
     devices::shown,
@@ -122,6 +122,12 @@ pub fn apply(spec: &mut Spec, all: Vec<Edits>) -> Result<(), PodError> {
             give(spec, node).map_err(|e| e.of(&edits.file))?;
         }
         for mount in edits.mounts {
+            if !may_mount_at(&mount.destination) {
+                return Err(PodError::Node(format!(
+                    "{}: nothing can be mounted at {:?}, which is inside /proc",
+                    edits.file, mount.destination
+                )));
+            }
             // As open as the most open mount, or its changes would not come.
             let has = |one: &str| mount.options.iter().any(|option| option == one);
             let propagation = &mut spec.linux.rootfs_propagation;
@@ -530,6 +536,12 @@ mod tests {
                 "prestart": [{"path": "/bin/a", "args": ["a"], "env": ["E=1"], "timeout": 3}, {"path": "/bin/c"}],
                 "poststop": [{"path": "/bin/b"}],
             })
+        );
+        let hidden = edits(&json!({"mounts": [mount("/proc/self/attr", &[])]}));
+        let refused = apply(&mut spec, [hidden].into()).expect_err("inside /proc");
+        assert!(
+            format!("{refused}").contains(r#"at "/proc/self/attr""#),
+            "{refused}"
         );
         // A container without such devices has no word of it.
         let mut spec = self::spec(1, 1);
