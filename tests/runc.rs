@@ -282,6 +282,7 @@ impl Lab {
             spec: logic::oci::container_spec,
             live_rules: logic::devices::live_rules,
             resolve_user: logic::user::resolve_user,
+            same_label: logic::security::is_same_label,
             cdi: Cdi {
                 dirs: Vec::new(),
                 hooks: false,

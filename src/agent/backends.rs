@@ -179,6 +179,7 @@ pub(super) fn runc_settings(cfg: &Config, host: HostFacts, exe: Arc<OwnedFd>) ->
         spec: oci::container_spec,
         live_rules: devices::live_rules,
         resolve_user: crate::logic::user::resolve_user,
+        same_label: crate::logic::security::is_same_label,
         cdi: runc::Cdi {
             dirs: cfg
                 .devices

@@ -1,6 +1,6 @@
 //! Security settings of a container (SEC-01 to SEC-08); which sysctls a pod may set is [`super::sysctl`]'s.
 
-use alloc::{borrow::ToOwned, string::String};
+use alloc::{borrow::ToOwned, collections::BTreeSet, string::String};
 
 use crate::api::cri::{
     Image, LinuxSecurity, NamespaceMode, NamespaceOptions, SandboxUser, SecurityProfile,
@@ -8,6 +8,8 @@ use crate::api::cri::{
 use crate::api::pod::{SeLinuxOptions, SeccompProfile, SecurityContext};
 use crate::api::{Container, Pod, PodError};
 
+/// Categories of an SELinux policy, at most: usual policies have as many.
+const SELINUX_CATEGORIES: usize = 1024;
 /// Annotation that asked for an AppArmor profile before there was a field; the container's name follows.
 const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
@@ -253,9 +255,70 @@ fn selinux_label(options: &SeLinuxOptions) -> String {
     .join(":")
 }
 
+/// Compares SELinux labels: `asked`, as a pod writes it, and `found`, as the kernel shows it. The kernel sorts categories, and
+/// draws neighbours and equal levels together: `s0:c3,c1,c2` is shown as `s0:c1.c3`.
+///
+/// Source: kernel `security/selinux/ss/mls.c`, `mls_context_to_sid` and `mls_sid_to_context`.
+#[must_use]
+pub fn is_same_label(asked: &str, found: &str) -> bool {
+    asked == found || selinux_parts(asked).is_some_and(|asked| selinux_parts(found) == Some(asked))
+}
+
+/// User, role and type, then both levels of a label. `None`: of another form.
+fn selinux_parts(label: &str) -> Option<([&str; 3], [SelinuxLevel<'_>; 2])> {
+    let mut parts = label.splitn(4, ':');
+    let name = [parts.next()?, parts.next()?, parts.next()?];
+    let level = parts.next().unwrap_or_default();
+    let (low, high) = level.split_once('-').unwrap_or((level, level));
+    Some((name, [selinux_level(low)?, selinux_level(high)?]))
+}
+
+/// A level's name and its categories.
+type SelinuxLevel<'a> = (&'a str, BTreeSet<u16>);
+
+/// `None`: categories are of another form.
+fn selinux_level(level: &str) -> Option<SelinuxLevel<'_>> {
+    let (level, list) = level.split_once(':').unwrap_or((level, ""));
+    let mut categories = BTreeSet::new();
+    let number = |name: &str| name.strip_prefix('c')?.parse::<u16>().ok();
+    for range in list.split(',').filter(|range| !range.is_empty()) {
+        let (first, last) = range.split_once('.').unwrap_or((range, range));
+        let range = number(first)?..=number(last)?;
+        categories.extend(range.take(SELINUX_CATEGORIES));
+    }
+    Some((level, categories))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn labels_are_compared_as_the_kernel_means_them() {
+        // SEC-13
+        for (asked, found, same) in [
+            ("u:r:t:s0", "u:r:t:s0", true),
+            ("u:r:t:s0:c2,c1", "u:r:t:s0:c1,c2", true),
+            ("u:r:t:s0:c3,c1,c2", "u:r:t:s0:c1.c3", true),
+            ("u:r:t:s0-s0", "u:r:t:s0", true),
+            ("u:r:t:s0-s0:c0.c1023", "u:r:t:s0-s0:c0.c1023", true),
+            ("u:r:t:s0:c1,c1", "u:r:t:s0:c1", true),
+            ("u:r:t", "u:r:t", true),
+            ("by name", "by name", true),
+            ("u:r:t:secret", "u:r:t:secret", true),
+            ("u:r:t:s0", "", false),
+            ("u:r:t:s0", "unconfined", false),
+            ("u:r:t:s0", "u:r:other_t:s0", false),
+            ("u:r:t:s0", "other:r:t:s0", false),
+            ("u:r:t:s0:c1", "u:r:t:s0", false),
+            ("u:r:t:s0:c1", "u:r:t:s0:c1,c2", false),
+            ("u:r:t:s0", "u:r:t:s1", false),
+            ("u:r:t:s0", "u:r:t:s0-s0:c1", false),
+            ("u:r:t:s0:all", "u:r:t:s0:each", false),
+        ] {
+            assert_eq!(is_same_label(asked, found), same, "{asked} {found}");
+        }
+    }
 
     fn pod(spec: &str) -> Pod {
         let text = format!(

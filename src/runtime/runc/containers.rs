@@ -495,7 +495,10 @@ impl Runc {
         let (bundle, pid) = (self.dirs(id).run, launched.pid);
         let is_process = program.name == process::PROGRAM;
         if !is_process {
-            let looked = self.disk.run(move || masks::check(&bundle, pid));
+            let same_label = self.settings.same_label;
+            let looked = self
+                .disk
+                .run(move || masks::check(&bundle, pid, same_label));
             looked.await.map_err(failed_error)?;
         }
         if sources.iter().any(Source::is_held) {

@@ -1,22 +1,38 @@
-//! A look at what the OCI runtime made of the paths to be masked or read-only, between create and start.
+//! A look at what the OCI runtime made of the paths to be masked or read-only, of `/proc` and of the SELinux label, between
+//! create and start.
 //!
 //! runc before 1.2.8, 1.3.3 and 1.4.0 masks with whatever stands at `/dev/null` in the container. A pod that mounts a volume
 //! of its own on `/dev` puts a link there and gets, say, `/proc/sys/kernel/core_pattern` to write to (CVE-2025-31133). What
 //! the runtime mounted can be seen before any program of the container runs, and nobody changes it any more: the container's
 //! mount namespace is its own.
+//!
+//! A runtime writes labels into files below `/proc`. If a volume led a mount there, it wrote into another file, and the
+//! program would run without its label (CVE-2025-52881). So nothing may be mounted below `/proc` that was not asked for, and
+//! the SELinux label is read back. AppArmor's cannot be: to who asks for the profile that another process gets at its exec,
+//! the kernel shows the asker's own.
+//!
+//! Source: kernel `security/apparmor/lsm.c`, `apparmor_getprocattr`; `security/selinux/hooks.c`, `selinux_getprocattr`.
 
-use std::{fs, io, path::Path};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 
 use super::files;
 use crate::{
-    api::strict::from_json,
+    api::{
+        oci::{SameLabelFn, may_mount_at},
+        strict::from_json,
+    },
     sys::mount::{self, Mount},
 };
 
 /// Longest `config.json` that is read, bytes: a command line and an environment, as much as the kernel takes.
 const MAX_CONFIG_BYTES: u64 = 32 * 1024 * 1024;
+/// Longest label that is read, bytes: a page, which is the kernel's limit.
+const MAX_LABEL_BYTES: u64 = 4096;
 /// File systems of which nothing may show at a masked path.
 const KERNEL: [&str; 2] = ["proc", "sysfs"];
 
@@ -24,6 +40,22 @@ const KERNEL: [&str; 2] = ["proc", "sysfs"];
 #[serde(default)]
 struct Config {
     linux: Linux,
+    mounts: Vec<ConfigMount>,
+    process: Process,
+    hooks: Option<IgnoredAny>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ConfigMount {
+    destination: String,
+    r#type: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Process {
+    selinux_label: String,
 }
 
 #[derive(Default, Deserialize)]
@@ -33,8 +65,8 @@ struct Linux {
     readonly_paths: Vec<String>,
 }
 
-/// Why a container must not be started: what hides the kernel's files in it is not as asked for. Who made the image or wrote
-/// the pod misled the OCI runtime, which its operator should replace.
+/// Why a container must not be started: what hides the kernel's files in it, or its label, is not as asked for. Who made the
+/// image or wrote the pod misled the OCI runtime, which its operator should replace.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MaskError {
     #[error("cannot look at its masked paths")]
@@ -51,24 +83,59 @@ pub(super) enum MaskError {
          /dev/pts in the container (CVE-2025-52565)"
     )]
     NoTerminal,
+    #[error(
+        "the OCI runtime mounted something at {0:?} that was not asked for: it was misled by a volume (CVE-2025-52881)"
+    )]
+    InProc(PathBuf),
+    #[error("cannot read its SELinux label")]
+    NoLabel(#[source] io::Error),
+    #[error(
+        "the OCI runtime gave its program the SELinux label {found:?} instead of {asked:?}: it cannot set labels, or it \
+         was misled by a volume (CVE-2025-52881)"
+    )]
+    Label { asked: String, found: String },
 }
 
 /// Checks the container whose init is `pid` and whose bundle is `bundle`. Blocking.
 ///
 /// - Errors: the container must not be started.
-pub(super) fn check(bundle: &Path, pid: i32) -> Result<(), MaskError> {
+pub(super) fn check(bundle: &Path, pid: i32, same_label: SameLabelFn) -> Result<(), MaskError> {
     let read = || -> io::Result<(Config, Vec<Mount>)> {
         let config = files::read_start(&bundle.join("config.json"), MAX_CONFIG_BYTES)?;
         let mut mounts = Vec::new();
         mount::each_mount_of(pid, |mount| mounts.push(mount))?;
         Ok((from_json(&config)?, mounts))
     };
-    let (Config { linux }, mounts) = read().map_err(MaskError::Unseen)?;
-    judge(&linux, &mounts, &|path| fs::symlink_metadata(path).is_ok())
+    let (config, mounts) = read().map_err(MaskError::Unseen)?;
+    let exists = |path: &str| fs::symlink_metadata(path).is_ok();
+    judge(&config, &mounts, &exists)?;
+    let process = Path::new("/proc").join(pid.to_string());
+    check_label(&config.process.selinux_label, &process, same_label)
+}
+
+/// Compares the label that the process gets at its exec, the program's. `process`: its directory in `/proc`.
+fn check_label(asked: &str, process: &Path, same_label: SameLabelFn) -> Result<(), MaskError> {
+    if asked.is_empty() {
+        return Ok(());
+    }
+    let read = files::read_start(&process.join("attr/exec"), MAX_LABEL_BYTES);
+    let read = read.map_err(MaskError::NoLabel)?;
+    let found = String::from_utf8_lossy(&read);
+    let found = found.trim_end_matches(['\n', '\0']);
+    if same_label(asked, found) {
+        return Ok(());
+    }
+    let (asked, found) = (asked.to_owned(), found.to_owned());
+    Err(MaskError::Label { asked, found })
 }
 
 /// `exists`: whether the kernel has such a path. What it has here it has in the container.
-fn judge(linux: &Linux, mounts: &[Mount], exists: &dyn Fn(&str) -> bool) -> Result<(), MaskError> {
+fn judge(
+    config: &Config,
+    mounts: &[Mount],
+    exists: &dyn Fn(&str) -> bool,
+) -> Result<(), MaskError> {
+    let linux = &config.linux;
     // Of equal ones the last is on top.
     let on = |path: &str| mounts.iter().rev().find(|m| m.target == Path::new(path));
     for path in linux.masked_paths.iter().filter(|path| exists(path)) {
@@ -85,7 +152,30 @@ fn judge(linux: &Linux, mounts: &[Mount], exists: &dyn Fn(&str) -> bool) -> Resu
     if on("/dev/console").is_some_and(|mount| KERNEL.contains(&mount.kind.as_str())) {
         return Err(MaskError::NoTerminal);
     }
-    Ok(())
+    // Who mounts the machine's gets what is mounted in that, and a device's hooks may mount what they want.
+    let machine =
+        |m: &ConfigMount| m.r#type == "bind" && Path::new(&m.destination) == Path::new("/proc");
+    if on("/proc").is_some_and(|mount| mount.kind != "proc") {
+        return Err(MaskError::InProc("/proc".into()));
+    }
+    if config.hooks.is_some() || config.mounts.iter().any(machine) {
+        return Ok(());
+    }
+    let hidden = [&linux.masked_paths, &linux.readonly_paths];
+    let asked = |path: &Path| {
+        hidden
+            .into_iter()
+            .flatten()
+            .any(|hidden| path == Path::new(hidden))
+    };
+    let other = mounts.iter().map(|mount| &mount.target);
+    match other
+        .filter(|path| !path.to_str().is_some_and(may_mount_at))
+        .find(|path| !asked(path))
+    {
+        Some(path) => Err(MaskError::InProc(path.clone())),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -109,9 +199,12 @@ mod tests {
     // CVE-2025-31133, CVE-2025-52565, CVE-2025-52881: masks that show something else, or are not there.
     #[test]
     fn masks() {
-        let linux = Linux {
-            masked_paths: vec!["/proc/keys".into(), "/proc/absent".into()],
-            readonly_paths: vec!["/proc/sys".into()],
+        let config = Config {
+            linux: Linux {
+                masked_paths: vec!["/proc/keys".into(), "/proc/absent".into()],
+                readonly_paths: vec!["/proc/sys".into()],
+            },
+            ..Config::default()
         };
         let proc = mount("/proc", "proc", false);
         let sys = mount("/proc/sys", "proc", true);
@@ -152,12 +245,97 @@ mod tests {
             ),
         ] {
             let mounts: Vec<Mount> = mounts.into_iter().cloned().collect();
-            let judged = judge(&linux, &mounts, &|path| path != "/proc/absent");
+            let judged = judge(&config, &mounts, &|path| path != "/proc/absent");
             match (judged, wrong) {
                 (Ok(()), None) => {}
                 (Err(e), Some(word)) => assert!(e.to_string().contains(word), "{name}: {e}"),
                 other => panic!("{name}: {other:?}"),
             }
         }
+    }
+
+    // CVE-2025-52881: a volume that led a mount into /proc would take what the runtime writes there, labels among it.
+    #[test]
+    fn nothing_else_is_mounted_in_proc() {
+        let config = |text: &str| from_json::<Config>(text.as_bytes()).expect("config");
+        let usual = r#"{"mounts":[{"destination":"/proc","type":"proc"},{"destination":"/v","type":"bind"}]"#;
+        let plain = config(&format!(
+            r#"{usual},"linux":{{"maskedPaths":["/proc/keys"]}}}}"#
+        ));
+        let hooks = config(&format!(
+            r#"{usual},"hooks":{{"createContainer":[{{"path":"/x"}}]}}}}"#
+        ));
+        let machine = config(r#"{"mounts":[{"destination":"/proc/","type":"bind"}]}"#);
+        let proc = mount("/proc", "proc", false);
+        let keys = mount("/proc/keys", "tmpfs", false);
+        for (name, config, at, kind, wrong) in [
+            ("elsewhere", &plain, "/v", "ext4", false),
+            ("a longer name", &plain, "/processes", "ext4", false),
+            ("lxcfs", &plain, "/proc/meminfo", "fuse.lxcfs", false),
+            ("a label's file", &plain, "/proc/1/attr", "tmpfs", true),
+            ("below a masked path", &plain, "/proc/keys/x", "tmpfs", true),
+            (
+                "another file of the kernel",
+                &plain,
+                "/proc/1/attr/exec",
+                "proc",
+                true,
+            ),
+            ("another /proc", &plain, "/proc", "tmpfs", true),
+            (
+                "of a hook",
+                &hooks,
+                "/proc/driver/nvidia/params",
+                "tmpfs",
+                false,
+            ),
+            ("another /proc by a hook", &hooks, "/proc", "tmpfs", true),
+            (
+                "the machine's",
+                &machine,
+                "/proc/sys/fs/binfmt_misc",
+                "autofs",
+                false,
+            ),
+            ("what is not the machine's", &machine, "/proc", "ext4", true),
+        ] {
+            let mounts = [proc.clone(), keys.clone(), mount(at, kind, false)];
+            match judge(config, &mounts, &|_| true) {
+                Err(MaskError::InProc(path)) => assert!(wrong && path == Path::new(at), "{name}"),
+                Ok(()) => assert!(!wrong, "{name}"),
+                other => panic!("{name}: {other:?}"),
+            }
+        }
+    }
+
+    // CVE-2025-52881
+    #[test]
+    fn labels() {
+        let process = std::env::temp_dir().join(format!("picolet-label-{}", std::process::id()));
+        fs::create_dir_all(process.join("attr")).expect("directory");
+        let same: SameLabelFn = |asked, found| asked == found;
+        for (asked, text, says) in [
+            ("u:r:t:s0", Some("u:r:t:s0\0"), None),
+            ("u:r:t:s0", Some("u:r:t:s0\n"), None),
+            (
+                "u:r:t:s0",
+                Some(""),
+                Some(r#"label "" instead of "u:r:t:s0""#),
+            ),
+            ("u:r:t:s0", Some("u:r:other:s0"), Some("u:r:other:s0")),
+            ("u:r:t:s0", None, Some("cannot read")),
+            ("", None, None),
+        ] {
+            let _ = fs::remove_file(process.join("attr/exec"));
+            if let Some(text) = text {
+                fs::write(process.join("attr/exec"), text).expect("label");
+            }
+            match (check_label(asked, &process, same), says) {
+                (Ok(()), None) => {}
+                (Err(e), Some(says)) => assert!(e.to_string().contains(says), "{e}"),
+                other => panic!("{asked} {text:?}: {other:?}"),
+            }
+        }
+        fs::remove_dir_all(&process).expect("remove");
     }
 }

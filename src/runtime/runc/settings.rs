@@ -4,7 +4,7 @@ use alloc::collections::BTreeMap;
 use std::{os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
 use super::cni::BuiltIn;
-use crate::api::oci::{HostFacts, LiveRulesFn, ResolveUserFn, SpecFn};
+use crate::api::oci::{HostFacts, LiveRulesFn, ResolveUserFn, SameLabelFn, SpecFn};
 use crate::shim::LogLimit;
 
 /// Everything that is configurable, every directory absolute.
@@ -46,6 +46,8 @@ pub struct Settings {
     pub live_rules: LiveRulesFn,
     /// `logic::oci::resolve_user`.
     pub resolve_user: ResolveUserFn,
+    /// `logic::security::is_same_label`.
+    pub same_label: SameLabelFn,
     /// Devices as their vendors describe them.
     pub cdi: super::cdi::Cdi,
     /// Children at a time; `None` derives it from memory and cores.
