@@ -233,6 +233,25 @@ pub fn grant_start(
     Ok(())
 }
 
+/// The same for a container whose end, at `ended`, restarts the whole pod (ACT-72). What was granted for this end stays so: a
+/// pass that was cut short goes on, for a part of the pod is gone by then.
+///
+/// # Errors
+/// The wait that is not over.
+pub fn grant_restart_all(
+    backoff: &mut Backoff,
+    pod: &Pod,
+    container: &Container,
+    ended: Option<Mono>,
+    now: Mono,
+) -> Result<(), CrashLoop> {
+    let at = backoff.find(crash_loop_key(pod, container));
+    match at.is_ok_and(|at| ended.is_some_and(|ended| backoff.records[at].last >= ended)) {
+        true => Ok(()),
+        false => grant_start(backoff, pod, container, ended, now),
+    }
+}
+
 /// Back-off of image pulls, with the last error of each.
 #[derive(Clone, Debug)]
 pub struct ImageBackoff {
@@ -348,6 +367,29 @@ mod tests {
             let mut backoff = Backoff::new(Duration::from_secs(max_s), 8);
             assert_eq!(crash_loop(&mut backoff, 8), waits, "{name}");
         }
+    }
+
+    #[test]
+    fn a_restart_of_all_waits_once_for_each_end() {
+        // ACT-72 BACK-02
+        let mut backoff = Backoff::new(Duration::from_secs(300), 8);
+        let pod = pod_with(&["a"]);
+        let (mut now, mut waits) = (1000, Vec::new());
+        for _ in 0..5 {
+            let end = now;
+            let mut grant = |now| {
+                let (container, ended) = (&pod.spec.containers[0], Some(secs(end)));
+                grant_restart_all(&mut backoff, &pod, container, ended, secs(now))
+            };
+            now += 1;
+            while grant(now).is_err() {
+                now += 1;
+            }
+            assert_eq!(grant(now), Ok(()), "what was begun goes on");
+            waits.push(now - end);
+            now += 1;
+        }
+        assert_eq!(waits, [1, 10, 20, 40, 80]);
     }
 
     #[test]

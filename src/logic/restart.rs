@@ -92,16 +92,19 @@ pub fn triggers_restart_all(container: &Container, newest: Option<&ContainerStat
     })
 }
 
-/// Whether any container of the pod triggers [`triggers_restart_all`] and the pod is not being deleted.
+/// Containers whose end restarts the whole pod.
+pub fn restart_all_sources<'a>(
+    pod: &'a Pod,
+    status: &'a PodRuntimeStatus,
+) -> impl Iterator<Item = &'a Container> {
+    let all = pod.spec.init_containers.iter().chain(&pod.spec.containers);
+    all.filter(|c| triggers_restart_all(c, status.newest(&c.name)))
+}
+
+/// Whether a container's end restarts the whole pod and the pod is not being deleted.
 #[must_use]
 pub fn restart_all_pending(pod: &Pod, status: &PodRuntimeStatus) -> bool {
-    pod.metadata.deletion_timestamp.is_none()
-        && pod
-            .spec
-            .init_containers
-            .iter()
-            .chain(&pod.spec.containers)
-            .any(|c| triggers_restart_all(c, status.newest(&c.name)))
+    pod.metadata.deletion_timestamp.is_none() && restart_all_sources(pod, status).next().is_some()
 }
 
 /// Whether a plain init container's instance has failed: wrong exit code, killed for memory, or lost (ACT-54).

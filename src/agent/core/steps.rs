@@ -84,9 +84,10 @@ impl Agent {
             Step::Restarts {
                 pod,
                 container,
+                all,
                 runtime,
                 answer,
-            } => answer.give(self.grant(&pod, &container, &runtime, now)),
+            } => answer.give(self.grant(&pod, &container, all, &runtime, now)),
             Step::Acted {
                 pod,
                 starts,
@@ -241,12 +242,13 @@ impl Agent {
         &mut self,
         pod: &Pod,
         container: &str,
+        all: bool,
         runtime: &PodRuntimeStatus,
         now: Mono,
     ) -> Granted {
         if let Some(container) = pod.spec.all_containers().find(|c| c.name == container) {
             let ended = self.view.last_end(runtime, &container.name);
-            let granted = self.pods.grant_start(pod, container, ended, now);
+            let granted = self.pods.grant_start(pod, container, all, ended, now);
             let waits = granted.as_ref().err().map(|wait| wait.until);
             let step = Stepped::of(&pod.metadata.uid, "restarts");
             self.stepped(now, step.about(&container.name).until(waits));

@@ -1,6 +1,7 @@
 //! Starting containers, strictly one after the other within a pod (ACT-07).
 
 use alloc::rc::Rc;
+use core::mem;
 use std::{io, os::unix::fs::symlink, path::PathBuf};
 
 use super::{
@@ -30,6 +31,7 @@ use crate::{
         kill::{KillCause, single_kill_grace_s},
         process_variables::judge_variable,
         provider,
+        restart::restart_all_sources,
         work_queue::Retry,
     },
     runtime::{RuntimeService, log_links::LogLinks, runc::process},
@@ -124,8 +126,7 @@ pub(in crate::agent) async fn start_all(
     actions: &PodActions,
 ) -> (Vec<Started>, Result<(), SyncError>) {
     let spec = &pass.pod.spec;
-    let mut failed: Option<SyncError> = None;
-    let mut starts = Vec::new();
+    let (mut starts, mut result) = (Vec::new(), Ok(()));
     let ephemeral = actions
         .ephemeral_to_start
         .iter()
@@ -144,43 +145,73 @@ pub(in crate::agent) async fn start_all(
         if pass.is_to_end() {
             break;
         }
-        let started = start_container(pass, container).await;
-        let result = match started {
-            Ok(()) => Ok(()),
-            Err(e) => {
-                let retry = e.until.map_or(Retry::Error, Retry::BackOff);
-                let message = format!(
-                    "failed to \"StartContainer\" for \"{}\" with {}: {}",
-                    container.name, e.reason, e.message
-                );
-                failed = Some(match failed.take() {
-                    None => SyncError { retry, message },
-                    Some(before) => SyncError {
-                        retry: before.retry.and(retry),
-                        message: format!("{}; {message}", before.message),
-                    },
-                });
-                Err(NotStarted {
-                    reason: e.reason,
-                    message: e.message,
-                })
-            }
+        let started = match start_container(pass, container).await {
+            Ok(()) => Started {
+                container: container.name.clone(),
+                result: Ok(()),
+            },
+            Err(e) => not_started(container, e, &mut result),
         };
-        let has_failed = result.is_err();
-        starts.push(Started {
-            container: container.name.clone(),
-            result,
-        });
+        let has_failed = started.result.is_err();
+        starts.push(started);
         if has_failed && ends_pass {
             break;
         }
     }
-    (starts, failed.map_or(Ok(()), Err))
+    (starts, result)
 }
 
-/// Whether the container may be started again by now: it is asked only of one that ended before.
-async fn may_restart(pass: &Pass<'_>, container: &Container) -> Result<(), StartError> {
-    let Pass { plan, pod, .. } = *pass;
+/// Whether the whole pod may start over by now, as far as it goes by those whose ends ask for it. Returns them, each with why it
+/// has to wait.
+pub(in crate::agent) async fn may_restart_all(
+    starter: &Starter,
+    plan: &Plan,
+    pod: &Rc<Pod>,
+) -> (Vec<Started>, Result<(), SyncError>) {
+    let (mut waiting, mut result) = (Vec::new(), Ok(()));
+    for container in restart_all_sources(pod, &plan.runtime) {
+        if let Err(e) = may_restart(starter, plan, pod, container, true).await {
+            waiting.push(not_started(container, e, &mut result));
+        }
+    }
+    (waiting, result)
+}
+
+/// Notes that the container did not start, in what the sync tells as well.
+fn not_started(
+    container: &Container,
+    e: StartError,
+    result: &mut Result<(), SyncError>,
+) -> Started {
+    let retry = e.until.map_or(Retry::Error, Retry::BackOff);
+    let message = format!(
+        "failed to \"StartContainer\" for \"{}\" with {}: {}",
+        container.name, e.reason, e.message
+    );
+    *result = Err(match mem::replace(result, Ok(())) {
+        Ok(()) => SyncError { retry, message },
+        Err(before) => SyncError {
+            retry: before.retry.and(retry),
+            message: format!("{}; {message}", before.message),
+        },
+    });
+    Started {
+        container: container.name.clone(),
+        result: Err(NotStarted {
+            reason: e.reason,
+            message: e.message,
+        }),
+    }
+}
+
+/// Whether the container may be started again by now, `all`: with its whole pod. It is asked only of one that ended before.
+async fn may_restart(
+    starter: &Starter,
+    plan: &Plan,
+    pod: &Rc<Pod>,
+    container: &Container,
+    all: bool,
+) -> Result<(), StartError> {
     let ended = |c: &ContainerStatus| c.state == ContainerState::Exited;
     if !plan.runtime.instances(&container.name).any(ended) {
         return Ok(());
@@ -188,15 +219,16 @@ async fn may_restart(pass: &Pass<'_>, container: &Container) -> Result<(), Start
     let granted = plan.line.ask(|answer| Step::Restarts {
         pod: Rc::clone(pod),
         container: container.name.clone(),
+        all,
         runtime: Rc::clone(&plan.runtime),
         answer,
     });
     match granted.await {
         Ok(delays) => {
             // The next one has to wait longer: also under another agent.
-            let run = pass.starter.run_dir.clone();
+            let run = starter.run_dir.clone();
             let save = move || backoff_store::save(&run, delays);
-            pass.starter.disk.run(save).await;
+            starter.disk.run(save).await;
             Ok(())
         }
         Err(wait) => {
@@ -205,7 +237,8 @@ async fn may_restart(pass: &Pass<'_>, container: &Container) -> Result<(), Start
                 container.name,
                 crate::logic::pod_kind::pod_ref(pod)
             );
-            pass.tell(container, Severity::Warning, "BackOff", &message);
+            let (recorder, name) = (&starter.recorder, &container.name);
+            recorder.container(pod, name, Severity::Warning, "BackOff", &message);
             Err(StartError {
                 reason: "CrashLoopBackOff",
                 message: wait.message,
@@ -219,7 +252,7 @@ async fn may_restart(pass: &Pass<'_>, container: &Container) -> Result<(), Start
 async fn start_container(pass: &Pass<'_>, container: &Container) -> Result<(), StartError> {
     let Pass { starter, .. } = *pass;
     let (runtime, images) = (&starter.runtime, &starter.images);
-    may_restart(pass, container).await?;
+    may_restart(starter, pass.plan, pass.pod, container, false).await?;
     let failed = |e: StartError| {
         let message = format!("Error: {}", e.message);
         pass.tell(container, Severity::Warning, "Failed", &message);

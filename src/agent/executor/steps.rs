@@ -71,6 +71,8 @@ pub(in crate::agent) enum Step {
     Restarts {
         pod: Rc<Pod>,
         container: String,
+        /// With the whole pod.
+        all: bool,
         runtime: Rc<PodRuntimeStatus>,
         answer: Answer<Granted>,
     },

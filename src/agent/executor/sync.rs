@@ -339,6 +339,11 @@ impl Syncer {
         actions: &PodActions,
         starts: &mut Vec<Started>,
     ) -> Result<(), SyncError> {
+        if actions.restart_all {
+            let (waiting, granted) = start::may_restart_all(&self.starter, plan, pod).await;
+            *starts = waiting;
+            granted?;
+        }
         if actions.kill_pod {
             if actions.create_sandbox && actions.sandbox_id.is_some() {
                 self.recorder.pod(

@@ -426,15 +426,20 @@ impl Pods {
     }
 
     /// Grants a start, and has the next one wait longer, or says how long this one has to wait. `ended`: when the instance
-    /// before it did.
+    /// before it did. `all`: its end restarts the whole pod.
     pub(super) fn grant_start(
         &mut self,
         pod: &Pod,
         container: &Container,
+        all: bool,
         ended: Option<Mono>,
         now: Mono,
     ) -> Result<(), CrashLoop> {
-        backoff::grant_start(&mut self.crash_loop, pod, container, ended, now)
+        let grant = match all {
+            true => backoff::grant_restart_all,
+            false => backoff::grant_start,
+        };
+        grant(&mut self.crash_loop, pod, container, ended, now)
     }
 
     /// The crash-loop delays, to be kept for the next agent.

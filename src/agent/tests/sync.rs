@@ -142,3 +142,58 @@ fn a_pod_whose_container_wants_it_starts_over_at_once() {
     let made: Vec<_> = made.filter(|(op, _)| *op == Op::CreateContainer).collect();
     assert_eq!(made.len(), 2, "the init container first: {made:?}");
 }
+
+#[test]
+fn a_pod_that_starts_over_again_and_again_waits_longer_each_time() {
+    // ACT-72 BACK-02 BACK-06
+    let world = World::new();
+    let rule =
+        json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [88]}});
+    let source = json!({"name": "c", "image": IMAGE, "command": ["sleep"], "restartPolicy": "Never",
+        "restartPolicyRules": [rule]});
+    let other = json!({"name": "other", "image": IMAGE, "command": ["sleep"]});
+    let pods = [manifest("a", json!({"containers": [source, other]}))];
+    world.apply(&pods);
+    let uid = PodUid::from("a");
+    let instance = |w: &World, name: &str| w.fake.container(&uid, name);
+    let mut world = world;
+    for wait in [0, 10, 20, 40] {
+        world.until("all run", |w| {
+            let runs = |name| instance(w, name).is_some_and(|c| c.state == ContainerState::Running);
+            runs("c") && runs("other")
+        });
+        let (first, kept) = (instance(&world, "c"), instance(&world, "other"));
+        let (first, kept) = (first.expect("it runs"), kept.expect("it runs"));
+        world.advance(Duration::from_secs(1));
+        world.fake.exit(&first.id, 88);
+        let before = world.now();
+        if wait > 0 {
+            world.until("waits", |w| {
+                let status = w
+                    .status("a")
+                    .map(|s| s.container_statuses)
+                    .unwrap_or_default();
+                let mut waiting = status.iter().filter_map(|c| c.state.waiting.as_ref());
+                waiting.any(|state| state.reason == "CrashLoopBackOff")
+            });
+            let other = instance(&world, "other").map(|c| (c.state, c.started_at));
+            assert_eq!(
+                other,
+                Some((ContainerState::Running, kept.started_at)),
+                "runs on"
+            );
+            // Another agent goes on with the wait.
+            world = world.restart_agent();
+            world.apply(&pods);
+        }
+        world.until("starts over", |w| {
+            instance(w, "c").is_some_and(|c| {
+                c.started_at > first.started_at && c.state == ContainerState::Running
+            })
+        });
+        // The requeue adds up to a half.
+        let waited = (world.now() - before).as_secs();
+        let most = wait + wait / 2 + 5;
+        assert!((wait..=most).contains(&waited), "{waited} s for {wait} s");
+    }
+}
