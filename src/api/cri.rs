@@ -662,6 +662,73 @@ pub struct Image {
     pub username: String,
     /// Never garbage-collected.
     pub pinned: bool,
+    /// Stop signal as its builder wrote it; empty if there is none, or it is not known here.
+    pub stop_signal: String,
+}
+
+/// Signals that stop a container, CRI's `Signal` by place, which begins with 1; behind them come real-time signals.
+pub const STOP_SIGNALS: [&str; 34] = [
+    "SIGABRT",
+    "SIGALRM",
+    "SIGBUS",
+    "SIGCHLD",
+    "SIGCLD",
+    "SIGCONT",
+    "SIGFPE",
+    "SIGHUP",
+    "SIGILL",
+    "SIGINT",
+    "SIGIO",
+    "SIGIOT",
+    "SIGKILL",
+    "SIGPIPE",
+    "SIGPOLL",
+    "SIGPROF",
+    "SIGPWR",
+    "SIGQUIT",
+    "SIGSEGV",
+    "SIGSTKFLT",
+    "SIGSTOP",
+    "SIGSYS",
+    "SIGTERM",
+    "SIGTRAP",
+    "SIGTSTP",
+    "SIGTTIN",
+    "SIGTTOU",
+    "SIGURG",
+    "SIGUSR1",
+    "SIGUSR2",
+    "SIGVTALRM",
+    "SIGWINCH",
+    "SIGXCPU",
+    "SIGXFSZ",
+];
+const SIGRTMIN: i32 = 35;
+const SIGRTMAX: i32 = 65;
+
+/// CRI's number of a stop signal, as a pod names it; 0: there is none of that name.
+#[must_use]
+pub fn stop_signal_number(name: &str) -> i32 {
+    if let Some(place) = STOP_SIGNALS.iter().position(|known| *known == name) {
+        return i32::try_from(place).map_or(0, |place| place + 1);
+    }
+    let after = |start: &str| name.strip_prefix(start).and_then(|n| n.parse::<i32>().ok());
+    match (name, after("SIGRTMIN+"), after("SIGRTMAX-")) {
+        ("SIGRTMIN", ..) => SIGRTMIN,
+        ("SIGRTMAX", ..) => SIGRTMAX,
+        (_, Some(n @ 1..=15), _) => SIGRTMIN + n,
+        (_, _, Some(n @ 1..=14)) => SIGRTMAX - n,
+        _ => 0,
+    }
+}
+
+/// Whether there is a stop signal that an image names so: `SIGTERM`, `term`, `15`.
+#[must_use]
+pub fn is_stop_signal(text: &str) -> bool {
+    let name = text.to_ascii_uppercase();
+    let name = name.strip_prefix("SIG").unwrap_or(&name);
+    let by_number = name.parse::<u8>().is_ok_and(|n| (1..=64).contains(&n));
+    by_number || stop_signal_number(&format!("SIG{name}")) > 0
 }
 
 /// One credential for a registry. Which fields are set decides how it is used.
@@ -783,4 +850,36 @@ pub struct ExecOutput {
     pub stdout: Vec<u8>,
     /// Standard error, cut likewise.
     pub stderr: Vec<u8>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stop_signals_of_images() {
+        // KILL-11
+        for (text, known) in [
+            ("SIGTERM", true),
+            ("term", true),
+            ("sigQuit", true),
+            ("SIGIOT", true),
+            ("9", true),
+            ("64", true),
+            ("RTMIN+3", true),
+            ("SIGRTMAX-14", true),
+            ("", false),
+            ("SIG", false),
+            ("SIGFOO", false),
+            ("SIGSIGTERM", false),
+            ("0", false),
+            ("65", false),
+            ("-1", false),
+            ("SIGRTMIN+16", false),
+            ("SIGRTMIN+99", false),
+            (" SIGTERM", false),
+        ] {
+            assert_eq!(is_stop_signal(text), known, "{text:?}");
+        }
+    }
 }

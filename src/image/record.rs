@@ -85,6 +85,7 @@ impl ImageRecord {
                 String::new()
             },
             pinned: self.pinned,
+            stop_signal: self.config.config.stop_signal.clone(),
         }
     }
 

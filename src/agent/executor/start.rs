@@ -22,6 +22,7 @@ use crate::{
         Container, ContainerId, Pod,
         cri::{
             ContainerState, ContainerStatus, Image, PodRuntimeStatus, SandboxConfig, SandboxStatus,
+            is_stop_signal,
         },
     },
     error::chain,
@@ -298,6 +299,11 @@ async fn start_container(pass: &Pass<'_>, container: &Container) -> Result<(), S
         .await
         .map_err(|e| failed(StartError::new("CreateContainerError", e.to_string())))?;
     pass.tell(container, Severity::Normal, "Created", "Container created");
+    let signal = &image.stop_signal;
+    if config.stop_signal.is_empty() && !signal.is_empty() && !is_stop_signal(signal) {
+        let message = format!("stop signal {signal:?} of the image is unknown: SIGTERM is sent");
+        pass.tell(container, Severity::Warning, "UnknownStopSignal", &message);
+    }
     if pass.is_to_end() {
         return Ok(());
     }

@@ -1,6 +1,6 @@
 //! Containers: names, ports, environment, mounts, probes, lifecycle.
 
-use alloc::collections::BTreeSet;
+use alloc::{collections::BTreeSet, vec::Vec};
 use core::net::IpAddr;
 
 use super::field::{
@@ -8,6 +8,7 @@ use super::field::{
 };
 use super::volume::sub_path;
 use super::{Seen, resources, security};
+use crate::api::cri::{STOP_SIGNALS, stop_signal_number};
 use crate::api::pod::{
     Container, EnvFromSource, EnvVar, EnvVarSource, ExecAction, FieldRef, HttpGetAction,
     IntOrString, Lifecycle, LifecycleHandler, PodSpec, Probe, ResourceFieldRef, TcpSocketAction,
@@ -277,6 +278,13 @@ impl Context<'_> {
                     );
                 }
             }
+        }
+        if let Some(signal) = &lifecycle.stop_signal
+            && stop_signal_number(signal) == 0
+        {
+            let real_time = ["SIGRTMIN to SIGRTMIN+15", "SIGRTMAX-14 to SIGRTMAX"];
+            let known: Vec<&str> = STOP_SIGNALS.into_iter().chain(real_time).collect();
+            errors.one_of(&format!("{path}.stopSignal"), signal, &known);
         }
         if lifecycle.stop_signal.is_some() && self.spec.os.is_none() {
             errors.forbidden(

@@ -403,6 +403,22 @@ fn wrong_containers() {
             ".lifecycle.stopSignal: Forbidden",
         ),
         (
+            json!({"lifecycle": {"stopSignal": "SIGFOO"}}),
+            r#".lifecycle.stopSignal: Unsupported value: "SIGFOO": supported values: "SIGABRT", "#,
+        ),
+        (
+            json!({"lifecycle": {"stopSignal": "SIGRTMIN+16"}}),
+            ".lifecycle.stopSignal: Unsupported value",
+        ),
+        (
+            json!({"lifecycle": {"stopSignal": "TERM"}}),
+            ".lifecycle.stopSignal: Unsupported value",
+        ),
+        (
+            json!({"lifecycle": {"stopSignal": ""}}),
+            ".lifecycle.stopSignal: Unsupported value",
+        ),
+        (
             json!({"restartPolicyRules": [{"action": "Restart", "exitCodes": {"operator": "In", "values": [1]}}]}),
             ".restartPolicy: Required value: must specify restartPolicy when restart rules are used",
         ),

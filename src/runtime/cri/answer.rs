@@ -263,5 +263,6 @@ pub(super) fn image(image: wire::Image) -> Result<Image, RuntimeError> {
         },
         uid,
         pinned: image.pinned,
+        stop_signal: String::new(),
     })
 }

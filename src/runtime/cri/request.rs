@@ -3,48 +3,8 @@
 use super::{Settings, wire};
 use crate::api::cri::{
     ContainerConfig, Device, LinuxResources, LinuxSecurity, Mount, NamespaceMode, NamespaceOptions,
-    PortMapping, Propagation, SandboxConfig, SecurityProfile,
+    PortMapping, Propagation, SandboxConfig, SecurityProfile, stop_signal_number,
 };
-
-/// `stop_signal` by its place in this list, which begins with 1; behind it come real-time signals.
-const SIGNALS: [&str; 34] = [
-    "SIGABRT",
-    "SIGALRM",
-    "SIGBUS",
-    "SIGCHLD",
-    "SIGCLD",
-    "SIGCONT",
-    "SIGFPE",
-    "SIGHUP",
-    "SIGILL",
-    "SIGINT",
-    "SIGIO",
-    "SIGIOT",
-    "SIGKILL",
-    "SIGPIPE",
-    "SIGPOLL",
-    "SIGPROF",
-    "SIGPWR",
-    "SIGQUIT",
-    "SIGSEGV",
-    "SIGSTKFLT",
-    "SIGSTOP",
-    "SIGSYS",
-    "SIGTERM",
-    "SIGTRAP",
-    "SIGTSTP",
-    "SIGTTIN",
-    "SIGTTOU",
-    "SIGURG",
-    "SIGUSR1",
-    "SIGUSR2",
-    "SIGVTALRM",
-    "SIGWINCH",
-    "SIGXCPU",
-    "SIGXFSZ",
-];
-const SIGRTMIN: i32 = 35;
-const SIGRTMAX: i32 = 65;
 
 /// `SecurityProfile.ProfileType`.
 const RUNTIME_DEFAULT: i32 = 0;
@@ -161,7 +121,7 @@ pub(super) fn container(config: &ContainerConfig, settings: &Settings) -> wire::
             .iter()
             .map(|name| wire::CdiDevice { name: name.clone() })
             .collect(),
-        stop_signal: signal(&config.stop_signal),
+        stop_signal: stop_signal_number(&config.stop_signal),
     }
 }
 
@@ -293,20 +253,6 @@ fn selinux(label: &str) -> Option<wire::SelinuxOption> {
 }
 
 /// Number of a stop signal; 0, the image's, for none, and for one that no runtime knows.
-fn signal(name: &str) -> i32 {
-    if let Some(place) = SIGNALS.iter().position(|known| *known == name) {
-        return i32::try_from(place).map_or(0, |place| place + 1);
-    }
-    let after = |start: &str| name.strip_prefix(start).and_then(|n| n.parse::<i32>().ok());
-    match (name, after("SIGRTMIN+"), after("SIGRTMAX-")) {
-        ("SIGRTMIN", ..) => SIGRTMIN,
-        ("SIGRTMAX", ..) => SIGRTMAX,
-        (_, Some(n @ 1..=15), _) => SIGRTMIN + n,
-        (_, _, Some(n @ 1..=14)) => SIGRTMAX - n,
-        _ => 0,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -336,7 +282,7 @@ mod tests {
             ("SIGRTMAX", 65),
             ("SIGRTMIN+16", 0),
         ] {
-            assert_eq!(signal(name), number, "{name}");
+            assert_eq!(stop_signal_number(name), number, "{name}");
         }
     }
 

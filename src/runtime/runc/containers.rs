@@ -33,7 +33,7 @@ use crate::{
         ContainerId, PodUid, SandboxId, Wall,
         cri::{
             ANNOTATION_TERMINATION_PATH, ContainerConfig, ContainerState, DEFAULT_HANDLER,
-            LinuxResources, NamespaceMode, SandboxState, SecurityProfile,
+            LinuxResources, NamespaceMode, SandboxState, SecurityProfile, is_stop_signal,
         },
         oci::SpecInput,
     },
@@ -136,7 +136,7 @@ impl Runc {
         let log = Path::new(&parent.config.log_directory).join(&config.log_path);
         let stop_signal = [&config.stop_signal, &image.process.stop_signal]
             .into_iter()
-            .find(|s| !s.is_empty())
+            .find(|s| !s.is_empty() && is_stop_signal(s))
             .map_or_else(|| "SIGTERM".to_owned(), Clone::clone);
         let termination = config.annotations.get(ANNOTATION_TERMINATION_PATH);
         let termination_file = config
@@ -1021,7 +1021,13 @@ fn signal_argument(signal: &str) -> String {
     match real_time.filter(|n| (RTMIN..=RTMAX).contains(n)) {
         Some(number) => number.to_string(),
         None if name.parse::<i32>().is_ok() => name.to_owned(),
-        None => format!("SIG{name}"),
+        // Other names of the same signals, which not every runtime knows.
+        None => match name {
+            "CLD" => "SIGCHLD".to_owned(),
+            "IOT" => "SIGABRT".to_owned(),
+            "POLL" => "SIGIO".to_owned(),
+            name => format!("SIG{name}"),
+        },
     }
 }
 
@@ -1040,6 +1046,9 @@ mod tests {
             ("RTMIN", "34"),
             ("SIGRTMAX-1", "63"),
             ("SIGRTMIN+99", "SIGRTMIN+99"),
+            ("SIGIOT", "SIGABRT"),
+            ("cld", "SIGCHLD"),
+            ("SIGPOLL", "SIGIO"),
         ] {
             assert_eq!(signal_argument(given), want, "{given}");
         }
