@@ -485,6 +485,90 @@ mod tests {
     }
 
     #[test]
+    fn what_was_copied_for_a_link_can_be_removed() {
+        if !is_root() {
+            return;
+        }
+        let lower = || {
+            Stream::new()
+                .file("orig", b"text")
+                .file("a/f", b"text")
+                .file("a/g", b"other")
+                .file("a/deep/er/f", b"text")
+        };
+        let removed = |stream: Stream| {
+            let mut pile = Pile::new();
+            pile.layer(lower());
+            pile.layer(stream);
+            assert_eq!(pile.text("b"), "text");
+            pile
+        };
+        let link = |to: &str| Stream::new().hard_link("b", to);
+        assert!(removed(link("orig").file(".wh.orig", b"")).whiteout("orig"));
+        assert!(removed(link("a/f").file(".wh.a", b"")).whiteout("a"));
+        assert!(removed(link("a/deep/er/f").file(".wh.a", b"")).whiteout("a"));
+        assert!(removed(link("a/f").file("a/.wh.f", b"")).whiteout("a/f"));
+        // Declared, or with something of its own, the directory stays, without what is below.
+        for (name, stream) in [
+            ("declared", link("a/f").dir("a", 0o755).file(".wh.a", b"")),
+            ("opaque", link("a/f").file("a/.wh..wh..opq", b"")),
+            (
+                "deep",
+                link("a/deep/er/f").dir("a", 0o755).file(".wh.a", b""),
+            ),
+            (
+                "the root",
+                link("a/f").file(".wh..wh..opq", b"").dir("a", 0o755),
+            ),
+        ] {
+            let pile = removed(stream);
+            let left = fs::read_dir(pile.top("a")).expect(name).count();
+            assert_eq!(left, 0, "{name}");
+        }
+        let own = removed(link("a/f").file("a/own", b"1").file(".wh.a", b""));
+        assert!(own.text("a/own") == "1" && !own.top("a/f").exists());
+        // An entry of the layer is its own, also if it is the file that was copied.
+        let again = removed(link("a/f").hard_link("a/f", "b").file(".wh.a", b""));
+        assert_eq!(again.text("a/f"), "text");
+        let other = removed(link("a/f").file("a/f", b"new").file(".wh.a", b""));
+        assert_eq!(other.text("a/f"), "new");
+        // What was removed before cannot be linked to.
+        for (name, stream) in [
+            (
+                "itself",
+                Stream::new().file(".wh.orig", b"").hard_link("b", "orig"),
+            ),
+            (
+                "its directory",
+                Stream::new().file(".wh.a", b"").hard_link("b", "a/f"),
+            ),
+            (
+                "after a link",
+                link("orig").file(".wh.orig", b"").hard_link("c", "orig"),
+            ),
+            (
+                "in the directory",
+                Stream::new().file("a/.wh.f", b"").hard_link("b", "a/f"),
+            ),
+            (
+                "opaque",
+                Stream::new()
+                    .file("a/.wh..wh..opq", b"")
+                    .hard_link("b", "a/f"),
+            ),
+        ] {
+            let mut pile = Pile::new();
+            pile.layer(lower());
+            let error = pile.try_layer(stream, 1 << 20).expect_err(name);
+            let text = error.problem.to_string();
+            assert!(
+                text.contains("neither the layer nor those below have"),
+                "{name}: {text}"
+            );
+        }
+    }
+
+    #[test]
     fn copies_and_look_ups_are_bounded() {
         if !is_root() {
             return;

@@ -35,6 +35,8 @@ use crate::sys::xattr;
 pub const MAX_ENTRIES: u64 = 1_000_000;
 /// Directories that a layer uses without declaring them.
 pub const MAX_IMPLIED: usize = 10_000;
+/// Files of the layers below that hard links of one layer name, and marks of overlayfs that may get more names.
+pub const MAX_LINKED: usize = 100_000;
 /// Bytes after the end mark of a layer's tar stream: writers pad to at most 10 KiB.
 pub const MAX_TRAILER_BYTES: u64 = 1024 * 1024;
 /// Buffer for file contents, bytes.
@@ -147,6 +149,8 @@ pub(super) fn unpack(
         on_bytes,
         parent: None,
         implied: BTreeSet::new(),
+        copied: BTreeSet::new(),
+        marks: BTreeSet::new(),
         opaque: false,
         size_bytes: 0,
         content: Some(Content::default()),
@@ -231,6 +235,10 @@ struct Target<'a> {
     on_bytes: OnBytes<'a>,
     parent: Option<Parent>,
     implied: BTreeSet<Vec<u8>>,
+    /// Files that were copied from below for hard links, real paths: they are no entries of this layer, which may remove them.
+    copied: BTreeSet<Vec<u8>>,
+    /// Whiteouts that are devices in the stream, real paths: hard links may name them. Those of other names are in no stream.
+    marks: BTreeSet<Vec<u8>>,
     opaque: bool,
     size_bytes: u64,
     content: Option<Content>,
@@ -271,6 +279,11 @@ impl Target<'_> {
             Some(stat) => {
                 opaque = tree::is_whiteout(stat);
                 if entry.kind == Kind::HardLink && self.is_own_target(entry, stat)? {
+                    if !self.copied.is_empty() {
+                        let real = self.real_path(&name);
+                        self.copied
+                            .remove(&real.map_err(Problem::write("name it"))?);
+                    }
                     return Ok(());
                 }
                 self.remove(&name)?;
@@ -344,15 +357,64 @@ impl Target<'_> {
         self.content = None;
         // It may have been a directory, and what was implied in it is gone.
         if let Ok(real) = self.real_path(name) {
-            self.implied.retain(|path| {
-                !(path.starts_with(&real) && matches!(path.get(real.len()), None | Some(b'/')))
-            });
+            for paths in [&mut self.implied, &mut self.copied, &mut self.marks] {
+                for path in within(paths, &real) {
+                    paths.remove(&path);
+                }
+            }
         }
         Ok(())
     }
 
+    /// Removes what is at `hidden`, or in it, only because something else of this layer needed it: files copied from below,
+    /// then directories that hold nothing of their own. Returns whether `hidden` itself was such a file.
+    fn remove_copied(&mut self, hidden: &[u8]) -> Result<bool, Problem> {
+        if self.copied.is_empty() {
+            return Ok(false);
+        }
+        let real = self.real_path(hidden).map_err(Problem::write("name it"))?;
+        let real = real.strip_suffix(b"/").unwrap_or(&real);
+        let files = within(&self.copied, real);
+        let was_copied = files.iter().any(|path| path == real);
+        // Nothing was copied into others.
+        let mut dirs = match files.is_empty() {
+            true => Vec::new(),
+            false => within(&self.implied, real),
+        };
+        dirs.retain(|path| path != real);
+        // Children before their parents.
+        dirs.reverse();
+        for path in files.iter().chain(&dirs) {
+            let names = tree::split(path).map_err(Problem::from)?;
+            let Some((name, parents)) = names.split_last() else {
+                continue;
+            };
+            let parent = tree::beneath(self.root.as_fd(), parents)
+                .map_err(Problem::write("reach its directory"))?;
+            if self.implied.contains(path) {
+                let dir = tree::beneath(self.root.as_fd(), &names)
+                    .map_err(Problem::write("reach its directory"))?;
+                if !tree::only_whiteouts(dir).map_err(Problem::write("list the directory"))? {
+                    continue;
+                }
+            }
+            let before = fstat(&parent).map_err(Problem::write("reach its directory"))?;
+            tree::remove(parent.as_fd(), name).map_err(Problem::write("remove it"))?;
+            tree::restore_mtime(parent.as_fd(), &before).map_err(Problem::write("set the time"))?;
+            self.implied.remove(path);
+            self.copied.remove(path);
+            // What was in it is not known any more.
+            self.content = None;
+        }
+        Ok(was_copied)
+    }
+
     /// Path of an entry in the current directory, links resolved.
     fn real_path(&self, name: &[u8]) -> io::Result<Vec<u8>> {
+        self.real_path_in(self.parent(), name)
+    }
+
+    fn real_path_in(&self, dir: BorrowedFd<'_>, name: &[u8]) -> io::Result<Vec<u8>> {
         use std::os::fd::AsRawFd;
         use std::os::unix::ffi::OsStringExt;
         let real = |fd: BorrowedFd<'_>| {
@@ -360,7 +422,7 @@ impl Target<'_> {
                 .map(|path| path.into_os_string().into_vec())
         };
         let root = real(self.root.as_fd())?;
-        let dir = real(self.parent())?;
+        let dir = real(dir)?;
         let mut path = match dir.strip_prefix(root.as_slice()) {
             Some([b'/', rest @ ..]) => [rest, b"/"].concat(),
             _ => Vec::new(),
@@ -371,6 +433,7 @@ impl Target<'_> {
 
     fn whiteout(&mut self, name: &[u8]) -> Result<(), Problem> {
         if name == OPAQUE_MARK {
+            self.remove_copied(b"")?;
             let at_root = self.parent.as_ref().is_none_or(|p| p.path.is_empty());
             if at_root {
                 // Overlayfs does not look at the mark on a root: the layers below are left out instead.
@@ -390,6 +453,7 @@ impl Target<'_> {
         if matches!(hidden, b"" | b"." | b"..") {
             return Err(Problem::Damaged("the whiteout names nothing".into()));
         }
+        let was_copied = self.remove_copied(hidden)?;
         match tree::entry(self.parent(), hidden) {
             // A whiteout hides what is below, never what its own layer has. A file hides it anyway.
             Ok(stat) if tree::kind(&stat) == SFlag::S_IFDIR => {
@@ -415,7 +479,9 @@ impl Target<'_> {
             }
             Ok(_) => Ok(()),
             Err(Errno::ENOENT) => {
-                self.budget.take_inode()?;
+                if !was_copied {
+                    self.budget.take_inode()?;
+                }
                 tree::make_whiteout(self.parent(), hidden)
                     .map_err(Problem::write("make the whiteout"))
             }
@@ -526,8 +592,15 @@ impl Target<'_> {
             None => self.copy_up(entry)?,
         };
         if tree::is_whiteout(&stat) {
-            // Overlayfs gives many names to one mark.
-            return self.whiteout(&[WHITEOUT, name].concat());
+            // Overlayfs gives many names to one mark. Under another mark there is no file to link to.
+            let real = self.real_path_in(dir.as_fd(), &target);
+            return match self
+                .marks
+                .contains(&real.map_err(Problem::write("name it"))?)
+            {
+                true => self.mark(name),
+                false => Err(no_target(entry, Blocked::Missing)),
+            };
         }
         if tree::kind(&stat) == SFlag::S_IFDIR {
             return Err(Problem::Damaged(format!(
@@ -537,6 +610,16 @@ impl Target<'_> {
         }
         linkat(&dir, &*target, self.parent(), name, AtFlags::empty())
             .map_err(Problem::write("make the hard link"))
+    }
+
+    /// Makes a whiteout that more names may follow.
+    fn mark(&mut self, name: &[u8]) -> Result<(), Problem> {
+        self.whiteout(&[WHITEOUT, name].concat())?;
+        let real = self.real_path(name).map_err(Problem::write("name it"))?;
+        if self.marks.len() < MAX_LINKED {
+            self.marks.insert(real);
+        }
+        Ok(())
     }
 
     /// Copies the target of a hard link from the layers below into this one, as overlayfs does when such a link is made.
@@ -587,6 +670,14 @@ impl Target<'_> {
             }
         }
         tree::restore_mtime(dir.as_fd(), &before).map_err(Problem::write("set the time"))?;
+        if self.copied.len() >= MAX_LINKED {
+            return Err(Problem::Limit {
+                what: "files of the layers below that a layer links to",
+                limit: MAX_LINKED as u64,
+            });
+        }
+        let path = self.real_path_in(dir.as_fd(), &name);
+        self.copied.insert(path.map_err(Problem::write("name it"))?);
         let stat = tree::entry(dir.as_fd(), &name).map_err(Problem::write("examine it"))?;
         Ok((dir, name, stat))
     }
@@ -619,7 +710,7 @@ impl Target<'_> {
 
     fn node(&mut self, entry: &Entry, name: &[u8]) -> Result<(), Problem> {
         if entry.kind == Kind::Char && entry.device == (0, 0) {
-            return self.whiteout(&[WHITEOUT, name].concat());
+            return self.mark(name);
         }
         self.budget.take_inode()?;
         let (kind, device) = match entry.kind {
@@ -672,6 +763,17 @@ impl Target<'_> {
         }
         tree::set_mtime(parent, name, mtime(entry)).map_err(Problem::write("set the time"))
     }
+}
+
+/// The paths that are `dir` or in it, sorted. The empty one is the root.
+fn within(paths: &BTreeSet<Vec<u8>>, dir: &[u8]) -> Vec<Vec<u8>> {
+    if dir.is_empty() {
+        return paths.iter().cloned().collect();
+    }
+    // `0` follows `/`.
+    let inner = [dir, b"/"].concat()..[dir, b"0"].concat();
+    let itself = paths.get(dir).into_iter();
+    itself.chain(paths.range(inner)).cloned().collect()
 }
 
 /// Makes a file that was not there.
@@ -1197,10 +1299,18 @@ mod tests {
         // A name that would be another mark with the prefix of one.
         bench.ok(Stream::new().device(EntryType::Char, ".wh.x", 0, 0));
         assert!(whiteout(&bench.stat("x")));
-        // One mark may have many names, whatever has made it.
-        let two = mark(Stream::new(), "one").file(".wh.three", b"");
-        bench.ok(two.hard_link("two", "one").hard_link("four", "three"));
-        assert!(whiteout(&bench.stat("two")) && whiteout(&bench.stat("four")));
+        // One mark may have many names.
+        let many = mark(Stream::new().dir("d", 0o755), "d/one");
+        bench.ok(many.hard_link("two", "d/one").hard_link("three", "two"));
+        assert!(whiteout(&bench.stat("two")) && whiteout(&bench.stat("three")));
+        // What was removed has none.
+        let gone = Stream::new().file(".wh.one", b"").hard_link("two", "one");
+        let error = Bench::new().unpack(&gone.bytes()).expect_err("removed");
+        let text = error.problem.to_string();
+        assert!(
+            text.contains("neither the layer nor those below have"),
+            "{text}"
+        );
     }
 
     #[test]
