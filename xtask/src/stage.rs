@@ -29,6 +29,8 @@ const STAGES: &str = "/var/lib";
 pub(crate) const NODE: &str = "stage";
 /// What the stage's images are called.
 pub(crate) const IMAGE: &str = "localhost/picolet/busybox:demo";
+/// Lines of its log that tell why an agent ended.
+const LAST_WORDS: usize = 5;
 /// An agent that does not answer by then does not start.
 const START_LIMIT: Duration = Duration::from_secs(20);
 /// Seconds that an answer may take: ending all pods takes longest.
@@ -130,6 +132,17 @@ impl Stage {
         fs::read_to_string(self.base.join("agent.log")).unwrap_or_default()
     }
 
+    /// How the agent ended, and the last that it said.
+    pub(crate) fn end_of_agent(&self, status: process::ExitStatus) -> String {
+        let said = self.agent_log();
+        let lines: Vec<_> = said.lines().collect();
+        let last = &lines[lines.len().saturating_sub(LAST_WORDS)..];
+        format!(
+            "the agent ended: {status}; it said last:\n{}",
+            last.join("\n")
+        )
+    }
+
     /// Puts the run directory into memory, as it is on every machine that a node runs on.
     pub(crate) fn run_in_memory(&self) -> Result<(), Failure> {
         fs::create_dir_all(&self.run)?;
@@ -158,7 +171,7 @@ impl Stage {
         self.spawn_agent()?;
         until(START_LIMIT, || {
             if let Some(status) = self.agent_ended()? {
-                return Ok(Err(format!("the agent ended: {status}")));
+                return Ok(Err(self.end_of_agent(status)));
             }
             self.client(&["get", "node"]).map(Ok)
         })??;
@@ -249,7 +262,7 @@ impl Stage {
         let mut child = self.agent.take().ok_or("no agent runs")?;
         match ended_by(&mut child, STOP_LIMIT, "the agent")? {
             status if status.success() => Ok(()),
-            status => Err(format!("the agent ended: {status}").into()),
+            status => Err(self.end_of_agent(status).into()),
         }
     }
 

@@ -98,7 +98,10 @@ fn reach(world: &mut World, point: &str, quick: bool) -> Result<(), Failure> {
     loop {
         match world.stage.agent_ended()? {
             Some(status) if status.signal() == Some(9) && !of_shim => return Ok(()),
-            Some(status) => return Err(format!("{point}: the agent ended: {status}").into()),
+            Some(status) => {
+                let end = world.stage.end_of_agent(status);
+                return Err(format!("{point}: {end}").into());
+            }
             // It stays: other shims of this agent know the point, too.
             None if of_shim && fs::metadata(&mark).is_ok_and(|m| m.len() > 0) => {
                 world.stage.kill_agent()?;
