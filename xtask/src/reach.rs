@@ -66,7 +66,14 @@ const CRATES: [&str; 3] = ["api", "grpc", "logic"];
 /// Lists what is dead; an error if anything is.
 pub(crate) fn run() -> Result<(), Failure> {
     let circle = Some(&KEPT_IN_A_CIRCLE);
-    let mut dead = dead_code(Path::new("."), Path::new(DIR), KEPT, circle)?;
+    // What is not the project's is checked as lints and documentation check it, in the same place: once.
+    let mut dead = dead_code(
+        Path::new("."),
+        Path::new(DIR),
+        Path::new("target"),
+        KEPT,
+        circle,
+    )?;
     dead.retain(|line| ![CONTRACT, HEAP].iter().any(|file| line.starts_with(file)));
     if dead.is_empty() {
         println!("The program reaches all of its code, but for what is kept with a reason.");
@@ -78,10 +85,11 @@ pub(crate) fn run() -> Result<(), Failure> {
     Err(format!("{} places that are not as they should be", dead.len()).into())
 }
 
-/// What of the program in `root` is dead: place and message of each, sorted. Works in `dir`.
+/// What of the program in `root` is dead: place and message of each, sorted. Works in `dir`, builds in `target`.
 fn dead_code(
     root: &Path,
     dir: &Path,
+    target: &Path,
     kept: &[Kept],
     circle: Option<&Kept>,
 ) -> Result<Vec<String>, Failure> {
@@ -112,7 +120,7 @@ fn dead_code(
     check
         .args(["check", "--message-format=json", "--manifest-path"])
         .arg(dir.join("Cargo.toml"))
-        .env("CARGO_TARGET_DIR", dir.join("target"));
+        .env("CARGO_TARGET_DIR", std::path::absolute(target)?);
     read_dead(&mut check)
 }
 
@@ -164,10 +172,11 @@ fn manifest(root: &Path) -> Result<String, Failure> {
         .map(|line| format!("{line}\n"))
         .collect();
     Ok(format!(
-        "[package]\n{}\n[features]\n{}\n[workspace]\n\n[build-dependencies]\n{}\n[dependencies]\n{dependencies}",
+        "[package]\n{}\n[features]\n{}\n[workspace]\n\n[build-dependencies]\n{}\n[profile.dev]\n{}\n[dependencies]\n{dependencies}",
         section("package"),
         section("features"),
         section("build-dependencies"),
+        section("profile.dev"),
     ))
 }
 
@@ -310,7 +319,8 @@ mod tests {
             fs::write(path, text).expect("file");
         }
         let dead = |kept: &[Kept]| {
-            dead_code(&root, &root.join("one"), kept, None).map_err(|e| e.to_string())
+            let one = root.join("one");
+            dead_code(&root, &one, &one.join("target"), kept, None).map_err(|e| e.to_string())
         };
         let file = "src/logic/lib.rs";
         let lines = dead(&[]).expect("compiles");
