@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use super::{machine::Backend, uml};
+use super::{machine::Backend, shelf, uml};
 use crate::{
     Failure, chaos, image,
     install::{persist, static_busybox},
@@ -75,19 +75,23 @@ pub(super) struct Base {
     pub(super) busybox: PathBuf,
 }
 
-/// The base image in `dir`, made anew if its recipe has changed.
+impl Base {
+    fn at(dir: &Path, backend: Backend) -> Result<Self, Failure> {
+        Ok(Self {
+            backend,
+            root: dir.join("base.ext4"),
+            kernel: match backend {
+                Backend::Qemu | Backend::Board(_) => dir.join("vmlinuz"),
+                Backend::Uml => uml::kernel().ok_or("User Mode Linux is not installed")?,
+            },
+            initrd: dir.join("initrd.img"),
+            busybox: dir.join("busybox"),
+        })
+    }
+}
+
+/// The base image, made if there is none of its recipe, with a tree below `dir`.
 pub(super) fn base(dir: &Path, backend: Backend) -> Result<Base, Failure> {
-    let root = dir.join("base.ext4");
-    let base = Base {
-        backend,
-        root,
-        kernel: match backend {
-            Backend::Qemu | Backend::Board(_) => dir.join("vmlinuz"),
-            Backend::Uml => uml::kernel().ok_or("User Mode Linux is not installed")?,
-        },
-        initrd: dir.join("initrd.img"),
-        busybox: dir.join("busybox"),
-    };
     let (packages, payload) = match backend {
         Backend::Qemu => (
             [&PACKAGES[..], &CHAOS_PACKAGES, &[KERNEL]].concat(),
@@ -99,21 +103,27 @@ pub(super) fn base(dir: &Path, backend: Backend) -> Result<Base, Failure> {
     let mut recipe = format!("{SUITE}\n{packages:?}\n{ROOT_SIZE}\n{UNIT}\n{HOSTNAME}\n{payload}\n");
     if backend == Backend::Uml {
         // Its modules are in the image.
-        recipe.push_str(&uml::recipe(&base.kernel)?);
+        let kernel = uml::kernel().ok_or("User Mode Linux is not installed")?;
+        recipe.push_str(&uml::recipe(&kernel)?);
     }
     if let Backend::Board(board) = backend {
         recipe.push_str(&board.recipe()?);
     }
-    let stamp = dir.join("base.recipe");
-    if fs::read_to_string(&stamp).is_ok_and(|old| old == recipe) {
-        return Ok(base);
-    }
-    println!("Making the machine's image from Debian packages (once)");
+    let kept = shelf::image(&shelf::place(), backend.name(), &recipe, |new| {
+        println!("Making the machine's image from Debian packages (once)");
+        install(dir, &Base::at(new, backend)?, &packages, payload)
+    })?;
+    Base::at(&std::path::absolute(kept)?, backend)
+}
+
+/// Makes it; `payload` is the disk with what is to be tested.
+fn install(dir: &Path, base: &Base, packages: &[&str], payload: &str) -> Result<(), Failure> {
+    let backend = base.backend;
     fs::create_dir_all(dir)?;
     let tree = dir.join("tree");
     persist(|| {
         remove(&tree)?;
-        debian(&tree, &packages, backend)
+        debian(&tree, packages, backend)
     })?;
 
     fs::write(tree.join("etc/hostname"), format!("{HOSTNAME}\n"))?;
@@ -140,12 +150,10 @@ pub(super) fn base(dir: &Path, backend: Backend) -> Result<Base, Failure> {
             fs::copy(tree.join("initrd.img"), &base.initrd)?;
         }
         Backend::Uml => uml::furnish(&tree)?,
-        Backend::Board(board) => board.furnish(&tree, &base)?,
+        Backend::Board(board) => board.furnish(&tree, base)?,
     }
     make(&tree, &base.root, ROOT_SIZE, "root")?;
-    remove(&tree)?;
-    fs::write(stamp, recipe)?;
-    Ok(base)
+    remove(&tree)
 }
 
 /// Installs Debian into `tree`.

@@ -15,6 +15,7 @@ mod guest;
 mod machine;
 mod manifests;
 mod report;
+mod shelf;
 mod uml;
 
 use std::path::{Path, PathBuf};
@@ -34,7 +35,7 @@ use crate::{
 
 pub(crate) use guest::{CHAOS_GUEST, run as run_guest};
 
-/// Disks and logs; the base image stays for the next run.
+/// Disks and logs.
 const DIR: &str = "target/vm";
 /// Lines of a console that are shown when something did not hold.
 const TAIL_LINES: usize = 100;
