@@ -6,6 +6,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::Mutex,
 };
 
 use nix::{
@@ -73,6 +74,23 @@ pub(crate) fn cargo_at(program: impl AsRef<OsStr>) -> Command {
         }
     }
     command
+}
+
+/// A copy of this task's program, which no build replaces while others are to start it.
+pub(crate) fn itself() -> Result<PathBuf, Failure> {
+    const DIR: &str = "target/task";
+    let file = env::current_dir()?.join(DIR).join("xtask");
+    static COPIED: Mutex<bool> = Mutex::new(false);
+    let mut copied = COPIED.lock().map_err(|e| e.to_string())?;
+    if !*copied {
+        fs::create_dir_all(DIR)?;
+        // One that runs cannot be written to.
+        let new = file.with_extension(std::process::id().to_string());
+        fs::copy("/proc/self/exe", &new)?;
+        fs::rename(&new, &file)?;
+        *copied = true;
+    }
+    Ok(file)
 }
 
 /// Where program `name` is: `PATH`, then the places that a user's `PATH` leaves out.

@@ -5,7 +5,7 @@ mod cluster;
 mod manifests;
 mod steps;
 
-pub(crate) use cluster::{Client, Double};
+pub(crate) use cluster::{Client, DOUBLE, Double};
 
 use std::{path::PathBuf, time::Duration};
 

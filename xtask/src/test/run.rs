@@ -1,12 +1,13 @@
 //! One run: steps, the time they take, what they skip, and what is said of them at the end.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
     env,
     fs::{self, File},
     io::{BufRead, BufReader, Write, pipe},
     path::PathBuf,
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
     time::Duration,
 };
 
@@ -14,11 +15,12 @@ use nix::sys::{
     resource::{UsageWho, getrusage},
     time::TimeValLike,
 };
+use serde_json::{Value, json};
 
-use super::{List, Tests};
+use super::{Alone, List, Tests};
 use crate::{
     Failure,
-    process::{is_root, show},
+    process::{is_root, itself, show},
     stage,
     wait::Watch,
 };
@@ -42,6 +44,11 @@ const TELLING: [&str; 5] = [
 /// What the build beside other steps said, and the lanes beside others.
 const BUILD_LOG: &str = "target/program.log";
 const LANES_LOG: &str = "target/lanes.log";
+/// Where the lanes beside others put what the table and the end are made of, and the variable that tells them.
+const LANES_SUMMARY: &str = "target/lanes.json";
+const SUMMARY: &str = "PICOLET_RUN_SUMMARY";
+/// Tests that the end of a run names for their time.
+const SLOWEST: usize = 10;
 
 /// Seconds that one step may take where nobody watches: one that hangs fails, and the others are still heard of. A step of
 /// `--long` may take longer, and is watched.
@@ -55,15 +62,21 @@ pub(super) struct Run {
     list: List,
     watch: Watch,
     /// The lane that runs.
-    lane: &'static str,
+    pub(super) lane: &'static str,
     rows: Vec<Row>,
     /// What was skipped and is on the list; what is not.
     skipped: [Vec<String>; 2],
     failed: Vec<(String, Telling)>,
+    /// Tests that failed, or lanes where none is named: what runs them alone, how often they failed.
+    failed_tests: BTreeMap<String, u32>,
+    /// Seconds and names of tests.
+    times: Vec<(f64, String)>,
     tests: Option<Tests>,
     build: Option<Beside>,
     lanes: Option<Beside>,
     shipped: Option<PathBuf>,
+    /// The test API server, if it is built already.
+    pub(super) double: Option<PathBuf>,
 }
 
 /// What runs beside other steps: the build of the program as it is shipped, most of which keeps one processor busy, and lanes.
@@ -78,9 +91,17 @@ struct Beside {
 struct Row {
     name: String,
     wall: Duration,
-    /// Of the processes that ended, which is not what an agent leaves running.
-    processor: Duration,
+    /// Of the processes that ended, which is not what an agent leaves running. Of steps at once nobody knows whose it is.
+    processor: Option<Duration>,
     failed: bool,
+}
+
+/// One of several steps that run at once.
+pub(super) struct Step {
+    /// Its name in the table.
+    pub(super) name: String,
+    pub(super) alone: Alone,
+    pub(super) command: Command,
 }
 
 impl Run {
@@ -92,10 +113,13 @@ impl Run {
             rows: Vec::new(),
             skipped: [Vec::new(), Vec::new()],
             failed: Vec::new(),
+            failed_tests: BTreeMap::new(),
+            times: Vec::new(),
             tests: None,
             build: None,
             lanes: None,
             shipped: None,
+            double: None,
         }
     }
 
@@ -118,36 +142,100 @@ impl Run {
         let mut telling = Telling::default();
         telling.note(why);
         self.failed.push((self.lane.to_owned(), telling));
+        self.failed_alone(&Alone::lane(self.lane), Vec::new());
+    }
+
+    /// Notes that `names` failed; without names the whole.
+    fn failed_alone(&mut self, alone: &Alone, names: Vec<String>) {
+        let all = match &names[..] {
+            [] => vec![alone.whole()],
+            names => names.iter().map(|name| alone.test(name)).collect(),
+        };
+        for command in all {
+            *self.failed_tests.entry(command).or_default() += 1;
+        }
     }
 
     /// Runs one command of the lane.
     pub(super) fn step(&mut self, command: &mut Command) {
-        self.step_called(self.lane, command);
+        self.step_called(self.lane, &Alone::lane(self.lane), command);
     }
 
-    /// [`Run::step`] with a line of its own in the table.
-    pub(super) fn step_called(&mut self, name: &str, command: &mut Command) {
+    /// [`Run::step`] with a line of its own in the table. What runs a test of it alone is told by `alone`.
+    pub(super) fn step_called(&mut self, name: &str, alone: &Alone, command: &mut Command) {
         println!("\n== {name}: {}", show(command));
         let (watch, before) = (Watch::start(), processor());
-        let result = self.watch_output(command);
-        let (wall, processor) = (watch.elapsed(), processor().saturating_sub(before));
-        let telling = match result {
-            Ok(telling) => telling,
-            Err(e) => {
-                let mut telling = Telling::default();
-                telling.note(&e.to_string());
-                Some(telling)
+        let mut heard = Heard::default();
+        let status = hear(command, |line| {
+            println!("{line}");
+            heard.note(line);
+        });
+        let processor = processor().saturating_sub(before);
+        self.account(name, alone, heard, status, watch.elapsed(), Some(processor));
+    }
+
+    /// Runs steps at once, `last` one after the other beside them; what one says is printed when it has ended.
+    pub(super) fn steps_at_once(&mut self, steps: Vec<Step>, last: Vec<Step>) {
+        let (sender, ended) = std::sync::mpsc::channel();
+        let mut queues: Vec<Vec<Step>> = steps.into_iter().map(|step| vec![step]).collect();
+        queues.push(last);
+        thread::scope(|scope| {
+            for queue in queues {
+                let sender = sender.clone();
+                scope.spawn(move || {
+                    for step in queue {
+                        let watch = Watch::start();
+                        let mut lines = Vec::new();
+                        let status = hear(&step.command, |line| lines.push(line.to_owned()))
+                            .map_err(|e| e.to_string());
+                        // The receiver lives as long as this scope.
+                        let _ = sender.send((step, lines, status, watch.elapsed()));
+                    }
+                });
             }
-        };
-        let failed = telling.is_some();
+            drop(sender);
+            for (step, lines, status, wall) in ended {
+                println!("\n== {}: {}", step.name, show(&step.command));
+                let mut heard = Heard::default();
+                for line in lines {
+                    println!("{line}");
+                    heard.note(&line);
+                }
+                let status = status.map_err(Failure::from);
+                self.account(&step.name, &step.alone, heard, status, wall, None);
+            }
+        });
+    }
+
+    /// Notes what a step said and how it ended.
+    fn account(
+        &mut self,
+        name: &str,
+        alone: &Alone,
+        mut heard: Heard,
+        status: Result<ExitStatus, Failure>,
+        wall: Duration,
+        processor: Option<Duration>,
+    ) {
+        for what in &heard.skipped {
+            self.skip(what);
+        }
+        for (seconds, test) in heard.times {
+            self.times.push((seconds, format!("{name}: {test}")));
+        }
+        let failed = !matches!(&status, Ok(status) if status.success());
+        if failed {
+            let end = status.map_or_else(|e| e.to_string(), |s| format!("It ended with {s}."));
+            heard.telling.note(&end);
+            self.failed.push((name.to_owned(), heard.telling));
+            self.failed_alone(alone, heard.failed);
+        }
         let verdict = if failed { "FAILED" } else { "passed" };
         println!("== {name}: {verdict} in {} s", wall.as_secs());
-        self.failed
-            .extend(telling.map(|lines| (name.to_owned(), lines)));
         match self.rows.last_mut() {
             Some(row) if row.name == name => {
                 row.wall += wall;
-                row.processor += processor;
+                row.processor = row.processor.zip(processor).map(|(a, b)| a + b);
                 row.failed |= failed;
             }
             _ => self.rows.push(Row {
@@ -162,7 +250,8 @@ impl Run {
     /// All test programs, built once.
     pub(super) fn tests(&mut self) -> Result<&Tests, Failure> {
         if self.tests.is_none() {
-            self.step_called("build: tests", &mut Tests::command());
+            let alone = Alone::lane(self.lane);
+            self.step_called("build: tests", &alone, &mut Tests::command());
             self.tests = Some(Tests::find()?);
         }
         Ok(self.tests.as_ref().expect("just found"))
@@ -178,8 +267,9 @@ impl Run {
     /// Begins these lanes. They leave the processors to whatever else wants one.
     pub(super) fn lanes_beside(&mut self, lanes: &[&str]) -> Result<(), Failure> {
         let mut command = Command::new("nice");
-        let words = "-n 19 cargo xtask test --only";
-        command.args(words.split(' ')).arg(lanes.join(","));
+        command.args(["-n", "19"]).arg(itself()?);
+        command.args(["test", "--only"]).arg(lanes.join(","));
+        command.env(SUMMARY, std::path::absolute(LANES_SUMMARY)?);
         self.lanes = Some(Beside::begin(lanes.join(", "), LANES_LOG, &command)?);
         Ok(())
     }
@@ -196,18 +286,71 @@ impl Run {
         let status = beside.child.wait()?;
         let said = fs::read_to_string(beside.log)?;
         println!("\n== {name}: {status}\n{said}");
+        if beside.log == LANES_LOG && self.take_summary().is_ok() {
+            return Ok(());
+        }
         if !status.success() {
             let mut telling = Telling::default();
             said.lines().for_each(|line| telling.note(line));
             self.failed.push((name.clone(), telling));
+            let alone = Alone::lane(self.lane);
+            self.failed_alone(&alone, Vec::new());
         }
         self.rows.push(Row {
             name,
             wall: beside.watch.elapsed(),
-            processor: processor().saturating_sub(before),
+            processor: Some(processor().saturating_sub(before)),
             failed: !status.success(),
         });
         Ok(())
+    }
+
+    /// Takes what the lanes beside others had to tell for their own.
+    fn take_summary(&mut self) -> Result<(), Failure> {
+        let text = fs::read_to_string(LANES_SUMMARY)?;
+        fs::remove_file(LANES_SUMMARY)?;
+        let told: Value = serde_json::from_str(&text)?;
+        let list = |name: &str| told[name].as_array().into_iter().flatten();
+        let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        for row in list("rows") {
+            let time = |name: &str| row[name].as_f64().map(Duration::from_secs_f64);
+            self.rows.push(Row {
+                name: word(&row["name"]),
+                wall: time("wall").unwrap_or_default(),
+                processor: time("processor"),
+                failed: row["failed"] == true,
+            });
+        }
+        for failed in list("failed") {
+            let mut telling = Telling::default();
+            let lines = failed["lines"].as_array().into_iter().flatten();
+            lines.for_each(|line| telling.note(&word(line)));
+            self.failed.push((word(&failed["name"]), telling));
+        }
+        for command in list("failed_tests") {
+            *self.failed_tests.entry(word(command)).or_default() += 1;
+        }
+        for time in list("times") {
+            self.times
+                .push((time[0].as_f64().unwrap_or_default(), word(&time[1])));
+        }
+        Ok(())
+    }
+
+    /// The other side of [`Run::take_summary`].
+    fn put_summary(&self, file: &std::ffi::OsStr) -> Result<(), Failure> {
+        let rows: Vec<_> = self.rows.iter().map(|row| {
+            let processor = row.processor.map(|time| time.as_secs_f64());
+            json!({"name": row.name, "wall": row.wall.as_secs_f64(), "processor": processor, "failed": row.failed})
+        }).collect();
+        let failed: Vec<_> = self
+            .failed
+            .iter()
+            .map(|(name, telling)| json!({"name": name, "lines": telling.lines().collect::<Vec<_>>()}))
+            .collect();
+        let failed_tests: Vec<_> = self.failed_tests.keys().collect();
+        let told = json!({"rows": rows, "failed": failed, "failed_tests": failed_tests, "times": self.times});
+        Ok(fs::write(file, told.to_string())?)
     }
 
     /// The program as it is shipped, built once.
@@ -219,37 +362,6 @@ impl Run {
             self.shipped = Some(stage::program()?);
         }
         Ok(self.shipped.clone().expect("just built"))
-    }
-
-    /// Runs `command`, passing its output on and noting what it says it skipped; returns what it said if it failed.
-    fn watch_output(&mut self, command: &Command) -> Result<Option<Telling>, Failure> {
-        let mut command = limited(command, STEP_LIMIT_S);
-        // One pipe for both streams keeps their order; what was printed before must be out.
-        std::io::stdout().flush()?;
-        let (output, writer) = pipe()?;
-        command
-            .stdin(Stdio::null())
-            .stdout(writer.try_clone()?)
-            .stderr(writer);
-        let mut child = command.spawn()?;
-        // This process's own ends would keep the pipe open.
-        command.stdout(Stdio::null()).stderr(Stdio::null());
-        let mut lines = Telling::default();
-        for line in BufReader::new(output).split(b'\n') {
-            let line = line?;
-            let line = String::from_utf8_lossy(&line);
-            println!("{line}");
-            if let Some(what) = skipped(&line) {
-                self.skip(what);
-            }
-            lines.note(&line);
-        }
-        let status = child.wait()?;
-        if status.success() {
-            return Ok(None);
-        }
-        lines.note(&format!("It ended with {status}."));
-        Ok(Some(lines))
     }
 
     /// Says how it went.
@@ -271,18 +383,24 @@ impl Run {
                 super::LIST
             ));
         }
+        self.times.sort_by(|a, b| b.0.total_cmp(&a.0));
+        self.times.truncate(SLOWEST);
+        if let Some(file) = env::var_os(SUMMARY) {
+            self.put_summary(&file)?;
+        }
         for (name, lines) in &self.failed {
             println!("\n== what {name} said:");
-            lines.print();
+            lines.lines().for_each(|line| println!("{line}"));
         }
         let minutes = |time: Duration| time.as_secs_f64() / 60.0;
         println!("\n{:<32} {:>7} {:>9}", "lane", "minutes", "processor");
         for row in &self.rows {
             println!(
-                "{:<32} {:>7.1} {:>9.1}{}",
+                "{:<32} {:>7.1} {:>9}{}",
                 row.name,
                 minutes(row.wall),
-                minutes(row.processor),
+                row.processor
+                    .map_or_else(|| "-".to_owned(), |time| format!("{:.1}", minutes(time))),
                 if row.failed { "  FAILED" } else { "" }
             );
         }
@@ -292,13 +410,66 @@ impl Run {
             minutes(self.watch.elapsed()),
             minutes(processor())
         );
+        if !self.times.is_empty() {
+            println!("\n{:>7}  slowest tests", "seconds");
+        }
+        for (seconds, test) in &self.times {
+            println!("{seconds:>7.1}  {test}");
+        }
         if self.failed.is_empty() {
             println!("All passed.");
             return Ok(());
         }
+        println!("\nWhat failed, and what runs it alone:");
+        for command in self.failed_tests.keys() {
+            println!("  {command}");
+        }
         let mut names: Vec<_> = self.failed.into_iter().map(|(name, _)| name).collect();
         names.dedup();
         Err(format!("failed: {}", names.join(", ")).into())
+    }
+}
+
+/// Runs `command` and has `each` hear every line that it says.
+fn hear(command: &Command, mut each: impl FnMut(&str)) -> Result<ExitStatus, Failure> {
+    let mut command = limited(command, STEP_LIMIT_S);
+    // One pipe for both streams keeps their order; what was printed before must be out.
+    std::io::stdout().flush()?;
+    let (output, writer) = pipe()?;
+    command
+        .stdin(Stdio::null())
+        .stdout(writer.try_clone()?)
+        .stderr(writer);
+    let mut child = command.spawn()?;
+    // This process's own ends would keep the pipe open.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    for line in BufReader::new(output).split(b'\n') {
+        each(&String::from_utf8_lossy(&line?));
+    }
+    Ok(child.wait()?)
+}
+
+/// What the lines of a step have told.
+#[derive(Default)]
+struct Heard {
+    telling: Telling,
+    skipped: Vec<String>,
+    failed: Vec<String>,
+    /// Seconds of tests that say it.
+    times: Vec<(f64, String)>,
+}
+
+impl Heard {
+    fn note(&mut self, line: &str) {
+        self.skipped.extend(skipped(line).map(str::to_owned));
+        if let Some((name, passed, seconds)) = test_result(line) {
+            self.times
+                .extend(seconds.map(|seconds| (seconds, name.to_owned())));
+            if !passed {
+                self.failed.push(name.to_owned());
+            }
+        }
+        self.telling.note(line);
     }
 }
 
@@ -323,6 +494,20 @@ fn skipped(line: &str) -> Option<&str> {
     }
     let (name, _) = line.strip_prefix(IGNORED[0])?.split_once(IGNORED[1])?;
     Some(name)
+}
+
+/// Name of a test, whether it passed, and its seconds: "test a::b ... ok <0.012s>".
+fn test_result(line: &str) -> Option<(&str, bool, Option<f64>)> {
+    let (name, end) = line.strip_prefix("test ")?.split_once(" ... ")?;
+    let name = name.strip_suffix(" - should panic").unwrap_or(name);
+    let (verdict, time) = end.split_once(" <").unwrap_or((end, ""));
+    let passed = match verdict {
+        "ok" => true,
+        "FAILED" => false,
+        _ => return None,
+    };
+    let seconds = time.strip_suffix("s>").and_then(|time| time.parse().ok());
+    Some((name, passed, seconds))
 }
 
 /// Processor time of all processes that this one has waited for, and of those that they have.
@@ -355,14 +540,10 @@ impl Telling {
         self.last.push_back(line.to_owned());
     }
 
-    fn print(&self) {
-        for line in &self.telling {
-            println!("{line}");
-        }
-        println!("[...]");
-        for line in &self.last {
-            println!("{line}");
-        }
+    fn lines(&self) -> impl Iterator<Item = &str> {
+        let last = self.last.iter().map(String::as_str);
+        let telling = self.telling.iter().map(String::as_str);
+        telling.chain(["[...]"]).chain(last)
     }
 }
 
@@ -395,6 +576,112 @@ fn limited(command: &Command, limit_s: u32) -> Command {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn results_of_tests() {
+        for (line, expected) in [
+            (
+                "test a::b ... ok <0.012s>",
+                Some(("a::b", true, Some(0.012))),
+            ),
+            (
+                "test a::b ... FAILED <61.5s>",
+                Some(("a::b", false, Some(61.5))),
+            ),
+            ("test a - should panic ... FAILED", Some(("a", false, None))),
+            ("test a::b ... ignored, takes minutes", None),
+            ("test a::b ... it says something", None),
+            ("test result: ok. 3 passed; 0 failed", None),
+        ] {
+            assert_eq!(test_result(line), expected, "{line}");
+        }
+    }
+
+    fn heard(lines: &[&str]) -> Heard {
+        let mut heard = Heard::default();
+        lines.iter().for_each(|line| heard.note(line));
+        heard
+    }
+
+    fn status(code: i32) -> Result<ExitStatus, Failure> {
+        Ok(std::os::unix::process::ExitStatusExt::from_raw(code << 8))
+    }
+
+    #[test]
+    fn what_fails_is_named_with_what_runs_it_alone() {
+        let mut run = Run::new(List { rows: Vec::new() });
+        let host = Alone::program("picolet", "test", "host");
+        let second = Duration::from_secs(1);
+        let said = ["test a ... ok <2.000s>", "test b::c ... FAILED <1.000s>"];
+        run.account(
+            "tests: host",
+            &host,
+            heard(&said),
+            status(101),
+            second,
+            None,
+        );
+        run.account("tests: host", &host, heard(&[]), status(101), second, None);
+        let lints = Alone::lane("lints");
+        run.account(
+            "lints",
+            &lints,
+            heard(&["error: odd"]),
+            status(1),
+            second,
+            None,
+        );
+        run.account(
+            "crates",
+            &Alone::lane("crates"),
+            heard(&[]),
+            status(0),
+            second,
+            None,
+        );
+        let failed: Vec<_> = run.failed_tests.iter().collect();
+        let alone =
+            "cargo test --profile sim --features picolet/crash-points -p picolet --test host";
+        let [whole, one] = [
+            alone.to_owned(),
+            format!("{alone} -- --exact --include-ignored b::c"),
+        ];
+        let lints = "cargo xtask test --only lints".to_owned();
+        assert_eq!(failed, [(&whole, &1), (&one, &1), (&lints, &1)]);
+        assert_eq!(run.times[0], (2.0, "tests: host: a".to_owned()));
+    }
+
+    #[test]
+    fn steps_at_once_are_all_accounted_for() {
+        let mut run = Run::new(List { rows: Vec::new() });
+        let step = |name: &str, script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            let (name, alone) = (name.to_owned(), Alone::lane("tests"));
+            Step {
+                name,
+                alone,
+                command,
+            }
+        };
+        let dir = env::temp_dir().join(format!("picolet-run-{}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        let fifo = dir.join("fifo").display().to_string();
+        // Neither ends without the other.
+        let first = format!("mkfifo {fifo}; echo x > {fifo}");
+        let second = format!("until cat {fifo} 2>/dev/null; do :; done");
+        let last = ["c", "d"].map(|name| step(name, "echo 'SKIPPED all'; exit 1"));
+        run.steps_at_once(vec![step("a", &first), step("b", &second)], last.into());
+        fs::remove_dir_all(&dir).unwrap();
+        let mut rows: Vec<_> = run
+            .rows
+            .iter()
+            .map(|row| (&*row.name, row.failed))
+            .collect();
+        rows.sort_unstable();
+        assert_eq!(rows, [("a", false), ("b", false), ("c", true), ("d", true)]);
+        assert_eq!(run.skipped[1], ["all"]);
+    }
 
     #[test]
     fn what_was_not_run() {

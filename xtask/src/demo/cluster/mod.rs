@@ -20,7 +20,10 @@ mod real;
 mod steps;
 mod world;
 
-pub(crate) use self::{client::Client, double::Double};
+pub(crate) use self::{
+    client::Client,
+    double::{DOUBLE, Double},
+};
 use self::{plane::Plane, world::World};
 use super::Show;
 use crate::{Failure, stage::Stage};
