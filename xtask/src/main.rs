@@ -44,7 +44,8 @@ Tasks of picolet. Usage: cargo xtask TASK
            control plane are the real programs if they are on PATH, else the test API server; `--runtime containerd`: pods run
            on Debian's containerd, started for this; `--program FILE` shows that file
   test     Install what the tests need and run all of them (root; without it the kernel tests are skipped);
-           `--long`: with all that takes long; `--only LANE,…`: only these
+           `--long`: with all that takes long; `--only LANE,…`: only these; `--repeat N LANE`: a lane, or a test program, N
+           times beside a load, with the tests that ever failed
   fuzz     Feed mutated inputs to every parser: fuzz [--seconds N | --runs N] [--seed N] [TARGET]
   layout   Name the functions that agents at rest run, for cross/rest.txt: layout PID…
   reach    Name what the program as it ships cannot reach: rules that only their own tests call

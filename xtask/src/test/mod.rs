@@ -5,6 +5,7 @@
 //! processors runs beside what starts machines and kills agents, and has ended when the tests begin.
 
 mod list;
+mod load;
 mod older;
 mod run;
 
@@ -15,7 +16,10 @@ use std::{
     process::Command,
 };
 
-use self::run::{Run, Step};
+use self::{
+    load::Load,
+    run::{Run, Step},
+};
 use crate::{
     Failure,
     demo::{DOUBLE, Double},
@@ -105,10 +109,12 @@ struct Args {
     long: bool,
     /// Lanes, by name; none: all.
     only: Vec<String>,
+    /// So often, a lane or a test program.
+    repeat: Option<(u32, String)>,
 }
 
 fn parse(words: &[String]) -> Result<Args, Failure> {
-    const KNOWN: &str = "--long, --only LANE,…";
+    const KNOWN: &str = "--long, --only LANE,…, --repeat N LANE";
     let mut args = Args::default();
     let mut words = words.iter();
     while let Some(word) = words.next() {
@@ -117,6 +123,14 @@ fn parse(words: &[String]) -> Result<Args, Failure> {
             "--only" => {
                 let names = words.next().ok_or("--only: which lanes?")?;
                 args.only = names.split(',').map(str::to_owned).collect();
+            }
+            "--repeat" => {
+                let times = words.next().and_then(|n| n.parse().ok());
+                let times = times.ok_or("--repeat: how often?")?;
+                let name = words
+                    .next()
+                    .ok_or("--repeat: which lane or test program?")?;
+                args.repeat = Some((times, name.clone()));
             }
             odd => return Err(format!("unknown option {odd:?}; known: {KNOWN}").into()),
         }
@@ -146,6 +160,10 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         &install::BROWSER,
     ])? {
         run.skip(&format!("{missing} is not installed"));
+    }
+    if let Some((times, name)) = &args.repeat {
+        repeat(&mut run, *times, name)?;
+        return run.end_repeated(*times);
     }
     let is_whole = args.only.is_empty();
     if is_whole && is_root() && env::var_os(SHIPPED).is_none() {
@@ -190,6 +208,40 @@ fn beside(run: &mut Run, name: &str) -> Result<(), Failure> {
         run.double = Some(Double::build()?);
     }
     run.lanes_beside(&BESIDE)
+}
+
+/// Runs a lane, or a test program, so often beside a load.
+fn repeat(run: &mut Run, times: u32, name: &str) -> Result<(), Failure> {
+    let lane = lane(name);
+    if lane.is_none() && !run.tests()?.names().iter().any(|known| known == name) {
+        let programs = run.tests()?.names().join(", ");
+        return Err(format!("{}; test programs are {programs}", unknown(name)).into());
+    }
+    run.begin(lane.map_or("tests", |lane| lane.0));
+    let kubectls = match lane {
+        Some(_) => OsString::new(),
+        None => peers(run)?,
+    };
+    let _load = Load::start();
+    for n in 1..=times {
+        println!("\n== {name}: run {n} of {times}");
+        let done = match lane {
+            Some((_, _, work)) => work(run),
+            None => {
+                let Step {
+                    name,
+                    alone,
+                    mut command,
+                } = test_step(run, name, &kubectls)?;
+                run.step_called(&name, &alone, &mut command);
+                Ok(())
+            }
+        };
+        if let Err(e) = done {
+            run.fail(&e.to_string());
+        }
+    }
+    Ok(())
 }
 
 fn format(run: &mut Run) -> Result<(), Failure> {
@@ -690,7 +742,9 @@ mod tests {
     fn words() {
         let only = parsed("--only fuzz,tests").unwrap().only;
         assert_eq!(only, ["fuzz", "tests"]);
-        for wrong in ["--only fuss", "--only", "host"] {
+        let repeat = parsed("--repeat 3 host").unwrap().repeat;
+        assert_eq!(repeat, Some((3, "host".to_owned())));
+        for wrong in ["--only fuss", "--repeat host 3", "--repeat 3", "host"] {
             parsed(wrong).expect_err(wrong);
         }
     }

@@ -1,6 +1,7 @@
 //! One run: steps, the time they take, what they skip, and what is said of them at the end.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, VecDeque},
     env,
     fs::{self, File},
@@ -428,6 +429,21 @@ impl Run {
         names.dedup();
         Err(format!("failed: {}", names.join(", ")).into())
     }
+
+    /// Says of what was run so often which tests ever failed, and how often.
+    pub(super) fn end_repeated(self, times: u32) -> Result<(), Failure> {
+        let mut failed: Vec<_> = self.failed_tests.into_iter().collect();
+        failed.sort_by_key(|(_, count)| Reverse(*count));
+        if failed.is_empty() {
+            println!("Nothing failed in {times} runs beside a load.");
+            return Ok(());
+        }
+        println!("\nFailed in {times} runs beside a load; what runs it alone:");
+        for (command, count) in &failed {
+            println!("{count:>4}  {command}");
+        }
+        Err(format!("{} fail at times", failed.len()).into())
+    }
 }
 
 /// Runs `command` and has `each` hear every line that it says.
@@ -649,6 +665,7 @@ mod tests {
         let lints = "cargo xtask test --only lints".to_owned();
         assert_eq!(failed, [(&whole, &1), (&one, &1), (&lints, &1)]);
         assert_eq!(run.times[0], (2.0, "tests: host: a".to_owned()));
+        run.end_repeated(2).expect_err("three things fail");
     }
 
     #[test]
