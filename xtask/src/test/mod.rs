@@ -4,6 +4,7 @@
 //! checks of a debug build, beside a program with crash points. Then what measures has the machine for itself. What wants
 //! processors runs beside what starts machines and kills agents, and has ended when the tests begin.
 
+mod ledger;
 mod list;
 mod load;
 mod older;
@@ -191,6 +192,10 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         }
     }
     run.end_lanes()?;
+    ledger::write(&run)?;
+    if is_whole {
+        ledger::warn();
+    }
     run.end()
 }
 

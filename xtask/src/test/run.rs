@@ -444,6 +444,17 @@ impl Run {
         }
         Err(format!("{} fail at times", failed.len()).into())
     }
+
+    /// Minutes that a lane's steps took, and whether one failed.
+    pub(super) fn outcome(&self, lane: &str) -> Option<(f64, bool)> {
+        let failed = self.failed.iter().any(|(name, _)| name == lane);
+        let mut rows = self.rows.iter().filter(|row| row.name == lane).peekable();
+        rows.peek()?;
+        Some((
+            rows.map(|row| row.wall.as_secs_f64()).sum::<f64>() / 60.0,
+            failed,
+        ))
+    }
 }
 
 /// Runs `command` and has `each` hear every line that it says.
@@ -664,6 +675,9 @@ mod tests {
         ];
         let lints = "cargo xtask test --only lints".to_owned();
         assert_eq!(failed, [(&whole, &1), (&one, &1), (&lints, &1)]);
+        assert_eq!(run.outcome("lints"), Some((1.0 / 60.0, true)));
+        assert_eq!(run.outcome("crates").map(|(_, failed)| failed), Some(false));
+        assert_eq!(run.outcome("machine"), None);
         assert_eq!(run.times[0], (2.0, "tests: host: a".to_owned()));
         run.end_repeated(2).expect_err("three things fail");
     }
