@@ -3,12 +3,12 @@
 set -eu
 export ZIG_GLOBAL_CACHE_DIR='@cache@' ZIG_LOCAL_CACHE_DIR='@cache@'
 
-# Zig has names of its own for targets.
+# Zig has names of its own for targets, and no other words for them.
 target=@target@
 for word do
     shift
     case $word in
-    --target=*) continue ;;
+    --target=* | -Wl,-melf_i386) continue ;;
     *.S) target=@assembler@ ;;
     esac
     set -- "$@" "$word"

@@ -1,4 +1,6 @@
-//! `cargo xtask emulate`: the unit tests as built for a board, run by qemu's user mode.
+//! `cargo xtask emulate`: the unit tests as built for a board, run by qemu's user mode. Emulated and not optimized most of them
+//! would take minutes. So only what calls the kernel is emulated in each run; what words of 32 bits may break is also built for
+//! a PC of 32 bits, as which most machines of developers can run programs by themselves.
 //!
 //! Emulators before 9.2 do not know openat2, by which every path that others control is opened. Debian 12 has a newer one
 //! among its backports; it is one static file, taken out of its package and not installed.
@@ -31,8 +33,6 @@ const LATE_TEST: &str = "sys::clock::tests::the_clock_is_read_whole";
 
 /// The lane whose rows of the list of skipped tests are meant.
 const LANE: &str = "emulation";
-/// The lane that runs what only takes long.
-const LONG_LANE: &str = "all boards";
 
 /// Schedules of each simulation while the tests are not optimized: as many as elsewhere would take ten minutes.
 const SCHEDULES: &str = "20";
@@ -54,7 +54,14 @@ const OPTIMIZED: [&str; 13] = [
     "hashbrown",
 ];
 
-/// Optimizes the tests and runs the long ones too: quick to run, long to build.
+/// Crates whose unit tests are run.
+const CRATES: [&str; 4] = ["picolet", "picolet-api", "picolet-grpc", "picolet-logic"];
+/// Modules of the first of them that call the kernel. The others do not.
+const OF_THE_KERNEL: [&str; 8] = [
+    "cgroup", "device", "image", "net", "runtime", "shim", "sys", "volume",
+];
+
+/// Optimizes the tests and runs those of all crates: quick to run, long to build.
 const ALL: &str = "--all";
 
 /// Runs the tests for the boards named.
@@ -64,10 +71,13 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     if names.is_empty() {
         return Err("which board?".into());
     }
+    if names == [PC] {
+        return run_by_itself();
+    }
     let boards = boards(&names)?;
-    let toolchain = Toolchain::find(&boards)?;
     let tests = Tests {
-        toolchain,
+        toolchain: Toolchain::find(&boards)?,
+        crates: if all { &CRATES } else { &CRATES[..1] },
         optimized: all,
     };
     println!("Built with {}.", tests.toolchain);
@@ -75,28 +85,31 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
 
     let list = List::read(Path::new(LIST))?;
     let mut skipped = Vec::new();
-    for row in list.of(LANE).filter(|row| row.what.contains("::")) {
-        if !all || row.runs != LONG_LANE {
-            eprintln!("SKIPPED {}: {}", row.what, row.why);
-            skipped.push(&*row.what);
-        }
+    // What no lane runs is ignored here too.
+    for row in list.rows.iter().filter(|row| row.lane == LANE) {
+        eprintln!("SKIPPED {}: {}", row.what, row.why);
+        skipped.push(&*row.what);
     }
     let skip: Vec<_> = skipped.iter().flat_map(|test| ["--skip", test]).collect();
     for board in &boards {
         let emulator = emulator(board)?;
         println!("{}: run by {}", board.name, emulator.display());
-        let known = output(tests.emulated(board, &emulator, None)?.arg("--list"))?;
+        let listed = output(tests.emulated(board, &emulator, None)?.arg("--list"))?;
+        let known: Vec<_> = listed
+            .lines()
+            .filter_map(|line| line.strip_suffix(": test"))
+            .collect();
         for test in &skipped {
-            if !known.lines().any(|line| line == format!("{test}: test")) {
+            if !known.contains(test) {
                 return Err(format!("no test has the name {test}, which is to be skipped").into());
             }
         }
-        run_command(
-            tests
-                .emulated(board, &emulator, None)?
-                .arg("--exact")
-                .args(&skip),
-        )?;
+        let mut command = tests.emulated(board, &emulator, None)?;
+        command.arg("--exact").args(&skip);
+        if !all {
+            command.args(of_the_kernel(&known)?);
+        }
+        run_command(&mut command)?;
         if is_root() {
             let words = ["--ignored", "--exact", LATE_TEST];
             run_command(tests.emulated(board, &emulator, Some(LATE_S))?.args(words))?;
@@ -105,6 +118,63 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// Those of the tests `known` that belong to [`OF_THE_KERNEL`].
+fn of_the_kernel<'a>(known: &[&'a str]) -> Result<Vec<&'a str>, Failure> {
+    let mut found = Vec::new();
+    for module in OF_THE_KERNEL {
+        let before = found.len();
+        let begins = |test: &&str| test.split("::").next() == Some(module);
+        found.extend(known.iter().copied().filter(begins));
+        if found.len() == before {
+            return Err(format!("no test is in the module {module}").into());
+        }
+    }
+    Ok(found)
+}
+
+/// The name of a PC of 32 bits. No program is given away for it.
+const PC: &str = "i686";
+/// What rows of the list begin with that it cannot run either.
+const NOT_ON_PC: &str = "image::powercut::";
+
+/// Runs the tests as built for a PC of 32 bits, by this machine itself if it can.
+fn run_by_itself() -> Result<(), Failure> {
+    let pc = Board {
+        name: PC.into(),
+        triple: "i686-unknown-linux-musl".into(),
+        zig: "x86-linux-musl".into(),
+        zig_assembler: "x86-linux-musl".into(),
+        zig_processor: "pentium4".into(),
+        flags: String::new(),
+        machine: 3,
+        page: 4096,
+        max_bytes: usize::MAX,
+        debian: None,
+        emulator: "qemu-i386".into(),
+        emulator_words: String::new(),
+    };
+    let tests = Tests {
+        toolchain: Toolchain::find(slice::from_ref(&pc))?,
+        crates: &CRATES,
+        optimized: false,
+    };
+    println!("Built with {}.", tests.toolchain);
+    run_command(tests.cargo(slice::from_ref(&pc))?.arg("--no-run"))?;
+    let mut command = tests.tests(&pc)?;
+    if output(tests.tests(&pc)?.arg("--list")).is_err() {
+        println!("This machine runs no programs of 32 bits: they are emulated");
+        command = tests.emulated(&pc, &emulator(&pc)?, None)?;
+    }
+    command.arg("--exact");
+    for row in List::read(Path::new(LIST))?.of(LANE) {
+        if row.what.starts_with(NOT_ON_PC) {
+            eprintln!("SKIPPED {}: {}", row.what, row.why);
+            command.args(["--skip", &row.what]);
+        }
+    }
+    run_command(&mut command)
 }
 
 /// `cargo subcommand` for what is emulated: quick to build, with what most of its time is spent in optimized.
@@ -134,6 +204,8 @@ pub(super) fn cargo(
 /// How the tests are built.
 struct Tests {
     toolchain: Toolchain,
+    /// Whose tests.
+    crates: &'static [&'static str],
     optimized: bool,
 }
 
@@ -141,21 +213,22 @@ impl Tests {
     /// `cargo test` for `boards`.
     fn cargo(&self, boards: &[Board]) -> Result<Command, Failure> {
         let mut command = cargo(&self.toolchain, "test", boards, self.optimized)?;
-        command.args([
-            "--package",
-            "picolet",
-            "--package",
-            "picolet-api",
-            "--package",
-            "picolet-grpc",
-            "--package",
-            "picolet-logic",
-            "--lib",
-        ]);
+        command.args(self.crates.iter().flat_map(|name| ["--package", name]));
+        command.arg("--lib");
         Ok(command)
     }
 
-    /// Runs them, in a time namespace where the machine was started `late_s` ago; the caller adds words for the tests.
+    /// Runs them; the caller adds words for the tests.
+    fn tests(&self, board: &Board) -> Result<Command, Failure> {
+        let mut command = self.cargo(slice::from_ref(board))?;
+        command.arg("--");
+        if !self.optimized {
+            command.env("PICOLET_SIM_SCHEDULES", SCHEDULES);
+        }
+        Ok(command)
+    }
+
+    /// [`Tests::tests`] by the emulator, in a time namespace where the machine was started `late_s` ago.
     fn emulated(
         &self,
         board: &Board,
@@ -169,11 +242,8 @@ impl Tests {
             runner.push(' ');
             runner += word;
         }
-        let mut command = self.cargo(slice::from_ref(board))?;
-        command.arg("--").env(board.variable("RUNNER"), runner);
-        if !self.optimized {
-            command.env("PICOLET_SIM_SCHEDULES", SCHEDULES);
-        }
+        let mut command = self.tests(board)?;
+        command.env(board.variable("RUNNER"), runner);
         Ok(command)
     }
 }
@@ -259,6 +329,16 @@ fn version(text: &str) -> Option<(u32, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn modules_that_call_the_kernel() {
+        let names: Vec<_> = OF_THE_KERNEL.map(|module| format!("{module}::a")).into();
+        let mut known: Vec<&str> = names.iter().map(String::as_str).collect();
+        known.extend(["agent::sys::a", "systems::a"]);
+        assert_eq!(of_the_kernel(&known).unwrap(), known[..names.len()]);
+        let without = of_the_kernel(&known[1..]).unwrap_err().to_string();
+        assert_eq!(without, "no test is in the module cgroup");
+    }
 
     #[test]
     fn versions() {

@@ -37,7 +37,7 @@ pub(crate) use self::list::List;
 pub(crate) const LIST: &str = "tests/skipped.md";
 /// Boards whose programs are built and measured in every run.
 const BUILT_BOARDS: [&str; 2] = ["aarch64", "armv7"];
-/// The board whose tests are emulated in every run: the one whose words are as wide as no developer's.
+/// The board whose tests of the kernel are emulated in every run: the one whose words are as wide as no developer's.
 const EMULATED_BOARD: &str = "armv7";
 /// The board that is started whole in every run.
 const FIRST_BOARD: &str = "aarch64";
@@ -387,9 +387,11 @@ fn boards(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Words of 32 bits, and the kernel as such a board sees it.
 fn emulation(run: &mut Run) -> Result<(), Failure> {
     if can_build(run, &[EMULATED_BOARD]) {
         run.step(task("emulate")?.arg(EMULATED_BOARD));
+        run.step(task("emulate")?.arg("i686"));
     }
     Ok(())
 }
