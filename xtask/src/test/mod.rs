@@ -344,7 +344,7 @@ fn machine(run: &mut Run) -> Result<(), Failure> {
     }
     let shipped = run.shipped()?;
     let mut command = task("vm")?;
-    command.envs(double(run));
+    command.arg("--first").envs(double(run));
     run.step(command.env(SHIPPED, shipped));
     Ok(())
 }
@@ -414,8 +414,12 @@ fn board(run: &mut Run) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whole boards, and all that is shown on them.
+/// Whole boards, and all that is shown on them and on the virtual machine.
 fn whole_boards(run: &mut Run) -> Result<(), Failure> {
+    if vm::is_possible() {
+        let shipped = run.shipped()?;
+        run.step(task("vm")?.env(SHIPPED, shipped));
+    }
     if can_build(run, &BUILT_BOARDS) {
         run.step(&mut task("board")?);
     }
