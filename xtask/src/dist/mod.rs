@@ -25,22 +25,31 @@ const DIR: &str = "target/dist";
 
 /// Has an emulator start each program.
 const START: &str = "--start";
+/// Only has the compiler look at it.
+const CHECK: &str = "--check";
 
 /// Builds and checks the program for the boards named, or for all of them.
 pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
-    let start = words.iter().any(|word| word == START);
-    let names: Vec<_> = words.iter().filter(|word| *word != START).collect();
-    let boards = boards(&names)?;
+    let has = |flag: &str| words.iter().any(|word| word == flag);
+    let (start, check_only) = (has(START), has(CHECK));
+    let names = words
+        .iter()
+        .filter(|word| ![START, CHECK].contains(&&***word));
+    let boards = boards(&names.collect::<Vec<_>>())?;
     let toolchain = Toolchain::find(&boards)?;
     println!("Built with {toolchain}.");
+    let subcommand = if check_only { "check" } else { "build" };
     // One call for all: they are linked beside each other.
-    let mut command = toolchain.cargo("build", &boards, Std::Program)?;
+    let mut command = toolchain.cargo(subcommand, &boards, Std::Program)?;
     command.args(["--release", "--package", "picolet", "--bin", "picolet"]);
     // Sources without commits and without a date are built too.
     if let Ok(date) = source_date::get() {
         command.env(source_date::VARIABLE, date.to_string());
     }
     run_command(&mut command)?;
+    if check_only {
+        return Ok(());
+    }
     fs::create_dir_all(DIR)?;
     println!("{:<8} {:>10} {:>10}  file", "board", "bytes", "limit");
     for board in &boards {

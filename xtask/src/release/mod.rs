@@ -76,21 +76,22 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         }
     }
     let key = key.map(|path| Key::read(&path)).transpose()?;
-    let boards = boards(&names)?;
+    let boards = boards(&names)?.into_iter();
+    let programs: Vec<_> = boards.map(|b| (dist::program(&b), b)).collect();
     let program = find("cargo-deny");
     let record = advisories::check(program.as_deref(), reason.map(String::as_str))?;
-    pack(Path::new(DIR), &boards, key.as_ref(), record)
+    pack(Path::new(DIR), &programs, key.as_ref(), record)
 }
 
-/// A release for a test in `dir`, signed by a key that nobody keeps.
-pub(crate) fn pack_signed(dir: &Path, boards: &[Board]) -> Result<(), Failure> {
-    pack(dir, boards, Some(&Key::new()?), None)
+/// A release of these programs for a test in `dir`, signed by a key that nobody keeps.
+pub(crate) fn pack_signed(dir: &Path, programs: &[(PathBuf, Board)]) -> Result<(), Failure> {
+    pack(dir, programs, Some(&Key::new()?), None)
 }
 
 /// - `record`: a file that says what of the release was not checked.
 fn pack(
     dir: &Path,
-    boards: &[Board],
+    programs: &[(PathBuf, Board)],
     key: Option<&Key>,
     record: Option<(String, Vec<u8>)>,
 ) -> Result<(), Failure> {
@@ -102,9 +103,8 @@ fn pack(
         texts: texts()?,
     };
     let mut files = Vec::from_iter(record);
-    for board in boards {
-        let program = dist::program(board);
-        let program = fs::read(&program).map_err(|e| {
+    for (program, board) in programs {
+        let program = fs::read(program).map_err(|e| {
             let (file, name) = (program.display(), &board.name);
             format!("{file}: {e}: build it by cargo xtask dist {name}")
         })?;

@@ -59,6 +59,18 @@ pub(super) const EMULATED: [Emulated; 2] = [
     },
 ];
 
+/// Builds a program that is no picolet.
+fn double(board: &dist::Board, mode: usize, to: &Path) -> Result<(), Failure> {
+    run(Command::new(dist::c_compiler(board)?)
+        .args(["-Os", "-static", "-no-pie"])
+        .args([
+            format!("-Wl,-z,max-page-size={}", board.page),
+            format!("-DMODE={mode}"),
+        ])
+        .arg("-o")
+        .args([to, Path::new("tests/host/double.c")]))
+}
+
 /// What its kernel needs to see its disk; the rest is loaded from there.
 const MODULES: [&str; 3] = ["virtio_mmio", "virtio_blk", "ext4"];
 /// Gives the programs of the processor a start, unpacks the kernel, is the first process.
@@ -138,14 +150,30 @@ impl Emulated {
         initramfs(tree, &version, base)
     }
 
-    /// Files of the disk with what is to be tested.
-    pub(super) fn payload(&self, tree: &Path, base: &disk::Base) -> Result<(), Failure> {
+    /// Files of the disk with what is to be tested. Where only the first boots are wanted, the other board's tarball has a
+    /// small program of that board: it is to be refused.
+    pub(super) fn payload(
+        &self,
+        tree: &Path,
+        base: &disk::Base,
+        first: bool,
+    ) -> Result<(), Failure> {
         println!("Building the programs");
         let names = [self.name, self.other];
-        dist::run(&names.map(str::to_owned))?;
         let boards = dist::boards(&names)?;
-        release::pack_signed(tree, &boards)?;
         let program = dist::program(&boards[0]);
+        let other = if first {
+            dist::run(&[names[0].to_owned()])?;
+            let small = tree.with_extension("other");
+            double(&boards[1], 0, &small)?;
+            small
+        } else {
+            dist::run(&names.map(str::to_owned))?;
+            dist::program(&boards[1])
+        };
+        let programs: Vec<_> = [program.clone(), other].into_iter().zip(boards).collect();
+        release::pack_signed(tree, &programs)?;
+        let own_board = &programs[0].1;
         let next = tree.join(NEXT);
         fs::copy(program, &next)?;
         File::options()
@@ -153,17 +181,14 @@ impl Emulated {
             .open(next)?
             .write_all(b"another one")?;
         for (mode, name) in DOUBLES.iter().enumerate() {
-            run(Command::new(dist::c_compiler(&boards[0])?)
-                .args(["-Os", "-static", &format!("-DMODE={mode}"), "-o"])
-                .arg(tree.join(name))
-                .arg("tests/host/double.c"))?;
+            double(own_board, mode, &tree.join(name))?;
         }
         let own = fs::read(&base.busybox)?;
         image::write_for(self.go, &tree.join("image.tar"), IMAGE, &own)?;
         let busybox = static_busybox().ok_or("no static busybox is installed")?;
         let foreign = tree.join("foreign.tar");
         image::write(&foreign, FOREIGN_IMAGE, &fs::read(busybox)?)?;
-        fs::copy(dist::guest(&boards[0])?, tree.join("xtask"))?;
+        fs::copy(dist::guest(own_board)?, tree.join("xtask"))?;
         Ok(())
     }
 

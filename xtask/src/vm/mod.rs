@@ -157,7 +157,8 @@ pub(crate) fn run_boards(words: &[String]) -> Result<(), Failure> {
     }
     for board in &EMULATED {
         if wanted.is_empty() || wanted.contains(&board.name) {
-            let fill = |tree: &Path, base: &disk::Base| board.payload(tree, base);
+            let first = boots == Boot::FIRST;
+            let fill = |tree: &Path, base: &disk::Base| board.payload(tree, base, first);
             show(Backend::Board(board), &boots, fill)?;
         }
     }
