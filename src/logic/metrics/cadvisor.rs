@@ -6,7 +6,7 @@
 use alloc::{rc::Rc, vec::Vec};
 
 use super::{
-    exposition::{Family, Kind, Page, Samples, Value},
+    exposition::{Family, Kind, Page, Samples, Value, families},
     sample::{Rows, Sample},
 };
 use crate::api::{
@@ -205,14 +205,8 @@ fn machine(rows: &Rows, n: usize, samples: &mut Samples<'_>, value: fn(&Sample) 
     n == 0
 }
 
-macro_rules! families {
-    ($($name:literal $kind:ident $help:literal $samples:expr;)*) => {
-        &[$(Family { name: $name, kind: Kind::$kind, help: $help, samples: $samples }),*]
-    };
-}
-
 /// Sorted by name.
-const FAMILIES: &[Family<Rows>] = families![
+const FAMILIES: &[Family<Rows>] = families![Family:
     "container_cpu_cfs_periods_total" Counter "Periods of the quota in which something ran."
         |r, n, s| each(r, n, s, |row| throttled(row, |t| Value::Count(t.periods)));
     "container_cpu_cfs_throttled_periods_total" Counter "Periods of the quota that ended early."

@@ -3,7 +3,7 @@
 
 use alloc::rc::Rc;
 
-use super::exposition::{Family, Kind, Page, Samples, Value};
+use super::exposition::{Family, Kind, Page, Samples, Value, families};
 use crate::api::stats::{ClaimUsage, DiskUsage};
 
 /// Rows are sorted by namespace and claim; pods that share a claim have a row each, and the first counts.
@@ -15,43 +15,19 @@ pub fn page(claims: Rc<[ClaimUsage]>) -> Page<Rc<[ClaimUsage]>> {
 type Rows = Rc<[ClaimUsage]>;
 
 /// Sorted by name.
-const FAMILIES: &[Family<Rows>] = &[
-    Family {
-        name: "kubelet_volume_stats_available_bytes",
-        kind: Kind::Gauge,
-        help: "Bytes of a volume that are free for everybody.",
-        samples: |rows, n, s| one(rows, n, s, |c| c.fs.available_bytes),
-    },
-    Family {
-        name: "kubelet_volume_stats_capacity_bytes",
-        kind: Kind::Gauge,
-        help: "Bytes of a volume.",
-        samples: |rows, n, s| one(rows, n, s, |c| c.fs.capacity_bytes),
-    },
-    Family {
-        name: "kubelet_volume_stats_inodes",
-        kind: Kind::Gauge,
-        help: "Inodes of a volume.",
-        samples: |rows, n, s| one(rows, n, s, |c| c.fs.inodes),
-    },
-    Family {
-        name: "kubelet_volume_stats_inodes_free",
-        kind: Kind::Gauge,
-        help: "Inodes of a volume that are free.",
-        samples: |rows, n, s| one(rows, n, s, |c| c.fs.inodes_free),
-    },
-    Family {
-        name: "kubelet_volume_stats_inodes_used",
-        kind: Kind::Gauge,
-        help: "Inodes of a volume that are used.",
-        samples: |rows, n, s| one(rows, n, s, |c| DiskUsage::of_all(&c.fs).inodes_used),
-    },
-    Family {
-        name: "kubelet_volume_stats_used_bytes",
-        kind: Kind::Gauge,
-        help: "Bytes of a volume that are used.",
-        samples: |rows, n, s| one(rows, n, s, |c| DiskUsage::of_all(&c.fs).used_bytes),
-    },
+const FAMILIES: &[Family<Rows>] = families![Family:
+    "kubelet_volume_stats_available_bytes" Gauge "Bytes of a volume that are free for everybody."
+        |rows, n, s| one(rows, n, s, |c| c.fs.available_bytes);
+    "kubelet_volume_stats_capacity_bytes" Gauge "Bytes of a volume."
+        |rows, n, s| one(rows, n, s, |c| c.fs.capacity_bytes);
+    "kubelet_volume_stats_inodes" Gauge "Inodes of a volume."
+        |rows, n, s| one(rows, n, s, |c| c.fs.inodes);
+    "kubelet_volume_stats_inodes_free" Gauge "Inodes of a volume that are free."
+        |rows, n, s| one(rows, n, s, |c| c.fs.inodes_free);
+    "kubelet_volume_stats_inodes_used" Gauge "Inodes of a volume that are used."
+        |rows, n, s| one(rows, n, s, |c| DiskUsage::of_all(&c.fs).inodes_used);
+    "kubelet_volume_stats_used_bytes" Gauge "Bytes of a volume that are used."
+        |rows, n, s| one(rows, n, s, |c| DiskUsage::of_all(&c.fs).used_bytes);
 ];
 
 fn one(

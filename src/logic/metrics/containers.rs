@@ -3,7 +3,7 @@
 
 use alloc::{boxed::Box, vec::Vec};
 
-use super::exposition::{Family, Kind, Page, Samples, Value};
+use super::exposition::{Family, Kind, Page, Samples, Value, families};
 use crate::api::pod_status::{ContainerStatus, PodStatus};
 
 /// A container, as its status has it.
@@ -47,22 +47,15 @@ pub fn page(containers: Vec<ContainerFigures>) -> Page<Vec<ContainerFigures>> {
 }
 
 /// Sorted by name.
-const FAMILIES: &[Family<Vec<ContainerFigures>>] = &[
-    Family {
-        name: "picolet_container_restarts_total",
-        kind: Kind::Counter,
-        help: "How often a container of a pod was started again.",
-        samples: |rows, n, s| {
+const FAMILIES: &[Family<Vec<ContainerFigures>>] = families![Family:
+    "picolet_container_restarts_total" Counter "How often a container of a pod was started again."
+        |rows, n, s| {
             each(rows, n, s, |row, labels, s| {
                 s.put(labels, Value::Count(row.restarts.into()), None);
             })
-        },
-    },
-    Family {
-        name: "picolet_container_waiting",
-        kind: Kind::Gauge,
-        help: "Why a container does not run: 1 for each that waits.",
-        samples: |rows, n, s| {
+        };
+    "picolet_container_waiting" Gauge "Why a container does not run: 1 for each that waits."
+        |rows, n, s| {
             each(rows, n, s, |row, labels, s| {
                 if !row.waiting.is_empty() {
                     let mut labels = labels.to_vec();
@@ -70,8 +63,7 @@ const FAMILIES: &[Family<Vec<ContainerFigures>>] = &[
                     s.put(&labels, Value::Count(1), None);
                 }
             })
-        },
-    },
+        };
 ];
 
 fn each(

@@ -49,6 +49,25 @@ pub enum Value {
     Percent(u8),
 }
 
+impl From<u64> for Value {
+    fn from(count: u64) -> Self {
+        Self::Count(count)
+    }
+}
+
+impl From<usize> for Value {
+    fn from(count: usize) -> Self {
+        Self::Count(u64::try_from(count).unwrap_or(u64::MAX))
+    }
+}
+
+impl From<bool> for Value {
+    /// One if it is so.
+    fn from(holds: bool) -> Self {
+        Self::Count(holds.into())
+    }
+}
+
 impl core::fmt::Display for Value {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         const NS_PER_S: u64 = 1_000_000_000;
@@ -145,6 +164,14 @@ pub struct Family<R: ?Sized> {
     /// Gives the samples of row `n`; false: there is no such row.
     pub samples: fn(&R, usize, &mut Samples<'_>) -> bool,
 }
+
+/// A table of families of a type that is built like [`Family`]: name, kind, what it says, samples.
+macro_rules! families {
+    ($family:ident: $($name:literal $kind:ident $help:literal $samples:expr;)*) => {
+        &[$($family { name: $name, kind: Kind::$kind, help: $help, samples: $samples }),*]
+    };
+}
+pub(super) use families;
 
 /// A page, piece by piece.
 pub struct Page<R: 'static> {

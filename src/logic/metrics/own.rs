@@ -6,7 +6,7 @@ use core::time::Duration;
 
 use super::{
     evictions::Evictions,
-    exposition::{Kind, Labels, Samples, Text, Value},
+    exposition::{Kind, Samples, Text, Value, families},
     histogram::{DEFAULT, Histogram, OPERATION, POD_START},
     plugins::Plugins,
 };
@@ -275,541 +275,249 @@ pub struct Process {
     pub files: u64,
 }
 
-fn count(n: usize) -> Value {
-    Value::Count(u64::try_from(n).unwrap_or(u64::MAX))
-}
-
-/// Writes a family of one sample.
-fn one(text: &mut Text, name: &str, kind: Kind, help: &str, labels: Labels<'_>, value: Value) {
-    text.family(name, kind, help, |s| s.put(labels, value, None));
-}
-
-/// Writes one sample for each of (not static, static).
-fn by_static(s: &mut Samples<'_>, values: [Value; 2]) {
-    for (label, value) in ["", "true"].into_iter().zip(values) {
-        s.put(&[("static", label)], value, None);
-    }
+/// One family of the page.
+struct AgentFamily {
+    name: &'static str,
+    kind: Kind,
+    help: &'static str,
+    samples: fn(&Facts<'_>, &mut Samples<'_>),
 }
 
 /// The page: about 20 KiB once everything has happened.
 #[must_use]
 pub fn page(facts: &Facts<'_>) -> String {
     let mut text = Text::default();
-    let t = &mut text;
-    pods(t, facts);
-    work(t, facts.counters);
-    runtime(t, facts.counters);
-    agent(t, facts);
-    machine(t, &facts.machine);
+    for family in FAMILIES {
+        let samples = |s: &mut Samples<'_>| (family.samples)(facts, s);
+        text.family(family.name, family.kind, family.help, samples);
+    }
     text.0
 }
 
+/// Of pods, of the work on them, of the runtime, of the agent, of the machine.
+const FAMILIES: &[AgentFamily] = families![AgentFamily:
+    "kubelet_active_pods" Gauge "Pods that count in admission."
+        |f, s| by_static(s, f.gauges.active);
+    "kubelet_desired_pods" Gauge "Pods that are configured."
+        |f, s| by_static(s, f.gauges.desired);
+    "kubelet_mirror_pods" Gauge "Mirror pods that the API has."
+        |f, s| one(s, f.gauges.mirrors);
+    "kubelet_working_pods" Gauge "Pods that have a worker."
+        working_pods;
+    "kubelet_orphaned_runtime_pods_total" Counter "Pods found only in the runtime, and killed."
+        |f, s| one(s, f.totals.orphaned_runtime);
+    "kubelet_restarted_pods_total" Counter "Pods that were removed and added again while they ended."
+        |f, s| by_static(s, f.totals.restarted);
+    "kubelet_running_pods" Gauge "Pods with a usable sandbox."
+        |f, s| one(s, f.running.pods);
+    "kubelet_running_containers" Gauge "Containers by state."
+        |f, s| {
+            let (exited, running, unknown) = (f.running.exited, f.running.running, f.running.unknown);
+            let states = [("exited", exited), ("running", running), ("unknown", unknown)];
+            each(s, "container_state", states);
+        };
+
+    "kubelet_started_pods_total" Counter "Sandboxes that were to be made."
+        |f, s| one(s, f.counters.sandboxes().took.count());
+    "kubelet_started_pods_errors_total" Counter "Sandboxes that could not be made."
+        |f, s| one(s, f.counters.sandboxes().errors);
+    "kubelet_started_containers_total" Counter "Containers that were to be started."
+        |f, s| each(s, "container_type", ContainerType::LABELS.into_iter().zip(f.counters.started));
+    "kubelet_started_containers_errors_total" Counter "Containers that could not be started."
+        |f, s| for ((kind, code), n) in &f.counters.start_errors {
+            let kind = ContainerType::LABELS[*kind as usize];
+            s.put(&[("code", *code), ("container_type", kind)], Value::Count(*n), None);
+        };
+    "kubelet_admission_rejections_total" Counter "Pods that admission refused."
+        |f, s| by_name(s, "reason", &f.counters.rejections);
+    "kubelet_evictions" Counter "Pods that were evicted, by what was short."
+        |f, s| by_name(s, "eviction_signal", &f.counters.evictions.evicted);
+    "kubelet_eviction_stats_age_seconds" Histogram "Age of the figures for which a pod was evicted."
+        |f, s| for (signal, ages) in &f.counters.evictions.ages {
+            ages.write(&DEFAULT, &[("eviction_signal", *signal)], s);
+        };
+    "kubelet_preemptions" Counter "Pods that made room for critical ones, by what was lacking."
+        |f, s| by_name(s, "preemption_signal", &f.counters.evictions.preempted);
+    "kubelet_device_plugin_registration_total" Counter "Registrations of device plugins."
+        |f, s| f.counters.plugins.write_registrations(s);
+    "kubelet_device_plugin_alloc_duration_seconds" Histogram "Time of calls that ask a device plugin what a container gets."
+        |f, s| f.counters.plugins.write_allocations(s);
+    "kubelet_pod_start_duration_seconds" Histogram "From a pod's arrival to its running."
+        |f, s| f.counters.pod_start.write(&POD_START, &[], s);
+    "kubelet_pod_worker_duration_seconds" Histogram "Calls of pod workers."
+        |f, s| for (work, took) in Work::LABELS.iter().zip(&f.counters.work) {
+            took.write(&DEFAULT, &[("operation_type", work)], s);
+        };
+
+    "kubelet_runtime_operations_total" Counter "Calls to the runtime."
+        |f, s| each(s, OPERATION_TYPE, f.counters.calls_made().map(|(label, calls)| (label, calls.took.count())));
+    "kubelet_runtime_operations_errors_total" Counter "Calls to the runtime that failed."
+        |f, s| {
+            let failed = f.counters.calls_made().filter(|(_, calls)| calls.errors > 0);
+            each(s, OPERATION_TYPE, failed.map(|(label, calls)| (label, calls.errors)));
+        };
+    "kubelet_runtime_operations_duration_seconds" Histogram "How long calls to the runtime took."
+        |f, s| for (label, calls) in f.counters.calls_made() {
+            calls.took.write(&OPERATION, &[(OPERATION_TYPE, label)], s);
+        };
+    "kubelet_pleg_relist_duration_seconds" Histogram "How long relists took."
+        |f, s| f.counters.relist.write(&DEFAULT, &[], s);
+    "kubelet_pleg_relist_interval_seconds" Histogram "Time between relists."
+        |f, s| f.counters.relist_interval.write(&DEFAULT, &[], s);
+    "kubelet_pleg_last_seen_seconds" Gauge "When the last relist ended, in seconds since 1970."
+        |f, s| one(s, Value::Time(f.counters.relist_seen));
+    "kubelet_pleg_discard_events" Counter "Changes at the runtime that found no room; their pods are looked at later."
+        |f, s| one(s, f.counters.discarded_events);
+
+    "kubelet_node_name" Gauge "The node's name; always 1."
+        |f, s| each(s, "node", [(f.node, 1_u64)]);
+    "kubelet_cgroup_version" Gauge "Version of the control groups."
+        |f, s| one(s, f.cgroup_version);
+    "picolet_build_info" Gauge "Version of the agent; always 1."
+        |f, s| each(s, "version", [(f.version, 1_u64)]);
+    "picolet_pod_slots" Gauge "Places of the pod table."
+        |f, s| each(s, "state", [("all", f.slots[1]), ("taken", f.slots[0])]);
+    "picolet_late_probes_total" Counter "Probes that began more than a period late."
+        |f, s| one(s, f.probes_late);
+    "picolet_figure_readers" Gauge "Answers with figures under way, this one not counted."
+        |f, s| one(s, f.readers);
+    "picolet_apiserver_answer_age_seconds" Gauge "Time since the apiserver last answered."
+        |f, s| some(s, f.apiserver_age.map(|age| Value::Nanos(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX))));
+    "picolet_link_bytes_total" Counter "Bytes of the agent that left this machine or came to it, with headers, by what they were for."
+        |f, s| for (class, both) in LinkClass::NAMES.iter().zip(f.link.0) {
+            for (direction, n) in ["in", "out"].into_iter().zip(both) {
+                s.put(&[("class", *class), ("direction", direction)], Value::Count(n), None);
+            }
+        };
+    "picolet_tunnel_streams" Gauge "Streams to servers of the tunnel that are open."
+        |f, s| some(s, f.tunnel.map(|tunnel| tunnel.streams));
+    "picolet_tunnel_dials_total" Counter "Dials that came through the tunnel."
+        |f, s| if let Some(TunnelFigures { opened, refused, misrouted, .. }) = f.tunnel {
+            each(s, "result", [("opened", opened), ("refused", refused), ("misrouted", misrouted)]);
+        };
+    "picolet_tunnel_bytes_total" Counter "Bytes of connections that the tunnel carried."
+        |f, s| if let Some(TunnelFigures { bytes_in, bytes_out, .. }) = f.tunnel {
+            each(s, "direction", [("in", bytes_in), ("out", bytes_out)]);
+        };
+    "process_start_time_seconds" Gauge "When the agent was started, in seconds since 1970."
+        |f, s| one(s, Value::Time(f.started_at));
+    "process_cpu_seconds_total" Counter "Processor time of the agent."
+        |f, s| some(s, f.process.map(|process| Value::Nanos(process.cpu_ns)));
+    "process_resident_memory_bytes" Gauge "Memory of the agent that is mapped in."
+        |f, s| some(s, f.process.map(|process| process.resident_bytes));
+    "process_open_fds" Gauge "Open files of the agent."
+        |f, s| some(s, f.process.map(|process| process.files));
+
+    "picolet_node_condition" Gauge "Whether a condition of the node holds: 1, or 0."
+        |f, s| each(s, "condition", CONDITIONS.map(|name| (name, f.machine.holds(name))));
+    "picolet_clock_synchronized" Gauge "Whether somebody keeps the clock right (NTP, GPS): 1, or 0."
+        |f, s| some(s, f.machine.clock_synchronized);
+    "kubelet_certificate_manager_client_ttl_seconds" Gauge "Seconds for which the client certificate still holds."
+        |f, s| some(s, f.machine.certificate_s.map(Value::Left));
+    "picolet_filesystem_avail_bytes" Gauge "Bytes that are free for everybody on the file system of the root directory."
+        |f, s| some(s, f.machine.fs.map(|fs| fs.available_bytes));
+    "picolet_filesystem_files" Gauge "Inodes of the file system of the root directory."
+        |f, s| some(s, f.machine.fs.map(|fs| fs.inodes));
+    "picolet_filesystem_files_free" Gauge "Inodes that are free on it."
+        |f, s| some(s, f.machine.fs.map(|fs| fs.inodes_free));
+    "picolet_filesystem_size_bytes" Gauge "Bytes of the file system of the root directory."
+        |f, s| some(s, f.machine.fs.map(|fs| fs.capacity_bytes));
+    "picolet_disk_written_bytes_total" Counter "Bytes written to the disk of the root directory since the machine was started."
+        |f, s| of_disk(f, s, |disk| Some(Value::Count(disk.written)));
+    "picolet_disk_at_its_end" Gauge "Whether the disk says that its spare blocks come to an end: 1, or 0."
+        |f, s| of_disk(f, s, |disk| Some(disk.at_its_end.into()));
+    "picolet_disk_used_life_ratio" Gauge "How much of the life of the disk is used at most, as it says: 1 is all."
+        |f, s| of_disk(f, s, |disk| disk.used_life.map(Value::Percent));
+];
+
+/// Label of calls to the runtime.
+const OPERATION_TYPE: &str = "operation_type";
 /// Conditions that the Node has, whatever there is to be said of them.
 const CONDITIONS: [&str; 4] = ["DiskPressure", "MemoryPressure", "PIDPressure", "Ready"];
 
-fn machine(t: &mut Text, machine: &Machine) {
-    use Kind::{Counter, Gauge};
-    let n = Value::Count;
-    t.family(
-        "picolet_node_condition",
-        Gauge,
-        "Whether a condition of the node holds: 1, or 0.",
-        |s| {
-            for name in CONDITIONS {
-                let holds = match name {
-                    "Ready" => machine.ready,
-                    name => machine.pressure.names().any(|holds| holds == name),
-                };
-                s.put(&[("condition", name)], n(holds.into()), None);
-            }
-        },
-    );
-    if let Some(synchronized) = machine.clock_synchronized {
-        let help = "Whether somebody keeps the clock right (NTP, GPS): 1, or 0.";
-        one(
-            t,
-            "picolet_clock_synchronized",
-            Gauge,
-            help,
-            &[],
-            n(synchronized.into()),
-        );
+impl Counters {
+    const fn sandboxes(&self) -> &Calls {
+        &self.calls[Operation::RunPodSandbox as usize]
     }
-    if let Some(left) = machine.certificate_s {
-        one(
-            t,
-            "kubelet_certificate_manager_client_ttl_seconds",
-            Gauge,
-            "Seconds for which the client certificate still holds.",
-            &[],
-            Value::Left(left),
-        );
-    }
-    if let Some(fs) = machine.fs {
-        for (name, help, value) in [
-            (
-                "picolet_filesystem_avail_bytes",
-                "Bytes that are free for everybody on the file system of the root directory.",
-                fs.available_bytes,
-            ),
-            (
-                "picolet_filesystem_files",
-                "Inodes of the file system of the root directory.",
-                fs.inodes,
-            ),
-            (
-                "picolet_filesystem_files_free",
-                "Inodes that are free on it.",
-                fs.inodes_free,
-            ),
-            (
-                "picolet_filesystem_size_bytes",
-                "Bytes of the file system of the root directory.",
-                fs.capacity_bytes,
-            ),
-        ] {
-            one(t, name, Gauge, help, &[], n(value));
-        }
-    }
-    if let Some(disk) = &machine.disk {
-        let labels = [("device", &*disk.name)];
-        let help = "Bytes written to the disk of the root directory since the machine was started.";
-        one(
-            t,
-            "picolet_disk_written_bytes_total",
-            Counter,
-            help,
-            &labels,
-            n(disk.written),
-        );
-        let help = "Whether the disk says that its spare blocks come to an end: 1, or 0.";
-        one(
-            t,
-            "picolet_disk_at_its_end",
-            Gauge,
-            help,
-            &labels,
-            n(disk.at_its_end.into()),
-        );
-        if let Some(used) = disk.used_life {
-            let help = "How much of the life of the disk is used at most, as it says: 1 is all.";
-            one(
-                t,
-                "picolet_disk_used_life_ratio",
-                Gauge,
-                help,
-                &labels,
-                Value::Percent(used),
-            );
-        }
-    }
-}
 
-fn pods(t: &mut Text, facts: &Facts<'_>) {
-    use Kind::{Counter, Gauge};
-    let (gauges, totals, running) = (&facts.gauges, &facts.totals, &facts.running);
-    t.family(
-        "kubelet_active_pods",
-        Gauge,
-        "Pods that count in admission.",
-        |s| {
-            by_static(s, gauges.active.map(count));
-        },
-    );
-    t.family(
-        "kubelet_desired_pods",
-        Gauge,
-        "Pods that are configured.",
-        |s| {
-            by_static(s, gauges.desired.map(count));
-        },
-    );
-    one(
-        t,
-        "kubelet_mirror_pods",
-        Gauge,
-        "Mirror pods that the API has.",
-        &[],
-        count(gauges.mirrors),
-    );
-    t.family(
-        "kubelet_working_pods",
-        Gauge,
-        "Pods that have a worker.",
-        |s| {
-            let states = ["sync", "terminating", "terminated"];
-            for (lifecycle, counts) in states.into_iter().zip(gauges.working) {
-                for ((config, is_static), n) in WorkConfig::LABELS.into_iter().zip(counts) {
-                    let labels = [
-                        ("config", config),
-                        ("lifecycle", lifecycle),
-                        ("static", is_static),
-                    ];
-                    s.put(&labels, count(n), None);
-                }
-            }
-        },
-    );
-    one(
-        t,
-        "kubelet_orphaned_runtime_pods_total",
-        Counter,
-        "Pods found only in the runtime, and killed.",
-        &[],
-        Value::Count(totals.orphaned_runtime),
-    );
-    t.family(
-        "kubelet_restarted_pods_total",
-        Counter,
-        "Pods that were removed and added again while they ended.",
-        |s| {
-            by_static(s, totals.restarted.map(Value::Count));
-        },
-    );
-    one(
-        t,
-        "kubelet_running_pods",
-        Gauge,
-        "Pods with a usable sandbox.",
-        &[],
-        count(running.pods),
-    );
-    t.family(
-        "kubelet_running_containers",
-        Gauge,
-        "Containers by state.",
-        |s| {
-            let states = [
-                ("exited", running.exited),
-                ("running", running.running),
-                ("unknown", running.unknown),
-            ];
-            for (state, n) in states {
-                s.put(&[("container_state", state)], count(n), None);
-            }
-        },
-    );
-}
-
-fn work(t: &mut Text, counters: &Counters) {
-    use Kind::{Counter, Histogram};
-    let sandboxes = &counters.calls[Operation::RunPodSandbox as usize];
-    one(
-        t,
-        "kubelet_started_pods_total",
-        Counter,
-        "Sandboxes that were to be made.",
-        &[],
-        Value::Count(sandboxes.took.count()),
-    );
-    one(
-        t,
-        "kubelet_started_pods_errors_total",
-        Counter,
-        "Sandboxes that could not be made.",
-        &[],
-        Value::Count(sandboxes.errors),
-    );
-    t.family(
-        "kubelet_started_containers_total",
-        Counter,
-        "Containers that were to be started.",
-        |s| {
-            for (kind, n) in ContainerType::LABELS.iter().zip(counters.started) {
-                s.put(&[("container_type", kind)], Value::Count(n), None);
-            }
-        },
-    );
-    t.family(
-        "kubelet_started_containers_errors_total",
-        Counter,
-        "Containers that could not be started.",
-        |s| {
-            for ((kind, code), n) in &counters.start_errors {
-                let labels = [
-                    ("code", *code),
-                    ("container_type", ContainerType::LABELS[*kind as usize]),
-                ];
-                s.put(&labels, Value::Count(*n), None);
-            }
-        },
-    );
-    t.family(
-        "kubelet_admission_rejections_total",
-        Counter,
-        "Pods that admission refused.",
-        |s| {
-            for (reason, n) in &counters.rejections {
-                s.put(&[("reason", *reason)], Value::Count(*n), None);
-            }
-        },
-    );
-    counters.evictions.write(t);
-    counters.plugins.write(t);
-    t.family(
-        "kubelet_pod_start_duration_seconds",
-        Histogram,
-        "From a pod's arrival to its running.",
-        |s| {
-            counters.pod_start.write(&POD_START, &[], s);
-        },
-    );
-    t.family(
-        "kubelet_pod_worker_duration_seconds",
-        Histogram,
-        "Calls of pod workers.",
-        |s| {
-            for (work, took) in Work::LABELS.iter().zip(&counters.work) {
-                took.write(&DEFAULT, &[("operation_type", work)], s);
-            }
-        },
-    );
-}
-
-fn runtime(t: &mut Text, counters: &Counters) {
-    use Kind::{Counter, Gauge, Histogram};
-    let called = || {
-        let all = Operation::LABELS.iter().zip(&counters.calls);
+    /// Calls that there were, with the label of each.
+    fn calls_made(&self) -> impl Iterator<Item = (&'static str, &Calls)> {
+        let all = Operation::LABELS.into_iter().zip(&self.calls);
         all.filter(|(_, calls)| calls.took.count() > 0)
-    };
-    t.family(
-        "kubelet_runtime_operations_total",
-        Counter,
-        "Calls to the runtime.",
-        |s| {
-            for (label, calls) in called() {
-                s.put(
-                    &[("operation_type", label)],
-                    Value::Count(calls.took.count()),
-                    None,
-                );
-            }
-        },
-    );
-    t.family(
-        "kubelet_runtime_operations_errors_total",
-        Counter,
-        "Calls to the runtime that failed.",
-        |s| {
-            for (label, calls) in called().filter(|(_, calls)| calls.errors > 0) {
-                s.put(
-                    &[("operation_type", label)],
-                    Value::Count(calls.errors),
-                    None,
-                );
-            }
-        },
-    );
-    t.family(
-        "kubelet_runtime_operations_duration_seconds",
-        Histogram,
-        "How long calls to the runtime took.",
-        |s| {
-            for (label, calls) in called() {
-                calls
-                    .took
-                    .write(&OPERATION, &[("operation_type", label)], s);
-            }
-        },
-    );
-    t.family(
-        "kubelet_pleg_relist_duration_seconds",
-        Histogram,
-        "How long relists took.",
-        |s| {
-            counters.relist.write(&DEFAULT, &[], s);
-        },
-    );
-    t.family(
-        "kubelet_pleg_relist_interval_seconds",
-        Histogram,
-        "Time between relists.",
-        |s| {
-            counters.relist_interval.write(&DEFAULT, &[], s);
-        },
-    );
-    one(
-        t,
-        "kubelet_pleg_last_seen_seconds",
-        Gauge,
-        "When the last relist ended, in seconds since 1970.",
-        &[],
-        Value::Time(counters.relist_seen),
-    );
-    one(
-        t,
-        "kubelet_pleg_discard_events",
-        Counter,
-        "Changes at the runtime that found no room; their pods are looked at later.",
-        &[],
-        Value::Count(counters.discarded_events),
-    );
-}
-
-fn link(t: &mut Text, bytes: &LinkBytes) {
-    t.family(
-        "picolet_link_bytes_total",
-        Kind::Counter,
-        "Bytes of the agent that left this machine or came to it, with headers, by what they were for.",
-        |s| {
-            for (class, both) in LinkClass::NAMES.iter().zip(bytes.0) {
-                for (direction, n) in ["in", "out"].into_iter().zip(both) {
-                    let labels = [("class", *class), ("direction", direction)];
-                    s.put(&labels, Value::Count(n), None);
-                }
-            }
-        },
-    );
-}
-
-fn of_tunnel(t: &mut Text, tunnel: &TunnelFigures) {
-    use Kind::{Counter, Gauge};
-    let n = Value::Count;
-    one(
-        t,
-        "picolet_tunnel_streams",
-        Gauge,
-        "Streams to servers of the tunnel that are open.",
-        &[],
-        n(tunnel.streams),
-    );
-    let mut of_label = |name, help, label, values: &[(&str, u64)]| {
-        t.family(name, Counter, help, |s| {
-            for (value, count) in values {
-                s.put(&[(label, *value)], n(*count), None);
-            }
-        });
-    };
-    of_label(
-        "picolet_tunnel_dials_total",
-        "Dials that came through the tunnel.",
-        "result",
-        &[
-            ("opened", tunnel.opened),
-            ("refused", tunnel.refused),
-            ("misrouted", tunnel.misrouted),
-        ],
-    );
-    of_label(
-        "picolet_tunnel_bytes_total",
-        "Bytes of connections that the tunnel carried.",
-        "direction",
-        &[("in", tunnel.bytes_in), ("out", tunnel.bytes_out)],
-    );
-}
-
-fn agent(t: &mut Text, facts: &Facts<'_>) {
-    use Kind::{Counter, Gauge};
-    let n = Value::Count;
-    one(
-        t,
-        "kubelet_node_name",
-        Gauge,
-        "The node's name; always 1.",
-        &[("node", facts.node)],
-        n(1),
-    );
-    one(
-        t,
-        "kubelet_cgroup_version",
-        Gauge,
-        "Version of the control groups.",
-        &[],
-        n(facts.cgroup_version),
-    );
-    one(
-        t,
-        "picolet_build_info",
-        Gauge,
-        "Version of the agent; always 1.",
-        &[("version", facts.version)],
-        n(1),
-    );
-    t.family(
-        "picolet_pod_slots",
-        Gauge,
-        "Places of the pod table.",
-        |s| {
-            for (state, places) in ["all", "taken"]
-                .into_iter()
-                .zip([facts.slots[1], facts.slots[0]])
-            {
-                s.put(&[("state", state)], n(places), None);
-            }
-        },
-    );
-    one(
-        t,
-        "picolet_late_probes_total",
-        Counter,
-        "Probes that began more than a period late.",
-        &[],
-        n(facts.probes_late),
-    );
-    one(
-        t,
-        "picolet_figure_readers",
-        Gauge,
-        "Answers with figures under way, this one not counted.",
-        &[],
-        n(facts.readers),
-    );
-    if let Some(age) = facts.apiserver_age {
-        let ns = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
-        one(
-            t,
-            "picolet_apiserver_answer_age_seconds",
-            Gauge,
-            "Time since the apiserver last answered.",
-            &[],
-            Value::Nanos(ns),
-        );
     }
-    link(t, &facts.link);
-    if let Some(tunnel) = &facts.tunnel {
-        of_tunnel(t, tunnel);
+}
+
+impl Machine {
+    fn holds(&self, condition: &str) -> bool {
+        match condition {
+            "Ready" => self.ready,
+            name => self.pressure.names().any(|holds| holds == name),
+        }
     }
-    one(
-        t,
-        "process_start_time_seconds",
-        Gauge,
-        "When the agent was started, in seconds since 1970.",
-        &[],
-        Value::Time(facts.started_at),
-    );
-    if let Some(process) = facts.process {
-        one(
-            t,
-            "process_cpu_seconds_total",
-            Counter,
-            "Processor time of the agent.",
-            &[],
-            Value::Nanos(process.cpu_ns),
-        );
-        one(
-            t,
-            "process_resident_memory_bytes",
-            Gauge,
-            "Memory of the agent that is mapped in.",
-            &[],
-            n(process.resident_bytes),
-        );
-        one(
-            t,
-            "process_open_fds",
-            Gauge,
-            "Open files of the agent.",
-            &[],
-            n(process.files),
-        );
+}
+
+/// Writes the one sample of a family.
+fn one(s: &mut Samples<'_>, value: impl Into<Value>) {
+    s.put(&[], value.into(), None);
+}
+
+/// Writes the one sample of a family, if there is something to tell.
+fn some(s: &mut Samples<'_>, value: Option<impl Into<Value>>) {
+    if let Some(value) = value {
+        one(s, value);
+    }
+}
+
+/// Writes one sample for each value of a label.
+fn each<'a, V: Into<Value>>(
+    s: &mut Samples<'_>,
+    label: &str,
+    values: impl IntoIterator<Item = (&'a str, V)>,
+) {
+    for (text, value) in values {
+        s.put(&[(label, text)], value.into(), None);
+    }
+}
+
+fn by_name(s: &mut Samples<'_>, label: &str, counts: &BTreeMap<&'static str, u64>) {
+    each(s, label, counts.iter().map(|(name, n)| (*name, *n)));
+}
+
+/// Writes one sample for each of (not static, static).
+fn by_static<V: Into<Value>>(s: &mut Samples<'_>, values: [V; 2]) {
+    each(s, "static", ["", "true"].into_iter().zip(values));
+}
+
+fn of_disk(f: &Facts<'_>, s: &mut Samples<'_>, value: fn(&Disk) -> Option<Value>) {
+    if let Some(disk) = &f.machine.disk {
+        each(s, "device", value(disk).map(|value| (&*disk.name, value)));
+    }
+}
+
+fn working_pods(f: &Facts<'_>, s: &mut Samples<'_>) {
+    let states = ["sync", "terminating", "terminated"];
+    for (lifecycle, counts) in states.into_iter().zip(f.gauges.working) {
+        for ((config, is_static), n) in WorkConfig::LABELS.into_iter().zip(counts) {
+            let labels = [
+                ("config", config),
+                ("lifecycle", lifecycle),
+                ("static", is_static),
+            ];
+            s.put(&labels, n.into(), None);
+        }
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use alloc::vec::Vec;
 
     use super::*;
+
+    /// The page of an agent that has counted this.
+    pub(in crate::metrics) fn page_of(counters: &Counters) -> String {
+        page(&facts(counters))
+    }
 
     fn facts(counters: &Counters) -> Facts<'_> {
         let mut gauges = Gauges {

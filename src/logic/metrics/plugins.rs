@@ -4,7 +4,7 @@ use alloc::{boxed::Box, collections::BTreeMap};
 use core::time::Duration;
 
 use super::{
-    exposition::{Kind, Text, Value},
+    exposition::{Samples, Value},
     histogram::{DEFAULT, Histogram},
 };
 use crate::devices::MAX_PLUGINS;
@@ -39,28 +39,19 @@ impl Plugins {
         self.0.entry(name.into()).or_default()
     }
 
-    /// Writes all of it.
-    pub(super) fn write(&self, t: &mut Text) {
-        if self.0.is_empty() {
-            return;
+    pub(super) fn write_registrations(&self, s: &mut Samples<'_>) {
+        for (resource, counts) in &self.0 {
+            let labels = [("resource_name", &**resource)];
+            s.put(&labels, Value::Count(counts.registrations), None);
         }
-        let help = "Registrations of device plugins.";
-        let name = "kubelet_device_plugin_registration_total";
-        t.family(name, Kind::Counter, help, |s| {
-            for (resource, counts) in &self.0 {
-                let labels = [("resource_name", &**resource)];
-                s.put(&labels, Value::Count(counts.registrations), None);
-            }
-        });
-        let help = "Time of calls that ask a device plugin what a container gets.";
-        let name = "kubelet_device_plugin_alloc_duration_seconds";
-        t.family(name, Kind::Histogram, help, |s| {
-            let asked = self.0.iter();
-            for (resource, counts) in asked.filter(|(_, c)| c.allocations.count() > 0) {
-                let labels = [("resource_name", &**resource)];
-                counts.allocations.write(&DEFAULT, &labels, s);
-            }
-        });
+    }
+
+    pub(super) fn write_allocations(&self, s: &mut Samples<'_>) {
+        let asked = self.0.iter();
+        for (resource, counts) in asked.filter(|(_, c)| c.allocations.count() > 0) {
+            let labels = [("resource_name", &**resource)];
+            counts.allocations.write(&DEFAULT, &labels, s);
+        }
     }
 }
 
@@ -68,24 +59,23 @@ impl Plugins {
 mod tests {
     use alloc::format;
 
-    use super::*;
+    use super::{
+        super::own::{Counters, tests::page_of},
+        *,
+    };
 
     #[test]
     fn families() {
         // DEV-18
-        let mut plugins = Plugins::default();
-        let page = |plugins: &Plugins| {
-            let mut text = Text::default();
-            plugins.write(&mut text);
-            text.0
-        };
-        assert_eq!(page(&plugins), "", "there is none");
+        let mut counters = Counters::default();
+        assert!(!page_of(&counters).contains("plugin"), "there is none");
+        let plugins = counters.plugins();
         for n in 0..MAX_PLUGINS + 2 {
             plugins.registered(&format!("a.io/{n:02}"));
         }
         plugins.registered("a.io/03");
         plugins.allocated("a.io/03", Duration::from_millis(30));
-        let text = page(&plugins);
+        let text = page_of(&counters);
         for line in [
             "kubelet_device_plugin_registration_total{resource_name=\"a.io/03\"} 2",
             "kubelet_device_plugin_registration_total{resource_name=\"a.io/63\"} 1",

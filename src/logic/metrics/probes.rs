@@ -3,7 +3,7 @@
 use alloc::{string::ToString as _, vec::Vec};
 
 use super::{
-    exposition::{Family, Kind, Page, Samples, Value},
+    exposition::{Family, Kind, Page, Samples, Value, families},
     histogram::DEFAULT,
 };
 use crate::probe::NodeFigures;
@@ -15,19 +15,11 @@ pub fn page(figures: NodeFigures) -> Page<NodeFigures> {
 }
 
 /// Sorted by name.
-const FAMILIES: &[Family<NodeFigures>] = &[
-    Family {
-        name: "prober_probe_duration_seconds",
-        kind: Kind::Histogram,
-        help: "How long probes took.",
-        samples: durations,
-    },
-    Family {
-        name: "prober_probe_total",
-        kind: Kind::Counter,
-        help: "Probes by how they ended.",
-        samples: totals,
-    },
+const FAMILIES: &[Family<NodeFigures>] = families![Family:
+    "prober_probe_duration_seconds" Histogram "How long probes took."
+        durations;
+    "prober_probe_total" Counter "Probes by how they ended."
+        totals;
 ];
 
 fn durations(rows: &NodeFigures, n: usize, samples: &mut Samples<'_>) -> bool {

@@ -3,7 +3,7 @@
 use alloc::rc::Rc;
 
 use super::{
-    exposition::{Family, Kind, Page, Samples, Value},
+    exposition::{Family, Kind, Page, Samples, Value, families},
     sample::{Rows, Sample},
 };
 use crate::api::{
@@ -97,84 +97,36 @@ fn started(container: &ContainerUsage) -> Figure {
 }
 
 /// Sorted by name.
-const FAMILIES: &[Family<Rows>] = &[
-    Family {
-        name: "container_cpu_usage_seconds_total",
-        kind: Kind::Counter,
-        help: "Processor time that the container has used, in core-seconds.",
-        samples: |rows, n, s| of_container(rows, n, s, |c| cpu(&c.usage)),
-    },
-    Family {
-        name: "container_memory_working_set_bytes",
-        kind: Kind::Gauge,
-        help: "Working set of the container, in bytes.",
-        samples: |rows, n, s| of_container(rows, n, s, |c| working_set(&c.usage)),
-    },
-    Family {
-        name: "container_start_time_seconds",
-        kind: Kind::Gauge,
-        help: "When the container was started, in seconds since 1970.",
-        samples: |rows, n, s| of_container(rows, n, s, started),
-    },
-    Family {
-        name: "container_swap_limit_bytes",
-        kind: Kind::Gauge,
-        help: "Swap that the container may use, in bytes.",
-        samples: |rows, n, s| of_container(rows, n, s, |c| swap_limit(&c.usage)),
-    },
-    Family {
-        name: "container_swap_usage_bytes",
-        kind: Kind::Gauge,
-        help: "Swap that the container uses, in bytes.",
-        samples: |rows, n, s| of_container(rows, n, s, |c| swap(&c.usage)),
-    },
-    Family {
-        name: "node_cpu_usage_seconds_total",
-        kind: Kind::Counter,
-        help: "Processor time that the node has used, in core-seconds.",
-        samples: |rows, n, s| of_node(rows, n, s, cpu),
-    },
-    Family {
-        name: "node_memory_working_set_bytes",
-        kind: Kind::Gauge,
-        help: "Working set of the node, in bytes.",
-        samples: |rows, n, s| of_node(rows, n, s, working_set),
-    },
-    Family {
-        name: "node_swap_usage_bytes",
-        kind: Kind::Gauge,
-        help: "Swap that the node uses, in bytes.",
-        samples: |rows, n, s| of_node(rows, n, s, swap),
-    },
-    Family {
-        name: "pod_cpu_usage_seconds_total",
-        kind: Kind::Counter,
-        help: "Processor time that the pod has used, in core-seconds.",
-        samples: |rows, n, s| of_pod(rows, n, s, |p| cpu(&p.usage)),
-    },
-    Family {
-        name: "pod_memory_working_set_bytes",
-        kind: Kind::Gauge,
-        help: "Working set of the pod, in bytes.",
-        samples: |rows, n, s| of_pod(rows, n, s, |p| working_set(&p.usage)),
-    },
-    Family {
-        name: "pod_swap_usage_bytes",
-        kind: Kind::Gauge,
-        help: "Swap that the pod uses, in bytes.",
-        samples: |rows, n, s| of_pod(rows, n, s, |p| swap(&p.usage)),
-    },
-    Family {
-        name: "resource_scrape_error",
-        kind: Kind::Gauge,
-        help: "1 if the figures of containers could not be read, else 0.",
-        samples: |rows, n, s| {
+const FAMILIES: &[Family<Rows>] = families![Family:
+    "container_cpu_usage_seconds_total" Counter "Processor time that the container has used, in core-seconds."
+        |rows, n, s| of_container(rows, n, s, |c| cpu(&c.usage));
+    "container_memory_working_set_bytes" Gauge "Working set of the container, in bytes."
+        |rows, n, s| of_container(rows, n, s, |c| working_set(&c.usage));
+    "container_start_time_seconds" Gauge "When the container was started, in seconds since 1970."
+        |rows, n, s| of_container(rows, n, s, started);
+    "container_swap_limit_bytes" Gauge "Swap that the container may use, in bytes."
+        |rows, n, s| of_container(rows, n, s, |c| swap_limit(&c.usage));
+    "container_swap_usage_bytes" Gauge "Swap that the container uses, in bytes."
+        |rows, n, s| of_container(rows, n, s, |c| swap(&c.usage));
+    "node_cpu_usage_seconds_total" Counter "Processor time that the node has used, in core-seconds."
+        |rows, n, s| of_node(rows, n, s, cpu);
+    "node_memory_working_set_bytes" Gauge "Working set of the node, in bytes."
+        |rows, n, s| of_node(rows, n, s, working_set);
+    "node_swap_usage_bytes" Gauge "Swap that the node uses, in bytes."
+        |rows, n, s| of_node(rows, n, s, swap);
+    "pod_cpu_usage_seconds_total" Counter "Processor time that the pod has used, in core-seconds."
+        |rows, n, s| of_pod(rows, n, s, |p| cpu(&p.usage));
+    "pod_memory_working_set_bytes" Gauge "Working set of the pod, in bytes."
+        |rows, n, s| of_pod(rows, n, s, |p| working_set(&p.usage));
+    "pod_swap_usage_bytes" Gauge "Swap that the pod uses, in bytes."
+        |rows, n, s| of_pod(rows, n, s, |p| swap(&p.usage));
+    "resource_scrape_error" Gauge "1 if the figures of containers could not be read, else 0."
+        |rows, n, s| {
             if n == 0 {
                 s.put(&[], Value::Count(rows.sample.failed.into()), None);
             }
             n == 0
-        },
-    },
+        };
 ];
 
 #[cfg(test)]
