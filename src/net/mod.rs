@@ -6,6 +6,7 @@
 //! | `client` | HTTP for documents |
 //! | [`url`] | absolute `http` and `https` URLs |
 //! | [`dns`], [`names`] | name servers asked by ourselves |
+//! | `http_response` | responses of HTTP/1.1 taken apart, without I/O |
 //! | `known_time` | what day it is, for certificates |
 //! | [`meter`] | bytes that go over the link |
 //! | [`pace`] | delays between attempts, stopping |
@@ -23,6 +24,7 @@
 pub(crate) mod any_peer;
 pub(crate) mod client;
 mod dns;
+pub(crate) mod http_response;
 pub(crate) mod known_time;
 pub mod meter;
 pub mod names;

@@ -14,7 +14,10 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::{Answer, Asking, ProviderError, Request, Wire};
-use crate::sys::turn;
+use crate::{
+    net::http_response::{BodyFraming, ResponseHead},
+    sys::turn,
+};
 
 /// The version of the protocol, as both sides say it in each head.
 const VERSION_HEADER: &str = "picolet-provider";
@@ -40,22 +43,12 @@ const OTHERS: u32 = 0o077;
 #[derive(Clone, Debug)]
 pub struct Socket(PathBuf);
 
-/// How a body ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Framing {
-    Length(usize),
-    /// So many bytes of this chunk are left; none: a size follows.
-    Chunked(usize),
-    ToEnd,
-    Over,
-}
-
 /// A body as it comes.
 pub struct Body {
     socket: Async<UnixStream>,
     /// What was read, and not passed on.
     ahead: Vec<u8>,
-    framing: Framing,
+    framing: BodyFraming,
 }
 
 impl Socket {
@@ -166,7 +159,7 @@ impl Body {
         Self {
             socket,
             ahead: Vec::new(),
-            framing: Framing::ToEnd,
+            framing: BodyFraming::ToEnd,
         }
     }
 
@@ -205,31 +198,16 @@ impl Body {
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>, ProviderError> {
         // Bounded: each round takes something away, or reads, after which others have their turn.
         loop {
-            match self.framing {
-                Framing::Over | Framing::Length(0) => return Ok(None),
-                Framing::Chunked(0) => {
-                    if let Some(end) = self.ahead.windows(2).position(|w| w == b"\r\n") {
-                        let line: Vec<u8> = self.ahead.drain(..end + 2).collect();
-                        self.begin_chunk(&line[..end])?;
-                        continue;
-                    }
-                    if self.ahead.len() > MAX_HEAD_BYTES {
-                        return Err(ProviderError::Nonsense("a chunk without a size".into()));
-                    }
-                }
-                Framing::Length(left) | Framing::Chunked(left) if !self.ahead.is_empty() => {
-                    let n = left.min(self.ahead.len());
-                    let piece: Vec<u8> = self.ahead.drain(..n).collect();
-                    self.framing = match self.framing {
-                        Framing::Chunked(_) => Framing::Chunked(left - n),
-                        _ => Framing::Length(left - n),
-                    };
-                    return Ok(Some(piece));
-                }
-                Framing::ToEnd if !self.ahead.is_empty() => {
-                    return Ok(Some(core::mem::take(&mut self.ahead)));
-                }
-                Framing::Length(_) | Framing::Chunked(_) | Framing::ToEnd => {}
+            let mut rest = &*self.ahead;
+            let piece = self.framing.next_piece(&mut rest);
+            let piece = piece.map_err(|e| ProviderError::Nonsense(e.to_string()))?;
+            let (piece, left) = (piece.to_vec(), rest.len());
+            self.ahead.drain(..self.ahead.len() - left);
+            if !piece.is_empty() {
+                return Ok(Some(piece));
+            }
+            if self.framing.is_over() {
+                return Ok(None);
             }
             let known = self.ahead.len();
             self.ahead.resize(known + STEP_BYTES, 0);
@@ -237,7 +215,7 @@ impl Body {
             let n = read.as_ref().map_or(0, |n| *n);
             self.ahead.truncate(known + n);
             if read.map_err(ProviderError::Unreachable)? == 0 {
-                if self.framing == Framing::ToEnd {
+                if self.framing == BodyFraming::ToEnd {
                     return Ok(None);
                 }
                 let cut = io::ErrorKind::UnexpectedEof;
@@ -246,57 +224,22 @@ impl Body {
             turn::give().await;
         }
     }
-
-    /// A line between chunks: the end of the last one, or the size of the next.
-    fn begin_chunk(&mut self, line: &[u8]) -> Result<(), ProviderError> {
-        if line.is_empty() {
-            return Ok(());
-        }
-        let text = String::from_utf8_lossy(line);
-        let size = text.split(';').next().unwrap_or("").trim();
-        let size = usize::from_str_radix(size, 16)
-            .map_err(|_| ProviderError::Nonsense("a chunk without a size".into()))?;
-        self.framing = match size {
-            0 => Framing::Over,
-            size => Framing::Chunked(size),
-        };
-        Ok(())
-    }
 }
 
 /// Status and what ends the body, of a head by somebody who speaks the protocol.
-fn parse(head: &[u8]) -> Result<(u16, Framing), ProviderError> {
+fn parse(head: &[u8]) -> Result<(u16, BodyFraming), ProviderError> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
-    let mut answer = httparse::Response::new(&mut headers);
     let nonsense = |why: String| ProviderError::Nonsense(why);
-    let parsed = answer.parse(head);
-    if parsed.map_err(|e| nonsense(e.to_string()))?.is_partial() {
-        return Err(nonsense("its head is cut short".into()));
-    }
-    let value = |name: &str| {
-        let mut all = answer.headers.iter();
-        let found = all.find(|h| h.name.eq_ignore_ascii_case(name));
-        found.map(|h| String::from_utf8_lossy(h.value).trim().to_owned())
-    };
-    if value(VERSION_HEADER).as_deref() != Some(VERSION) {
+    let parsed = ResponseHead::parse(head, &mut headers).map_err(|e| nonsense(e.to_string()))?;
+    let head = parsed.ok_or_else(|| nonsense("its head is cut short".into()))?;
+    if head.value(VERSION_HEADER).as_deref() != Some(VERSION) {
         return Err(nonsense(format!(
             "it does not say {VERSION_HEADER}: {VERSION}"
         )));
     }
-    let status = answer.code.unwrap_or_default();
-    let framing = match value("content-length") {
-        _ if status < 200 || status == 204 => Framing::Length(0),
-        _ if value("transfer-encoding").is_some_and(|v| v.eq_ignore_ascii_case("chunked")) => {
-            Framing::Chunked(0)
-        }
-        Some(length) => Framing::Length(
-            length
-                .parse()
-                .map_err(|_| nonsense(format!("Content-Length {length:?}")))?,
-        ),
-        None => Framing::ToEnd,
-    };
-    Ok((status, framing))
+    let framing = head.framing();
+    let framing = framing.map_err(|e| nonsense(e.to_string()))?;
+    Ok((head.status, framing))
 }
 
 #[cfg(test)]
@@ -313,19 +256,19 @@ mod tests {
         for (text, want) in [
             (
                 format!("HTTP/1.1 200 OK\r\n{own}\r\n"),
-                (200, Framing::ToEnd),
+                (200, BodyFraming::ToEnd),
             ),
             (
                 format!("HTTP/1.1 404 x\r\n{own}Content-Length: 3\r\n\r\n"),
-                (404, Framing::Length(3)),
+                (404, BodyFraming::Length(3)),
             ),
             (
                 format!("HTTP/1.1 200 x\r\n{own}Transfer-Encoding: chunked\r\n\r\n"),
-                (200, Framing::Chunked(0)),
+                (200, BodyFraming::CHUNKED),
             ),
             (
                 format!("HTTP/1.1 204 x\r\n{own}\r\n"),
-                (204, Framing::Length(0)),
+                (204, BodyFraming::Length(0)),
             ),
         ] {
             assert_eq!(of(&text), Ok(want), "{text}");
@@ -348,7 +291,7 @@ mod tests {
     }
 
     /// A body that comes in pieces of `size` bytes.
-    fn read(text: &str, framing: Framing, size: usize) -> Result<String, String> {
+    fn read(text: &str, framing: BodyFraming, size: usize) -> Result<String, String> {
         let (ours, theirs) = UnixStream::pair().expect("sockets");
         let text = text.as_bytes().to_vec();
         let writer = std::thread::spawn(move || {
@@ -377,15 +320,15 @@ mod tests {
     fn bodies_in_any_pieces() {
         let chunked = "5;x=1\r\nhello\r\n6\r\n world\r\n0\r\n\r\n";
         for size in 1..chunked.len() {
-            let whole = read(chunked, Framing::Chunked(0), size);
+            let whole = read(chunked, BodyFraming::CHUNKED, size);
             assert_eq!(whole.as_deref(), Ok("hello world"), "by {size}");
         }
-        assert_eq!(read("abc", Framing::Length(2), 1).as_deref(), Ok("ab"));
-        assert_eq!(read("abc", Framing::ToEnd, 2).as_deref(), Ok("abc"));
+        assert_eq!(read("abc", BodyFraming::Length(2), 1).as_deref(), Ok("ab"));
+        assert_eq!(read("abc", BodyFraming::ToEnd, 2).as_deref(), Ok("abc"));
         for (text, framing) in [
-            ("ab", Framing::Length(3)),
-            ("5\r\nhel", Framing::Chunked(0)),
-            ("x\r\n", Framing::Chunked(0)),
+            ("ab", BodyFraming::Length(3)),
+            ("5\r\nhel", BodyFraming::CHUNKED),
+            ("x\r\n", BodyFraming::CHUNKED),
         ] {
             assert!(read(text, framing, 1).is_err(), "{text}");
         }

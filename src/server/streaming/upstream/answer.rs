@@ -6,6 +6,7 @@ use async_io::Timer;
 use smol::io::AsyncReadExt as _;
 
 use super::Lost;
+use crate::net::http_response::ResponseHead;
 use crate::server::connection::Connection;
 use crate::server::http::HeadEnd;
 use crate::sys::turn;
@@ -113,16 +114,13 @@ pub(super) async fn head(connection: &mut Connection, place: &str) -> Result<Hea
 
 fn parse(raw: &[u8]) -> Result<Answer, Nonsense> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
-    let mut parsed = httparse::Response::new(&mut headers);
-    let parsing = parsed.parse(raw).map_err(Nonsense::Http)?;
-    if parsing.is_partial() {
-        return Err(Nonsense::Cut);
-    }
+    let head = ResponseHead::parse(raw, &mut headers).map_err(Nonsense::Http)?;
+    let head = head.ok_or(Nonsense::Cut)?;
     let mut answer = Answer {
-        status: parsed.code.unwrap_or_default(),
+        status: head.status,
         ..Answer::default()
     };
-    for header in parsed.headers.iter() {
+    for header in head.headers {
         let name = header.name.to_ascii_lowercase();
         let value = String::from_utf8_lossy(header.value);
         match &*name {
