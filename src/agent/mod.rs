@@ -29,7 +29,7 @@
 //! | `start_error` | how the agent ends, and why it cannot start |
 //! | `neighbours` | who else runs pods on this machine |
 //! | `node`, `offered` | this machine as a node; which extended resources it has offered |
-//! | `backend`, `streams`, `metrics`, `metered` | what the server shows |
+//! | `backend`, `streams`, `metrics`, `metered`, `forward` | what the server shows |
 //! | `vitals` | what the agent notes of itself |
 //!
 //! One thread decides. A call of a worker is never dropped while its pod exists; it looks at its flag between steps.
@@ -55,6 +55,7 @@ mod driver;
 mod event_loop;
 mod eviction;
 mod executor;
+mod forward;
 mod gc;
 mod housekeeping;
 mod images;

@@ -14,7 +14,7 @@ use smol::future::FutureExt as _;
 
 use super::{Provider, Providers, decoded};
 use crate::{
-    agent::executor::join_all,
+    agent::{executor::join_all, forward::forward},
     api::{
         ContainerId, PodUid, SandboxId,
         cri::{
@@ -27,6 +27,7 @@ use crate::{
     },
     error::chain,
     image::Progress,
+    logic::metrics::own::Operation,
     provider::{Framed, ProviderError, Request},
     runtime::{
         AttachOptions, Call, Connect, ExecOptions, ImageService, Logs, Output, Room, RuntimeError,
@@ -145,6 +146,11 @@ impl Provider {
 }
 
 impl Routed {
+    /// The same call: it is counted behind.
+    const fn pass<'a, T>(&self, _: Operation, call: Call<'a, T>) -> Call<'a, T> {
+        call
+    }
+
     /// The streams of a container that is a provider's.
     fn stream<'a>(
         &'a self,
@@ -203,44 +209,11 @@ impl Routed {
 }
 
 impl ImageService for Routed {
-    fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>> {
-        self.inner.image_status(reference)
-    }
-
-    fn list_images(&self) -> Call<'_, Vec<Image>> {
-        self.inner.list_images()
-    }
-
-    fn pull_image<'a>(
-        &'a self,
-        reference: &'a str,
-        credential: Option<&'a AuthConfig>,
-        sandbox: Option<&'a SandboxConfig>,
-    ) -> Call<'a, String> {
-        self.inner.pull_image(reference, credential, sandbox)
-    }
-
-    fn pull_progress(&self, reference: &str) -> Option<Progress> {
-        self.inner.pull_progress(reference)
-    }
-
-    fn is_pulling(&self, reference: &str) -> Option<bool> {
-        self.inner.is_pulling(reference)
-    }
-
-    fn remove_image<'a>(&'a self, id: &'a str) -> Call<'a, ()> {
-        self.inner.remove_image(id)
-    }
-
-    fn image_fs_info(&self) -> Call<'_, FsInfo> {
-        self.inner.image_fs_info()
-    }
+    forward! { image_status list_images pull_image pull_progress is_pulling remove_image image_fs_info }
 }
 
 impl RuntimeService for Routed {
-    fn version(&self) -> Version {
-        self.inner.version()
-    }
+    forward! { version update_pod_cidrs status run_pod_sandbox create_container start_container reopen_log }
 
     fn capabilities(&self) -> Capabilities {
         let mut all = self.inner.capabilities();
@@ -255,14 +228,6 @@ impl RuntimeService for Routed {
             }));
         all.handlers.order_by(|a, b| a.name.cmp(&b.name));
         all
-    }
-
-    fn update_pod_cidrs<'a>(&'a self, cidrs: &'a [String]) -> Call<'a, ()> {
-        self.inner.update_pod_cidrs(cidrs)
-    }
-
-    fn status(&self) -> Call<'_, RuntimeStatus> {
-        self.inner.status()
     }
 
     fn providers(&self) -> Option<Condition> {
@@ -304,10 +269,6 @@ impl RuntimeService for Routed {
         Box::pin(self.inner.doorbell().or(self.providers.bell.woken()))
     }
 
-    fn run_pod_sandbox<'a>(&'a self, config: &'a SandboxConfig) -> Call<'a, SandboxStatus> {
-        self.inner.run_pod_sandbox(config)
-    }
-
     fn stop_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()> {
         match self.providers.sandbox(id) {
             // It goes with its removal.
@@ -331,19 +292,6 @@ impl RuntimeService for Routed {
         })
     }
 
-    fn create_container<'a>(
-        &'a self,
-        sandbox: &'a SandboxId,
-        config: &'a ContainerConfig,
-        made: Option<&'a SandboxConfig>,
-    ) -> Call<'a, ContainerId> {
-        self.inner.create_container(sandbox, config, made)
-    }
-
-    fn start_container<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
-        self.inner.start_container(id)
-    }
-
     fn stop_container<'a>(&'a self, id: &'a ContainerId, grace: Duration) -> Call<'a, ()> {
         match self.providers.container(id) {
             // When its containers run, and again, is the provider's: pods are stopped whole.
@@ -361,10 +309,6 @@ impl RuntimeService for Routed {
             Some(_) => Box::pin(ready(Ok(()))),
             None => self.inner.remove_container(id, logs),
         }
-    }
-
-    fn reopen_log<'a>(&'a self, id: &'a ContainerId) -> Call<'a, ()> {
-        self.inner.reopen_log(id)
     }
 
     fn exec_sync<'a>(
