@@ -171,10 +171,7 @@ fn every_pull_through_a_bad_link_ends_right_or_says_why() {
                 let reason = match &error {
                     PullError::Unavailable(_) | PullError::Limited(_) => "RegistryUnavailable",
                     PullError::Denied(_) | PullError::Failed(_) => "ErrImagePull",
-                    PullError::Invalid(_)
-                    | PullError::Signature(_)
-                    | PullError::Full(_)
-                    | PullError::Deferred(_) => {
+                    PullError::Invalid(_) | PullError::Full(_) | PullError::Deferred(_) => {
                         panic!("seed {seed}: {error}")
                     }
                 };

@@ -72,7 +72,6 @@ pub(crate) fn settings(
             allowed: images.allowed_registries.clone(),
             require_digest: images.require_digest,
         },
-        verifier: None,
         bytes_per_second: images.bytes_per_second,
         parallel: images.parallel_pulls,
         ..Settings::default()

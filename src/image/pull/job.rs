@@ -18,7 +18,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use super::blobs::Wanted;
-use super::{Beside, Inner, OwnSlot, PullError, ways};
+use super::{Inner, OwnSlot, PullError, ways};
 use crate::api::Mono;
 use crate::api::oci::Descriptor;
 use crate::error::chain;
@@ -149,12 +149,6 @@ impl Job<'_> {
             None => self.reference.tag().unwrap_or("latest").to_owned(),
         };
         let top = session.manifest(&name)?;
-        let digest = Digest::parse(&top.descriptor.digest).expect("it was computed");
-        if let Some(verifier) = &self.inner.settings.verifier {
-            verifier
-                .verify(self.reference, digest, &top.bytes, session)
-                .map_err(|why| Failure::Final(PullError::Signature(why.to_string())))?;
-        }
         let mut planned = self.plan(session, &top)?;
         for layer in &mut planned.layers {
             if let Some(blob) = layer.blob {
@@ -237,10 +231,6 @@ impl Job<'_> {
         if self.reference.digest().is_some()
             && session.head_manifest(&digest.to_string())?.is_none()
         {
-            return Ok(None);
-        }
-        // With a verifier its answer may have changed meanwhile.
-        if self.inner.settings.verifier.is_some() {
             return Ok(None);
         }
         match self.reference.tagged() {
@@ -451,20 +441,6 @@ impl Job<'_> {
 /// A layer of digest and size, as the registry of the image has it.
 fn wanted((digest, size): (Digest, u64), way: &Way) -> Wanted {
     Wanted::new(digest, size, way)
-}
-
-impl Beside for Session<'_> {
-    fn manifest(&self, name: &str) -> Result<Option<Vec<u8>>, RegistryError> {
-        match Session::manifest(self, name) {
-            Ok(top) => Ok(Some(top.bytes)),
-            Err(RegistryError::Status { status: 404, .. }) => Ok(None),
-            Err(e) => Err(e),
-        }
-    }
-
-    fn blob(&self, digest: Digest, size: u64) -> Result<Vec<u8>, RegistryError> {
-        self.blob_document(digest, size)
-    }
 }
 
 /// Documents from the registry: what the plan asks for.

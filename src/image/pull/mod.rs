@@ -52,7 +52,7 @@ pub use self::job::MAX_LAYERS_AT_ONCE;
 #[cfg(any(test, fuzzing))]
 pub(in crate::image) use self::node::fuzz;
 pub use self::node::{Provider, Providers};
-pub use self::policy::{Beside, Forbidden, Policy, Unverified, Verifier};
+pub use self::policy::{Forbidden, Policy};
 
 /// Pulls at once if the configuration names no limit: each has threads of its own.
 pub const MAX_PARALLEL: usize = 16;
@@ -76,8 +76,6 @@ pub struct Settings {
     pub providers: Providers,
     /// What may be pulled.
     pub policy: Policy,
-    /// Who checks signatures, if anybody.
-    pub verifier: Option<Box<dyn Verifier>>,
     /// Bytes per second over all pulls; `None`: as fast as it goes.
     pub bytes_per_second: Option<u64>,
     /// Pulls at once, at least 1; `None`: [`MAX_PARALLEL`].
@@ -121,9 +119,6 @@ pub enum PullError {
     /// The same of a registry that has had too many requests: with another credential it may be had, for some count by account.
     #[error("RegistryUnavailable: {0}")]
     Limited(String),
-    /// The image is not signed as it has to be (waiting reason `SignatureValidationFailed`).
-    #[error("SignatureValidationFailed: {0}")]
-    Signature(String),
     /// A registry refused it, or hides it: with another credential it may be had (waiting reason `ErrImagePull`).
     #[error("{0}")]
     Denied(String),

@@ -1,11 +1,10 @@
-//! Which images may come from registries at all, and the place where signatures are checked.
+//! Which images may come from registries at all.
 //!
-//! Both are about pulls. What the operator imports, or drops into the image directory as an archive, is the operator's
+//! This is about pulls. What the operator imports, or drops into the image directory as an archive, is the operator's
 //! own doing. A mirror counts as the registry that it stands for.
 
-use crate::image::digest::Digest;
 use crate::image::reference::Reference;
-use crate::image::registry::{RegistryError, keyring};
+use crate::image::registry::keyring;
 
 /// What the operator allows. The default allows everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,17 +25,6 @@ pub enum Forbidden {
     /// [`Policy::allowed`]: the repository, and what there is of it.
     #[error("image policy of this node: {0} is of no allowed registry ({1})")]
     Registry(String, String),
-}
-
-/// Why an image is not taken for what its author made.
-#[derive(Debug, thiserror::Error)]
-pub enum Unverified {
-    /// Its signature could not be had.
-    #[error(transparent)]
-    Registry(#[from] RegistryError),
-    /// There is none, or a wrong one: the verifier's words.
-    #[error("{0}")]
-    Signature(String),
 }
 
 impl Policy {
@@ -63,38 +51,6 @@ impl Policy {
         }
         Err(Forbidden::Registry(name.into(), self.allowed.join(", ")))
     }
-}
-
-/// What the registry has beside an image, where signatures are kept: cosign's tag `sha256-<hex>.sig`, or what refers
-/// to the image.
-pub trait Beside {
-    /// The manifest of a tag or digest in the image's repository; `None` if there is none.
-    ///
-    /// # Errors
-    /// It could not be asked for.
-    fn manifest(&self, name: &str) -> Result<Option<Vec<u8>>, RegistryError>;
-    /// A blob of at most 4 MiB, its digest checked.
-    ///
-    /// # Errors
-    /// It could not be had.
-    fn blob(&self, digest: Digest, size: u64) -> Result<Vec<u8>, RegistryError>;
-}
-
-/// Checks who made an image, each time a registry is asked for it and before any of its layers is fetched.
-///
-/// Nothing in this program implements it yet; a verifier of sigstore signatures would.
-pub trait Verifier: Send + Sync {
-    /// `top` is the digest of the manifest or index that the reference leads to, `text` its bytes. Blocks.
-    ///
-    /// # Errors
-    /// Why the image must not run (waiting reason `SignatureValidationFailed`).
-    fn verify(
-        &self,
-        reference: &Reference,
-        top: Digest,
-        text: &[u8],
-        beside: &dyn Beside,
-    ) -> Result<(), Unverified>;
 }
 
 #[cfg(test)]

@@ -237,9 +237,7 @@ fn failed_pull(error: PullError) -> RuntimeError {
         PullError::Denied(_) | PullError::Limited(_) => RuntimeError::Denied(error.to_string()),
         PullError::Full(_) => RuntimeError::Full(error.to_string()),
         PullError::Deferred(why) => RuntimeError::Deferred(why.0),
-        PullError::Unavailable(_) | PullError::Signature(_) | PullError::Failed(_) => {
-            RuntimeError::Failed(error.to_string())
-        }
+        PullError::Unavailable(_) | PullError::Failed(_) => RuntimeError::Failed(error.to_string()),
     }
 }
 
