@@ -41,11 +41,16 @@ impl Asker {
             // Who asked may have gone.
             let _ = answer.try_send(look(agent));
         });
-        let _ = self.events.send(Event::Ask(question)).await;
+        self.send(Event::Ask(question)).await;
         match answered.recv().await {
             Ok(answer) => answer,
             Err(_) => core::future::pending().await,
         }
+    }
+
+    /// Hands an event to the loop. Nothing comes of it once that has ended: the agent ends then, too.
+    pub(super) async fn send(&self, event: Event) {
+        let _ = self.events.send(event).await;
     }
 
     /// Hands what a source says to the loop; comes back when it is acted upon.
@@ -60,11 +65,8 @@ impl Asker {
 
 impl DeviceLoop for Asker {
     fn tell(&self, news: News) -> Sent<()> {
-        let events = self.events.clone();
-        Box::pin(async move {
-            // It is gone only when the agent ends.
-            let _ = events.send(Event::Plugin(Box::new(news))).await;
-        })
+        let asker = self.clone();
+        Box::pin(async move { asker.send(Event::Plugin(Box::new(news))).await })
     }
 
     fn spare_resource(&self, known: BTreeSet<Box<str>>) -> Sent<Option<Box<str>>> {

@@ -8,7 +8,6 @@ use smol::{LocalExecutor, channel::Sender};
 
 use super::{
     asker::Asker,
-    cluster_views::OwnNode,
     core::{Event, TELLING},
     device_news::{self, DeviceLoop},
     device_plugins::Plugins,
@@ -34,7 +33,6 @@ use super::{
     tasks::{Task, boxed},
     tunnel::{self, Tunnel},
     updates::Updates,
-    views::NodeView,
     write_watch::WriteWatch,
 };
 use crate::{
@@ -339,13 +337,9 @@ pub(super) fn metrics(parts: &Parts, agent: Asker) -> Metrics {
 }
 
 /// What the node's server is put together from.
-pub(super) fn served_parts(
-    parts: &Parts,
-    asker: Asker,
-    backend: Rc<dyn Backend>,
-) -> serving::Parts<'_> {
+pub(super) fn served_parts(parts: &Parts, backend: Rc<dyn Backend>) -> serving::Parts<'_> {
     let cluster = parts.owners.cluster.clone();
-    let own: Rc<dyn NodeView> = Rc::new(OwnNode::new(parts, asker));
+    let own = Rc::clone(&parts.owners.node);
     let (name, cert_dir) = (
         parts.cfg.node_name.clone(),
         parts.cfg.cluster.cert_dir.clone(),

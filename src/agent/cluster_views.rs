@@ -1,27 +1,21 @@
-//! What the agent shows the apiserver's side of itself ([`views`](super::views)), of the loop and of the node.
+//! What the agent answers the apiserver's side ([`views`](super::views)) about its pods, and about the node.
 
-use alloc::rc::Rc;
+use alloc::{collections::BTreeSet, rc::Rc};
 
-use serde_json::Value;
 use smol::{LocalExecutor, channel::Sender};
 
 use super::{
     asker::Asker,
     clock::Clock,
     cluster::Surroundings,
-    complaints::Complaints,
-    core::{Agent, Event, Question, SourceNews},
-    node,
-    outcome::{self, Outcome},
+    core::{Agent, Event},
+    node::{self, Gathered},
+    outcome,
     parts::Parts,
-    pod_store::PodStore,
     pods,
     tasks::{Spawner, Task},
     times::Times,
-    views::{
-        ApiAnswer, AskPods, Change, Configured, Gathered, Intake, Later, Look, LoopEnded, NodeView,
-        PodsView, StaticPod, Taken,
-    },
+    views::{Configured, StaticPod},
 };
 use crate::{
     api::{Node, PodUid},
@@ -31,7 +25,6 @@ use crate::{
         status_writer::{Truth, Truths},
     },
     runtime::RuntimeService,
-    sys::lane::Lane,
 };
 
 /// Makes everything that speaks with the apiserver, if there is one.
@@ -49,13 +42,7 @@ pub(super) fn tasks(
     let Some(cluster) = &owners.cluster else {
         return Vec::new();
     };
-    let api = Rc::new(ApiEvents {
-        events: events.clone(),
-        asker: Asker::new(events.clone()),
-        store: machine.store.clone(),
-        disk: machine.disk.clone(),
-        complaints: Rc::clone(&tools.complaints),
-    });
+    let asker = Asker::new(events.clone());
     let around = Surroundings {
         spawner: Spawner::new(executor),
         tools: parts.cluster_tools(),
@@ -64,9 +51,8 @@ pub(super) fn tasks(
         store: machine.store.clone(),
         outcome: outcome::recall,
         boot_id: owners.node.identity.boot_id.clone(),
-        pods: Rc::clone(&api) as _,
-        node: Rc::new(OwnNode::new(parts, Asker::new(events.clone()))),
-        intake: api,
+        node: OwnNode::new(parts, asker.clone()),
+        asker,
     };
     cluster.tasks(&parts.cfg, around)
 }
@@ -97,132 +83,60 @@ impl Truths for Known<'_> {
     }
 }
 
-impl PodsView for Agent {
-    fn configured(&self, uid: &PodUid) -> Option<Configured> {
+/// What the apiserver's side asks of pods.
+impl Agent {
+    /// What is known of a pod; `None`: it is not configured.
+    pub(super) fn configured(&self, uid: &PodUid) -> Option<Configured> {
         self.pods().config(uid).map(|pod| Configured {
             is_static: pod.is_static,
             has_ended: pod.api_phase_terminal,
         })
     }
 
-    fn is_idle(&self, uid: &PodUid) -> bool {
-        self.runs_nothing_of(uid)
-    }
-
-    fn is_unwanted(&self, uid: &PodUid) -> bool {
-        self.is_orphaned(uid)
-    }
-
-    fn every_api_pod(&self, known: &dyn Fn(&PodUid) -> bool) -> bool {
+    /// Whether all pods of the API that have not ended are `known`, and none is on its way in.
+    pub(super) fn every_api_pod(&self, known: &BTreeSet<PodUid>) -> bool {
         let mut of_api = self.pods().configs().filter(|(_, pod)| !pod.is_static);
         // What this agent has seen end is not configured anew for it.
         let status = |uid| self.pods().status(uid);
         let has_ended = |uid| status(uid).is_some_and(|s| s.phase.is_terminal());
-        let all = of_api.all(|(uid, pod)| pod.api_phase_terminal || has_ended(uid) || known(uid));
+        let is_known = |uid| known.contains(uid) || has_ended(uid);
+        let all = of_api.all(|(uid, pod)| pod.api_phase_terminal || is_known(uid));
         all && !self.pods().some_arrive()
     }
 
-    fn with_truths(&self, mirrors: &Mirrors, look: &mut dyn FnMut(&dyn Truths)) {
+    /// Shows the agent's own statuses by the uids of the API, given the mirrors there.
+    pub(super) fn with_truths<T>(
+        &self,
+        mirrors: &Mirrors,
+        look: impl FnOnce(&dyn Truths) -> T,
+    ) -> T {
         let pods = &self.pods().known();
-        look(&Known { pods, mirrors });
+        look(&Known { pods, mirrors })
     }
 
-    fn each_static(&self, look: &mut dyn FnMut(StaticPod<'_>)) {
-        for (uid, pod) in self.pods().configs().filter(|(_, pod)| pod.is_static) {
-            look(StaticPod {
-                uid,
-                name: &pod.id.name,
-                hash: &pod.id.hash,
-                ends: self.pods().is_to_end(uid),
-            });
-        }
+    /// All static pods, in the order of their uids.
+    pub(super) fn static_pods(&self) -> impl Iterator<Item = StaticPod<'_>> {
+        let all = self.pods().configs().filter(|(_, pod)| pod.is_static);
+        all.map(|(uid, pod)| StaticPod {
+            uid,
+            name: &pod.id.name,
+            hash: &pod.id.hash,
+            ends: self.pods().is_to_end(uid),
+        })
     }
 
-    fn is_static_ending(&self, name: &FullName) -> bool {
+    /// Whether a static pod of that name is on its way out.
+    pub(super) fn is_static_ending(&self, name: &FullName) -> bool {
         let FullName { name, namespace } = name;
         let table = self.pods().table();
         table.is_pod_for_mirror_pod_terminating(name, namespace)
     }
-
-    fn sources_ready(&self) -> bool {
-        Self::sources_ready(self)
-    }
 }
 
-/// The way of the apiserver's side to the loop, and to what the next agent must know.
-struct ApiEvents {
-    events: Sender<Event>,
-    asker: Asker,
-    store: PodStore,
-    disk: Lane,
-    complaints: Rc<Complaints>,
-}
-
-impl AskPods for ApiEvents {
-    fn show(&self, look: Look) -> Later<'_, ()> {
-        let question: Question = Box::new(move |agent| look(agent));
-        // It is gone only when the agent ends.
-        Box::pin(async { _ = self.events.send(Event::Ask(question)).await })
-    }
-
-    fn resync(&self, uids: Vec<PodUid>) -> Later<'_, ()> {
-        Box::pin(async { _ = self.events.send(Event::Resync(uids)).await })
-    }
-}
-
-impl Intake for ApiEvents {
-    fn deliver(&self, change: Change) -> Later<'_, Result<Taken, LoopEnded>> {
-        Box::pin(self.asker.deliver(SourceNews::Api(change)))
-    }
-
-    fn keep_end(&self, uid: PodUid) -> Later<'_, ()> {
-        Box::pin(async move {
-            let of = uid.clone();
-            let ended = self.asker.ask(move |agent| {
-                // One that comes back, from a backup of the API, has not ended for good.
-                let pods = agent.pods();
-                let stays = pods.is_configured(&of) && !pods.comes_back(&of);
-                let status = pods.status(&of).filter(|_| stays);
-                status.filter(|status| status.phase.is_terminal()).cloned()
-            });
-            let Some(status) = ended.await else {
-                return;
-            };
-            let (store, of) = (self.store.clone(), uid.clone());
-            let kept = self
-                .disk
-                .run(move || outcome::keep(&store, &of, Outcome::ended(status)));
-            match kept.await {
-                Ok(false) => {}
-                Ok(true) => _ = self.events.send(Event::Settled(true)).await,
-                Err(e) => {
-                    let complaint = format!("uid={uid} cannot keep the outcome: {e}");
-                    self.complaints.complain(&complaint);
-                }
-            }
-        })
-    }
-
-    fn keep_shown(&self, uid: PodUid, shown: Value) -> Later<'_, ()> {
-        Box::pin(async { _ = self.events.send(Event::Shown(uid, shown)).await })
-    }
-
-    fn heard(&self, answer: ApiAnswer) -> Later<'_, ()> {
-        Box::pin(async { _ = self.events.send(Event::Api(answer)).await })
-    }
-
-    fn node_read(&self, came: bool) -> Later<'_, ()> {
-        Box::pin(async move { _ = self.events.send(Event::NodeRead(came)).await })
-    }
-
-    fn end_agent(&self) -> Later<'_, ()> {
-        Box::pin(async { _ = self.events.send(Event::Terminate).await })
-    }
-}
-
-/// The node.
+/// The node, with what its Node object is made of.
 pub(super) struct OwnNode {
-    node: Rc<node::Node>,
+    /// The node.
+    pub(super) node: Rc<node::Node>,
     clock: Rc<dyn Clock>,
     times: Rc<Times>,
     runtime: Rc<dyn RuntimeService>,
@@ -230,8 +144,7 @@ pub(super) struct OwnNode {
 }
 
 impl OwnNode {
-    /// What there is of it.
-    pub(super) fn new(parts: &Parts, asker: Asker) -> Self {
+    fn new(parts: &Parts, asker: Asker) -> Self {
         Self {
             node: Rc::clone(&parts.owners.node),
             clock: Rc::clone(&parts.tools.clock),
@@ -240,57 +153,28 @@ impl OwnNode {
             asker,
         }
     }
-}
 
-struct GatheredHere {
-    node: Rc<node::Node>,
-    clock: Rc<dyn Clock>,
-    times: Rc<Times>,
-    gathered: node::Gathered,
-}
-
-impl Gathered for GatheredHere {
-    fn initial(&self) -> (Node, Vec<NodeEvent>) {
-        self.node.initial(&self.gathered, self.clock.wall())
+    /// Reads what a Node says: a few small files, and the list of images.
+    pub(super) async fn gather(&self) -> Gathered {
+        let standing = self.asker.ask(Agent::standing).await;
+        let now = self.clock.now();
+        self.node.gather(&*self.runtime, &standing, now).await
     }
 
-    fn bring_up_to_date(&self, node: &mut Node) -> Applied {
-        let now = self.clock.wall();
-        let (node_here, gathered) = (&self.node, &self.gathered);
-        node_here.bring_up_to_date(node, gathered, &self.times, now)
-    }
-}
-
-impl NodeView for OwnNode {
-    fn gather(&self) -> Later<'_, Box<dyn Gathered>> {
-        Box::pin(async {
-            let standing = self.asker.ask(Agent::standing).await;
-            let now = self.clock.now();
-            let gathered = self.node.gather(&*self.runtime, &standing, now).await;
-            let here: Box<dyn Gathered> = Box::new(GatheredHere {
-                node: Rc::clone(&self.node),
-                clock: Rc::clone(&self.clock),
-                times: Rc::clone(&self.times),
-                gathered,
-            });
-            here
-        })
-    }
-
-    fn is_ready(&self) -> Later<'_, bool> {
+    /// Whether the node is ready. Cheap.
+    pub(super) async fn is_ready(&self) -> bool {
         let is_ready = |agent: &Agent| agent.standing().not_ready.is_empty();
-        Box::pin(self.asker.ask(is_ready))
+        self.asker.ask(is_ready).await
     }
 
-    fn known(&self) -> Option<Node> {
-        self.node.object()
+    /// The Node to create, and what there is to tell of its first conditions.
+    pub(super) fn initial(&self, gathered: &Gathered) -> (Node, Vec<NodeEvent>) {
+        self.node.initial(gathered, self.clock.wall())
     }
 
-    fn learn(&self, node: Node) {
-        self.node.learn(node);
-    }
-
-    fn set_host_ips(&self, ips: Vec<core::net::IpAddr>) {
-        self.node.set_host_ips(ips);
+    /// Puts what was gathered into a Node as last seen in the API.
+    pub(super) fn bring_up_to_date(&self, node: &mut Node, gathered: &Gathered) -> Applied {
+        let now = self.clock.wall();
+        self.node.bring_up_to_date(node, gathered, &self.times, now)
     }
 }

@@ -422,7 +422,7 @@ async fn serve(
             plugins: assembly::plugins(&parts),
         },
     });
-    let served = assembly::served_parts(&parts, asker.clone(), Rc::clone(&backend));
+    let served = assembly::served_parts(&parts, Rc::clone(&backend));
     let served = serving::prepare(served, &executor).map_err(|e| wrong(&e))?;
     let spawn = |task| executor.spawn(task).detach();
     // First, so that it is done when the first pod is read.

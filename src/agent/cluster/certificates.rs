@@ -27,7 +27,7 @@ use super::{
     signing::{Draw, FIRST_POLL, Failed, InUse, LOOK, Signer, due},
 };
 use crate::{
-    agent::views::Intake,
+    agent::{asker::Asker, core::Event},
     api::{Mono, Wall},
     error::chain,
     kube::{
@@ -98,7 +98,7 @@ pub(super) struct ClientCertificate {
     pub(super) signer: Signer,
     pub(super) link: Rc<Link>,
     pub(super) member: Rc<Membership>,
-    pub(super) intake: Rc<dyn Intake>,
+    pub(super) asker: Asker,
 }
 
 /// Under whose name a certificate is asked for.
@@ -149,7 +149,7 @@ impl ClientCertificate {
                 let why =
                     "no client certificate that holds for 5 minutes, and the apiserver answers";
                 self.state.ended.replace(Some(why.into()));
-                self.intake.end_agent().await;
+                self.asker.send(Event::Terminate).await;
                 return;
             }
             let delay = retry_delay(failures, random()).max(failed.retry_after.unwrap_or_default());

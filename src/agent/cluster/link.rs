@@ -10,9 +10,7 @@ use core::{
 
 use crate::{
     agent::{
-        clock::Clock,
-        complaints::Complaints,
-        views::{ApiAnswer, Intake},
+        asker::Asker, clock::Clock, complaints::Complaints, core::Event, views::ApiAnswer,
         waker_set::WakerSet,
     },
     api::{Mono, Wall, node::NodeCondition},
@@ -233,7 +231,7 @@ pub(super) struct Heartbeat {
     pub(super) link: Rc<Link>,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) complaints: Rc<Complaints>,
-    pub(super) intake: Rc<dyn Intake>,
+    pub(super) asker: Asker,
 }
 
 impl Heartbeat {
@@ -246,7 +244,9 @@ impl Heartbeat {
         let error = reply.as_ref().err();
         let news = self.link.heard(error, &*self.clock, &self.complaints);
         if let Some(answers) = news {
-            self.intake.heard(ApiAnswer::Answers(answers)).await;
+            self.asker
+                .send(Event::Api(ApiAnswer::Answers(answers)))
+                .await;
         }
         reply
     }

@@ -11,10 +11,10 @@ use super::{
 };
 use crate::{
     agent::{
+        asker::Asker,
         clock::Clock,
         complaints::Complaints,
         pod_store::{PodStore, StoreError},
-        views::AskPods,
     },
     api::{Mono, Pod, PodUid, strict::WrongValue},
     error::chain,
@@ -37,7 +37,7 @@ pub(super) struct MirrorKeeper {
     pub(super) disk: Lane,
     pub(super) writer: Rc<ApiWriter>,
     pub(super) api_pods: Rc<ApiPods>,
-    pub(super) pods: Rc<dyn AskPods>,
+    pub(super) asker: Asker,
 }
 
 /// Why a mirror is not as it should be.
@@ -70,7 +70,7 @@ impl MirrorKeeper {
             while self.api_pods.has_completed() {
                 let now = self.clock.now();
                 let writer = Rc::clone(&self.writer);
-                let next_mirror = self.pods.look(move |pods| writer.next_mirror(pods, now));
+                let next_mirror = self.asker.ask(move |agent| writer.next_mirror(agent, now));
                 match next_mirror.await {
                     Ok(work) => self.carry_out(work).await,
                     Err(at) => {

@@ -48,17 +48,19 @@ use core::cell::{Cell, RefCell};
 use std::path::Path;
 
 use super::{
+    asker::Asker,
     clock::Clock,
+    cluster_views::OwnNode,
     complaints::Complaints,
     kept_node::NodeRecord,
     link_budget::LinkBudget,
     link_cost::LinkCost,
+    node::Node,
     offered::Offered,
     outcome::Recalled,
     pod_store::{Header, PodStore},
     recorder::Recorder,
     tasks::{Spawner, Task, boxed},
-    views::{AskPods, Intake, NodeView},
 };
 use crate::{
     api::{Mono, Pod, PodUid, Wall, node::NodeCondition},
@@ -147,9 +149,9 @@ pub(super) struct Surroundings {
     pub(super) outcome: fn(&PodStore, &PodUid, &Header) -> Option<Recalled>,
     /// Tells one boot from another.
     pub(super) boot_id: String,
-    pub(super) pods: Rc<dyn AskPods>,
-    pub(super) node: Rc<dyn NodeView>,
-    pub(super) intake: Rc<dyn Intake>,
+    pub(super) node: OwnNode,
+    /// Asks the loop, and tells it.
+    pub(super) asker: Asker,
 }
 
 impl Cluster {
@@ -271,7 +273,7 @@ impl Cluster {
         node_name: String,
         cert_dir: &Path,
         tools: Tools,
-        node: Rc<dyn NodeView>,
+        node: Rc<Node>,
         shown: Arc<Shown>,
     ) -> Task {
         let task = ServingCertificate {
@@ -294,9 +296,8 @@ impl Cluster {
             store,
             outcome,
             boot_id,
-            pods,
             node: own,
-            intake,
+            asker,
         } = around;
         let name = || cfg.node_name.clone();
         let lanes = || self.lanes.clone();
@@ -306,13 +307,13 @@ impl Cluster {
         let cost = || Rc::clone(&tools.cost);
         let (member, writer) = (|| Rc::clone(&self.member), || Rc::clone(&self.writer));
         let api_pods = || Rc::clone(&self.api_pods);
-        let (pods, intake) = (|| Rc::clone(&pods), || Rc::clone(&intake));
+        let asker = || asker.clone();
         let heartbeat = Heartbeat {
             lanes: lanes(),
             link: Rc::clone(&self.link),
             clock: clock(),
             complaints: complaints(),
-            intake: intake(),
+            asker: asker(),
         };
         let (written, answers) = smol::channel::bounded(self.answers);
         let follows_cidrs = pod_cidr::is_followed(cfg);
@@ -352,7 +353,7 @@ impl Cluster {
             outcome,
             writer: writer(),
             api_pods: api_pods(),
-            intake: intake(),
+            asker: asker(),
         };
         let poller = PodPoller {
             requests: Requests {
@@ -369,8 +370,7 @@ impl Cluster {
             writer: writer(),
             api_pods: api_pods(),
             member: member(),
-            pods: pods(),
-            intake: intake(),
+            asker: asker(),
             course: Course::default(),
             budget: tools.budget.clone(),
         };
@@ -383,8 +383,9 @@ impl Cluster {
             writer: writer(),
             api_pods: api_pods(),
             member: member(),
-            pods: pods(),
-            intake: intake(),
+            asker: asker(),
+            store: store.clone(),
+            disk: disk(),
             forbidden: RefCell::default(),
             written,
         });
@@ -397,7 +398,7 @@ impl Cluster {
             disk: disk(),
             writer: writer(),
             api_pods: api_pods(),
-            pods: pods(),
+            asker: asker(),
         };
         let now = tools.clock.now();
         let (per_second, burst) = cfg.cluster.event_qps;
@@ -413,7 +414,7 @@ impl Cluster {
         };
         let objects = ObjectKeeper {
             objects: Rc::clone(&self.objects),
-            pods: pods(),
+            asker: asker(),
         };
         let mut tasks = vec![
             boxed(Rc::clone(&keeper).run()),
@@ -437,7 +438,7 @@ impl Cluster {
                 state: Rc::clone(state),
                 link: Rc::clone(&self.link),
                 member: member(),
-                intake: intake(),
+                asker: asker(),
                 signer: self.signer(tools),
             };
             tasks.push(boxed(certificate.run()));

@@ -1,5 +1,5 @@
 //! The Node in the API: made or taken over, kept up to date, read back. What is sent when is decided in
-//! [`crate::logic::node`]; what it says is gathered behind [`NodeView`].
+//! [`crate::logic::node`]; what it says is gathered by [`OwnNode`].
 //!
 //! ```text
 //! register ──▶ rounds, every nodeStatusUpdateFrequency; until the first Ready a look every 100 ms
@@ -27,10 +27,12 @@ use super::{
 use crate::{
     agent::{
         clock::in_step,
+        cluster_views::OwnNode,
+        core::Event,
         kept_node::NodeRecord,
+        node::Gathered,
         offered::{Names, Offered},
         recorder::{Recorder, Severity},
-        views::{Gathered, NodeView},
     },
     api::{Mono, Node, strict::typed},
     config::NodeConfig,
@@ -52,7 +54,7 @@ pub(super) struct NodeKeeper {
     pub(super) settings: NodeConfig,
     pub(super) heartbeat: Heartbeat,
     pub(super) member: Rc<Membership>,
-    pub(super) own: Rc<dyn NodeView>,
+    pub(super) own: OwnNode,
     pub(super) recorder: Rc<Recorder>,
     /// They are told how long they may be kept, and the labels.
     pub(super) objects: Rc<Objects>,
@@ -126,7 +128,7 @@ impl NodeKeeper {
                     true
                 }
             };
-            self.heartbeat.intake.node_read(came).await;
+            self.heartbeat.asker.send(Event::NodeRead(came)).await;
         }
     }
 
@@ -179,7 +181,8 @@ impl NodeKeeper {
         let before = self.offered.before().await;
         loop {
             self.until(self.now() + tries.pause()).await;
-            let (initial, events) = self.own.gather().await.initial();
+            let gathered = Box::pin(self.own.gather()).await;
+            let (initial, events) = self.own.initial(&gathered);
             if core::mem::take(&mut is_first) {
                 events.into_iter().for_each(|event| self.record(event));
             }
@@ -250,9 +253,9 @@ impl NodeKeeper {
 
     /// One status round: up to five tries (NODE-23).
     async fn round(&self, pace: &mut Pace) {
-        let gathered = self.own.gather().await;
+        let gathered = Box::pin(self.own.gather()).await;
         for attempt in 0..MAX_TRIES {
-            let Err(e) = self.try_update(&*gathered, pace).await else {
+            let Err(e) = self.try_update(&gathered, pace).await else {
                 return;
             };
             self.member.doubt_quietly();
@@ -279,9 +282,9 @@ impl NodeKeeper {
         }
     }
 
-    async fn try_update(&self, gathered: &dyn Gathered, pace: &mut Pace) -> Reply<()> {
+    async fn try_update(&self, gathered: &Gathered, pace: &mut Pace) -> Reply<()> {
         let member = &*self.member;
-        let seen = match self.own.known().filter(|_| !member.is_doubted()) {
+        let seen = match self.own.node.object().filter(|_| !member.is_doubted()) {
             Some(mut node) => {
                 member.add_images(&mut node);
                 node
@@ -289,7 +292,7 @@ impl NodeKeeper {
             None => self.read().await?,
         };
         let mut wanted = seen.clone();
-        let applied = gathered.bring_up_to_date(&mut wanted);
+        let applied = self.own.bring_up_to_date(&mut wanted, gathered);
         member.leave_out(&mut wanted);
         if let Some(error) = applied.no_address {
             self.complain(&error.to_string());
@@ -300,7 +303,7 @@ impl NodeKeeper {
             }
         }
         // The machine's word, also while nobody hears it.
-        self.own.set_host_ips(node::of_node(&wanted));
+        self.own.node.set_host_ips(node::of_node(&wanted));
         let Some(patch) = node::status_patch(&seen, &wanted) else {
             return Ok(());
         };
@@ -342,14 +345,19 @@ impl NodeKeeper {
         let spec = node.spec.clone();
         // Before a pod is admitted by it: after a power cut the next agent has to know as much.
         self.keep(&node).await;
-        self.own.learn(node);
+        self.own.node.learn(node);
         self.cidrs.follow(&self.member, &spec).await;
         self.member.set_read();
     }
 
     async fn keep(&self, node: &Node) {
         let kept = KeptNode::of(node);
-        let is_same = || self.own.known().is_some_and(|k| KeptNode::of(&k) == kept);
+        let is_same = || {
+            self.own
+                .node
+                .object()
+                .is_some_and(|k| KeptNode::of(&k) == kept)
+        };
         if self.record.is_kept() && is_same() {
             return;
         }

@@ -27,14 +27,16 @@ use super::{
 };
 use crate::{
     agent::{
+        asker::Asker,
         clock::Clock,
         complaints::Complaints,
+        core::{Event, SourceNews},
         link_budget::LinkBudget,
         link_cost::LinkCost,
         pod_store::RETRY,
         recorder::{About, Recorder, Severity},
         tasks::{Spawner, boxed},
-        views::{ApiAnswer, AskPods, Change, Intake, LoopEnded, Taken},
+        views::{ApiAnswer, Change, LoopEnded, Taken},
     },
     api::{Mono, PodUid, received::Delivered},
     error::chain,
@@ -142,8 +144,7 @@ pub(super) struct PodPoller {
     pub(super) writer: Rc<ApiWriter>,
     pub(super) api_pods: Rc<ApiPods>,
     pub(super) member: Rc<Membership>,
-    pub(super) pods: Rc<dyn AskPods>,
-    pub(super) intake: Rc<dyn Intake>,
+    pub(super) asker: Asker,
     pub(super) course: Course,
     /// What may go over the link, if that is limited.
     pub(super) budget: Option<Arc<LinkBudget>>,
@@ -314,7 +315,7 @@ impl PodPoller {
                     }
                 }
                 if self.course.lists.replace(came) != Some(came) {
-                    self.intake.heard(ApiAnswer::Lists(came)).await;
+                    self.asker.send(Event::Api(ApiAnswer::Lists(came))).await;
                 }
                 // The queue is empty: what stood in memory whole lives on disk by now.
                 crate::sys::memory::trim();
@@ -372,8 +373,8 @@ impl PodPoller {
         let uid = received.pod.metadata.uid.clone();
         let of = uid.clone();
         let is_static = self
-            .pods
-            .look(move |pods| pods.configured(&of).is_some_and(|c| c.is_static));
+            .asker
+            .ask(move |agent| agent.configured(&of).is_some_and(|c| c.is_static));
         if is_static.await {
             // Files of root come before the apiserver.
             let message = "a static pod has this uid; this one is ignored";
@@ -415,7 +416,7 @@ impl PodPoller {
         let Taken {
             unknown,
             unrecorded,
-        } = self.intake.deliver(change).await?;
+        } = self.asker.deliver(SourceNews::Api(change)).await?;
         self.api_pods.with(|poll| {
             unknown.iter().for_each(|uid| poll.undeliver(uid));
         });
@@ -456,8 +457,8 @@ impl PodPoller {
         }
         let of = uid.clone();
         let is_nothing = self
-            .pods
-            .look(move |pods| pods.configured(&of).is_none() && pods.is_idle(&of));
+            .asker
+            .ask(move |agent| agent.configured(&of).is_none() && agent.runs_nothing_of(&of));
         if is_nothing.await {
             self.requests.refuse(item, UNUSABLE, &why);
         }

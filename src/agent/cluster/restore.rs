@@ -9,11 +9,13 @@ use super::{
 };
 use crate::{
     agent::{
+        asker::Asker,
         clock::Clock,
         complaints::Complaints,
+        core::SourceNews,
         outcome::Recalled,
         pod_store::{Header, PodStore, StoreError},
-        views::{Change, Intake, LoopEnded},
+        views::{Change, LoopEnded},
     },
     api::{PodUid, order::Order as _},
     error::chain,
@@ -34,7 +36,7 @@ pub(super) struct Restore {
     pub(super) outcome: fn(&PodStore, &PodUid, &Header) -> Option<Recalled>,
     pub(super) writer: Rc<ApiWriter>,
     pub(super) api_pods: Rc<ApiPods>,
-    pub(super) intake: Rc<dyn Intake>,
+    pub(super) asker: Asker,
 }
 
 impl Restore {
@@ -65,7 +67,9 @@ impl Restore {
         }
         if known > 0 {
             log::info!("{known} pods of the apiserver are known from disk");
-            self.intake.deliver(Change::AllOnDisk).await?;
+            self.asker
+                .deliver(SourceNews::Api(Change::AllOnDisk))
+                .await?;
         }
         crate::sys::memory::trim();
         self.writer.restored();
@@ -126,7 +130,13 @@ impl Restore {
         }
         let copy = copy_of(&received.pod);
         let change = Change::OnDisk(received, outcome.map(Box::new));
-        if !self.intake.deliver(change).await?.unrecorded.is_empty() {
+        if !self
+            .asker
+            .deliver(SourceNews::Api(change))
+            .await?
+            .unrecorded
+            .is_empty()
+        {
             // One that had its name before is on its way out still. What runs of this one is no orphan.
             self.api_pods.with(|poll| poll.undeliver(uid));
             return Ok(false);

@@ -11,7 +11,7 @@ use super::{
     signing::{Draw, Failed, InUse, LOOK, Signer, due},
 };
 use crate::{
-    agent::views::NodeView,
+    agent::node,
     api::Node,
     error::chain,
     kube::{
@@ -41,7 +41,7 @@ pub(in crate::agent) struct ServingCertificate {
     pub(super) node: String,
     pub(super) store: Store,
     pub(super) signer: Signer,
-    pub(super) own: Rc<dyn NodeView>,
+    pub(super) own: Rc<node::Node>,
     /// Where it is shown.
     pub(super) shown: Arc<Shown>,
 }
@@ -121,7 +121,7 @@ impl ServingCertificate {
 
     /// Whom the certificate is for; `None` until the Node has an address.
     fn wanted(&self) -> Option<Subject> {
-        let (dns_names, ips) = names(&self.own.known()?);
+        let (dns_names, ips) = names(&self.own.object()?);
         let subject = if self.signer.k3s.is_some() {
             // What its supervisor writes, whatever is asked for.
             Subject {

@@ -15,10 +15,14 @@ use super::{
 };
 use crate::{
     agent::{
+        asker::Asker,
         clock::Clock,
         complaints::Complaints,
+        core::Event,
+        outcome::{self, Outcome},
+        pod_store::PodStore,
         tasks::{Spawner, boxed},
-        views::{ApiAnswer, AskPods, Configured, Intake, PodWrite},
+        views::{ApiAnswer, Configured, PodWrite},
     },
     api::PodUid,
     error::chain,
@@ -27,7 +31,7 @@ use crate::{
         api_poll::Item,
         status_writer::{ApiCopy, Failure, Forbidden, Next, Turn, Word, Write},
     },
-    sys::crash,
+    sys::{crash, lane::Lane},
 };
 
 /// Sends statuses and deletions.
@@ -40,8 +44,10 @@ pub(super) struct StatusSender {
     pub(super) writer: Rc<ApiWriter>,
     pub(super) api_pods: Rc<ApiPods>,
     pub(super) member: Rc<Membership>,
-    pub(super) pods: Rc<dyn AskPods>,
-    pub(super) intake: Rc<dyn Intake>,
+    pub(super) asker: Asker,
+    /// Where ends of pods are kept.
+    pub(super) store: PodStore,
+    pub(super) disk: Lane,
     /// Whether this node may write statuses.
     pub(super) forbidden: RefCell<Forbidden>,
     /// Takes answers that say more than was known.
@@ -75,8 +81,8 @@ impl StatusSender {
     async fn next_writes(&self) -> Vec<Write> {
         let (now, wall) = (self.clock.now(), self.clock.wall());
         let writer = Rc::clone(&self.writer);
-        let writes = self.pods.look(move |pods| {
-            let next = || writer.next_write(pods, now, wall);
+        let writes = self.asker.ask(move |agent| {
+            let next = || writer.next_write(agent, now, wall);
             core::iter::from_fn(next).collect()
         });
         writes.await
@@ -117,7 +123,7 @@ impl StatusSender {
             .iter()
             .any(|list| !body["status"][list].is_null());
         if (tells_end || tells_containers) && !self.writer.is_mirror(uid) {
-            self.intake.keep_end(uid.clone()).await;
+            self.keep_end(uid).await;
         }
         let answer = match self.path(uid) {
             None => Err(not_sent()),
@@ -174,7 +180,35 @@ impl StatusSender {
             let _ = self.written.send(Answer::Written(seen)).await;
         }
         if let Some(shown) = news {
-            self.intake.keep_shown(uid.clone(), shown).await;
+            self.asker.send(Event::Shown(uid.clone(), shown)).await;
+        }
+    }
+
+    /// Keeps how a pod of the API ended, for the next agent; comes back when it lies on disk. It is told only then: a list
+    /// that is older than the telling, or no list at all, would have the pod run again.
+    async fn keep_end(&self, uid: &PodUid) {
+        let of = uid.clone();
+        let ended = self.asker.ask(move |agent| {
+            // One that comes back, from a backup of the API, has not ended for good.
+            let pods = agent.pods();
+            let stays = pods.is_configured(&of) && !pods.comes_back(&of);
+            let status = pods.status(&of).filter(|_| stays);
+            status.filter(|status| status.phase.is_terminal()).cloned()
+        });
+        let Some(status) = ended.await else {
+            return;
+        };
+        let (store, of) = (self.store.clone(), uid.clone());
+        let kept = self
+            .disk
+            .run(move || outcome::keep(&store, &of, Outcome::ended(status)));
+        match kept.await {
+            Ok(false) => {}
+            Ok(true) => self.asker.send(Event::Settled(true)).await,
+            Err(e) => {
+                let complaint = format!("uid={uid} cannot keep the outcome: {e}");
+                self.complaints.complain(&complaint);
+            }
         }
     }
 
@@ -204,8 +238,8 @@ impl StatusSender {
         let uid = uid.clone();
         let lives = move |c: Configured| !c.has_ended;
         let look = self
-            .pods
-            .look(move |pods| pods.configured(&uid).is_some_and(lives));
+            .asker
+            .ask(move |agent| agent.configured(&uid).is_some_and(lives));
         look.await
     }
 
@@ -259,7 +293,7 @@ impl StatusSender {
     async fn tell(&self, uid: &PodUid, what: PodWrite, word: Option<Word>) {
         if let Some(word) = word {
             let answer = ApiAnswer::Write(uid.clone(), what, word);
-            self.intake.heard(answer).await;
+            self.asker.send(Event::Api(answer)).await;
         }
     }
 

@@ -1,7 +1,7 @@
 //! The certificates of a node whose clock is wrong.
 
 use alloc::{rc::Rc, sync::Arc};
-use core::{future::ready, net::IpAddr, time::Duration};
+use core::{net::IpAddr, time::Duration};
 use std::{path::PathBuf, sync::Mutex};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -16,11 +16,12 @@ use super::{
 };
 use crate::{
     agent::{
+        asker::Asker,
         complaints::Complaints,
-        tests::world::{Hands, TestClock},
-        views::{ApiAnswer, Change, Gathered, Intake, Later, LoopEnded, NodeView, Taken},
+        node::Node,
+        tests::world::{Hands, Template, TestClock},
     },
-    api::{Node, PodUid, Wall, node::NodeAddress},
+    api::{self, Wall, node::NodeAddress},
     image::testing::Scratch,
     kube::{
         Cluster, HttpApi, KubeLanes, Kubeconfig, Rates, Threads, Timeouts,
@@ -31,6 +32,7 @@ use crate::{
         testing::{Authority, NOW, Server, Validity, ok, say},
     },
     net::{ProxyVariables, Url, tls},
+    runtime::fake::Fake,
     sys::{clock, lane::Lane},
 };
 
@@ -44,61 +46,6 @@ const YEAR_S: i64 = 31_557_600;
 const OLD: Validity = (-9500, 500);
 /// It has just begun.
 const FRESH: Validity = (-60, YEAR_S);
-
-/// What a Node says.
-struct Own;
-
-impl NodeView for Own {
-    fn gather(&self) -> Later<'_, Box<dyn Gathered>> {
-        Box::pin(core::future::pending())
-    }
-
-    fn is_ready(&self) -> Later<'_, bool> {
-        Box::pin(ready(true))
-    }
-
-    fn known(&self) -> Option<Node> {
-        let mut node = Node::default();
-        node.status.addresses = vec![NodeAddress {
-            kind: "InternalIP".into(),
-            address: ADDRESS.to_string(),
-        }];
-        Some(node)
-    }
-
-    fn learn(&self, _: Node) {}
-
-    fn set_host_ips(&self, _: Vec<IpAddr>) {}
-}
-
-/// A loop that hears all.
-struct Ear;
-
-impl Intake for Ear {
-    fn deliver(&self, _: Change) -> Later<'_, Result<Taken, LoopEnded>> {
-        Box::pin(ready(Ok(Taken::default())))
-    }
-
-    fn keep_end(&self, _: PodUid) -> Later<'_, ()> {
-        Box::pin(ready(()))
-    }
-
-    fn keep_shown(&self, _: PodUid, _: Value) -> Later<'_, ()> {
-        Box::pin(ready(()))
-    }
-
-    fn heard(&self, _: ApiAnswer) -> Later<'_, ()> {
-        Box::pin(ready(()))
-    }
-
-    fn node_read(&self, _: bool) -> Later<'_, ()> {
-        Box::pin(ready(()))
-    }
-
-    fn end_agent(&self) -> Later<'_, ()> {
-        Box::pin(ready(()))
-    }
-}
 
 /// A machine, and an apiserver that signs whatever it is asked to.
 struct World {
@@ -180,11 +127,24 @@ impl World {
             node: NODE.into(),
             store: store.clone(),
             signer: self.signer(),
-            own: Rc::new(Own),
+            own: self.node(),
             shown: Arc::default(),
         };
         self.executor.spawn(task.run()).detach();
         store
+    }
+
+    /// The node, with its address.
+    fn node(&self) -> Rc<Node> {
+        let template = Template::new(&self.scratch.join(""), &[]);
+        let given = template.given(Rc::new(Fake::new()), Rc::clone(&self.hands), None);
+        let mut object = api::Node::default();
+        object.status.addresses = vec![NodeAddress {
+            kind: "InternalIP".into(),
+            address: ADDRESS.to_string(),
+        }];
+        given.node.learn(object);
+        given.node
     }
 
     /// The node's own certificate is kept from now on; one with this life is in use.
@@ -202,7 +162,7 @@ impl World {
             signer: self.signer(),
             link: Rc::new(Link::new(Arc::clone(&self.skew))),
             member: Rc::default(),
-            intake: Rc::new(Ear),
+            asker: Asker::new(smol::channel::unbounded().0),
         };
         self.executor.spawn(task.run()).detach();
         state

@@ -3,7 +3,7 @@
 use core::cell::{Cell, RefCell};
 
 use crate::{
-    agent::{views::PodsView, wake::Wake},
+    agent::{core::Agent, wake::Wake},
     api::{Mono, ObjectMeta, PodUid, Wall, pod::CONFIG_HASH},
     logic::{
         mirror::{self, Action, FullName, Mirror, Mirrors},
@@ -135,16 +135,13 @@ impl ApiWriter {
     }
 
     /// What is to be written now, going by what is true of the agent's pods.
-    pub(super) fn next_write(&self, pods: &dyn PodsView, now: Mono, wall: Wall) -> Option<Write> {
+    pub(super) fn next_write(&self, agent: &Agent, now: Mono, wall: Wall) -> Option<Write> {
         if !self.may_write() {
             return None;
         }
-        let mut write = None;
-        let mirrors = self.mirrors.borrow();
-        pods.with_truths(&mirrors, &mut |truths| {
-            write = self.statuses.borrow_mut().poll(truths, now, wall);
-        });
-        write
+        agent.with_truths(&self.mirrors.borrow(), |truths| {
+            self.statuses.borrow_mut().poll(truths, now, wall)
+        })
     }
 
     /// When something may have to be written, if nothing happens until then.
@@ -227,7 +224,7 @@ impl ApiWriter {
     }
 
     /// The first mirror that is not as it should be and may be tried now. If there is none: when another may.
-    pub(super) fn next_mirror(&self, pods: &dyn PodsView, now: Mono) -> Result<MirrorWork, Mono> {
+    pub(super) fn next_mirror(&self, agent: &Agent, now: Mono) -> Result<MirrorWork, Mono> {
         let mut next = Mono(u64::MAX);
         let mirrors = self.mirrors.borrow();
         let mut may_try = |name: &FullName| {
@@ -237,33 +234,22 @@ impl ApiWriter {
             }
             at <= now
         };
-        let mut work = None;
-        pods.each_static(&mut |pod| {
-            if work.is_some() {
-                return;
-            }
+        for pod in agent.static_pods() {
             let found = mirrors.get(pod.name);
             let wanted = match mirror::reconcile(&metadata(pod.name, pod.hash), found) {
-                Action::Nothing => return,
+                Action::Nothing => continue,
                 // Also that of a pod which has ended: it shows what another was.
                 Action::Delete(mirror) => MirrorWork::Delete(pod.name.clone(), mirror),
-                Action::Create if pod.ends => return,
+                Action::Create if pod.ends => continue,
                 Action::Create => MirrorWork::Create(pod.uid.clone(), pod.name.clone()),
             };
             if may_try(pod.name) {
-                work = Some(wanted);
+                return Ok(wanted);
             }
-        });
-        if let Some(work) = work {
-            return Ok(work);
         }
-        if pods.sources_ready() {
-            let is_static = |name: &FullName| {
-                let mut is_there = false;
-                pods.each_static(&mut |pod| is_there |= pod.name == name);
-                is_there
-            };
-            let orphans = mirrors.orphans(is_static, |name| pods.is_static_ending(name));
+        if agent.sources_ready() {
+            let is_static = |name: &FullName| agent.static_pods().any(|pod| pod.name == name);
+            let orphans = mirrors.orphans(is_static, |name| agent.is_static_ending(name));
             let mut orphans = orphans.into_iter();
             if let Some((name, uid)) = orphans.find(|(name, _)| may_try(name)) {
                 return Ok(MirrorWork::Delete(name, uid));

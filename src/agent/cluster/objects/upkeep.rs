@@ -7,7 +7,7 @@ use smol::future::FutureExt as _;
 
 use super::store::Objects;
 use crate::{
-    agent::views::AskPods,
+    agent::{asker::Asker, core::Event},
     api::{PodUid, order::Gather as _},
 };
 
@@ -21,7 +21,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
 /// Looks after objects and tokens.
 pub(in crate::agent::cluster) struct ObjectKeeper {
     pub(in crate::agent::cluster) objects: Rc<Objects>,
-    pub(in crate::agent::cluster) pods: Rc<dyn AskPods>,
+    pub(in crate::agent::cluster) asker: Asker,
 }
 
 impl ObjectKeeper {
@@ -47,7 +47,7 @@ impl ObjectKeeper {
             let now = clock.now();
             let due = mine.tokens.due(now);
             if !due.is_empty() {
-                self.pods.resync(due).await;
+                self.asker.send(Event::Resync(due)).await;
             }
             if now >= sweep {
                 sweep = now + self.tidy().await;
@@ -59,8 +59,8 @@ impl ObjectKeeper {
     async fn tidy(&self) -> Duration {
         let mine = &*self.objects;
         let known: Vec<PodUid> = mine.table.borrow().pods().cloned().gather();
-        let unwanted = self.pods.look(move |pods| {
-            let unwanted = known.into_iter().filter(|uid| pods.is_unwanted(uid));
+        let unwanted = self.asker.ask(move |agent| {
+            let unwanted = known.into_iter().filter(|uid| agent.is_orphaned(uid));
             unwanted.collect::<Vec<_>>()
         });
         for uid in unwanted.await {
@@ -68,9 +68,9 @@ impl ObjectKeeper {
         }
         // A pod that has not come to say what it needs may need any of them.
         let known: BTreeSet<PodUid> = mine.table.borrow().pods().cloned().gather();
-        let complete = self.pods.look(move |pods| {
-            pods.sources_ready() && pods.every_api_pod(&|uid| known.contains(uid))
-        });
+        let complete = self
+            .asker
+            .ask(move |agent| agent.sources_ready() && agent.every_api_pod(&known));
         let complete = complete.await;
         if !complete {
             return TOKEN_INTERVAL;
