@@ -4,17 +4,17 @@
 use alloc::collections::BTreeMap;
 use core::cell::Cell;
 use std::{
-    fs::{self, File},
-    io::{self, Read as _},
+    fs, io,
     path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Serialize};
 
+use super::record;
 use crate::{
-    api::{node::Taint, strict::from_json},
+    api::node::Taint,
     logic::{admission::KeptNode, authority},
-    sys::{file, lane::Lane},
+    sys::lane::Lane,
 };
 
 /// In the root directory.
@@ -36,29 +36,14 @@ struct Record {
 /// logged. Blocking.
 pub(super) fn recall(root: &Path, node: &str, cluster: &str) -> Option<KeptNode> {
     let path = root.join(FILE);
-    let read = read(&path).and_then(|record| {
-        if record.node != node || !authority::is_same(&record.cluster, cluster) {
-            return Err(io::Error::other(
-                "it is of another node, or another cluster",
-            ));
-        }
-        Ok(record)
-    });
-    match read {
-        Ok(Record { labels, taints, .. }) => Some(KeptNode { labels, taints }),
-        Err(e) => {
-            if e.kind() != io::ErrorKind::NotFound {
-                log::warn!("{}: {e}", path.display());
-            }
-            None
-        }
+    let record: Record = record::recall(&path, MAX_BYTES)?;
+    if record.node != node || !authority::is_same(&record.cluster, cluster) {
+        let path = path.display();
+        log::warn!("{path}: it is of another node, or another cluster");
+        return None;
     }
-}
-
-fn read(path: &Path) -> io::Result<Record> {
-    let mut text = Vec::new();
-    File::open(path)?.take(MAX_BYTES).read_to_end(&mut text)?;
-    from_json(&text).map_err(io::Error::other)
+    let Record { labels, taints, .. } = record;
+    Some(KeptNode { labels, taints })
 }
 
 /// Keeps it for the next agent.
@@ -107,21 +92,17 @@ impl NodeRecord {
 }
 
 fn keep(path: &Path, record: &Record) -> io::Result<()> {
-    if read(path).is_ok_and(|known| known == *record) {
-        return Ok(());
-    }
-    let text = serde_json::to_vec(record)?;
-    if text.len() as u64 >= MAX_BYTES {
+    let bytes = serde_json::to_vec(record)?.len();
+    if bytes as u64 >= MAX_BYTES {
         // By an older one, pods would be refused that fit.
         return match fs::remove_file(path) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
             _ => Err(io::Error::other(format!(
-                "it has {} bytes, more than {MAX_BYTES}",
-                text.len()
+                "it has {bytes} bytes, more than {MAX_BYTES}"
             ))),
         };
     }
-    file::write_atomic(path, &text, 0o600, true)
+    record::keep(path, record, MAX_BYTES)
 }
 
 #[cfg(test)]

@@ -4,21 +4,19 @@
 use alloc::{rc::Rc, sync::Arc};
 use core::time::Duration;
 use std::{
-    fs::File,
-    io::{self, Read as _},
+    io,
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use serde::{Deserialize, Serialize};
 
-use super::{clock::Clock, complaints::Complaints, times::Certainty};
+use super::{clock::Clock, complaints::Complaints, record, times::Certainty};
 use crate::{
     api::{
         Mono, PodUid, Wall,
         link::{LinkBytes, LinkClass},
         node::NodeCondition,
-        strict,
     },
     image::{
         Reference,
@@ -355,17 +353,12 @@ fn key(reference: &str) -> String {
 }
 
 fn read(path: &Path) -> io::Result<Option<Record>> {
-    let file = match File::open(path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-        file => file?,
-    };
-    let mut text = Vec::new();
-    file.take(MAX_BYTES).read_to_end(&mut text)?;
-    let record: Record = strict::from_json(&text).map_err(io::Error::other)?;
-    if record.v != VERSION {
-        return Err(io::Error::other(format!("its version is {}", record.v)));
+    match record::read::<Record>(path, MAX_BYTES)? {
+        Some(record) if record.v != VERSION => {
+            Err(io::Error::other(format!("its version is {}", record.v)))
+        }
+        record => Ok(record),
     }
-    Ok(Some(record))
 }
 
 #[cfg(test)]

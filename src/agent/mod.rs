@@ -19,7 +19,7 @@
 //! | `write_watch` | who writes much to the disk |
 //! | `admission` | what admission knows of the node |
 //! | `pods` | what is known of pods |
-//! | `complaints`, `objects`, `pod_store`, `outcome`, `backoff_store`, `boot_file`, `times`, `recorder`, `ring` | what is kept and told |
+//! | `complaints`, `objects`, `pod_store`, `outcome`, `backoff_store`, `record`, `times`, `recorder`, `ring` | what is kept and told |
 //! | `cluster` | the apiserver |
 //! | `views`, `cluster_views` | what `cluster` is shown of the rest, and who shows it |
 //! | `tasks`, `wake`, `waker_set` | small tools |
@@ -40,7 +40,6 @@ mod assembly;
 mod backend;
 mod backends;
 mod backoff_store;
-mod boot_file;
 mod claims;
 mod clock;
 mod cluster;
@@ -79,6 +78,7 @@ mod pods;
 mod pollers;
 mod probes;
 mod provider;
+mod record;
 mod recorder;
 mod records;
 mod relister;

@@ -3,7 +3,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read as _},
+    io,
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
 };
@@ -259,9 +259,8 @@ fn backend(cfg: &Config) -> String {
 }
 
 fn read(path: &Path) -> String {
-    let mut text = Vec::new();
     // A process may end while it is looked at.
-    let _ = File::open(path).and_then(|f| f.take(MAX_PROC_BYTES).read_to_end(&mut text));
+    let text = file::read_start(path, MAX_PROC_BYTES).unwrap_or_default();
     String::from_utf8_lossy(&text).into_owned()
 }
 

@@ -3,17 +3,14 @@
 
 use alloc::collections::BTreeSet;
 use std::{
-    fs::File,
-    io::{self, Read as _},
+    io,
     path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    api::strict::from_json,
-    sys::{file, lane::Lane},
-};
+use super::record;
+use crate::sys::lane::Lane;
 
 /// What device plugins have offered, in the root directory.
 const OF_PLUGINS: &str = "device-plugins.json";
@@ -25,7 +22,7 @@ const MAX_BYTES: u64 = 64 << 10;
 /// Names of extended resources.
 pub(super) type Names = BTreeSet<Box<str>>;
 
-#[derive(Debug, Default, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Known {
     resources: Names,
 }
@@ -37,28 +34,13 @@ pub(super) fn of_plugins(root: &Path) -> PathBuf {
 
 /// What is kept in a file; `None`: nothing, or nothing that can be used, which is logged (DEV-11). Blocking.
 pub(super) fn recall(path: &Path) -> Option<Names> {
-    match read(path) {
-        Ok(names) => Some(names),
-        Err(e) => {
-            if e.kind() != io::ErrorKind::NotFound {
-                log::warn!("{}: {e}", path.display());
-            }
-            None
-        }
-    }
+    let known: Option<Known> = record::recall(path, MAX_BYTES);
+    known.map(|known| known.resources)
 }
 
-fn read(path: &Path) -> io::Result<Names> {
-    let mut text = Vec::new();
-    File::open(path)?.take(MAX_BYTES).read_to_end(&mut text)?;
-    let known: Known = from_json(&text).map_err(io::Error::other)?;
-    Ok(known.resources)
-}
-
-/// Keeps names in a file. Blocking.
+/// Keeps names in a file. They are written only if they differ. Blocking.
 pub(super) fn keep(path: &Path, resources: Names) -> io::Result<()> {
-    let text = serde_json::to_vec(&Known { resources })?;
-    file::write_atomic(path, &text, 0o600, true)
+    record::keep(path, &Known { resources }, MAX_BYTES)
 }
 
 /// What the Node in the API was told of.
@@ -90,11 +72,7 @@ impl Offered {
     /// The Node is told of these. They are written only if they differ.
     pub(super) async fn keep(&self, names: Names) -> io::Result<()> {
         let path = self.root.join(OF_NODE);
-        let kept = self.disk.run(move || match read(&path) {
-            Ok(known) if known == names => Ok(()),
-            Ok(_) | Err(_) => keep(&path, names),
-        });
-        kept.await
+        self.disk.run(move || keep(&path, names)).await
     }
 }
 

@@ -480,13 +480,11 @@ impl PodStore {
             path: path.into(),
             why,
         };
-        let mut text = Vec::new();
-        fs::File::open(path)
-            .and_then(|file| file.take(MAX_RECORD_BYTES + 1).read_to_end(&mut text))
-            .map_err(|source| StoreError::Io {
-                path: path.into(),
-                source,
-            })?;
+        let text = file::read_start(path, MAX_RECORD_BYTES + 1);
+        let text = text.map_err(|source| StoreError::Io {
+            path: path.into(),
+            source,
+        })?;
         if text.len() as u64 > MAX_RECORD_BYTES {
             return Err(damaged(format!("over {MAX_RECORD_BYTES} bytes")));
         }

@@ -12,23 +12,23 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::{boot_file, clock::Clock};
+use super::{clock::Clock, record::BootRecord};
 use crate::{
     api::{Mono, Wall},
     logic::clock_history::{ClockHistory, Seen},
 };
 
-/// Version of the file's form.
-const VERSION: u32 = 1;
-/// Name in the run dir.
-const FILE: &str = "clock.json";
-/// Bytes read of it: far more than the longest history has.
-const MAX_BYTES: u64 = 64 << 10;
+/// The history: far less than so many bytes.
+const RECORD: BootRecord = BootRecord {
+    name: "clock.json",
+    version: 1,
+    max_bytes: 64 << 10,
+    lost: "what the clock has said in this boot is forgotten",
+};
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 pub(super) struct Stored {
-    v: u32,
+    #[serde(skip)]
     boot_id: String,
     history: ClockHistory,
 }
@@ -37,7 +37,7 @@ impl Stored {
     /// Writes it down. Failing costs dates that stay wrong if the agent ends before the clock is right, so it is only told.
     /// Blocking.
     pub(super) fn save(&self, run: &Path) {
-        if let Err(e) = boot_file::write(run, FILE, self) {
+        if let Err(e) = RECORD.write(run, &self.boot_id, self) {
             log::warn!("cannot store what the clock has said: {e}");
         }
     }
@@ -72,15 +72,11 @@ impl Times {
         boot_id: &str,
         certainty: Certainty,
     ) -> Self {
-        let stored = boot_file::read::<Stored>(run, FILE, MAX_BYTES).unwrap_or_else(|e| {
-            log::warn!("what the clock has said in this boot is forgotten: {e}");
-            None
-        });
-        let of_boot = stored.filter(|s| s.v == VERSION && s.boot_id == boot_id);
+        let stored: Option<Stored> = RECORD.recall(run, boot_id);
         let times = Self {
             clock,
             boot_id: boot_id.to_owned(),
-            history: RefCell::new(of_boot.map_or_else(ClockHistory::new, |stored| stored.history)),
+            history: RefCell::new(stored.map_or_else(ClockHistory::new, |stored| stored.history)),
             certainty,
         };
         times.tell();
@@ -105,7 +101,6 @@ impl Times {
     /// What is to be stored for the agents after this one.
     pub(super) fn stored(&self) -> Stored {
         Stored {
-            v: VERSION,
             boot_id: self.boot_id.clone(),
             history: self.history.borrow().clone(),
         }

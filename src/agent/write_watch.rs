@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     asker::Asker,
-    boot_file,
     clock::{Clock, in_step},
     executor::PodCgroups,
+    record::BootRecord,
     recorder::{About, Recorder, Severity},
 };
 use crate::{
@@ -22,18 +22,16 @@ use crate::{
 
 /// Between two looks.
 const INTERVAL: Duration = Duration::from_secs(600);
-/// Version of the file's form.
-const VERSION: u32 = 1;
-/// Name in the run dir.
-const FILE: &str = "pod-writes.json";
-/// Bytes read of it: some hundred of each pod.
-const MAX_BYTES: u64 = 1 << 20;
+/// What pods have written: some hundred bytes of each.
+const RECORD: BootRecord = BootRecord {
+    name: "pod-writes.json",
+    version: 1,
+    max_bytes: 1 << 20,
+    lost: "what pods have written in this boot is forgotten",
+};
 
 #[derive(Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 struct Stored {
-    v: u32,
-    boot_id: String,
     writers: Writers,
 }
 
@@ -64,14 +62,10 @@ impl WriteWatch {
     }
 
     async fn restore(&self) -> Writers {
-        let run = self.run_dir.clone();
-        let read = move || boot_file::read::<Stored>(&run, FILE, MAX_BYTES);
-        let stored = self.disk.run(read).await.unwrap_or_else(|e| {
-            log::warn!("what pods have written in this boot is forgotten: {e}");
-            None
-        });
-        let of_boot = stored.filter(|s| s.v == VERSION && s.boot_id == self.boot_id);
-        of_boot.map_or_else(Writers::default, |stored| stored.writers)
+        let (run, boot_id) = (self.run_dir.clone(), self.boot_id.clone());
+        let stored = self.disk.run(move || RECORD.recall(&run, &boot_id));
+        let stored: Option<Stored> = stored.await;
+        stored.map_or_else(Writers::default, |stored| stored.writers)
     }
 
     async fn look(&self, mut writers: Writers) -> Writers {
@@ -87,12 +81,8 @@ impl WriteWatch {
             let (much, is_new) = proc::uptime_s()
                 .map(|up| writers.look(up, &seen))
                 .unwrap_or_default();
-            let stored = Stored {
-                v: VERSION,
-                boot_id,
-                writers,
-            };
-            if is_new && let Err(e) = boot_file::write(&run, FILE, &stored) {
+            let stored = Stored { writers };
+            if is_new && let Err(e) = RECORD.write(&run, &boot_id, &stored) {
                 log::warn!("cannot store what pods have written: {e}");
             }
             (stored.writers, much)

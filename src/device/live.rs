@@ -14,7 +14,7 @@
 use alloc::collections::BTreeSet;
 use std::{
     fs::{self, DirBuilder, FileType, Metadata},
-    io::{self, Read as _},
+    io,
     os::unix::fs::{
         DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _, chown, lchown,
     },
@@ -351,9 +351,7 @@ fn save(path: &Path, record: &impl Serialize) -> io::Result<()> {
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
-    let mut text = Vec::new();
-    let file = fs::File::open(path)?;
-    file.take(MAX_RECORD_BYTES).read_to_end(&mut text)?;
+    let text = file::read_start(path, MAX_RECORD_BYTES)?;
     from_json(&text).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))
 }
 

@@ -5,14 +5,16 @@
 
 use std::{
     fs,
-    io::Read as _,
     os::unix::fs::{FileTypeExt as _, MetadataExt as _},
     path::{Path, PathBuf},
 };
 
-use crate::api::{
-    device::{Facts, Node, Place, Seen, Usb, Wanted},
-    order::Order as _,
+use crate::{
+    api::{
+        device::{Facts, Node, Place, Seen, Usb, Wanted},
+        order::Order as _,
+    },
+    sys::file,
 };
 
 /// Entries of directories that one look reads at most, those of `/sys` apart.
@@ -273,9 +275,7 @@ fn attribute(device: &Path, name: &str) -> Option<String> {
 }
 
 fn read(path: &Path, most: u64) -> Option<String> {
-    let mut text = Vec::new();
-    let file = fs::File::open(path).ok()?;
-    file.take(most).read_to_end(&mut text).ok()?;
+    let text = file::read_start(path, most).ok()?;
     // The rest of it is as good as it was, whatever one byte is.
     let text = String::from_utf8_lossy(&text);
     Some(text.trim_end().to_owned())

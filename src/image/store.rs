@@ -22,7 +22,7 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use std::fs::{self, DirBuilder, File};
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -662,9 +662,7 @@ impl Store {
     }
 
     fn load_one(&self, path: &Path) -> Result<ImageRecord, RecordError> {
-        let mut bytes = Vec::new();
-        File::open(path).and_then(|file| file.take(MAX_RECORD_BYTES).read_to_end(&mut bytes))?;
-        let record: ImageRecord = from_json(&bytes)?;
+        let record: ImageRecord = from_json(&file::read_start(path, MAX_RECORD_BYTES)?)?;
         if record.v != RECORD_VERSION {
             return Err(RecordError::Version(record.v));
         }

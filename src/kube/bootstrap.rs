@@ -128,14 +128,11 @@ pub fn client_pair(config: &Kubeconfig) -> Result<(String, String), PairError> {
 }
 
 pub(super) fn read(material: &Material) -> Result<Vec<u8>, PairError> {
-    use std::io::Read as _;
     match material {
         Material::Inline(bytes) => Ok(bytes.clone()),
         Material::File(path) => {
-            let mut bytes = Vec::new();
-            std::fs::File::open(path)
-                .and_then(|file| file.take(MAX_FILE_BYTES).read_to_end(&mut bytes))
-                .map_err(|source| PairError::File {
+            let bytes =
+                file::read_start(path, MAX_FILE_BYTES).map_err(|source| PairError::File {
                     action: "read",
                     path: path.clone(),
                     source,

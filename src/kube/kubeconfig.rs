@@ -6,8 +6,7 @@
 //! Source: client-go `tools/clientcmd`: `loader.go`, `validation.go`, `client_config.go`.
 
 use core::fmt;
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
@@ -16,6 +15,7 @@ use serde_json::{Value, json};
 
 use crate::config::decode::{self, DecodeError};
 use crate::net::url::{Url, UrlError};
+use crate::sys::file;
 
 /// Largest kubeconfig, bytes.
 pub const MAX_KUBECONFIG_BYTES: u64 = 1 << 20;
@@ -208,10 +208,8 @@ impl Kubeconfig {
             path: path.into(),
             why,
         };
-        let mut bytes = Vec::new();
-        File::open(path)
-            .and_then(|file| file.take(MAX_KUBECONFIG_BYTES + 1).read_to_end(&mut bytes))
-            .map_err(|e| error(Fault::Read(e)))?;
+        let bytes = file::read_start(path, MAX_KUBECONFIG_BYTES + 1);
+        let bytes = bytes.map_err(|e| error(Fault::Read(e)))?;
         if bytes.len() as u64 > MAX_KUBECONFIG_BYTES {
             return Err(error(Fault::TooLong));
         }

@@ -6,7 +6,6 @@ use alloc::borrow::Cow;
 use alloc::sync::Arc;
 use core::fmt;
 use core::time::Duration;
-use std::fs::File;
 use std::io::{self, Read as _, Write as _};
 use std::path::Path;
 
@@ -28,6 +27,7 @@ use ureq::unversioned::transport::{
 use super::any_peer::{AnyPeer, Proof};
 use super::known_time::KNOWN;
 use crate::api::Wall;
+use crate::sys::file;
 
 /// Largest file of certificates read, bytes. A system's CAs have about 220 KiB.
 const MAX_PEM_BYTES: u64 = 4 * 1024 * 1024;
@@ -225,10 +225,8 @@ impl<'a> Pem<'a> {
         match self {
             Self::Text(_, text) => Ok(Cow::Borrowed(text)),
             Self::File(path) => {
-                let mut bytes = Vec::new();
-                File::open(path)
-                    .and_then(|file| file.take(MAX_PEM_BYTES).read_to_end(&mut bytes))
-                    .map_err(|source| TlsError::File {
+                let bytes =
+                    file::read_start(path, MAX_PEM_BYTES).map_err(|source| TlsError::File {
                         action: "read",
                         path: path.display().to_string(),
                         source,

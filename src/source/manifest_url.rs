@@ -1,7 +1,6 @@
 //! Manifests at a URL, as a poller sees them (SRC-22 to SRC-24).
 
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -295,8 +294,7 @@ fn write_copy(path: &Path, head: &CopyHead, document: &[u8]) -> io::Result<()> {
 fn read_copy(path: &Path) -> io::Result<Copy> {
     let wrong = |why: &str| io::Error::other(why.to_owned());
     let limit = u64::try_from(MAX_DOCUMENT_BYTES + MAX_HEAD_BYTES).unwrap_or(u64::MAX);
-    let mut bytes = Vec::new();
-    File::open(path)?.take(limit).read_to_end(&mut bytes)?;
+    let mut bytes = file::read_start(path, limit)?;
     let line = bytes.iter().position(|byte| *byte == b'\n');
     let line = line.ok_or_else(|| wrong("it has no head"))?;
     let head: CopyHead = serde_json::from_slice(&bytes[..line])?;

@@ -6,7 +6,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read as _, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -36,6 +36,13 @@ pub fn write_atomic(path: &Path, bytes: &[u8], mode: u32, durable: bool) -> io::
         sync_dir(dir.unwrap_or_else(|| Path::new(".")))?;
     }
     Ok(())
+}
+
+/// Reads at most `limit` bytes from the start of a file.
+pub fn read_start(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(limit).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// Makes names that were created, renamed or removed in `dir` survive a power cut.

@@ -3,8 +3,7 @@
 use alloc::{collections::BTreeMap, rc::Rc};
 use core::{fmt::Display, net::IpAddr};
 use std::{
-    fs::{self, File},
-    io::{self, Read as _},
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -46,7 +45,7 @@ use crate::{
         security::SecuritySettings,
     },
     runtime::RuntimeService,
-    sys::{lane::Lane, open},
+    sys::{file, lane::Lane, open},
     volume::{Cause, MountedVolume, SubPath, VolumeError, Volumes},
 };
 
@@ -88,8 +87,7 @@ pub(in crate::agent) fn node_context(
 }
 
 fn read_bounded(path: &Path, limit: u64) -> io::Result<String> {
-    let mut text = Vec::new();
-    File::open(path)?.take(limit).read_to_end(&mut text)?;
+    let text = file::read_start(path, limit)?;
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
@@ -545,9 +543,7 @@ fn put_hosts_file(path: &Path, text: &str) -> io::Result<()> {
     let limit = u64::try_from(text.len())
         .unwrap_or(u64::MAX)
         .saturating_add(1);
-    let mut old = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(limit).read_to_end(&mut old));
-    if read.is_ok() && old == text.as_bytes() {
+    if file::read_start(path, limit).is_ok_and(|old| old == text.as_bytes()) {
         return Ok(());
     }
     fs::write(path, text)?;

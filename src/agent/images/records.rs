@@ -6,11 +6,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use crate::{
-    api::{hex, strict},
+    agent::record,
+    api::hex,
     logic::image_access::{PulledRecord, RECORD_VERSION},
     sys::file,
 };
@@ -47,7 +48,7 @@ impl Files {
 
     /// What is noted of an image.
     pub(super) fn record(&self, id: &str) -> io::Result<Option<PulledRecord>> {
-        let record: Option<PulledRecord> = read(&self.path(PULLED, id))?;
+        let record: Option<PulledRecord> = record::read(&self.path(PULLED, id), MAX_FILE_BYTES)?;
         match record {
             Some(record) if record.v != RECORD_VERSION || record.image != id => Err(
                 io::Error::new(io::ErrorKind::InvalidData, "its record is another's"),
@@ -83,7 +84,7 @@ impl Files {
         let names = self.list(PULLING).into_iter();
         let intents = names.filter_map(|name| {
             let path = self.dir.join(PULLING).join(&name);
-            let intent: Option<Intent> = read(&path).ok().flatten();
+            let intent: Option<Intent> = record::read(&path, MAX_FILE_BYTES).ok().flatten();
             if intent.is_none() {
                 remove(&path);
             }
@@ -147,17 +148,6 @@ impl Files {
 /// Ids and references may be longer than names of files, and have slashes.
 pub(super) fn file_name(name: &str) -> String {
     hex(&Sha256::digest(name.as_bytes()))
-}
-
-fn read<T: DeserializeOwned>(path: &Path) -> io::Result<Option<T>> {
-    use io::Read as _;
-    let file = match fs::File::open(path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-        file => file?,
-    };
-    let mut text = Vec::new();
-    file.take(MAX_FILE_BYTES).read_to_end(&mut text)?;
-    Ok(Some(strict::from_json(&text)?))
 }
 
 fn remove(path: &Path) {

@@ -1,8 +1,7 @@
 //! How this node pulls images: read once at start.
 
 use std::{
-    fs::File,
-    io::{self, Read as _},
+    io,
     path::{Path, PathBuf},
 };
 
@@ -19,6 +18,7 @@ use crate::{
         registry::Registries,
     },
     net::ProxyVariables,
+    sys::file,
 };
 
 /// Bytes read of a file of settings.
@@ -80,13 +80,10 @@ pub(crate) fn settings(
 
 /// A YAML or JSON file, if it is there.
 fn document(path: &Path) -> Result<Option<Value>, SettingsError> {
-    let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES).read_to_end(&mut bytes));
-    match read {
+    let bytes = match file::read_start(path, MAX_FILE_BYTES) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(SettingsError::Unread(path.to_owned(), e)),
-        Ok(_) => {}
-    }
+        read => read.map_err(|e| SettingsError::Unread(path.to_owned(), e))?,
+    };
     if bytes.iter().all(u8::is_ascii_whitespace) {
         return Ok(Some(Value::Null));
     }

@@ -1,6 +1,6 @@
 //! What `/proc`, `/sys` and `/etc` say of the machine. A fact that cannot be read is empty or zero; what needs it says so.
 
-use std::{fs, fs::File, io::Read as _, path::Path};
+use std::{fs, path::Path};
 
 use nix::sys::statvfs::statvfs;
 
@@ -8,7 +8,7 @@ use crate::{
     api::order::Order as _,
     image::platform::Machine,
     logic::{check::Disk, node::Identity},
-    sys::disk_wear,
+    sys::{disk_wear, file},
 };
 
 /// Bytes read of one file below `/proc`, `/sys` or `/etc`.
@@ -25,8 +25,7 @@ pub(super) fn read(path: &str) -> String {
 
 /// At most `limit` bytes of a file, whatever is not text replaced.
 pub(super) fn read_head(path: &str, limit: u64) -> String {
-    let mut bytes = Vec::new();
-    let _ = File::open(path).and_then(|f| f.take(limit).read_to_end(&mut bytes));
+    let bytes = file::read_start(path.as_ref(), limit).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 

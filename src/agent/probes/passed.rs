@@ -9,24 +9,22 @@ use serde::{Deserialize, Serialize};
 use super::Probes;
 use crate::{
     agent::{
-        boot_file::{self, boot_id},
         complaints::Complaints,
+        record::{BootRecord, boot_id},
     },
     logic::probe::ProbeKind,
 };
 
-/// Version of the file's form.
-const VERSION: u32 = 1;
-/// Name in the run dir.
-const FILE: &str = "probes.json";
-/// Bytes read of it: 20 for each of far more instances than there can be.
-const MAX_BYTES: u64 = 1 << 20;
+/// What has passed: 20 bytes for each of far more instances than there can be.
+const RECORD: BootRecord = BootRecord {
+    name: "probes.json",
+    version: 1,
+    max_bytes: 1 << 20,
+    lost: "what was ready is forgotten",
+};
 
 #[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
 struct Stored {
-    v: u32,
-    boot_id: String,
     /// Digests of instances.
     ready: Vec<u64>,
     started: Vec<u64>,
@@ -40,26 +38,20 @@ pub(super) fn save(probes: &Probes, run: &Path, complaints: &Complaints) {
         named.map(|(_, instance)| instance).collect()
     };
     let stored = Stored {
-        v: VERSION,
-        boot_id: boot_id(),
         ready: of(ProbeKind::Readiness),
         started: of(ProbeKind::Startup),
     };
-    if let Err(e) = boot_file::write(run, FILE, &stored) {
+    if let Err(e) = RECORD.write(run, &boot_id(), &stored) {
         complaints.complain(&format!("cannot store what is ready: {e}"));
     }
 }
 
 /// Takes back what an earlier agent of this boot stored. What cannot be read is told and forgotten.
 pub(super) fn recall(probes: &Probes, run: &Path) {
-    match boot_file::read::<Stored>(run, FILE, MAX_BYTES) {
-        Ok(Some(stored)) if stored.v == VERSION && stored.boot_id == boot_id() => {
-            let ready = stored.ready.into_iter().map(|i| (ProbeKind::Readiness, i));
-            let started = stored.started.into_iter().map(|i| (ProbeKind::Startup, i));
-            let all = ready.chain(started);
-            probes.workers.borrow_mut().recall(all);
-        }
-        Ok(_) => {}
-        Err(e) => log::warn!("what was ready is forgotten: {e}"),
+    if let Some(Stored { ready, started }) = RECORD.recall(run, &boot_id()) {
+        let ready = ready.into_iter().map(|i| (ProbeKind::Readiness, i));
+        let started = started.into_iter().map(|i| (ProbeKind::Startup, i));
+        let all = ready.chain(started);
+        probes.workers.borrow_mut().recall(all);
     }
 }

@@ -3,8 +3,7 @@
 
 use core::{net::IpAddr, time::Duration};
 use std::{
-    fs::{self, File},
-    io::{self, Read as _},
+    fs, io,
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
 };
@@ -63,9 +62,7 @@ pub(in crate::agent) enum FileError {
 }
 
 fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path).and_then(|file| file.take(MAX_FILE_BYTES).read_to_end(&mut bytes))?;
-    Ok(bytes)
+    file::read_start(path, MAX_FILE_BYTES)
 }
 
 fn read_authorities(path: &Path) -> Result<Vec<u8>, FileError> {

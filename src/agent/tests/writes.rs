@@ -7,7 +7,7 @@ use std::fs;
 use serde_json::json;
 
 use super::world::{World, manifest};
-use crate::agent::{boot_file::boot_id, write_watch::WriteWatch};
+use crate::agent::{record::boot_id, write_watch::WriteWatch};
 
 const TEN_MINUTES: Duration = Duration::from_secs(600);
 

@@ -37,7 +37,7 @@ use crate::{
     source::{ManifestDir, Reading, Rules, Trigger},
     sys::{
         child::{self, Command},
-        clock, disk_wear, mount, namespaces, pages,
+        clock, disk_wear, file, mount, namespaces, pages,
     },
 };
 
@@ -270,8 +270,7 @@ pub(super) fn no_cgroups() -> Cgroups {
 }
 
 pub(super) fn text(path: impl AsRef<Path>) -> String {
-    let mut text = Vec::new();
-    let _ = File::open(path).and_then(|f| f.take(MAX_FILE_BYTES).read_to_end(&mut text));
+    let text = file::read_start(path.as_ref(), MAX_FILE_BYTES).unwrap_or_default();
     String::from_utf8_lossy(&text).into_owned()
 }
 

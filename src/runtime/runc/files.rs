@@ -1,14 +1,14 @@
 //! Small files of the run directory: bounded reads, atomic writes, removal that does not mind absence.
 
 use std::{
-    fs,
-    io::{self, Read},
+    fs, io,
     os::unix::fs::{DirBuilderExt as _, PermissionsExt as _},
     path::Path,
 };
 
 use crate::api::order::Order;
 use crate::sys::file;
+pub(super) use crate::sys::file::read_start;
 
 /// Mode of a directory that only root enters.
 const PRIVATE: u32 = 0o700;
@@ -66,13 +66,6 @@ pub(super) fn make_root(dir: &Path) -> io::Result<()> {
 /// Removes a file. Absent counts as removed.
 pub(super) fn remove_file(path: &Path) -> io::Result<()> {
     absent_is_fine(fs::remove_file(path))
-}
-
-/// Reads at most `limit` bytes from the start of a file.
-pub(super) fn read_start(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    fs::File::open(path)?.take(limit).read_to_end(&mut bytes)?;
-    Ok(bytes)
 }
 
 /// Names in a directory, sorted. Absent counts as empty.

@@ -14,7 +14,7 @@
 use std::{
     collections::BTreeSet,
     fs::{self, File},
-    io::{self, Read as _},
+    io,
     os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
     path::{Path, PathBuf},
 };
@@ -239,9 +239,7 @@ fn digest(text: &str) -> String {
 }
 
 fn read_file(path: &Path) -> io::Result<Vec<u8>> {
-    let file = File::open(path)?;
-    let mut text = Vec::new();
-    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut text)?;
+    let text = file::read_start(path, MAX_FILE_BYTES + 1)?;
     if u64::try_from(text.len()).unwrap_or(u64::MAX) > MAX_FILE_BYTES {
         return Err(io::ErrorKind::FileTooLarge.into());
     }
