@@ -52,7 +52,7 @@ use alloc::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-pub(super) use line::{Answered, Heard, Line, Made, Seen, Stepped, cut};
+pub(super) use line::{Heard, Line, Made, Seen, Stepped, cut};
 
 use crate::api::{Mono, Wall};
 use crate::logic::digest::Fnv;

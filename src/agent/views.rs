@@ -2,6 +2,8 @@
 
 use core::pin::Pin;
 
+use serde::{Deserialize, Serialize};
+
 use super::outcome::Recalled;
 use crate::{
     api::{
@@ -62,18 +64,25 @@ pub(super) enum Change {
     AllOnDisk,
 }
 
-/// What the apiserver answers, as far as the loop keeps it in its past. Only changes are told.
+/// What the apiserver answers, as a dump of the loop's past has it. Only changes are told.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(super) enum ApiAnswer {
     /// It answers, or does not any more.
     Answers(bool),
     /// It lists the pods of this node, or does not any more.
     Lists(bool),
-    /// The word on a write of that pod (its uid there) is another.
-    Write(PodUid, PodWrite, Word),
+    /// The word on a write of a pod, its uid there, is another than on the one before; on the first one that is not done.
+    Write {
+        pod: PodUid,
+        what: PodWrite,
+        word: Word,
+    },
 }
 
 /// What is written of a pod.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(super) enum PodWrite {
     Status,
     Deletion,

@@ -19,6 +19,8 @@
 
 use alloc::boxed::Box;
 
+use serde::{Deserialize, Serialize};
+
 use crate::api::{Mono, Pod, PodUid};
 
 use super::pod_kind::is_static;
@@ -28,7 +30,8 @@ use super::work_queue::{Retry, Timers};
 pub const RUNTIME_ONLY_GRACE_S: i64 = 1;
 
 /// What kind of update a worker is given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum UpdateKind {
     /// The pod appeared in a source.
     Create,

@@ -32,6 +32,7 @@ use core::time::Duration;
 
 pub use forbidden::{Forbidden, Turn};
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
@@ -128,7 +129,8 @@ pub enum Failure {
 }
 
 /// The apiserver's word on a write.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum Word {
     /// It is done.
     #[default]

@@ -5,7 +5,10 @@
 use alloc::collections::BTreeMap;
 
 use super::{
-    super::ring::{self, Answered, Heard, Line, Seen},
+    super::{
+        ring::{self, Heard, Line, Seen},
+        views::ApiAnswer,
+    },
     input::{Apiserver, Deed, Input, Timed},
     pods::{Kind, Manifest},
 };
@@ -49,7 +52,7 @@ fn is_of_cluster(line: &Line) -> bool {
 
 /// When the apiserver answers next.
 fn answers_again(lines: &[Line]) -> Option<u64> {
-    let answers = |line: &&Line| line.heard == Some(Heard::Api(Answered::Answers(true)));
+    let answers = |line: &&Line| line.heard == Some(Heard::Api(ApiAnswer::Answers(true)));
     lines.iter().find(answers).map(|line| line.t)
 }
 
@@ -110,7 +113,7 @@ impl Reader {
                 runtime: *runtime,
                 network: *network,
             },
-            Heard::Api(Answered::Answers(false)) => Input::Apiserver(Apiserver::Outage {
+            Heard::Api(ApiAnswer::Answers(false)) => Input::Apiserver(Apiserver::Outage {
                 ms: outage_ms,
                 mute: false,
             }),
@@ -124,11 +127,11 @@ impl Reader {
                 loses: None,
             },
             // The end of an outage is part of it.
-            Heard::Api(Answered::Answers(true))
+            Heard::Api(ApiAnswer::Answers(true))
             // Nobody looks at a simulated node.
             | Heard::Restart { .. }
             // Lists fail in an outage; a write is in conflict with what became of its pod, which sources tell.
-            | Heard::Api(Answered::Lists(_) | Answered::Write { .. })
+            | Heard::Api(ApiAnswer::Lists(_) | ApiAnswer::Write { .. })
             // Pods of the simulation have no probes, and what they refer to never changes.
             | Heard::Probed { .. }
             | Heard::Objects

@@ -292,7 +292,11 @@ impl StatusSender {
     /// Has the loop take down a word on a write that is another than the one before.
     async fn tell(&self, uid: &PodUid, what: PodWrite, word: Option<Word>) {
         if let Some(word) = word {
-            let answer = ApiAnswer::Write(uid.clone(), what, word);
+            let answer = ApiAnswer::Write {
+                pod: uid.clone(),
+                what,
+                word,
+            };
             self.asker.send(Event::Api(answer)).await;
         }
     }

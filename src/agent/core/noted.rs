@@ -5,7 +5,7 @@ use crate::{
     agent::{
         executor::Step,
         recorder::{About, Severity},
-        ring::{self, Answered, Heard, Made, Seen, Stepped},
+        ring::{self, Heard, Made, Seen, Stepped},
     },
     api::{Mono, Pod},
     logic::{mux::Source, pod_table::Handle},
@@ -43,7 +43,7 @@ impl Agent {
                 Heard::Conditions { runtime, network }
             }
             Event::Probed(probed) => Heard::probed(probed),
-            Event::Api(answer) => Heard::Api(Answered::of(answer)),
+            Event::Api(answer) => Heard::Api(answer.clone()),
             // Told where it shows what they bring: `note_config`, `on_recorded`, `note_waiting`, `note_step`, `on_pleg`.
             Event::Delivered(_)
             | Event::Recorded(_)

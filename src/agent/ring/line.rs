@@ -4,17 +4,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
-    agent::{
-        core::Purpose,
-        probes::Probed,
-        views::{ApiAnswer, PodWrite},
-    },
+    agent::{core::Purpose, probes::Probed, views::ApiAnswer},
     api::{Mono, Pod, pod_status::Phase},
     logic::{
         pod_table::Start,
         pod_worker::{Call, Outcome, UpdateKind},
         probe::{ProbeKind, ProbeResult},
-        status_writer::Word,
         work_queue::Retry,
     },
 };
@@ -85,13 +80,11 @@ pub(in crate::agent) enum Heard {
         pod: String,
         /// Of the instance, as the API names it.
         id: String,
-        /// `liveness`, `readiness`, `startup`.
-        kind: String,
-        /// `success`, `failure`, `unknown`.
-        result: String,
+        kind: ProbeKind,
+        result: ProbeResult,
     },
     /// The apiserver answers otherwise than before.
-    Api(Answered),
+    Api(ApiAnswer),
     /// What the API shows of a pod, after a write.
     Shown {
         pod: String,
@@ -142,24 +135,6 @@ pub(in crate::agent) struct Stepped {
     pub(in crate::agent) reason: Option<String>,
 }
 
-/// How the apiserver answers.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(in crate::agent) enum Answered {
-    /// Whether it does.
-    Answers(bool),
-    /// Whether it lists the pods of this node.
-    Lists(bool),
-    /// The word on a write of a pod, its uid there, is another than on the one before; on the first one that is not done.
-    Write {
-        pod: String,
-        /// `status`, `deletion`.
-        what: String,
-        /// `done`, `gone`, `forbidden`, `conflict`, `refused`, `busy`; `failed`: none came, or one that says nothing.
-        word: String,
-    },
-}
-
 /// A pod as its source has it, as far as the loop decides by it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -193,8 +168,8 @@ pub(in crate::agent) enum Made {
         call: String,
         /// Of `terminating`, if one was said.
         grace_s: Option<u32>,
-        /// `create`, `update`, `sync`, `kill`: what it serves.
-        kind: String,
+        /// The update that it serves.
+        kind: UpdateKind,
         since_ms: u64,
         first: bool,
     },
@@ -270,34 +245,6 @@ impl Stepped {
     }
 }
 
-impl Answered {
-    /// What was told of the apiserver.
-    pub(in crate::agent) fn of(answer: &ApiAnswer) -> Self {
-        match answer {
-            ApiAnswer::Answers(yes) => Self::Answers(*yes),
-            ApiAnswer::Lists(yes) => Self::Lists(*yes),
-            ApiAnswer::Write(uid, what, word) => Self::Write {
-                pod: cut(uid.as_str()),
-                what: match what {
-                    PodWrite::Status => "status",
-                    PodWrite::Deletion => "deletion",
-                }
-                .into(),
-                word: match word {
-                    Word::Done => "done",
-                    Word::Gone => "gone",
-                    Word::Forbidden => "forbidden",
-                    Word::Conflict => "conflict",
-                    Word::Refused => "refused",
-                    Word::Busy => "busy",
-                    Word::Failed => "failed",
-                }
-                .into(),
-            },
-        }
-    }
-}
-
 impl Heard {
     /// The record of a pod could not be written.
     pub(in crate::agent) fn unrecorded(pod: &str) -> Self {
@@ -320,21 +267,11 @@ impl Heard {
 
     /// A probe's result.
     pub(in crate::agent) fn probed(probed: &Probed) -> Self {
-        let kind = match probed.kind {
-            ProbeKind::Liveness => "liveness",
-            ProbeKind::Readiness => "readiness",
-            ProbeKind::Startup => "startup",
-        };
-        let result = match probed.result {
-            ProbeResult::Success => "success",
-            ProbeResult::Failure => "failure",
-            ProbeResult::Unknown => "unknown",
-        };
         Self::Probed {
             pod: cut(probed.uid.as_str()),
             id: cut(&probed.container_id),
-            kind: kind.into(),
-            result: result.into(),
+            kind: probed.kind,
+            result: probed.result,
         }
     }
 
@@ -375,17 +312,11 @@ impl Made {
             Call::TerminatingRuntime => ("terminatingRuntime", None),
             Call::Terminated => ("terminated", None),
         };
-        let kind = match start.kind {
-            UpdateKind::Create => "create",
-            UpdateKind::Update => "update",
-            UpdateKind::Sync => "sync",
-            UpdateKind::Kill => "kill",
-        };
         Self::Start {
             pod: cut(pod),
             call: call.into(),
             grace_s,
-            kind: kind.into(),
+            kind: start.kind,
             since_ms: start.since.0,
             first: start.first,
         }

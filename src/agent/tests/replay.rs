@@ -7,12 +7,18 @@ use core::time::Duration;
 use serde_json::{Value, json};
 
 use super::{
-    super::ring::{Answered, Heard, Line, Made, Stepped},
+    super::{
+        ring::{Heard, Line, Made, Stepped},
+        views::ApiAnswer,
+    },
     api::{FakeApi, Link},
     life::dump,
     world::{IMAGE, World},
 };
-use crate::api::Mono;
+use crate::{
+    api::Mono,
+    logic::{probe::ProbeResult, status_writer::Word},
+};
 
 const PORT: u16 = 80;
 const CONFLICT: (u16, &str) = (409, "Conflict");
@@ -74,14 +80,17 @@ impl Around {
                 assert_eq!(api.create(&name(&seen.name), spec()), seen.pod);
             }
             Heard::Update(seen) if seen.deleted => api.delete(&name(&seen.name)),
-            Heard::Probed { result, .. } => self.world.wire.is_well(PORT, result == "success"),
-            Heard::Api(Answered::Answers(up) | Answered::Lists(up)) => {
+            Heard::Probed { result, .. } => self
+                .world
+                .wire
+                .is_well(PORT, *result == ProbeResult::Success),
+            Heard::Api(ApiAnswer::Answers(up) | ApiAnswer::Lists(up)) => {
                 api.set_link(if *up { Link::Up } else { Link::Down });
             }
-            Heard::Api(Answered::Write { word, .. }) => {
-                let answers = word != "failed";
+            Heard::Api(ApiAnswer::Write { word, .. }) => {
+                let answers = *word != Word::Failed;
                 api.set_link(if answers { Link::Up } else { Link::Down });
-                api.refuse_statuses((word == "conflict").then_some(CONFLICT));
+                api.refuse_statuses((*word == Word::Conflict).then_some(CONFLICT));
             }
             // The agent's own doing: what came of its calls, of its writes, of its clock.
             _ => {}
@@ -165,7 +174,7 @@ fn a_run_of_a_cluster_replays_from_its_dump() {
     // Not for want of lines that could differ: without one probe's word all after it is another.
     let without: Vec<Line> = told
         .iter()
-        .filter(|line| !matches!(&line.heard, Some(Heard::Probed { result, .. }) if result == "failure"))
+        .filter(|line| !matches!(&line.heard, Some(Heard::Probed { result, .. }) if *result == ProbeResult::Failure))
         .cloned()
         .collect();
     let again = Around::new();
@@ -224,12 +233,14 @@ fn word(line: &Line, uid: &str) -> Option<String> {
     Some(match (&line.heard, &line.done) {
         (Some(Heard::Add(seen)), _) if seen.pod == uid => "add".into(),
         (Some(Heard::Update(seen)), _) if seen.pod == uid && seen.deleted => "delete".into(),
-        (Some(Heard::Api(Answered::Answers(yes))), _) => format!("answers {yes}"),
-        (Some(Heard::Api(Answered::Lists(yes))), _) => format!("lists {yes}"),
-        (Some(Heard::Api(Answered::Write { pod, what, word })), _) if pod == uid => {
-            format!("{what} {word}")
+        (Some(Heard::Api(ApiAnswer::Answers(yes))), _) => format!("answers {yes}"),
+        (Some(Heard::Api(ApiAnswer::Lists(yes))), _) => format!("lists {yes}"),
+        (Some(Heard::Api(ApiAnswer::Write { pod, what, word })), _) if **pod == *uid => {
+            format!("{what:?} {word:?}").to_lowercase()
         }
-        (Some(Heard::Probed { kind, result, .. }), _) => format!("{kind} {result}"),
+        (Some(Heard::Probed { kind, result, .. }), _) => {
+            format!("{kind:?} {result:?}").to_lowercase()
+        }
         (_, Some(Made::Gone { pod, .. })) if pod == uid => "gone".into(),
         _ => return None,
     })

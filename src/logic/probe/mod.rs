@@ -11,6 +11,8 @@
 
 use core::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::api::{
     Container, ContainerId, Mono, PodError,
     pod::{IntOrString, Probe},
@@ -25,7 +27,8 @@ pub use worker::{Counts, Seen, SeenContainer, SeenState, Settings, Step, Worker}
 pub use workers::{Entry, Kept, Key, PodProbes, Workers};
 
 /// Which probe of a container.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum ProbeKind {
     /// Its failure kills the container.
     Liveness,
@@ -58,7 +61,8 @@ impl fmt::Display for ProbeKind {
 }
 
 /// A decisive probe result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub enum ProbeResult {
     /// Enough successes in a row.
     Success,
