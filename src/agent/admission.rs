@@ -10,7 +10,7 @@ use crate::{
     },
 };
 
-/// What admission knows of this node: the one it would register (NODE-06).
+/// Facts of this node for admission: those of the Node that it would register (NODE-06).
 pub(super) fn facts(
     cfg: &crate::config::Config,
     node: &super::node::NodeFacts,

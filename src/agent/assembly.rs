@@ -51,7 +51,7 @@ use crate::{
 /// The last good answer of the URL of manifests, in the root directory.
 const URL_COPY: &str = "manifest-url";
 
-/// What carries out effects; `driver` runs pods. `events`: to the loop. `relist`: where relists are asked for.
+/// Makes the runner of effects; `driver` runs pods. `events`: to the loop. `relist`: to the relister.
 pub(super) fn hands(
     parts: &Parts,
     driver: &Rc<dyn PodDriver>,
@@ -116,7 +116,7 @@ pub(super) fn hands(
     }
 }
 
-/// What removes what is left of pods.
+/// Makes the remover of what is left of pods.
 pub(super) fn garbage(parts: &Parts, asker: Asker) -> Garbage {
     let Parts {
         cfg,
@@ -141,7 +141,7 @@ pub(super) fn garbage(parts: &Parts, asker: Asker) -> Garbage {
     }
 }
 
-/// What does the work of evictions.
+/// Makes the worker of evictions.
 pub(super) fn evictor(parts: &Parts, garbage: Rc<Garbage>) -> Evictor {
     let Parts { tools, machine, .. } = parts;
     Evictor {
@@ -158,7 +158,7 @@ pub(super) fn evictor(parts: &Parts, garbage: Rc<Garbage>) -> Evictor {
     }
 }
 
-/// What hears that the machine goes down, if pods are to end in groups then.
+/// Makes the task that hears the machine go down, if pods are to end in groups then.
 pub(super) fn shutdown_watch(parts: &Parts, events: &Sender<Event>) -> Option<Task> {
     let groups = &parts.cfg.shutdown;
     if groups.is_empty() {
@@ -175,7 +175,8 @@ pub(super) fn shutdown_watch(parts: &Parts, events: &Sender<Event>) -> Option<Ta
     Some(boxed(watch.run()))
 }
 
-/// What waits for the doorbell of memory, if a threshold of memory is set and doorbells are wanted.
+/// Makes the task that waits for the kernel's notice of short memory, if a threshold of memory is set and doorbells are
+/// wanted.
 pub(super) fn memory_bell(parts: &Parts, events: &Sender<Event>) -> Option<Task> {
     let cfg = &parts.cfg;
     let thresholds = &cfg.eviction.settings.thresholds;
@@ -200,7 +201,7 @@ pub(super) fn memory_bell(parts: &Parts, events: &Sender<Event>) -> Option<Task>
     }
 }
 
-/// What counts the files of pods.
+/// Makes the counter of pods' files.
 fn pod_files(parts: &Parts) -> PodFiles {
     let machine = &parts.machine;
     PodFiles {
@@ -211,7 +212,7 @@ fn pod_files(parts: &Parts) -> PodFiles {
     }
 }
 
-/// What runs pods: as containers, and at providers if the node has some.
+/// Makes the driver of pods: containers, and providers if the node has some.
 pub(super) fn driver(parts: &Parts) -> Rc<dyn PodDriver> {
     let Parts {
         cfg,
@@ -306,7 +307,7 @@ pub(super) fn driver(parts: &Parts) -> Rc<dyn PodDriver> {
     }
 }
 
-/// What figures are read with.
+/// Makes the reader of figures.
 pub(super) fn metrics(parts: &Parts, agent: Asker) -> Metrics {
     Metrics::new(metrics::Tools {
         clock: Rc::clone(&parts.tools.clock),
@@ -336,7 +337,7 @@ pub(super) fn metrics(parts: &Parts, agent: Asker) -> Metrics {
     })
 }
 
-/// What the node's server is put together from.
+/// Gathers the parts of the node's server.
 pub(super) fn served_parts(parts: &Parts, backend: Rc<dyn Backend>) -> serving::Parts<'_> {
     let cluster = parts.owners.cluster.clone();
     let own = Rc::clone(&parts.owners.node);
@@ -397,7 +398,7 @@ pub(super) fn tunnel(
     Some(Tunnel::start(settings, tools, board, executor))
 }
 
-/// What keeps the budget of the link, if there is one.
+/// Makes the task that keeps the budget of the link, if there is one.
 pub(super) fn link_budget(parts: &Parts) -> Option<Task> {
     let budget = parts.owners.budget.clone()?;
     let root = parts.cfg.dirs.root.clone();
@@ -411,7 +412,7 @@ pub(super) fn link_budget(parts: &Parts) -> Option<Task> {
     )))
 }
 
-/// What reads the manifest directory, if there is one.
+/// Makes the task that reads the manifest directory, if there is one.
 pub(super) fn manifests(parts: &Parts, events: &Sender<Event>) -> Option<Task> {
     let path = parts.cfg.dirs.manifests.clone()?;
     let dir = ManifestDir::new(path, parts.owners.node.name.clone(), RULES);
@@ -424,7 +425,7 @@ pub(super) fn manifests(parts: &Parts, events: &Sender<Event>) -> Option<Task> {
     Some(boxed(manifests.run()))
 }
 
-/// What looks at the URL of manifests, if there is one. `lane`: its own, started only then.
+/// Makes the task that reads manifests at a URL, if there is one. `lane`: its own, started only then.
 pub(super) fn url_manifests(
     parts: &Parts,
     proxies: ProxyVariables,
@@ -458,7 +459,7 @@ pub(super) fn url_manifests(
     Ok(Some(boxed(manifests.run())))
 }
 
-/// What looks for updates, if something does.
+/// Makes the task that looks for updates, if it is configured.
 pub(super) fn updates(parts: &Parts, proxies: &ProxyVariables) -> Option<Task> {
     let cfg = &parts.cfg;
     let update = cfg.update.as_ref()?;
@@ -475,7 +476,7 @@ pub(super) fn updates(parts: &Parts, proxies: &ProxyVariables) -> Option<Task> {
     Some(boxed(updates.run()))
 }
 
-/// What rotates the logs of containers, if something does.
+/// Makes the rotation of container logs, if the agent does that.
 pub(super) fn log_rotation(parts: &Parts, asker: Asker) -> Option<LogRotation> {
     let logs = &parts.cfg.logs;
     Some(LogRotation {
@@ -492,7 +493,7 @@ pub(super) fn log_rotation(parts: &Parts, asker: Asker) -> Option<LogRotation> {
     })
 }
 
-/// What tells of pods that write much to the disk of the root directory, if the kernel counts that.
+/// Makes the task that reports pods which write much to the disk of the root directory, if the kernel counts that.
 pub(super) fn write_watch(parts: &Parts, asker: Asker) -> Option<Task> {
     let machine = &parts.machine;
     let counts = machine.cgroups.version() == Version::V2 && machine.cgroups.has_controller("io");
@@ -512,7 +513,7 @@ pub(super) fn write_watch(parts: &Parts, asker: Asker) -> Option<Task> {
     Some(boxed(watch.run()))
 }
 
-/// What asks providers how their pods are.
+/// Makes the tasks that ask providers for the state of their pods.
 pub(super) fn providers(parts: &Parts, events: &Sender<Event>) -> Vec<Task> {
     let watch = |providers: &Rc<provider::Providers>| {
         let tools = &parts.tools;
@@ -522,15 +523,15 @@ pub(super) fn providers(parts: &Parts, events: &Sender<Event>) -> Vec<Task> {
     all.unwrap_or_default()
 }
 
-/// What devices there are before the first pod is admitted, if pods may ask for any. What an agent before this one has kept is
-/// on the disk by then. Blocking.
+/// Finds the devices that are present before the first pod is admitted, if pods may ask for any. Records of an agent
+/// before this one are on the disk by then. Blocking.
 pub(super) fn beginning(parts: &Parts) -> Option<device_news::Beginning> {
     parts.machine.store.sync_names();
     let devices = parts.machine.devices.as_ref()?;
     Some(devices.begin())
 }
 
-/// What follows the addresses of the node, unless a cluster's Node object does.
+/// Makes the task that follows the addresses of the node, unless a cluster's Node object does.
 pub(super) fn addresses(parts: &Parts) -> Option<Task> {
     let alone = parts.owners.cluster.is_none();
     let follow = || {
@@ -547,7 +548,7 @@ pub(super) fn plugins(parts: &Parts) -> Option<Rc<Plugins>> {
     parts.machine.devices.as_ref()?.plugins.clone()
 }
 
-/// What takes registrations of device plugins, and tells what pods have, if they may come.
+/// Makes the server for registrations of device plugins and for the pod-resources API, if plugins are allowed.
 pub(super) fn device_plugins(
     parts: &Parts,
     executor: &Rc<LocalExecutor<'static>>,
@@ -577,7 +578,7 @@ pub(super) fn device_plugins(
     Ok(vec![boxed(serve), boxed(tell), boxed(registry.run())])
 }
 
-/// What tells of devices that come and go, if any is declared.
+/// Makes the task that watches devices come and go, if any is declared.
 pub(super) fn device_watch(parts: &Parts, events: &Sender<Event>) -> Option<Task> {
     let devices = parts.machine.devices.clone()?;
     if devices.declared.entries.is_empty() {
@@ -592,7 +593,7 @@ pub(super) fn device_watch(parts: &Parts, events: &Sender<Event>) -> Option<Task
     Some(boxed(watch.run()))
 }
 
-/// What drives the probes.
+/// Makes the driver of probes.
 pub(super) fn probe_driver(parts: &Parts, agent: Asker, events: Sender<Event>) -> probes::Driver {
     probes::Driver {
         probes: Rc::clone(&parts.owners.probes),

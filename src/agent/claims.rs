@@ -9,7 +9,7 @@ use core::cell::RefCell;
 use super::waker_set::WakerSet;
 use crate::api::PodUid;
 
-/// What only one at a time may do with a pod.
+/// Work on a pod that only one may do at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Work {
     /// Act on it at the runtime: a call of its worker, garbage collection, removal.
@@ -18,7 +18,7 @@ enum Work {
     Record,
 }
 
-/// Who works on which pod. One thread, so it is a set.
+/// Pods that are worked on, and by which work. One thread, so it is a set.
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     taken: RefCell<BTreeSet<(PodUid, Work)>>,
@@ -79,7 +79,7 @@ impl Drop for Turn<'_> {
 mod testing {
     //! What tests ask.
     impl super::Claims {
-        /// Whether nobody works on any pod.
+        /// Returns true if no pod is worked on.
         pub(in crate::agent) fn is_idle(&self) -> bool {
             self.taken.borrow().is_empty()
         }

@@ -18,19 +18,19 @@ use crate::{
 /// A future that resolves at some time.
 pub(super) type Alarm = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Where the agent's time comes from.
+/// Source of the agent's time.
 pub(super) trait Clock {
     /// For deadlines.
     fn now(&self) -> Mono;
     /// For API timestamps.
     fn wall(&self) -> Wall;
-    /// Whether somebody keeps `wall()` right.
+    /// Returns true if `wall()` is kept right, by NTP for example.
     fn is_right(&self) -> bool;
     /// Resolves once `now()` is at least `deadline`; may be late.
     fn until(&self, deadline: Mono) -> Alarm;
 }
 
-/// The same, as gRPC asks for the time.
+/// The agent's clock in the form that gRPC asks for.
 pub(super) struct Ticks(pub(super) Rc<dyn Clock>);
 
 impl Time for Ticks {
@@ -148,11 +148,11 @@ impl Waits {
     }
 }
 
-/// One of them.
+/// A task that waits for an instant.
 #[derive(Debug)]
 struct Wait {
     deadline: Mono,
-    /// Where it is in the list.
+    /// Place in the list of waits.
     place: Option<usize>,
     waits: Rc<Waits>,
 }

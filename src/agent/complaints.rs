@@ -27,7 +27,7 @@ pub(super) struct Complaints {
 }
 
 impl Complaints {
-    /// Nothing was complained about yet.
+    /// Begins without a complaint.
     pub(super) fn new(clock: Rc<dyn Clock>) -> Self {
         Self {
             clock,
@@ -51,12 +51,12 @@ impl Complaints {
     }
 }
 
-/// What was complained about lately.
+/// Recent complaints.
 #[derive(Debug, Default)]
 struct Lately(Vec<Complaint>);
 
 impl Lately {
-    /// Whether `text` is to be told now: how often it was held back before.
+    /// Returns how often `text` was held back, if it is to be logged now.
     fn tell(&mut self, text: &str, now: Mono) -> Option<u32> {
         let mut fnv = Fnv::default();
         fnv.text(text);

@@ -19,36 +19,36 @@ pub(super) trait DeviceLoop {
     /// Tells the loop; comes back when the news wait for their turn.
     fn tell(&self, news: News) -> Sent<()>;
 
-    /// One of these resources that nobody needs.
+    /// Picks one of these resources that no pod needs.
     fn spare_resource(&self, known: BTreeSet<Box<str>>) -> Sent<Option<Box<str>>>;
 
-    /// Who has which devices.
+    /// Holders of all devices.
     fn holdings(&self) -> Sent<Holdings>;
 }
 
-/// What there was before the first pod was admitted.
+/// Devices as they were before the first pod was admitted.
 pub(super) struct Beginning {
     /// Devices.
     pub(super) seen: Seen,
-    /// What pods hold since an agent before this one.
+    /// Devices that pods hold since an agent before this one.
     pub(super) held: Vec<(PodUid, Vec<Held>)>,
     /// Resources that plugins offered then.
     pub(super) offered: Vec<Box<str>>,
 }
 
-/// Something that the loop is told of plugins.
+/// News of plugins for the loop.
 pub(super) enum News {
-    /// One offers a resource. Whether it has a say in which units are chosen.
+    /// A plugin offers a resource. `prefers`: it has a say in the choice of units.
     Registered { resource: Box<str>, prefers: bool },
-    /// It lists its units.
+    /// A plugin lists its units.
     Listed {
         resource: Box<str>,
         units: Vec<Listed>,
     },
-    /// It has gone.
+    /// A plugin has gone.
     Gone { resource: Box<str> },
-    /// Its resource makes room for that of another one.
+    /// A resource is dropped and makes room for another one.
     Spared { resource: Box<str> },
-    /// It was asked what it would choose for a pod; no answer is an empty one.
+    /// A plugin named the units that it would choose for a pod; no answer is an empty one.
     Preferred { pod: PodUid, answer: Preferred },
 }

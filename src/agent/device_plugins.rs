@@ -45,29 +45,29 @@ use crate::{
 const RESOURCES_DIR: &str = "pod-resources";
 /// Registrations under way at a time.
 const MAX_REGISTERING: usize = 8;
-/// How often they may.
+/// Rates of reads on connections of plugins that register.
 const READS_PER_SECOND: u32 = 100;
 const READS_AT_ONCE: u32 = 10;
 
-/// Why a plugin is not there, or does not give what it is to give.
+/// Reason why a plugin is not there, or does not give what it should.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PluginError {
-    /// It was not, or is not any more.
+    /// The plugin is not there, or not any more.
     #[error("the device plugin of {0} is not there")]
     Absent(Box<str>),
-    /// It does not answer as it should: what it says, as it may be shown.
+    /// The plugin's answer is an error: its text, as it may be shown.
     #[error("{0}")]
     Call(String),
-    /// What it says is not what it has to be.
+    /// The plugin's answer breaks a rule.
     #[error("{0}")]
     Wrong(Wrong),
-    /// It ends its list.
+    /// The plugin has ended its list.
     #[error("it ends its list")]
     Ended,
-    /// That it is there cannot be kept.
+    /// The record of the plugin cannot be written.
     #[error("cannot write {0}: {1}")]
     Record(String, io::Error),
-    /// Of which resource.
+    /// An error with the resource that it concerns.
     #[error("the device plugin of {0}: {1}")]
     Of(Box<str>, Box<Self>),
     /// None is asked here.
@@ -77,9 +77,9 @@ pub(super) enum PluginError {
 
 /// See the module.
 pub(super) struct Plugins {
-    /// Where sockets are.
+    /// Directory of the sockets.
     dir: PathBuf,
-    /// Where it is kept what they have offered.
+    /// Record of the resources that plugins have offered.
     file: PathBuf,
     declared: Arc<Declared>,
     clock: Rc<dyn Clock>,
@@ -100,7 +100,7 @@ struct State {
     known: BTreeSet<Box<str>>,
     /// Number of the last connection.
     number: u64,
-    /// How the socket is at which they register.
+    /// Problem of the socket at which plugins register.
     socket: Trouble,
 }
 
@@ -110,7 +110,7 @@ struct Live {
     number: u64,
     /// Units that it lists.
     units: usize,
-    /// It ends with this: what carries the connection, and what reads the lists.
+    /// Tasks that end with the plugin: one carries the connection, one reads the lists.
     tasks: [smol::Task<()>; 2],
 }
 
@@ -161,7 +161,7 @@ impl Plugins {
         Ok([of_plugins, of_readers])
     }
 
-    /// Why no plugin can register at the moment (DEV-18).
+    /// Reason why no plugin can register at the moment (DEV-18).
     pub(super) fn trouble(&self) -> Option<String> {
         self.state.borrow().socket.borrow().clone()
     }
@@ -396,7 +396,8 @@ impl Plugins {
         Ok(live.plugin.clone())
     }
 
-    /// What a container gets for these units, and whether the plugin is to be told before each start.
+    /// Asks the plugin what a container gets for these units. Also returns whether it wants to be told before each
+    /// start.
     pub(super) async fn allocate(
         &self,
         resource: &str,
@@ -413,7 +414,7 @@ impl Plugins {
         Ok((answer, plugin.pre_start))
     }
 
-    /// Whether the plugin is to be told before each start of a container; `None`: it is not there.
+    /// Returns true if the plugin wants to be told before each start of a container; `None` if it is not there.
     pub(super) fn wants_starts(&self, resource: &str) -> Option<bool> {
         let state = self.state.borrow();
         state.live.get(resource).map(|live| live.plugin.pre_start)
@@ -429,7 +430,7 @@ impl Plugins {
         told.map_err(|e| PluginError::Of(resource.into(), Box::new(says(&e))))
     }
 
-    /// Which units the plugin would choose; none if it does not say.
+    /// Asks the plugin for the units that it would choose; none if it does not say.
     pub(super) async fn preferred(&self, question: Question) -> Preferred {
         let asked = async {
             let Question {
@@ -453,7 +454,7 @@ impl Plugins {
     }
 }
 
-/// What a plugin says where it should have answered.
+/// Makes the error of a plugin that answered with a status.
 fn says(status: &Status) -> PluginError {
     PluginError::Call(devices::shown(&status.message))
 }

@@ -24,7 +24,7 @@ const MOST_QUIETS: usize = 10;
 pub(super) struct Watch {
     pub(super) devices: Devices,
     pub(super) clock: Rc<dyn Clock>,
-    /// Whether the kernel may ring.
+    /// Set if the kernel's events are used.
     pub(super) doorbell: bool,
     pub(super) events: Sender<Event>,
 }

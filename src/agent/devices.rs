@@ -38,9 +38,9 @@ const MAX_BYTES: u64 = 256 << 10;
 /// Looks at devices, and speaks with plugins.
 #[derive(Clone)]
 pub(super) struct Devices {
-    /// What is looked for.
+    /// Devices that the configuration declares.
     pub(super) declared: Arc<Declared>,
-    /// Where.
+    /// The machine to search.
     pub(super) machine: Arc<dyn Machine>,
     /// Plugins, if they may come.
     pub(super) plugins: Option<Rc<Plugins>>,
@@ -53,10 +53,10 @@ pub(super) struct Devices {
     pub(super) disk: Lane,
 }
 
-/// Why nothing of a pod may start.
+/// Reason why no container of a pod may start.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NotSettled {
-    /// What it holds cannot be kept.
+    /// The devices that it holds cannot be recorded.
     #[error("cannot record the devices of the pod: {0}")]
     Record(#[from] std::io::Error),
     /// A plugin does not say what it gives.
@@ -64,20 +64,20 @@ pub(super) enum NotSettled {
     Plugin(#[from] PluginError),
 }
 
-/// Why a container does not get what its pod holds.
+/// Reason why a container does not get the devices that its pod holds.
 pub(super) enum NotGiven {
-    /// It cannot be made as it is to be.
+    /// The container cannot be made with them.
     Create(String),
     /// A plugin was to be told before its start, and was not.
     PreStart(String),
 }
 
-/// What a container gets for what its pod holds.
+/// Everything that a container gets for the devices of its pod.
 #[derive(Default)]
 pub(super) struct Gets {
     /// All of it, but for nodes that come and go.
     pub(super) given: Given,
-    /// Where these are.
+    /// Directories of nodes that come and go.
     pub(super) live: Vec<LiveDevices>,
 }
 
@@ -88,7 +88,7 @@ impl From<PodError> for NotGiven {
 }
 
 impl Devices {
-    /// What there is before the first pod is admitted (DEV-12, DEV-38). Blocking.
+    /// Finds the devices that are present before the first pod is admitted (DEV-12, DEV-38). Blocking.
     pub(super) fn begin(&self) -> Beginning {
         let held = self.store.recorded().into_iter();
         let offered = self.plugins.as_ref().map(|plugins| plugins.known());
@@ -105,13 +105,13 @@ impl Devices {
         }
     }
 
-    /// What there is now.
+    /// Searches the machine for devices.
     pub(super) async fn look(&self) -> Seen {
         let (declared, machine) = (Arc::clone(&self.declared), Arc::clone(&self.machine));
         self.disk.run(move || machine.look(&*declared)).await
     }
 
-    /// Which units a plugin would choose.
+    /// Asks a plugin for the units that it would choose.
     pub(super) async fn preferred(&self, pod: PodUid, question: Question) -> Option<News> {
         let answer = self.plugins.as_ref()?.preferred(question).await;
         Some(News::Preferred { pod, answer })
@@ -140,8 +140,8 @@ impl Devices {
         self.plugins.as_deref().ok_or(PluginError::Off)
     }
 
-    /// What a container that is about to start gets for what its pod holds: of units as they are here now (DEV-41), and what
-    /// plugins have said (DEV-09). Plugins that want to know of the start are told (DEV-10).
+    /// Gathers what a container that is about to start gets for the devices of its pod: units as they are now (DEV-41),
+    /// and answers of plugins (DEV-09). Tells plugins that want to know of the start (DEV-10).
     pub(super) async fn given(
         &self,
         uid: &PodUid,
@@ -261,9 +261,9 @@ impl Devices {
 pub(super) struct Followed {
     /// All of them: they go on whatever their devices are now.
     pub(super) live: Vec<Holder>,
-    /// Those that cannot go on, for they cannot use what their device is now.
+    /// Containers that cannot go on: they cannot use their device as it is now.
     pub(super) unfit: Vec<Holder>,
-    /// What could not be done.
+    /// Errors, for people.
     pub(super) wrong: Vec<String>,
 }
 
@@ -349,7 +349,7 @@ fn is_for(answered: &Answered, held: &Held) -> bool {
 struct Kept {
     v: u32,
     devices: Vec<Held>,
-    /// What plugins have said of them.
+    /// Answers of plugins for these units.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     answers: Vec<Answered>,
 }

@@ -25,15 +25,15 @@ use crate::{
     runtime::{Call, Logs, RuntimeService},
 };
 
-/// Something that a driver does. Never dropped while the pod exists.
+/// Work of a driver on a pod. Never dropped while the pod exists.
 pub(super) type Work<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// How a pod is stopped.
+/// Way to stop a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
     /// As its spec says, but for the grace if one was asked for, in seconds.
     AsSpecified(Option<u32>),
-    /// Nobody knows its spec: as the driver knows it (CLEAN-11).
+    /// Its spec is lost: stopped as the driver knows it (CLEAN-11).
     Unknown,
 }
 
@@ -50,7 +50,7 @@ pub(super) trait PodDriver {
 
     /// All pods with everything that there is of them, sorted by UID.
     fn list(&self) -> Call<'_, Vec<PodItem>>;
-    /// How one pod is, read anew. Unknown UID: an empty status carrying it.
+    /// Reads the status of one pod anew. Unknown UID: an empty status carrying it.
     fn status<'a>(&'a self, uid: &'a PodUid) -> Call<'a, PodRuntimeStatus>;
     /// Resolves when something may have changed. May be late or lost.
     fn doorbell(&self) -> Work<'_, ()>;

@@ -40,7 +40,7 @@ use crate::{
 /// at least the pods of a small board; beyond that senders take turns.
 pub(super) const EVENT_QUEUE: usize = 256;
 
-/// Where the agent sits between turns of the loop.
+/// Holder of the agent between turns of the loop.
 pub(super) trait Seat {
     /// A turn with it.
     fn with<T>(&mut self, turn: impl FnOnce(&mut Agent) -> T) -> T;
@@ -91,13 +91,13 @@ pub(super) async fn run(
     }
 }
 
-/// What carries out effects.
+/// Runner of effects.
 pub(super) struct Hands {
     pub(super) executor: Rc<LocalExecutor<'static>>,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) store: PodStore,
     pub(super) disk: Lane,
-    /// Where what the next agent of this boot needs is stored.
+    /// Run directory, for facts that the next agent of this boot needs.
     pub(super) run_dir: PathBuf,
     pub(super) caller: Rc<Caller>,
     pub(super) records: Rc<RecordKeeper>,
@@ -105,7 +105,7 @@ pub(super) struct Hands {
     pub(super) housekeeper: Rc<Housekeeper>,
     pub(super) evictor: Rc<Evictor>,
     pub(super) devices: Option<Devices>,
-    /// Where relists are asked for.
+    /// To the relister.
     pub(super) relist: Sender<Mono>,
     /// To the loop. It is gone only when the agent ends.
     pub(super) events: Sender<Event>,
@@ -223,7 +223,7 @@ pub(super) struct Caller {
 }
 
 impl Caller {
-    /// One call, to its end.
+    /// Runs one call to its end.
     async fn call(&self, start: Start, uid: PodUid, cancel: Rc<Cancel>) -> Outcome {
         // Garbage collection may be removing an instance of this pod.
         let turn = self.claims.operate(&uid).await;

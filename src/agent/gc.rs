@@ -26,7 +26,7 @@ use crate::{
     sys::{lane::Lane, remove},
 };
 
-/// How many dead instances the configuration lets live.
+/// Number of dead instances that the configuration keeps.
 pub(super) fn policy(garbage: &GarbageConfig) -> ContainerGcPolicy {
     let count = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
     ContainerGcPolicy {
@@ -54,7 +54,7 @@ pub(super) struct Garbage {
     pub(super) log_links: PathBuf,
 }
 
-/// What the loop says of pods: whether all sources have spoken, and which of the pods may go.
+/// The loop's word on pods: all sources have reported, and the pods that may be removed.
 struct Fates {
     sources_ready: bool,
     removable: Vec<PodUid>,
@@ -69,22 +69,23 @@ impl Fates {
     }
 }
 
-/// Whose dead containers all go.
+/// Pods whose dead containers are all removed.
 #[derive(Clone, Copy, Debug)]
 enum Dead {
-    /// What is left of others may still be of use.
+    /// Pods that are gone. Dead containers of other pods may still be of use.
     OfPodsThatAreGone,
-    /// Of others nothing runs any more.
+    /// Pods that have ended, too.
     OfPodsThatHaveEnded,
 }
 
 impl Garbage {
-    /// One pass over everything (GC-01 to GC-06). What fails is tried again in the next; an event of the node tells it (GC-13).
+    /// Runs one pass over everything (GC-01 to GC-06). A failure is tried again in the next pass; an event of the node
+    /// tells it (GC-13).
     pub(super) async fn pass(&self) {
         self.pass_over(Dead::OfPodsThatAreGone).await;
     }
 
-    /// One pass when the disk is short: of pods that have ended everything goes that they do not need to be told of.
+    /// Runs one pass while the disk is short: of ended pods only that stays which their status still needs.
     pub(super) async fn reclaim(&self) {
         self.pass_over(Dead::OfPodsThatHaveEnded).await;
     }
@@ -190,8 +191,8 @@ impl Garbage {
         self.asker.ask(|agent| agent.request_relist()).await;
     }
 
-    /// Whether what was listed of a pod is as it was. What goes before it may take long, and a pod that has come back meanwhile may
-    /// have given the same id to what runs now.
+    /// Returns true if the listed part of a pod is unchanged. Earlier removals may have taken long, and a pod that came
+    /// back meanwhile may have given the same id to a running container.
     async fn still(&self, pod: &PodUid, is_there: impl Fn(&PodItem) -> bool) -> bool {
         let now = self.runtime.pod_status(pod).await;
         now.is_ok_and(|pod| is_there(&PodItem::from(&pod)))

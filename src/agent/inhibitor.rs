@@ -31,13 +31,13 @@ const LONGEST_RETRY: Duration = Duration::from_secs(60);
 /// See the module.
 pub(super) struct Watch {
     pub(super) places: Places,
-    /// What all groups together may take.
+    /// Time that all groups together may take.
     pub(super) needed: Duration,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) events: Sender<Event>,
 }
 
-/// Why it hears nothing.
+/// Reason why logind cannot be heard.
 #[derive(Debug, thiserror::Error)]
 enum Deaf {
     #[error(transparent)]

@@ -26,14 +26,14 @@ const MAX_BYTES: u64 = 64 << 10;
 struct Record {
     /// Name of the node.
     node: String,
-    /// What the cluster is known by.
+    /// Identity of the cluster.
     cluster: String,
     labels: BTreeMap<String, String>,
     taints: Vec<Taint>,
 }
 
-/// What an agent before this one has kept of that Node of that cluster; `None`: nothing, or nothing that can be used, which is
-/// logged. Blocking.
+/// Reads what an agent before this one has kept of that Node of that cluster; `None` if there is no usable record; a
+/// bad one is logged. Blocking.
 pub(super) fn recall(root: &Path, node: &str, cluster: &str) -> Option<KeptNode> {
     let path = root.join(FILE);
     let record: Record = record::recall(&path, MAX_BYTES)?;
@@ -52,12 +52,12 @@ pub(super) struct NodeRecord {
     node: String,
     cluster: String,
     disk: Lane,
-    /// What was last told lies on disk.
+    /// Set if the last word is on disk.
     is_kept: Cell<bool>,
 }
 
 impl NodeRecord {
-    /// Of that Node of that cluster.
+    /// Keeps that Node of that cluster.
     pub(super) fn new(root: &Path, node: String, cluster: String, disk: Lane) -> Self {
         Self {
             path: root.join(FILE),
@@ -68,7 +68,7 @@ impl NodeRecord {
         }
     }
 
-    /// Whether what was last told lies on disk.
+    /// Returns true if the last word is on disk.
     pub(super) fn is_kept(&self) -> bool {
         self.is_kept.get()
     }

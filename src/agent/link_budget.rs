@@ -48,7 +48,7 @@ struct Record {
     #[serde(default)]
     day: Option<i64>,
     used: u64,
-    /// How long the agent was up on that day, seconds.
+    /// Time that the agent was up on that day, seconds.
     #[serde(default)]
     elapsed_s: u64,
     bytes: LinkBytes,
@@ -61,30 +61,30 @@ struct Waiting {
     reference: String,
     needs: Option<u64>,
     until: Until,
-    /// What people were told.
+    /// Text that people were told.
     says: String,
 }
 
-/// What is said of a pull that may not begin.
+/// A pull that may not begin yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Deferred {
-    /// Why, for people.
+    /// Reason, for people.
     pub(super) says: String,
     /// People have not been told of it.
     pub(super) is_news: bool,
-    /// It may go on after this time.
+    /// Time after which it may go on.
     pub(super) after: Duration,
 }
 
 #[derive(Debug)]
 struct State {
     budget: Budget,
-    /// How urgent pulls are that are not normal, and how many want each.
+    /// Images whose pulls are not of normal urgency, and how many pods want each.
     urgent: Vec<(String, Urgency, u32)>,
     /// At most [`MAX_WAITING`].
     waiting: Vec<Waiting>,
-    /// What was last refused of an image: how much of it is missing, and until when nobody asks again, for the tag may name a
-    /// smaller one by then. At most [`MAX_WAITING`].
+    /// Last refusal of an image: bytes that are missing, and the time until which nobody asks again; the tag may name a
+    /// smaller image by then. At most [`MAX_WAITING`].
     needs: Vec<(String, u64, Mono)>,
 }
 
@@ -105,11 +105,11 @@ impl State {
 pub(super) struct LinkBudget {
     state: Mutex<State>,
     now: Box<dyn Fn() -> Now + Send + Sync>,
-    /// Whether the wall clock was right in this boot; who watches it says so.
+    /// Set if the wall clock was right in this boot, by the one who watches it.
     pub(super) certainty: Certainty,
 }
 
-/// Somebody wants an image more than others do; as long as this lives.
+/// A demand for an image with more than normal urgency, as long as this value lives.
 pub(super) struct Wants<'a>(&'a LinkBudget, String);
 
 impl Drop for Wants<'_> {
@@ -124,7 +124,7 @@ impl Drop for Wants<'_> {
     }
 }
 
-/// This moment, by the machine's clocks. `synchronized`: what the kernel says of the wall clock, if it says anything.
+/// Reads the machine's clocks. `synchronized`: the kernel's word on the wall clock, if there is one.
 fn now(certainty: &Certainty, synchronized: Option<bool>) -> Now {
     Now {
         wall: is_dated(certainty.is_certain(), synchronized).then(clock::wall),
@@ -180,12 +180,12 @@ impl LinkBudget {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the bytes of the day are used up.
+    /// Returns true if the bytes of the day are used up.
     pub(super) fn is_spent(&self) -> bool {
         self.lock().budget.is_spent((self.now)())
     }
 
-    /// Somebody wants an image more than others do.
+    /// Notes a demand for an image with more than normal urgency.
     pub(super) fn wants(&self, reference: &str, urgency: Urgency) -> Wants<'_> {
         let key = key(reference);
         let mut state = self.lock();
@@ -200,8 +200,8 @@ impl LinkBudget {
         Wants(self, key)
     }
 
-    /// Whether the registry may be asked. An image that is here needs no bytes but its word, unless that was that more is
-    /// missing than there are.
+    /// Decides if the registry may be asked. For an image that is here this costs only the question, unless the last
+    /// answer was that more bytes are missing than the day has.
     pub(super) fn may_begin(
         &self,
         uid: &PodUid,
@@ -254,18 +254,18 @@ impl LinkBudget {
         }
     }
 
-    /// How it stands, for people.
+    /// State of the budget, for people.
     pub(super) fn says(&self) -> String {
         self.lock().budget.says((self.now)()).0
     }
 
-    /// What `check` asks.
+    /// State of the budget, for `check`.
     pub(super) fn health(&self) -> LinkHealth {
         let (says, waits) = self.lock().budget.says((self.now)());
         LinkHealth { says, waits }
     }
 
-    /// What `get node` says.
+    /// Condition of `get node` for the budget.
     pub(super) fn condition(&self, now: Wall) -> NodeCondition {
         let (says, waits) = self.lock().budget.says((self.now)());
         let (status, reason) = match (waits, self.is_spent()) {

@@ -22,7 +22,7 @@ pub(super) struct LinkCost {
     cost: RefCell<Cost>,
     way: Way,
     clock: Rc<dyn Clock>,
-    /// When the interface was found to be another one.
+    /// Time at which the interface was found to be another one.
     since: Cell<Option<Wall>>,
 }
 
@@ -61,7 +61,7 @@ impl LinkCost {
         }
     }
 
-    /// Whether bytes cost money now.
+    /// Returns true if bytes cost money now.
     pub(super) fn is_metered(&self) -> bool {
         self.look();
         self.cost.borrow().is_metered()
@@ -73,14 +73,14 @@ impl LinkCost {
         self.cost.borrow().stream_bytes()
     }
 
-    /// How it is, for people; `None`: bytes cost nothing, whatever the way.
+    /// State of the cost, for people; `None` if bytes cost nothing on any interface.
     pub(super) fn says(&self) -> Option<String> {
         let is_metered = self.is_metered();
         let is_told = is_metered || self.cost.borrow().depends();
         is_told.then(|| self.words())
     }
 
-    /// What `get node` says, where it depends on the way.
+    /// Condition of `get node` for the cost, where it depends on the interface.
     pub(super) fn condition(&self, now: Wall) -> Option<NodeCondition> {
         let is_metered = self.is_metered();
         let cost = self.cost.borrow();

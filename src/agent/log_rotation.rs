@@ -39,7 +39,7 @@ pub(super) struct LogRotation {
     pub(super) max_files: usize,
     /// Directories in which there is nothing to compress.
     pub(super) looked: Looked,
-    /// What all logs may have together, if that is limited.
+    /// Limit of all logs together, if there is one.
     pub(super) max_all_bytes: Option<u64>,
 }
 

@@ -22,7 +22,7 @@ use crate::{
     sys::lane::Lane,
 };
 
-/// What a manifest may say.
+/// Rules for objects of a manifest.
 pub(super) const RULES: Rules = Rules {
     pod: static_pod::prepare,
     config_map: validation::config_map,
@@ -88,10 +88,10 @@ pub(super) struct UrlManifests {
     pub(super) source: Arc<Mutex<ManifestUrl>>,
     /// Time between two looks, and the same where bytes cost money.
     pub(super) checks: [Duration; 2],
-    /// Whether they do.
+    /// Cost of the link.
     pub(super) cost: Rc<LinkCost>,
     pub(super) clock: Rc<dyn Clock>,
-    /// Its own: a look takes some seconds.
+    /// Lane of its own: a look takes some seconds.
     pub(super) lane: Lane,
     pub(super) events: Sender<Event>,
 }

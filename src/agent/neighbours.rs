@@ -21,16 +21,16 @@ use crate::{
 const LOCKS_DIR: &str = "/run/picolet.locks";
 /// Bytes read of a process's name or command line.
 const MAX_PROC_BYTES: u64 = 64 * 1024;
-/// Where every kubelet keeps the logs of its pods.
+/// Directory where every kubelet keeps the logs of its pods.
 const KUBELET_LOGS: &str = "/var/log/pods";
 /// The runtime of a kubelet that is not told another one.
 const KUBELET_RUNTIME: &str = "unix:///run/containerd/containerd.sock";
 /// In the run directory: the runtime that ran the pods of the last agent, if it did not run them itself.
 const BACKEND_FILE: &str = "pods-run-by";
-/// How messages name an agent that runs pods itself.
+/// Name in messages of an agent that runs pods itself.
 const OWN: &str = "picolet itself";
 
-/// Who has what this agent must have for itself, and the way out.
+/// Conflict with another agent over something that each must have for itself, and the way out.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NeighbourError {
     #[error(
@@ -83,7 +83,7 @@ pub(super) fn forget(cfg: &Config) {
     let _ = fs::remove_dir(LOCKS_DIR);
 }
 
-/// What an agent must have for itself: what it is, the flag that gives it another, its value.
+/// Things that an agent must have for itself: the thing, the flag that gives it another, its value.
 fn wanted(cfg: &Config) -> Vec<(&'static str, &'static str, String)> {
     let logs = real(&cfg.dirs.pod_logs);
     let mut wanted = vec![
@@ -168,14 +168,15 @@ fn kubelet_beside(cfg: &Config) -> Option<u32> {
     None
 }
 
-/// What a kubelet has that others must not have too.
+/// Things of a kubelet that others must not have too.
 struct Kubelet {
     root: String,
     runtime: PathBuf,
 }
 
 impl Kubelet {
-    /// What its flags say, else its configuration, else what every kubelet has. `cwd`: the directory that it works in.
+    /// Reads them from its flags, else from its configuration, else takes a kubelet's defaults. `cwd`: its working
+    /// directory.
     fn of(cmdline: &str, cwd: &Path) -> Self {
         let config = match flag_of(cmdline, "--config") {
             path if path.is_empty() => String::new(),
@@ -238,7 +239,7 @@ pub(super) fn keep_backend(cfg: &Config) -> io::Result<()> {
     }
 }
 
-/// Who ran the pods of the last agent since the machine is up.
+/// Name of the runtime that ran the pods of the last agent in this boot.
 fn last_backend(run: &Path) -> Option<String> {
     let runtime = read(&run.join(BACKEND_FILE));
     if !runtime.is_empty() {
@@ -249,7 +250,7 @@ fn last_backend(run: &Path) -> Option<String> {
         .then(|| OWN.to_owned())
 }
 
-/// Who runs the pods of this configuration.
+/// Name of the runtime that this configuration selects.
 fn backend(cfg: &Config) -> String {
     let endpoints = cfg.runtime.endpoints.as_ref();
     endpoints.map_or_else(

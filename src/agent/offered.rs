@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 use super::record;
 use crate::sys::lane::Lane;
 
-/// What device plugins have offered, in the root directory.
+/// File in the root directory with the resources that device plugins have offered.
 const OF_PLUGINS: &str = "device-plugins.json";
-/// What the Node was told of when it was last registered.
+/// File in the root directory with the resources that the Node was last registered with.
 const OF_NODE: &str = "node-resources.json";
 /// Bytes of a file.
 const MAX_BYTES: u64 = 64 << 10;
@@ -27,12 +27,12 @@ struct Known {
     resources: Names,
 }
 
-/// Where it is kept what device plugins have offered.
+/// Path of the record of what device plugins have offered.
 pub(super) fn of_plugins(root: &Path) -> PathBuf {
     root.join(OF_PLUGINS)
 }
 
-/// What is kept in a file; `None`: nothing, or nothing that can be used, which is logged (DEV-11). Blocking.
+/// Reads a record; `None` if there is no usable one; a bad one is logged (DEV-11). Blocking.
 pub(super) fn recall(path: &Path) -> Option<Names> {
     let known: Option<Known> = record::recall(path, MAX_BYTES);
     known.map(|known| known.resources)
@@ -43,7 +43,7 @@ pub(super) fn keep(path: &Path, resources: Names) -> io::Result<()> {
     record::keep(path, &Known { resources }, MAX_BYTES)
 }
 
-/// What the Node in the API was told of.
+/// Resources that the Node in the API was told of.
 pub(super) struct Offered {
     root: PathBuf,
     disk: Lane,
@@ -58,7 +58,7 @@ impl Offered {
         }
     }
 
-    /// What agents before this one have offered; `None`: nothing is known of them.
+    /// Resources that agents before this one have told the Node; `None` if that is not known.
     pub(super) async fn before(&self) -> Option<Names> {
         let root = self.root.clone();
         let recalled = self.disk.run(move || {

@@ -16,25 +16,25 @@ use crate::{
 
 /// Version of the file's form.
 const VERSION: u32 = 1;
-/// That of a pod that goes on after a boot, without some of its containers. Agents that know of no such file pass it over, and
-/// run the whole pod.
+/// Version of the record of a pod that goes on after a boot without some of its containers. Older agents do not know
+/// it: they pass it over and run the whole pod.
 const VERSION_GOES_ON: u32 = 2;
 /// Bytes of a file: a status with as many containers and messages as a pod can have, and the containers once more.
 const MAX_BYTES: u64 = 2 << 20;
 
-/// What is to outlive the machine's boot.
+/// Outcome of a pod that is to outlive the machine's boot.
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
-    /// How the pod has ended, or that it began.
+    /// Status in which the pod ended, or with which it began.
     pub(super) status: PodStatus,
-    /// It is to run after the next boot as well.
+    /// Set if the pod is to run after the next boot as well.
     pub(super) goes_on: bool,
-    /// Of a pod that goes on: the containers that do not. Otherwise none.
+    /// Containers that do not run again, of a pod that goes on; else none.
     pub(super) succeeded: Vec<ContainerStatus>,
 }
 
 impl Outcome {
-    /// That of a pod that has ended.
+    /// Makes the outcome of a pod that has ended.
     pub(super) fn ended(status: PodStatus) -> Self {
         Self {
             status,
@@ -44,12 +44,12 @@ impl Outcome {
     }
 }
 
-/// What came of a pod a boot ago.
+/// Outcome of a pod in an earlier boot.
 #[derive(Debug)]
 pub(super) enum Recalled {
-    /// It has ended with this status.
+    /// The pod has ended with this status.
     Ended(Box<PodStatus>),
-    /// It goes on, and these containers of it do not.
+    /// The pod goes on without these containers.
     GoesOn(Vec<ContainerStatus>),
 }
 
@@ -59,7 +59,7 @@ struct Kept {
     v: u32,
     /// Boot in which it was written.
     boot_id: String,
-    /// Of the object, as in the pod's record: another pod of the same uid has another outcome.
+    /// Digest of the object, as in the pod's record: another pod of the same UID has another outcome.
     digest: u64,
     status: PodStatus,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -67,8 +67,8 @@ struct Kept {
 }
 
 impl Kept {
-    /// Whether nothing is said by `outcome`, of the same pod, that is not kept: what has ended does not change, and that it
-    /// began is known.
+    /// Returns true if all that `outcome` of the same pod says is kept already: an end does not change, and a begin is
+    /// noted once.
     fn covers(&self, outcome: &Outcome) -> bool {
         if self.status.phase.is_terminal() {
             return !outcome::tells_of_another_end(&self.status, &outcome.status);
@@ -115,9 +115,9 @@ pub(super) fn keep(store: &PodStore, uid: &PodUid, outcome: Outcome) -> io::Resu
     store.keep_outcome(uid, &serde_json::to_vec(&kept)?)
 }
 
-/// What the pod with this record starts from: a terminal status if a boot ago it came to its end, or began and must not begin
-/// again; or the containers that it does without. Within one boot the runtime knows better, but for what has ended: that stays
-/// as it was, see [`outcome::stays_ended`]. Blocking.
+/// Recalls the state from which the pod with this record starts: a terminal status if the pod ended in an earlier boot,
+/// or began and must not begin again; or the containers that it does without. Within one boot the runtime knows better,
+/// except for what has ended: that stays as it was, see [`outcome::stays_ended`]. Blocking.
 pub(super) fn recall(store: &PodStore, uid: &PodUid, header: &Header) -> Option<Recalled> {
     let kept = read(store, uid)?;
     let of_the_api = header.source == Source::Api.as_str();
@@ -145,8 +145,8 @@ const fn version(outcome: &Outcome) -> u32 {
     }
 }
 
-/// What tells a pod from another of the same uid. One of the apiserver is told by its uid alone: new labels do not make it
-/// run again.
+/// Identity that tells a pod from another of the same UID. A pod of the apiserver is told by its UID alone: new labels
+/// do not make it run again.
 fn identity(header: &Header) -> u64 {
     if header.source == Source::Api.as_str() {
         0

@@ -39,11 +39,11 @@ pub(super) struct Registry {
     pub(super) clock: Rc<dyn Clock>,
     pub(super) disk: Lane,
     pub(super) complaints: Rc<Complaints>,
-    /// Whether there is one.
+    /// Set if file notifications are used.
     pub(super) doorbell: bool,
 }
 
-/// What a socket is registered as: the resource, and the number of the connection.
+/// Registration of a socket: the resource, and the number of the connection.
 type Place = Rc<RefCell<Option<(String, u64)>>>;
 
 /// A socket that was seen.

@@ -46,9 +46,9 @@ const HEADER_BYTES: usize = 1024;
 /// The record in force, and the one kept for after the present incarnation.
 const RECORD: &str = "pod.json";
 const NEXT: &str = "next.json";
-/// What came of the pod.
+/// File with the outcome of the pod.
 const OUTCOME: &str = "outcome.json";
-/// What it holds of the machine.
+/// File with the devices that the pod holds.
 const DEVICES: &str = "devices.json";
 /// Mode of a pod's directory (SYNC-08).
 const POD_DIR_MODE: u32 = 0o750;
@@ -67,12 +67,12 @@ pub(super) struct Header {
     /// Semantic digest of the object.
     #[serde(default)]
     pub(super) digest: u64,
-    /// What the cluster of the pod is known by ([`logic::authority`](crate::logic::authority)); empty for static pods.
+    /// Identity of the pod's cluster ([`logic::authority`](crate::logic::authority)); empty for static pods.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) cluster: String,
 }
 
-/// Why a record cannot be used.
+/// Reason why a record cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StoreError {
     /// The file system said no.
@@ -80,7 +80,7 @@ pub(super) enum StoreError {
     Io {
         /// The record.
         path: PathBuf,
-        /// What went wrong.
+        /// Error of the system.
         source: io::Error,
     },
     /// The record is damaged or of another version.
@@ -88,18 +88,18 @@ pub(super) enum StoreError {
     Damaged {
         /// The record.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Fault of the record.
         why: String,
     },
 }
 
 impl StoreError {
-    /// Whether there is no record.
+    /// Returns true if there is no record.
     pub(super) fn is_absent(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
 
-    /// Whether the next try may go well: there is a record, and the disk does not give it now.
+    /// Returns true if another try may succeed: there is a record, and the disk does not give it now.
     pub(super) fn may_pass(&self) -> bool {
         matches!(self, Self::Io { .. }) && !self.is_absent()
     }
@@ -126,7 +126,7 @@ impl PodStore {
         }
     }
 
-    /// The same on a member of the cluster that is known by this.
+    /// Makes the store of a member of the cluster with this identity.
     #[must_use]
     pub(super) fn of_cluster(self, cluster: &str) -> Self {
         Self {
@@ -135,12 +135,12 @@ impl PodStore {
         }
     }
 
-    /// What the cluster is known by; empty: nothing is known of one.
+    /// Identity of the cluster; empty without one.
     pub(super) fn cluster(&self) -> &str {
         &self.cluster
     }
 
-    /// Which boot of the machine this is.
+    /// Id of this boot of the machine.
     pub(super) fn boot_id(&self) -> &str {
         &self.boot_id
     }
@@ -264,7 +264,7 @@ impl PodStore {
         }
     }
 
-    /// What came of a pod, as it was kept: a file of at most `limit` bytes, or the begin of one.
+    /// Reads the kept outcome of a pod: a file of at most `limit` bytes, or the begin of a longer one.
     pub(super) fn outcome(&self, uid: &PodUid, limit: u64) -> Option<Vec<u8>> {
         self.beside(OUTCOME, uid, limit)
     }
@@ -319,7 +319,7 @@ impl PodStore {
         }
     }
 
-    /// What a pod holds, as it was kept: a file of at most `limit` bytes, or the begin of one.
+    /// Reads the kept devices of a pod: a file of at most `limit` bytes, or the begin of a longer one.
     pub(super) fn devices(&self, uid: &PodUid, limit: u64) -> Option<Vec<u8>> {
         self.beside(DEVICES, uid, limit)
     }
@@ -449,13 +449,13 @@ impl PodStore {
         self.decoded(uid, static_pod::decode(&raw))
     }
 
-    /// The same, read on the disk lane.
+    /// Reads the pod of a record on the disk lane.
     pub(super) async fn load(&self, disk: &Lane, uid: &PodUid) -> Result<Rc<Pod>, StoreError> {
         let (store, uid) = (self.clone(), uid.clone());
         disk.run(move || store.pod(&uid)).await.map(Rc::new)
     }
 
-    /// The same of the incarnation that begins, on the disk lane: what was kept for it is its record from now on.
+    /// Reads on the disk lane the pod of the incarnation that begins: its waiting record becomes the pod's record.
     pub(super) async fn load_next(&self, disk: &Lane, uid: &PodUid) -> Result<Rc<Pod>, StoreError> {
         let (store, uid) = (self.clone(), uid.clone());
         let read = move || store.adopt_next(&uid).and_then(|()| store.pod(&uid));
@@ -631,7 +631,7 @@ fn write_in(
     })
 }
 
-/// Whether it is the disk that cannot be written, not the record.
+/// Returns true if the disk cannot be written, which is no fault of the record.
 fn is_unwritable(e: &io::Error) -> bool {
     use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     matches!(e.kind(), StorageFull | QuotaExceeded | ReadOnlyFilesystem)

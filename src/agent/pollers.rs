@@ -24,7 +24,7 @@ pub(super) const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(2);
 /// Time between passes of container garbage collection (GC-01).
 pub(super) const CONTAINER_GC_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What looks at the runtime for the loop. `asked`: where the loop asks for relists.
+/// Makes the tasks that look at the runtime for the loop. `asked`: the loop's requests for relists.
 pub(super) fn tasks(
     parts: &Parts,
     driver: Rc<dyn PodDriver>,

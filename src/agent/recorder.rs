@@ -20,20 +20,20 @@ const MAX_MESSAGE_BYTES: usize = 1024;
 pub(super) enum Severity {
     /// Part of a pod's ordinary life.
     Normal,
-    /// Something a user should look at.
+    /// A matter that a user should look at.
     Warning,
 }
 
-/// One event, repeats folded into `count`. Its texts lie in the ring, one behind the other.
+/// An event, with repeats folded into `count`. Its texts lie in the ring, one behind the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Event {
     /// Lengths of the pod's UID, its `namespace/name`, the field path, reason, message and annotations.
     lengths: [u16; TEXTS],
     /// Severity.
     severity: Severity,
-    /// How often it was seen in a row.
+    /// Number of times that it was seen in a row.
     count: u32,
-    /// How often of that was handed over to be sent.
+    /// Part of that number that was handed over to be sent.
     told: u32,
     /// First time seen.
     first: Wall,
@@ -61,7 +61,7 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    /// Of a node; no event yet.
+    /// Begins without an event. `node`: name of the node.
     pub(super) fn new(clock: Rc<dyn Clock>, node: String) -> Self {
         Self {
             clock,
@@ -123,7 +123,7 @@ impl Recorder {
         self.kept.borrow_mut().next_untold()
     }
 
-    /// So many events were handed over and given up.
+    /// Notes that so many events were handed over and given up.
     pub(super) fn note_lost(&self, given_up: u64) {
         self.kept.borrow_mut().given_up = given_up;
     }
@@ -154,7 +154,7 @@ struct Kept {
     given_up: u64,
 }
 
-/// What an event is about.
+/// Subject of an event.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct About<'a> {
     /// Pod UID.
@@ -165,7 +165,7 @@ pub(super) struct About<'a> {
     pub(super) name: &'a str,
     /// `spec.containers{name}`; empty for the pod.
     pub(super) field_path: &'a str,
-    /// What programs are told besides, as a JSON object of texts; empty for nothing.
+    /// Annotations, for programs, as a JSON object of texts; empty for none.
     pub(super) annotations: &'a str,
 }
 
@@ -361,7 +361,7 @@ pub(super) struct Recorded {
 }
 
 impl Recorded {
-    /// Of the pod; empty for the node.
+    /// Namespace of the pod; empty for the node.
     pub(super) fn namespace(&self) -> &str {
         self.pod
             .split_once('/')

@@ -185,7 +185,7 @@ struct Job {
     uid: PodUid,
     header: Header,
     raw: Value,
-    /// It is on its way out and comes back under its own uid: the stop still needs the old object.
+    /// Set if the pod is on its way out and comes back under its own UID: the stop still needs the old object.
     returns: bool,
 }
 
@@ -214,7 +214,7 @@ fn write(store: &PodStore, job: &mut Job) -> Result<(Option<Recalled>, Option<Wa
     Ok((outcome, start))
 }
 
-/// When an agent before this one first saw the static pod, as its record says.
+/// Time at which an agent before this one first saw the static pod, by its record.
 fn before(store: &PodStore, uid: &PodUid, header: &Header) -> Option<String> {
     let (old, raw) = store.read::<Value>(uid).ok()?;
     let seen = raw["metadata"]["annotations"][CONFIG_SEEN].as_str()?;

@@ -32,7 +32,7 @@ pub(super) struct Relister {
     pub(super) counters: WorkCounters,
     /// The runtime's doorbell is heard.
     pub(super) doorbells: bool,
-    /// Who asks for a relist says later than what it must begin.
+    /// Requests for relists; each says the earliest instant at which the relist must begin.
     pub(super) asked: Receiver<Mono>,
     pub(super) events: Sender<Event>,
 }
@@ -74,7 +74,7 @@ impl Relister {
         }
     }
 
-    /// One relist; `None`: the loop is gone. `last`: when the last successful one began.
+    /// Runs one relist; `None` if the loop is gone. `last`: begin of the last successful one.
     async fn relist(&self, last: &mut Option<Mono>) -> Option<()> {
         // 0 is the time of what was never listed.
         let (begun, wall) = (self.clock.now().max(Mono(1)), self.clock.wall());

@@ -5,17 +5,18 @@ use core::cell::RefCell;
 
 use crate::api::{Mono, PodUid};
 
-/// When each was first shown so. At most as many as the last list of pods had, and those that were asked for since.
+/// Instants at which removed pods were first shown so. At most as many as the last list of pods had, and those that
+/// were asked for since.
 #[derive(Debug, Default)]
 pub(super) struct Removed(RefCell<BTreeMap<PodUid, Mono>>);
 
 impl Removed {
-    /// When it was first shown without a manifest, which is now if it never was.
+    /// Instant at which the pod was first shown without a manifest; now, if it never was.
     pub(super) fn since(&self, uid: &PodUid, now: Mono) -> Mono {
         *self.0.borrow_mut().entry(uid.clone()).or_insert(now)
     }
 
-    /// It has a manifest.
+    /// Notes that the pod has a manifest again.
     pub(super) fn is_back(&self, uid: &PodUid) {
         self.0.borrow_mut().remove(uid);
     }

@@ -66,12 +66,12 @@ use crate::{
 /// Turns that tasks get after the loop's end.
 const LAST_TURNS: usize = 8;
 
-/// What the operator wrote and has to mend.
+/// Makes the error of a mistake that the operator has to mend.
 fn wrong(error: &dyn Error) -> StartError {
     usage(chain(error))
 }
 
-/// What a service manager tells its service, from the environment. Source: sd_notify(3), sd_watchdog_enabled(3).
+/// Environment that a service manager gives its service. Source: sd_notify(3), sd_watchdog_enabled(3).
 #[derive(Clone, Debug, Default)]
 pub struct Manager {
     /// `NOTIFY_SOCKET`.
@@ -88,7 +88,7 @@ pub struct Manager {
 const MIN_WATCHDOG: Duration = Duration::from_secs(1);
 
 impl Manager {
-    /// How often the manager wants to hear from us, if at all.
+    /// Interval in which the manager wants to hear from the agent, if at all.
     fn watchdog(&self) -> Result<Option<Duration>, StartError> {
         let number = |word: &Option<OsString>| -> Option<u64> {
             word.as_ref().and_then(|w| w.to_str())?.parse().ok()
@@ -239,7 +239,7 @@ pub(super) fn start_logging(verbosity: u8) {
         .init();
 }
 
-/// What must be so before anything is made.
+/// Checks what must hold before anything is made.
 pub(super) fn check_ground() -> Result<(), StartError> {
     if !nix::unistd::geteuid().is_root() {
         return Err(fatal(
@@ -263,7 +263,7 @@ pub(super) fn check_ground() -> Result<(), StartError> {
     }
 }
 
-/// What `failSwapOn` asks for.
+/// Checks `failSwapOn`.
 fn check_swap(cfg: &Config) -> Result<(), StartError> {
     // The head and one line are enough.
     let mut buffer = [0; 4096];
@@ -302,7 +302,7 @@ fn limit_reserved(cfg: &Config, cgroups: &Cgroups) -> Result<(), StartError> {
     Ok(())
 }
 
-/// What `picolet.podWriteLimit` asks for.
+/// Checks `picolet.podWriteLimit`.
 fn check_write_limit(cfg: &Config, cgroups: &Cgroups) -> Result<(), StartError> {
     let can = || executor::limited_disk(cgroups, &cfg.dirs.root).is_some();
     if cfg.cgroup.pod_write_limit.is_none() || can() {
@@ -330,7 +330,7 @@ fn make_dirs(cfg: &Config) -> Result<(), StartError> {
     make(&dirs.image_drop_in, 0o755)
 }
 
-/// One agent per root dir and run dir; held for the agent's life.
+/// Locks the root and the run directory, one agent each; held for the agent's life.
 pub(super) fn lock_dirs(cfg: &Config) -> Result<[fs::File; 2], StartError> {
     let take = |dir: &Path| {
         let path = dir.join("picolet.lock");

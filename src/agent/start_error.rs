@@ -4,12 +4,12 @@ use std::process::ExitCode;
 
 use crate::sys::lane::Lane;
 
-/// How the agent ends.
+/// Exit code of the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exit {
     /// Asked to.
     Done = 0,
-    /// It could not go on.
+    /// The agent could not go on.
     Failed = 1,
     /// The command line or the configuration is wrong.
     Usage = 2,
@@ -21,7 +21,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why the agent cannot start: one line for the operator, with the fix where there is one.
+/// Reason why the agent cannot start: one line for the operator, with the fix where there is one.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub(super) struct StartError {
@@ -29,7 +29,7 @@ pub(super) struct StartError {
     pub(super) exit: Exit,
 }
 
-/// It could not go on.
+/// Makes the error of an agent that cannot go on.
 pub(super) fn fatal(message: impl Into<String>) -> StartError {
     StartError {
         message: message.into(),

@@ -5,10 +5,10 @@ use core::pin::Pin;
 
 use smol::LocalExecutor;
 
-/// Something that runs as long as the agent, or until its work is done.
+/// A task that runs as long as the agent, or until its work is done.
 pub(super) type Task = Pin<Box<dyn Future<Output = ()>>>;
 
-/// One type for all of them: the executor is compiled once.
+/// Boxes a task, so that the executor is compiled once for all of them.
 pub(super) fn boxed(task: impl Future<Output = ()> + 'static) -> Task {
     Box::pin(task)
 }

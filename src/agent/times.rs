@@ -43,12 +43,12 @@ impl Stored {
     }
 }
 
-/// Whether the wall clock was right once in this boot, for threads too. [`Times`] tells it.
+/// Shared flag: the wall clock was right once in this boot. [`Times`] sets it; threads may read it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Certainty(Arc<AtomicBool>);
 
 impl Certainty {
-    /// Whether it was.
+    /// Returns true if it was.
     pub(super) fn is_certain(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
@@ -98,7 +98,7 @@ impl Times {
         self.certainty.0.store(is_certain, Ordering::Relaxed);
     }
 
-    /// What is to be stored for the agents after this one.
+    /// Record for the agents after this one.
     pub(super) fn stored(&self) -> Stored {
         Stored {
             boot_id: self.boot_id.clone(),
@@ -111,22 +111,22 @@ impl Times {
         read(&self.history.borrow())
     }
 
-    /// Whether the wall clock was right once in this boot.
+    /// Returns true if the wall clock was right once in this boot.
     pub(super) fn is_certain(&self) -> bool {
         self.with(ClockHistory::is_certain)
     }
 
-    /// What is to be believed of a date that may have been corrected.
+    /// Corrects a date of a clock that was wrong.
     pub(super) fn believed(&self, at: Wall) -> Wall {
         self.with(|history| history.believed(at, self.clock.now()))
     }
 
-    /// When `at` was, by the time since boot.
+    /// Converts `at` to the time since boot.
     pub(super) fn moment(&self, at: Wall) -> Mono {
         self.with(|history| history.moment(at, self.clock.now(), self.clock.wall()))
     }
 
-    /// How long ago `at` was.
+    /// Time since `at`.
     pub(super) fn since(&self, at: Wall) -> Duration {
         self.with(|history| history.since(at, self.clock.now(), self.clock.wall()))
     }

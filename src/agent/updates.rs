@@ -20,9 +20,9 @@ use crate::{
     },
 };
 
-/// This program, whatever its path holds by now.
+/// Path of the running program, also after its file was replaced.
 const OWN: &str = "/proc/self/exe";
-/// Where the programs are that an upgrade needs.
+/// Search path for the programs that an upgrade needs.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 /// A look, with all that has to be fetched, is over within this time.
 const LOOK_TIME: Duration = Duration::from_secs(3 * 3600);
@@ -69,11 +69,11 @@ impl ChannelState {
 /// See the module.
 pub(super) struct Updates {
     pub(super) schedule: Schedule,
-    /// Whether the bytes of a look cost money; `None`: it takes none.
+    /// Cost of the link; `None` if a look takes no bytes.
     pub(super) cost: Option<Rc<LinkCost>>,
     /// Name of the node.
     pub(super) node: String,
-    /// Of the local API.
+    /// Socket of the local API.
     pub(super) socket: PathBuf,
     pub(super) proxies: ProxyVariables,
     pub(super) clock: Rc<dyn Clock>,
@@ -114,7 +114,8 @@ impl Updates {
         }
     }
 
-    /// It outlives the agent that it replaces: told to end, it does so only as long as nothing has begun.
+    /// Runs the look. The child outlives an agent that it replaces; a word to end is heard only before its work has
+    /// begun.
     async fn look(&self) -> io::Result<Output> {
         let look = Command::new(OWN)
             .args(["update", "--look", "--quiet", "--socket"])
@@ -129,7 +130,7 @@ impl Updates {
     }
 }
 
-/// What was told: the same is told once.
+/// Memory of what was told: each news is told once.
 #[derive(Debug, Default)]
 struct Told {
     last: String,
@@ -137,10 +138,10 @@ struct Told {
     refused: String,
 }
 
-/// What came of a look.
+/// Result of a look.
 #[derive(Debug, PartialEq, Eq)]
 struct Said {
-    /// It has to be made up for.
+    /// Set if the look has to be repeated soon.
     again: bool,
     /// The channel file is one whose time has passed.
     expired: bool,
@@ -150,7 +151,7 @@ struct Said {
 
 #[derive(Debug, PartialEq, Eq)]
 enum News {
-    /// What is offered is not taken.
+    /// The offered program is not taken.
     Refused(String),
     /// There is nothing, or it has to wait.
     Nothing(String),

@@ -12,7 +12,7 @@ use crate::{
     logic::{loop_health::LoopHealth, metrics::own::Counters},
 };
 
-/// What the agent counts of its own work, for its figures.
+/// Counters of the agent's own work, for its figures.
 #[derive(Clone, Default)]
 pub(super) struct WorkCounters(Rc<RefCell<Counters>>);
 
@@ -28,7 +28,7 @@ impl WorkCounters {
     }
 }
 
-/// When the loop last moved, for the watchdog and `/healthz`.
+/// Instant of the loop's last turn, for the watchdog and `/healthz`.
 #[derive(Clone)]
 pub(super) struct LoopWatch {
     health: Rc<Cell<LoopHealth>>,
@@ -37,7 +37,7 @@ pub(super) struct LoopWatch {
 }
 
 impl LoopWatch {
-    /// Of a loop that has not moved yet.
+    /// Begins with a loop that has not turned yet.
     pub(super) fn new(sync: Duration) -> Self {
         Self {
             health: Rc::default(),
@@ -52,13 +52,13 @@ impl LoopWatch {
         self.health.set(health);
     }
 
-    /// Whether it moved lately.
+    /// Returns true if the loop turned lately.
     pub(super) fn is_healthy(&self, now: Mono) -> bool {
         self.health.get().is_healthy(self.sync, now)
     }
 }
 
-/// Whether something used much of the heap, and code, since they were last given back.
+/// Flag: much of the heap and of the code was used since both were last given back.
 #[derive(Clone)]
 pub(super) struct HeapUse(Rc<Cell<bool>>);
 
@@ -68,12 +68,12 @@ impl HeapUse {
         Self(Rc::new(Cell::new(true)))
     }
 
-    /// Something used it.
+    /// Notes such use.
     pub(super) fn note(&self) {
         self.0.set(true);
     }
 
-    /// Whether something did; from here on it counts anew.
+    /// Returns true if there was such use, and begins anew.
     pub(super) fn take(&self) -> bool {
         self.0.take()
     }

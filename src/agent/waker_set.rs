@@ -13,7 +13,7 @@ pub(super) struct WakerSet {
 }
 
 impl WakerSet {
-    /// Something changed.
+    /// Wakes all waiting tasks after a change.
     pub(super) fn wake_all(&self) {
         let wakers = self.wakers.take();
         wakers.into_iter().for_each(Waker::wake);

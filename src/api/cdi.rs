@@ -13,20 +13,20 @@ use crate::{
     strict::WrongValue,
 };
 
-/// What a file says, as far as it is wanted.
+/// The wanted part of a CDI file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct File {
-    /// Where it is.
+    /// Path of the file.
     pub path: String,
     /// The number of its directory: of two files that have a device, that of the later one counts.
     pub dir: usize,
-    /// What is done for any of its devices.
+    /// Edits for each of its devices.
     pub common: Edits,
     /// Qualified names (`vendor/class=name`) of devices that are wanted, and what is done for each. In the file's order.
     pub devices: Vec<(String, Edits)>,
 }
 
-/// What is done to the configuration of a container.
+/// Edits of a container's configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Edits {
     /// The file that says so.
@@ -54,19 +54,19 @@ pub struct DeviceNode {
     pub host_path: String,
     /// Letters of `rwm`, in this order; none: it cannot be used.
     pub access: String,
-    /// What is there.
+    /// The node that was found on the machine.
     pub seen: NodeSeen,
 }
 
-/// What a path on the machine is, links not followed.
+/// A device node as found on the machine; links are not followed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum NodeSeen {
-    /// Nobody has looked.
+    /// The path was not looked at.
     #[default]
     Not,
     /// A block device, a character device or a FIFO. Its path is not set.
     Node(Device),
-    /// Nothing that could be given, and why.
+    /// No node that could be given, and why.
     Wrong(String),
 }
 
@@ -75,10 +75,10 @@ pub enum NodeSeen {
 /// - Errors: the first thing that is wrong with the file, whatever it concerns. All of it is void then.
 pub type ReadFn = fn(Value, &[String]) -> Result<File, WrongValue>;
 
-/// What is done for devices of these names, in their order, from all files that have one of them. `skipped`: what is wrong
-/// with other files. `may_hook`: whether hooks may run.
+/// Collects the edits for devices of these names, in their order, from all files that have one of them. `skipped`:
+/// errors of other files. `may_hook`: hooks may run.
 ///
-/// - Errors: a name is in no file, or in two of one directory; or what is asked for must not be, or cannot.
+/// - Errors: a name is in no file, or in two of one directory; an edit is not allowed, or not possible here.
 pub type ResolveFn = fn(Vec<File>, &[String], &[String], bool) -> Result<Vec<Edits>, PodError>;
 
 /// Does it to a container's configuration, once the nodes were looked at.

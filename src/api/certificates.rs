@@ -10,11 +10,11 @@ use super::ObjectMeta;
 pub struct CertificateSigningRequest {
     /// Name and UID.
     pub metadata: ObjectMeta,
-    /// What became of it.
+    /// Status of the request.
     pub status: CsrStatus,
 }
 
-/// What became of a request.
+/// Status of a certificate signing request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct CsrStatus {
@@ -24,7 +24,7 @@ pub struct CsrStatus {
     pub certificate: String,
 }
 
-/// One condition of a request. Its presence counts; its status is always `True`.
+/// A condition of a request. Its presence counts; its status is always `True`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 #[expect(missing_docs, reason = "fields of certificates/v1")]

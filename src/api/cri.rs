@@ -37,17 +37,17 @@ pub const ANNOTATION_PRE_STOP: &str = "io.kubernetes.container.preStopHandler";
 /// Annotation: container ports, JSON.
 pub const ANNOTATION_PORTS: &str = "io.kubernetes.container.ports";
 
-/// Where a namespace comes from.
+/// Source of a namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NamespaceMode {
     /// Shared by the containers of the pod.
     #[default]
     Pod,
-    /// One for each container (PID only).
+    /// A namespace for each container (PID only).
     Container,
     /// The machine's own.
     Node,
-    /// That of another container (PID only, ephemeral containers).
+    /// Namespace of another container (PID only, ephemeral containers).
     Target,
 }
 
@@ -75,7 +75,7 @@ pub struct DnsConfig {
     pub options: Vec<String>,
 }
 
-/// One hostPort.
+/// A hostPort and the port in the pod that it leads to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PortMapping {
@@ -99,11 +99,11 @@ pub enum SecurityProfile {
     Unconfined,
     /// Seccomp: absolute path of a profile file. AppArmor: name of a loaded profile.
     Localhost(String),
-    /// Nothing was asked. Seccomp: none. AppArmor: the default profile where there is one.
+    /// No profile named. Seccomp: none. AppArmor: the default profile where there is one.
     Unset,
 }
 
-/// Whose the processes of a sandbox itself are, as far as its pod says so.
+/// User and groups of a sandbox's own processes, as far as the pod names them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SandboxUser {
     /// UID.
@@ -148,22 +148,23 @@ pub struct SandboxConfig {
     pub sysctls: BTreeMap<String, String>,
     /// Namespace modes.
     pub namespaces: NamespaceOptions,
-    /// Whether privileged containers may be made in it.
+    /// Set if privileged containers may be made in it.
     pub privileged: bool,
     /// RuntimeClass handler; [`DEFAULT_HANDLER`] where the pod names no class.
     pub runtime_handler: String,
-    /// Whose it is. Not recorded: only runtimes that keep a process in it need it.
+    /// User of the sandbox. Not recorded: only runtimes that keep a process in it need it.
     #[serde(skip)]
     pub user: SandboxUser,
-    /// What the containers of the pod may use together. Not recorded: only runtimes that make a machine for the pod need it.
+    /// Resources of all containers of the pod together. Not recorded: only runtimes that make a machine for the pod
+    /// need it.
     #[serde(skip)]
     pub resources: LinuxResources,
-    /// What the runtime may use beside it (`spec.overhead`). Not recorded.
+    /// Resources for the runtime itself (`spec.overhead`). Not recorded.
     #[serde(skip)]
     pub overhead: LinuxResources,
 }
 
-/// Who makes control groups, those of pods and those of containers below them.
+/// Maker of control groups, those of pods and those of containers below them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CgroupDriver {
     /// Whoever needs one makes a directory.
@@ -184,7 +185,7 @@ impl CgroupDriver {
     }
 }
 
-/// Whether a sandbox can be used.
+/// State of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum SandboxState {
     /// Namespaces exist, network is set up.
@@ -273,11 +274,11 @@ pub struct Device {
     pub container_path: String,
     /// Letters of `rwm`.
     pub permissions: String,
-    /// What the node has to be: a block device, or a character device.
+    /// Set for a block device; else the node has to be a character device.
     pub block: bool,
-    /// Its major number. CRI has no field for this and what follows.
+    /// Major number. CRI has no field for this and what follows.
     pub major: u32,
-    /// Its minor number.
+    /// Minor number.
     pub minor: u32,
     /// Group in the container, instead of the process's or the node's.
     pub gid: Option<u32>,
@@ -302,22 +303,22 @@ pub struct LiveDevices {
 }
 
 impl LiveDevices {
-    /// Whether what is at a path in the container lies in this directory, or is it: it can be made by nobody else.
+    /// Returns true if a path in the container is this directory, or below it. Others cannot make such a path.
     #[must_use]
     pub fn covers(&self, path: &str) -> bool {
         lies_in(path, &self.container_path)
     }
 }
 
-/// Whether a path is that of a directory, or below it. Both without slashes at their ends.
+/// Returns true if `path` is `dir`, or below it. Both without slashes at their ends.
 #[must_use]
 pub fn lies_in(path: &str, dir: &str) -> bool {
     let rest = path.strip_prefix(dir);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// Who owns a node in a container (DEV-43): the user and the group of its process if they are not root's, else those that it has
-/// on the machine. `gid`: the group that is configured.
+/// Owner of a node in a container (DEV-43): user and group of the container's process if they are not root's, else
+/// those of the node on the machine. `gid`: the configured group.
 #[must_use]
 pub fn node_owner(user: (u32, u32), node: (u32, u32), gid: Option<u32>) -> (u32, u32) {
     let not_root = |id: u32| Some(id).filter(|id| *id > 0);
@@ -455,9 +456,9 @@ impl ContainerConfig {
 pub enum ContainerState {
     /// Created, not started.
     Created,
-    /// Its process runs.
+    /// The container's process runs.
     Running,
-    /// It ended, or never could start.
+    /// The container ended, or never could start.
     Exited,
     /// The runtime lost track of it.
     Unknown,
@@ -575,7 +576,7 @@ pub struct PodItem {
 }
 
 impl PodItem {
-    /// Whether anything of the pod runs: a READY sandbox or a running container.
+    /// Returns true if a part of the pod runs: a READY sandbox or a running container.
     #[must_use]
     pub fn is_running(&self) -> bool {
         let mut containers = self.containers.iter();
@@ -611,7 +612,7 @@ pub struct PodRuntimeStatus {
     pub ips: Vec<IpAddr>,
     /// Highest attempt first, then newest, then lowest id.
     pub sandboxes: Vec<SandboxStatus>,
-    /// Of each container the newest instance first.
+    /// Instances of containers; of each container the newest first.
     pub containers: Vec<ContainerStatus>,
 }
 
@@ -627,7 +628,7 @@ impl PodRuntimeStatus {
         self.containers.iter().filter(move |c| c.name == name)
     }
 
-    /// Whether anything of the pod runs: a READY sandbox or a running container.
+    /// Returns true if a part of the pod runs: a READY sandbox or a running container.
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.sandboxes
@@ -636,7 +637,7 @@ impl PodRuntimeStatus {
             || self.has_running_container()
     }
 
-    /// Whether a container runs.
+    /// Returns true if a container runs.
     #[must_use]
     pub fn has_running_container(&self) -> bool {
         self.containers
@@ -731,7 +732,7 @@ pub fn is_stop_signal(text: &str) -> bool {
     by_number || stop_signal_number(&format!("SIG{name}")) > 0
 }
 
-/// One credential for a registry. Which fields are set decides how it is used.
+/// Credential for a registry. The fields that are set decide its use.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct AuthConfig {
     /// User name.
@@ -757,14 +758,14 @@ impl fmt::Debug for AuthConfig {
     }
 }
 
-/// One runtime condition.
+/// A condition of the runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
-    /// Whether it holds.
+    /// Set if the condition holds.
     pub ok: bool,
     /// CamelCase reason when it does not.
     pub reason: String,
-    /// What is wrong and how to mend it.
+    /// Text for people: what is wrong and how to mend it.
     pub message: String,
 }
 
@@ -775,7 +776,7 @@ pub struct RuntimeStatus {
     pub runtime_ready: Condition,
     /// Pods can have a network.
     pub network_ready: Condition,
-    /// What runs is known and can be ended even while `runtime_ready` is not true; only what is new has to wait.
+    /// Running containers are known and can be stopped even while `runtime_ready` is false; only new ones have to wait.
     pub can_stop_containers: bool,
 }
 
@@ -792,26 +793,26 @@ pub struct FsInfo {
     pub inodes: u64,
     /// Inodes free.
     pub inodes_free: u64,
-    /// It is mounted read-only.
+    /// Set if it is mounted read-only.
     pub read_only: bool,
 }
 
-/// Who runs containers.
+/// Name and version of the runtime.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Version {
-    /// Its name, which is also the prefix of container ids in the API (`picolet`, `containerd`).
+    /// Name, which is also the prefix of container ids in the API (`picolet`, `containerd`).
     pub name: String,
-    /// Its version (`0.1.0+runc-1.1.5`).
+    /// Version (`0.1.0+runc-1.1.5`).
     pub version: String,
 }
 
 /// Handler of pods without a RuntimeClass.
 pub const DEFAULT_HANDLER: &str = "";
 
-/// What one handler of a RuntimeClass can do.
+/// Features of one RuntimeClass handler.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Handler {
-    /// Its name, or [`DEFAULT_HANDLER`].
+    /// Name of the handler, or [`DEFAULT_HANDLER`].
     pub name: String,
     /// Read-only mounts can be read-only with all that is mounted below them.
     pub recursive_read_only_mounts: bool,
@@ -819,7 +820,7 @@ pub struct Handler {
     pub user_namespaces: bool,
 }
 
-/// What a backend can do. It may be another after a backend was replaced: ask anew each time.
+/// Features of a backend. They may change when a backend is replaced: ask anew each time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
     /// Handlers, sorted by name. What is not listed can do nothing of it.
@@ -833,7 +834,7 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// Whether the handler of this name can make mounts read-only with all below them.
+    /// Returns true if the handler of this name can make mounts read-only with all mounts below them.
     #[must_use]
     pub fn recursive_read_only_mounts(&self, handler: &str) -> bool {
         let mut all = self.handlers.iter();

@@ -43,7 +43,7 @@ pub struct Node {
     pub minor: u32,
     /// Path of the device below `/sys`, without `/sys`; empty if it has none.
     pub sysfs: String,
-    /// What it is plugged into.
+    /// Place on the USB that the device is plugged into.
     pub usb: Option<Place>,
 }
 
@@ -63,19 +63,19 @@ pub struct Place {
 /// A device on the USB.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usb {
-    /// Where, and what.
+    /// Port, interface and identity.
     pub place: Place,
-    /// Its nodes with their subsystems, sorted. Its own under `/dev/bus/usb` is of the subsystem `usb`.
+    /// Nodes with their subsystems, sorted. The device's own node under `/dev/bus/usb` is of the subsystem `usb`.
     pub nodes: Vec<(String, Node)>,
 }
 
 /// A kind of devices, for a rule: whether of block devices, and their major number.
 pub type Major = (bool, u32);
 
-/// Of a node: whether it is a block device, major, minor.
+/// Identity of a node: true for a block device, major, minor.
 pub type Number = (bool, u32, u32);
 
-/// What is kept of a container with nodes that come and go, of one resource, as long as its pod is there (DEV-44).
+/// Record of a container's nodes that come and go, for one resource, kept as long as its pod is there (DEV-44).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveRecord {
     /// Resource.
@@ -91,29 +91,29 @@ pub struct LiveRecord {
 /// A device that a container may use.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Allowed {
-    /// Which.
+    /// Identity of the node.
     pub number: Number,
     /// Letters of `rwm`.
     pub access: String,
 }
 
-/// What a container with nodes that come and go may use, of all resources.
+/// Rules for the device accesses of a container with nodes that come and go, over all resources.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveRules {
-    /// Its control group, absolute within the hierarchy.
+    /// Control group of the container, absolute within the hierarchy.
     pub cgroup: String,
     /// Kinds that its OCI runtime has opened for them, and of which all but the numbers here are closed.
     pub majors: Vec<Major>,
-    /// What it may read and write of these kinds anyway.
+    /// Other nodes of these kinds that it may read and write.
     pub others: Vec<Number>,
-    /// What it may use of these kinds anyway, but not in both ways.
+    /// Other nodes of these kinds that it may either read or write.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub limited: Vec<Allowed>,
     /// Nodes that are there, sorted, each once.
     pub allowed: Vec<Allowed>,
 }
 
-/// What a container gets of a plugin for units that it holds.
+/// Answer of a plugin: what a container gets for the units that it holds.
 ///
 /// - Source: `ContainerAllocateResponse` of `pkg/apis/deviceplugin/v1beta1/api.proto`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -134,50 +134,50 @@ pub struct Answer {
 /// Ids by their resources, in order.
 pub type IdsByResource = Vec<(String, Vec<String>)>;
 
-/// What an active pod has of devices.
+/// Devices that an active pod holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodHolds {
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its containers, but for plain init containers, also those that hold nothing.
+    /// Containers of the pod, without plain init containers, also those that hold no device.
     pub containers: Vec<(String, IdsByResource)>,
 }
 
-/// Who has which devices.
+/// Holders of all devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holdings {
     /// Active pods.
     pub pods: Vec<PodHolds>,
-    /// Those that can be given, held or not.
+    /// Devices that can be given, held or not.
     pub healthy: IdsByResource,
 }
 
-/// What is looked for.
+/// Filter for a search of devices.
 pub trait Wanted: Send + Sync {
-    /// Whether a node of this name is wanted.
+    /// Returns true if a node of this name is wanted.
     fn node(&self, name: &str) -> bool;
 
-    /// Whether such a node may lie in this directory, or below it.
+    /// Returns true if a wanted node may lie in this directory, or below it.
     fn directory(&self, path: &str) -> bool;
 
-    /// Whether the device on the USB is wanted.
+    /// Returns true if the device on the USB is wanted.
     fn usb(&self, place: &Place) -> bool;
 
-    /// Whether anything on the USB is.
+    /// Returns true if any device on the USB is wanted.
     fn any_usb(&self) -> bool;
 
-    /// Whether anything is wanted by what udev knows of it.
+    /// Returns true if any device is wanted by facts that udev knows.
     fn any_udev(&self) -> bool;
 
-    /// Whether such a device may be of this subsystem.
+    /// Returns true if such a device may be of this subsystem.
     fn subsystem(&self, name: &str) -> bool;
 
     /// The numbers of what this device is wanted for.
     fn udev(&self, subsystem: &str, device: &dyn Facts) -> Vec<u16>;
 
-    /// Whether any CDI device is wanted.
+    /// Returns true if any CDI device is wanted.
     fn any_cdi(&self) -> bool;
 
     /// The qualified names of the devices of a CDI file that are wanted.
@@ -187,20 +187,20 @@ pub trait Wanted: Send + Sync {
     fn cdi(&self, file: Value) -> Result<Vec<String>, WrongValue>;
 }
 
-/// What is known of a device that has a node: read when it is asked for. What cannot be read is not there.
+/// Facts of a device that has a node, read on demand. A fact that cannot be read is missing.
 pub trait Facts {
-    /// How many devices there are: itself is 0, then what it is a part of.
+    /// Number of levels: level 0 is the device itself, the next is the device that it is a part of, and so on.
     fn levels(&self) -> usize;
 
     /// The driver of one of these.
     fn driver(&self, level: usize) -> Option<String>;
 
-    /// What a file of one of these holds, without the end of its line.
+    /// Content of a file of one of these, without the end of its line.
     fn attr(&self, level: usize, name: &str) -> Option<String>;
 
-    /// What udev's database holds of itself: lines such as `E:NAME=value` and `G:tag`.
+    /// Entry of level 0 in udev's database: lines such as `E:NAME=value` and `G:tag`.
     fn database(&self) -> String;
 
-    /// What the kernel says of itself: lines such as `NAME=value`.
+    /// The kernel's `uevent` of level 0: lines such as `NAME=value`.
     fn event(&self) -> String;
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What bytes are for.
+/// Purpose of bytes on the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkClass {
     /// Lease and status of the node.
@@ -22,7 +22,7 @@ pub enum LinkClass {
 }
 
 impl LinkClass {
-    /// How many there are.
+    /// Number of classes.
     pub const COUNT: usize = 7;
     /// All of them.
     pub const ALL: [Self; Self::COUNT] = [

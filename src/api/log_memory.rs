@@ -9,15 +9,16 @@
 
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 40;
-/// What it begins with; the last byte is the version.
+/// First bytes of the header; the last one is the version.
 const MAGIC: [u8; 8] = *b"picolog\x01";
 
-/// What is said of the records that follow.
+/// Header of the records that follow it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
     /// Device and inode of the file that they belong to.
     pub file: (u64, u64),
-    /// Where in it the first of them begins. Negative: the file was begun anew, and some of them are in the one before.
+    /// Place of the first record in that file. Negative: the file was begun anew, and some records are in the file
+    /// before.
     pub begins: i64,
     /// Bytes of older records that this shim gave up: neither memory nor disk had room.
     pub lost: u64,
@@ -41,7 +42,7 @@ impl Header {
         out
     }
 
-    /// What [`Self::encode`] wrote; `None`: it is none, or of a later version.
+    /// Reads a header that [`Self::encode`] wrote; `None` for anything else, or a later version.
     #[must_use]
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
         let word = |n: usize| -> [u8; 8] {
@@ -56,7 +57,7 @@ impl Header {
         })
     }
 
-    /// Where in these records the byte is that will be at `at` in `file`; `None`: it is not among them.
+    /// Place in these records of the byte that will be at `at` in `file`; `None` if they do not have it.
     #[must_use]
     pub fn offset(&self, file: (u64, u64), at: u64) -> Option<u64> {
         let at = i64::try_from(at).ok()?;

@@ -36,7 +36,7 @@ pub struct ObjectMeta {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// Who owns an object: it goes when its owners are gone.
+/// Owner of an object, which goes when its owners are gone.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 #[expect(

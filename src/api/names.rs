@@ -57,8 +57,8 @@ pub fn is_label_value(text: &str) -> bool {
     text.is_empty() || is_plain_name(text)
 }
 
-/// Whether `text` is like `pattern`, in which `*` stands for any bytes and `?` for one. Takes at most the product of their
-/// lengths.
+/// Returns true if `text` matches `pattern`, in which `*` stands for any bytes and `?` for one. Takes at most the
+/// product of their lengths.
 #[must_use]
 pub fn glob(pattern: &str, text: &str) -> bool {
     let (pattern, text) = (pattern.as_bytes(), text.as_bytes());

@@ -34,7 +34,7 @@ impl Node {
 object!(NodeSpec {
     #[serde(rename = "podCIDR")]
     pod_cidr: String,
-    /// One, or one of each family.
+    /// A CIDR, or one of each family.
     #[serde(rename = "podCIDRs")]
     pod_cidrs: Vec<String>,
     #[serde(rename = "providerID")]
@@ -50,7 +50,7 @@ object!(
 
 object!(NodeStatus {
     capacity: ResourceList,
-    /// What pods may ask for together.
+    /// Resources that pods may request together.
     allocatable: ResourceList,
     conditions: Vec<NodeCondition>,
     addresses: Vec<NodeAddress>,

@@ -33,9 +33,9 @@ written!(
     Spec {
         /// [`SPEC_VERSION`].
         oci_version: String,
-        /// What runs.
+        /// Process of the container.
         process: Process,
-        /// Its root file system.
+        /// Root file system of the container.
         root: Root,
         /// Mounts, in the order they are made.
         mounts: Vec<Mount>,
@@ -53,7 +53,7 @@ written!(
 written!(
     /// The container's init process, or a process to exec (the same type is the input of `exec --process`).
     Process {
-        /// Whether it gets a terminal.
+        /// Set if the process gets a terminal.
         #[serde(skip_serializing_if = "core::ops::Not::not")]
         terminal: bool,
         /// Ids it runs as.
@@ -117,7 +117,7 @@ written!(
 );
 
 written!(
-    /// One resource limit of a process.
+    /// A resource limit of a process.
     Rlimit {
         /// `RLIMIT_NOFILE`, …
         #[serde(rename = "type")]
@@ -141,7 +141,7 @@ written!(
 );
 
 written!(
-    /// One mount.
+    /// A mount.
     Mount {
         /// Absolute path in the container.
         destination: String,
@@ -205,7 +205,7 @@ written!(
 );
 
 written!(
-    /// One namespace.
+    /// A namespace.
     Namespace {
         /// `pid`, `network`, `ipc`, `uts`, `mount`, `cgroup`.
         #[serde(rename = "type")]
@@ -265,7 +265,7 @@ written!(
 );
 
 written!(
-    /// One rule of the device cgroup.
+    /// A rule of the device cgroup.
     DeviceRule {
         /// Allow or deny.
         allow: bool,
@@ -346,7 +346,7 @@ pub struct Seccomp {
     /// Socket of a user-space notification agent.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub listener_path: String,
-    /// What is told to that agent.
+    /// Data for that agent.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub listener_metadata: String,
     /// Rules.
@@ -354,7 +354,7 @@ pub struct Seccomp {
     pub syscalls: Vec<SeccompRule>,
 }
 
-/// One rule: these calls with these arguments get this action.
+/// A rule: these calls with these arguments get this action.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SeccompRule {
@@ -404,14 +404,14 @@ pub struct ResolvedUser {
     pub additional_gids: Vec<u32>,
 }
 
-/// What the direct backend gathers about one container before its configuration is generated.
+/// Everything that the direct backend gathers about a container before it generates the configuration.
 #[derive(Clone, Debug)]
 pub struct SpecInput<'a> {
     /// Id of the container, for annotations.
     pub container_id: &'a str,
     /// Id of the sandbox, for annotations.
     pub sandbox_id: &'a str,
-    /// What the agent asked for.
+    /// The container that the agent asked for.
     pub container: &'a ContainerConfig,
     /// The sandbox it asked for.
     pub sandbox: &'a SandboxConfig,
@@ -429,8 +429,7 @@ pub struct SpecInput<'a> {
     pub image_volumes: &'a [BindMount],
     /// The decoded profile file, when the container asks for `SecurityProfile::Localhost`.
     pub seccomp_file: Option<&'a Seccomp>,
-    /// What the nodes of the container's devices are, in their order: the container's path, and the owner and mode of the
-    /// machine's node.
+    /// Nodes of the container's devices, in their order: path in the container, owner and mode of the machine's node.
     pub devices: &'a [Device],
     /// All nodes of the machine as they are now, if the container is privileged.
     pub host_devices: &'a [Device],
@@ -513,7 +512,7 @@ pub struct SandboxPaths {
     pub hosts: String,
 }
 
-/// What the machine can do, read once at start.
+/// Features of the machine, read once at start.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostFacts {
     /// `x86_64`, `x86`, `aarch64`, `arm`, `riscv64`, …: `std::env::consts::ARCH`.
@@ -542,12 +541,12 @@ pub struct HostFacts {
     pub seccomp: bool,
 }
 
-/// One pod's cgroup: where and what.
+/// A pod's cgroup: its path and its values.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodCgroup {
     /// Absolute within the hierarchy, `cgroupRoot` included (`/kubepods/burstable/pod<uid>`).
     pub path: String,
-    /// What to write.
+    /// Values to write.
     pub values: LinuxResources,
 }
 
@@ -602,7 +601,7 @@ read!(
         schema_version: u32,
         /// Kind; may be empty in an OCI layout.
         media_type: String,
-        /// One entry for each platform or tag.
+        /// Manifests of the index: an entry for each platform or tag.
         manifests: Vec<Descriptor>,
         /// Annotations.
         annotations: BTreeMap<String, String>,
@@ -616,7 +615,8 @@ read!(
         schema_version: u32,
         /// Kind; may be empty.
         media_type: String,
-        /// What it is if it is no image; before 1.1 of the specification that is the type of its configuration.
+        /// Kind of an artifact that is no image; before 1.1 of the specification the type of its configuration says
+        /// that.
         artifact_type: String,
         /// The [`ImageConfig`] blob, whose digest is the image id.
         config: Descriptor,
@@ -638,9 +638,9 @@ read!(
         variant: String,
         /// RFC 3339, as written.
         created: String,
-        /// How to run it.
+        /// Process of the image: command, environment, user.
         config: ImageProcess,
-        /// Its layers.
+        /// Layers of the image.
         rootfs: RootFs,
     }
 );

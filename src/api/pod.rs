@@ -167,13 +167,13 @@ object!(Container {
 });
 
 impl Container {
-    /// Whether this init container is a sidecar (meaningless for other containers).
+    /// Returns true for a sidecar. Meaningful for init containers only.
     #[must_use]
     pub fn is_sidecar(&self) -> bool {
         self.restart_policy == Some(RestartPolicy::Always)
     }
 
-    /// Whether it mounts volume `name`.
+    /// Returns true if the container mounts volume `name`.
     #[must_use]
     pub fn mounts(&self, name: &str) -> bool {
         self.volume_mounts.iter().any(|m| m.name == name)
@@ -321,8 +321,8 @@ object!(SecurityContext {
 object!(Capabilities { add: Vec<String>, drop: Vec<String> });
 
 object!(
-    /// One volume. Exactly one source is set; sources that are not modelled are listed in `unsupported_source`
-    /// by the validator, which reads the raw object.
+    /// A volume. Exactly one source is set; the validator, which reads the raw object, lists sources that are not
+    /// modelled in `unsupported_source`.
     Volume {
         name: String,
         empty_dir: Option<EmptyDirVolume>,

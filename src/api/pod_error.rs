@@ -8,16 +8,16 @@ use core::fmt::Display;
 /// Texts are for the pod's status and events; nothing reads them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PodError {
-    /// Its author: a field asks for what cannot be.
+    /// Fault of the pod's author: a field asks for something impossible.
     #[error("{0}")]
     Spec(String),
     /// Whoever makes the objects that it refers to: one is missing, cannot be read now, or does not hold what it should.
     #[error("{0}")]
     Object(String),
-    /// Who built its image.
+    /// Fault of the image's builder.
     #[error("{0}")]
     Image(String),
-    /// This node's operator: the machine cannot do it.
+    /// Fault of this node, for its operator: the machine cannot do it.
     #[error("{0}")]
     Node(String),
 }
@@ -28,7 +28,7 @@ impl PodError {
         text
     }
 
-    /// The same, with what it is about in front.
+    /// Puts the thing that the error is about in front of its text.
     #[must_use]
     pub fn of(mut self, what: impl Display) -> Self {
         let text = self.text();

@@ -124,7 +124,7 @@ object!(ContainerStatus {
     volume_mounts: Vec<VolumeMountStatus>,
     #[serde(skip_serializing_if = "Option::is_none")]
     user: Option<ContainerUser>,
-    /// How the devices are that it holds; sorted.
+    /// Health of the devices that the container holds; sorted.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     allocated_resources_status: Vec<ResourceStatus>,
 });

@@ -1,6 +1,6 @@
 //! What a configMap, secret, downwardAPI or projected volume holds: decided by `logic::projection`, written by `volume`.
 
-/// One file of a projected volume.
+/// A file of a projected volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProjectedFile {
     /// Relative path below the volume's root, as the items name it; checked when it is written.

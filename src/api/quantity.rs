@@ -59,7 +59,7 @@ impl Quantity {
         Self(format!("{value}{}", suffix.copied().unwrap_or("")).into())
     }
 
-    /// Whether both are the same amount, however they are written.
+    /// Returns true if both are equal amounts, however they are written.
     #[must_use]
     pub fn same_amount(&self, other: &Self) -> bool {
         nanos(&self.0) == nanos(&other.0)

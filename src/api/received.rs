@@ -12,17 +12,17 @@ pub struct ReceivedPod {
     pub pod: Pod,
     /// The whole object with the same identity but without defaults: what the pod record keeps and digests are made of.
     pub raw: Value,
-    /// Where it was read: the manifest's path, or empty for the apiserver.
+    /// Path of the manifest; empty for the apiserver.
     pub origin: Box<str>,
 }
 
-/// Why an object is not taken: whoever wrote it mends it.
+/// Reason why an object is refused; its author can mend it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
     /// A value that cannot be read, or that identifies no object of this node.
     #[error(transparent)]
     Value(#[from] WrongValue),
-    /// What the API would refuse: the object's kind and name, and every wrong value.
+    /// Values that the API would refuse: the object's kind and name, and every wrong value.
     #[error("{0} {1:?} is invalid: {list}", list = joined(.2))]
     Values(&'static str, String, Vec<WrongValue>),
 }
@@ -32,7 +32,7 @@ fn joined(values: &[WrongValue]) -> String {
     shown.join("; ")
 }
 
-/// One entry of a source's snapshot.
+/// An entry of a source's snapshot.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Delivered {
     /// The pod with this uid is present and unchanged since the source last delivered it.

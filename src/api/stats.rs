@@ -4,7 +4,7 @@
 
 use super::{ContainerId, PodUid, Wall, cri::FsInfo};
 
-/// How much is read.
+/// Extent of a reading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Detail {
     /// Processor time, memory and swap.
@@ -18,20 +18,20 @@ pub enum Detail {
 pub struct Cpu {
     /// All of it, nanoseconds.
     pub total_ns: u64,
-    /// Of that, in the programs themselves and in the kernel, nanoseconds.
+    /// Part of it in the programs themselves, and part in the kernel, nanoseconds.
     pub user_system_ns: Option<(u64, u64)>,
-    /// What its quota did; only with [`Detail::Full`].
+    /// Effect of its quota; only with [`Detail::Full`].
     pub throttled: Option<Throttled>,
 }
 
-/// What the quota of a control group did.
+/// Effect of a control group's quota.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Throttled {
     /// Periods in which something ran.
     pub periods: u64,
-    /// Of these, in how many it was stopped.
+    /// Periods in which the group was stopped.
     pub throttled_periods: u64,
-    /// How long it was stopped, nanoseconds.
+    /// Time for which the group was stopped, nanoseconds.
     pub throttled_ns: u64,
 }
 
@@ -63,7 +63,7 @@ pub struct Swap {
     pub limit_bytes: Option<u64>,
 }
 
-/// How much waiting there was for one resource: averages in percent times 100, as the kernel prints them with two digits.
+/// Waiting for one resource: averages in percent times 100, as the kernel prints them with two digits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stall {
     /// Over the last 10, 60 and 300 seconds, hundredths of a percent.
@@ -75,16 +75,16 @@ pub struct Stall {
 /// Pressure on one resource (PSI). Source: kernel `Documentation/accounting/psi.rst`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pressure {
-    /// Somebody waited.
+    /// At least one task waited.
     pub some: Stall,
     /// Everybody waited.
     pub full: Stall,
 }
 
-/// What a control group and all below it have used. `None`: not counted on this machine.
+/// Usage of a control group and all groups below it. `None`: not counted on this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// When it was read.
+    /// Time of the reading.
     pub at: Wall,
     /// Processor time.
     pub cpu: Option<Cpu>,
@@ -94,11 +94,11 @@ pub struct Usage {
     pub swap: Option<Swap>,
     /// Processes and threads; only with [`Detail::Full`], as what follows.
     pub pids: Option<u64>,
-    /// How often the kernel killed for want of memory.
+    /// Processes that the kernel killed for want of memory.
     pub oom_kills: Option<u64>,
     /// Pressure on processor, memory and disks; only with version 2.
     pub pressure: Option<Box<[Option<Pressure>; 3]>>,
-    /// What was asked for: shares of the processor, its quota and period in microseconds.
+    /// Requested shares of the processor.
     pub cpu_shares: Option<u64>,
     /// Quota and period, microseconds; `None`: no quota.
     pub cpu_quota: Option<(u64, u64)>,
@@ -107,7 +107,7 @@ pub struct Usage {
 /// Counts of one network interface, as `/proc/net/dev` has them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Interface {
-    /// Its name.
+    /// Name of the interface.
     pub name: String,
     /// Received.
     pub rx: Traffic,
@@ -115,7 +115,7 @@ pub struct Interface {
     pub tx: Traffic,
 }
 
-/// One direction of an interface.
+/// Counts of one direction of an interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Bytes.
@@ -131,19 +131,19 @@ pub struct Traffic {
 /// A container that runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerUsage {
-    /// Its id.
+    /// Id of the container.
     pub id: ContainerId,
-    /// Its name in the pod.
+    /// Name of the container in the pod.
     pub name: String,
     /// Image as the user named it.
     pub image: String,
-    /// When it was started.
+    /// Start of the container.
     pub started_at: Wall,
-    /// Its control group.
+    /// Control group of the container.
     pub cgroup: String,
-    /// Its log file, absolute.
+    /// Log file of the container, absolute.
     pub log_path: String,
-    /// What it has used.
+    /// Usage of the container.
     pub usage: Usage,
 }
 
@@ -156,11 +156,11 @@ pub struct PodUsage {
     pub name: String,
     /// Namespace.
     pub namespace: String,
-    /// When its sandbox was made.
+    /// Creation of the sandbox.
     pub started_at: Wall,
-    /// Its control group; empty if it is not known.
+    /// Control group of the pod; empty if it is not known.
     pub cgroup: String,
-    /// What that has used.
+    /// Usage of that control group.
     pub usage: Usage,
     /// Interfaces of its network; `None` for the host's, and where only [`Detail::Basic`] was asked for.
     pub network: Option<Vec<Interface>>,
@@ -168,7 +168,7 @@ pub struct PodUsage {
     pub containers: Vec<ContainerUsage>,
 }
 
-/// What files below a directory take.
+/// Disk use of all files below a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskUsage {
     /// Bytes on disk.
@@ -178,7 +178,7 @@ pub struct DiskUsage {
 }
 
 impl DiskUsage {
-    /// What is used of a file system, whoever used it.
+    /// Makes the use of a whole file system, whoever used it.
     #[must_use]
     pub const fn of_all(fs: &FsInfo) -> Self {
         Self {
@@ -195,36 +195,36 @@ impl core::ops::AddAssign for DiskUsage {
     }
 }
 
-/// What the files of a container take. `None`: too much to be counted.
+/// Disk use of a container. `None`: too much to be counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ContainerDisk {
     /// Above its image.
     pub layer: Option<DiskUsage>,
-    /// Its logs.
+    /// Disk use of its logs.
     pub logs: Option<DiskUsage>,
 }
 
-/// What a volume takes.
+/// Disk use of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VolumeUsage {
-    /// Its name in the pod.
+    /// Name of the volume in the pod.
     pub name: String,
     /// Name of the claim that it was given to.
     pub claim: Option<String>,
-    /// It counts as the pod's ephemeral storage.
+    /// Set if the volume counts as the pod's ephemeral storage.
     pub ephemeral: bool,
-    /// What is in it; `None`: too much to be counted.
+    /// Disk use of its content; `None`: too much to be counted.
     pub used: Option<DiskUsage>,
     /// The file system that it is on.
     pub fs: Option<FsInfo>,
 }
 
-/// What there is in a volume that a claim is bound to.
+/// Usage of a volume that a claim is bound to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClaimUsage {
     /// A pod that uses it.
     pub uid: PodUid,
-    /// Its name in that pod.
+    /// Name of the volume in that pod.
     pub volume: String,
     /// Namespace of the claim, which is the pod's.
     pub namespace: String,

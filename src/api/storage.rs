@@ -10,7 +10,7 @@ use super::meta::OwnerReference;
 use super::pod::{HostPathVolume, NfsVolume, NodeSelector, is_default, object};
 
 object!(
-    /// What a pod asks for.
+    /// A claim, as far as a pod's volume needs it.
     PersistentVolumeClaim { metadata: StorageMeta, spec: ClaimSpec, status: ClaimStatus }
 );
 object!(StorageMeta {
@@ -30,7 +30,7 @@ object!(ClaimSpec {
 object!(ClaimStatus { phase: String });
 
 object!(
-    /// What a claim is bound to.
+    /// A volume of the cluster, to which a claim is bound.
     PersistentVolume { metadata: StorageMeta, spec: VolumeSpec }
 );
 object!(VolumeSpec {

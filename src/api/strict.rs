@@ -25,7 +25,7 @@ pub const MAX_FOREIGN_BYTES: usize = 24 << 20;
 pub struct WrongValue {
     /// Path of the field, such as `spec.containers[0].image`; `.` for the whole.
     pub path: String,
-    /// What was found and what was expected.
+    /// Text that says what was found and what was expected.
     pub message: String,
 }
 
@@ -40,7 +40,7 @@ pub fn typed<T: DeserializeOwned>(value: &Value) -> Result<T, WrongValue> {
     T::deserialize(Strict(value)).map_err(Located::into_wrong)
 }
 
-/// What makes a text not a `T`.
+/// Reason why a text is not a `T`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TextError {
     /// Not JSON.
@@ -60,7 +60,7 @@ impl fmt::Display for TextError {
 }
 
 impl WrongValue {
-    /// Of the field at `path`.
+    /// Makes the error of the field at `path`.
     pub fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
             path: path.into(),
@@ -68,7 +68,7 @@ impl WrongValue {
         }
     }
 
-    /// The same without what was found, which may be a password in the wrong place.
+    /// Drops the found value from the text: it may be a password in the wrong place.
     #[must_use]
     pub fn without_value(mut self) -> Self {
         self.message = match self.message.rsplit_once(", expected ") {
@@ -120,13 +120,13 @@ pub fn from_foreign_json<T: DeserializeOwned>(text: &[u8]) -> Result<T, TextErro
 
 /// About how many bytes the values of a JSON text take: at least half of them, whatever it is made of.
 fn estimate(text: &[u8]) -> usize {
-    /// Of a map's first node, which holds [`FIELDS`]; of each field more, for later nodes are half full.
+    /// Size of a map's first node, which holds [`FIELDS`]. Later nodes are half full, so each field counts more there.
     const MAP_BYTES: usize = 640;
     const FIELDS: usize = 6;
     const FIELD_BYTES: usize = MAP_BYTES / FIELDS;
     /// In a list, whose room doubles as it grows.
     const ITEM_BYTES: usize = 2 * size_of::<Value>();
-    /// Of a text beside its characters.
+    /// Size of a text beside its characters.
     const TEXT_BYTES: usize = 32;
     let (mut maps, mut fields, mut commas, mut texts) = (0_usize, 0_usize, 0_usize, 0_usize);
     let mut bytes = text.iter();
@@ -182,7 +182,7 @@ impl Located {
         }))
     }
 
-    /// It happened in field `name` of the value at hand.
+    /// Places the error in field `name` of the value at hand.
     #[cold]
     #[inline(never)]
     fn in_field(mut self, name: &str) -> Self {
@@ -194,7 +194,7 @@ impl Located {
         self
     }
 
-    /// It happened in item `index` of the value at hand.
+    /// Places the error in item `index` of the value at hand.
     #[cold]
     #[inline(never)]
     fn in_item(self, index: usize) -> Self {

@@ -60,7 +60,7 @@ impl Wall {
         self.0.div_euclid(1_000_000_000)
     }
 
-    /// The same instant cut to whole seconds, the precision of API timestamps.
+    /// Cuts the instant to whole seconds, the precision of API timestamps.
     #[must_use]
     pub const fn truncated(self) -> Self {
         Self::from_secs(self.secs())

@@ -15,11 +15,11 @@ use crate::{
     },
 };
 
-/// What a request of the poller led to, or a write of ours.
+/// Answer of the apiserver to a request of the poller, or to a write of this agent.
 pub(super) enum Answer {
     /// A list of metadata ended; what it has shown until then.
     Listed(Vec<Item>, Result<Listed, KubeError>),
-    /// One item of a list of whole objects.
+    /// A whole object of a list.
     Object(Box<Seen>),
     /// A read ended; `None`: what came was no pod.
     Got(Ticket, Result<Option<Box<Seen>>, KubeError>),
@@ -64,7 +64,7 @@ fn item_of(raw: &Value) -> Option<Item> {
     })
 }
 
-/// One item of a list of metadata.
+/// Makes an item from a list of metadata.
 pub(super) fn item(meta: ObjectMeta) -> Item {
     Item {
         deleting: meta.deletion_timestamp.is_some(),
@@ -76,7 +76,7 @@ pub(super) fn item(meta: ObjectMeta) -> Item {
     }
 }
 
-/// What the API shows of a pod, as far as writing goes.
+/// Picks what the writer needs of a pod that the API shows.
 pub(super) fn copy_of(pod: &Pod) -> ApiCopy {
     ApiCopy {
         status: ApiStatus::of(&pod.status),
@@ -111,12 +111,12 @@ pub(super) fn ring(ring: Ring) -> Option<api_poll::Ring> {
     })
 }
 
-/// Whether the apiserver itself says so, not somebody on the way to it.
+/// Returns true if the apiserver itself gave this answer, not a proxy on the way to it.
 pub(super) fn says(e: &KubeError, status: u16, reason: &str) -> bool {
     matches!(e, KubeError::Api(e) if e.status == status && e.reason == reason)
 }
 
-/// Why a read had no use.
+/// Sorts the error of a read for the poller.
 pub(super) fn read_failure(e: &KubeError) -> api_poll::Failure {
     match e {
         e if says(e, 404, "NotFound") => api_poll::Failure::NotFound,
@@ -126,7 +126,7 @@ pub(super) fn read_failure(e: &KubeError) -> api_poll::Failure {
     }
 }
 
-/// Why a list had no use.
+/// Sorts the error of a list for the poller.
 pub(super) fn list_failure(e: &KubeError) -> api_poll::Failure {
     api_poll::Failure::Server {
         retry_after: e.retry_after(),
@@ -146,7 +146,7 @@ pub(super) const fn word(e: &KubeError) -> Option<Word> {
     }
 }
 
-/// Why a write was not done, as far as is known.
+/// Sorts the error of a write, as far as its fate is known.
 pub(super) fn write_failure(e: &KubeError) -> status_writer::Failure {
     use status_writer::Failure;
     match word(e) {

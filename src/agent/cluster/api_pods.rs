@@ -8,8 +8,8 @@ use crate::{
     logic::api_poll::{ApiPoll, Item, Sight, Verdict},
 };
 
-/// Which pods the API has, and in which version each was read. One task polls ([`super::pods`]); who writes to the API tells
-/// here what came of it, so that its own writes are not read back. At most as many as the pod table has places.
+/// Pods that the API has, and the version in which each was read. One task polls ([`super::pods`]). Writers to the API
+/// tell their answers here, so that own writes are not read back. At most as many pods as the pod table has places.
 pub(super) struct ApiPods {
     poll: RefCell<ApiPoll>,
     /// The poller may have something to ask.
@@ -17,7 +17,7 @@ pub(super) struct ApiPods {
 }
 
 impl ApiPods {
-    /// Of a node of whose pods nothing is known.
+    /// Begins without a known pod, or with those that `poll` remembers.
     pub(super) fn new(poll: ApiPoll) -> Self {
         Self {
             poll: RefCell::new(poll),
@@ -50,7 +50,7 @@ impl ApiPods {
         self.poll.borrow().has_completed()
     }
 
-    /// Whether the pod is known.
+    /// Returns true if the pod is known.
     pub(super) fn holds(&self, uid: &PodUid) -> bool {
         self.poll.borrow().holds(uid)
     }
@@ -83,7 +83,7 @@ impl ApiPods {
         self.poll.borrow_mut().on_deleted(uid);
     }
 
-    /// Nobody knows what the API has of the pod: it is read again.
+    /// Asks for another read of a pod whose state in the API is unknown.
     pub(super) fn reread(&self, uid: &PodUid) {
         self.poll.borrow_mut().reread(uid);
     }
@@ -93,7 +93,7 @@ impl ApiPods {
 mod testing {
     //! What tests ask.
     impl super::ApiPods {
-        /// What is remembered, for the report of a failure.
+        /// Describes the memory of the poller, for the report of a failure.
         pub(in crate::agent::cluster) fn memory(&self) -> String {
             format!("{:?}", self.poll.borrow())
         }

@@ -39,22 +39,23 @@ use crate::{
     logic::certificates::{Requests, is_stuck, retry_delay},
 };
 
-/// What became of the certificate, for who shows it and for who ends the agent. One task writes it ([`ClientCertificate`]).
+/// State of the client certificate, for status pages and for the end of the agent. One task writes it
+/// ([`ClientCertificate`]).
 #[derive(Debug, Default)]
 pub(in crate::agent) struct Certificates {
     trouble: RefCell<Option<String>>,
     ended: RefCell<Option<String>>,
-    /// When it ends; `None`: there is none.
+    /// End of its validity; `None` without a certificate.
     pub(super) end: Cell<Option<Wall>>,
 }
 
 impl Certificates {
-    /// What is wrong with the certificate, if anything is.
+    /// Problem of the certificate, if it has one.
     pub(in crate::agent) fn trouble(&self) -> Option<String> {
         self.trouble.borrow().clone()
     }
 
-    /// Why the agent ends (BOOT-09).
+    /// Reason why the agent ends (BOOT-09).
     pub(super) fn ended(&self) -> Option<String> {
         self.ended.borrow().clone()
     }
@@ -75,15 +76,15 @@ impl Certificates {
     }
 }
 
-/// Where the certificate lies, and who uses it.
+/// A certificate that the agent renews: its files, and the connections that show it.
 pub(super) struct Kept {
     pub(super) store: Store,
-    /// Whose connections show the certificate.
+    /// The cluster whose connections show the certificate.
     pub(super) cluster: Arc<kube::Cluster>,
     pub(super) bootstrap: Option<Bootstrap>,
 }
 
-/// Another name to ask under, while there is no certificate.
+/// Bootstrap identity, used while there is no certificate.
 pub(super) struct Bootstrap {
     pub(super) kubeconfig: PathBuf,
     pub(super) servers: Vec<String>,
@@ -157,7 +158,7 @@ impl ClientCertificate {
         }
     }
 
-    /// Whether the certificate holds.
+    /// Returns true if the certificate is valid now.
     fn judge(&self, held: &[Certificate]) -> bool {
         let end = first_end(held);
         let trouble = match end {
@@ -193,7 +194,7 @@ impl ClientCertificate {
         }
     }
 
-    /// One request, from the fresh key to the pair in use.
+    /// Gets one certificate, from the fresh key to the pair in use.
     async fn renew(&self, name: Name) -> Result<(), Failed> {
         let other: Option<Arc<dyn Api>> = match (name, &self.kept.bootstrap) {
             (Name::Own, _) | (Name::Bootstrap, None) => None,

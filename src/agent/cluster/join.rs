@@ -29,13 +29,13 @@ use crate::{
     sys::clock,
 };
 
-/// Why a node cannot join: one line for the operator.
+/// Reason why a node cannot join: one line for the operator.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::agent) enum JoinError {
     /// Files or flags are wrong.
     #[error("{0}")]
     Usage(String),
-    /// This machine refuses something.
+    /// An operation on this machine failed.
     #[error("{0}")]
     Failed(String),
 }
@@ -43,22 +43,22 @@ pub(in crate::agent) enum JoinError {
 /// See [`Joined::answers`].
 const ANSWERS: usize = 4;
 
-/// What a member of a cluster begins with.
+/// Everything that a member of a cluster begins with.
 pub(in crate::agent) struct Joined {
     /// The apiserver, and the threads that wait for it.
     pub(super) lanes: KubeLanes,
     pub(super) skew: Arc<Skew>,
-    /// This node's own certificate, if it is the agent's to keep.
+    /// This node's own certificate, if the agent renews it.
     pub(super) certificate: Option<Kept>,
-    /// Who signs certificates in the apiserver's place.
+    /// Supervisor of k3s, which signs certificates in place of the apiserver.
     pub(super) k3s: Option<Arc<K3s>>,
-    /// What the cluster is known by (KADM-32).
+    /// Identity of the cluster (KADM-32).
     pub(in crate::agent) authority: String,
-    /// Whether a watch is used beside polling.
+    /// Set if a watch is used beside polling.
     pub(super) doorbells: bool,
     /// Decides the spread of delays.
     pub(super) seed: u64,
-    /// Where the apiserver was last reached.
+    /// Address at which the apiserver was last reached.
     pub(in crate::agent) peer: Arc<Peer>,
     /// Answers about pods that may wait: whole pods of a list are read no faster than they are recorded.
     pub(in crate::agent) answers: usize,
@@ -161,7 +161,7 @@ pub(in crate::agent) fn join(
     }))
 }
 
-/// Who this node is to the apiserver (BOOT-01). `trusted`: the clock is known to be right.
+/// Chooses the credentials of this node for the apiserver (BOOT-01). `trusted`: the clock is known to be right.
 fn credentials(
     wanted: &ClusterConfig,
     path: &Path,
@@ -201,7 +201,7 @@ struct Connect {
 }
 
 impl Connect {
-    /// Nothing is read or sent yet.
+    /// Makes a client of the cluster. Reads and sends nothing yet.
     fn api(&self, config: Kubeconfig) -> (Arc<kube::Cluster>, HttpApi) {
         let skew = Arc::clone(&self.skew);
         let on_date = move |theirs, _ours| skew.heard(theirs, clock::mono());
@@ -218,7 +218,7 @@ impl Connect {
 pub(in crate::agent) struct Found {
     pub(in crate::agent) config: Result<Kubeconfig, KubeconfigError>,
     pub(in crate::agent) facts: KubeconfigFacts,
-    /// Why its certificate is of no use, if it is not.
+    /// Reason why its certificate cannot be used; empty if it can.
     bad: String,
 }
 
@@ -333,7 +333,7 @@ mod tests {
     use crate::kube::testing::{Authority, NOW, Pair, Validity};
 
     const OWN: &str = "system:node:n";
-    /// It has ended.
+    /// A validity that has ended.
     const ENDED: Validity = (-7200, -3600);
 
     fn client(ca: &Authority, name: &str, holds: Validity) -> Pair {

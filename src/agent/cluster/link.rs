@@ -27,8 +27,8 @@ const CONDITION: &str = "ApiserverReachable";
 /// [`Skew`] without an answer.
 const NOT_HEARD: i64 = i64::MIN;
 
-/// What the apiserver's clock says: its [`ServerClock`], milliseconds, or [`NOT_HEARD`]. Written by the threads that ask, read
-/// by the deciding one.
+/// The apiserver's clock: its [`ServerClock`], milliseconds, or [`NOT_HEARD`]. Written by request threads, read by the
+/// deciding one.
 #[derive(Debug)]
 pub(in crate::agent) struct Skew(AtomicI64);
 
@@ -70,12 +70,12 @@ const OUTAGE: Duration = Duration::from_secs(25);
 /// back-off of up to 30 s, and the node controller marks what it has not heard of meanwhile.
 const AFTERMATH: Duration = Duration::from_secs(120);
 
-/// What is known of the way to the apiserver. [`Heartbeat`] and its lane tell how requests end; whoever shows or waits for
-/// it asks here.
+/// State of the connection to the apiserver. [`Heartbeat`] and its lane report how requests end; readers show it or
+/// wait for a change.
 #[derive(Debug, Default)]
 pub(in crate::agent) struct Link {
     pub(super) skew: Arc<Skew>,
-    /// Whether the clock was said to be wrong; rings when that changes.
+    /// Set while the clock counts as wrong. Waiters are woken when that changes.
     is_clock_wrong: Cell<bool>,
     waiters: WakerSet,
     state: RefCell<State>,
@@ -83,15 +83,15 @@ pub(in crate::agent) struct Link {
 
 #[derive(Debug, Default)]
 struct State {
-    /// When it last answered what was asked.
+    /// Instant of the apiserver's last answer.
     answered: Option<Mono>,
-    /// Why it does not; empty if it does.
+    /// Reason why it does not answer; empty if it does.
     trouble: Option<String>,
     /// Since when that is so.
     since: Option<Wall>,
     /// The last word before there was trouble; without one, when the trouble began.
     lost: Option<Mono>,
-    /// When it answered again after an outage.
+    /// Instant of the first answer after an outage.
     returned: Option<Mono>,
 }
 
@@ -163,7 +163,7 @@ impl Link {
         }
     }
 
-    /// What is wrong with the clock, if anything is.
+    /// Describes by how much the clock is wrong, if it is.
     pub(in crate::agent) fn skew_text(&self, clock: &dyn Clock) -> Option<String> {
         let ahead = self.skew.wrong_s(clock)?;
         let (by, word) = (
@@ -175,7 +175,7 @@ impl Link {
         ))
     }
 
-    /// Why there is no word from the apiserver, if so.
+    /// Reason why the apiserver does not answer, if it does not.
     pub(in crate::agent) fn trouble(&self) -> Option<String> {
         self.state.borrow().trouble.clone()
     }
@@ -185,18 +185,18 @@ impl Link {
         self.state.borrow_mut().returned = Some(now);
     }
 
-    /// Whether an outage ended so lately that somebody may write to the Node because of it.
+    /// Returns true if an outage ended so lately that a controller may still write to the Node because of it.
     pub(super) fn is_aftermath(&self, now: Mono) -> bool {
         let returned = self.state.borrow().returned;
         returned.is_some_and(|at| now < at + AFTERMATH)
     }
 
-    /// When it last answered.
+    /// Instant of the apiserver's last answer.
     pub(in crate::agent) fn answered(&self) -> Option<Mono> {
         self.state.borrow().answered
     }
 
-    /// What `get node` says of the apiserver. `certificate`: what is wrong with that of this node.
+    /// Makes the condition of `get node` for the apiserver. `certificate`: the problem of this node's certificate.
     pub(super) fn condition(
         &self,
         certificate: Option<String>,

@@ -14,8 +14,8 @@ use crate::{
     logic::node::{Cidr, CidrError, NodeEvent, PodCidrs, Unkept, is_ready},
 };
 
-/// This node's membership. Written by who keeps the Node up to date ([`super::node`]); whoever must wait for the Node, or has
-/// reason to think that somebody else wrote to it, says so here. One value each, whatever happens.
+/// This node's membership in the cluster. [`super::node`] writes it. Others wait here for the Node, or report that it
+/// may have been changed by somebody else. One value each, never a queue.
 #[derive(Debug, Default)]
 pub(in crate::agent) struct Membership {
     /// The Node was read since the agent started.
@@ -30,13 +30,13 @@ pub(in crate::agent) struct Membership {
     unschedulable: Cell<bool>,
     /// Events that were recorded and whose cause the API does not know yet: not to be recorded again.
     recorded: RefCell<Vec<NodeEvent>>,
-    /// What the apiserver drops.
+    /// Fields of the Node that the apiserver drops.
     unkept: Cell<Unkept>,
-    /// What the runtime was given.
+    /// Pod CIDRs that the runtime was given.
     cidrs: RefCell<PodCidrs>,
     /// The Node has a pod CIDR.
     has_cidr: Cell<bool>,
-    /// What the Node says of its readiness.
+    /// Readiness that the Node shows.
     ready: Cell<Option<bool>>,
 }
 
@@ -49,7 +49,7 @@ impl Membership {
         }
     }
 
-    /// Whether the Node has been read from the API.
+    /// Returns true if the Node has been read from the API.
     pub(super) fn is_read(&self) -> bool {
         self.read.get()
     }
@@ -59,18 +59,18 @@ impl Membership {
         self.waiters.until(|| self.read.get().then_some(()))
     }
 
-    /// Somebody else may have written to the Node: it is read before the next status, and that is looked at soon.
+    /// Has the Node read soon, and before the next status: somebody else may have written to it.
     pub(in crate::agent) fn doubt(&self) {
         self.doubted.set(true);
         self.waiters.wake_all();
     }
 
-    /// The same, and the next status is not hurried by it.
+    /// Has the Node read before the next status, without hurrying that one.
     pub(super) fn doubt_quietly(&self) {
         self.doubted.set(true);
     }
 
-    /// Whether the last answer may no longer be the Node.
+    /// Returns true if the Node may have changed since the last answer.
     pub(super) fn is_doubted(&self) -> bool {
         self.doubted.get()
     }
@@ -127,7 +127,7 @@ impl Membership {
         self.unkept.set(unkept);
     }
 
-    /// Whether the event is to be recorded: it was not since the last status.
+    /// Returns true if the event is to be recorded: it was not since the last status.
     pub(super) fn is_new(&self, event: NodeEvent) -> bool {
         let mut recorded = self.recorded.borrow_mut();
         let is_new = !recorded.contains(&event);
@@ -137,12 +137,12 @@ impl Membership {
         is_new
     }
 
-    /// Whether the Node says that it is ready; `None`: it says nothing.
+    /// Readiness that the Node shows; `None` if it shows none.
     pub(super) fn is_ready(&self) -> Option<bool> {
         self.ready.get()
     }
 
-    /// Whether the Node has a pod CIDR.
+    /// Returns true if the Node has a pod CIDR.
     pub(super) fn has_cidr(&self) -> bool {
         self.has_cidr.get()
     }

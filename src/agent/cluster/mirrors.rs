@@ -32,7 +32,7 @@ pub(super) struct MirrorKeeper {
     pub(super) lanes: KubeLanes,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) complaints: Rc<Complaints>,
-    /// Where static pods are recorded.
+    /// Records of static pods.
     pub(super) store: PodStore,
     pub(super) disk: Lane,
     pub(super) writer: Rc<ApiWriter>,
@@ -40,7 +40,7 @@ pub(super) struct MirrorKeeper {
     pub(super) asker: Asker,
 }
 
-/// Why a mirror is not as it should be.
+/// Reason why a mirror could not be brought up to date.
 #[derive(Debug, thiserror::Error)]
 enum KeepError {
     /// The apiserver does not answer, or refuses.
@@ -52,7 +52,7 @@ enum KeepError {
     /// The static pod has none.
     #[error(transparent)]
     NoMirror(#[from] MirrorError),
-    /// Somebody else of the cluster, who can end it.
+    /// Another object of the cluster has the mirror's name. A person can end it.
     #[error("{0}")]
     InTheWay(&'static str),
     /// The apiserver shows something else.

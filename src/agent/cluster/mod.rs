@@ -100,30 +100,30 @@ use statuses::StatusSender;
 
 /// An apiserver that this node belongs to: who knows what of it.
 pub(super) struct Cluster {
-    /// It, and the threads that wait for it.
+    /// Threads that ask the apiserver.
     pub(super) lanes: KubeLanes,
-    /// Whether it answers.
+    /// State of the connection to the apiserver.
     pub(super) link: Rc<Link>,
-    /// This node's place there.
+    /// This node's membership.
     pub(super) member: Rc<Membership>,
-    /// What it is told of pods.
+    /// Writer of statuses, deletions and mirrors.
     pub(super) writer: Rc<ApiWriter>,
-    /// What pods of the API refer to.
+    /// Objects that pods of the API refer to.
     pub(super) objects: Rc<Objects>,
     api_pods: Rc<ApiPods>,
-    /// This node's own certificate, if it is the agent's to keep.
+    /// State of this node's own certificate, if the agent renews it.
     certificates: Option<Rc<Certificates>>,
-    /// Where it lies, until the task is made that keeps it.
+    /// Files of that certificate, until the task that renews it takes them.
     certificate: Cell<Option<Kept>>,
-    /// Who signs in the apiserver's place.
+    /// Supervisor of k3s, which signs certificates in place of the apiserver.
     k3s: Option<Arc<K3s>>,
     /// Answers about pods that may wait.
     answers: usize,
-    /// What the cluster is known by.
+    /// Identity of the cluster.
     authority: String,
 }
 
-/// What `pod` refers to in the API, if it is a pod of the API.
+/// Returns the objects that `pod` may refer to, if it is a pod of the API.
 pub(super) fn objects_of<'a>(objects: Option<&'a Rc<Objects>>, pod: &Pod) -> Option<&'a Objects> {
     objects.filter(|_| !pod_kind::is_static(pod)).map(|o| &**o)
 }
@@ -138,14 +138,14 @@ pub(super) struct Tools {
     pub(super) cost: Rc<LinkCost>,
 }
 
-/// What the tasks need of the rest of the agent.
+/// Parts of the agent that the tasks of the cluster need.
 pub(super) struct Surroundings {
     pub(super) spawner: Spawner,
     pub(super) tools: Tools,
     pub(super) recorder: Rc<Recorder>,
     pub(super) runtime: Rc<dyn RuntimeService>,
     pub(super) store: PodStore,
-    /// What came of a pod a boot ago, from beside its record. Blocking.
+    /// Reads from beside a pod's record how the pod ended in an earlier boot. Blocking.
     pub(super) outcome: fn(&PodStore, &PodUid, &Header) -> Option<Recalled>,
     /// Tells one boot from another.
     pub(super) boot_id: String,
@@ -210,7 +210,7 @@ impl Cluster {
         }
     }
 
-    /// What `check` asks for.
+    /// Health of the apiserver's side, for `check`.
     pub(super) fn health(&self, clock: &dyn Clock) -> ApiserverHealth {
         let now = clock.now();
         ApiserverHealth {
@@ -221,27 +221,27 @@ impl Cluster {
         }
     }
 
-    /// What is wrong with this node's certificate, if anything is.
+    /// Problem of this node's certificate, if it has one.
     fn certificate_trouble(&self) -> Option<String> {
         self.certificates.as_ref().and_then(|c| c.trouble())
     }
 
-    /// What `get node` says of the apiserver.
+    /// Condition of `get node` for the apiserver.
     pub(super) fn condition(&self, clock: &dyn Clock) -> NodeCondition {
         self.link.condition(self.certificate_trouble(), clock)
     }
 
-    /// When the apiserver last answered.
+    /// Instant of the apiserver's last answer.
     pub(super) fn answered(&self) -> Option<Mono> {
         self.link.answered()
     }
 
-    /// When this node's certificate ends, if it is the agent's to keep; the inner one: if it has one.
+    /// End of this node's certificate. `None` if the agent does not renew it; `Some(None)` if there is none yet.
     pub(super) fn certificate_end(&self) -> Option<Option<Wall>> {
         self.certificates.as_ref().map(|c| c.end.get())
     }
 
-    /// Why the agent ends, if it does because of the apiserver.
+    /// Reason why the agent ends, if the apiserver is the cause.
     pub(super) fn ended(&self) -> Option<String> {
         self.certificates.as_ref()?.ended()
     }
@@ -463,7 +463,7 @@ mod testing {
             self.api_pods.has_completed()
         }
 
-        /// What is remembered of the API's pods, for the report of a failure.
+        /// Describes the memory of the API's pods, for the report of a failure.
         pub(in crate::agent) fn memory(&self) -> String {
             format!("{}\n{}", self.api_pods.memory(), self.writer.memory())
         }

@@ -20,7 +20,7 @@ const MOUNT_TIMEOUT: Duration = Duration::from_secs(120);
 const UNMOUNT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes of a program's complaint that are told.
 const TEXT_BYTES: usize = 1024;
-/// Where programs of the system lie.
+/// Directories of the system's programs.
 const PROGRAM_DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
 /// A share.
@@ -161,8 +161,8 @@ pub(in crate::agent) async fn unmount(
     all
 }
 
-/// How umount(8) is asked about what a pod has mounted, one way after the other. `shares`: where its own shares are. Force
-/// ends what others do on the same share, too: only for these.
+/// Options for umount(8), tried one after the other, for a mount of a pod. `shares`: the directory of the pod's own
+/// shares. Force also ends what others do on the same share: it is used only below that directory.
 fn ways(dir: &Path, shares: &Path) -> &'static [&'static [&'static str]] {
     match dir.starts_with(shares) {
         true => &[&[], &["-f"], &["-f", "-l"]],

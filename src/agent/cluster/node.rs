@@ -56,20 +56,20 @@ pub(super) struct NodeKeeper {
     pub(super) member: Rc<Membership>,
     pub(super) own: OwnNode,
     pub(super) recorder: Rc<Recorder>,
-    /// They are told how long they may be kept, and the labels.
+    /// Objects, which are told the Node's labels and how long they may be kept.
     pub(super) objects: Rc<Objects>,
     pub(super) cidrs: CidrFollower,
-    /// What the Node was told of.
+    /// Extended resources that the Node was told of.
     pub(super) offered: Offered,
-    /// What is kept of it.
+    /// Labels and taints of the Node, kept on disk.
     pub(super) record: NodeRecord,
 }
 
-/// What rings for a read is not rung more often than this.
+/// Shortest pause between two reads because of a doubt.
 const DOUBT_GAP: Duration = Duration::from_secs(1);
 
-/// How often a Node without pod CIDRs is read once more, and how long after the first answer; the pause doubles. After
-/// that they come with the next report.
+/// Extra reads of a Node without pod CIDRs, and the pause after the first answer; the pause doubles. Later they come
+/// with the next report.
 const FIRST_READS: u32 = 8;
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
@@ -251,7 +251,7 @@ impl NodeKeeper {
         }
     }
 
-    /// One status round: up to five tries (NODE-23).
+    /// Sends one status: up to five tries (NODE-23).
     async fn round(&self, pace: &mut Pace) {
         let gathered = Box::pin(self.own.gather()).await;
         for attempt in 0..MAX_TRIES {

@@ -27,7 +27,7 @@ const FILE: &str = "pod-cidrs";
 const MAX_FILE_BYTES: u64 = 256;
 const FILE_MODE: u32 = 0o644;
 
-/// What was accepted before this start; nothing on a node that stands alone, or whose operator chose.
+/// Pod CIDRs accepted before this start; none on a node that stands alone, or whose operator chose them.
 pub(in crate::agent) fn restored(cfg: &Config) -> PodCidrs {
     if !is_followed(cfg) {
         return PodCidrs::default();
@@ -53,7 +53,7 @@ pub(in crate::agent) fn subnets(cfg: &Config) -> Vec<String> {
     known.accepted().split(',').map(str::to_owned).collect()
 }
 
-/// Whether this node goes by the control plane's word.
+/// Returns true if this node takes its pod CIDRs from the control plane.
 pub(super) fn is_followed(cfg: &Config) -> bool {
     cfg.cluster.is_member() && !cfg.network.subnet_is_given
 }

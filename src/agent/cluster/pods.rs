@@ -60,7 +60,7 @@ pub(super) struct Requests {
     pub(super) lanes: KubeLanes,
     pub(super) complaints: Rc<Complaints>,
     pub(super) answers: Sender<Answer>,
-    /// Whether bytes cost money: lists are further apart then, and a watch does not tell its version now and then.
+    /// Cost of the link. While bytes cost money, lists are further apart and a watch asks for no bookmarks.
     pub(super) cost: Rc<LinkCost>,
 }
 
@@ -146,22 +146,22 @@ pub(super) struct PodPoller {
     pub(super) member: Rc<Membership>,
     pub(super) asker: Asker,
     pub(super) course: Course,
-    /// What may go over the link, if that is limited.
+    /// Budget of the link, if it is limited.
     pub(super) budget: Option<Arc<LinkBudget>>,
 }
 
-/// What the poller remembers besides.
+/// Other memory of the poller.
 #[derive(Debug, Default)]
 pub(super) struct Course {
     /// Pods whose record could not be written, to be read again.
     unrecorded: BTreeMap<PodUid, Mono>,
-    /// When the watch began.
+    /// Start of the watch.
     watching_since: Mono,
-    /// Whether the last list came.
+    /// Set if the last list came; `None` before the first.
     lists: Option<bool>,
 }
 
-/// What wakes the poller.
+/// Reason why the poller wakes.
 enum Wakened {
     Answer(Answer),
     Rung(Rung),

@@ -32,7 +32,7 @@ pub(super) struct Restore {
     pub(super) store: PodStore,
     pub(super) volumes: Volumes,
     pub(super) disk: Lane,
-    /// What came of a pod a boot ago. Blocking.
+    /// Reads how a pod ended in an earlier boot. Blocking.
     pub(super) outcome: fn(&PodStore, &PodUid, &Header) -> Option<Recalled>,
     pub(super) writer: Rc<ApiWriter>,
     pub(super) api_pods: Rc<ApiPods>,

@@ -24,10 +24,10 @@ use crate::{
     net::serving::Shown,
 };
 
-/// How often addresses are looked for until there is one to ask for.
+/// Pause between looks for an address to ask a certificate for.
 const FIRST_LOOK: Duration = Duration::from_secs(1);
 
-/// Why the certificate that is on disk cannot be used.
+/// Reason why the certificate on disk cannot be used.
 #[derive(Debug, thiserror::Error)]
 enum HeldError {
     #[error(transparent)]
@@ -42,7 +42,7 @@ pub(in crate::agent) struct ServingCertificate {
     pub(super) store: Store,
     pub(super) signer: Signer,
     pub(super) own: Rc<node::Node>,
-    /// Where it is shown.
+    /// Certificate that the HTTPS server shows.
     pub(super) shown: Arc<Shown>,
 }
 
@@ -119,7 +119,7 @@ impl ServingCertificate {
         read.await
     }
 
-    /// Whom the certificate is for; `None` until the Node has an address.
+    /// Subject of the wanted certificate; `None` until the Node has an address.
     fn wanted(&self) -> Option<Subject> {
         let (dns_names, ips) = names(&self.own.object()?);
         let subject = if self.signer.k3s.is_some() {
@@ -140,7 +140,7 @@ impl ServingCertificate {
     }
 }
 
-/// What the addresses of a Node say, each once.
+/// Names and addresses of a Node, each once.
 fn names(node: &Node) -> (Vec<String>, Vec<IpAddr>) {
     let (mut dns_names, mut ips) = (Vec::new(), Vec::new());
     for address in &node.status.addresses {

@@ -33,9 +33,9 @@ const LAST_POLL: Duration = Duration::from_secs(10);
 /// A certificate in use.
 #[derive(Debug, Default)]
 pub(super) struct InUse {
-    /// Its chain; empty: there is none.
+    /// Its chain; empty without a certificate.
     pub(super) chain: Vec<Certificate>,
-    /// When this machine got it, by its own clock of then.
+    /// Time of its arrival, by this machine's clock of then.
     pub(super) since: Option<Wall>,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct InUse {
 pub(super) struct Draw(Option<([Wall; 2], u32)>);
 
 impl Draw {
-    /// That of the certificate in use.
+    /// Returns the number of the certificate in use.
     pub(super) fn of(&mut self, held: &InUse, draw: impl FnOnce() -> u32) -> u32 {
         let term = held.chain.first().map(|c| [c.not_before, c.not_after]);
         let random = match (self.0, term) {
@@ -56,7 +56,7 @@ impl Draw {
     }
 }
 
-/// When a new certificate for `subject` is to be asked for, given the one in use and this machine's clock.
+/// Time at which to ask for a new certificate for `subject`, given the one in use and this machine's clock.
 pub(super) fn due(held: &InUse, subject: &Subject, random: u32, ours: Wall) -> Option<Wall> {
     let since = held.since;
     let held = held.chain.first().map(|c| Held {
@@ -77,10 +77,10 @@ pub(super) fn due(held: &InUse, subject: &Subject, random: u32, ours: Wall) -> O
     rotate_at(held, wanted, random, ours)
 }
 
-/// Why a request came to nothing.
+/// Failure of a request for a certificate.
 pub(super) struct Failed {
     pub(super) why: String,
-    /// Whether the apiserver answered.
+    /// Set if the apiserver answered.
     pub(super) answers: bool,
     pub(super) retry_after: Option<Duration>,
 }
@@ -101,7 +101,7 @@ impl Failed {
         }
     }
 
-    /// Nobody was asked: the last ones were of no use.
+    /// Refuses to ask: the last certificates were to be renewed at once.
     pub(super) fn at_once() -> Self {
         Self::answered("each is to be renewed at once")
     }
@@ -117,15 +117,15 @@ impl From<KubeError> for Failed {
     }
 }
 
-/// What it takes to get a certificate signed.
+/// Tools to get a certificate signed.
 pub(super) struct Signer {
     pub(super) lanes: KubeLanes,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) complaints: Rc<Complaints>,
     pub(super) disk: Lane,
-    /// Who signs in the apiserver's place.
+    /// Supervisor of k3s, which signs in place of the apiserver.
     pub(super) k3s: Option<Arc<K3s>>,
-    /// What the apiserver's clock says.
+    /// The apiserver's clock.
     pub(super) skew: Arc<Skew>,
 }
 
@@ -133,9 +133,9 @@ pub(super) struct Signer {
 pub(super) struct K3s {
     pub(super) node: String,
     pub(super) kubeconfig: PathBuf,
-    /// Where this node keeps the certificate that it renews, if it does.
+    /// Store of the certificate, if this node renews it.
     pub(super) kept: Option<Store>,
-    /// That which was joined, then others, which are asked if it is silent.
+    /// Servers: first the one that was joined, then those asked if it is silent.
     pub(super) servers: Vec<Url>,
     pub(super) password_file: PathBuf,
     pub(super) proxies: ProxyVariables,
@@ -176,7 +176,7 @@ impl Signer {
         self.skew.server_time(&*self.clock)
     }
 
-    /// One request, from the fresh key to the pair in the store. It is made under another name, if one is given.
+    /// Gets one certificate, from the fresh key to the pair in the store. Asks under another name, if one is given.
     pub(super) async fn obtain(
         &self,
         what: &str,

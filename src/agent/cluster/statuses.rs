@@ -48,7 +48,7 @@ pub(super) struct StatusSender {
     /// Where ends of pods are kept.
     pub(super) store: PodStore,
     pub(super) disk: Lane,
-    /// Whether this node may write statuses.
+    /// State of a refusal (403) to write statuses.
     pub(super) forbidden: RefCell<Forbidden>,
     /// Takes answers that say more than was known.
     pub(super) written: Sender<Answer>,
@@ -228,8 +228,8 @@ impl StatusSender {
         }
     }
 
-    /// Whether the API shows an end that the pod's worker does not know of (OFF-04). The phase is the agent's own field, so
-    /// that the poller takes it for an echo.
+    /// Returns true if the API shows an end that the pod's worker does not know of (OFF-04). The phase is the agent's
+    /// own field, so the poller takes it for an echo.
     async fn is_ended_by_others(&self, uid: &PodUid, seen: &Seen) -> bool {
         let pod = seen.pod.as_ref();
         if !pod.is_ok_and(|pod| pod.pod.status.phase.is_terminal()) {
@@ -301,7 +301,7 @@ impl StatusSender {
         }
     }
 
-    /// What follows from an answer, for the poller and for the next writes.
+    /// Wakes the poller and the writer after an answer.
     fn follow(&self, uid: &PodUid, next: Next) {
         if next == Next::Reread {
             self.api_pods.reread(uid);

@@ -38,13 +38,13 @@ use crate::{
 
 /// Name of the node.
 const NODE: &str = "n";
-/// Its address.
+/// Address of the node.
 const ADDRESS: IpAddr = IpAddr::V4(core::net::Ipv4Addr::new(192, 0, 2, 1));
 const HOUR: Duration = Duration::from_secs(3600);
 const YEAR_S: i64 = 31_557_600;
 /// Most of its life is over.
 const OLD: Validity = (-9500, 500);
-/// It has just begun.
+/// A validity that has just begun.
 const FRESH: Validity = (-60, YEAR_S);
 
 /// A machine, and an apiserver that signs whatever it is asked to.

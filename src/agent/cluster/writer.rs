@@ -11,12 +11,12 @@ use crate::{
     },
 };
 
-/// What happened to the agent's pods that the API may have to be told of.
+/// A change of the agent's pods that the API may have to be told of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::agent) enum News {
     /// A status was stored that says something new.
     Status,
-    /// What may run of pods is another, or how far their ends are.
+    /// The set of pods that may run has changed, or an end has moved on.
     Pods,
     /// Static pods are others, or those that end.
     StaticPods,
@@ -27,7 +27,7 @@ pub(in crate::agent) enum News {
     EndOfAll,
 }
 
-/// What is written to the API of pods: statuses, deletions, mirrors of static pods.
+/// Writer of pods to the API: statuses, deletions, mirrors of static pods.
 ///
 /// ```text
 /// whoever stores a status ──on(News::Status)──▶ ApiWriter ──wakes──▶ StatusSender ──next_write(pods)──▶ PATCH
@@ -35,16 +35,16 @@ pub(in crate::agent) enum News {
 /// PodPoller ──api_shows, api_lost──────────────────┘ └─────────────── patched, deleted ─────────────┘
 /// ```
 ///
-/// It holds what the API last showed of each pod, and what was told; what is true the pods say, each time it looks. As many
+/// Holds what the API last showed of each pod, and what was told. The truth is asked of the pods each time. As many
 /// entries as the API has pods of this node, and [`Mirrors`].
 pub(in crate::agent) struct ApiWriter {
     statuses: RefCell<StatusWriter>,
     mirrors: RefCell<Mirrors>,
-    /// Something may have to be written.
+    /// Wakes the sender of statuses.
     statuses_due: Wake,
     /// Mirrors may not be as they should.
     mirrors_due: Wake,
-    /// What an agent before this one has recorded is known to the loop.
+    /// Set once the loop knows what an agent before this one has recorded.
     is_restored: Cell<bool>,
     /// All of the API's pods were read once. What is on disk may be older than what was told: a power cut takes the newest.
     is_listed: Cell<bool>,
@@ -52,16 +52,16 @@ pub(in crate::agent) struct ApiWriter {
     is_silent: Cell<bool>,
 }
 
-/// One thing to do about mirrors.
+/// A task for the keeper of mirrors.
 pub(super) enum MirrorWork {
     /// The static pod of that uid has none.
     Create(PodUid, FullName),
-    /// That of a uid is none, or one of another.
+    /// Delete the mirror with that UID: it stands for no static pod, or for an older one.
     Delete(FullName, PodUid),
 }
 
 impl ApiWriter {
-    /// Of a node of whose pods nothing is known.
+    /// Begins without a known pod.
     pub(super) fn new(seed: u64) -> Self {
         Self {
             statuses: RefCell::new(StatusWriter::new(seed)),
@@ -90,7 +90,7 @@ impl ApiWriter {
         }
     }
 
-    /// What was on disk of the API's pods is known to the loop.
+    /// Notes that the loop knows the recorded pods of the API.
     pub(super) fn restored(&self) {
         self.is_restored.set(true);
         self.statuses_due.wake();
@@ -129,12 +129,12 @@ impl ApiWriter {
         true
     }
 
-    /// Whether statuses may be written.
+    /// Returns true if statuses may be written.
     pub(super) fn may_write(&self) -> bool {
         self.is_restored.get() && self.is_listed.get() && !self.is_silent.get()
     }
 
-    /// What is to be written now, going by what is true of the agent's pods.
+    /// Chooses the next write by the present state of the agent's pods.
     pub(super) fn next_write(&self, agent: &Agent, now: Mono, wall: Wall) -> Option<Write> {
         if !self.may_write() {
             return None;
@@ -144,7 +144,7 @@ impl ApiWriter {
         })
     }
 
-    /// When something may have to be written, if nothing happens until then.
+    /// Instant of the next possible write, if nothing happens until then.
     pub(super) fn next_timeout(&self, now: Mono) -> Mono {
         if self.may_write() {
             self.statuses.borrow().next_timeout(now)
@@ -158,12 +158,12 @@ impl ApiWriter {
         self.statuses_due.woken().await;
     }
 
-    /// Whether somebody else has changed a status since the last time it was asked.
+    /// Returns true, once, if somebody else has changed a status.
     pub(super) fn take_meddled(&self) -> bool {
         self.statuses.borrow_mut().take_meddled()
     }
 
-    /// Whether statuses are on their way.
+    /// Returns true if statuses are on their way.
     pub(super) fn is_busy(&self) -> bool {
         self.statuses.borrow().is_busy()
     }
@@ -193,12 +193,12 @@ impl ApiWriter {
         self.statuses.borrow_mut().on_deleted(uid, answer, now)
     }
 
-    /// What followed from an answer was done: others may be written.
+    /// Wakes the sender once the consequences of an answer are drawn.
     pub(super) fn look_again(&self) {
         self.statuses_due.wake();
     }
 
-    /// Whether it is a mirror's uid.
+    /// Returns true for the UID of a mirror.
     pub(super) fn is_mirror(&self, uid: &PodUid) -> bool {
         self.mirrors.borrow().name_of(uid).is_some()
     }
@@ -259,7 +259,7 @@ impl ApiWriter {
         Err(next)
     }
 
-    /// How something about a mirror ended.
+    /// Notes the result of a task for a mirror.
     pub(super) fn mirror_done(&self, name: &FullName, went_well: bool, now: Mono) {
         let mut mirrors = self.mirrors.borrow_mut();
         if went_well {
@@ -285,7 +285,7 @@ fn metadata(name: &FullName, hash: &str) -> ObjectMeta {
 mod testing {
     //! What tests ask.
     impl super::ApiWriter {
-        /// What is remembered, for the report of a failure.
+        /// Describes the memory of the writer, for the report of a failure.
         pub(in crate::agent::cluster) fn memory(&self) -> String {
             format!("{:?}", self.statuses.borrow())
         }

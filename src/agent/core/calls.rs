@@ -19,7 +19,7 @@ impl Calls {
         cancel
     }
 
-    /// It has ended.
+    /// Forgets a call that has ended.
     pub(super) fn end(&mut self, handle: Handle) {
         self.0.remove(&handle);
     }

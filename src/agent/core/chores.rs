@@ -7,19 +7,19 @@ use crate::{
     logic::{cgroup::Asked, housekeeping::CgroupAction},
 };
 
-/// What housekeeping found to be done by others.
+/// Work that housekeeping found, for others to do.
 #[derive(Debug, Default)]
 pub(in crate::agent) struct Chores {
     /// Pods that are nobody's any more: directory, volumes, containers and logs may go.
     pub(in crate::agent) forgotten: Vec<PodUid>,
     /// Cgroups of such pods: whose, path, and whether it may go or only loses its CPU.
     pub(in crate::agent) cgroups: Vec<(PodUid, String, CgroupAction)>,
-    /// What the active pods ask for together, if the tiers were given something else.
+    /// Requests of all active pods together, if they differ from what the QoS cgroups were given.
     pub(in crate::agent) tiers: Option<Asked>,
 }
 
 impl Chores {
-    /// Whether there is nothing to be done.
+    /// Returns true if there is no work.
     pub(super) fn is_empty(&self) -> bool {
         self.forgotten.is_empty() && self.cgroups.is_empty() && self.tiers.is_none()
     }
@@ -29,7 +29,7 @@ impl Chores {
 /// or from an earlier agent; only a foreign hand makes others.
 pub(super) const SEARCH_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What lies around: pods that have a directory or a waiting record, sorted, and cgroups of pods with their paths.
+/// Remains of pods on this machine: directories and waiting records, sorted; cgroups with their paths.
 #[derive(Debug, Default)]
 pub(in crate::agent) struct Found {
     pub(in crate::agent) dirs: Vec<PodUid>,

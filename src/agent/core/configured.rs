@@ -304,7 +304,7 @@ impl Agent {
         }
     }
 
-    /// Nobody waits out a back-off for an image that is there.
+    /// Ends the back-off of pulls whose image has arrived.
     pub(super) fn on_images(&mut self) {
         let waits = |status: &PodStatus| {
             let all = status

@@ -49,13 +49,13 @@ pub(super) struct Devices {
     waiting: BTreeMap<PodUid, Waiting>,
     /// Pods that cannot begin with what they hold, and since when.
     stuck: BTreeMap<PodUid, Mono>,
-    /// How long pods of the apiserver wait.
+    /// Longest time that pods of the apiserver wait for a device.
     wait: Duration,
     /// Plugins may come.
     plugins: bool,
-    /// When the agent started.
+    /// Start of the agent.
     started: Mono,
-    /// What is to be restarted.
+    /// Containers to restart because of their devices.
     restarts: Vec<Restart>,
 }
 
@@ -68,7 +68,7 @@ struct Restart {
 }
 
 impl Devices {
-    /// What is declared, with what there was at the start; nothing without.
+    /// Begins with the declared devices and what was present at the start; empty without a configuration.
     pub(super) fn new(cfg: Option<&DeviceConfig>, beginning: Option<Beginning>, now: Mono) -> Self {
         let (Some(cfg), Some(beginning)) = (cfg, beginning) else {
             return Self::default();
@@ -100,12 +100,12 @@ impl Devices {
         changes.flatten().collect()
     }
 
-    /// How much there is of each resource.
+    /// Amount of each resource.
     pub(super) fn amounts(&self) -> Vec<Amount> {
         self.table.amounts()
     }
 
-    /// What the pod holds.
+    /// Devices that the pod holds.
     pub(super) fn held_by(&self, uid: &PodUid) -> Option<PodDevices> {
         self.table.held_by(uid).cloned()
     }
@@ -124,7 +124,7 @@ impl Devices {
         devices::show_health(status, previous, held, &health);
     }
 
-    /// Whether the pod waits for a device.
+    /// Returns true if the pod waits for a device.
     pub(super) fn is_waiting(&self, uid: &PodUid) -> bool {
         self.waiting.contains_key(uid)
     }
@@ -153,7 +153,7 @@ impl Devices {
         self.stuck.remove(uid);
     }
 
-    /// When there is something to do.
+    /// Instant of the next work.
     pub(super) fn next_timeout(&self) -> Option<Mono> {
         self.table.next_timeout()
     }
@@ -268,9 +268,11 @@ impl Agent {
         }
     }
 
-    /// Something of a pod is to start that holds nothing: it ran when it was admitted, and what it held is not known, or
-    /// nobody offered it then. It is given what it asks for, if that is known here (DEV-10). What runs of it goes on in any
-    /// case.
+    /// Gives devices to a running pod that holds none but is about to start a container. The pod was admitted without:
+    /// what it
+    /// held is not known, or nobody offered it then. It gets what it asks for, if that is known here (DEV-10). Its
+    /// running
+    /// containers go on in any case.
     pub(super) fn give_devices_late(&mut self, pod: &Pod, now: Mono) -> GivenLate {
         let uid = &pod.metadata.uid;
         if self.devices.held_by(uid).is_none() {
@@ -310,7 +312,7 @@ impl Agent {
         }
     }
 
-    /// Whether the pod is known to run, or may do so with what it holds for all the runtime says.
+    /// Returns true if the pod runs, or may run with what it holds: the runtime does not say otherwise.
     fn runs(&self, uid: &PodUid) -> bool {
         match self.view.status(uid) {
             Ok(status) => status.is_running(),
@@ -323,7 +325,7 @@ impl Agent {
         told.is_some_and(|status| status.reason == DEVICE_NOT_READY)
     }
 
-    /// Whether the pod waits for a device, and for longer yet.
+    /// Returns true if the pod waits for a device and its time is not over.
     pub(super) fn waits_for_device(&self, uid: &PodUid, now: Mono) -> bool {
         match self.view.is_idle(uid) {
             true if self.devices.asks(uid) => true,
@@ -332,7 +334,7 @@ impl Agent {
         }
     }
 
-    /// Whether the pod, of which nothing runs, waits for longer yet.
+    /// Returns true if no container of the pod runs and its time to wait is not over.
     fn holds_up(&self, uid: &PodUid, now: Mono) -> bool {
         let devices = &self.devices;
         devices.waiting.get(uid).is_some_and(|waiting| {
@@ -342,7 +344,7 @@ impl Agent {
         })
     }
 
-    /// What a static pod asks for that nobody here has ever offered (DEV-05).
+    /// Refuses a static pod that asks for a resource which nobody here has ever offered (DEV-05).
     fn unknown(&self, waiting: &Waiting) -> Option<Refusal> {
         let unknown = self.devices.table.unregistered(&waiting.demands);
         // A node without devices is not asked for any. A cluster may count what nobody here gives.
@@ -351,7 +353,7 @@ impl Agent {
         unknown.filter(|_| waiting.is_static && gives && !counts())
     }
 
-    /// Whether the Node has amounts of all that is not given here.
+    /// Returns true if the Node has amounts of all demanded resources that are not given here.
     fn counts_others(&self, demands: &[Demand]) -> bool {
         let own = &self.devices.table;
         self.owners.node.with_admission(|node| {
@@ -539,7 +541,7 @@ impl Agent {
         own.filter_map(|restart| restart.instance.clone()).collect()
     }
 
-    /// Who has which devices, for those who count them (DEV-17).
+    /// Holders of all devices, for metrics and the pod-resources API (DEV-17).
     pub(in crate::agent) fn holdings(&self) -> Holdings {
         let pods = self.pods.active().map(|(uid, config)| {
             let held = self.devices.table.held_by(uid);

@@ -15,18 +15,18 @@ use crate::{
     },
 };
 
-/// How long clients wait for the end of all pods while nothing can be done to them; the runtime may be starting.
+/// Longest wait of clients for the end of all pods while the runtime cannot stop any; it may be starting.
 const STOP_PATIENCE: Duration = Duration::from_secs(30);
-/// How long the apiserver may take to hear of the last pods, once the machine goes down and they have ended.
+/// Longest time for telling the apiserver of the last pods, once the machine goes down and they have ended.
 pub(in crate::agent) const TELLING: Duration = Duration::from_secs(3);
 
-/// Whether the agent is to end with its pods.
+/// Progress of an end of the agent together with its pods.
 pub(super) struct Stopping {
     /// The machine goes down.
     pub(super) shutdown: Shutdown,
     /// Clients that wait until the pods have ended with it.
     shutdown_waiters: Vec<Sender<String>>,
-    /// It ends once nothing of any pod is left.
+    /// The agent ends once no pod has remains.
     pub(super) when_idle: bool,
     /// The loop is to end.
     pub(super) finished: bool,
@@ -35,7 +35,7 @@ pub(super) struct Stopping {
 }
 
 impl Stopping {
-    /// Nothing is to end. `groups`: how pods end with the machine.
+    /// Begins without an end in sight. `groups`: the order in which pods end with the machine.
     pub(super) fn new(groups: Vec<Group>) -> Self {
         Self {
             shutdown: Shutdown::new(groups),

@@ -32,7 +32,7 @@ use crate::{
     },
 };
 
-/// What is asked: a look at the agent that sends its answer off.
+/// A question to the agent: reads it and sends the answer off.
 pub(in crate::agent) type Question = Box<dyn FnOnce(&Agent)>;
 
 /// A request to the loop.
@@ -49,7 +49,7 @@ pub(in crate::agent) enum Command {
     ImagesArrived,
 }
 
-/// Something that happened.
+/// Everything that can happen to the agent.
 pub(in crate::agent) enum Event {
     /// A source says something.
     Delivered(Delivery),
@@ -65,7 +65,7 @@ pub(in crate::agent) enum Event {
     Loaded(PodUid, Purpose, Result<Rc<Pod>, StoreError>),
     /// Directories and cgroups of pods were looked through.
     Searched(Found),
-    /// Something else that these pods depend on is another.
+    /// An object that these pods depend on has changed.
     Resync(Vec<PodUid>),
     /// Images were imported: pods that wait for one are synced.
     ImagesArrived,
@@ -75,7 +75,7 @@ pub(in crate::agent) enum Event {
     Inspected(Inspection),
     /// The runtime's conditions were read.
     Conditions(Box<RuntimeStatus>),
-    /// Somebody wants to know something.
+    /// A reader asks a question.
     Ask(Question),
     /// A probe's result is another.
     Probed(Probed),
@@ -89,7 +89,7 @@ pub(in crate::agent) enum Event {
     Done(Handle, Outcome),
     /// A tick of housekeeping is due.
     Housekeeping,
-    /// What a tick of housekeeping found is carried out.
+    /// The work of a housekeeping tick is done.
     Cleaned,
     /// A pass of garbage collection is over.
     Collected,
@@ -97,11 +97,11 @@ pub(in crate::agent) enum Event {
     Command(Command),
     /// Memory may be short: a doorbell.
     MemoryBell,
-    /// Something for a round of eviction was done.
+    /// A step of an eviction round is done.
     Eviction(Box<Input>),
     /// Devices of the machine came or went: what is there now.
     Devices {
-        /// What is there.
+        /// Devices that are present.
         seen: Box<Seen>,
         /// Containers that see devices come and go.
         followed: Followed,
@@ -117,7 +117,7 @@ const _: () = assert!(
     "256 of them have room in the queue"
 );
 
-/// Something to do.
+/// Everything that the agent can have done.
 pub(in crate::agent) enum Effect {
     /// Run a worker's call, which looks at the flag.
     Start(Start, PodUid, Rc<Cancel>),
@@ -149,15 +149,15 @@ pub(in crate::agent) enum Effect {
     Prefer(PodUid, devices::Question),
 }
 
-/// Why a pod is read.
+/// Reason for reading a pod's record.
 #[derive(Clone, Debug)]
 pub(in crate::agent) enum Purpose {
-    /// It is created: it is wanted, and has no worker.
+    /// The pod is wanted and gets a worker.
     Create,
     /// A probe changed its mind about an instance, as the API names it; the status shows it.
     Show(Box<str>, ProbeChange),
     /// An image came that it may have waited for.
     Image,
-    /// It is to go, and its status says why.
+    /// The pod is evicted, and its status says why.
     Evict,
 }

@@ -27,7 +27,7 @@ use crate::{
     },
 };
 
-/// Something to be done for a round; each ends with an [`Input`].
+/// A step of an eviction round; each ends with an [`Input`].
 #[derive(Clone, Debug)]
 pub(in crate::agent) enum EvictionWork {
     /// Look at everything.
@@ -59,7 +59,7 @@ impl Chosen {
 pub(super) struct Eviction {
     manager: Manager,
     chosen: Vec<Chosen>,
-    /// What the node was last said to be.
+    /// Conditions that the Node was last given.
     told: Conditions,
     /// Static pods may go too.
     static_pods: bool,
@@ -67,20 +67,20 @@ pub(super) struct Eviction {
     room: Waiting,
 }
 
-/// How it stands with the node, for people.
+/// Pressure on the node, for people.
 pub(in crate::agent) struct PressureView {
     /// Thresholds that are met.
     pub(in crate::agent) short: Vec<Short>,
     /// Pods that may be asked to go, as [`EvictionWork::Measure`] takes them.
     pub(in crate::agent) candidates: Vec<Candidate>,
-    /// Their names.
+    /// Names of the pods by UID.
     pub(in crate::agent) names: BTreeMap<PodUid, FullName>,
     /// On which file systems things are.
     pub(in crate::agent) layout: Layout,
 }
 
 impl Eviction {
-    /// Nothing was looked at yet.
+    /// Begins without a measurement.
     pub(super) fn new(cfg: &EvictionConfig, now: Mono) -> Self {
         Self {
             manager: Manager::new(cfg.settings.clone(), now),
@@ -96,18 +96,18 @@ impl Eviction {
         self.manager.conditions()
     }
 
-    /// How long a condition holds after its cause was last seen.
+    /// Time that a condition holds after its cause was last seen.
     pub(super) const fn transition(&self) -> Duration {
         self.manager.transition()
     }
 
-    /// When there is something to do.
+    /// Instant of the next work.
     pub(super) fn next_timeout(&self) -> Option<Mono> {
         let both = [self.manager.next_timeout(), self.room.next_timeout()];
         both.into_iter().flatten().min()
     }
 
-    /// Whether the pod stays whatever happens.
+    /// Returns true if the pod is never evicted.
     fn is_critical(&self, pod: &ConfigPod) -> bool {
         let rank = &pod.takes.rank;
         let by_priority = rank.priority.is_some_and(|p| p >= SYSTEM_CRITICAL_PRIORITY);
@@ -146,17 +146,17 @@ impl Agent {
         }
     }
 
-    /// Whether pods that make room for this one have not stopped yet.
+    /// Returns true if pods that make room for this one have not stopped yet.
     pub(super) fn waits_for_room(&self, uid: &PodUid) -> bool {
         self.eviction.room.is_waiting(uid)
     }
 
-    /// The same, or the pod is about to be judged as if they had gone.
+    /// Returns true if the pod waits for room, or is about to be judged as if the pods that make room were gone.
     pub(super) fn holds_room(&self, uid: &PodUid) -> bool {
         self.eviction.room.holds(uid)
     }
 
-    /// Those that made room for the pod; `None`: nobody had to.
+    /// Takes the pods that made room for this one; `None` if no pod had to.
     pub(super) fn take_room(&mut self, uid: &PodUid) -> Option<Vec<PodUid>> {
         self.eviction.room.take(uid)
     }
@@ -198,7 +198,7 @@ impl Agent {
         self.eviction.manager.handle_bell(now);
     }
 
-    /// Something came of what was to be done.
+    /// Handles the result of a step.
     pub(super) fn on_eviction(&mut self, mut input: Input, now: Mono) {
         if let Input::Observed(_, limited) = &mut input {
             *limited = self.has_limited_pods();
@@ -208,12 +208,12 @@ impl Agent {
         self.carry_eviction_on();
     }
 
-    /// Nothing of the pod runs any more, and somebody waited for that.
+    /// Handles the stop of a pod that a round waited for.
     pub(super) fn on_stopped_for_eviction(&mut self, uid: PodUid, now: Mono) {
         self.on_eviction(Input::Stopped(uid), now);
     }
 
-    /// How it stands with the node.
+    /// Returns the pressure on the node.
     pub(in crate::agent) fn pressure(&self) -> PressureView {
         let mut candidates = self.candidates();
         candidates.retain(|pod| !pod.critical);
@@ -241,7 +241,7 @@ impl Agent {
         limited.map(|(uid, _)| uid)
     }
 
-    /// It was told to go before.
+    /// Returns true if the pod was told before to go.
     fn is_evicted(&self, uid: &PodUid) -> bool {
         self.pods.table().should_pod_content_be_removed(uid)
     }

@@ -17,18 +17,18 @@ use crate::{
     },
 };
 
-/// What housekeeping is at.
+/// Progress of housekeeping.
 #[derive(Default)]
 pub(super) struct Rounds {
     /// Chores of an earlier tick are under way.
     pub(super) cleaning: bool,
     /// Directories and cgroups are being looked through.
     searching: bool,
-    /// When it next searches disk and cgroups; at once after anything that may leave something there.
+    /// Instant of the next search of disk and cgroups; at once after anything that may leave remains there.
     pub(super) search_due: Mono,
 }
 
-/// What a round found to be done.
+/// Findings of one round.
 #[derive(Default)]
 struct Round {
     chores: Chores,
@@ -70,7 +70,7 @@ impl Agent {
         self.do_chores(round.chores);
     }
 
-    /// What takes long holds up neither orphans nor pods to create: what is left now is found again.
+    /// Hands out the chores. Slow ones hold up neither orphans nor new pods: the next round finds again what is left.
     fn do_chores(&mut self, chores: Chores) {
         if !self.rounds.cleaning && !chores.is_empty() {
             self.rounds.cleaning = true;

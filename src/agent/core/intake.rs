@@ -182,7 +182,7 @@ impl Agent {
         let _ = rest.answer.try_send(taken);
     }
 
-    /// Whether records wait for a disk that cannot be written.
+    /// Notes that records wait for a disk that cannot be written, or wait no more.
     pub(super) fn note_waiting(&mut self, waiting: bool, now: Mono) {
         if waiting != self.pods.records_wait() {
             self.ring.heard(now, Heard::RecordsWait(waiting));

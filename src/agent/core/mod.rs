@@ -74,25 +74,25 @@ use crate::{
 
 /// The deciding side. The loop alone owns it; whoever wants to know something of it asks (see [`Event::Ask`]).
 pub(super) struct Agent {
-    /// What is known of pods.
+    /// All pods.
     pods: Pods,
-    /// What is known of the runtime.
+    /// Last view of the runtime.
     view: RuntimeView,
-    /// What sources have said.
+    /// Last word of each source.
     sources: Sources,
     /// ConfigMaps and Secrets of the manifest directory, as last read.
     objects: Rc<Objects>,
-    /// What was lately heard and done.
+    /// Latest events and effects.
     ring: Ring,
-    /// What is to be done.
+    /// Effects that are not started yet.
     effects: VecDeque<Effect>,
     /// Calls that run.
     calls: Calls,
-    /// What housekeeping is at.
+    /// Progress of housekeeping.
     rounds: Rounds,
-    /// Whether the agent is to end with its pods.
+    /// Progress of an end of the agent together with its pods.
     stop: Stopping,
-    /// What the node is short of, and who goes for it.
+    /// Shortages of the node, and pods that make room.
     eviction: Eviction,
     /// Devices, and who holds them.
     devices: Devices,
@@ -102,15 +102,15 @@ pub(super) struct Agent {
     settings: Settings,
 }
 
-/// What answers by itself.
+/// Objects outside the loop that answer at once.
 struct Asked {
-    /// Its name, and what it can do.
+    /// The runtime, for its name and its capabilities.
     runtime: Rc<dyn RuntimeService>,
-    /// Whether the tiers have their shares.
+    /// QoS cgroups, for their state.
     pod_cgroups: PodCgroups,
 }
 
-/// What the configuration says.
+/// Settings of the configuration.
 struct Settings {
     /// Pods of a manifest directory are run.
     has_manifests: bool,
@@ -165,17 +165,17 @@ impl Agent {
         }
     }
 
-    /// What is known of pods.
+    /// Returns all pods.
     pub(super) const fn pods(&self) -> &Pods {
         &self.pods
     }
 
-    /// Whether the loop is to end.
+    /// Returns true if the loop is to end.
     pub(super) const fn is_finished(&self) -> bool {
         self.stop.finished
     }
 
-    /// Something happened.
+    /// Takes an event in. Its effects are fetched with `poll_effect`.
     pub(super) fn handle(&mut self, event: Event, now: Mono) {
         self.watch_clock(now);
         self.note(&event, now);
@@ -262,7 +262,7 @@ impl Agent {
         self.calls.refresh(self.pods.table());
     }
 
-    /// When [`Agent::handle_timeout`] has something to do.
+    /// Instant at which [`Agent::handle_timeout`] has work.
     pub(super) fn next_timeout(&self) -> Option<Mono> {
         let pods = self.pods.table().next_timeout();
         let others = [
@@ -340,7 +340,7 @@ impl Agent {
         }
     }
 
-    /// What may run of pods is another, or how far their ends are.
+    /// Wakes those who wait for a change: pods may run now that did not, or an end has moved on.
     fn status_changed(&self) {
         self.tell_api(News::Pods);
     }
@@ -356,7 +356,7 @@ impl Agent {
         cluster.is_some_and(|c| c.is_unread(uid))
     }
 
-    /// Whether nobody wants the pod any more, the apiserver included.
+    /// Returns true if neither a source nor a worker nor the apiserver wants the pod any more.
     pub(super) fn is_orphaned(&self, uid: &PodUid) -> bool {
         self.pods.is_unclaimed(uid) && !self.is_unread(uid)
     }

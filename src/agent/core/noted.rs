@@ -19,7 +19,7 @@ impl Agent {
         }
     }
 
-    /// What is told of an event by itself. Ticks are told by what they lead to.
+    /// Returns the line of the ring for an event. A tick has none: its consequences have lines.
     fn heard(&self, event: &Event, now: Mono) -> Option<Heard> {
         Some(match event {
             Event::ImagesArrived | Event::Command(Command::ImagesArrived) => Heard::Images,

@@ -35,7 +35,7 @@ impl Agent {
         uids
     }
 
-    /// Whether the pod has that namespace and name; `None`: only its record says so.
+    /// Returns true if the pod has that namespace and name; `None` if only its record can tell.
     pub(in crate::agent) fn is_named(
         &self,
         uid: &PodUid,
@@ -59,17 +59,17 @@ impl Agent {
         (self.pods.status(uid).cloned(), self.pods.is_configured(uid))
     }
 
-    /// What the runtime last said of a pod: an empty status if it does not know it.
+    /// Last runtime status of a pod; empty if the runtime does not know it.
     pub(in crate::agent) fn runtime_status(&self, uid: &PodUid) -> Status {
         self.view.status(uid)
     }
 
-    /// What it last said of each pod, sorted by UID.
+    /// Last runtime statuses of all pods, sorted by UID.
     pub(in crate::agent) fn runtime_statuses(&self) -> Vec<Rc<PodRuntimeStatus>> {
         self.view.statuses()
     }
 
-    /// Whether a container runs, or may do so for all that can be read.
+    /// Returns true if a container runs, or may run because its status cannot be read.
     pub(in crate::agent) fn may_run(&self, id: &ContainerId) -> bool {
         self.view.may_run(id)
     }
@@ -126,7 +126,7 @@ impl Agent {
 
 /// Figures, the Node object, probes.
 impl Agent {
-    /// What is counted now.
+    /// Counts pods and containers.
     pub(in crate::agent) fn counts(&self) -> Counts {
         Counts {
             gauges: self.pods.gauges(),
@@ -142,7 +142,7 @@ impl Agent {
         }
     }
 
-    /// What statuses say of containers, in the order of their pods.
+    /// Figures of the containers in all statuses, in the order of their pods.
     pub(in crate::agent) fn container_figures(&self) -> Vec<ContainerFigures> {
         let mut all = Vec::new();
         for uid in self.shown_pods() {
@@ -155,7 +155,7 @@ impl Agent {
         all
     }
 
-    /// What is counted of probes.
+    /// Figures of all probes.
     pub(in crate::agent) fn probes(&self) -> NodeFigures {
         self.owners.probes.figures(|uid| self.name_of(uid))
     }
@@ -167,7 +167,7 @@ impl Agent {
         pods.map(|pod| pod.uid.clone()).collect()
     }
 
-    /// What the Node object says that others know.
+    /// Facts of the node that the Node object needs from others.
     pub(in crate::agent) fn standing(&self) -> Standing {
         let clock = &self.tools.clock;
         let cluster = self.owners.cluster.as_ref();
@@ -185,7 +185,7 @@ impl Agent {
         }
     }
 
-    /// What the stored status says of a container that is probed.
+    /// Stored status of a container that is probed.
     pub(in crate::agent) fn shown_container(&self, uid: &PodUid, name: &str) -> ShownContainer {
         let host = self.owners.node.host_ip();
         let look = |status: &PodStatus| ShownContainer::of(status, name, host);
@@ -193,29 +193,29 @@ impl Agent {
     }
 }
 
-/// What those want to know who remove what is left of pods.
+/// Questions of those who remove remains of pods.
 impl Agent {
-    /// Whether every source has said what there is.
+    /// Returns true if every source has reported.
     pub(in crate::agent) fn sources_ready(&self) -> bool {
         self.sources.are_ready()
     }
 
-    /// Whether what is left of a pod may go: its worker is done with it, and nobody could still want it.
+    /// Returns true if the remains of a pod may be removed: its worker is done and nobody could still want it.
     pub(in crate::agent) fn may_content_go(&self, uid: &PodUid) -> bool {
         self.pods.table().is_garbage(uid) && !self.is_unread(uid)
     }
 
-    /// Whether the dead containers of a pod may go, though it is still there: nothing of it will run any more.
+    /// Returns true if the dead containers of a pod may be removed while the pod stays: none of them will run again.
     pub(in crate::agent) fn may_containers_go(&self, uid: &PodUid) -> bool {
         self.may_content_go(uid) || self.pods.table().is_pod_known_terminated(uid)
     }
 
-    /// Something was changed at the runtime.
+    /// Asks for a relist after a change at the runtime.
     pub(in crate::agent) fn request_relist(&self) {
         self.view.request_relist();
     }
 
-    /// Whether nothing of the pod runs, as far as is known.
+    /// Returns true if no container of the pod is known to run.
     pub(in crate::agent) fn runs_nothing_of(&self, uid: &PodUid) -> bool {
         self.view.is_idle(uid)
     }

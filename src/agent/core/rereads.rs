@@ -34,12 +34,13 @@ impl Agent {
         is_held
     }
 
-    /// Whether the pod is held back: it waits for room or for the Node, or its record is read to be judged after that.
+    /// Returns true if the pod waits for room or for the Node, or if its record is being read for the judgement after
+    /// that.
     pub(super) fn is_held_back(&self, uid: &PodUid) -> bool {
         self.holds_room(uid) || self.sources.rereads.holds(uid)
     }
 
-    /// Whether the pod is not to be judged yet.
+    /// Returns true if the pod cannot be judged yet.
     pub(super) fn waits_for_verdict(&self, uid: &PodUid) -> bool {
         self.waits_for_room(uid) || self.sources.rereads.is_waiting(uid)
     }

@@ -35,30 +35,30 @@ pub(super) struct RuntimeView {
 
 /// All pods of the runtime.
 pub(in crate::agent) struct Listing {
-    /// When the runtime was asked: what is listed is at least that new.
+    /// Start of the listing: its content is at least that new.
     pub(in crate::agent) begun: Mono,
     /// Pods, in any order.
     pub(in crate::agent) pods: Vec<PodItem>,
-    /// Where the loop names those to read, at most once. Dropped: none.
+    /// Channel by which the loop names the pods to inspect, at most once. Dropped: none.
     pub(in crate::agent) inspect: Sender<Vec<PodUid>>,
 }
 
 /// The pods that differed in a listing.
 pub(in crate::agent) struct Inspection {
-    /// When that listing began.
+    /// Start of that listing.
     pub(in crate::agent) begun: Mono,
-    /// The same by the wall clock.
+    /// Start of that listing by the wall clock.
     pub(in crate::agent) wall: Wall,
-    /// What the runtime said of each, or why it said nothing.
+    /// Status of each inspected pod, or the reason why it could not be read.
     pub(in crate::agent) statuses: Vec<(PodUid, Result<PodRuntimeStatus, NoStatus>)>,
 }
 
-/// What a listing showed.
+/// Result of a listing.
 #[derive(Debug)]
 pub(super) enum Listed {
     /// These pods differ and are to be read, sorted by UID; never none.
     Differs(Vec<PodUid>),
-    /// Nothing that must be read; this happened all the same.
+    /// No pod has to be inspected; these events follow from the list alone.
     Complete(Vec<pleg::Event>),
 }
 
@@ -74,23 +74,23 @@ impl RuntimeView {
         }
     }
 
-    /// What the runtime last said of a pod: an empty status if it does not know it.
+    /// Last status of a pod; empty if the runtime does not know it.
     pub(super) fn status(&self, uid: &PodUid) -> Status {
         self.cache.get(uid)
     }
 
-    /// Why the status of a pod could not be read, if so.
+    /// Reason why the status of a pod could not be read, if it could not.
     pub(super) fn status_error(&self, uid: &PodUid) -> Option<Rc<str>> {
         self.cache.get(uid).err().map(|why| why.0)
     }
 
-    /// What was last said of each pod, sorted by UID; pods whose status could not be read are left out.
+    /// Last statuses, sorted by UID; pods whose status could not be read are left out.
     pub(super) fn statuses(&self) -> Vec<Rc<PodRuntimeStatus>> {
         let read = |(_, status): (_, &Status)| status.as_ref().ok().cloned();
         self.cache.iter().filter_map(read).collect()
     }
 
-    /// When the newest ended instance of a container ended, for its back-off; `None` if none has.
+    /// End of a container's newest ended instance, for its back-off; `None` if none has ended.
     pub(super) fn last_end(&self, status: &PodRuntimeStatus, container: &str) -> Option<Mono> {
         self.cache.last_end(status, container)
     }
@@ -109,7 +109,7 @@ impl RuntimeView {
             .map(|other| &other.uid)
     }
 
-    /// Whether a container runs, or may do so: the status of a pod, which could be its own, cannot be read.
+    /// Returns true if a container runs, or may run: it could belong to a pod whose status cannot be read.
     pub(super) fn may_run(&self, id: &ContainerId) -> bool {
         let is = |c: &ContainerStatus| c.id == *id && c.state == ContainerState::Running;
         self.cache.iter().any(|(_, status)| match status {
@@ -118,12 +118,12 @@ impl RuntimeView {
         })
     }
 
-    /// Whether a relist was taken in.
+    /// Returns true after the first relist.
     pub(super) fn was_listed(&self) -> bool {
         self.cache.was_listed()
     }
 
-    /// Whether a relist was taken in and nothing of the pod runs. An error is not idle.
+    /// Returns true if a relist was taken in and no container of the pod runs. A pod with an error is not idle.
     pub(super) fn is_idle(&self, uid: &PodUid) -> bool {
         self.cache.is_idle(uid)
     }
@@ -138,12 +138,12 @@ impl RuntimeView {
         self.running.fresh(now).map(<[_]>::to_vec)
     }
 
-    /// Whether the last relist is young, and nothing ran.
+    /// Returns true if the last relist is young and showed no running container.
     pub(super) fn nothing_runs(&self, now: Mono) -> bool {
         self.running.fresh(now).is_some_and(<[_]>::is_empty)
     }
 
-    /// What the last relist counted.
+    /// Counts of the last relist.
     pub(super) fn counts(&self) -> RunningCounts {
         self.pleg.counts()
     }
@@ -153,47 +153,48 @@ impl RuntimeView {
         self.pleg.discarded()
     }
 
-    /// When the last successful relist began.
+    /// Start of the last successful relist.
     pub(super) fn last_relist(&self) -> Option<Mono> {
         self.pleg.last_relist()
     }
 
-    /// Whether anything may be done to pods: the runtime answers and relists succeed (LOOP-02, LOOP-03). One that is not
-    /// ready but keeps hold of its pods holds up only what would start: [`RuntimeView::start_problem`].
+    /// Returns true if pods may be worked on: the runtime answers and relists succeed (LOOP-02, LOOP-03). A runtime
+    /// that is
+    /// not ready but can still stop its containers only prevents starts: [`RuntimeView::start_problem`].
     pub(super) fn may_run_pods(&self, now: Mono) -> bool {
         let pleg = self.pleg.healthy(now);
         self.gate.check_hold(pleg, now).is_ok()
     }
 
-    /// Why pods are not handled, if so.
+    /// Reason why no pod is worked on, if there is one.
     pub(super) fn down(&self, now: Mono) -> Option<RuntimeDown> {
         let pleg = self.pleg.healthy(now);
         self.gate.check(pleg, now).err()
     }
 
-    /// Why the node is not ready as far as the runtime goes; empty if it is.
+    /// Problems of the runtime that make the node not ready; empty if there are none.
     pub(super) fn ready_errors(&self, now: Mono) -> Vec<String> {
         let pleg = self.pleg.healthy(now);
         self.gate.ready_errors(pleg, now)
     }
 
-    /// Why no container may start, if so.
+    /// Reason why no container may start, if there is one.
     pub(super) fn start_problem(&self) -> Option<String> {
         self.gate.start_error().map(str::to_owned)
     }
 
-    /// Whether pods may be given a network, and why not.
+    /// Reason why no pod gets a network, if there is one.
     pub(super) fn network_problem(&self) -> Option<String> {
         self.gate.network_error().map(str::to_owned)
     }
 
-    /// Whether the runtime and its network are ready, as it last said; `None` if that is too long ago.
+    /// Last readiness of the runtime and of its network; `None` if it is too old.
     pub(super) fn conditions(&self, now: Mono) -> Option<(bool, bool)> {
         let status = self.gate.fresh(now)?;
         Some((status.runtime_ready.ok, status.network_ready.ok))
     }
 
-    /// Whether relists have not succeeded for too long.
+    /// Returns true if the last successful relist is too long ago.
     pub(super) fn relists_fail(&self, now: Mono) -> bool {
         self.pleg.healthy(now).is_err()
     }
@@ -258,7 +259,7 @@ impl RuntimeView {
     }
 }
 
-/// One of the runtime's conditions.
+/// Selects one of the runtime's conditions.
 type Pick = fn(&RuntimeStatus) -> &Condition;
 
 /// Tells the log which conditions differ from those before.

@@ -28,23 +28,23 @@ use crate::{
 
 /// News of a source.
 pub(in crate::agent) struct Delivery {
-    /// What it says.
+    /// News of the source.
     pub(in crate::agent) news: SourceNews,
     /// Takes what became of it, once it was acted upon.
     pub(in crate::agent) answer: Sender<Taken>,
 }
 
-/// What a source says.
+/// News of one source.
 pub(in crate::agent) enum SourceNews {
     /// All that lies in the manifest directory.
     Manifests(Box<Snapshot>),
     /// All that is at the URL.
     Url(Vec<Delivered>),
-    /// Of the apiserver.
+    /// A change at the apiserver.
     Api(Change),
 }
 
-/// What a delivery still wants once its pods are recorded.
+/// Rest of a delivery's work, done once its pods are recorded.
 pub(in crate::agent) struct Rest {
     /// Named as unchanged, and nobody knows them.
     pub(super) unknown: Vec<PodUid>,
@@ -53,7 +53,7 @@ pub(in crate::agent) struct Rest {
     pub(super) answer: Sender<Taken>,
 }
 
-/// What sources have said.
+/// Last word of each source, and deliveries that are not recorded yet.
 #[derive(Debug)]
 pub(super) struct Sources {
     pub(super) mux: Mux,
@@ -63,14 +63,14 @@ pub(super) struct Sources {
     pub(super) early: Vec<Pod>,
     /// New pods that wait until the Node was read once more.
     pub(super) rereads: Rereads,
-    /// When the manifests were last read.
+    /// Instant of the last reading of the manifests.
     pub(super) manifests_read: Option<Mono>,
-    /// When records that wait for the disk are looked at; `None`: none waits, or they are looked at now.
+    /// Instant of the next look at records that wait for the disk; `None` if none waits or a look is under way.
     pub(super) settle_at: Option<Mono>,
 }
 
 impl Sources {
-    /// Of which nothing has been heard yet. An agent before this one may have left records that wait for the disk.
+    /// Begins without a report of any source. An agent before this one may have left records that wait for the disk.
     pub(super) fn new(sources: &[Source], now: Mono) -> Self {
         Self {
             mux: Mux::new(sources),
@@ -82,32 +82,32 @@ impl Sources {
         }
     }
 
-    /// Whether every configured source has reported and was handled.
+    /// Returns true if every configured source has reported and its report was handled.
     pub(super) fn are_ready(&self) -> bool {
         self.mux.all_sources_ready()
     }
 
-    /// Whether this one has.
+    /// Returns true if this source has reported and its report was handled.
     pub(super) fn is_ready(&self, source: Source) -> bool {
         self.mux.source_ready(source)
     }
 
-    /// What it said last was acted upon.
+    /// Notes that the last report of a source was handled.
     pub(super) fn handled(&mut self, source: Source) {
         self.mux.mark_handled(source);
     }
 
-    /// When the manifests were last read.
+    /// Instant of the last reading of the manifests.
     pub(super) const fn manifests_read(&self) -> Option<Mono> {
         self.manifests_read
     }
 
-    /// They were, and nothing has changed.
+    /// Notes a reading of the manifests that found no change.
     pub(super) const fn read_manifests(&mut self, now: Mono) {
         self.manifests_read = Some(now);
     }
 
-    /// When [`Sources::take_settle`] has something to say.
+    /// Instant at which [`Sources::take_settle`] returns true.
     pub(super) const fn next_timeout(&self) -> Option<Mono> {
         self.settle_at
     }
@@ -117,7 +117,7 @@ impl Sources {
         self.settle_at = waiting.then(|| now + RETRY);
     }
 
-    /// Whether it is time to look at records that wait. It is once.
+    /// Returns true, once, if it is time to look at records that wait.
     pub(super) fn take_settle(&mut self, now: Mono) -> bool {
         let due = self.settle_at.is_some_and(|at| at <= now);
         if due {
@@ -154,20 +154,20 @@ impl ConfigOp {
 pub(in crate::agent) struct Recording {
     pub(in crate::agent) source: Source,
     pub(in crate::agent) ops: Vec<Op>,
-    /// What the loop does afterwards.
+    /// Work of the loop after the recording.
     pub(in crate::agent) rest: Rest,
 }
 
-/// What came of it.
+/// Result of a recording.
 pub(in crate::agent) struct Recorded {
     pub(in crate::agent) source: Source,
     /// Pods whose records are on disk.
     pub(in crate::agent) told: Vec<ConfigOp>,
-    /// What came of some of these a boot ago.
+    /// Outcomes of an earlier boot for some of these pods.
     pub(in crate::agent) outcomes: BTreeMap<PodUid, Recalled>,
     /// Pods that could not be recorded, and why.
     pub(in crate::agent) failed: Vec<(Pod, String)>,
-    /// Some records wait for the disk.
+    /// Set if records wait for the disk.
     pub(in crate::agent) waiting: bool,
     pub(in crate::agent) rest: Rest,
 }

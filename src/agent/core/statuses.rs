@@ -32,7 +32,7 @@ use crate::{
     runtime::RuntimeService,
 };
 
-/// What statuses are made of and where they go.
+/// Parts of the agent that a status is made of, and the receivers of statuses.
 pub(super) struct Statuses<'a> {
     pods: &'a mut Pods,
     probes: &'a Probes,
@@ -43,12 +43,12 @@ pub(super) struct Statuses<'a> {
     recorder: &'a Recorder,
     counters: &'a WorkCounters,
     runtime: &'a dyn RuntimeService,
-    /// Who tells the apiserver, if there is one.
+    /// Writer to the apiserver, if there is one.
     api: Option<&'a ApiWriter>,
 }
 
 impl Agent {
-    /// What statuses are made of and where they go.
+    /// Borrows the parts that make and send statuses.
     pub(super) fn statuses(&mut self) -> Statuses<'_> {
         Statuses {
             pods: &mut self.pods,
@@ -165,7 +165,7 @@ impl Statuses<'_> {
         status
     }
 
-    /// What the killer wants the status to say.
+    /// Failure that the termination of the pod wants in its status.
     fn stop_failure(&self, handle: Handle) -> Option<PodFailure> {
         let stop = self.pods.table().stop_status(handle)?;
         Some(PodFailure {
@@ -280,7 +280,7 @@ impl Statuses<'_> {
         self.keep(pod, |pods| pods.finish_status(pod, now));
     }
 
-    /// What a probe says of a container is shown at once (SM-15).
+    /// Shows a probe's change of a container at once (SM-15).
     pub(super) fn probed(&mut self, pod: &Pod, container_id: &str, change: ProbeChange) {
         let known = self.pods.status(&pod.metadata.uid);
         let now = self.clock.wall();

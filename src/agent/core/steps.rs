@@ -23,8 +23,8 @@ use crate::{
 };
 
 impl Agent {
-    /// What a call is given that begins now. `None`: the runtime can no longer say what there is of the pod, so nothing may be
-    /// decided by that; it could when the call became due.
+    /// Makes the plan of a call that begins now. `None` if the runtime can no longer tell the state of the pod: then no
+    /// decision may rest on it. It could when the call became due.
     pub(in crate::agent) fn plan(
         &self,
         call: Handle,
@@ -294,7 +294,7 @@ fn with_succeeded(
     }
 }
 
-/// Where a pod is: in the host's network where the node is now, else as its status shows.
+/// Addresses of a pod: those of the node with the host's network, else those of its status.
 fn ips(pod: &Pod, status: &PodStatus, of_node: Vec<IpAddr>) -> Vec<IpAddr> {
     if pod.spec.host_network && !of_node.is_empty() {
         return of_node;

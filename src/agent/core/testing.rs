@@ -4,12 +4,12 @@ use super::Agent;
 use crate::{agent::pods::Pods, api::PodUid, logic::pleg::RunningCounts};
 
 impl Agent {
-    /// What is known of pods, for a test that changes it behind the loop's back.
+    /// All pods, for a test that changes them behind the loop's back.
     pub(in crate::agent) const fn pods_mut(&mut self) -> &mut Pods {
         &mut self.pods
     }
 
-    /// What the last relist counted.
+    /// Counts of the last relist.
     pub(in crate::agent) fn running_counts(&self) -> RunningCounts {
         self.view.counts()
     }

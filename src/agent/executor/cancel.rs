@@ -21,12 +21,12 @@ impl Cancel {
         }
     }
 
-    /// Whether the pod is to end: nothing of it starts then.
+    /// Returns true if the pod is to end: none of its containers starts then.
     pub(in crate::agent) fn is_to_end(&self) -> bool {
         self.ends.get() || self.cancelled.get()
     }
 
-    /// Whether the call is to return early.
+    /// Returns true if the call is to return early.
     pub(in crate::agent) fn is_cancelled(&self) -> bool {
         self.cancelled.get()
     }

@@ -29,7 +29,7 @@ use crate::{
     sys::lane::Lane,
 };
 
-/// What cgroup values depend on.
+/// Reads the facts that cgroup values depend on.
 pub(in crate::agent) fn settings(
     cfg: &Config,
     node: &NodeFacts,
@@ -70,8 +70,8 @@ pub(in crate::agent) fn limited_disk(cgroups: &Cgroups, root: &Path) -> Option<S
     disk.flatten().map(|(_, number)| number)
 }
 
-/// Whether the kernel accounts swap. Version 2 has the file in every group that memory is handed down to, so `kubepods` is made
-/// first, and what is above it.
+/// Returns true if the kernel accounts swap. Version 2 has the file in every group with the memory controller, so
+/// `kubepods` and the groups above it are made first.
 fn accounts_swap(cgroups: &Cgroups, kubepods: &str) -> bool {
     // Failing to make it is told when the tiers are made.
     let _ = cgroups.create(kubepods, &LinuxResources::default());
@@ -94,7 +94,7 @@ pub(in crate::agent) struct PodCgroups {
     lane: Lane,
 }
 
-/// What jobs on the lane work with.
+/// State that jobs on the lane share.
 struct Tree {
     cgroups: Arc<Cgroups>,
     per_qos: bool,
@@ -104,19 +104,20 @@ struct Tree {
     given: Mutex<Option<Asked>>,
 }
 
-/// What there is of a pod's cgroup.
+/// State of a pod's cgroup after it was ensured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::agent) enum Ensured {
-    /// It had its limits already.
+    /// The cgroup had its limits already.
     There,
-    /// It has them now.
+    /// The cgroup has its limits now.
     Made,
-    /// It is missing while containers of the pod run, outside of any limit: they must go before it comes back.
+    /// The cgroup is missing while containers of the pod run, outside of any limit: they must end before it is made
+    /// again.
     MissingUnderContainers,
 }
 
 impl PodCgroups {
-    /// Of this machine; nothing is made yet.
+    /// Begins without making a cgroup.
     pub(in crate::agent) fn new(
         cfg: &Config,
         node: &NodeFacts,
@@ -177,7 +178,7 @@ impl PodCgroups {
         }
     }
 
-    /// Whether the tiers were not given what their pods now ask for together.
+    /// Returns true if the QoS cgroups were not given what their pods now request together.
     pub(in crate::agent) fn is_stale(&self, asked: Asked) -> bool {
         self.tree.is_stale(asked)
     }

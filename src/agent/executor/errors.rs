@@ -8,7 +8,7 @@ use crate::{
     runtime::RuntimeError,
 };
 
-/// Why a sync failed: when to try again, and what to tell.
+/// Failure of a sync: when to try again, and what to tell.
 #[derive(Debug)]
 pub(in crate::agent) struct SyncError {
     pub(in crate::agent) retry: Retry,
@@ -24,7 +24,7 @@ impl SyncError {
     }
 }
 
-/// Why a container did not start: the waiting reason, its message, and when a back-off ends.
+/// Reason why a container did not start: the waiting reason, its message, and the end of a back-off.
 #[derive(Clone, Debug)]
 pub(in crate::agent) struct StartError {
     pub(in crate::agent) reason: &'static str,
@@ -48,7 +48,7 @@ impl From<Waiting> for StartError {
     }
 }
 
-/// What of a pod the runtime could not end.
+/// Containers or sandbox of a pod that the runtime could not stop.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::agent) enum KillError {
     #[error("container {0}")]

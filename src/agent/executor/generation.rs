@@ -54,8 +54,8 @@ const MAX_HOSTS_BYTES: u64 = 1 << 20;
 /// Mode of the managed hosts file.
 const HOSTS_MODE: u32 = 0o644;
 
-/// What of the machine and the configuration shapes sandboxes and containers. The resolver file is read anew for each
-/// sandbox.
+/// Gathers what sandboxes and containers take from the machine and the configuration. The resolver file is read anew
+/// for each sandbox.
 pub(in crate::agent) fn node_context(
     cfg: &Config,
     facts: &NodeFacts,
@@ -160,7 +160,7 @@ impl Generator {
         )))
     }
 
-    /// The same without its warnings, by a handler that is known.
+    /// Plans a sandbox for a known handler, without the warnings.
     pub(in crate::agent) async fn sandbox_plan(
         &self,
         plan: &Plan,
@@ -307,7 +307,7 @@ impl Generator {
         Ok(config)
     }
 
-    /// What a container's environment is, with everything that it refers to looked up.
+    /// Makes the environment of a container, with all references looked up.
     pub(in crate::agent) async fn environment(
         &self,
         plan: &Plan,
@@ -485,9 +485,9 @@ impl Pin {
     }
 }
 
-/// What an instance of a container finds on the host.
+/// Files on the host for an instance of a container.
 struct Files {
-    /// Its restart count (CFG-06).
+    /// Restart count of the instance (CFG-06).
     restart_count: u32,
     /// Path of the managed hosts file.
     hosts: Option<String>,
@@ -512,7 +512,7 @@ fn newest_log(dir: &Path) -> Option<u32> {
 /// A managed hosts file to be written.
 struct HostsFile {
     path: PathBuf,
-    /// It begins with the host's own.
+    /// Set if it begins with the host's own file.
     host_network: bool,
     ips: Vec<IpAddr>,
     names: hosts::PodNames,

@@ -25,21 +25,21 @@ use crate::{
 /// Bytes kept of what a hook's command writes; it is only logged.
 const MAX_OUTPUT_BYTES: usize = 1024;
 
-/// When a hook is no longer waited for.
+/// End of the wait for a hook.
 #[derive(Clone, Copy)]
 pub(in crate::agent) enum Until<'a> {
     /// At this instant: the grace of its container is used up.
     Time(Mono),
-    /// When the pod's running call is told to end early.
+    /// Ends when the pod's running call is told to end early.
     Cancelled(&'a Cancel),
 }
 
-/// How a hook did not succeed.
+/// Reason why a hook did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::agent) enum HookError {
-    /// It failed. The text may hold secrets.
+    /// The hook failed. The text may hold secrets.
     Failed(String),
-    /// It was not waited for any longer.
+    /// The wait for the hook ended first.
     NotWaitedFor,
 }
 

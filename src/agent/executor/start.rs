@@ -51,13 +51,13 @@ pub(in crate::agent) struct Starter {
     pub(in crate::agent) of_api: Option<Rc<cluster::Objects>>,
     /// Variables that programs of the machine may get; `None`: none of them run as containers of their handler.
     pub(in crate::agent) process_variables: Option<Vec<String>>,
-    /// Where crash-loop delays are stored.
+    /// Run directory, where crash-loop delays are stored.
     pub(in crate::agent) run_dir: PathBuf,
-    /// Where links to logs lie.
+    /// Directory of the links to logs.
     pub(in crate::agent) container_logs: PathBuf,
 }
 
-/// What all starts of one pass share.
+/// State that all starts of one sync share.
 pub(in crate::agent) struct Pass<'a> {
     pub(in crate::agent) starter: &'a Starter,
     pub(in crate::agent) plan: &'a Plan,
@@ -65,14 +65,15 @@ pub(in crate::agent) struct Pass<'a> {
     pub(in crate::agent) runtime: &'a PodRuntimeStatus,
     pub(in crate::agent) sandbox: &'a SandboxStatus,
     pub(in crate::agent) mounted: &'a Mounted,
-    /// What the sandbox was asked for.
+    /// Configuration that the sandbox was made with.
     pub(in crate::agent) made: Option<SandboxConfig>,
     /// Images of its volumes.
     pub(in crate::agent) volume_images: VolumeImages,
 }
 
 impl Pass<'_> {
-    /// Whether the pod is to end: nothing of it starts then. Asked before each step, for a pull may have taken minutes.
+    /// Returns true if the pod is to end: then nothing of it starts. Asked before each step, for a pull may have taken
+    /// minutes.
     fn is_to_end(&self) -> bool {
         self.plan.cancel.is_to_end()
     }

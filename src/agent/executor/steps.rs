@@ -20,48 +20,48 @@ use crate::{
     },
 };
 
-/// What a call is to know when it begins. The pod itself it reads from its record.
+/// Facts that a call is given when it begins. The pod itself is read from its record.
 pub(in crate::agent) struct Plan {
     pub(in crate::agent) uid: PodUid,
-    /// What the runtime last said of the pod.
+    /// Last runtime status of the pod.
     pub(in crate::agent) runtime: Rc<PodRuntimeStatus>,
     /// ConfigMaps and Secrets of the manifest directory.
     pub(in crate::agent) objects: Rc<Objects>,
     /// Addresses of the node, primary first.
     pub(in crate::agent) host_ips: Vec<IpAddr>,
-    /// What the active pods ask for together.
+    /// Requests of all active pods together.
     pub(in crate::agent) asked: Asked,
-    /// This agent has given the pod's cgroup its limits.
+    /// Set if this agent has given the pod's cgroup its limits.
     pub(in crate::agent) limited: bool,
-    /// Nobody wants what is left of the pod: it is deleted or evicted, or no source has it.
+    /// Set if the remains of the pod may go: it is deleted or evicted, or no source has it.
     pub(in crate::agent) content_goes: bool,
     /// Devices that the pod holds.
     pub(in crate::agent) devices: Option<PodDevices>,
     /// Grace of a pod that is to end, in seconds.
     pub(in crate::agent) grace_s: Option<u32>,
-    /// Whether the call is still wanted.
+    /// Flag that tells the call to end early.
     pub(in crate::agent) cancel: Rc<Cancel>,
     /// To the loop.
     pub(in crate::agent) line: Line,
 }
 
-/// Something that a call came to, in the order in which it did, before its end.
+/// Report of a call before its end. Reports keep their order.
 pub(in crate::agent) enum Step {
     /// A sync has read its pod. What the status says by now is shown before anything is done.
     Begun {
         pod: Rc<Pod>,
         runtime: Rc<PodRuntimeStatus>,
-        /// What runs it says that the pod has failed.
+        /// Failure of the pod that its driver reports.
         failure: Option<PodFailure>,
         answer: Answer<Begun>,
     },
     /// The outcome of the pod is kept, or waits for the disk. Answered: a source still has the pod.
     OutcomeKept(bool, Answer<bool>),
-    /// Whether the pod's cgroup has its limits by now.
+    /// The pod's cgroup has its limits (true), or does not have them.
     Limited(bool),
-    /// It cannot be kept what the pod holds of devices, or a plugin does not give it.
+    /// The pod's devices cannot be recorded, or a plugin does not give them.
     Unsettled(Rc<Pod>),
-    /// Something of a pod is to start that asks for devices and holds none. Answered: what it was given.
+    /// A pod is about to start a container, asks for devices and holds none. Answered: what it was given.
     HoldsNothing(Rc<Pod>, Answer<GivenLate>),
     /// Volumes are there: probes may begin (SYNC-12).
     Mounted(Rc<Pod>),
@@ -84,7 +84,7 @@ pub(in crate::agent) enum Step {
         /// Not all of it was done: what waits is shown now, over what the sync began with. A newer look may have come between
         /// the kill of a container and the start of its next instance, and show a pod that is never restarted as failed.
         failed: Option<Rc<PodRuntimeStatus>>,
-        /// What it has removed starts over at once (SYNC-17).
+        /// Set if the sync removed something and is to start over at once (SYNC-17).
         again: bool,
     },
     /// The pod is about to be stopped. Answered: its addresses, as it shows them.
@@ -93,69 +93,69 @@ pub(in crate::agent) enum Step {
         runtime: Rc<PodRuntimeStatus>,
         answer: Answer<Vec<IpAddr>>,
     },
-    /// Its containers were killed.
+    /// The containers of the pod were killed.
     Killed,
-    /// Nothing of the pod runs any more: this is how it ended (SYNC-27).
+    /// No container of the pod runs any more; the pod ended in this state (SYNC-27).
     Stopped {
         pod: Rc<Pod>,
         runtime: Rc<PodRuntimeStatus>,
     },
-    /// Something was changed at the runtime.
+    /// The call has changed something at the runtime.
     Changed,
     /// Volumes and cgroup are gone (DEL-03). The pod, if it could be read.
     CleanedUp(Option<Rc<Pod>>),
 }
 
-/// What a sync is to do.
+/// Orders for a sync that has begun.
 pub(in crate::agent) struct Begun {
     /// The pod has come to its end by itself: nothing is done.
     pub(in crate::agent) terminal: bool,
-    /// What has to outlive the machine's boot.
+    /// Outcome that has to outlive the machine's boot.
     pub(in crate::agent) outcome: Option<Outcome>,
     /// Addresses of the pod, as its status has them.
     pub(in crate::agent) ips: Vec<IpAddr>,
-    /// Why nothing may start.
+    /// Reason why no container may start.
     pub(in crate::agent) problem: Option<Problem>,
-    /// What to change at the runtime.
+    /// Changes to make at the runtime.
     pub(in crate::agent) actions: PodActions,
 }
 
-/// Why nothing of a pod may start.
+/// Reason why no container of a pod may start.
 pub(in crate::agent) enum Problem {
     Runtime(String),
-    /// Another pod has its name and runs still.
+    /// Another pod with the same name still runs.
     Name(PodUid),
     Network(String),
-    /// It wants to begin with a clock that is right, and nobody keeps that right yet.
+    /// The pod wants a right clock at its start, and the clock is not known to be right.
     Clock,
 }
 
 /// The delays to be kept for the next agent, or how long this start has to wait.
 pub(in crate::agent) type Granted = Result<Vec<Record>, CrashLoop>;
 
-/// What came of a pod that held no device when something of it was to start.
+/// Result of giving devices to a pod that held none when a container was to start.
 pub(in crate::agent) enum GivenLate {
-    /// Nothing that it asks for is given here.
+    /// The pod asks for no resource that is given here.
     Nothing,
-    /// It has some by now, and its next sync begins with them.
+    /// The pod holds devices now; its next sync begins with them.
     Given,
-    /// It waits for one: why.
+    /// The pod waits for a device, and why.
     Waits(String),
 }
 
-/// What the start of a container came to.
+/// Result of a container's start.
 pub(in crate::agent) struct Started {
     pub(in crate::agent) container: String,
     pub(in crate::agent) result: Result<(), NotStarted>,
 }
 
-/// Why a container waits.
+/// Reason why a container waits.
 pub(in crate::agent) struct NotStarted {
     pub(in crate::agent) reason: &'static str,
     pub(in crate::agent) message: String,
 }
 
-/// Where the answer to a step goes.
+/// Channel for the answer to a step.
 pub(in crate::agent) struct Answer<T>(Sender<T>);
 
 impl<T> Answer<T> {

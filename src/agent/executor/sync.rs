@@ -42,9 +42,9 @@ use crate::{
     sys::{crash, lane::Lane},
 };
 
-/// Where a pod runs that is not the runtime's.
+/// A place outside the runtime where a pod runs: a provider.
 pub(in crate::agent) trait Elsewhere {
-    /// How the pod is there; and why it has failed, if it has.
+    /// State of the pod there, and its failure, if it has failed.
     fn known(&self, uid: &PodUid) -> (Rc<PodRuntimeStatus>, Option<PodFailure>);
     /// Tells of the pod, if there is anything to tell: then of each container what came of it.
     fn tell<'a>(
@@ -73,7 +73,7 @@ pub(in crate::agent) struct Syncer {
 }
 
 impl Syncer {
-    /// One sync of one pod.
+    /// Runs one sync of one pod.
     pub(in crate::agent) async fn run(&self, plan: &Plan) -> Outcome {
         let uid = &plan.uid;
         // A sync is of the incarnation that is wanted now.
@@ -110,7 +110,7 @@ impl Syncer {
         }
     }
 
-    /// The same for a pod that was read, at the runtime or elsewhere.
+    /// Runs one sync of a pod that was read, at the runtime or elsewhere.
     pub(in crate::agent) async fn sync_pod(
         &self,
         plan: &Plan,
@@ -282,7 +282,8 @@ impl Syncer {
         })
     }
 
-    /// Nothing of the pod starts before it is on disk what it holds, and what plugins give for that (DEV-05, DEV-12).
+    /// Records the devices that the pod holds, and what plugins give for them, before any of its containers starts
+    /// (DEV-05, DEV-12).
     async fn keep_devices(
         &self,
         plan: &Plan,
@@ -314,7 +315,8 @@ impl Syncer {
         Err(SyncError::new(message))
     }
 
-    /// It ran when it was admitted, so it was given nothing, and nobody knows what it held (DEV-10).
+    /// Asks the loop for devices of a pod that ran when it was admitted: it was given none, and what it held is not
+    /// known (DEV-10).
     async fn ask_for_devices(&self, plan: &Plan, pod: &Rc<Pod>) -> Result<(), SyncError> {
         let asked = plan
             .line
@@ -463,7 +465,7 @@ enum SandboxFailure {
     Failed(SyncError),
 }
 
-/// Whether any of its containers is probed.
+/// Returns true if any of the pod's containers is probed.
 fn has_probes(pod: &Pod) -> bool {
     let is_probed = |c: &Container| {
         c.liveness_probe.is_some() || c.readiness_probe.is_some() || c.startup_probe.is_some()

@@ -166,7 +166,7 @@ impl Terminator {
         Ok(())
     }
 
-    /// Nothing runs any more: volumes and cgroup go, and the status is finished.
+    /// Removes volumes and cgroup of a pod whose containers have all ended, and finishes its status.
     pub(in crate::agent) async fn terminated(&self, plan: &Plan) -> Outcome {
         let cleaned = self.clean_up(plan).await;
         self.outcome(plan, "terminated", cleaned)
@@ -218,7 +218,7 @@ impl Terminator {
     }
 }
 
-/// Whether the pod mounts shares of the network, or paths of the host that may lie on one.
+/// Returns true if the pod mounts network shares, or paths of the host that may lie on one.
 fn may_use_shares(pod: &Pod) -> bool {
     let mut volumes = pod.spec.volumes.iter();
     volumes.any(|volume| volume.nfs.is_some() || volume.host_path.is_some())

@@ -193,7 +193,7 @@ fn of_huge_pages(pod: &Pod) -> impl Iterator<Item = (String, Source)> {
 /// Texts of files in volumes, by volume and path.
 pub(in crate::agent) type VolumeFiles<'a> = BTreeMap<(&'a str, &'a str), Result<String, PodError>>;
 
-/// What the environment of `container` takes from files in its pod's volumes.
+/// Reads the part of the environment of `container` that comes from files in its pod's volumes.
 pub(in crate::agent) async fn files_of_volumes<'a>(
     disk: &Lane,
     container: &'a Container,

@@ -21,7 +21,7 @@ use crate::{
 
 /// A volume of a pod, the claim it was given to, and what that is bound to.
 pub(in crate::agent) struct KnownVolume {
-    /// Its name in the pod.
+    /// Name of the volume in the pod.
     pub(in crate::agent) name: String,
     /// Name of the claim.
     pub(in crate::agent) claim: String,
@@ -30,7 +30,7 @@ pub(in crate::agent) struct KnownVolume {
 }
 
 impl Objects {
-    /// What the pod's claims are bound to, by the name of the volume; errors are to be tried again.
+    /// Volumes that the pod's claims are bound to, by the name of the pod's volume. Errors: try again.
     pub(in crate::agent) async fn bound_volumes(
         &self,
         pod: &Pod,
@@ -46,7 +46,8 @@ impl Objects {
         bound
     }
 
-    /// What the pod's claims were bound to when they were mounted, as far as this node has kept it; nobody is asked.
+    /// Volumes that the pod's claims were bound to when they were mounted, as far as this node has kept that. Sends no
+    /// request.
     pub(in crate::agent) async fn known_volumes(&self, pod: &Pod) -> Vec<KnownVolume> {
         let mut known = Vec::new();
         for volume in pod_refs::used_volumes(pod) {

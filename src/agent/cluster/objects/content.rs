@@ -18,15 +18,15 @@ use crate::{
 /// Services of one namespace that are kept.
 const MAX_SERVICES: usize = 5000;
 
-/// Why there is no answer that can be used.
+/// Reason why there is no usable answer.
 #[derive(Clone, Debug)]
 pub(super) enum Refusal {
     NotFound(String),
     Forbidden(String),
-    /// Nobody answered.
+    /// The apiserver did not answer.
     Silent(String),
     Other(PodError),
-    /// Nobody waits for an answer: the pod is to end.
+    /// The answer is not wanted any more: the pod is to end.
     Ended,
 }
 
@@ -66,14 +66,14 @@ impl From<Refusal> for PodError {
     }
 }
 
-/// What a read gives.
+/// Content of an object that was read.
 #[derive(Debug)]
 pub(super) enum Content {
     ConfigMap(Box<ConfigMap>),
     Secret(Box<Secret>),
     Services(Vec<service::Service>),
     Claim(Box<BoundVolume>),
-    /// Its handler.
+    /// Handler of a RuntimeClass.
     RuntimeClass(String),
 }
 
@@ -114,7 +114,7 @@ impl Content {
 /// Asks for one object, on a thread that may wait.
 pub(super) type Ask = Arc<dyn Fn(&dyn Api) -> Result<Content, Refusal> + Send + Sync>;
 
-/// How an object is asked for that needs no more than its name.
+/// Makes the request for an object that needs only its name.
 pub(super) fn plain(key: &Key) -> Ask {
     let Key {
         kind,
@@ -165,7 +165,7 @@ fn decoded<T: DeserializeOwned>(object: &Value) -> Result<T, Refusal> {
     strict::typed(object).map_err(|e| e.without_value().into())
 }
 
-/// What identifies an object; annotations may hold a copy of a Secret.
+/// Keeps the identity of an object. Annotations go: they may hold a copy of a Secret.
 fn pruned(metadata: ObjectMeta) -> ObjectMeta {
     ObjectMeta {
         name: metadata.name,

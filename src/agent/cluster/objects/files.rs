@@ -43,14 +43,14 @@ struct Header {
     name: String,
 }
 
-/// What a file says.
+/// Copy of an object on disk.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Copy {
-    /// This.
+    /// Content of the object.
     Held(Vec<u8>),
-    /// That there is no such object.
+    /// Note that there is no such object.
     Missing,
-    /// Nothing: there is no file, or none that can be used.
+    /// No file, or none that can be used.
     None,
 }
 
@@ -96,7 +96,7 @@ impl ObjectFiles {
         }
     }
 
-    /// Whether there is a file, whatever is in it.
+    /// Returns true if there is a file, whatever its content.
     pub(super) fn has(&self, key: &Key) -> bool {
         self.path(key).exists()
     }

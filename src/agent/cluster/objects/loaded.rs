@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-/// What one step of a pod uses, for as long as it takes.
+/// Objects that one step of a pod uses, for as long as it takes.
 #[derive(Debug, Default)]
 pub(in crate::agent) struct Loaded {
     config_maps: BTreeMap<Box<str>, Result<Option<ConfigMap>, PodError>>,
@@ -53,7 +53,7 @@ impl Loaded {
         }
     }
 
-    /// Nothing of it could be had.
+    /// Notes that the services could not be read.
     pub(super) fn fail(&mut self, why: PodError) {
         self.services_error = Some(why);
     }

@@ -14,14 +14,14 @@ use crate::{
 };
 
 impl Objects {
-    /// What the pod's volumes hold, tokens included.
+    /// Loads the objects of the pod's volumes, tokens included.
     pub(in crate::agent) async fn for_volumes(&self, pod: &Pod, cancel: &Cancel) -> Loaded {
         let mut loaded = self.load(pod, cancel, pod_refs::of_volumes(pod)).await;
         loaded.tokens = self.tokens(pod, cancel).await;
         loaded
     }
 
-    /// What the environment of `container` is made of.
+    /// Loads the objects of the environment of `container`.
     pub(in crate::agent) async fn for_environment(
         &self,
         pod: &Pod,
@@ -32,7 +32,7 @@ impl Objects {
             .await
     }
 
-    /// What the pod's images are pulled with.
+    /// Loads the pull secrets of the pod.
     pub(in crate::agent) async fn for_pulls(&self, pod: &Pod, cancel: &Cancel) -> Loaded {
         self.load(pod, cancel, pod_refs::of_pulls(pod)).await
     }

@@ -31,7 +31,7 @@ use crate::{
     volume::Volumes,
 };
 
-/// How long a read may take if there is a copy to use instead; the read goes on.
+/// Longest wait for a read if there is a copy to use instead; the read goes on.
 const REFRESH_WAIT: Duration = Duration::from_secs(5);
 /// Pauses after which a new pod's object is asked for again that may not be read: the authorizer learns late of a binding.
 pub(super) const FORBIDDEN_PAUSES: [Duration; 4] = [
@@ -40,24 +40,24 @@ pub(super) const FORBIDDEN_PAUSES: [Duration; 4] = [
     Duration::from_secs(1),
     Duration::from_secs(2),
 ];
-/// How long a pod counts as new to the authorizer.
+/// Time for which a pod counts as new to the authorizer.
 const NEW_POD: Duration = Duration::from_secs(30);
 /// Files that wait for [`Objects::commit`]; of more, the kernel writes the rest in its own time.
 const MAX_UNSYNCED: usize = 1024;
-/// What is said while nobody is asked.
+/// Error text while no request is sent.
 pub(super) const SILENT: &str = "the apiserver does not answer";
 
-/// What it takes to read objects and to keep them.
+/// Tools to read objects and to keep them.
 pub(in crate::agent) struct Tools {
     pub(in crate::agent) lanes: KubeLanes,
     pub(in crate::agent) clock: Rc<dyn Clock>,
     pub(in crate::agent) complaints: Rc<Complaints>,
     pub(in crate::agent) disk: Lane,
-    /// Where tokens of pods lie.
+    /// Volumes of pods, which hold their tokens.
     pub(in crate::agent) volumes: Volumes,
     /// By how much the clock is wrong that tokens count by.
     pub(in crate::agent) skew: Arc<Skew>,
-    /// Whether bytes cost money: objects count for longer then.
+    /// Cost of the link: while bytes cost money, objects count for longer.
     pub(in crate::agent) cost: Rc<LinkCost>,
 }
 
@@ -68,9 +68,9 @@ pub(super) struct User<'a> {
     pub(super) cancel: &'a Cancel,
 }
 
-/// What this agent knows of the objects that its pods of the API refer to: ConfigMaps, Secrets, services, claims with their
-/// volumes, tokens. Steps of a pod's sync ask for them, the end of a pod forgets them, the Node says how long they count.
-/// Bounded by [`ObjectTable`]; what they hold is on disk.
+/// Objects that this agent's pods of the API refer to: ConfigMaps, Secrets, services, claims with their volumes,
+/// tokens. Steps of a pod's sync ask for them, the end of a pod forgets them, the Node tells how long they count.
+/// Bounded by [`ObjectTable`]; their content is on disk.
 pub(in crate::agent) struct Objects {
     pub(super) tools: Tools,
     pub(super) node: String,
@@ -91,7 +91,7 @@ pub(in crate::agent) struct Objects {
 }
 
 impl Objects {
-    /// Nothing is read or made before a pod needs it. `labels`: those of the Node, until it is read.
+    /// Begins empty: objects are read when a pod needs them. `labels`: those of the Node, until it is read.
     pub(in crate::agent::cluster) fn new(
         cfg: &Config,
         labels: BTreeMap<String, String>,
@@ -352,7 +352,7 @@ impl Objects {
         }
     }
 
-    /// Whether files wait for [`Self::commit`].
+    /// Returns true if files wait for [`Self::commit`].
     pub(super) fn is_unsynced(&self) -> bool {
         !self.unsynced.borrow().is_empty()
     }
@@ -375,12 +375,12 @@ impl Objects {
         }
     }
 
-    /// What was kept of an object, however old; nobody is asked.
+    /// Kept content of an object, however old. Sends no request.
     pub(super) async fn known(&self, key: &Key) -> Option<Content> {
         self.copy(key).await.flatten()
     }
 
-    /// What is on disk; `None`: nothing that can be used.
+    /// Reads the copy on disk; `None` if there is none that can be used.
     async fn copy(&self, key: &Key) -> Option<Option<Content>> {
         let (files, name) = (self.files.clone(), key.clone());
         let read = self.tools.disk.run(move || match files.read(&name) {

@@ -8,13 +8,13 @@ use crate::{
     logic::{fnv::fnv1a, pod_refs::TokenRef},
 };
 
-/// When the tokens in force are to be replaced. As many as volumes of the node's pods ask for.
+/// Instants at which the tokens in force are to be replaced. As many as volumes of the node's pods ask for.
 #[derive(Debug, Default)]
 pub(super) struct TokenTimes {
     due: RefCell<BTreeMap<(PodUid, u64), Due>>,
 }
 
-/// When a token is to be replaced.
+/// Instant at which a token is to be replaced.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Due {
     pub(super) at: Mono,
@@ -31,12 +31,12 @@ fn slot(uid: &PodUid, token: &TokenRef) -> (PodUid, u64) {
 }
 
 impl TokenTimes {
-    /// When that token is to be replaced, if it is known.
+    /// Instant at which that token is to be replaced, if it is known.
     pub(super) fn of(&self, uid: &PodUid, token: &TokenRef) -> Option<Due> {
         self.due.borrow().get(&slot(uid, token)).copied()
     }
 
-    /// It is to be replaced then.
+    /// Sets the instant at which that token is to be replaced.
     pub(super) fn set(&self, uid: &PodUid, token: &TokenRef, due: Due) {
         self.due.borrow_mut().insert(slot(uid, token), due);
     }

@@ -13,9 +13,9 @@ use crate::{
 
 /// Time for writes to gather before they are brought to disk for good: a rollout is one such group.
 const GROUP: Duration = Duration::from_secs(5);
-/// How often pods are looked for whose tokens are to be replaced. Syncs replace them too, as long as they are more frequent.
+/// Pause between looks for tokens that are to be replaced. Syncs replace them too, as long as they are more frequent.
 const TOKEN_INTERVAL: Duration = Duration::from_secs(60);
-/// How often files are looked for that nobody needs: what a crash has left.
+/// Pause between looks for files that no pod needs: what a crash has left.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// Looks after objects and tokens.
