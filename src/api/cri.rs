@@ -723,7 +723,7 @@ pub fn stop_signal_number(name: &str) -> i32 {
     }
 }
 
-/// Whether there is a stop signal that an image names so: `SIGTERM`, `term`, `15`.
+/// Returns true for the name of a stop signal as images write it: `SIGTERM`, `term`, `15`.
 #[must_use]
 pub fn is_stop_signal(text: &str) -> bool {
     let name = text.to_ascii_uppercase();

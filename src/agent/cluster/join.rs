@@ -48,7 +48,7 @@ pub(in crate::agent) struct Joined {
     /// The apiserver, and the threads that wait for it.
     pub(super) lanes: KubeLanes,
     pub(super) skew: Arc<Skew>,
-    /// This node's own certificate, if the agent renews it.
+    /// Certificate of this node, if the agent renews it.
     pub(super) certificate: Option<Kept>,
     /// Supervisor of k3s, which signs certificates in place of the apiserver.
     pub(super) k3s: Option<Arc<K3s>>,

@@ -14,7 +14,7 @@ use crate::{
     logic::node::{Cidr, CidrError, NodeEvent, PodCidrs, Unkept, is_ready},
 };
 
-/// This node's membership in the cluster. [`super::node`] writes it. Others wait here for the Node, or report that it
+/// Membership of this node in the cluster. [`super::node`] writes it. Others wait here for the Node, or report that it
 /// may have been changed by somebody else. One value each, never a queue.
 #[derive(Debug, Default)]
 pub(in crate::agent) struct Membership {

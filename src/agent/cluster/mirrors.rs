@@ -52,7 +52,7 @@ enum KeepError {
     /// The static pod has none.
     #[error(transparent)]
     NoMirror(#[from] MirrorError),
-    /// Another object of the cluster has the mirror's name. A person can end it.
+    /// An object of the cluster that has the mirror's name. A person can end it.
     #[error("{0}")]
     InTheWay(&'static str),
     /// The apiserver shows something else.

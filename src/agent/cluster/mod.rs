@@ -104,7 +104,7 @@ pub(super) struct Cluster {
     pub(super) lanes: KubeLanes,
     /// State of the connection to the apiserver.
     pub(super) link: Rc<Link>,
-    /// This node's membership.
+    /// Membership of this node.
     pub(super) member: Rc<Membership>,
     /// Writer of statuses, deletions and mirrors.
     pub(super) writer: Rc<ApiWriter>,

@@ -33,7 +33,7 @@ const LAST_POLL: Duration = Duration::from_secs(10);
 /// A certificate in use.
 #[derive(Debug, Default)]
 pub(super) struct InUse {
-    /// Its chain; empty without a certificate.
+    /// Chain of the certificate; empty without one.
     pub(super) chain: Vec<Certificate>,
     /// Time of its arrival, by this machine's clock of then.
     pub(super) since: Option<Wall>,

@@ -45,7 +45,7 @@ pub(super) struct StatusSender {
     pub(super) api_pods: Rc<ApiPods>,
     pub(super) member: Rc<Membership>,
     pub(super) asker: Asker,
-    /// Where ends of pods are kept.
+    /// Records of pods, where their ends are kept.
     pub(super) store: PodStore,
     pub(super) disk: Lane,
     /// State of a refusal (403) to write statuses.

@@ -163,8 +163,7 @@ pub(in crate::agent) async fn start_all(
     (starts, result)
 }
 
-/// Whether the whole pod may start over by now, as far as it goes by those whose ends ask for it. Returns them, each with why it
-/// has to wait.
+/// Returns the containers whose ends restart the whole pod, each with its back-off, if it still has to wait.
 pub(in crate::agent) async fn may_restart_all(
     starter: &Starter,
     plan: &Plan,
@@ -206,7 +205,8 @@ fn not_started(
     }
 }
 
-/// Whether the container may be started again by now, `all`: with its whole pod. It is asked only of one that ended before.
+/// Returns an error while the container may not be started again; `all`: with its whole pod. Asks only for a container
+/// that ended before.
 async fn may_restart(
     starter: &Starter,
     plan: &Plan,

@@ -123,7 +123,7 @@ pub(in crate::agent) struct Begun {
 /// Reason why no container of a pod may start.
 pub(in crate::agent) enum Problem {
     Runtime(String),
-    /// Another pod with the same name still runs.
+    /// A pod with the same name that still runs.
     Name(PodUid),
     Network(String),
     /// The pod wants a right clock at its start, and the clock is not known to be right.
