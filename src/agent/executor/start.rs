@@ -163,7 +163,7 @@ pub(in crate::agent) async fn start_all(
     (starts, result)
 }
 
-/// Returns the containers whose ends restart the whole pod, each with its back-off, if it still has to wait.
+/// Returns the containers whose back-off still holds up a restart of the whole pod, and the error of the sync if there are any.
 pub(in crate::agent) async fn may_restart_all(
     starter: &Starter,
     plan: &Plan,
