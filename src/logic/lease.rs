@@ -7,14 +7,15 @@
 //!   └──created── Ensure: read, create if absent ─┘   (again after 200 ms, doubling to 7 s)
 //! ```
 //!
-//! Independent of node status and of the runtime: whoever drives this does nothing else. A renewal is the smallest patch;
-//! a kubelet sends the whole object. It carries no resourceVersion: two holders of one name do not stop each other with a
-//! PUT either, they only read once more. The first of an agent also clears `managedFields`, which tell nothing of a lease
-//! that one party writes: the apiserver keeps none after that, and every answer is a third shorter.
+//! Independent of node status and of the runtime: whoever drives this does nothing else. A renewal is the smallest
+//! patch; a kubelet sends the whole object. It carries no resourceVersion: two holders of one name do not stop each
+//! other with a PUT either, they only read once more. The first of an agent also clears `managedFields`, which tell
+//! nothing of a lease that one party writes: the apiserver keeps none after that, and every answer is a third shorter.
 //! (Source: apimachinery `managedfields`, an update of an object without any tracks none.)
 //!
-//! The node controller counts a renewal only if `renewTime` grew, so it grows whatever the clock shows: by a microsecond at
-//! least, on from the latest that was sent or read. A board without a battery clock stays Ready with that.
+//! The node controller counts a renewal only if `renewTime` grew, so it grows whatever the clock shows: by a
+//! microsecond at least, on from the latest that was sent or read. A board without a battery clock stays Ready with
+//! that.
 
 use alloc::{boxed::Box, string::String, vec};
 use core::time::Duration;
@@ -31,14 +32,15 @@ const MAX_TRIES: u32 = 5;
 const FIRST_PAUSE_MS: u64 = 200;
 /// Longest pause, milliseconds.
 const LONGEST_PAUSE_MS: u64 = 7000;
-/// Least growth of `renewTime`, nanoseconds: what is written are microseconds.
+/// Least growth of `renewTime`, nanoseconds: the field has microseconds.
 const LEAST_GROWTH_NS: i64 = 1000;
-/// Longest time between two renewals where bytes cost money, milliseconds. The shortest grace of a node controller is 40 s.
+/// Longest time between two renewals where bytes cost money, milliseconds. The shortest grace of a node controller is
+/// 40 s.
 const METERED_MS: u64 = 20_000;
 /// Renewals are late by up to this part of their time, in thousandths.
 const JITTER_PERMILLE: u64 = 40;
 
-/// What to send.
+/// Request to the apiserver.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Request {
     /// GET of the own Node, for its uid.
@@ -51,7 +53,7 @@ pub enum Request {
     Renew(Value),
 }
 
-/// How it was answered.
+/// Outcome of a [`Request`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
     /// The Node's uid.
@@ -97,7 +99,7 @@ pub struct LeaseKeeper {
     seen: Option<Box<Lease>>,
     step: Step,
     pause_ms: u64,
-    /// Its `managedFields` were.
+    /// Set while the `managedFields` of the lease are cleared.
     cleared: bool,
     /// Latest `renewTime` that was sent or read.
     latest: Option<Wall>,
@@ -122,12 +124,12 @@ impl LeaseKeeper {
         }
     }
 
-    /// Whether bytes cost money; counts from the next answer on.
+    /// Sets if bytes cost money; counts from the next answer on.
     pub const fn set_metered(&mut self, is_metered: bool) {
         self.is_metered = is_metered;
     }
 
-    /// When [`LeaseKeeper::poll`] has a request next.
+    /// Time of the next request of [`LeaseKeeper::poll`].
     #[must_use]
     pub const fn due(&self) -> Mono {
         match self.step {
@@ -170,7 +172,7 @@ impl LeaseKeeper {
         Some(request)
     }
 
-    /// What the clock shows, or the least that is later than what the control plane may have seen.
+    /// Returns the time of the clock; at least [`LEAST_GROWTH_NS`] more than the latest that was sent or read.
     fn renew_time(&self, wall: Wall) -> Wall {
         let later = |Wall(latest)| Wall(latest.saturating_add(LEAST_GROWTH_NS));
         wall.max(self.latest.map_or(wall, later))
@@ -208,7 +210,7 @@ impl LeaseKeeper {
                 self.wait(now, random);
                 false
             }
-            // Somebody deleted it: it is made anew, and at once. (The Node may be what was not found, too.)
+            // The lease was deleted: it is made anew at once. (The 404 may also be the Node's.)
             (Step::Renew { owner, .. }, Answer::NotFound)
                 if owner.is_some() || self.has_owner() =>
             {
@@ -228,7 +230,7 @@ impl LeaseKeeper {
                 tries > 0
             }
             (Step::Ensure { tries, .. }, Answer::Lease(lease)) => {
-                // Another agent's, or an earlier one's with another clock.
+                // The lease may be of another agent, or of an earlier one with another clock.
                 let found = lease.spec.renew_time.map(|MicroTime(at)| at);
                 self.latest = self.latest.max(found);
                 self.seen = Some(lease);
@@ -356,7 +358,7 @@ mod tests {
         Answer::Lease(Box::new(lease))
     }
 
-    /// What is asked, in one word, and what was answered.
+    /// Sends the next request, answers it with `answer`, and returns the request in one word.
     fn ask(keeper: &mut LeaseKeeper, now: u64, answer: Answer) -> &'static str {
         let asked = match keeper.poll(Mono(now), AT) {
             None => return "nothing",
@@ -437,7 +439,7 @@ mod tests {
         };
         assert_eq!(body["spec"]["leaseDurationSeconds"], 80);
         assert!(body.to_string().len() < 120, "{body}");
-        // Once is enough, until it is made anew.
+        // Clearing once is enough, until the lease is made anew.
         assert!(!other.on_answer(lease("pi", true), Mono(0), 0));
         let Some(Request::Renew(body)) = other.poll(other.due(), AT) else {
             panic!("renew")
@@ -475,7 +477,7 @@ mod tests {
         }
     }
 
-    /// What is asked one after the other, each answered with `answer`, with the times in between.
+    /// Answers the requests one after the other with `answers`; returns each with its time.
     fn course(keeper: &mut LeaseKeeper, answers: &[Answer]) -> Vec<(u64, &'static str)> {
         let mut now = 0;
         let mut course = Vec::new();

@@ -1,6 +1,6 @@
 //! Pure decisions: plain data in, next state and a list of effects out.
 //!
-//! Nothing here names a clock, file, socket, thread, environment or unordered map: there is no `std` to name.
+//! No code here names a clock, file, socket, thread, environment or unordered map: there is no `std` to name.
 #![no_std]
 #![warn(
     clippy::std_instead_of_core,
@@ -26,7 +26,7 @@ pub mod mux;
 pub mod static_pod;
 pub mod validation;
 
-// What runs and with what.
+// Inputs of containers: configuration, files, resources.
 pub mod bound_volume;
 pub mod capabilities;
 pub mod cdi;
@@ -53,7 +53,7 @@ pub mod spec_hash;
 pub mod token;
 pub mod user;
 
-// Containers and status.
+// Pods, containers, statuses and the node.
 pub mod access;
 pub mod actions;
 pub mod admission;

@@ -6,26 +6,26 @@
 //! | 80 % and more | wait, but for those of critical pods | goes on | as a rule |
 //! | all | wait | is refused | are slowest |
 //!
-//! Nothing else waits, however much it is: leases, statuses and deletions are small, and without them the node would be lost.
-//! A day is one of UTC. Until the clock was right once in this boot it is 24 hours of uptime (TIME-06).
+//! Nothing else waits, however much it is: leases, statuses and deletions are small, and without them the node would be
+//! lost. A day is one of UTC. Until the clock was right once in this boot it is 24 hours of uptime (TIME-06).
 
 use alloc::{format, string::String};
 use core::{fmt, time::Duration};
 
 use crate::api::{Mono, Wall, quantity::human_bytes};
 
-/// From this part of the day's bytes on images wait, percent.
+/// Used part of the day's bytes from which on images wait, percent.
 const SAVING_PERCENT: u64 = 80;
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const DAY_S: i64 = 24 * 3600;
 const MINUTE_S: i64 = 60;
 
-/// What was asked for.
+/// Settings of the budget, from the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Bytes of a day, received and sent together; more than 0.
     pub daily_bytes: u64,
-    /// When images do not wait, whatever was used.
+    /// Part of the day in which images never wait, even if the bytes of the day are used.
     pub pull_window: Option<Window>,
 }
 
@@ -54,7 +54,7 @@ impl Window {
         }
     }
 
-    /// When it begins next.
+    /// Returns the next start of the window.
     fn next(self, now: Wall) -> Wall {
         let begin = |day: i64| Wall::from_secs(day * DAY_S + self.from * MINUTE_S);
         let today = now.secs().div_euclid(DAY_S);
@@ -79,27 +79,27 @@ fn minutes(text: &str) -> Option<i64> {
 /// A moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Now {
-    /// By the clock; `None`: nobody knows whether it is right, see [`is_dated`].
+    /// Wall clock; `None`: it is not known to be right, see [`is_dated`].
     pub wall: Option<Wall>,
-    /// For reckoning.
+    /// Time since boot, for measuring.
     pub up: Mono,
     /// Bytes counted so far, in all.
     pub counted: u64,
 }
 
-/// Whether days and windows go by the wall clock (TIME-06).
+/// Returns true if days and windows go by the wall clock (TIME-06).
 ///
-/// - `certain`: it was right once in this boot. One that is not kept right any more stays near the truth.
-/// - `synchronized`: what the kernel says of it now. One that says nothing is believed to be kept right.
+/// - `certain`: the clock was right once in this boot. A clock that is not kept right any more stays near the truth.
+/// - `synchronized`: the kernel's present word on the clock. Without one, the clock is taken to be kept right.
 #[must_use]
 pub const fn is_dated(certain: bool, synchronized: Option<bool>) -> bool {
     certain || !matches!(synchronized, Some(false))
 }
 
-/// How much an image is wanted.
+/// Priority of a pull.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Urgency {
-    /// It can wait.
+    /// The image can wait.
     #[default]
     Normal,
     /// For a critical pod.
@@ -108,27 +108,27 @@ pub enum Urgency {
     Now,
 }
 
-/// When the next day begins, or the window.
+/// End of a wait: the start of the next day, or of the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
-    /// By the clock.
+    /// Wall-clock time.
     At(Wall),
-    /// When the agent has been up so long.
+    /// Time since boot.
     Up(Mono),
 }
 
-/// Why something is not fetched now.
+/// Refusal of a download for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deferral {
     /// Bytes that are missing; `None`: nobody asked yet.
     pub needs: Option<u64>,
     /// Bytes that may still be fetched today.
     pub left: u64,
-    /// It goes on then.
+    /// End of the wait.
     pub until: Until,
-    /// How long that is.
+    /// Length of the wait.
     pub after: Duration,
-    /// Bytes that a day has for it.
+    /// Bytes of a whole day for downloads of this urgency.
     of: u64,
     /// No day has enough, nor is there a window.
     is_too_large: bool,
@@ -155,14 +155,14 @@ impl fmt::Display for Deferral {
     }
 }
 
-/// What is kept over a restart.
+/// State of a [`Budget`] that is kept over a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
     /// The day, counted from 1970; `None`: the clock was not right.
     pub day: Option<i64>,
     /// Bytes used on it.
     pub used: u64,
-    /// How long the agent was up on it.
+    /// Time that agents were up on this day.
     pub elapsed: Duration,
 }
 
@@ -171,21 +171,21 @@ pub struct Kept {
 pub struct Budget {
     settings: Settings,
     day: Option<i64>,
-    /// When this day began for us, and how long agents were up on it before that.
+    /// Start of this day for this agent, and the time that earlier agents were up on the day.
     began: Mono,
     elapsed: Duration,
-    /// What was counted then, and what was used of the day before that.
+    /// Counter at `began`, and bytes that earlier agents used on the day.
     base: u64,
     before: u64,
-    /// Bytes that may come for what was admitted, and those of them that have.
+    /// Bytes that may come for admitted downloads, and the part of them that has come.
     granted: u64,
     come: u64,
-    /// What was counted then.
+    /// Counter at the last call of [`Budget::used`].
     seen: u64,
 }
 
 impl Budget {
-    /// Of an agent that starts.
+    /// Makes the budget of an agent that starts.
     #[must_use]
     pub const fn new(settings: Settings, kept: Kept, now: Now) -> Self {
         Self {
@@ -206,7 +206,7 @@ impl Budget {
         let today = now.wall.map(|wall| wall.secs().div_euclid(DAY_S));
         let is_new = match (today, self.day) {
             (Some(today), Some(day)) => today != day,
-            // The clock has become right: what was used was used today.
+            // The clock has become right: the bytes so far count as used today.
             (Some(_), None) => {
                 self.day = today;
                 false
@@ -229,14 +229,14 @@ impl Budget {
     /// Bytes used today.
     pub fn used(&mut self, now: Now) -> u64 {
         self.roll(now);
-        // Something else may have come: then a little more is admitted.
+        // All counted bytes are taken for the download's; if others came too, a little more is admitted.
         let come = self.come + now.counted.saturating_sub(self.seen);
         self.come = come.min(self.granted);
         self.seen = now.counted;
         self.before + now.counted.saturating_sub(self.base)
     }
 
-    /// What is to be kept.
+    /// State to keep for the next agent.
     pub fn kept(&mut self, now: Now) -> Kept {
         let used = self.used(now);
         Kept {
@@ -251,11 +251,11 @@ impl Budget {
         self.used(now) >= self.settings.daily_bytes
     }
 
-    /// Whether so many bytes may be fetched now; `None`: it is not known how many. Those that are admitted count as used until
+    /// Admits a download of `needs` bytes now; `None`: its size is not known. Admitted bytes count as used until
     /// [`Budget::fetched`].
     ///
     /// # Errors
-    /// They have to wait.
+    /// The download has to wait.
     pub fn admit(
         &mut self,
         needs: Option<u64>,
@@ -267,17 +267,17 @@ impl Budget {
         Ok(())
     }
 
-    /// What was admitted has come, or will not.
+    /// Takes in the end of an admitted download: its bytes have come, or will not.
     pub fn fetched(&mut self, needs: u64, now: Now) {
         self.used(now);
         self.granted = self.granted.saturating_sub(needs);
         self.come = self.come.saturating_sub(needs);
     }
 
-    /// Whether what was admitted goes on.
+    /// Checks that an admitted download may go on.
     ///
     /// # Errors
-    /// It has to wait.
+    /// The download has to wait.
     pub fn go_on(&mut self, urgency: Urgency, now: Now) -> Result<(), Deferral> {
         let is_over = self.is_spent(now) && urgency < Urgency::Now && !self.is_in_window(now);
         match is_over {
@@ -286,10 +286,10 @@ impl Budget {
         }
     }
 
-    /// Whether [`Budget::admit`] would.
+    /// Checks if [`Budget::admit`] would admit the download; admits nothing.
     ///
     /// # Errors
-    /// They would have to wait.
+    /// The download would have to wait.
     pub fn may(&mut self, needs: Option<u64>, urgency: Urgency, now: Now) -> Result<(), Deferral> {
         let used = self.used(now);
         let daily = self.settings.daily_bytes;
@@ -324,7 +324,7 @@ impl Budget {
                 let today = wall.secs().div_euclid(DAY_S);
                 let midnight = Wall::from_secs((today + 1) * DAY_S);
                 Until::At(match window {
-                    // Midnight brings too little.
+                    // The next day's bytes are not enough either.
                     Some(begin) if is_larger => begin,
                     Some(begin) => begin.min(midnight),
                     None => midnight,
@@ -348,7 +348,7 @@ impl Budget {
         }
     }
 
-    /// How it stands, for people, and whether something waits.
+    /// Describes the budget for people; true if images wait.
     pub fn says(&mut self, now: Now) -> (String, bool) {
         let used = self.used(now);
         let daily = self.settings.daily_bytes;
@@ -455,7 +455,7 @@ mod tests {
             .expect("room");
         let other = budget.admit(Some(301), Urgency::Normal, at(0, 0));
         assert_eq!(other.expect_err("none").left, 300);
-        // What has come of it is used, and does not count twice.
+        // Bytes that have come count as used, and not a second time as admitted.
         for counted in [100, 400, 500] {
             let other = budget.admit(Some(301), Urgency::Normal, at(1, counted));
             assert_eq!(other.expect_err("none").left, 300, "{counted}");
@@ -464,11 +464,11 @@ mod tests {
         let other = budget.admit(Some(301), Urgency::Normal, at(1, 500));
         assert_eq!(other.expect_err("none").left, 300);
         assert!(budget.admit(Some(300), Urgency::Normal, at(1, 500)).is_ok());
-        // It fails halfway: the rest is free.
+        // The download fails halfway: the rest is free.
         budget.fetched(300, at(2, 600));
         let other = budget.admit(Some(201), Urgency::Normal, at(2, 600));
         assert_eq!(other.expect_err("none").left, 200);
-        // Of two, one ends.
+        // One of two downloads ends.
         assert!(budget.admit(Some(50), Urgency::Normal, at(2, 600)).is_ok());
         assert!(budget.admit(Some(100), Urgency::Normal, at(2, 600)).is_ok());
         budget.fetched(100, at(3, 700));
@@ -484,11 +484,11 @@ mod tests {
         let kept = budget.kept(at(DAY_S - 1, 900));
         assert_eq!(budget.used(at(DAY_S, 950)), 0);
         assert_eq!(budget.used(at(DAY_S + 1, 960)), 10);
-        // A new agent counts from nothing.
+        // The counter of a new agent begins at 0.
         let mut next = Budget::new(SETTINGS, kept, at(DAY_S - 1, 0));
         assert_eq!(next.used(at(DAY_S - 1, 5)), 905);
         assert_eq!(next.used(at(DAY_S, 6)), 0);
-        // Set back, the clock shows another day, and again.
+        // A clock that is set back shows another day, too.
         assert_eq!(next.used(at(DAY_S - 5, 7)), 0);
         // After a boot the clock is not right for a while: no day has ended because of that.
         let kept = Kept {
@@ -498,7 +498,7 @@ mod tests {
         let mut booted = Budget::new(SETTINGS, kept, unset(0, 0));
         assert_eq!(booted.used(unset(60, 5)), 905);
         assert_eq!(booted.used(at(DAY_S - 2, 6)), 906);
-        // It never is: a day is what the agent was up.
+        // The clock never becomes right: a day is 24 hours of uptime.
         let mut never = Budget::new(SETTINGS, kept, unset(10, 0));
         assert_eq!(never.used(unset(DAY_S + 9, 5)), 905);
         assert_eq!(never.used(unset(DAY_S + 10, 6)), 0);
@@ -510,7 +510,7 @@ mod tests {
                 elapsed: Duration::from_secs(10),
             }
         );
-        // Nor does a restart begin it anew: it ends when agents were up for 24 hours.
+        // A restart begins no new day: the day ends when agents were up for 24 hours.
         let hour = 3600;
         let mut before = Budget::new(SETTINGS, Kept::default(), unset(10, 0));
         let kept = before.kept(unset(23 * hour + 10, 900));
@@ -520,7 +520,7 @@ mod tests {
         let until = refused.expect_err("used").until;
         assert_eq!(until, Until::Up(unset(hour + 20, 0).up));
         assert_eq!(after.used(unset(hour + 20, 6)), 0);
-        // Right at last: it was used today.
+        // The clock becomes right: the bytes count as used today.
         assert_eq!(never.used(at(DAY_S + 30, 9)), 3);
     }
 
@@ -564,7 +564,7 @@ mod tests {
                 opens
             );
         }
-        // What begins first: the window, or the next day; for what no day has, the window.
+        // Until the window or the next day, whichever begins first; for more than a day has, until the window.
         for (needs, second, goes_on) in [
             (700, hour, 6 * hour),
             (700, 8 * hour, 24 * hour),

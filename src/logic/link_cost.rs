@@ -1,7 +1,7 @@
-//! Whether bytes of the link cost money now (METER-06), and where a session ends because of that (METER-05).
+//! Cost of the link: if its bytes cost money now (METER-06), and the limit of a session because of that (METER-05).
 //!
-//! It is so always, or while the way to the apiserver leaves by one of some interfaces. Whoever does something by it asks when
-//! he does it next; nothing is kept of an answer.
+//! Bytes cost money always, or while the way to the apiserver leaves by one of some interfaces. A caller asks before
+//! each use; no answer is kept.
 
 use alloc::{string::String, vec::Vec};
 use core::time::Duration;
@@ -12,21 +12,22 @@ use crate::api::{Mono, names::glob};
 pub const MAX_INTERFACES: usize = 16;
 /// Bytes of the name of an interface (`IFNAMSIZ` without its zero).
 const MAX_NAME_BYTES: usize = 15;
-/// The way is looked up again after so long.
+/// Time after which the way is looked up again.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What was asked for.
+/// Settings of the link, from the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     /// Bytes cost money, whatever the way.
     pub always: bool,
-    /// They do while the way leaves by one of these: names, with `*` and `?`. At most [`MAX_INTERFACES`].
+    /// Interfaces by which the way costs money: names, with `*` and `?`. At most [`MAX_INTERFACES`].
     pub interfaces: Vec<String>,
     /// A session of logs, exec, attach or port forwarding ends after so many bytes.
     pub stream_bytes: Option<u64>,
 }
 
-/// Why `name` is not the name of an interface, nor a pattern of names. Source: Linux, `dev_valid_name`.
+/// Returns the reason why `name` is neither the name of an interface nor a pattern of names. Source: Linux,
+/// `dev_valid_name`.
 #[must_use]
 pub fn wrong_name(name: &str) -> Option<&'static str> {
     if name.is_empty() {
@@ -45,13 +46,13 @@ pub fn wrong_name(name: &str) -> Option<&'static str> {
 pub struct Cost {
     settings: Settings,
     looked: Option<Mono>,
-    /// By which the way left when it was last found.
+    /// Interface by which the way left when it was last found.
     interface: Option<String>,
     is_metered: bool,
 }
 
 impl Cost {
-    /// Of a link whose way is not known yet: as if it left by no interface that costs money.
+    /// Makes the cost of a link whose way is not known yet: until then no interface costs money.
     #[must_use]
     pub const fn new(settings: Settings) -> Self {
         Self {
@@ -62,19 +63,20 @@ impl Cost {
         }
     }
 
-    /// Whether it depends on the way.
+    /// Returns true if the cost depends on the way.
     #[must_use]
     pub const fn depends(&self) -> bool {
         !self.settings.interfaces.is_empty()
     }
 
-    /// Whether the way is to be looked up before anything is asked here.
+    /// Returns true if the way must be looked up before [`Cost::is_metered`] is asked.
     #[must_use]
     pub fn is_due(&self, now: Mono) -> bool {
         self.depends() && self.looked.is_none_or(|at| now >= at + LOOK)
     }
 
-    /// The way leaves by `interface`; `None`: there is none now, and what was known stays. Returns whether that is news.
+    /// Takes in the interface by which the way leaves; `None`: there is no way now, and the last known one stays.
+    /// Returns true if the interface has changed.
     pub fn found(&mut self, interface: Option<String>, now: Mono) -> bool {
         self.looked = Some(now);
         if interface.is_none() || interface == self.interface {
@@ -87,19 +89,20 @@ impl Cost {
         true
     }
 
-    /// Whether bytes cost money.
+    /// Returns true if bytes cost money.
     #[must_use]
     pub const fn is_metered(&self) -> bool {
         self.is_metered
     }
 
-    /// By which interface the way leaves, if somebody wanted to know and it was found.
+    /// Interface by which the way leaves, if it was looked up and found.
     #[must_use]
     pub fn interface(&self) -> Option<&str> {
         self.interface.as_deref()
     }
 
-    /// After how many bytes a session ends now. Where it depends on the way what bytes cost, none does that costs nothing.
+    /// Bytes after which a session ends now. Where the cost depends on the way, a session ends only while bytes cost
+    /// money.
     #[must_use]
     pub const fn stream_bytes(&self) -> Option<u64> {
         match self.depends() && !self.is_metered {
@@ -139,11 +142,11 @@ mod tests {
             (&["ppp?"], false, Some("ppp0"), true, Some(9)),
             (&["ppp?"], false, Some("ppp"), false, None),
             (&["*"], false, Some("eth0"), true, Some(9)),
-            // No way is not one that costs.
+            // Without a way, bytes cost nothing.
             (&["wwan0"], false, None, false, None),
             (&["wwan0"], true, Some("eth0"), true, Some(9)),
             (&[], true, None, true, Some(9)),
-            // Who asks for a limit and for nothing else has it.
+            // A limit alone always counts.
             (&[], false, None, false, Some(9)),
         ] {
             let got = by(interfaces, always, name);

@@ -1,35 +1,37 @@
-//! Which files of logs go when all logs together have more than they may (`picolet.maxLogBytes`). No kubelet has such a budget.
+//! Budget of all logs together (`picolet.maxLogBytes`): the choice of the files to remove. No kubelet has such a
+//! budget.
 
 use alloc::vec::Vec;
 
 /// The files of one container's log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Log {
-    /// Their sizes, bytes, oldest first.
+    /// Sizes of the files, bytes, oldest first.
     pub files: Vec<u64>,
-    /// The last of them is being written.
+    /// Set if the last file is being written.
     pub is_written: bool,
 }
 
-/// What is to be done to a log, in this order.
+/// Changes to one log, in the order of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trim {
-    /// Its place.
+    /// Index of the log.
     pub log: usize,
-    /// So many of its files are removed, the oldest ones.
+    /// Number of files to remove, oldest first.
     pub files: usize,
-    /// The last of them is being written: it is rotated before.
+    /// Set if the last of them is being written: it is rotated first.
     pub rotate: bool,
 }
 
-/// Which logs lose what, so that all have `budget` bytes together: the largest one gives its oldest file, until that is enough.
+/// Decides which files go, so that all logs together have at most `budget` bytes. The largest log gives its oldest
+/// file, again and again until that is enough.
 ///
-/// - Shape: sorted by place; a log that loses nothing is not named.
+/// - Shape: sorted by index; a log that loses nothing is not named.
 #[must_use]
 pub fn trims(logs: &[Log], budget: u64) -> Vec<Trim> {
     let mut left: Vec<u64> = logs.iter().map(|log| sum(&log.files)).collect();
     let mut gone: Vec<usize> = logs.iter().map(|_| 0).collect();
-    // Bounded: each round one file goes.
+    // Bounded: each round removes one file.
     while sum(&left) > budget {
         let largest = left
             .iter()

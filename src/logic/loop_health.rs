@@ -1,4 +1,4 @@
-//! Whether the sync loop may go on, and whether it does.
+//! Health of the sync loop: the runtime's status, on which it depends, and its own beat.
 //!
 //! Names and rules follow kubelet `runtime.go` and `syncLoop`.
 
@@ -14,18 +14,18 @@ pub const STATUS_THRESHOLD: Duration = Duration::from_secs(30);
 /// A loop that began its last iteration this long ago is unhealthy, unless the sync period is longer still.
 pub const LOOP_THRESHOLD: Duration = Duration::from_secs(300);
 
-/// Why no pod may be handled.
+/// Reason why no pod may be handled.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RuntimeDown {
-    /// The runtime never said how it is, or too long ago.
+    /// The runtime has never reported its status, or too long ago.
     #[error("container runtime is down")]
     Silent,
-    /// It says it is not ready.
+    /// The runtime says that it is not ready.
     #[error("container runtime is not ready: {reason}: {message}")]
     NotReady {
         /// CamelCase.
         reason: String,
-        /// What is wrong.
+        /// Text of the runtime.
         message: String,
     },
     /// Relists do not succeed.
@@ -33,16 +33,16 @@ pub enum RuntimeDown {
     Pleg(Unhealthy),
 }
 
-/// What the runtime last said of itself.
+/// Last status of the runtime, and the decisions that follow from it.
 #[derive(Clone, Debug, Default)]
 pub struct RuntimeGate {
     last: Option<(Mono, RuntimeStatus)>,
-    /// When it last said that it is ready.
+    /// Time of the last status that was ready.
     ready_at: Option<Mono>,
 }
 
 impl RuntimeGate {
-    /// Takes a successful status. A failed one is not handed over: the last one simply grows old.
+    /// Takes a successful status. A failed one is not handed over: the last one grows old.
     pub fn on_status(&mut self, status: RuntimeStatus, now: Mono) {
         if status.runtime_ready.ok {
             self.ready_at = Some(now);
@@ -50,20 +50,21 @@ impl RuntimeGate {
         self.last = Some((now, status));
     }
 
-    /// What the runtime last said of itself.
+    /// Last status of the runtime, of any age.
     #[must_use]
     pub fn status(&self) -> Option<&RuntimeStatus> {
         self.last.as_ref().map(|(_, status)| status)
     }
 
-    /// The same, unless that is too long ago.
+    /// Last status of the runtime, if it is younger than [`STATUS_THRESHOLD`].
     #[must_use]
     pub fn fresh(&self, now: Mono) -> Option<&RuntimeStatus> {
         let (at, status) = self.last.as_ref()?;
         (now - *at < STATUS_THRESHOLD).then_some(status)
     }
 
-    /// Why the node is not ready, as far as the runtime and its network go: one text each, none if it is (NODE-20).
+    /// Reasons why the node is not ready, as far as the runtime and its network go: one text each, none if it is
+    /// (NODE-20).
     #[must_use]
     pub fn ready_errors(&self, pleg: Result<(), Unhealthy>, now: Mono) -> Vec<String> {
         let mut errors = Vec::new();
@@ -97,7 +98,7 @@ impl RuntimeGate {
         errors
     }
 
-    /// Whether pods may be handled.
+    /// Checks that pods may be handled.
     ///
     /// - Errors: the first cause; the loop consumes nothing.
     pub fn check(&self, pleg: Result<(), Unhealthy>, now: Mono) -> Result<(), RuntimeDown> {
@@ -112,8 +113,8 @@ impl RuntimeGate {
         pleg.map_err(RuntimeDown::Pleg)
     }
 
-    /// Whether pods may be handled at all: as [`RuntimeGate::check`], but a runtime that is not ready and keeps hold of its
-    /// pods holds up none of them; [`RuntimeGate::start_error`] then says that nothing may start.
+    /// Checks that pods may be handled at all. As [`RuntimeGate::check`], but a runtime that is not ready and can still
+    /// stop containers holds up no pod; [`RuntimeGate::start_error`] then says that nothing may start.
     ///
     /// - Errors: the first cause.
     pub fn check_hold(&self, pleg: Result<(), Unhealthy>, now: Mono) -> Result<(), RuntimeDown> {
@@ -131,7 +132,7 @@ impl RuntimeGate {
             .is_some_and(|(_, s)| s.can_stop_containers)
     }
 
-    /// Why no container may start, if the runtime last said so.
+    /// Reason why no container may start, if the runtime was not ready when it last reported.
     #[must_use]
     pub fn start_error(&self) -> Option<&str> {
         let (_, status) = self.last.as_ref()?;
@@ -139,7 +140,7 @@ impl RuntimeGate {
         (!ready.ok).then_some(&ready.message)
     }
 
-    /// Why pods that need a network may not start, if so. Never holds up the loop.
+    /// Reason why pods that need a network may not start, if there is one. Never holds up the loop.
     #[must_use]
     pub fn network_error(&self) -> Option<&str> {
         match &self.last {
@@ -150,17 +151,17 @@ impl RuntimeGate {
     }
 }
 
-/// When the loop last moved.
+/// Time of the loop's last beat.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LoopHealth(Option<Mono>);
 
 impl LoopHealth {
-    /// To be said before and after each iteration, not while iterations are held up.
+    /// Notes that the loop moves. Call it before and after each iteration, not while iterations are held up.
     pub const fn beat(&mut self, now: Mono) {
         self.0 = Some(now);
     }
 
-    /// Whether the loop moves. A loop that never ran is taken for healthy.
+    /// Returns true if the loop moves. A loop that never ran counts as healthy.
     #[must_use]
     pub fn is_healthy(self, sync_frequency: Duration, now: Mono) -> bool {
         let threshold = LOOP_THRESHOLD.max(sync_frequency * 2);

@@ -1,7 +1,7 @@
-//! Mirror pods: what stands for static pods in the apiserver (MIR). Names and rules follow kubelet
+//! Mirror pods, which stand for static pods in the apiserver (MIR). Names and rules follow kubelet
 //! `pod/mirror_client.go`, `pod/pod_manager.go` and the static part of `syncPod`.
 //!
-//! A mirror is never run or admitted. It is known by its metadata alone, so a list of metadata tells everything.
+//! A mirror is never run or admitted. It is known by its metadata alone, so a list of metadata is enough.
 
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
 use core::time::Duration;
@@ -15,8 +15,8 @@ use crate::api::{
     pod::{CONFIG_HASH, CONFIG_MIRROR},
 };
 
-/// Mirrors that are remembered. A node has some ten static pods; more are strangers that carry the annotation, and those
-/// that find no room are looked at when others are gone.
+/// Mirrors that are remembered. A node has some ten static pods; further pods with the annotation are strangers. A
+/// mirror without room is looked at when others are gone.
 pub const MAX_MIRRORS: usize = 256;
 /// First pause after a failed request for a mirror, milliseconds.
 const FIRST_PAUSE_MS: u64 = 1000;
@@ -47,7 +47,7 @@ pub struct FullName {
 }
 
 impl FullName {
-    /// That of an object.
+    /// Full name of an object.
     #[must_use]
     pub fn of(metadata: &ObjectMeta) -> Self {
         Self {
@@ -60,16 +60,16 @@ impl FullName {
 /// A mirror in the apiserver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mirror {
-    /// Its uid, which is not that of the static pod.
+    /// UID of the mirror, which is not that of the static pod.
     pub uid: PodUid,
-    /// What it mirrors: the static pod's hash.
+    /// Hash of the static pod that is mirrored.
     pub hash: String,
-    /// It has a deletionTimestamp.
+    /// Set if the mirror has a deletionTimestamp.
     pub terminating: bool,
 }
 
 impl Mirror {
-    /// What the metadata of a pod in the apiserver says of it as a mirror; `None` if it is none.
+    /// Reads a mirror from the metadata of a pod in the apiserver; `None` if the pod is no mirror.
     #[must_use]
     pub fn of(metadata: &ObjectMeta) -> Option<Self> {
         Some(Self {
@@ -80,10 +80,10 @@ impl Mirror {
     }
 }
 
-/// What to do about the mirror of a static pod.
+/// Action on the mirror of a static pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// It is as it should be.
+    /// No action: the mirror is as it should be.
     Nothing,
     /// Delete it with grace 0 and this uid as precondition. If that really deleted it, ask again.
     Delete(PodUid),
@@ -91,7 +91,7 @@ pub enum Action {
     Create,
 }
 
-/// What the mirror of `pod`, a static pod, needs (MIR-04, MIR-05).
+/// Decides the action on the mirror of `pod`, a static pod (MIR-04, MIR-05).
 #[must_use]
 pub fn reconcile(pod: &ObjectMeta, mirror: Option<&Mirror>) -> Action {
     let hash = pod.annotations.get(CONFIG_HASH);
@@ -102,16 +102,16 @@ pub fn reconcile(pod: &ObjectMeta, mirror: Option<&Mirror>) -> Action {
     }
 }
 
-/// Why there is no mirror to create.
+/// Reason why no mirror is created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MirrorError {
     /// Not a static pod of ours.
     #[error("pod {0} has no hash")]
     NoHash(String),
-    /// The apiserver would take it for another node's.
+    /// The pod is of another node: the apiserver would count the mirror as that node's.
     #[error("pod {0} is of another node")]
     OtherNode(String),
-    /// Nothing that the mirror could belong to.
+    /// The Node, which is to own the mirror, has no uid.
     #[error("the Node object has no uid")]
     NoNodeUid,
     /// NodeRestriction refuses it.
@@ -161,14 +161,14 @@ pub fn mirror_pod(
     }))
 }
 
-/// What an existing pod is that was in the way of a mirror (MIR-06).
+/// Kind of an existing pod that was in the way of a mirror (MIR-06).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InTheWay {
-    /// The mirror itself: as good as created.
+    /// The mirror itself: it counts as created.
     Same(Mirror),
     /// A mirror, of an older version: [`reconcile`] deletes it.
     Older(Mirror),
-    /// No mirror: a pod that somebody made under this name. Logged, and tried again later.
+    /// No mirror: another party made a pod of this name. Logged, and tried again later.
     Stranger,
 }
 
@@ -206,7 +206,7 @@ impl Mirrors {
         }
     }
 
-    /// The mirror with this uid is gone. That of another is left.
+    /// Forgets the mirror with this uid. A mirror of the same name with another uid stays.
     pub fn remove(&mut self, name: &FullName, uid: &PodUid) {
         if self.known.get(name).is_some_and(|m| m.uid == *uid) {
             self.known.remove(name);
@@ -250,7 +250,7 @@ impl Mirrors {
             .collect()
     }
 
-    /// When a request for that mirror may be sent: at once, unless one failed lately.
+    /// Earliest time of a request for that mirror: at once, unless one failed lately.
     #[must_use]
     pub fn tries_at(&self, name: &FullName) -> Mono {
         self.pauses.get(name).map_or(Mono(0), |pause| pause.until)

@@ -1,12 +1,12 @@
 //! Merges the snapshots of all sources into operations on pods. Names follow kubelet `config/config.go`.
 //!
-//! A source sends full snapshots ([`Mux::merge`]). The mux compares each with that source's previous one by uid and says
-//! what changed. Of a pod it keeps four digests and the time it was first seen, never the pod.
+//! A source sends full snapshots ([`Mux::merge`]). The mux compares each with that source's previous one by uid and
+//! says what changed. Of a pod it keeps four digests and the time it was first seen, never the pod.
 //!
 //! The apiserver's poller knows single pods sooner than the whole: [`Mux::amend`] takes what is certain of some pods
 //! without calling it a snapshot. It removes nothing that is not named, and it never makes the source ready: before the
-//! first complete list nobody may conclude that a pod is not there (SRC-13, SRC-30). What an agent finds on its own disk
-//! at a start comes in the same way ([`Mux::restore`]), so that pods start with no apiserver in reach.
+//! first complete list nobody may conclude that a pod is not there (SRC-13, SRC-30). What an agent finds on its own
+//! disk at a start comes in the same way ([`Mux::restore`]), so that pods start with no apiserver in reach.
 
 use alloc::{boxed::Box, collections::BTreeMap, vec::Vec};
 
@@ -18,7 +18,7 @@ use crate::api::pod::{CONFIG_SEEN, CONFIG_SOURCE};
 use crate::api::received::{Delivered, ReceivedPod};
 use crate::api::{PodUid, Wall};
 
-/// Where pods come from.
+/// Origin of pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
     /// The manifest directory or file.
@@ -41,7 +41,7 @@ impl Source {
     }
 }
 
-/// One operation: pods of one source, never empty except for the `Add` that only says the source is there (SRC-06).
+/// Operation on pods of one source. Never empty, except for the `Add` that only says the source is there (SRC-06).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     /// Pods that are no longer in the snapshot.
@@ -56,7 +56,7 @@ pub enum Op {
     Reconcile(Vec<Box<ReceivedPod>>),
 }
 
-/// What one snapshot led to.
+/// Result of a snapshot.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Merged {
     /// Operations in the order in which they must be handled.
@@ -69,7 +69,7 @@ pub struct Merged {
     pub unknown: Vec<PodUid>,
 }
 
-/// What is kept of one pod of one source.
+/// Digests and time of one pod of one source.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     full_name: u64,
@@ -123,7 +123,7 @@ impl Mux {
                         previous.remove(&uid);
                         present.insert(uid, held);
                     } else if !present.contains_key(&uid) {
-                        // Not held, or its name is another pod's by now: read anew, it is reported like any other.
+                        // Not held, or another pod has its name by now. After a new read it is reported like any other.
                         merged.unknown.push(uid);
                     }
                     continue;
@@ -147,11 +147,11 @@ impl Mux {
         merged
     }
 
-    /// Takes what is certain of some pods of `source`: these are as they are here, those are gone. Nothing follows for
-    /// any other pod, and the source is no readier than before.
+    /// Takes certain knowledge of some pods of `source`: the present state of `pods`, and the end of `gone`. Nothing
+    /// follows for any other pod, and the source is no readier than before.
     ///
-    /// A pod whose full name another held pod has, one that is not named as gone, is left out as
-    /// [`Merged::dropped`], like in a snapshot.
+    /// A pod is left out as [`Merged::dropped`], like in a snapshot, if another held pod has its full name and is not
+    /// in `gone`.
     pub fn amend(
         &mut self,
         source: Source,
@@ -186,8 +186,8 @@ impl Mux {
         merged
     }
 
-    /// Takes the pods that an agent before this one has recorded: the last that is known of `source`, until it speaks
-    /// itself. Those that the source does not confirm go with its first full snapshot. `now` stamps records that do not
+    /// Takes the pods that an earlier agent has recorded: the last known state of `source`, until its first report.
+    /// Pods that the source does not confirm go with its first full snapshot. `now` stamps records that do not
     /// say when their pod was first seen.
     pub fn restore(&mut self, source: Source, pods: Vec<Box<ReceivedPod>>, now: Wall) -> Merged {
         let seen: Vec<(PodUid, Wall)> = pods
@@ -234,7 +234,7 @@ impl Mux {
         }
     }
 
-    /// Whether `source` has delivered a snapshot and the sync loop has handled a message of it.
+    /// Returns true if `source` has delivered a snapshot and the sync loop has handled a message of it.
     #[must_use]
     pub fn source_ready(&self, source: Source) -> bool {
         self.feeds
@@ -242,7 +242,7 @@ impl Mux {
             .is_some_and(|f| f.merged && f.handled)
     }
 
-    /// Whether every configured source is ready; never reverts. True when there is none (SRC-13).
+    /// Returns true if every configured source is ready; never reverts. True when there is none (SRC-13).
     #[must_use]
     pub fn all_sources_ready(&self) -> bool {
         self.feeds.values().all(|f| f.merged && f.handled)
@@ -268,7 +268,7 @@ struct Classes {
 }
 
 impl Classes {
-    /// Puts a pod where it belongs and returns what is to be held of it.
+    /// Puts a pod into its class and returns its new digests.
     fn take(
         &mut self,
         mut received: Box<ReceivedPod>,

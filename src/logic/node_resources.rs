@@ -1,15 +1,15 @@
-//! What the node has, what is kept from pods, and what is left for them (NODE-10, NODE-11, CG-12).
+//! Resources of the node: capacity, reservations, and the rest for pods (NODE-10, NODE-11, CG-12).
 //!
-//! Two amounts are left: what pods may ask for together (allocatable), and what they can take together (the limits of the
-//! cgroup `kubepods`). The second is larger by the hard eviction thresholds: between the two, pods are evicted before the
-//! kernel has to end anything.
+//! The rest is two amounts: the requests that pods may have together (allocatable), and the resources that they can
+//! take together (the limits of the cgroup `kubepods`). The second is larger by the hard eviction thresholds: between
+//! the two, pods are evicted before the kernel has to kill a process.
 
 use alloc::{collections::BTreeMap, format, string::String, vec::Vec};
 
 use super::{cgroup, downward::Allocatable};
 use crate::api::{Quantity, cri::LinuxResources};
 
-/// What the machine has.
+/// Resources of the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capacity {
     /// Thousandths of a CPU.
@@ -24,16 +24,16 @@ pub struct Capacity {
     pub pids: i64,
 }
 
-/// What is kept from pods.
+/// Resources that are kept from pods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reservations {
-    /// `systemReserved` and `kubeReserved` together, thousandths.
+    /// CPU of `systemReserved` and `kubeReserved` together, thousandths.
     pub cpu_milli: i64,
-    /// The same, bytes.
+    /// Memory of both, bytes.
     pub memory_bytes: i64,
-    /// The same, bytes.
+    /// Ephemeral storage of both, bytes.
     pub storage_bytes: i64,
-    /// The same, processes.
+    /// Processes of both.
     pub pids: i64,
     /// Hard eviction threshold of `memory.available`, bytes.
     pub eviction_memory_bytes: i64,
@@ -41,14 +41,14 @@ pub struct Reservations {
     pub eviction_storage_bytes: i64,
 }
 
-/// The operator keeps more from pods than there is: how much of what.
+/// The operator keeps more from pods than there is: amounts and names of the resources.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("systemReserved and kubeReserved together keep {0} from pods")]
 pub struct OverReserved(String);
 
 /// Checks that every reservation can be kept.
 ///
-/// - Errors: what cannot be, all of it; the agent must not start.
+/// - Errors: all reservations that cannot be kept; the agent must not start.
 pub fn check(capacity: Capacity, kept: Reservations) -> Result<(), OverReserved> {
     let too_much: Vec<String> = [
         ("cpu", "m", kept.cpu_milli, capacity.cpu_milli),
@@ -62,7 +62,7 @@ pub fn check(capacity: Capacity, kept: Reservations) -> Result<(), OverReserved>
         ("pid", "", kept.pids, capacity.pids),
     ]
     .into_iter()
-    // What is not known cannot be exceeded.
+    // A capacity of 0 is not known.
     .filter(|(_, _, kept, has)| kept > has && *has > 0)
     .map(|(name, unit, kept, has)| format!("{kept}{unit} of {name}, of which there is {has}{unit}"))
     .collect();
@@ -73,7 +73,7 @@ pub fn check(capacity: Capacity, kept: Reservations) -> Result<(), OverReserved>
     }
 }
 
-/// What pods may ask for together (NODE-10).
+/// Resources that pods may ask for together (NODE-10).
 #[must_use]
 pub fn allocatable(capacity: Capacity, kept: Reservations) -> Allocatable {
     let left = |has: i64, kept: i64| has.saturating_sub(kept).max(0);
@@ -92,7 +92,8 @@ pub fn allocatable(capacity: Capacity, kept: Reservations) -> Allocatable {
     }
 }
 
-/// Whether a resource is neither the kernel's nor of Kubernetes: that of a device plugin, or of the cluster.
+/// Returns true if a resource is neither native to the kernel nor to Kubernetes: it belongs to a device plugin, or to
+/// the cluster.
 ///
 /// - Source: `pkg/apis/core/v1/helper`, `IsExtendedResourceName`.
 #[must_use]
@@ -100,8 +101,8 @@ pub fn is_extended(resource: &str) -> bool {
     resource.contains('/') && !resource.contains("kubernetes.io/")
 }
 
-/// Values of the cgroup `kubepods` (CG-12). `enforce`: `pods` is in `enforceNodeAllocatable`; otherwise pods can take all
-/// that there is.
+/// Values of the cgroup `kubepods` (CG-12). `enforce`: `pods` is in `enforceNodeAllocatable`; otherwise pods can take
+/// all that there is.
 #[must_use]
 pub fn kubepods(capacity: Capacity, kept: Reservations, enforce: bool) -> LinuxResources {
     let kept = if enforce {
@@ -114,13 +115,13 @@ pub fn kubepods(capacity: Capacity, kept: Reservations, enforce: bool) -> LinuxR
     cgroup::kubepods_values(
         left(capacity.cpu_milli, kept.cpu_milli),
         left(capacity.memory_bytes, kept.memory_bytes),
-        // Nothing is known: nothing is limited.
+        // 0 is not known: no limit.
         (pids > 0).then_some(pids),
     )
 }
 
-/// Values of a group that is limited to what is reserved for it (CG-13): what is not reserved is not limited.
-/// `compressible`: only processor time is.
+/// Values of a group that is limited to its reservation (CG-13): a resource without a reservation is not limited.
+/// `compressible`: limit only processor time.
 #[must_use]
 pub fn reserved_group(reserved: &BTreeMap<String, Quantity>, compressible: bool) -> LinuxResources {
     let get = |name: &str| reserved.get(name);

@@ -1,4 +1,4 @@
-//! Whether a pod's node selector, required node affinity and tolerations fit a node (ADM-08, ADM-10).
+//! Match of a pod's node selector, required node affinity and tolerations with a node (ADM-08, ADM-10).
 
 use alloc::{collections::BTreeMap, string::String};
 
@@ -8,7 +8,7 @@ use crate::api::{
     pod::{NodeSelectorRequirement, NodeSelectorTerm, Toleration},
 };
 
-/// Whether `spec.nodeSelector` and the required terms of the node affinity match (ADM-08).
+/// Returns true if `spec.nodeSelector` and the required terms of the node affinity match (ADM-08).
 ///
 /// Terms are alternatives; the requirements of one term must all hold; an empty term matches nothing.
 #[must_use]
@@ -32,7 +32,7 @@ pub fn fits_node(pod: &Pod, node_name: &str, labels: &BTreeMap<String, String>) 
             .is_none_or(|selector| fits_terms(&selector.node_selector_terms, node_name, labels))
 }
 
-/// Whether one of the terms matches.
+/// Returns true if one of the terms matches.
 #[must_use]
 pub fn fits_terms(
     terms: &[NodeSelectorTerm],
@@ -84,7 +84,7 @@ fn requirement_holds(requirement: &NodeSelectorRequirement, value: Option<&str>)
     }
 }
 
-/// Whether one of `tolerations` tolerates `taint`.
+/// Returns true if one of `tolerations` tolerates `taint`.
 #[must_use]
 pub fn tolerates(tolerations: &[Toleration], taint: &Taint) -> bool {
     tolerations.iter().any(|t| {

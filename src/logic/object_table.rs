@@ -1,12 +1,12 @@
-//! What is known of ConfigMaps, Secrets and the like that pods refer to: when each was read, whether it was there, who
-//! wants it. Not what is in it: contents lie on disk.
+//! Table of the ConfigMaps, Secrets and other objects that pods refer to: the time of the last read, its result, and
+//! the pods that need the object. Not the contents: they lie on disk.
 //!
-//! A driver asks [`ObjectTable::step`] before it uses an object, reads it from the apiserver if told so, and says what came
-//! of it. Objects are read by name, since a node may list none (AUTHZ-08): every read costs a request, so that
+//! A driver asks [`ObjectTable::step`] before it uses an object, reads it from the apiserver if told so, and reports
+//! the result. Objects are read by name, since a node may list none (AUTHZ-08). Every read costs a request, so that
 //!
-//! - an object is read at most once per time to live, by whoever needs it first (OBJ-03);
-//! - a pod that is new here finds what was read after it was seen (OBJ-03);
-//! - what cannot change is read once (OBJ-05);
+//! - an object is read at most once per time to live, by the caller that needs it first (OBJ-03);
+//! - a pod that is new here only gets an object that was read after the pod was registered (OBJ-03);
+//! - an object that cannot change is read once (OBJ-05);
 //! - while the apiserver is away, one question in [`PROBE_INTERVAL`] is asked, whoever asks ([`Reach`]).
 //!
 //! Versions play no part: reads are quorum reads, and after a restore of etcd the older version is the true one.
@@ -20,9 +20,9 @@ use core::time::Duration;
 use super::pod_refs::{Key, Kind};
 use crate::api::{Mono, PodUid};
 
-/// How long an object counts as known, unless the cluster says otherwise.
+/// Time for which a read object counts as known, unless the cluster asks for another.
 pub const TTL: Duration = Duration::from_secs(60);
-/// The same where bytes cost money.
+/// Least time to live of an object where bytes cost money.
 pub const METERED_TTL: Duration = Duration::from_secs(600);
 /// Longest time to live that a cluster may ask for.
 const MAX_TTL: Duration = Duration::from_secs(3600);
@@ -33,33 +33,33 @@ pub const PROBE_INTERVAL: Duration = Duration::from_secs(10);
 /// Annotation of the Node: seconds that objects may be kept, set by the control plane with the size of the cluster.
 pub const TTL_ANNOTATION: &str = "node.alpha.kubernetes.io/ttl";
 
-/// The table has no room for what another pod refers to.
+/// The table has no room for the objects of another pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("pods of this node refer to more than {MAX_OBJECTS} objects")]
 pub struct TableFull;
 
-/// What to do for an object.
+/// Next step of a caller that needs an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Use what is on disk.
+    /// Use the copy on disk.
     UseHeld,
-    /// It is not there.
+    /// The object does not exist.
     Missing,
-    /// Somebody reads it now: wait for that.
+    /// Wait: another caller reads it now.
     Wait,
     /// Read it, then tell [`ObjectTable::read`] or [`ObjectTable::failed`]. Until then others wait.
     Read,
 }
 
-/// What was found.
+/// Result of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// The object, which is on disk now.
     Held {
-        /// It never changes again.
+        /// Set if the object is marked immutable.
         immutable: bool,
     },
-    /// The object, which could not be put on disk: whoever needs it reads it again.
+    /// The object, which could not be written to disk: the next caller that needs it reads it again.
     Unkept,
     /// No such object.
     Missing,
@@ -67,12 +67,12 @@ pub enum Found {
 
 #[derive(Clone, Debug, Default)]
 struct Entry {
-    /// When the last successful read began.
+    /// Start of the last successful read.
     read: Option<Mono>,
     held: bool,
     immutable: bool,
     busy: bool,
-    /// Numbers of the pods that refer to it.
+    /// Numbers of the pods that refer to the object.
     users: Vec<u32>,
 }
 
@@ -82,24 +82,24 @@ struct Interest {
     since: Mono,
 }
 
-/// See the module's words.
+/// See the module.
 #[derive(Clone, Debug)]
 pub struct ObjectTable {
     entries: BTreeMap<Key, Entry>,
     pods: BTreeMap<PodUid, Interest>,
     next: u32,
-    /// How long objects count, as the control plane asks.
+    /// Time to live that the control plane asks for.
     asked_ttl: Duration,
-    /// No less, whatever it asks.
+    /// Lower limit of the time to live.
     least_ttl: Duration,
-    /// Bytes cost money.
+    /// Set if bytes cost money.
     is_metered: bool,
 }
 
 impl ObjectTable {
-    /// An empty table. Whatever the control plane asks for, an object that many pods refer to is not read more often than
-    /// one of them is synced, every `sync`: of small clusters it asks for no time at all, which is right for those that
-    /// watch.
+    /// An empty table. `sync`: time between two syncs of a pod. It is also the least time to live of an object, up to
+    /// [`TTL`], whatever the control plane asks for. (In small clusters it asks for 0, which suits only kubelets that
+    /// watch.) So an object that many pods refer to is not read more often than one of them is synced.
     #[must_use]
     pub fn new(sync: Duration) -> Self {
         Self {
@@ -118,7 +118,7 @@ impl ObjectTable {
         self.asked_ttl = asked.map_or(TTL, Duration::from_secs);
     }
 
-    /// Whether bytes cost money; counts from the next [`ObjectTable::step`] on.
+    /// Sets if bytes cost money; counts from the next [`ObjectTable::step`] on.
     pub const fn set_metered(&mut self, is_metered: bool) {
         self.is_metered = is_metered;
     }
@@ -131,7 +131,7 @@ impl ObjectTable {
         self.asked_ttl.clamp(least, MAX_TTL)
     }
 
-    /// Notes that a pod refers to these (OBJ-02). Again and again is fine.
+    /// Notes the objects that a pod refers to (OBJ-02). May be called again.
     ///
     /// Errors: no room; nothing was noted then.
     pub fn register(
@@ -148,7 +148,7 @@ impl ObjectTable {
             Some(interest) => interest.number,
             None => {
                 let number = self.next;
-                // Four thousand million pods later the table knows none of the first.
+                // After 2^32 pods the table knows none of the first ones any more.
                 self.next = self.next.wrapping_add(1);
                 let interest = Interest { number, since: now };
                 self.pods.insert(uid.clone(), interest);
@@ -167,12 +167,12 @@ impl ObjectTable {
         Ok(())
     }
 
-    /// Pods that have said what they refer to.
+    /// Pods that were registered.
     pub fn pods(&self) -> impl Iterator<Item = &PodUid> {
         self.pods.keys()
     }
 
-    /// Forgets a pod; returns the objects that nobody refers to any more, forgotten too (OBJ-02).
+    /// Forgets a pod; returns the objects that no other pod refers to, forgotten too (OBJ-02).
     pub fn forget(&mut self, uid: &PodUid) -> Vec<Key> {
         let Some(interest) = self.pods.remove(uid) else {
             return Vec::new();
@@ -189,12 +189,12 @@ impl ObjectTable {
         gone
     }
 
-    /// Objects that somebody refers to.
+    /// Objects that a pod refers to.
     pub fn keys(&self) -> impl Iterator<Item = &Key> {
         self.entries.keys()
     }
 
-    /// What to do for an object that a registered pod needs now.
+    /// Decides the next step for an object that a registered pod needs now.
     pub fn step(&mut self, uid: &PodUid, key: &Key, now: Mono) -> Step {
         let ttl = self.ttl();
         let since = self.pods.get(uid).map_or(now, |interest| interest.since);
@@ -210,7 +210,7 @@ impl ObjectTable {
                 || match key.kind {
                     // A claim stays bound to its volume for as long as the pod that uses it.
                     Kind::Claim => entry.held,
-                    // One that is not there is looked for at each try: its pod waits for it.
+                    // A missing one is read again at each try: its pod waits for it.
                     Kind::RuntimeClass => entry.held && now - read < ttl,
                     // The apiserver's own address, which all pods are told of.
                     Kind::Services if !key.name.is_empty() => now - read < ttl,
@@ -230,13 +230,13 @@ impl ObjectTable {
         Step::Read
     }
 
-    /// Whether somebody reads it now.
+    /// Returns true if a caller reads the object now.
     #[must_use]
     pub fn is_busy(&self, key: &Key) -> bool {
         self.entries.get(key).is_some_and(|entry| entry.busy)
     }
 
-    /// A read that began at `begun` has succeeded.
+    /// Takes in the result of a read that began at `begun`.
     pub fn read(&mut self, key: &Key, found: Found, begun: Mono) {
         let Some(entry) = self.entries.get_mut(key) else {
             return;
@@ -247,21 +247,22 @@ impl ObjectTable {
         entry.read = (found != Found::Unkept).then_some(begun);
     }
 
-    /// A read has failed, or was given up: what was known is known still, and the next one in need reads again (OBJ-04).
+    /// Takes in that a read failed or was given up: what is known of the object stays, and the next caller reads it
+    /// again (OBJ-04).
     pub fn failed(&mut self, key: &Key) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.busy = false;
         }
     }
 
-    /// What is on disk cannot be used.
+    /// Notes that the copy on disk cannot be used: the next caller reads the object again.
     pub fn damaged(&mut self, key: &Key) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.read = None;
         }
     }
 
-    /// Whether the pod was first seen less than `span` ago: the authorizer may not know of it yet (AUTHZ-08).
+    /// Returns true if the pod was registered less than `span` ago: the authorizer may not know of it yet (AUTHZ-08).
     #[must_use]
     pub fn is_new(&self, uid: &PodUid, span: Duration, now: Mono) -> bool {
         let interest = self.pods.get(uid);
@@ -269,15 +270,16 @@ impl ObjectTable {
     }
 }
 
-/// Whether the apiserver answers, as far as reads of objects have met it.
+/// State of the apiserver, as reads of objects have found it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reach {
-    /// It did not: the next question may be asked then.
+    /// Time of the next question, if the apiserver did not answer.
     again: Option<Mono>,
 }
 
 impl Reach {
-    /// Whether to ask now. While it is away, the one who is let through stands for all.
+    /// Returns true if a question may be asked now. While the apiserver is away, one question in [`PROBE_INTERVAL`] is
+    /// let through for all callers.
     pub fn may_ask(&mut self, now: Mono) -> bool {
         match self.again {
             None => true,
@@ -289,12 +291,12 @@ impl Reach {
         }
     }
 
-    /// It answered, whatever it said.
+    /// Notes that the apiserver answered, even if with an error.
     pub fn answered(&mut self) {
         self.again = None;
     }
 
-    /// It did not.
+    /// Notes that the apiserver did not answer.
     pub fn silent(&mut self, now: Mono) {
         self.again = Some(now + PROBE_INTERVAL);
     }

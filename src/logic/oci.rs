@@ -165,7 +165,8 @@ fn process(input: &SpecInput<'_>, capabilities: Vec<String>) -> Result<Process, 
     })
 }
 
-/// What to run: `command` replaces the image's entrypoint and drops its cmd; `args` alone replaces the cmd.
+/// Arguments of the container's process: `command` replaces the image's entrypoint and drops its cmd; `args` alone
+/// replaces the cmd.
 ///
 /// Errors: neither the pod nor the image names anything to run.
 pub fn process_args(
@@ -430,7 +431,7 @@ pub(crate) fn by_depth(mounts: &mut [Mount]) {
     });
 }
 
-/// Without trailing slashes, so that `/dev/` counts as `/dev`.
+/// Removes trailing slashes, so that `/dev/` counts as `/dev`.
 pub(crate) fn clean(path: &str) -> &str {
     match path.trim_end_matches('/') {
         "" => "/",
@@ -446,7 +447,7 @@ fn bind(mount: &BindMount) -> Mount {
     };
     let mut options = vec!["rbind", propagation(mount.propagation), access];
     if mount.image.is_some() {
-        // Programs of it can be run, but its set-user-ID bits and device nodes give nothing.
+        // Programs of the image can run, but its set-user-ID bits and device nodes have no effect.
         options.extend(["nosuid", "nodev"]);
     }
     Mount {
@@ -517,7 +518,7 @@ fn has_controller(host: &HostFacts, controller: &str) -> bool {
     host.controllers.is_empty() || host.controllers.iter().any(|have| have == controller)
 }
 
-/// A limit that somebody asked for must hold: without its controller the container does not start.
+/// Checks that every limit that is asked for has its controller: without it the container must not start.
 fn check_controllers(limits: &LinuxResources, host: &HostFacts) -> Result<(), PodError> {
     let quota = limits.cpu_quota_us.is_some_and(|quota| quota != 0);
     for (asked, controller, limit, hint) in [
@@ -545,8 +546,8 @@ fn check_controllers(limits: &LinuxResources, host: &HostFacts) -> Result<(), Po
     Ok(())
 }
 
-/// Nodes that the container has beside those of every container (DEV-41, DEV-43): usable by who runs in it, so that nobody
-/// has to be root or of a group of the machine.
+/// Device nodes that the container has beside those of every container (DEV-41, DEV-43). The container's user can use
+/// them, so that it need not be root or belong to a group of the machine.
 fn device_nodes(input: &SpecInput<'_>) -> Vec<Device> {
     let (user, container) = (input.user, input.container);
     let all = container.devices.iter().zip(input.devices);
@@ -564,7 +565,7 @@ fn device_nodes(input: &SpecInput<'_>) -> Vec<Device> {
     if container.security.privileged {
         let others = input.host_devices.iter();
         let others = others.filter(|other| !nodes.iter().any(|node| node.path == other.path));
-        // Nothing can be made in the directories of those that come and go.
+        // The runtime cannot make nodes in directories of devices that come and go.
         let is_live = |path: &str| {
             let mut all = container.live_devices.iter();
             all.any(|live| live.covers(path))
@@ -606,7 +607,7 @@ fn device_rules(input: &SpecInput<'_>) -> Vec<DeviceRule> {
     all.chain(allowed).chain(given).collect()
 }
 
-/// The names that runtimes with an eye for pods (kata, crun's handlers) look for.
+/// Annotations that pod-aware runtimes (kata, crun's handlers) look for.
 fn annotations(input: &SpecInput<'_>) -> BTreeMap<String, String> {
     [
         ("container-type", "container"),
@@ -904,7 +905,7 @@ mod tests {
             ("/proc/../data", true),
             ("/process/self", true),
             ("/host/proc/sys", true),
-            // Boards do this: pins, control groups, firmware variables.
+            // Pods of boards mount these: pins, control groups, firmware variables.
             ("/sys", true),
             ("/sys/class/gpio", true),
             ("/sys/fs/cgroup", true),
@@ -1095,7 +1096,7 @@ mod tests {
         case.container.devices[0].gid = Some(0);
         case.container.devices[0].mode = Some(0o600);
         assert_eq!(shown(&case).0, [node(1000, 0, 0o600)]);
-        // Privileged containers have all others, too, and each path once.
+        // Privileged containers have all other devices, too, and each path once.
         case.container.security.privileged = true;
         case.sandbox.privileged = true;
         let other = Device {

@@ -1,5 +1,6 @@
-//! What a pod came to, for the time after a reboot. A kubelet finds it in the dead containers that its runtime keeps
-//! across boots; here the agent keeps the status, and of a pod that goes on the containers that have succeeded (SYNC-35).
+//! Outcome of a pod, for the time after a reboot (SYNC-35). A kubelet reads it from the dead containers that its
+//! runtime keeps across boots. Here the agent keeps the status; for a pod that goes on, it keeps the containers that
+//! have succeeded.
 
 use alloc::{boxed::Box, vec::Vec};
 
@@ -14,7 +15,7 @@ use crate::api::{
     pod_status::{ContainerState, ContainerStatus, Phase, PodStatus, Terminated},
 };
 
-/// Whether `status` is worth keeping: the pod has come to its end, or it began and must not begin twice (ACT-17).
+/// Returns true if `status` is worth keeping: the pod has ended, or it began and must not begin twice (ACT-17).
 ///
 /// Pods that run for ever have no outcome.
 #[must_use]
@@ -26,8 +27,11 @@ pub fn is_worth_keeping(pod: &Pod, status: &PodStatus) -> bool {
     }
 }
 
-/// Whether what is kept says how the pod ended, though the machine was not booted since. An end of a pod of the API may have been
-/// told. Of another one that ran, the runtime may have removed what is dead (SYNC-35); one that was only refused is tried again.
+/// Returns true if the kept status counts as the pod's end even though the machine was not booted since.
+///
+/// - A pod of the API that has ended stays so: the API may have been told.
+/// - Another pod stays ended if it ran: the runtime may have removed its dead containers (SYNC-35). If it was only
+///   refused, it is tried again.
 #[must_use]
 pub fn stays_ended(kept: &PodStatus, of_the_api: bool) -> bool {
     kept.phase.is_terminal() && (of_the_api || has_begun(kept))
@@ -46,8 +50,8 @@ fn all(status: &PodStatus) -> impl Iterator<Item = &ContainerStatus> {
         .chain(&status.ephemeral_container_statuses)
 }
 
-/// Whether `newer`, of a pod that had ended with the status `kept`, has the end of a container that was not known then. Pods end
-/// before their containers do where they are refused, evicted, or failed by somebody else.
+/// Returns true if `newer` has the end of a container that `kept`, the status of the ended pod, does not have. A pod
+/// ends before its containers if it is refused, evicted, or failed by another party.
 #[must_use]
 pub fn tells_of_another_end(kept: &PodStatus, newer: &PodStatus) -> bool {
     let known = |name: &str| all(kept).any(|c| c.name == name && c.state.terminated.is_some());
@@ -55,8 +59,8 @@ pub fn tells_of_another_end(kept: &PodStatus, newer: &PodStatus) -> bool {
     newer.phase.is_terminal() && ended.any(|c| !known(&c.name))
 }
 
-/// The containers of the pod that have succeeded and do not run again, in the pod's order: a new sandbox does without them
-/// (ACT-16), and so does the next boot.
+/// Containers of the pod that have succeeded and do not run again, in the pod's order: neither a new sandbox (ACT-16)
+/// nor the next boot starts them.
 #[must_use]
 pub fn succeeded(pod: &Pod, runtime: &PodRuntimeStatus) -> Vec<cri::ContainerStatus> {
     let newest = |name: &str| runtime.newest(name).filter(|c| has_succeeded(c)).cloned();
@@ -70,7 +74,8 @@ fn has_succeeded(container: &cri::ContainerStatus) -> bool {
     container.state == cri::ContainerState::Exited && container.exit_code == 0
 }
 
-/// What the runtime has of the pod, and behind it what it has forgotten: containers that had succeeded a boot ago.
+/// Adds to the runtime's status the containers that had succeeded before the boot and that the runtime has forgotten,
+/// at the end.
 #[must_use]
 pub fn with_succeeded(
     mut runtime: PodRuntimeStatus,
@@ -84,8 +89,8 @@ pub fn with_succeeded(
     runtime
 }
 
-/// The status after a reboot of a pod that ran when it was kept: the reboot has ended all containers, nobody saw how.
-/// A terminal one stays as it is.
+/// Returns the status after a reboot of a pod that ran when the status was kept: the reboot has ended all containers,
+/// and their exit codes are not known. A terminal status stays as it is.
 #[must_use]
 pub fn after_reboot(mut status: PodStatus) -> PodStatus {
     if status.phase.is_terminal() {

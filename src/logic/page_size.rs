@@ -1,7 +1,7 @@
 //! Programs in images that do not fit the pages of this kernel (SVC-17).
 //!
-//! The kernel maps a program by pages. One whose parts lie 4 KiB apart cannot be mapped by pages of 16 KiB: it dies by SIGSEGV
-//! at its exec, before anything of it has run. An allocator built for 4 KiB aborts at its first call.
+//! The kernel maps a program by pages. One whose parts lie 4 KiB apart cannot be mapped by pages of 16 KiB: it dies by
+//! SIGSEGV at its exec, before anything of it has run. An allocator built for 4 KiB aborts at its first call.
 //!
 //! Source: Linux `fs/exec.c` (`bprm_execve`), `fs/binfmt_elf.c`; jemalloc `src/pages.c`.
 
@@ -11,15 +11,15 @@ use alloc::string::String;
 
 use crate::api::cri::{ContainerState, ContainerStatus};
 
-/// What programs are built for unless their authors took care, bytes.
+/// Page size that programs are built for unless their authors took care, bytes.
 pub const COMMON_PAGE_BYTES: u64 = 4096;
 /// Exit codes of SIGABRT and SIGSEGV.
 const ABORTED: i32 = 134;
 const DEAD_AT_EXEC: i32 = 139;
-/// Who lived longer got further than to its own start.
+/// Longest life of a program that ends this way; one that lived longer has passed its start.
 const START_TIME: Duration = Duration::from_secs(2);
 
-/// What to tell of a container that ended as such programs do; `None`: it did not.
+/// Text for people about a container that ended as programs built for smaller pages do; `None`: it did not.
 #[must_use]
 pub fn misfit(page_bytes: u64, container: &ContainerStatus) -> Option<String> {
     let (began, ended) = (container.started_at?, container.finished_at?);

@@ -30,27 +30,27 @@ pub const MAX_EVENTS: usize = 1000;
 /// Capacity of the event list that is kept for the next burst.
 const KEPT_EVENTS: usize = 64;
 
-/// What happened.
+/// Kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EventKind {
     /// A container or sandbox runs.
     ContainerStarted,
-    /// It ended.
+    /// A container or sandbox ended.
     ContainerDied,
-    /// The runtime has forgotten it.
+    /// The runtime has forgotten a container or sandbox.
     ContainerRemoved,
-    /// Its state is not known. Never delivered, but it makes the pod be read.
+    /// The state of a container is not known. Never delivered, but the pod is read because of it.
     ContainerChanged,
     /// The pod was read again after a failure.
     PodSync,
 }
 
-/// One thing that happened to one pod.
+/// Event of one pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     /// Pod.
     pub uid: PodUid,
-    /// What.
+    /// Kind.
     pub kind: EventKind,
     /// Container or sandbox; empty for [`EventKind::PodSync`].
     pub id: Box<str>,
@@ -65,7 +65,7 @@ enum State {
     NonExistent,
 }
 
-/// One container or sandbox. Sorted by id.
+/// Container or sandbox of a listing. Sorted by id.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Item {
     id: Box<str>,
@@ -82,13 +82,13 @@ struct Record {
     reinspect: bool,
 }
 
-/// Why the PLEG is unhealthy.
+/// Reason why the PLEG is unhealthy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unhealthy {
     /// No relist has succeeded.
     #[error("pleg has yet to be successful")]
     Never,
-    /// The last successful one began that long ago.
+    /// The last successful relist began that long ago.
     #[error("pleg was last seen active {} s ago, threshold is {} s", .0.as_secs(), RELIST_THRESHOLD.as_secs())]
     Late(Duration),
 }
@@ -106,13 +106,13 @@ pub struct RunningCounts {
     pub unknown: usize,
 }
 
-/// See the module's words.
+/// See the module.
 #[derive(Clone, Debug, Default)]
 pub struct Pleg {
     records: BTreeMap<PodUid, Record>,
     events: VecDeque<Event>,
     discarded: u64,
-    /// When the last successful listing began.
+    /// Start of the last successful listing.
     relist_began: Option<Mono>,
 }
 
@@ -149,7 +149,7 @@ impl Pleg {
         inspect
     }
 
-    /// Takes what the runtime said about a pod that [`Pleg::listed`] named.
+    /// Takes the runtime's status of a pod that [`Pleg::listed`] named.
     pub fn inspected(
         &mut self,
         uid: &PodUid,
@@ -193,7 +193,7 @@ impl Pleg {
         self.discarded
     }
 
-    /// Whether relists succeed.
+    /// Checks that relists succeed.
     ///
     /// - Errors: [`Unhealthy`]; no pod is handled meanwhile.
     pub fn healthy(&self, now: Mono) -> Result<(), Unhealthy> {
@@ -205,13 +205,13 @@ impl Pleg {
         Ok(())
     }
 
-    /// When the last successful listing began.
+    /// Start of the last successful listing.
     #[must_use]
     pub const fn last_relist(&self) -> Option<Mono> {
         self.relist_began
     }
 
-    /// What the last relist saw.
+    /// Counts of the last relist.
     #[must_use]
     pub fn counts(&self) -> RunningCounts {
         let mut counts = RunningCounts::default();
@@ -398,7 +398,7 @@ mod tests {
         pods.iter().map(PodItem::from).collect()
     }
 
-    /// By a clock that nobody has looked at.
+    /// Clock history without any observation.
     const CLOCK: &ClockHistory = &ClockHistory::new();
 
     fn seen(at: Mono) -> Seen<'static> {
@@ -418,7 +418,7 @@ mod tests {
     }
 
     impl Bench {
-        /// A whole relist in which each inspection answers what was listed, or fails.
+        /// Runs a whole relist. Each inspection returns the listed state, or fails.
         fn relist(&mut self, pods: &[PodRuntimeStatus], fail: bool) -> usize {
             self.now += 1000;
             let stamp = Mono(self.now);
@@ -582,7 +582,7 @@ mod tests {
         assert_eq!(bench.relist(&[down], false), 1);
         assert_eq!(bench.events(), [(ContainerDied, "x".into())]);
 
-        // Back to what it was: no event of a container, but the pod was flagged.
+        // The container is back in its old state: no event of it, but the pod was flagged.
         let mut bench = Bench::default();
         bench.relist(slice::from_ref(&up), false);
         bench.events();

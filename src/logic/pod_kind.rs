@@ -1,4 +1,4 @@
-//! Who stands behind a pod: a file of this machine, the apiserver, the machine's own needs.
+//! Kinds of pods: static or mirror pods, critical pods, pods that wait for the clock.
 
 use alloc::string::String;
 
@@ -12,7 +12,7 @@ pub const SYSTEM_CRITICAL_PRIORITY: i32 = 2_000_000_000;
 /// Priority of `system-node-critical`.
 pub const NODE_CRITICAL_PRIORITY: i32 = 2_000_001_000;
 
-/// Whether the pod comes from a source other than the apiserver.
+/// Returns true if the pod comes from a source other than the apiserver.
 #[must_use]
 pub fn is_static(pod: &Pod) -> bool {
     pod.metadata
@@ -21,15 +21,16 @@ pub fn is_static(pod: &Pod) -> bool {
         .is_some_and(|source| source != "api")
 }
 
-/// Whether the pod only mirrors a static pod in the apiserver.
+/// Returns true if the pod only mirrors a static pod in the apiserver.
 #[must_use]
 pub fn is_mirror(pod: &Pod) -> bool {
     pod.metadata.annotations.contains_key(CONFIG_MIRROR)
 }
 
-/// Why the pod is not ended to start anew on request, in words that follow its name.
+/// Checks that the pod may be ended on request, to start anew.
 ///
-/// - Errors: it is not this machine's; or it runs once, and its end is on record, or when its time began.
+/// - Errors: the reason why not, in words that follow the pod's name. The pod belongs to the apiserver; or it is to run
+///   once, and its end or the start of its active time is on record.
 pub fn may_start_anew(pod: &Pod) -> Result<(), &'static str> {
     if !is_static(pod) {
         return Err("is the apiserver's: kubectl delete it, and its owner makes another");
@@ -43,21 +44,21 @@ pub fn may_start_anew(pod: &Pod) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Annotation of a pod of which nothing starts before the wall clock is right (TIME-06).
+/// Annotation of a pod that starts nothing before the wall clock is right (TIME-06).
 const WAIT_FOR_CLOCK: &str = "picolet/wait-for-clock";
-/// Reason of the event of such a pod, and what it says.
+/// Reason of the event of such a pod. Its message: [`WAITS_FOR_CLOCK`].
 pub const CLOCK_UNTRUSTED: &str = "ClockUntrusted";
-/// See [`CLOCK_UNTRUSTED`].
+/// Message of the event [`CLOCK_UNTRUSTED`].
 pub const WAITS_FOR_CLOCK: &str = "waits until the clock is right: no time service (NTP) has set it since this machine was started";
 
-/// Whether nothing of the pod starts before the wall clock is right.
+/// Returns true if nothing of the pod may start before the wall clock is right.
 #[must_use]
 pub fn waits_for_clock(pod: &Pod) -> bool {
     let word = pod.metadata.annotations.get(WAIT_FOR_CLOCK);
     word.is_some_and(|word| word == "true")
 }
 
-/// Whether the pod must not be given up for others: static, mirror, or of a system priority.
+/// Returns true if the pod must not be given up for others: static, mirror, or of a system priority.
 #[must_use]
 pub fn is_critical(pod: &Pod) -> bool {
     is_static(pod)
@@ -68,7 +69,7 @@ pub fn is_critical(pod: &Pod) -> bool {
             .is_some_and(|p| p >= SYSTEM_CRITICAL_PRIORITY)
 }
 
-/// Whether the pod has the priority of `system-node-critical`.
+/// Returns true if the pod has at least the priority of `system-node-critical`.
 #[must_use]
 pub fn is_node_critical(pod: &Pod) -> bool {
     pod.spec

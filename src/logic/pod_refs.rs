@@ -1,8 +1,8 @@
-//! What a pod refers to that the apiserver keeps: ConfigMaps, Secrets, services, tokens, claims. A node may read exactly
-//! this (AUTHZ-04 to AUTHZ-06), object by object.
+//! References of a pod to objects of the apiserver: ConfigMaps, Secrets, services, tokens, claims. A node may read
+//! exactly these (AUTHZ-04 to AUTHZ-06), object by object.
 //!
-//! References are told apart by when they are needed: volumes at each sync, environments when a container starts,
-//! credentials when an image is pulled. What no container mounts is not read.
+//! References are told apart by the time when they are needed: volumes at each sync, environments when a container
+//! starts, credentials when an image is pulled. A volume that no container mounts is not read.
 
 use alloc::{boxed::Box, collections::BTreeSet, string::String};
 
@@ -32,7 +32,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// As messages and records have it.
+    /// Name of the kind in messages and records.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -48,11 +48,11 @@ impl Kind {
 /// Names one object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
-    /// What it is.
+    /// Kind.
     pub kind: Kind,
-    /// Where it is.
+    /// Namespace; empty for a [`Kind::RuntimeClass`].
     pub namespace: Box<str>,
-    /// Its name.
+    /// Name.
     pub name: Box<str>,
 }
 
@@ -85,7 +85,7 @@ impl core::fmt::Display for Key {
     }
 }
 
-/// Name of the [`Kind::Claim`] of a pod: what one pod has resolved is no other pod's to use.
+/// Name of the [`Kind::Claim`] of a pod. It contains the uid, so that no other pod uses what this pod has resolved.
 #[must_use]
 pub fn claim_name(uid: &PodUid, claim: &str) -> String {
     format!("{uid}/{claim}")
@@ -94,16 +94,16 @@ pub fn claim_name(uid: &PodUid, claim: &str) -> String {
 /// A token that a volume asks for (TOK-02).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TokenRef {
-    /// Whom it is for; empty: the apiserver.
+    /// Audience of the token; empty: the apiserver.
     pub audience: String,
     /// Seconds it is to live; `None`: as long as the apiserver likes.
     pub expiration_s: Option<i64>,
 }
 
-/// Where a token is in the pod's volumes.
+/// Place of a token in the pod's volumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenPlace<'a> {
-    /// Which token.
+    /// Token.
     pub token: TokenRef,
     /// Name of the volume.
     pub volume: &'a str,
@@ -153,7 +153,7 @@ pub fn of_environment(pod: &Pod, container: &Container) -> Result<BTreeSet<Key>,
             refs.add(Kind::Secret, &source.name)?;
         }
     }
-    // A value that is given wins over where it might come from.
+    // A given value wins over `valueFrom`.
     let unset = container.env.iter().filter(|var| var.value.is_empty());
     for source in unset.filter_map(|var| var.value_from.as_ref()) {
         if let Some(source) = &source.config_map_key_ref {

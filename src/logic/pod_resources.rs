@@ -9,7 +9,7 @@ use crate::api::order::Gather;
 use crate::api::pod::Resources;
 use crate::api::{Container, Pod, Quantity};
 
-/// Which of the two maps is summed.
+/// Kind of the amounts to sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
     /// `requests`.
@@ -39,22 +39,22 @@ pub fn amount(name: &str, quantity: &Quantity) -> i64 {
     }
 }
 
-/// One container's `name`, if it states it.
+/// Amount of the resource `name` that a container states, if it does.
 #[must_use]
 pub fn container_amount(container: &Container, which: Amount, name: &str) -> Option<i64> {
     let map = which.of(&container.resources);
     map.get(name).map(|quantity| amount(name, quantity))
 }
 
-/// The pod's own `name` (pod-level resources), if it states it.
+/// Amount of the resource `name` that the pod itself states (pod-level resources), if it does.
 #[must_use]
 pub fn pod_level(pod: &Pod, which: Amount, name: &str) -> Option<i64> {
     let map = which.of(pod.spec.resources.as_ref()?);
     map.get(name).map(|quantity| amount(name, quantity))
 }
 
-/// What the containers of a pod need together: regular ones and sidecars at once, or the hungriest moment of its start.
-/// `None` if no container states it.
+/// Sum of the containers of a pod: the larger of all regular containers and sidecars together, and the largest need
+/// while its init containers run. `None` if no container states the resource.
 #[must_use]
 pub fn containers_sum(pod: &Pod, which: Amount, name: &str) -> Option<i64> {
     let of = |container: &Container| container_amount(container, which, name);
@@ -79,14 +79,14 @@ pub fn containers_sum(pod: &Pod, which: Amount, name: &str) -> Option<i64> {
     stated.then_some(regular.max(start))
 }
 
-/// What a pod needs without its overhead. `None` if nobody states it.
+/// Amount for a pod without its overhead: its own, or the sum of its containers. `None` if neither is stated.
 #[must_use]
 pub fn own_sum(pod: &Pod, which: Amount, name: &str) -> Option<i64> {
     pod_level(pod, which, name).or_else(|| containers_sum(pod, which, name))
 }
 
-/// What a pod needs: the containers' sum, replaced by what the pod itself states, with overhead added last (to limits
-/// only where there is one). `None` if nobody states it.
+/// Amount for a pod: its own, or else the sum of its containers, with overhead added last. Limits get the overhead only
+/// if one is stated. `None` if there is no amount.
 #[must_use]
 pub fn pod_sum(pod: &Pod, which: Amount, name: &str) -> Option<i64> {
     let sum = own_sum(pod, which, name);

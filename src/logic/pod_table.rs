@@ -28,14 +28,14 @@ pub struct Handle {
     generation: u32,
 }
 
-/// How many slots a table has.
+/// Number of slots, by use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
     /// Pods that may be admitted (`maxPods`).
     pub max_pods: u16,
-    /// Of all slots, kept for static pods and for pods that only the runtime knows.
+    /// Slots kept for static pods and for pods that only the runtime knows.
     pub reserved: u16,
-    /// For pods on their way out while their successors start.
+    /// Slots for pods on their way out while their successors start.
     pub margin: u16,
 }
 
@@ -60,14 +60,14 @@ pub struct TableFull {
 pub struct Answer {
     /// The pod's slot.
     pub handle: Handle,
-    /// What became of the update.
+    /// Result of the update.
     pub taken: Taken,
     /// The killer that asked for a signal need not wait: nothing runs, or nothing was killed. Otherwise
     /// [`Effect::Stopped`] tells it.
     pub signal_now: bool,
 }
 
-/// Something for the caller to do.
+/// Work for the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Run this call and report its end with [`PodTable::on_done`]. Its future is never dropped.
@@ -80,14 +80,14 @@ pub enum Effect {
     NeedStatus {
         /// Pod.
         handle: Handle,
-        /// What the status must be newer than.
+        /// Time that the status must be newer than.
         after: Mono,
     },
     /// The pod's status could not be read (`Warning/FailedSync "error determining status: …"`); the call was put off.
     StatusFailed(Handle),
-    /// Nothing of the pod runs any more, or ever will: tell who waits for that.
+    /// No container of the pod runs, now or later: tell the killers that wait for that.
     Stopped(Handle),
-    /// The slot is free again. The pod's record and what else is kept for this incarnation may go.
+    /// The slot is free again. The pod's record and everything else kept for this incarnation may go.
     Gone {
         /// The handle, dead by now.
         handle: Handle,
@@ -107,26 +107,26 @@ pub struct Start {
     pub call: Call,
     /// Kind of the update that led to it.
     pub kind: UpdateKind,
-    /// When the oldest update it serves arrived.
+    /// Arrival of the oldest update that the call serves.
     pub since: Mono,
-    /// This is the pod's first call.
+    /// Set for the pod's first call.
     pub first: bool,
 }
 
-/// Whether the runtime cache can serve a call.
+/// Answer of the runtime cache to a call that needs a new status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Freshness {
-    /// Its status of the pod is not newer yet.
+    /// The cached status is not newer yet.
     Stale,
-    /// It is.
+    /// The cached status is newer.
     Fresh,
     /// The newest answer is an error.
     Failed,
 }
 
-/// The runtime cache, as the table asks it.
+/// The runtime cache, as far as the table needs it.
 pub trait StatusAge {
-    /// Whether what is known of `uid` is newer than `after`; `Mono(0)` asks for any status at all.
+    /// Compares the cached status of `uid` with `after`; `Mono(0)` asks for any status at all.
     fn newer_than(&self, uid: &PodUid, after: Mono) -> Freshness;
 }
 
@@ -137,11 +137,11 @@ pub enum WorkState {
     Sync,
     /// Termination requested or under way.
     Terminating,
-    /// Nothing runs any more.
+    /// No container runs any more.
     Terminated,
 }
 
-/// One row of [`PodTable::sync_known_pods`].
+/// Row of [`PodTable::sync_known_pods`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
     /// UID.
@@ -150,13 +150,13 @@ pub struct Known {
     pub state: WorkState,
     /// Not desired by any source.
     pub orphan: bool,
-    /// An object of it is known; otherwise only the runtime's word.
+    /// Set if the pod's object is known; otherwise only the runtime knows the pod.
     pub has_config: bool,
     /// Static.
     pub is_static: bool,
 }
 
-/// Who a pod is.
+/// UID and full name of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity<'a> {
     /// UID.
@@ -182,7 +182,7 @@ struct Slot {
     uid: PodUid,
     name: Box<str>,
     namespace: Box<str>,
-    /// Of the UID: spares a look at its text.
+    /// Hash of the UID: saves most comparisons of its text.
     hash: u64,
     generation: u32,
     occupancy: Occupancy,
@@ -219,16 +219,16 @@ impl Slot {
     }
 }
 
-/// The pods of the node. See the module's words.
+/// The pods of the node. See the module.
 #[derive(Clone, Debug)]
 pub struct PodTable {
     slots: Box<[Slot]>,
     capacity: Capacity,
     used: usize,
-    /// Where the next search for a call begins, so that no pod starves another.
+    /// Slot at which the next search for a call begins, so that no pod starves another.
     cursor: usize,
     next_turn: u32,
-    /// `sync_known_pods` has run: a UID that is not here really is nobody's.
+    /// Set once `sync_known_pods` has run: from then on a UID that is not in the table is unknown for certain.
     synced: bool,
     sync_frequency: Duration,
     jitter: Jitter,
@@ -301,7 +301,8 @@ impl PodTable {
         })
     }
 
-    /// A `sync` update with the facts delivered last. `None` if the UID is unknown or only the runtime knows it.
+    /// Takes in a `sync` update with the facts delivered last. `None` if the UID is unknown or only the runtime knows
+    /// the pod.
     pub fn resync(&mut self, uid: &PodUid, now: Mono) -> Option<Answer> {
         let index = self.find(uid)?;
         self.resync_at(index, now)
@@ -353,10 +354,10 @@ impl PodTable {
         let pending = worker.pending?;
         let handle = self.handle_at(index);
 
-        // One that came with its end (PW-06) takes nobody's turn.
+        // A pod that was terminal at first sight (PW-06) does not queue for its name.
         if !worker.started && slot.turn != 0 && worker.stage != Stage::Terminated {
             if worker.stage.is_requested() && worker.observed_runtime {
-                // An agent before this one started it: it is stopped like any other, whoever has its name now.
+                // An earlier agent started the pod: it is stopped like any other, whichever pod has its name now.
             } else if worker.stage.is_requested() {
                 self.finish(index);
                 let told = core::mem::take(&mut self.slots[index].worker.signal_due);
@@ -541,7 +542,7 @@ impl PodTable {
         known
     }
 
-    /// Whether the UID was created again while it was on its way out. Ask before [`PodTable::sync_known_pods`],
+    /// Returns true if the UID was created again while it was on its way out. Ask before [`PodTable::sync_known_pods`],
     /// which forgets such a pod once it is finished.
     #[must_use]
     pub fn is_restart_requested(&self, uid: &PodUid) -> bool {
@@ -565,7 +566,7 @@ impl PodTable {
         self.find(uid).map(|index| self.handle_at(index))
     }
 
-    /// Who lives there, until [`Effect::Gone`] was fetched.
+    /// Identity of the pod in the slot, until [`Effect::Gone`] was fetched.
     #[must_use]
     pub fn identity(&self, handle: Handle) -> Option<Identity<'_>> {
         let slot = self.slots.get(usize::try_from(handle.index).ok()?)?;
@@ -577,13 +578,13 @@ impl PodTable {
         })
     }
 
-    /// Where the pod stands.
+    /// Stage of the pod.
     #[must_use]
     pub fn stage(&self, handle: Handle) -> Option<Stage> {
         Some(self.slots[self.index_of(handle)?].worker.stage)
     }
 
-    /// Whether the pod's running call was told to end early.
+    /// Returns true if the pod's running call was told to end early.
     #[must_use]
     pub fn is_cancelled(&self, handle: Handle) -> bool {
         self.index_of(handle)
@@ -613,39 +614,40 @@ impl PodTable {
             .map(|index| self.handle_at(index))
     }
 
-    // The questions that other parts must ask here, not of the configuration (PW-36).
+    // Other parts must ask these questions here, not the configuration (PW-36).
 
-    /// Whether the configuration was compared with the workers since the start: of pods without one nothing runs.
+    /// Returns true if the configuration was compared with the workers since the start. From then on a pod without a
+    /// worker runs nothing.
     #[must_use]
     pub const fn is_synced(&self) -> bool {
         self.synced
     }
 
-    /// The pod is known and nothing of it runs any more.
+    /// Returns true if the pod is known and none of its containers runs any more.
     #[must_use]
     pub fn is_pod_known_terminated(&self, uid: &PodUid) -> bool {
         self.ask(uid, false, |worker| worker.stage.is_terminated())
     }
 
-    /// A container of the pod may run.
+    /// Returns true if a container of the pod may run.
     #[must_use]
     pub fn could_have_running_containers(&self, uid: &PodUid) -> bool {
         self.ask(uid, !self.synced, |worker| !worker.stage.is_terminated())
     }
 
-    /// All of the pod is cleaned up.
+    /// Returns true if all of the pod is cleaned up.
     #[must_use]
     pub fn should_pod_be_finished(&self, uid: &PodUid) -> bool {
         self.ask(uid, self.synced, |worker| worker.stage.is_finished())
     }
 
-    /// The pod was told to end.
+    /// Returns true if the pod was told to end.
     #[must_use]
     pub fn is_pod_termination_requested(&self, uid: &PodUid) -> bool {
         self.ask(uid, false, |worker| worker.stage.is_requested())
     }
 
-    /// Containers, sandboxes and logs may be removed.
+    /// Returns true if containers, sandboxes and logs of the pod may be removed.
     #[must_use]
     pub fn should_pod_content_be_removed(&self, uid: &PodUid) -> bool {
         self.ask(uid, self.synced, |worker| {
@@ -653,14 +655,15 @@ impl PodTable {
         })
     }
 
-    /// What is left of the pod is garbage: its content may be removed, and nothing of it needs to be told any more. While an
-    /// evicted pod waits for its end, a container of it that has ended would start again under the next agent.
+    /// Returns true if the rest of the pod is garbage: its content may be removed, and nothing more of it needs to be
+    /// told. Stricter than [`PodTable::should_pod_content_be_removed`]: if an ended container of an evicted pod is
+    /// removed before the pod has stopped, the next agent would start the container again.
     #[must_use]
     pub fn is_garbage(&self, uid: &PodUid) -> bool {
         self.should_pod_content_be_removed(uid) && !self.could_have_running_containers(uid)
     }
 
-    /// The static pod that holds this full name ends but has not stopped: its mirror must stay.
+    /// Returns true if the static pod that holds this full name ends but has not stopped: its mirror must stay.
     #[must_use]
     pub fn is_pod_for_mirror_pod_terminating(&self, name: &str, namespace: &str) -> bool {
         self.slots
@@ -716,7 +719,7 @@ impl PodTable {
         self.slots.iter().position(free).ok_or(full)
     }
 
-    /// Whether a static pod that has not started is next in line for its full name.
+    /// Returns true if a static pod that has not started is next in line for its full name.
     fn may_start(&self, index: usize) -> bool {
         let own = &self.slots[index];
         !self.slots.iter().any(|other| {
@@ -733,7 +736,7 @@ impl PodTable {
             name: &slot.name,
             namespace: &slot.namespace,
             is_static: slot.worker.is_static,
-            // Both were acted upon when they were delivered.
+            // The worker acted on both when they were delivered.
             deletion_requested: false,
             phase_terminal: false,
             deletion_grace_s: work.deletion_grace_s.map(i64::from),

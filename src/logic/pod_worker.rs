@@ -10,8 +10,8 @@
 //!                                                      FinishedUnstarted       Finished
 //! ```
 //!
-//! Stages only move to the right. This file is what one pod remembers between events and the rules of each
-//! transition; [`super::pod_table`] holds all pods and the rules between them. What a call does to containers is not
+//! Stages only move to the right. This file has the state of one pod between events and the rules of each
+//! transition; [`super::pod_table`] has all pods and the rules between them. The work of a call on containers is not
 //! decided here. The pod's spec is not kept: an update brings [`PodFacts`], the call reads the rest from disk. The
 //! mirror pod likewise stays with the pod manager.
 //!
@@ -29,21 +29,21 @@ use super::work_queue::{Retry, Timers};
 /// Grace of a pod that is known only from the runtime, seconds.
 pub const RUNTIME_ONLY_GRACE_S: i64 = 1;
 
-/// What kind of update a worker is given.
+/// Kind of an update for a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum UpdateKind {
     /// The pod appeared in a source.
     Create,
-    /// Its object changed (this includes graceful deletion).
+    /// The pod's object changed (this includes graceful deletion).
     Update,
-    /// Something about it changed at the runtime, or its time has come.
+    /// The pod changed at the runtime, or its time has come.
     Sync,
-    /// It must end.
+    /// The pod must end.
     Kill,
 }
 
-/// What the worker must know of a pod object.
+/// Facts that the worker needs from a pod object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PodFacts<'a> {
     /// UID.
@@ -82,7 +82,7 @@ impl<'a> PodFacts<'a> {
     }
 }
 
-/// Whom an update is about.
+/// Pod that an update is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Subject<'a> {
     /// A pod of which the object is known.
@@ -109,7 +109,7 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// What a kill puts over the pod's status while it terminates (eviction, preemption, node shutdown).
+/// Status that a kill puts over the pod's own while the pod terminates (eviction, preemption, node shutdown).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StopStatus {
     /// `status.reason`; the phase becomes `Failed`.
@@ -125,11 +125,11 @@ pub struct StopStatus {
 pub struct KillOptions {
     /// Grace that the killer asks for, seconds.
     pub grace_s: Option<i64>,
-    /// This is an eviction.
+    /// Set for an eviction.
     pub evict: bool,
-    /// The killer waits for the pod to have stopped.
+    /// Set if the killer waits for the pod to have stopped.
     pub signal: bool,
-    /// Status to show meanwhile; only the latest one given is applied.
+    /// Status to show while the pod ends; only the latest one given is applied.
     pub status: Option<Box<StopStatus>>,
 }
 
@@ -183,9 +183,9 @@ impl<'a> Update<'a> {
         }
     }
 
-    /// Says whether a complete relist was made and shows neither a running container nor a READY sandbox of the pod.
-    /// Matters only when the UID is seen for the first time: what an agent before this one started has to be stopped even
-    /// if the pod ends before it was ever synced.
+    /// Says if a complete relist shows neither a running container nor a READY sandbox of the pod. Matters only when
+    /// the UID is seen for the first time: containers that an earlier agent started must be stopped even if the pod
+    /// ends before it was ever synced.
     #[must_use]
     pub fn with_runtime_idle(mut self, idle: bool) -> Self {
         self.runtime_idle = Some(idle);
@@ -193,16 +193,16 @@ impl<'a> Update<'a> {
     }
 }
 
-/// Where a pod stands. Only moves downwards in this list.
+/// Stage of a pod's life. A pod only moves downwards in this list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     /// Containers are started and restarted as the spec asks (or wait for their turn).
     Sync,
     /// Termination is requested, no terminating call was made yet.
     Requested,
-    /// What runs is being stopped.
+    /// Containers are being stopped.
     Terminating,
-    /// Nothing runs; volumes and cgroup may go.
+    /// No container runs; volumes and cgroup may go.
     Terminated,
     /// All is cleaned up; only the history is kept.
     Finished,
@@ -211,13 +211,13 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// Termination was requested or is past.
+    /// Returns true if termination was requested or is past.
     #[must_use]
     pub const fn is_requested(self) -> bool {
         !matches!(self, Self::Sync)
     }
 
-    /// Nothing can run any more.
+    /// Returns true if no container can run any more.
     #[must_use]
     pub const fn is_terminated(self) -> bool {
         matches!(
@@ -226,20 +226,20 @@ impl Stage {
         )
     }
 
-    /// Nothing is left to do.
+    /// Returns true if nothing is left to do.
     #[must_use]
     pub const fn is_finished(self) -> bool {
         matches!(self, Self::Finished | Self::FinishedUnstarted)
     }
 
-    /// A terminating call was made.
+    /// Returns true if a terminating call was made.
     #[must_use]
     pub const fn termination_started(self) -> bool {
         matches!(self, Self::Terminating | Self::Terminated | Self::Finished)
     }
 }
 
-/// Which operation a worker runs.
+/// Operation of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Call {
     /// SyncPod.
@@ -255,20 +255,20 @@ pub enum Call {
     Terminated,
 }
 
-/// How a call ended.
+/// End of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Without error.
     Done,
     /// SyncPod without error, and the pod's phase is terminal. The same as `Done` for other calls.
     Terminal,
-    /// It saw the cancellation flag and returned early. Nothing may be concluded from it.
+    /// The call saw the cancellation flag and returned early. Nothing may be concluded from it.
     Canceled,
     /// With an error.
     Failed(Retry),
 }
 
-/// What an update leaves behind: the facts that a call, a replay or a later kill needs.
+/// Facts that an update leaves behind for a call, a replay or a later kill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Work {
     pub(super) kind: UpdateKind,
@@ -278,7 +278,7 @@ pub(super) struct Work {
     pub(super) spec_grace_s: Option<i32>,
     /// Grace that the runtime layer is told, seconds; unset in updates that do not end the pod.
     pub(super) kill_grace_s: Option<i32>,
-    /// When the oldest unread update arrived.
+    /// Arrival of the oldest unread update.
     pub(super) since: Mono,
 }
 
@@ -307,19 +307,19 @@ fn narrow(seconds: Option<i64>) -> Option<i32> {
     seconds.map(|s| i32::try_from(s).unwrap_or(if s < 0 { i32::MIN } else { i32::MAX }))
 }
 
-/// What became of an update.
+/// Result of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// It waits in the pending slot, or runs at once.
+    /// The update waits in the pending slot, or runs at once.
     Queued,
     /// The UID is on its way out and shall come back: [`super::pod_table::Effect::Gone`] will say so. The new object
     /// must be kept aside until then, for the stop still needs the old one.
     RestartNoted,
-    /// The pod needs nothing any more.
+    /// The pod needs no update any more.
     Dropped,
 }
 
-/// What one pod remembers between events.
+/// State of one pod between events.
 #[derive(Clone, Debug)]
 pub(super) struct Worker {
     pub(super) stage: Stage,
@@ -329,7 +329,7 @@ pub(super) struct Worker {
     pub(super) deleted: bool,
     pub(super) evicted: bool,
     pub(super) restart_requested: bool,
-    /// The runtime has, or may have, something of it.
+    /// Set if the runtime has, or may have, containers or sandboxes of the pod.
     pub(super) observed_runtime: bool,
     /// `pending` is to be looked at; off while a static pod waits for its turn.
     pub(super) woken: bool,
@@ -337,7 +337,7 @@ pub(super) struct Worker {
     pub(super) status_asked: bool,
     /// The running call was told to end early.
     pub(super) cancelled: bool,
-    /// That is still to be told.
+    /// Set while the caller is still to be told of `cancelled`.
     pub(super) cancel_due: bool,
     /// A killer waits for the stop.
     pub(super) wants_signal: bool,
@@ -392,7 +392,7 @@ impl Worker {
         }
     }
 
-    /// Takes an update in. Returns what became of it, and whether its killer's wait is over at once.
+    /// Takes an update in. Returns the result, and true if its killer need not wait.
     pub(super) fn update(
         &mut self,
         first_time: bool,
@@ -422,7 +422,7 @@ impl Worker {
             }
             Subject::Runtime { .. } => {
                 self.observed_runtime = true;
-                // Whatever is known of the pod serves it better than the runtime's list of containers.
+                // Known facts of the pod are better than the runtime's list of containers.
                 let known = [self.pending, self.active].into_iter().flatten();
                 if let Some(known) = known.into_iter().find(|work| work.has_spec) {
                     work.has_spec = true;
@@ -508,7 +508,7 @@ impl Worker {
         self.woken = self.pending.is_some();
     }
 
-    /// Facts that were delivered last.
+    /// The pending facts, or else the active ones.
     pub(super) fn newest(&self) -> Option<Work> {
         self.pending.or(self.active)
     }
@@ -545,7 +545,7 @@ impl Worker {
         Some((call, work))
     }
 
-    /// Begins the end of a pod that vanished from its source without a word. Cancels nothing.
+    /// Begins the end of a pod that vanished from its source without a deletion. Cancels nothing.
     pub(super) fn orphan(&mut self) {
         self.deleted = true;
         if self.stage == Stage::Sync {
@@ -563,7 +563,7 @@ impl Worker {
         self.replay();
     }
 
-    /// Nothing runs any more: the killer may know.
+    /// Notes that the pod has stopped: a killer that waits is told.
     pub(super) fn announce_stop(&mut self) {
         self.signal_due |= self.wants_signal;
         self.wants_signal = false;

@@ -1,4 +1,5 @@
-//! How fast a pod may write to the disk of the root directory, and who wrote much of it in a day (WEAR-07).
+//! Limit of a pod's writes to the disk of the root directory, and a count of the pods that write much in a day
+//! (WEAR-07).
 
 use alloc::{
     collections::BTreeMap,
@@ -16,13 +17,13 @@ pub const FILE: &str = "io.max";
 const ANNOTATION: &str = "picolet/write-limit";
 /// Least that a pod may be limited to, bytes a second: below that it would hardly start.
 const MIN_BYTES_PER_SECOND: u64 = 64 << 10;
-/// From here on a pod writes much, bytes a day.
+/// Bytes a day above which a pod writes much.
 const MUCH_BYTES: u64 = 1 << 30;
 const DAY_SECONDS: u64 = 24 * 3600;
 /// Reason of the event of a pod that writes much.
 pub const WRITES_MUCH: &str = "WritesMuch";
 
-/// What the machine and the configuration contribute.
+/// Write limits that the configuration sets, and the disk they apply to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WriteLimits {
     /// `picolet.podWriteLimit`.
@@ -31,13 +32,13 @@ pub struct WriteLimits {
     pub disk: Option<String>,
 }
 
-/// Why a machine has no [`WriteLimits::disk`].
+/// Message for a machine without a [`WriteLimits::disk`].
 pub const CANNOT_LIMIT: &str = "this machine cannot limit what a pod writes: that needs cgroup v2 with the io \
                                 controller, and the root directory on a disk";
 
-/// What stands in `picolet.podWriteLimit` or in the annotation, bytes a second.
+/// Reads the value of `picolet.podWriteLimit` or of the annotation, bytes a second.
 ///
-/// - Errors: what it has to be, in words that follow it.
+/// - Errors: the rule that the value breaks, in words that follow it.
 pub fn rate(limit: &Quantity) -> Result<u64, &'static str> {
     let bytes = u64::try_from(limit.value()).unwrap_or(0);
     if bytes < MIN_BYTES_PER_SECOND {
@@ -46,8 +47,8 @@ pub fn rate(limit: &Quantity) -> Result<u64, &'static str> {
     Ok(bytes)
 }
 
-/// What is written to [`FILE`] of the pod's group; `None`: it may write as fast as the disk can. Of the node's limit and its own
-/// the smaller one counts.
+/// Value for [`FILE`] of the pod's group; `None`: the pod may write as fast as the disk can. The smaller one of the
+/// node's limit and the pod's own counts.
 ///
 /// - Errors: the annotation is no limit, or cannot be held here.
 pub fn limit(pod: &Pod, limits: &WriteLimits) -> Result<Option<String>, PodError> {
@@ -69,13 +70,13 @@ pub fn limit(pod: &Pod, limits: &WriteLimits) -> Result<Option<String>, PodError
     Ok(Some(format!("{disk} wbps={least}")))
 }
 
-/// What takes the limit of `disk` from a group that had one.
+/// Value that takes the limit of `disk` from a group that had one.
 #[must_use]
 pub fn no_limit(disk: &str) -> String {
     format!("{disk} wbps=max")
 }
 
-/// What the event of a pod that writes much says; the same each day, so that it is one event.
+/// Text of the event of a pod that writes much. The same each day, so that it is one event.
 #[must_use]
 pub fn writes_much(disk: &str) -> String {
     format!(
@@ -84,20 +85,20 @@ pub fn writes_much(disk: &str) -> String {
     )
 }
 
-/// Who wrote how much in a day of its own, that begins when the pod is first seen. Reckoned by the time since boot alone. Kept
-/// for the next agent of this boot: counters of the kernel go on while there is none.
+/// Bytes that each pod wrote in its day, which begins when the pod is first seen. Time is the time since boot alone.
+/// Kept for the next agent of this boot: the kernel's counters go on between two agents.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Writers {
-    /// Somebody has looked: who is new now has written all of it since.
+    /// Set after the first look: a pod that is new then has written all its bytes since.
     looked: bool,
     pods: BTreeMap<PodUid, Day>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Day {
-    /// When it began, seconds since boot.
+    /// Start of the day, seconds since boot.
     began: u64,
-    /// What the pod had written by then, bytes.
+    /// Bytes that the pod had written by then.
     before: u64,
     told: bool,
 }
@@ -112,7 +113,7 @@ impl Writers {
         for (uid, bytes) in seen {
             let new = Day {
                 began: up,
-                // What was there before anybody looked may be the work of weeks.
+                // Bytes written before the first look may be those of weeks.
                 before: if self.looked { 0 } else { *bytes },
                 told: false,
             };
@@ -126,7 +127,7 @@ impl Writers {
                     }
                 }
             }
-            // Its group was made anew.
+            // The pod's group was made anew.
             day.before = day.before.min(*bytes);
             if !day.told && *bytes - day.before > MUCH_BYTES {
                 day.told = true;
@@ -166,7 +167,7 @@ mod tests {
             (None, on, disk, Ok(Some("179:0 wbps=4194304"))),
             (Some("1Mi"), on, disk, Ok(Some("179:0 wbps=1048576"))),
             (Some("1Mi"), off, disk, Ok(Some("179:0 wbps=1048576"))),
-            // A pod does not free itself of the operator's limit.
+            // A pod cannot lift the operator's limit.
             (Some("1Gi"), on, disk, Ok(Some("179:0 wbps=4194304"))),
             (Some("1Mi"), off, None, Err("this machine cannot limit")),
             (Some("1"), off, disk, Err("\"1\": must be at least 64Ki")),
@@ -204,7 +205,7 @@ mod tests {
         // WEAR-07
         let mut writers = Writers::default();
         let none: [&str; 0] = [];
-        // An agent that is the first to look does not know in which time it was.
+        // The first agent to look does not know in what time the bytes were written.
         assert_eq!(looked(&mut writers, 10 * HOUR, &[("a", 90 * GIB)]), none);
         for (up, a, b, told) in [
             (11 * HOUR, 91 * GIB, GIB, [].as_slice()),
@@ -219,7 +220,7 @@ mod tests {
             let got = looked(&mut writers, up, &[("b", b), ("a", a)]);
             assert_eq!(got, told, "{up}");
         }
-        // A group that was made anew counts from nothing; who has gone is forgotten.
+        // A group that was made anew counts from 0; a pod that is gone is forgotten.
         assert_eq!(looked(&mut writers, 38 * HOUR, &[("a", 5)]), none);
         assert_eq!(writers.pods.len(), 1);
     }
@@ -236,12 +237,12 @@ mod tests {
         let kept = serde_json::to_string(&writers).expect("JSON");
         let mut next: Writers = serde_json::from_str(&kept).expect("kept");
         assert_eq!(next, writers);
-        // It wrote on while no agent ran.
+        // The pod wrote on while no agent ran.
         assert_eq!(looked(&mut next, 2 * HOUR, &[("a", 2 * GIB)]), ["a"]);
         let kept = serde_json::to_string(&next).expect("JSON");
         let mut third: Writers = serde_json::from_str(&kept).expect("kept");
         assert_eq!(looked(&mut third, 3 * HOUR, &[("a", 4 * GIB)]), [""; 0]);
-        // Time since boot does not go back; if it is said to, a day begins and nothing breaks.
+        // Time since boot does not go back. If it did, a new day would begin and nothing would break.
         assert_eq!(looked(&mut third, 1, &[("a", 9 * GIB)]), [""; 0]);
         assert_eq!(looked(&mut third, 2, &[("a", 11 * GIB)]), ["a"]);
     }

@@ -1,5 +1,5 @@
-//! Which pods make room for a critical one (ADM-14), and how long it waits for them. Names and rules follow kubelet
-//! `preemption/preemption.go`.
+//! Preemption: the choice of pods that make room for a critical one (ADM-14), and the wait for them. Names and rules
+//! follow kubelet `preemption/preemption.go`.
 
 use alloc::{format, string::String, vec::Vec};
 use core::time::Duration;
@@ -14,13 +14,13 @@ use crate::api::{Mono, Pod, PodUid, pod_status::QosClass};
 
 /// Reason of the status and of the event of a pod that makes room.
 pub const PREEMPTING: &str = "Preempting";
-/// What both say.
+/// Message of the status and of the event.
 pub const MESSAGE: &str = "Preempted in order to admit critical pod";
 const DISRUPTION: &str = "Pod was preempted by Kubelet to accommodate a critical pod.";
-/// So long pods that make room are waited for, whatever their grace.
+/// Least time to wait for pods that make room, whatever their grace.
 const MIN_WAIT: Duration = Duration::from_secs(10);
 
-/// What the status of a pod says that makes room (ADM-15).
+/// Status of a pod that makes room (ADM-15).
 #[must_use]
 pub fn stop_status() -> StopStatus {
     StopStatus {
@@ -30,7 +30,7 @@ pub fn stop_status() -> StopStatus {
     }
 }
 
-/// Pods that wait for room (ADM-15). One row each; it goes when the room is there, or was waited for long enough.
+/// Pods that wait for room (ADM-15). One row each; it is removed when the room is there, or after its longest wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Waiting(Vec<Wait>);
 
@@ -39,12 +39,12 @@ struct Wait {
     uid: PodUid,
     victims: Vec<PodUid>,
     until: Mono,
-    /// It was told that the room is there; it is judged once more.
+    /// Set once the pod was told that the room is there; it is judged once more.
     granted: bool,
 }
 
 impl Waiting {
-    /// The pod waits for these. `grace_s`: the longest of theirs, seconds.
+    /// Lets the pod wait for its victims. `grace_s`: the longest grace of the victims, seconds.
     pub fn begin(&mut self, uid: PodUid, victims: Vec<PodUid>, grace_s: i64, now: Mono) {
         let grace = Duration::from_secs(u64::try_from(grace_s).unwrap_or(0));
         self.0.retain(|wait| wait.uid != uid);
@@ -56,20 +56,20 @@ impl Waiting {
         });
     }
 
-    /// Whether the room for the pod is not there yet.
+    /// Returns true while the room for the pod is not there.
     #[must_use]
     pub fn is_waiting(&self, uid: &PodUid) -> bool {
         self.0.iter().any(|wait| wait.uid == *uid && !wait.granted)
     }
 
-    /// Whether the pod waits, or is about to be judged.
+    /// Returns true if the pod waits, or is about to be judged.
     #[must_use]
     pub fn holds(&self, uid: &PodUid) -> bool {
         self.0.iter().any(|wait| wait.uid == *uid)
     }
 
-    /// A pod that need not wait any longer: all for which it waits have stopped, or had time enough. `runs`: something of it
-    /// may still run.
+    /// Returns a pod that need not wait any longer: all its victims have stopped, or had time enough. `runs`: a
+    /// container of the victim may still run.
     pub fn poll_ready(&mut self, runs: impl Fn(&PodUid) -> bool, now: Mono) -> Option<PodUid> {
         let is_ready = |wait: &Wait| wait.until <= now || !wait.victims.iter().any(&runs);
         let mut all = self.0.iter_mut();
@@ -78,13 +78,13 @@ impl Waiting {
         Some(wait.uid.clone())
     }
 
-    /// Those that made room for the pod, which is judged now. `None`: none did.
+    /// Removes the row of a pod that is judged now, and returns its victims. `None`: it has none.
     pub fn take(&mut self, uid: &PodUid) -> Option<Vec<PodUid>> {
         let at = self.0.iter().position(|wait| wait.uid == *uid)?;
         Some(self.0.swap_remove(at).victims)
     }
 
-    /// When the first has waited long enough.
+    /// End of the shortest wait.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Mono> {
         let waits = self.0.iter().filter(|wait| !wait.granted);
@@ -92,10 +92,10 @@ impl Waiting {
     }
 }
 
-/// How a pod stands among others.
+/// Rank of a pod among others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rank {
-    /// Its class.
+    /// QoS class.
     pub class: QosClass,
     /// Static, mirror, or of a system priority.
     pub critical: bool,
@@ -104,7 +104,7 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// That of `pod`.
+    /// Rank of `pod`.
     #[must_use]
     pub fn of(pod: &Pod) -> Self {
         Self {
@@ -114,7 +114,7 @@ impl Rank {
         }
     }
 
-    /// Whether it may have a pod of rank `other` killed for itself.
+    /// Returns true if a pod of this rank may have a pod of rank `other` killed for itself.
     #[must_use]
     pub fn may_preempt(&self, other: &Self) -> bool {
         let higher = self
@@ -125,19 +125,20 @@ impl Rank {
     }
 }
 
-/// So much of a resource is lacking.
+/// Lacking amount of a resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shortfall {
     /// Resource.
     pub resource: String,
-    /// In the unit of requests, positive.
+    /// Amount in the unit of requests, positive.
     pub amount: i64,
 }
 
-/// Pods to kill so that `lacking` is there for a pod of rank `preemptor`: places in `active`.
+/// Chooses the pods to kill so that `lacking` is there for a pod of rank `preemptor`; returns their indices in
+/// `active`.
 ///
-/// As few Guaranteed pods as possible, then as few Burstable ones, then BestEffort ones; of those the ones whose requests
-/// come nearest to what is lacking, the smaller of two.
+/// As few Guaranteed pods as possible, then as few Burstable ones, then BestEffort ones. Within a class, the pods whose
+/// requests come nearest to `lacking`; of two that come equally near, the smaller one.
 ///
 /// - Errors: all pods that may be killed would not be enough.
 pub fn victims(
@@ -170,7 +171,7 @@ pub fn victims(
     Ok([third, second, first].concat())
 }
 
-/// What would be lacking still. Source: kubelet `preemption/preemption.go`, for the words.
+/// Resources that would still be lacking. Source of the words: kubelet `preemption/preemption.go`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no set of running pods found to reclaim resources: [{list}]", list = listed(.0))]
 pub struct NotEnough(Vec<Shortfall>);
@@ -187,7 +188,7 @@ fn request(pod: &ActivePod, resource: &str) -> i64 {
     }
 }
 
-/// What is still lacking without these pods.
+/// Returns the resources that are still lacking without these pods.
 fn less<'a>(
     lacking: &[Shortfall],
     gone: impl Iterator<Item = &'a ActivePod> + Clone,
@@ -208,7 +209,7 @@ fn less<'a>(
         .collect()
 }
 
-/// Takes the pod nearest to what is lacking until nothing is.
+/// Takes the pod nearest to `lacking`, again and again, until no resource is lacking.
 fn nearest(
     pods: &[usize],
     mut lacking: Vec<Shortfall>,

@@ -2,24 +2,24 @@
 
 use alloc::string::String;
 
-/// Ends an entry of the list that means all variables which begin so.
+/// Last character of a list entry that matches all variables with its beginning.
 const ANY_END: char = '*';
 
-/// Why a variable does not reach the program.
+/// Reason why a variable does not reach the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WrongVariable {
-    /// The dynamic linker would take code from elsewhere by it. No list allows that.
+    /// The dynamic linker would load code from elsewhere because of the variable. No list allows that.
     #[error("it would load code from outside of picolet.process.directories")]
     LoadsCode,
-    /// The operator has not listed it.
+    /// The operator has not listed the variable.
     #[error("it is not in picolet.process.variables")]
     NotListed,
 }
 
-/// Judges a variable of a pod by the operator's list. Many programs run code that a variable holds or names: `BASH_ENV`,
-/// `PERL5OPT`, `NODE_OPTIONS`. So only the operator, who knows the programs, can say which are harmless.
+/// Judges a variable of a pod by the operator's list. Many programs run code that a variable holds or names:
+/// `BASH_ENV`, `PERL5OPT`, `NODE_OPTIONS`. So only the operator, who knows the programs, can say which are harmless.
 ///
-/// Those of Services need no entry: the cluster makes them for each pod, and no program takes code by such a name.
+/// Variables of Services need no entry: the cluster makes them for each pod, and no program takes code by such a name.
 pub fn judge_variable(name: &str, listed: &[String]) -> Result<(), WrongVariable> {
     if loads_code(name) {
         return Err(WrongVariable::LoadsCode);

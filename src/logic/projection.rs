@@ -1,4 +1,4 @@
-//! Contents of configMap, secret, downwardAPI and projected volumes (VOL-04 to VOL-12). Writing them is `crate::volume`'s.
+//! Contents of configMap, secret, downwardAPI and projected volumes (VOL-04 to VOL-12). `crate::volume` writes them.
 
 use alloc::{collections::BTreeMap, string::String, vec::Vec};
 
@@ -12,15 +12,15 @@ use crate::env::{Objects, not_found};
 const MAX_COMPONENT: usize = 255;
 /// Longest path, bytes.
 const MAX_PATH: usize = 4096;
-/// Most that the files of all volumes of one pod may hold together, bytes: they are in memory while they are written, and
-/// those of secrets stay there. Twenty of the largest objects, and an item may name a key that others have named.
+/// Most bytes that the files of all volumes of one pod may have together: they are in memory while they are written,
+/// and files of secrets stay there. Twenty of the largest objects; an item may name a key that others have named.
 pub const MAX_POD_BYTES: usize = 32 * 1024 * 1024;
-/// What a file costs beside its content: an inode in memory.
+/// Cost of a file beside its content, bytes: an inode in memory.
 const FILE_BYTES: usize = 1024;
-/// Mode of a token file when some user or group is to read it.
+/// Mode of a token file that a user or group of the pod is to read.
 const TOKEN_MODE: u32 = 0o600;
 
-/// Files of a volume sorted by path, or why they are not known: all reasons together.
+/// Files of a volume sorted by path, or all reasons why they are not known.
 pub type Files = Result<Vec<ProjectedFile>, PodError>;
 
 /// Contents of every volume of the pod that is made of objects, by volume name.
@@ -76,7 +76,7 @@ struct Payload<'a> {
     objects: &'a dyn Objects,
     node: Allocatable,
     default_mode: u32,
-    /// By path: a later source wins.
+    /// Files by path: a later source wins.
     files: BTreeMap<String, ProjectedFile>,
     left: &'a mut usize,
 }
@@ -258,7 +258,7 @@ fn check_path(path: &str) -> Result<(), PodError> {
     if path.len() > MAX_PATH {
         return bad("is too long");
     }
-    // Names of the layout itself (`..data`) begin so.
+    // Names of the volume's own layout (`..data`) begin with two dots.
     if path.starts_with("..") {
         return bad("must not begin with '..'");
     }
@@ -273,8 +273,9 @@ fn check_path(path: &str) -> Result<(), PodError> {
     Ok(())
 }
 
-/// The one user that all containers run as, if the pod says so: then token files belong to it. Ephemeral containers do not
-/// count: they come while the others read the token, which must not be opened to all of the machine for them.
+/// Returns the user that all containers run as, if the pod sets one: token files then belong to that user. Ephemeral
+/// containers do not count: they come while the others read the token, which must not be opened to all of the machine
+/// for them.
 ///
 /// Source: kubelet `pkg/volume/util`, `FsUserFrom`.
 fn common_user(pod: &Pod) -> Option<u32> {

@@ -1,10 +1,13 @@
-//! Pods that no container runtime runs: what a provider says of them, and whether it is believed (`tests/spec/edge.md` PRVD).
+//! Pods that no container runtime runs: the reports of their provider, and the checks of these (`tests/spec/edge.md`
+//! PRVD).
 //!
-//! - A provider is asked for a whole list. What it says of a pod is checked before it counts; what is wrong changes nothing.
-//! - Nothing is concluded from silence, nor from the first list of a provider that has started anew: such a pod is told again.
-//! - A pod is not found only if the same instance of the provider, which had acknowledged it, leaves it out of two lists.
+//! - A provider is asked for a whole list. A report on a pod is checked before it counts; a wrong one changes nothing.
+//! - Nothing is concluded from silence, nor from the first list of a provider that has started anew: a pod that is
+//!   missing there is told again.
+//! - A pod is lost only if one instance of the provider, which had acknowledged it, leaves it out of two lists.
 //!
-//! Every word has a number. A list that was asked for before a newer word of a pod came says nothing about that pod.
+//! Every word of the provider has a number. A list that was asked for before a newer word on a pod came says nothing
+//! about that pod.
 
 use alloc::{
     collections::BTreeMap,
@@ -34,7 +37,7 @@ use crate::{
 
 /// Pods of one provider.
 pub const MAX_PODS: usize = 512;
-/// Containers that it tells of one pod.
+/// Containers in a provider's report of one pod.
 pub const MAX_CONTAINERS: usize = 64;
 /// Addresses of a pod that are read.
 pub const MAX_IPS: usize = 4;
@@ -42,23 +45,23 @@ pub const MAX_IPS: usize = 4;
 pub const MAX_MESSAGE_BYTES: usize = 4096;
 /// Bytes of a reason, a generation, a cursor or the name of an instance.
 pub const MAX_WORD_BYTES: usize = 128;
-/// So far may a provider's clock be ahead of ours, nanoseconds.
+/// Longest time by which a provider's clock may be ahead of ours, nanoseconds.
 pub const MAX_AHEAD_NS: i64 = 5 * 60 * 1_000_000_000;
 /// Whole lists of one instance that leave out an acknowledged pod, until it counts as not found.
 pub const MAX_MISSED: u8 = 2;
 /// Pods that have ended, and are kept at one provider for their logs.
 pub const MAX_KEPT: usize = 64;
-/// Why a pod failed that its provider has forgotten.
+/// Reason of a pod's failure, and of its containers' ends, if its provider has forgotten the pod.
 pub const NOT_FOUND: &str = "NotFound";
-/// How ids of sandboxes and containers begin that are a provider's.
+/// Prefix of the ids of a provider's sandboxes and containers.
 pub const ID_PREFIX: &str = "provided-";
 
-/// Exit code of what ended unseen (RTM-05).
+/// Exit code of a container whose end was not seen (RTM-05).
 const LOST_CODE: i32 = 137;
-/// Its reason.
+/// Reason of a container whose end was not seen.
 const LOST: &str = "ContainerStatusUnknown";
 
-/// What is wrong with what a provider says, for people.
+/// Fault in a provider's answer, for people.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Wrong(String);
@@ -68,16 +71,16 @@ pub struct Wrong(String);
 pub struct Listed {
     /// Changes whenever the provider may have forgotten something. Never empty.
     pub instance: String,
-    /// Where this list stands among changes; empty: the provider does not tell of them.
+    /// Position of this list among changes; empty: the provider does not report changes.
     pub cursor: String,
-    /// In any order, each once.
+    /// Pods in any order, each once.
     pub pods: Vec<Said>,
 }
 
-/// What a provider says of one pod.
+/// Report of a provider on one pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Said {
-    /// As it was told, as are the four below.
+    /// UID. Like the four fields below, as the provider was told it.
     pub uid: PodUid,
     /// Node that told it.
     pub node: String,
@@ -85,35 +88,35 @@ pub struct Said {
     pub namespace: String,
     /// Name.
     pub name: String,
-    /// What it was last told; see [`generation`].
+    /// Generation of the pod that the provider was last told; see [`generation`].
     pub generation: String,
-    /// How the pod is.
+    /// Status of the pod.
     pub status: SaidStatus,
 }
 
-/// How a provider says a pod is.
+/// Status of a pod in a provider's words.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SaidStatus {
-    /// Of each container the newest run.
+    /// Newest run of each container.
     pub containers: Vec<SaidContainer>,
     /// Addresses of the pod, if it has some of its own.
     pub pod_ips: Vec<String>,
 }
 
-/// How a provider says a container is.
+/// Status of a container in a provider's words.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SaidContainer {
-    /// As in the spec.
+    /// Name in the spec.
     pub name: String,
     /// `waiting`, `running` or `terminated`.
     pub state: String,
     /// Runs before this one.
     pub restart_count: u32,
-    /// RFC 3339; of a running one at least.
+    /// RFC 3339; set at least for a running container.
     pub started_at: String,
-    /// RFC 3339; of a terminated one at least.
+    /// RFC 3339; set at least for a terminated container.
     pub finished_at: String,
-    /// Of a terminated one.
+    /// Exit code of a terminated container.
     pub exit_code: i32,
     /// CamelCase; may be empty.
     pub reason: String,
@@ -153,9 +156,9 @@ fn items<'a>(of: &'a Value, name: &str) -> Result<&'a [Value], Wrong> {
 }
 
 impl Listed {
-    /// What a provider lists, as it says it. Fields that are absent are empty, those that nobody knows are passed over.
+    /// Reads the list of a provider. Absent fields are empty, unknown fields are passed over.
     ///
-    /// - Errors: it is of another shape, and where.
+    /// - Errors: the first place with a value of another shape.
     pub fn read(said: &Value) -> Result<Self, Wrong> {
         let mut list = Self {
             instance: text(said, "instance")?,
@@ -172,7 +175,7 @@ impl Listed {
 }
 
 impl Said {
-    /// What a provider says of one pod; see [`Listed::read`].
+    /// Reads the report on one pod; see [`Listed::read`].
     pub fn read(said: &Value) -> Result<Self, Wrong> {
         Ok(Self {
             uid: PodUid::from(&*text(said, "uid")?),
@@ -220,14 +223,14 @@ impl SaidContainer {
     }
 }
 
-/// What makes a pod another one for its provider (PROV-11): a change of anything else is not told.
+/// Digest of the parts of a pod whose changes its provider is told (PROV-11).
 #[must_use]
 pub fn generation(pod: &Pod) -> String {
     let mut parts = Pod::default();
     let (meta, spec) = (&mut parts.metadata, &mut parts.spec);
     meta.labels.clone_from(&pod.metadata.labels);
     meta.annotations.clone_from(&pod.metadata.annotations);
-    // The agent's own words for a static pod; one of them is another after each start.
+    // Annotations that the agent sets on a static pod; one of them changes with each start.
     for own in [CONFIG_SOURCE, CONFIG_MIRROR, CONFIG_SEEN, CONFIG_HASH] {
         meta.annotations.remove(own);
     }
@@ -243,7 +246,7 @@ fn written<T: serde::Serialize>(value: &T) -> Vec<u8> {
     serde_json::to_vec(value).unwrap_or_default()
 }
 
-/// What a container of a pod was resolved to: its environment, in order.
+/// Resolved environment of a container, in order.
 pub type Environment = Vec<(String, String)>;
 
 /// A volume, as the provider finds it.
@@ -257,8 +260,8 @@ pub struct VolumePath {
     pub read_only: bool,
 }
 
-/// What a provider is told of a pod, as JSON: the pod without its status, its containers' environment in plain values, and
-/// where its volumes are (PRVD-03). `environments`: one for each container, init containers first.
+/// Message that tells a provider of a pod, as JSON: the pod without its status, its containers' environment in plain
+/// values, and the paths of its volumes (PRVD-03). `environments`: one for each container, init containers first.
 #[must_use]
 pub fn telling(
     pod: &Pod,
@@ -298,13 +301,13 @@ pub fn telling(
         r#"{{"node":{node},"generation":{generation},"volumes":{{{places}}},"pod":{{"apiVersion":"v1","kind":"Pod","#
     )
     .into_bytes();
-    // It has a name at least: the brace is followed by a field.
+    // A pod has at least a name: a field follows the brace.
     told.extend_from_slice(written(&plain).get(1..).unwrap_or_default());
     told.push(b'}');
     told
 }
 
-/// A pod of which something is to be told to people.
+/// Pod whose provider reported it wrongly; people are told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bad {
     /// UID.
@@ -313,42 +316,42 @@ pub struct Bad {
     pub namespace: String,
     /// Name.
     pub name: String,
-    /// What is wrong with what was said of it.
+    /// Fault in the report.
     pub why: String,
 }
 
-/// What a list brought.
+/// Changes that a list brought.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct News {
-    /// Something differs from before.
+    /// Set if anything differs from before.
     pub changed: bool,
     /// Pods to look at anew: they wait for the provider, it does not know them any more, or it has lost them.
     pub sync: Vec<PodUid>,
-    /// What was not believed, each wrong word once.
+    /// Pods whose report was not believed. The same fault of a pod is named once.
     pub bad: Vec<Bad>,
 }
 
 /// A pod as its provider has it.
 #[derive(Debug, Default)]
 struct Entry {
-    /// Without what follows from `fate`.
+    /// Status without the changes that follow from `fate`.
     status: PodRuntimeStatus,
-    /// What this instance of the provider has acknowledged (PROV-06).
+    /// Generation that this instance of the provider has acknowledged (PROV-06).
     generation: Option<String>,
-    /// What is known of its spec.
+    /// Known part of the pod's spec.
     spec: Option<Spec>,
-    /// All that its provider tells of has ended.
+    /// Set if all containers that the provider reports have ended.
     ended: bool,
-    /// It has ended for good, and is left where it is for its logs.
+    /// Set if the pod has ended for good and stays at the provider for its logs.
     kept: bool,
-    /// Told to an instance that had forgotten it: its counts begin anew.
+    /// Set if the pod is told to an instance that had forgotten it: its restart counts begin anew.
     anew: bool,
-    /// Number of the newest word about it.
+    /// Number of the newest word about the pod.
     word: u64,
-    /// Lists that left it out.
+    /// Lists that left the pod out.
     missed: u8,
     fate: Fate,
-    /// What was last not believed.
+    /// Fault of the last report that was not believed.
     bad: String,
 }
 
@@ -358,7 +361,7 @@ enum Fate {
     Known,
     /// Forgotten by its provider (PRVD-07).
     Lost,
-    /// Its provider says that nothing of it is there any more, as it was asked to.
+    /// The provider says that it has removed the pod, as it was asked to.
     Gone,
 }
 
@@ -374,7 +377,7 @@ impl Spec {
         matches!(self.restart_policy, RestartPolicy::Never)
     }
 
-    /// Whether a pod runs no more, all containers of which have ended like that.
+    /// Returns true if a pod runs no more once its containers have ended like `ended`.
     fn is_over(&self, ended: &[ContainerStatus]) -> bool {
         match self.restart_policy {
             RestartPolicy::Never => true,
@@ -384,19 +387,19 @@ impl Spec {
     }
 }
 
-/// Everything known of one provider's pods. At most [`MAX_PODS`] come from the provider, and those that the agent told it.
+/// Known pods of one provider. At most [`MAX_PODS`] from the provider, and the pods that the agent told it.
 #[derive(Debug, Default)]
 pub struct Table {
     instance: String,
-    /// A whole list has come since the agent started (PROV-03).
+    /// Set once a whole list has come since the agent started (PROV-03).
     heard: bool,
-    /// The last list came.
+    /// Set if the provider answered with a list when it was last asked.
     answers: bool,
     pods: Entries,
     words: u64,
 }
 
-/// Sorted by UID. No ordered map: its code would be made for these entries alone.
+/// Entries sorted by UID. No ordered map: its code would be made for these entries alone.
 #[derive(Debug, Default)]
 struct Entries(Vec<Entry>);
 
@@ -432,32 +435,33 @@ impl Table {
         self.words
     }
 
-    /// A whole list has come since the agent started.
+    /// Returns true once a whole list has come since the agent started.
     #[must_use]
     pub const fn is_heard(&self) -> bool {
         self.heard
     }
 
-    /// The provider answered when it was last asked.
+    /// Returns true if the provider answered when it was last asked.
     #[must_use]
     pub const fn answers(&self) -> bool {
         self.answers
     }
 
-    /// Which provider it is that answers.
+    /// Name of the provider's instance that answered last.
     #[must_use]
     pub fn instance(&self) -> &str {
         &self.instance
     }
 
-    /// The provider did not answer, or nonsense. What is known stays (PRVD-07). Returns whether that is new.
+    /// Notes that the provider did not answer, or answered nonsense. Everything known stays (PRVD-07). Returns true if
+    /// it had answered before.
     pub const fn silent(&mut self) -> bool {
         mem::replace(&mut self.answers, false)
     }
 
     /// Takes in a list that was asked for under number `begun`.
     ///
-    /// - Errors: why none of it counts.
+    /// - Errors: the reason why none of it counts.
     pub fn take_list(
         &mut self,
         begun: u64,
@@ -496,7 +500,7 @@ impl Table {
         self.heard = true;
         let is_another = self.instance != list.instance;
         if is_another {
-            // Whatever it had acknowledged it may have forgotten: it is told again.
+            // The new instance may have forgotten all pods: they are told again.
             for entry in &mut self.pods.0 {
                 entry.generation = None;
                 entry.missed = 0;
@@ -506,7 +510,7 @@ impl Table {
         }
         let mut listed = Vec::new();
         for said in list.pods {
-            // Pods of other nodes are nobody's here (PROV-04).
+            // Pods of other nodes do not count here (PROV-04).
             if said.node != node {
                 continue;
             }
@@ -524,7 +528,7 @@ impl Table {
                 return true;
             }
             if entry.spec.is_none() || entry.kept {
-                // Nobody asks for it to run, and it is not there any more.
+                // The agent does not want the pod to run, and the provider does not have it any more.
                 news.changed = true;
                 return false;
             }
@@ -544,7 +548,7 @@ impl Table {
         Ok(news)
     }
 
-    /// Takes in what was said of one pod: in a list, or as an answer. Returns whether anything differs.
+    /// Takes in the report on one pod, from a list or an answer. Returns true if anything differs.
     fn take(&mut self, said: Said, now: Wall, bad: &mut Vec<Bad>) -> bool {
         let Said {
             uid,
@@ -570,7 +574,7 @@ impl Table {
         }
         let spec = entry.spec.as_ref();
         let nothing = PodRuntimeStatus::default();
-        // What has ended for good stays so, whatever its provider remembers.
+        // A pod that has ended for good stays so, whatever its provider remembers.
         let before = if entry.anew && !spec.is_some_and(Spec::never_restarts) {
             &nothing
         } else {
@@ -605,7 +609,8 @@ impl Table {
         changed
     }
 
-    /// The agent has a pod for this provider: from now on its words are checked against the spec.
+    /// Notes that the agent has a pod for this provider: from now on the provider's reports are checked against the
+    /// spec.
     pub fn expect(&mut self, pod: &Pod) {
         let entry = self.pods.of(&pod.metadata.uid);
         let containers: BTreeMap<String, String> = pod
@@ -615,7 +620,7 @@ impl Table {
             .gather();
         entry.status.namespace.clone_from(&pod.metadata.namespace);
         entry.status.name.clone_from(&pod.metadata.name);
-        // What was said before the spec was known.
+        // Reports from before the spec was known.
         let known = &mut entry.status.containers;
         known.retain(|c| containers.contains_key(&c.name));
         for container in known {
@@ -628,14 +633,14 @@ impl Table {
         });
     }
 
-    /// Whether the provider has to be told of the pod (PROV-06, PROV-11).
+    /// Returns true if the provider has to be told of the pod (PROV-06, PROV-11).
     #[must_use]
     pub fn is_to_be_told(&self, uid: &PodUid, generation: &str) -> bool {
         let entry = self.pods.get(uid);
         entry.is_none_or(|entry| entry.generation.as_deref() != Some(generation))
     }
 
-    /// The provider has acknowledged a pod under this generation, and says how it is.
+    /// Takes in that the provider has acknowledged a pod under this generation, with its status.
     pub fn acknowledged(
         &mut self,
         uid: &PodUid,
@@ -661,7 +666,7 @@ impl Table {
         bad
     }
 
-    /// The provider says that nothing of a pod runs any more; if it still knows, with these last words.
+    /// Takes in that the provider has removed a pod. `last`: its last status, if the provider still knows it.
     pub fn gone(&mut self, uid: &PodUid, last: Option<SaidStatus>, now: Wall) {
         let word = self.begin();
         let Some(entry) = self.pods.get_mut(uid) else {
@@ -677,15 +682,15 @@ impl Table {
         entry.fate = Fate::Gone;
     }
 
-    /// Nobody wants to know of the pod any more.
+    /// Forgets a pod that is of no interest any more.
     pub fn forget(&mut self, uid: &PodUid) {
         if let Ok(at) = self.pods.place(uid) {
             self.pods.0.remove(at);
         }
     }
 
-    /// The pod has ended for good. Its provider is to keep it for its logs as long as somebody has its object, if it has ended
-    /// there too, as far as is known. Returns whether it is to.
+    /// Decides if the provider is to keep a pod that has ended for good: for its logs, as long as a source has its
+    /// object. It keeps the pod if the pod has ended there too, as far as is known. Returns true if it is to.
     pub fn keep(&mut self, uid: &PodUid) -> bool {
         let heard = self.heard;
         let entry = self.pods.of(uid);
@@ -693,7 +698,7 @@ impl Table {
         entry.kept
     }
 
-    /// Of more than [`MAX_KEPT`] pods that are kept the one that ended first: it is to go.
+    /// Returns the kept pod that ended first if there are more than [`MAX_KEPT`]: it is to go.
     #[must_use]
     pub fn surplus(&self) -> Option<PodUid> {
         let kept = || self.pods.0.iter().filter(|entry| entry.kept);
@@ -709,13 +714,13 @@ impl Table {
             .map(|entry| entry.status.uid.clone())
     }
 
-    /// Whether the pod is this provider's, as far as is known.
+    /// Returns true if the pod is this provider's, as far as is known.
     #[must_use]
     pub fn has(&self, uid: &PodUid) -> bool {
         self.pods.get(uid).is_some()
     }
 
-    /// The provider was told to stop a pod, and has begun to: what it said of an end before does not count.
+    /// Notes that the provider has begun to stop a pod, as it was told: its earlier report of an end does not count.
     pub fn stopping(&mut self, uid: &PodUid) {
         let word = self.begin();
         if let Some(entry) = self.pods.get_mut(uid) {
@@ -724,7 +729,8 @@ impl Table {
         }
     }
 
-    /// Nothing of the pod runs or will run, as the provider says, though it was not told to stop it.
+    /// Returns true if the provider says that the pod does not run, now or later, though it was not told to stop the
+    /// pod.
     #[must_use]
     pub fn is_over(&self, uid: &PodUid) -> bool {
         let entry = self.pods.get(uid);
@@ -737,40 +743,40 @@ impl Table {
         })
     }
 
-    /// Whether the agent has the pod for this provider.
+    /// Returns true if the agent has the pod for this provider.
     #[must_use]
     pub fn expects(&self, uid: &PodUid) -> bool {
         self.pods.get(uid).is_some_and(|entry| entry.spec.is_some())
     }
 
-    /// Nothing of the pod runs, as the provider says.
+    /// Returns true if the provider says that no container of the pod runs.
     #[must_use]
     pub fn has_ended(&self, uid: &PodUid) -> bool {
         let entry = self.pods.get(uid);
         entry.is_none_or(|entry| entry.ended || entry.fate != Fate::Known)
     }
 
-    /// The provider says that it has removed the pod.
+    /// Returns true if the provider says that it has removed the pod.
     #[must_use]
     pub fn is_gone(&self, uid: &PodUid) -> bool {
         let entry = self.pods.get(uid);
         entry.is_none_or(|entry| entry.fate == Fate::Gone)
     }
 
-    /// The provider has forgotten the pod (PRVD-07).
+    /// Returns true if the provider has forgotten the pod (PRVD-07).
     #[must_use]
     pub fn is_lost(&self, uid: &PodUid) -> bool {
         let entry = self.pods.get(uid);
         entry.is_some_and(|entry| entry.fate == Fate::Lost)
     }
 
-    /// How a pod is, by the provider's last good word.
+    /// Status of a pod by the provider's last good report.
     #[must_use]
     pub fn status(&self, uid: &PodUid) -> Option<PodRuntimeStatus> {
         self.pods.get(uid).map(Entry::shown)
     }
 
-    /// All pods that there is something of, sorted by UID.
+    /// All pods with a sandbox or a container, sorted by UID.
     #[must_use]
     pub fn list(&self) -> Vec<PodItem> {
         let pods = self.pods.0.iter().map(Entry::shown);
@@ -778,7 +784,7 @@ impl Table {
         there.map(|pod| PodItem::from(&pod)).collect()
     }
 
-    /// Whose container that is: pod and name.
+    /// Pod and name of the container with this id.
     #[must_use]
     pub fn container(&self, id: &ContainerId) -> Option<(PodUid, String)> {
         self.pods.0.iter().find_map(|entry| {
@@ -788,7 +794,7 @@ impl Table {
         })
     }
 
-    /// Whose sandbox that is.
+    /// Pod of the sandbox with this id.
     #[must_use]
     pub fn sandbox(&self, id: &SandboxId) -> Option<PodUid> {
         let uid = PodUid::from(id.as_str().strip_prefix(ID_PREFIX)?);
@@ -797,7 +803,7 @@ impl Table {
 }
 
 impl Entry {
-    /// With what follows from its fate. A pod that was only asked for has nothing yet.
+    /// Status with the changes that follow from the pod's fate. A pod that was only asked for has no sandbox yet.
     fn shown(&self) -> PodRuntimeStatus {
         let mut status = self.status.clone();
         if self.generation.is_none() && status.containers.is_empty() && self.fate == Fate::Known {
@@ -840,7 +846,7 @@ impl Entry {
     }
 }
 
-/// What is said of a pod, in the agent's words; or what is wrong with it (PRVD-05).
+/// Translates a provider's status of a pod into the agent's words, or returns its fault (PRVD-05).
 fn check(
     uid: &PodUid,
     said: &SaidStatus,
@@ -892,7 +898,7 @@ fn check(
         let started_at = time("startedAt", &container.started_at)?;
         let finished_at = time("finishedAt", &container.finished_at)?;
         let state = match (&*container.state, started_at, finished_at) {
-            // It has no run yet.
+            // The container has no run yet.
             ("waiting", ..) => continue,
             ("running", Some(_), None) => ContainerState::Running,
             ("terminated", _, Some(_)) => ContainerState::Exited,
@@ -951,7 +957,7 @@ fn check(
     Ok(checked)
 }
 
-/// What the built-in handler `process` cannot honour of a container, by the field's name (PRVD-08).
+/// Returns the name of the first field of a container that the built-in handler `process` cannot honour (PRVD-08).
 #[must_use]
 pub fn refused_by_process(pod: &Pod, container: &Container) -> Option<&'static str> {
     let spec = &pod.spec;
@@ -1146,16 +1152,16 @@ mod tests {
         table.acknowledged(&uid, "g", SaidStatus::default(), NOW);
         assert!(!table.is_to_be_told(&uid, "g"));
         assert!(table.is_to_be_told(&uid, "h"), "it changed");
-        // An agent that starts finds it in the list.
+        // An agent that starts finds the pod in the list.
         let mut table = Table::default();
         take(&mut table, list("one", &[said("u", &[running("c", 0)])])).expect("good");
         assert!(!table.is_to_be_told(&uid, "g"));
-        // Two pods of one name are two.
+        // Two pods of one name are told separately.
         let mut namesake = pod(json!({}));
         namesake.metadata.uid = "v".into();
         table.expect(&namesake);
         assert!(table.is_to_be_told(&"v".into(), "g") && !table.is_to_be_told(&uid, "g"));
-        // What is not known any more hears nothing.
+        // An answer for a forgotten pod changes nothing.
         table.forget(&uid);
         assert_eq!(
             table.acknowledged(&uid, "g", SaidStatus::default(), NOW),
@@ -1221,7 +1227,7 @@ mod tests {
             };
             assert_eq!(states(&table), [("c".into(), state, 0)], "{name}");
         }
-        // One that starts anew is told again.
+        // A provider that starts anew is told the pod again.
         let mut table = told(&pod(json!({})));
         let news = take(&mut table, list("two", &[])).expect("good");
         assert_eq!(news.sync, core::slice::from_ref(&uid));
@@ -1273,7 +1279,7 @@ mod tests {
                 "{name}: {news:?}"
             );
             assert_eq!(states(&table), known, "{name}");
-            // The same once more is no news.
+            // The repeated report is no news.
             let news = take(&mut table, list("one", &[said("u", &containers)])).expect("good");
             assert_eq!(news.bad, [], "{name}");
             let next = [running("c", 2), ended("d", 0, 0)];
@@ -1281,7 +1287,7 @@ mod tests {
             assert_eq!(news.bad, [], "{name}");
             assert_eq!(states(&table)[0].2, 2, "{name}");
         }
-        // One that is never to run again does not.
+        // A pod with restartPolicy Never does not run again.
         let mut table = told(&pod(json!({"restartPolicy": "Never"})));
         take(&mut table, list("one", &[said("u", &[ended("c", 0, 0)])])).expect("good");
         let news = take(&mut table, list("one", &[said("u", &[running("c", 1)])])).expect("good");
@@ -1341,7 +1347,7 @@ mod tests {
             .map(|c| c.exit_code)
             .collect();
         assert_eq!(codes, [3, 0], "its codes are not invented");
-        // Gone without a word: nobody knows how it ended.
+        // Gone without a last report: the end is unknown.
         let mut table = told(&pod(json!({})));
         table.gone(&uid, None, NOW);
         let status = table.status(&uid).expect("kept");
@@ -1372,16 +1378,16 @@ mod tests {
         let end = || list("one", &[said("u", &[ended("c", 0, 3)])]);
         take(&mut table, end()).expect("good");
         assert!(table.keep(&uid));
-        // Whatever is said of it from now on, that is how it ended.
+        // No later report changes the end of a kept pod.
         let other = list("one", &[said("u", &[running("c", 7), ended("x", 0, 0)])]);
         let news = take(&mut table, other).expect("good");
         assert_eq!((news.bad, news.sync), (Vec::new(), Vec::new()));
         assert_eq!(states(&table), [("c".into(), ContainerState::Exited, 0)]);
-        // Forgotten there, it is forgotten here, and told to nobody.
+        // A kept pod that the provider has forgotten is forgotten here, and not told again.
         let news = take(&mut table, list("two", &[])).expect("good");
         assert_eq!((news.sync, table.has(&uid)), (Vec::new(), false));
 
-        // An agent that starts may hear of it later; one that runs after all is not kept.
+        // An agent that starts may get the report later; a pod that runs after all is not kept.
         for (said_later, kept) in [(ended("c", 0, 3), 1), (running("c", 0), 0)] {
             let mut table = Table::default();
             assert!(table.keep(&uid));
@@ -1511,7 +1517,7 @@ mod tests {
         take(&mut table, list("one", &[other, own])).expect("good");
         let uids: Vec<PodUid> = table.list().into_iter().map(|pod| pod.uid).collect();
         assert_eq!(uids, ["u".into()]);
-        // Nobody asked for it here: it is forgotten as soon as it is not listed.
+        // The agent never asked for this pod: it is forgotten as soon as it is not listed.
         let news = take(&mut table, list("one", &[])).expect("good");
         assert!(news.changed && table.list().is_empty());
     }

@@ -1,4 +1,4 @@
-//! How many image pulls may begin in a time (IMG-16). A pull above the rate fails at once, it does not wait.
+//! Rate limit of image pulls (IMG-16). A pull above the rate fails at once, it does not wait.
 
 use crate::api::Mono;
 
@@ -17,7 +17,7 @@ pub struct PullRate {
 }
 
 impl PullRate {
-    /// `per_second` 0: no limit. It begins full.
+    /// Makes a full bucket. `per_second` 0: no limit.
     #[must_use]
     pub fn new(per_second: u32, burst: u32, now: Mono) -> Self {
         Self {
@@ -28,12 +28,12 @@ impl PullRate {
         }
     }
 
-    /// Whether a pull may begin now; if so, it is counted.
+    /// Returns true if a pull may begin now, and counts it then.
     pub fn allows(&mut self, now: Mono) -> bool {
         if self.per_second == 0 {
             return true;
         }
-        // One a second is a thousandth a millisecond.
+        // One pull a second is a thousandth of a pull a millisecond.
         let grown = now
             .since_ms(self.last)
             .saturating_mul(self.per_second.into());

@@ -25,7 +25,7 @@ pub(super) fn amounts(list: &BTreeMap<String, Quantity>) -> Amounts {
         .gather()
 }
 
-/// The class already recorded in the status, else the computed one (CG-01).
+/// Class recorded in the status, or else the computed one (CG-01).
 #[must_use]
 pub fn qos_class(pod: &Pod) -> QosClass {
     pod.status
@@ -67,7 +67,7 @@ pub fn compute_qos_class(pod: &Pod) -> QosClass {
     }
 }
 
-/// What the pod asks for, per resource that it names (ADM-07): containers, or pod-level requests, plus overhead.
+/// Requests of the pod for each resource that it names (ADM-07): of its containers, or pod-level ones, plus overhead.
 #[must_use]
 pub fn pod_requests(pod: &Pod) -> Amounts {
     let overhead = pod.spec.overhead.keys().map(String::as_str);

@@ -1,4 +1,4 @@
-//! Why a container last failed to start, for its waiting state (CLEAN-17, WAIT-01).
+//! Reasons of the containers' last failed starts, for their waiting state (CLEAN-17, WAIT-01).
 
 use alloc::{boxed::Box, collections::BTreeMap};
 use core::cell::Cell;

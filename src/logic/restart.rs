@@ -1,4 +1,4 @@
-//! Whether a container may run again: pod policy, container policy, exit-code rules (ACT-40, ACT-41).
+//! Restart of containers: pod policy, container policy, exit-code rules (ACT-40, ACT-41).
 //!
 //! Names follow kubelet `container/helpers.go`.
 
@@ -40,7 +40,7 @@ fn rule_action(container: &Container, exit_code: i32) -> Option<&str> {
         .map(|rule| rule.action.as_str())
 }
 
-/// Whether an exit with `exit_code` is followed by a restart, deletion of the pod aside.
+/// Returns true if an exit with `exit_code` is followed by a restart, deletion of the pod aside.
 #[must_use]
 pub fn restarts_after_exit(pod: &Pod, container: &Container, exit_code: i32) -> bool {
     if let Some(ACTION_RESTART | ACTION_RESTART_ALL) = rule_action(container, exit_code) {
@@ -53,9 +53,9 @@ pub fn restarts_after_exit(pod: &Pod, container: &Container, exit_code: i32) -> 
     }
 }
 
-/// Whether the next sync should start an instance, given the newest one.
+/// Returns true if the next sync should start an instance, given the newest one.
 ///
-/// Nothing starts once the pod has a deletionTimestamp. A running instance is left as it is.
+/// No instance starts once the pod has a deletionTimestamp. A running instance is left as it is.
 #[must_use]
 pub fn restartable(pod: &Pod, container: &Container, newest: Option<&ContainerStatus>) -> bool {
     if pod.metadata.deletion_timestamp.is_some() {
@@ -70,7 +70,7 @@ pub fn restartable(pod: &Pod, container: &Container, newest: Option<&ContainerSt
     }
 }
 
-/// Whether some container of the pod has a rule that restarts all of them.
+/// Returns true if a container of the pod has a rule that restarts all containers.
 #[must_use]
 pub fn has_restart_all_rule(pod: &Pod) -> bool {
     pod.spec
@@ -85,7 +85,7 @@ pub fn has_restart_all_rule(pod: &Pod) -> bool {
         })
 }
 
-/// Whether the newest instance of `container` ended in a way that restarts the whole pod (ACT-72).
+/// Returns true if the newest instance of `container` ended in a way that restarts the whole pod (ACT-72).
 #[must_use]
 pub fn triggers_restart_all(container: &Container, newest: Option<&ContainerStatus>) -> bool {
     newest.is_some_and(|c| {
@@ -103,13 +103,13 @@ pub fn restart_all_sources<'a>(
     all.filter(|c| triggers_restart_all(c, status.newest(&c.name)))
 }
 
-/// Whether a container's end restarts the whole pod and the pod is not being deleted.
+/// Returns true if a container's end restarts the whole pod and the pod is not being deleted.
 #[must_use]
 pub fn restart_all_pending(pod: &Pod, status: &PodRuntimeStatus) -> bool {
     pod.metadata.deletion_timestamp.is_none() && restart_all_sources(pod, status).next().is_some()
 }
 
-/// Whether a plain init container's instance has failed: wrong exit code, killed for memory, or lost (ACT-54).
+/// Returns true if a plain init container's instance has failed: wrong exit code, killed for memory, or lost (ACT-54).
 #[must_use]
 pub fn init_failed(status: &ContainerStatus) -> bool {
     status.state == ContainerState::Unknown
@@ -117,7 +117,8 @@ pub fn init_failed(status: &ContainerStatus) -> bool {
             && (status.exit_code != 0 || status.reason == OOM_KILLED))
 }
 
-/// Whether a plain init container that has failed ([`init_failed`]) runs again. Who ends with 0 for want of memory has failed.
+/// Returns true if a plain init container that has failed ([`init_failed`]) runs again. An instance that ended with 0
+/// for want of memory has failed.
 #[must_use]
 pub fn failed_init_restarts(pod: &Pod, container: &Container, exit_code: i32) -> bool {
     restarts_after_exit(pod, container, exit_code)

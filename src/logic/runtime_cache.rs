@@ -1,6 +1,6 @@
-//! What the runtime said last about each pod, and how old that is.
+//! Cache of the last runtime status of each pod, with its age.
 //!
-//! Times are those at which a listing *began*: what was listed is at least that new. Names and rules follow kubelet
+//! A time is that at which a listing *began*: the listed state is at least that new. Names and rules follow kubelet
 //! `container/cache.go` and `container/runtime_cache.go`.
 
 use alloc::{boxed::Box, collections::BTreeMap, rc::Rc, vec::Vec};
@@ -17,48 +17,48 @@ use super::{
     pod_table::{Freshness, StatusAge},
 };
 
-/// How long a list of running pods may be used.
+/// Longest age of a list of running pods that may be used.
 pub const RUNNING_PODS_TTL: Duration = Duration::from_secs(3);
 
 /// The status of a pod, or why it could not be read.
 pub type Status = Result<Rc<PodRuntimeStatus>, NoStatus>;
 
-/// What the runtime said instead of a status, for people.
+/// Error of the runtime in place of a status, for people.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct NoStatus(pub Rc<str>);
 
-/// When the runtime was read: the begin on both clocks, and the end.
+/// Time of a look at the runtime: the start on both clocks, and the end.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
-    /// On the agent's clock: the begin of the listing.
+    /// Start of the listing, on the agent's clock.
     pub at: Mono,
-    /// On the wall clock.
+    /// Start of the listing, on the wall clock.
     pub wall: Wall,
-    /// When all of it was read, on the agent's clock.
+    /// End of all reads, on the agent's clock.
     pub until: Mono,
-    /// By which the runtime's times are put right, and reckoned with.
+    /// History of the wall clock, by which the runtime's times are corrected and converted.
     pub clock: &'a ClockHistory,
 }
 
 #[derive(Clone, Debug)]
 struct Entry {
     status: Status,
-    /// When ended instances ended, as [`RuntimeCache::last_end`] reckons it. At most as many as there are in `status`.
+    /// Ends of ended instances, as [`RuntimeCache::last_end`] returns them. At most as many as there are in `status`.
     ends: Vec<(ContainerId, Mono)>,
-    /// When the listing began that led to `status`.
+    /// Start of the listing that led to `status`.
     modified: Mono,
 }
 
-/// One status a pod. At most as many as the runtime lists.
+/// Last status of each pod. At most as many as the runtime lists.
 #[derive(Clone, Debug, Default)]
 pub struct RuntimeCache {
     entries: BTreeMap<PodUid, Entry>,
-    /// When the last complete relist began; 0 before the first.
+    /// Start of the last complete relist; 0 before the first.
     time: Mono,
 }
 
-/// Puts the times of a status right.
+/// Corrects the times of a status.
 fn redate(status: &mut PodRuntimeStatus, clock: &ClockHistory) {
     for sandbox in &mut status.sandboxes {
         sandbox.created_at = clock.corrected(sandbox.created_at);
@@ -85,7 +85,7 @@ impl RuntimeCache {
         )
     }
 
-    /// Replaces the answer about `uid` by what was seen then.
+    /// Replaces the answer about `uid` by the one of this look.
     pub fn set(
         &mut self,
         uid: &PodUid,
@@ -113,7 +113,8 @@ impl RuntimeCache {
         self.entries.insert(uid.clone(), entry);
     }
 
-    /// When the instances of `status` ended. Known ends stay as they are, whatever happens to the wall clock.
+    /// Returns the ends of the ended instances of `status`. Known ends stay as they are, whatever happens to the wall
+    /// clock.
     fn ends(
         &self,
         uid: &PodUid,
@@ -131,8 +132,8 @@ impl RuntimeCache {
         ended.collect()
     }
 
-    /// The end of an instance that is seen for the first time, but not before the instance was last seen otherwise, and if it
-    /// ended while the runtime was read, not after that.
+    /// Returns the end of an instance whose end is seen for the first time. Not before the instance was last seen
+    /// otherwise; and not after the read, if the instance ended during it.
     fn first_seen(
         &self,
         before: Option<&Entry>,
@@ -150,7 +151,7 @@ impl RuntimeCache {
         at.min(seen.until).max(earliest.min(seen.at))
     }
 
-    /// When the newest ended instance of `container` ended, for its back-off. `None`: none has ended.
+    /// End of the newest ended instance of `container`, for its back-off. `None`: none has ended.
     #[must_use]
     pub fn last_end(&self, status: &PodRuntimeStatus, container: &str) -> Option<Mono> {
         let mut instances = status.instances(container);
@@ -162,7 +163,7 @@ impl RuntimeCache {
         Some(known.unwrap_or_default())
     }
 
-    /// The clock is right for the first time: what was dated before it was moves.
+    /// Corrects earlier times, when the clock is right for the first time.
     pub fn redate(&mut self, clock: &ClockHistory) {
         for entry in self.entries.values_mut() {
             if let Ok(status) = &mut entry.status {
@@ -171,7 +172,8 @@ impl RuntimeCache {
         }
     }
 
-    /// A stopped sandbox no longer reports its addresses, but the pod's status still shows them.
+    /// Keeps the addresses of a stopped sandbox: the runtime no longer reports them, but the pod's status still shows
+    /// them.
     fn keep_ips(&self, uid: &PodUid, status: &mut PodRuntimeStatus) {
         let ready = |state| state == SandboxState::Ready;
         if status.ips.is_empty()
@@ -182,23 +184,23 @@ impl RuntimeCache {
         }
     }
 
-    /// The runtime has forgotten `uid`. Who waits for something newer waits for [`RuntimeCache::set_time`].
+    /// Forgets `uid`, as the runtime has. A call that waits for a newer status waits for [`RuntimeCache::set_time`].
     pub fn delete(&mut self, uid: &PodUid) {
         self.entries.remove(uid);
     }
 
-    /// A complete relist that began at `at` has been taken in.
+    /// Notes that a complete relist that began at `at` has been taken in.
     pub fn set_time(&mut self, at: Mono) {
         self.time = self.time.max(at);
     }
 
-    /// Whether a relist was taken in.
+    /// Returns true if a relist was taken in.
     #[must_use]
     pub fn was_listed(&self) -> bool {
         self.time > Mono(0)
     }
 
-    /// Whether a relist was taken in and nothing of `uid` runs. An error is not idle.
+    /// Returns true if a relist was taken in and nothing of `uid` runs. A pod whose status is an error is not idle.
     #[must_use]
     pub fn is_idle(&self, uid: &PodUid) -> bool {
         let idle = |status: &Status| status.as_ref().is_ok_and(|status| !status.is_running());
@@ -242,7 +244,7 @@ pub struct RunningPod {
 #[derive(Clone, Debug, Default)]
 pub struct RunningPods {
     pods: Vec<RunningPod>,
-    /// When the listing began.
+    /// Start of the listing.
     at: Option<Mono>,
 }
 
@@ -261,7 +263,7 @@ impl RunningPods {
         self.at = Some(at);
     }
 
-    /// The list, however old it is.
+    /// The list, of any age.
     #[must_use]
     pub fn last(&self) -> &[RunningPod] {
         &self.pods
@@ -317,7 +319,7 @@ mod tests {
         }
     }
 
-    /// By a clock that nobody has looked at.
+    /// Clock history without any observation.
     const CLOCK: &ClockHistory = &ClockHistory::new();
 
     fn seen(ms: u64) -> Seen<'static> {
@@ -389,7 +391,7 @@ mod tests {
             cache.set(&uid("uid"), Ok(status.clone()), seen);
             let end = Some(Mono(expected * 1000));
             assert_eq!(cache.last_end(&status, "a"), end, "{name}");
-            // Neither a look that fails nor a clock that is set changes it.
+            // Neither a failed look nor a clock that is set changes the end.
             cache.set(&uid("uid"), Err(NoStatus("no answer".into())), at(600, 0));
             cache.set(&uid("uid"), Ok(status.clone()), at(601, 1_000_000));
             assert_eq!(cache.last_end(&status, "a"), end, "{name}");
@@ -434,7 +436,7 @@ mod tests {
             }
             assert_eq!(cache.newer_than(&uid("a"), Mono(after)), expected, "{name}");
         }
-        // A deletion releases nobody by itself; the time of the relist that saw it does.
+        // A deletion alone makes no status fresh; the time of the relist that saw it does.
         let mut cache = RuntimeCache::default();
         cache.set_time(Mono(3));
         cache.set(&uid("a"), ok(), seen(5));

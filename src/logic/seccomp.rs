@@ -1,7 +1,7 @@
 //! Our own `RuntimeDefault` seccomp profile: what ordinary programs need, with more for capabilities that are held.
 //!
-//! Calls not listed fail with EPERM. The list of calls is that of the common container runtimes; it has a version so that
-//! a change of it is a visible event. Names the running libseccomp does not know are skipped by the OCI runtime.
+//! Calls not listed fail with EPERM. The list of calls is that of the common container runtimes; it has a version so
+//! that a change of it is a visible event. Names the running libseccomp does not know are skipped by the OCI runtime.
 
 use alloc::{collections::BTreeSet, string::String, vec::Vec};
 
@@ -19,7 +19,7 @@ const PERSONALITIES: [u64; 5] = [0, 0x8, 0x2_0000, 0x2_0008, 0xFFFF_FFFF];
 /// First kernel on which ptrace cannot be used to step around the filter.
 const SAFE_PTRACE: (u32, u32) = (4, 8);
 
-/// Allowed for everybody, whatever the arguments.
+/// Calls that are always allowed, whatever the arguments.
 const ALLOWED: &str = "
     accept accept4 access adjtimex alarm bind brk cachestat capget capset chdir chmod chown chown32
     clock_adjtime clock_adjtime64 clock_getres clock_getres_time64 clock_gettime clock_gettime64
@@ -60,7 +60,7 @@ const ALLOWED: &str = "
     waitid waitpid write writev
 ";
 
-/// Allowed in addition for the holder of a capability.
+/// Calls that the holder of a capability may make in addition.
 const BY_CAPABILITY: [(&str, &str); 15] = [
     ("CAP_BPF", "bpf"),
     ("CAP_DAC_READ_SEARCH", "open_by_handle_at"),
@@ -90,7 +90,7 @@ const BY_CAPABILITY: [(&str, &str); 15] = [
         "clock_settime clock_settime64 settimeofday stime",
     ),
     ("CAP_SYS_TTY_CONFIG", "vhangup"),
-    // Debuggers of one's own processes; the kernel's own check decides about others.
+    // For debuggers of a program's own processes; for others the kernel's own check decides.
     ("kernel", "process_vm_readv process_vm_writev ptrace"),
 ];
 
@@ -205,7 +205,7 @@ mod tests {
         runtime_default(arch, kernel, &held)
     }
 
-    /// What the first matching rule says about `name` without looking at arguments.
+    /// Returns true if a rule without conditions on arguments allows `name`.
     fn allows(profile: &Seccomp, name: &str) -> bool {
         profile.syscalls.iter().any(|rule| {
             rule.action == "SCMP_ACT_ALLOW"

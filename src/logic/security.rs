@@ -1,4 +1,4 @@
-//! Security settings of a container (SEC-01 to SEC-08); which sysctls a pod may set is [`super::sysctl`]'s.
+//! Security settings of a container (SEC-01 to SEC-08). [`super::sysctl`] decides about sysctls.
 
 use alloc::{borrow::ToOwned, collections::BTreeSet, string::String};
 
@@ -13,7 +13,7 @@ const SELINUX_CATEGORIES: usize = 1024;
 /// Annotation that asked for an AppArmor profile before there was a field; the container's name follows.
 const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
-/// The machine's and the configuration's part.
+/// Security settings of the machine and of the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SecuritySettings {
     /// `seccompDefault`.
@@ -44,7 +44,7 @@ pub fn namespace_options(pod: &Pod) -> NamespaceOptions {
     }
 }
 
-/// Whether any container of the pod is privileged.
+/// Returns true if any container of the pod is privileged.
 #[must_use]
 pub fn is_privileged(pod: &Pod) -> bool {
     pod.spec.all_containers().any(|container| {
@@ -84,7 +84,7 @@ pub fn linux_security(
     let supplemental = whole.map_or(&[][..], |pod| &pod.supplemental_groups);
     let fs_group = whole.and_then(|pod| pod.fs_group);
     let policy = whole.and_then(|pod| pod.supplemental_groups_policy.as_deref());
-    // An image that names nobody is root's (kubelet `getImageUser`). Where there is no image, nobody is left to name.
+    // An image without a user runs as root (kubelet `getImageUser`). Without an image there is no such default.
     let root = || (!image.id.is_empty() && image.username.is_empty()).then_some(0);
     Ok(LinuxSecurity {
         privileged: own.privileged == Some(true),
@@ -117,7 +117,8 @@ pub fn linux_security(
     })
 }
 
-/// Whose a sandbox itself is (CRI-21). `volume_groups`: those whose members may use the pod's volumes.
+/// User and groups of the sandbox's own processes (CRI-21). `volume_groups`: groups whose members may use the pod's
+/// volumes.
 #[must_use]
 pub fn sandbox_user(pod: &Pod, volume_groups: &[i64]) -> SandboxUser {
     let Some(whole) = &pod.spec.security_context else {
@@ -140,7 +141,7 @@ pub fn sandbox_user(pod: &Pod, volume_groups: &[i64]) -> SandboxUser {
     }
 }
 
-/// SEC-03. The texts are those people search for.
+/// Checks runAsNonRoot (SEC-03). The error texts are those people search for.
 fn verify_non_root(
     pod: &Pod,
     container: &Container,
@@ -199,7 +200,7 @@ fn seccomp(
     }
 }
 
-/// SEC-07: container field, annotation, pod field.
+/// AppArmor profile of a container (SEC-07): its own field, else the annotation, else the pod's field.
 fn apparmor(pod: &Pod, container: &Container) -> Result<SecurityProfile, PodError> {
     let own = container.security_context.as_ref();
     let whole = pod.spec.security_context.as_ref();
@@ -221,7 +222,7 @@ fn apparmor(pod: &Pod, container: &Container) -> Result<SecurityProfile, PodErro
     }
     match whole.and_then(|pod| pod.app_armor_profile.as_ref()) {
         Some(profile) => apparmor_profile(profile),
-        // Nothing is asked for; the runtime then takes its default.
+        // Without a profile the runtime takes its default.
         None => Ok(SecurityProfile::Unset),
     }
 }
@@ -240,7 +241,7 @@ fn apparmor_profile(profile: &SeccompProfile) -> Result<SecurityProfile, PodErro
     }
 }
 
-/// `user:role:type:level`; what is not given is what containers usually have.
+/// `user:role:type:level`; a part that is not given has the usual value of containers.
 fn selinux_label(options: &SeLinuxOptions) -> String {
     let part = |given: &str, usual: &str| match given {
         "" => usual.to_owned(),
@@ -255,8 +256,8 @@ fn selinux_label(options: &SeLinuxOptions) -> String {
     .join(":")
 }
 
-/// Compares SELinux labels: `asked`, as a pod writes it, and `found`, as the kernel shows it. The kernel sorts categories, and
-/// draws neighbours and equal levels together: `s0:c3,c1,c2` is shown as `s0:c1.c3`.
+/// Compares SELinux labels: `asked`, as a pod writes it, and `found`, as the kernel shows it. The kernel sorts
+/// categories, and draws neighbours and equal levels together: `s0:c3,c1,c2` is shown as `s0:c1.c3`.
 ///
 /// Source: kernel `security/selinux/ss/mls.c`, `mls_context_to_sid` and `mls_sid_to_context`.
 #[must_use]
@@ -276,7 +277,7 @@ fn selinux_parts(label: &str) -> Option<([&str; 3], [SelinuxLevel<'_>; 2])> {
 /// A level's name and its categories.
 type SelinuxLevel<'a> = (&'a str, BTreeSet<u16>);
 
-/// `None`: categories are of another form.
+/// Reads a level; `None`: its categories are of another form.
 fn selinux_level(level: &str) -> Option<SelinuxLevel<'_>> {
     let (level, list) = level.split_once(':').unwrap_or((level, ""));
     let mut categories = BTreeSet::new();

@@ -1,7 +1,7 @@
 //! The apiserver's clock, as its answers tell it (TIME-03, TIME-04).
 //!
-//! Certificates and tokens are issued and end by that clock. Between two answers it is reckoned by the time since boot, which
-//! goes on while the machine sleeps. So a wall clock that is set meanwhile changes nothing.
+//! Certificates and tokens are issued and end by that clock. Between two answers it is reckoned by the time since boot,
+//! which goes on while the machine sleeps. So a wall clock that is set meanwhile changes nothing.
 
 use crate::api::{Mono, Wall};
 
@@ -13,12 +13,12 @@ const MS_PER_S: i64 = 1000;
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServerClock {
-    /// What it says less the time since boot, milliseconds.
+    /// Time of the server's clock minus the time since boot, milliseconds.
     pub offset_ms: i64,
 }
 
 impl ServerClock {
-    /// Of an answer. `theirs`: its date. `now`: when it came.
+    /// Reads the clock from an answer. `theirs`: its date. `now`: time of its arrival.
     #[must_use]
     pub fn of_answer(theirs: Wall, now: Mono) -> Self {
         let theirs_ms = theirs.0.div_euclid(NS_PER_MS);
@@ -27,14 +27,14 @@ impl ServerClock {
         }
     }
 
-    /// What it says now.
+    /// Present time of the server's clock.
     #[must_use]
     pub const fn time(self, now: Mono) -> Wall {
         let ms = self.offset_ms.saturating_add_unsigned(now.0);
         Wall(ms.saturating_mul(NS_PER_MS))
     }
 
-    /// By how much the wall clock `ours` is ahead of it, seconds.
+    /// Seconds by which the wall clock `ours` is ahead of the server's.
     #[must_use]
     pub const fn ahead_s(self, now: Mono, ours: Wall) -> i64 {
         let ahead = ours.0.saturating_sub(self.time(now).0);
@@ -42,7 +42,7 @@ impl ServerClock {
     }
 }
 
-/// Whether a clock that is ahead by so many seconds is wrong.
+/// Returns true if a clock that is ahead by so many seconds is wrong.
 #[must_use]
 pub const fn is_wrong(ahead_s: i64) -> bool {
     ahead_s.unsigned_abs() >= MAX_SKEW_S
@@ -58,7 +58,7 @@ mod tests {
     fn a_clock_that_is_set_changes_nothing() {
         // TIME-03 TIME-04
         let known = ServerClock::of_answer(Wall::from_secs(NOW_S), Mono(7_000));
-        // A day later, of which the machine has slept a part. It booted in 1970, and was set right since.
+        // A day later; the machine slept for a part of it. Its clock said 1970 at boot, and was set since.
         let now = Mono(7_000 + 86_400_000);
         let theirs = Wall::from_secs(NOW_S + 86_400);
         assert_eq!(known.time(now), theirs);

@@ -12,7 +12,7 @@ use crate::api::service;
 /// The service every pod is told of, and its namespace.
 const MASTER: (&str, &str) = ("default", "kubernetes");
 
-/// What is needed of a Service.
+/// Parts of a Service that its variables are made of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Service {
     /// Name.
@@ -41,7 +41,7 @@ impl From<service::Service> for Service {
     }
 }
 
-/// One port of a Service.
+/// Port of a Service.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ServicePort {
     /// Name; may be empty.

@@ -1,5 +1,5 @@
-//! The machine goes down: pods end in groups, those that matter least first (SHUT-01, SHUT-04). Names follow kubelet
-//! `nodeshutdown`.
+//! Shutdown of the machine: pods end in groups, those of the lowest priority first (SHUT-01, SHUT-04). Names follow
+//! kubelet `nodeshutdown`.
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -10,26 +10,26 @@ use crate::{
     pod_worker::StopStatus,
 };
 
-/// Reason of the statuses.
+/// Reason in the statuses of ended pods.
 pub const REASON: &str = "Terminated";
-/// Their message, and that of the condition.
+/// Message of those statuses, and of their condition.
 pub const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
 /// Reason and text of a refusal.
 pub const REFUSED: (&str, &str) = (
     "NodeShutdown",
     "Pod was rejected as the node is shutting down.",
 );
-/// Why the node is not ready.
+/// Reason why the node is not ready.
 pub const NOT_READY: &str = "node is shutting down";
-/// What a pod has that asks for nothing.
+/// Grace of a pod whose spec has none, seconds.
 const DEFAULT_GRACE_S: i64 = 30;
 
 /// Pods from this priority on, up to the next group's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Group {
-    /// The lowest.
+    /// Lowest priority of the group.
     pub priority: i32,
-    /// What the group has, seconds.
+    /// Time for the group, seconds.
     pub seconds: u32,
 }
 
@@ -51,7 +51,7 @@ pub fn groups(grace_s: u32, critical_s: u32) -> Vec<Group> {
     ]
 }
 
-/// What all groups may take, one after the other.
+/// Time for all groups, one after the other.
 #[must_use]
 pub fn whole(groups: &[Group]) -> Duration {
     Duration::from_secs(groups.iter().map(|group| u64::from(group.seconds)).sum())
@@ -60,9 +60,9 @@ pub fn whole(groups: &[Group]) -> Duration {
 /// A pod that is to end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ending {
-    /// Which.
+    /// UID.
     pub uid: PodUid,
-    /// Its priority.
+    /// Priority.
     pub priority: i32,
     /// The grace that its spec has.
     pub grace_s: Option<i64>,
@@ -71,9 +71,9 @@ pub struct Ending {
 /// A pod that is to be killed now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kill {
-    /// Which.
+    /// UID.
     pub uid: PodUid,
-    /// What it has, seconds.
+    /// Grace, seconds.
     pub grace_s: i64,
 }
 
@@ -91,20 +91,20 @@ enum State {
     Over,
 }
 
-/// One shutdown.
+/// Shutdown of the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shutdown {
-    /// Ascending.
+    /// Sorted by priority, ascending.
     groups: Vec<Group>,
-    /// As many as were active at the beginning, each with the place of its group.
+    /// Pods that were active at the beginning, each with the index of its group.
     pods: Vec<(usize, Ending)>,
-    /// How long statuses may take that nobody waits for otherwise.
+    /// Time after the last group for the last statuses to reach the API.
     telling: Duration,
     state: State,
 }
 
 impl Shutdown {
-    /// None is under way. Without `groups` none ever is.
+    /// Makes a shutdown that is not under way. Without `groups` it never is.
     #[must_use]
     pub fn new(mut groups: Vec<Group>) -> Self {
         groups.order_by(|a, b| a.priority.cmp(&b.priority));
@@ -114,25 +114,25 @@ impl Shutdown {
         }
     }
 
-    /// Whether pods are to end in groups at all.
+    /// Returns true if pods are to end in groups at all.
     #[must_use]
     pub const fn is_on(&self) -> bool {
         !self.groups.is_empty()
     }
 
-    /// Whether the node goes down. It stays so until it is called off.
+    /// Returns true if the node goes down. Stays true until [`Shutdown::cancel`].
     #[must_use]
     pub fn is_under_way(&self) -> bool {
         self.state != State::Off
     }
 
-    /// Whether nothing is left to wait for.
+    /// Returns true if nothing is left to wait for.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.state == State::Over
     }
 
-    /// The node goes down with these pods. A second word changes nothing.
+    /// Begins the shutdown with these pods. Does nothing if it is under way.
     pub fn begin(&mut self, pods: Vec<Ending>, telling: Duration) {
         if self.is_under_way() {
             return;
@@ -146,7 +146,7 @@ impl Shutdown {
         self.state = State::Group { at: 0, until: None };
     }
 
-    /// The machine does not go down after all. What was told to end does so. Returns whether it was going down.
+    /// Calls the shutdown off. Pods that were told to end do so. Returns true if it was under way.
     pub fn cancel(&mut self) -> bool {
         let was = self.is_under_way();
         self.pods.clear();
@@ -154,8 +154,8 @@ impl Shutdown {
         was
     }
 
-    /// Time has passed, or something has happened to pods: who is to be killed now. `is_gone`: the pod has stopped and
-    /// unmounted.
+    /// Moves on, after time has passed or pods have changed; returns the pods to kill now. `is_gone`: the pod has
+    /// stopped and its volumes are unmounted.
     pub fn step(&mut self, is_gone: impl Fn(&PodUid) -> bool, now: Mono) -> Vec<Kill> {
         loop {
             let (at, until) = match self.state {
@@ -201,7 +201,7 @@ impl Shutdown {
         }
     }
 
-    /// When [`Shutdown::step`] has something to do.
+    /// Time at which [`Shutdown::step`] has work to do.
     #[must_use]
     pub const fn next_timeout(&self) -> Option<Mono> {
         match self.state {
@@ -212,7 +212,7 @@ impl Shutdown {
     }
 }
 
-/// What the status of a pod says that ends so (SHUT-05).
+/// Status of a pod that ends by the shutdown (SHUT-05).
 #[must_use]
 pub fn stop_status() -> StopStatus {
     StopStatus {
@@ -244,10 +244,10 @@ mod tests {
         Mono(s * 1000)
     }
 
-    /// The second, and who is killed then with what grace.
+    /// Second, and the pods that are killed then, each with its grace.
     type Killed = (u64, Vec<(&'static str, i64)>);
 
-    /// Who is killed at each second, and when it is over.
+    /// Returns the pods that are killed at each second, and the second at which it is over.
     fn run(groups: Vec<Group>, pods: &[Ending], ends: &[(&str, u64)]) -> (Vec<Killed>, u64) {
         const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
         let mut shutdown = Shutdown::new(groups);
@@ -294,11 +294,11 @@ mod tests {
             pod("b", -5, Some(3)),
             pod("c", 100, Some(600)),
         ];
-        // Those that end in time give the next group its turn.
+        // When all pods of a group have ended in time, the next group has its turn.
         let (log, over) = run(groups(30, 10), &pods, &[("b", 2), ("c", 7), ("a", 9)]);
         assert_eq!(log, [(0, vec![("b", 3), ("c", 20)]), (7, vec![("a", 10)])]);
         assert_eq!(over, 11);
-        // Those that do not have their seconds, and no more.
+        // A group whose pods do not end has its seconds, and no more.
         let (log, over) = run(groups(30, 10), &pods, &[]);
         assert_eq!(log, [(0, vec![("b", 3), ("c", 20)]), (20, vec![("a", 10)])]);
         assert_eq!(over, 32);

@@ -1,5 +1,6 @@
-//! Hash of what a change of makes a running container obsolete: its name and its image, nothing else (ACT-42). It is a
-//! kubelet's, so that who takes over a node restarts nothing, picolet after a kubelet and a kubelet after picolet (CRI-94).
+//! Hash of the parts of a container whose change makes a running instance obsolete: its name and its image, nothing
+//! else (ACT-42). It is equal to a kubelet's. So no container restarts when picolet takes a node over from a kubelet,
+//! or a kubelet from picolet (CRI-94).
 
 use alloc::{format, string::String};
 use core::fmt::Write as _;
@@ -7,7 +8,7 @@ use core::fmt::Write as _;
 use crate::api::Container;
 use crate::fnv::{fnv1a, fnv1a_32};
 
-/// Written with each instance. FNV-1a, 32 bit, over the way in which Go prints the bytes of a JSON text.
+/// Hash that is written with each instance: FNV-1a, 32 bit, over the way in which Go prints the bytes of a JSON text.
 ///
 /// Source: kubelet `container/helpers.go`, `HashContainer`.
 #[must_use]
@@ -22,13 +23,13 @@ pub fn spec_hash(container: &Container) -> u64 {
     fnv1a_32(printed.bytes()).into()
 }
 
-/// Whether an instance that was written with this hash is as the container is now.
+/// Returns true if an instance that was written with this hash matches the container as it is now.
 #[must_use]
 pub fn is_current(container: &Container, hash: u64) -> bool {
     hash == spec_hash(container) || hash == first_hash(container)
 }
 
-/// What the first versions wrote: FNV-1a, 64 bit, over `name 0xff image`.
+/// Hash that the first versions wrote: FNV-1a, 64 bit, over `name 0xff image`.
 fn first_hash(container: &Container) -> u64 {
     let name = container.name.bytes().chain([0xff]);
     fnv1a(name.chain(container.image.bytes()))

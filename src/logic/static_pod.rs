@@ -28,14 +28,14 @@ pub fn prepare(raw: Value, node: &str, file: &str) -> Result<Box<ReceivedPod>, I
     prepare_from(raw, node, Place::File(file))
 }
 
-/// The same for a pod that was read from a URL.
+/// Turns a manifest from a URL into a pod of this node, as [`prepare`] does for a file.
 ///
 /// - Source: kubelet `config/http.go` (`extractFromURL`).
 pub fn prepare_from_url(raw: Value, node: &str, url: &str) -> Result<Box<ReceivedPod>, Invalid> {
     prepare_from(raw, node, Place::Url(url))
 }
 
-/// Where a manifest was read.
+/// Place that a manifest was read from.
 #[derive(Clone, Copy, Debug)]
 enum Place<'a> {
     File(&'a str),
@@ -60,7 +60,7 @@ fn prepare_from(mut raw: Value, node: &str, place: Place<'_>) -> Result<Box<Rece
         raw,
         origin: match place {
             Place::File(file) => file.into(),
-            // A query may hold a key.
+            // A query may contain a secret.
             Place::Url(url) => url.split('?').next().unwrap_or("").into(),
         },
     });
@@ -72,7 +72,7 @@ fn prepare_from(mut raw: Value, node: &str, place: Place<'_>) -> Result<Box<Rece
         return Ok(received);
     }
     let name = &received.pod.metadata.name;
-    // A longer one is among what is wrong.
+    // A longer name is one of the errors.
     let name = &name[..name.floor_char_boundary(MAX_NAME_BYTES)];
     Err(Invalid::Values("Pod", name.into(), errors))
 }
@@ -106,7 +106,7 @@ fn uid(raw: &Value, node: &str, place: Place<'_>) -> PodUid {
     PodUid::new(format!("{:032x}", fnv.finish()))
 }
 
-/// A uid names directories, so it must be one plain path component.
+/// Checks that a uid is one plain path component, for it names directories.
 fn check_uid(uid: &str) -> Result<(), WrongValue> {
     if is_plain_uid(uid) {
         return Ok(());
@@ -215,7 +215,7 @@ mod tests {
             (&*notes[CONFIG_HASH], &*notes["note"]),
             (&*other.metadata.uid, "x")
         );
-        // The hash is that of the manifest as it was written, not of what was made of it.
+        // The hash is that of the manifest as written, not of the prepared pod.
         let mut named = manifest();
         named["metadata"]["name"] = json!("web-board");
         assert_ne!(

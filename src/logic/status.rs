@@ -1,7 +1,7 @@
 //! The pod status the agent reports: phase, container statuses, addresses, conditions. Names follow kubelet
 //! `kubelet_pods.go` (`generateAPIPodStatus`, `getPhase`).
 //!
-//! What happens to a generated status afterwards (is it a change, may it be published) is [`super::status_update`].
+//! [`super::status_update`] decides about a generated status: if it is a change, and if it may be published.
 
 use alloc::{
     string::{String, ToString},
@@ -32,18 +32,19 @@ pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
 /// Reason of a pod that waits for a device before anything of it starts (DEV-13, DEV-38).
 pub const DEVICE_NOT_READY: &str = "DeviceNotReady";
 
-/// What the status is made of.
+/// Inputs of a pod's status.
 #[derive(Clone, Copy)]
 pub struct StatusInput<'a> {
     /// The pod; its `status` is what the API shows (the manifest's, for a static pod).
     pub pod: &'a Pod,
-    /// What the runtime knows.
+    /// Status of the pod at the runtime.
     pub runtime: &'a PodRuntimeStatus,
     /// The status stored locally before; `None` takes the API's (SYNC-01).
     pub cached: Option<&'a PodStatus>,
-    /// Containers are being, or have been, stopped for good (SYNC-27): whatever the restart policy, nothing restarts.
+    /// Set if containers are being, or have been, stopped for good (SYNC-27): whatever the restart policy, none
+    /// restarts.
     pub finished: bool,
-    /// The agent itself fails the pod: eviction, deadline, preemption.
+    /// Failure of the pod by the agent itself: eviction, deadline, preemption.
     pub failure: Option<&'a PodFailure>,
     /// Last start failures.
     pub reasons: &'a ReasonCache,
@@ -53,23 +54,23 @@ pub struct StatusInput<'a> {
     pub host_ips: &'a [IpAddr],
     /// Prefix of container ids (`picolet`).
     pub runtime_name: &'a str,
-    /// Whether the runtime can mount read-only recursively.
+    /// Set if the runtime can mount read-only recursively.
     pub recursive_read_only: bool,
     /// Wall-clock time.
     pub now: Wall,
-    /// When something was, by the time since boot.
+    /// Converts a wall-clock time into the time since boot.
     pub moment: &'a dyn Fn(Wall) -> Mono,
 }
 
 impl<'a> StatusInput<'a> {
-    /// The status this one builds on.
+    /// The status that the new one builds on.
     #[must_use]
     pub fn previous(&self) -> &'a PodStatus {
         self.cached.unwrap_or(&self.pod.status)
     }
 }
 
-/// Why the agent fails a pod by itself; reason and message go into the status.
+/// Failure of a pod that the agent itself declares; reason and message go into the status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodFailure {
     /// `Evicted`, `DeadlineExceeded`, `Preempting`, …
@@ -227,7 +228,7 @@ fn view(state: &ContainerState, last: &ContainerState) -> View {
             View::Stopped(t.exit_code)
         }
     } else if state.waiting.is_some() {
-        // One that was removed for its pod to start over starts as if it never had run, whatever its policy (ACT-72).
+        // A container that was removed so that its pod starts over counts as never run, whatever its policy (ACT-72).
         let ended = last.terminated.as_ref();
         let ended = ended.filter(|t| t.reason != RESTARTING_ALL);
         ended.map_or(View::Waiting, |t| View::Stopped(t.exit_code))
@@ -236,7 +237,7 @@ fn view(state: &ContainerState, last: &ContainerState) -> View {
     }
 }
 
-/// Whether a regular container has an instance in the sandbox in use (STAT-03).
+/// Returns true if a regular container has an instance in the sandbox in use (STAT-03).
 pub(super) fn regular_in_ready_sandbox(pod: &Pod, runtime: &PodRuntimeStatus) -> bool {
     ready_sandbox(runtime).is_some_and(|sandbox| {
         runtime.containers.iter().any(|c| {
@@ -250,10 +251,10 @@ fn ready_sandbox(runtime: &PodRuntimeStatus) -> Option<&SandboxStatus> {
     latest_sandbox(runtime).filter(|s| s.state == SandboxState::Ready)
 }
 
-/// What was recorded before wins over the computed phase (STAT-12, SYNC-34).
+/// Decides between the computed phase and the one recorded before: a recorded end wins (STAT-12, SYNC-34).
 fn decide_phase(input: &StatusInput<'_>, status: &mut PodStatus) {
     let (previous, api) = (input.previous(), &input.pod.status);
-    // Once ended it stays as it ended: an older instance, left when the newest was removed, may say otherwise.
+    // A recorded end stays: an older instance, left when the newest was removed, may show another state.
     if let Some(recorded) = [previous.phase, api.phase]
         .into_iter()
         .find(|phase| phase.is_terminal())
@@ -263,14 +264,14 @@ fn decide_phase(input: &StatusInput<'_>, status: &mut PodStatus) {
     let kept = if status.phase == previous.phase {
         Some((previous, api))
     } else if status.phase.is_terminal() && status.phase == api.phase {
-        // Ended by someone else, who said why.
+        // Another party ended the pod and gave the reason.
         Some((api, api))
     } else {
         None
     };
     if let Some((first, second)) = kept {
         let text = |of: fn(&PodStatus) -> &String| {
-            // The agent's own wait is told anew for as long as it lasts.
+            // The agent's own wait for a device is written anew for as long as it lasts.
             let said = [first, second].into_iter();
             let mut said = said.filter(|s| s.reason != DEVICE_NOT_READY).map(of);
             said.find(|text| !text.is_empty()).cloned()
@@ -278,7 +279,7 @@ fn decide_phase(input: &StatusInput<'_>, status: &mut PodStatus) {
         status.reason = text(|s| &s.reason).unwrap_or_default();
         status.message = text(|s| &s.message).unwrap_or_default();
     }
-    // What has ended by itself before is not failed by anybody (STAT-12).
+    // A pod that has ended by itself before does not fail (STAT-12).
     if let Some(failure) = input.failure
         && !previous.phase.is_terminal()
     {
@@ -317,7 +318,7 @@ fn set_ips(input: &StatusInput<'_>, status: &mut PodStatus) {
         if status.pod_ips.is_empty() {
             status.pod_ips.extend(status.host_ips.first().cloned());
         }
-        // A node that becomes dual-stack gives its pods the second family, and nothing else ever changes.
+        // When a node becomes dual-stack, these pods get the second family. No other change is made.
         if let ([only], [_, second]) = (status.pod_ips.as_slice(), input.host_ips)
             && only
                 .ip
@@ -389,7 +390,7 @@ pub fn rejected_status(pod: &Pod, reason: &str, message: &str, now: Wall) -> Pod
     status
 }
 
-/// Whether the pod has been active longer than it may (LOOP-19, KILL-21), as a failure to put into [`StatusInput`].
+/// Returns a failure for [`StatusInput`] if the pod has been active longer than it may (LOOP-19, KILL-21).
 ///
 /// `active_for` is the time since `status.startTime`, measured on the monotonic clock as far as the agent can; `None`
 /// without a start time.

@@ -1,5 +1,5 @@
-//! The status of a pod as the agent last decided it (SM-01, CLEAN-04). Names follow kubelet `status/status_manager.go`;
-//! sending it is not its concern.
+//! Cache of a pod's status as the agent last decided it (SM-01, CLEAN-04). Does not send it. Names follow kubelet
+//! `status/status_manager.go`.
 
 use alloc::boxed::Box;
 
@@ -17,11 +17,12 @@ struct Stored {
     finished: bool,
 }
 
-/// One pod's status, with a version that grows with every accepted change. Empty until one is stored.
+/// Status of a pod, with a version that grows with every accepted change. Empty until one is stored.
 ///
-/// - It stays as long as the pod is configured, a rejected one included: its stored `Failed` is what keeps it from
-///   starting (LOOP-22).
-/// - It lives in memory only; after an agent restart the API's status, or the manifest's, is the base again (SYNC-35).
+/// - The status stays as long as the pod is configured. A rejected pod is no exception: its stored `Failed` keeps it
+///   from starting (LOOP-22).
+/// - The cache lives in memory only; after an agent restart the API's status, or the manifest's, is the base again
+///   (SYNC-35).
 #[derive(Clone, Debug, Default)]
 pub struct StatusCache(Option<Box<Stored>>);
 
@@ -38,7 +39,7 @@ impl StatusCache {
         self.0.as_ref().map(|stored| stored.version)
     }
 
-    /// Whether the pod's termination is finished (SYNC-33).
+    /// Returns true if the pod's termination is finished (SYNC-33).
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.0.as_ref().is_some_and(|stored| stored.finished)
@@ -49,7 +50,8 @@ impl StatusCache {
         self.store(pod, new, false, now)
     }
 
-    /// Marks the end of the pod's termination and stores its last status (SM-10, DEL-03). Always a change the first time.
+    /// Marks the end of the pod's termination and stores its last status (SM-10, DEL-03). Always a change the first
+    /// time.
     pub fn finish(&mut self, pod: &Pod, now: Wall) -> Update {
         let first = !self.is_finished();
         let last = finished_status(pod, self.get().unwrap_or(&pod.status), now);
@@ -60,7 +62,7 @@ impl StatusCache {
         update
     }
 
-    /// The clock is right for the first time: what was dated before it was moves. Always a change.
+    /// Corrects earlier times, when the clock is right for the first time. Always a change.
     pub fn redate(&mut self, clock: &ClockHistory) {
         if let Some(stored) = &mut self.0 {
             redate(&mut stored.status, |at| clock.corrected(at));
@@ -147,7 +149,7 @@ mod tests {
             (stored.phase, stored.start_time),
             (Phase::Succeeded, Some(at(5)))
         );
-        // An end is told all the same: here of a pod that is evicted while its sandbox is made anew.
+        // The end of an evicted pod is stored all the same, even while its sandbox is made anew.
         let mut evicted = running();
         evicted.phase = Phase::Failed;
         assert_eq!(cache.set(&pod, evicted, at(9)), Update::Changed);

@@ -1,8 +1,8 @@
 //! The patch that brings a pod's status in the API to what the agent wants it to say.
 //!
 //! A kubelet holds the API's object and sends the difference of two statuses. Here no object is held: memory per pod is
-//! precious, and the copy on disk is older than our own writes. So a patch does not say what *changed*, it says what
-//! *shall be*, in four parts, and only of those parts that differ ([`ApiStatus`] keeps a digest of each):
+//! precious, and the copy on disk is older than our own writes. So a patch does not carry *changes*, it carries the
+//! *wanted state*, in four parts, and only the parts that differ ([`ApiStatus`] keeps a digest of each):
 //!
 //! | part | fields | how the API merges it |
 //! |---|---|---|
@@ -11,17 +11,17 @@
 //! | containers | the three lists of statuses | each list is replaced as a whole |
 //! | rest | addresses, `startTime`, `qosClass`, `observedGeneration` | by field; `podIPs` and `hostIPs` would merge by `ip`, so they carry `$patch: replace` |
 //!
-//! Such a patch is right whatever the API shows by then: sent twice, or over a status that somebody changed unseen, it
-//! leads to the same: what is not to be there is sent as `null`, and conditions of ours that do not hold as
-//! `$patch: delete`, whether or not they were seen. What it needs of the API's copy is little: the phase (a terminal one
-//! is never left), and the state of `DisruptionTarget`, whose time stays unless its status changes.
+//! Such a patch is right whatever the API shows by then. Sent twice, or over a status that another party changed
+//! unseen, it leads to the same status: fields that must not exist are sent as `null`, and conditions of ours that do
+//! not hold as `$patch: delete`, even if the API never showed them. It needs little of the API's copy: the phase (a
+//! terminal one is never left), and the state of `DisruptionTarget`, whose time stays unless its status changes.
 //!
-//! A phase that must not be told yet, for containers may still run, is told by silence: the lead is left out.
+//! A terminal phase must not be sent while containers may still run: then the lead is left out.
 //!
-//! Some servers do not give back what they were told: an older one drops fields that it does not know, and each writes
-//! quantities in its own way. What they made of it is remembered as a [`Quirk`], lest a difference that no write can
-//! remove be written for ever. That the patch decides every field of a part is what makes this safe: the answer then
-//! holds nothing of the part that others wrote before.
+//! Some servers do not show what they were sent: an older one drops fields that it does not know, and each writes
+//! quantities in its own way. The difference is remembered as a [`Quirk`]; without it, a difference that no write can
+//! remove would be written for ever. This is safe because the patch decides every field of a part: the answer then
+//! holds no field of the part that others wrote before.
 //!
 //! Source: kubelet `status/status_manager.go` (`mergePodStatus`), `util/pod/pod.go` (`PatchPodStatus`); apimachinery
 //! `util/strategicpatch`; the patch strategies of `PodStatus` in core/v1.
@@ -68,24 +68,24 @@ const FIELDS: [&[&str]; PARTS] = [
     ],
 ];
 
-/// Fields that an entry of the conditions loses if it does not have them.
+/// Fields of a condition that are sent as `null` if the condition does not have them.
 const CONDITION_FIELDS: [&str; 3] = ["reason", "message", "observedGeneration"];
 
-/// Digests of the parts of one status; conditions without their times, and without those of others.
+/// Digests of the parts of one status. Conditions count without their times, and without those of others.
 pub type Digests = [u64; PARTS];
 
-/// What is kept of the status that the API shows.
+/// Digest of the status that the API shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ApiStatus {
     digests: Digests,
-    /// Whether `DisruptionTarget` is `True`, if it is there.
+    /// True if `DisruptionTarget` is `True`; `None` without such a condition.
     disrupted: Option<bool>,
-    /// Its phase.
+    /// Phase.
     pub phase: Phase,
 }
 
 impl ApiStatus {
-    /// Of a status that the API has shown.
+    /// Digests a status that the API has shown.
     #[must_use]
     pub fn of(status: &PodStatus) -> Self {
         Self {
@@ -101,7 +101,8 @@ impl ApiStatus {
         }
     }
 
-    /// As if its conditions said something else: they are told whatever they say, for their times are in no digest.
+    /// Returns a copy whose conditions differ from every status: then they are sent in any case, for their times are in
+    /// no digest.
     #[must_use]
     pub const fn with_other_conditions(mut self) -> Self {
         self.digests[CONDITIONS] = !self.digests[CONDITIONS];
@@ -109,24 +110,24 @@ impl ApiStatus {
     }
 }
 
-/// What a server shows for what it was told, where that is not the same.
+/// Difference between the status that a server was sent and the one it shows for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quirk {
     told: Digests,
     shown: Digests,
 }
 
-/// What a patch tells: to be kept until its answer comes.
+/// Digest of a patch, to be kept until its answer comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Told {
     wanted: Digests,
-    /// Which parts it carries.
+    /// Parts that the patch carries.
     parts: [bool; PARTS],
 }
 
 impl Told {
-    /// What is to be remembered after the API has answered with `shown`, beside that itself. Of parts that the patch
-    /// did not carry the answer tells nothing but what others wrote.
+    /// Returns the quirk to remember after the API has answered with `shown`, beside `shown` itself. For parts that the
+    /// patch did not carry the answer only shows what others wrote.
     #[must_use]
     pub fn quirk(&self, before: Option<&Quirk>, shown: &ApiStatus) -> Option<Quirk> {
         let mut quirk = before.copied().unwrap_or(Quirk {
@@ -146,16 +147,17 @@ impl Told {
 pub struct Patch {
     /// The body: a strategic merge patch of the `status` subresource.
     pub body: Value,
-    /// What it tells.
+    /// Digest of the patch.
     pub told: Told,
 }
 
-/// The patch that turns what the API shows into `stored`. `None`: it says so already (SM-01, SM-05, SM-07, SM-08, DEL-02).
+/// Makes the patch that turns the status in the API into `stored`. `None`: the API shows it already (SM-01, SM-05,
+/// SM-07, SM-08, DEL-02).
 ///
-/// - `could_run`: containers of the pod may still be running, so a move to a terminal phase, its reason and message, and
-///   `DisruptionTarget` are withheld.
+/// - `could_run`: containers of the pod may still be running, so a move to a terminal phase, its reason and message,
+///   and `DisruptionTarget` are withheld.
 /// - A terminal phase that the API shows is never left, nor swapped for the other (STAT-12).
-/// - A body has at most all of the status.
+/// - The body has at most all of the status.
 #[must_use]
 pub fn patch(
     uid: &PodUid,
@@ -246,7 +248,7 @@ fn rest(status: &PodStatus) -> PodStatus {
     }
 }
 
-/// A status consists of texts, numbers and lists: it has a form.
+/// Digest of a part's JSON. Encoding does not fail: a status consists of texts, numbers and lists.
 fn digest(part: PodStatus) -> u64 {
     fnv1a(serde_json::to_vec(&part).unwrap_or_default())
 }
@@ -288,7 +290,7 @@ fn own_conditions(stored: &PodStatus, phase: Phase, now: Wall) -> Vec<PodConditi
     own
 }
 
-/// `DisruptionTarget` as it goes with the end. Its time is told only if its status is news.
+/// `DisruptionTarget` as it is sent with the pod's end. Its time is sent only if its status is new.
 fn disruption(stored: &PodStatus, api: &ApiStatus, now: Wall) -> Option<PodCondition> {
     let mut condition = conditions::find(&stored.conditions, DISRUPTION_TARGET)?.clone();
     let same = api.disrupted == Some(condition.status == "True");
@@ -322,7 +324,7 @@ fn put_conditions(
             for name in CONDITION_FIELDS {
                 fields.entry(name).or_insert(Value::Null);
             }
-            // One that keeps its time is not told it.
+            // A condition that keeps its time is sent without it.
             if condition.last_transition_time.is_none() {
                 fields.remove("lastTransitionTime");
             }

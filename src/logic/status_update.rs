@@ -1,5 +1,5 @@
-//! From a generated status to a stored and published one: normal form, equality, legal transitions, the end of a pod.
-//! Names follow kubelet `status/status_manager.go`.
+//! Steps from a generated status to a stored and published one: normal form, equality, legal transitions, the end of a
+//! pod. Names follow kubelet `status/status_manager.go`.
 
 use alloc::{string::String, vec::Vec};
 
@@ -74,7 +74,7 @@ fn lists_mut(status: &mut PodStatus) -> [&mut Vec<ContainerStatus>; 3] {
     ]
 }
 
-/// Dates everything in a status anew.
+/// Passes all times of a status through `date`.
 pub fn redate(status: &mut PodStatus, date: impl Fn(Wall) -> Wall) {
     let right = |at: &mut Option<Wall>| *at = at.map(&date);
     right(&mut status.start_time);
@@ -106,8 +106,8 @@ fn normalise_state(state: &mut ContainerState, limit: usize) {
     }
 }
 
-/// Whether two statuses say the same: of the conditions only the agent's own and `DisruptionTarget` count, and their
-/// times do not (SM-01).
+/// Compares two statuses. Of the conditions only the agent's own and `DisruptionTarget` count, and their times do not
+/// (SM-01).
 #[must_use]
 pub fn same_status(a: &PodStatus, b: &PodStatus) -> bool {
     let ours = |status: &PodStatus| {
@@ -131,16 +131,16 @@ pub fn same_status(a: &PodStatus, b: &PodStatus) -> bool {
     ours(a) == ours(b) && rest(a) == rest(b)
 }
 
-/// What becomes of a generated status.
+/// Verdict on a generated status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Update {
-    /// Store it, grow the version, send it.
+    /// Store the status, grow the version, send it.
     Changed,
-    /// Says what is stored already; nothing to send.
+    /// The status is stored already; nothing to send.
     Same,
-    /// It would bring a container back that must not run again (SM-03): drop it.
+    /// The status would bring a container back that must not run again (SM-03): drop it.
     Illegal {
-        /// Which one.
+        /// Name of that container.
         container: String,
     },
 }
@@ -182,7 +182,7 @@ fn illegal_transition<'a>(pod: &Pod, old: &'a PodStatus, new: &PodStatus) -> Opt
     revived.map(|(before, ..)| before.name.as_str())
 }
 
-/// Whether a container was terminated, no longer is, and may not restart.
+/// Returns true if a container was terminated, no longer is, and may not restart.
 fn is_revived(pod: &Pod, before: &ContainerStatus, after: &ContainerStatus, init: bool) -> bool {
     let Some(ended) = before.state.terminated.as_ref() else {
         return false;
@@ -195,8 +195,9 @@ fn is_revived(pod: &Pod, before: &ContainerStatus, after: &ContainerStatus, init
         return false;
     };
     let legal = (init && spec.is_sidecar()) || restarts_after_exit(pod, spec, ended.exit_code);
-    // That another instance runs is no slip of the memory but a fact: the policy was edited, or its sandbox was lost. Its id
-    // may be the same if all earlier ones were removed, for it follows from the pod, the name and their number.
+    // A running instance that is another one is a fact, no error of the agent: the policy was edited, or the sandbox
+    // was lost. Its id may be equal if all earlier instances were removed: the id follows from the pod, the name and
+    // their number.
     let another = after.state.running.as_ref().is_some_and(|running| {
         let start_and_end = running.started_at.zip(ended.finished_at);
         start_and_end.is_some_and(|(s, e)| s >= e) || after.container_id != before.container_id
@@ -204,8 +205,8 @@ fn is_revived(pod: &Pod, before: &ContainerStatus, after: &ContainerStatus, init
     !legal && after.state.terminated.is_none() && !another
 }
 
-/// Leaves containers that would come back as they ended. For a status that says that the pod has ended: refused as a whole, it
-/// would leave an eviction untold (SM-03).
+/// Keeps the ends of containers that `new` would bring back. For a status that says that the pod has ended: if it were
+/// refused as a whole, an eviction would stay untold (SM-03).
 pub fn keep_ends(pod: &Pod, old: &PodStatus, new: &mut PodStatus) {
     for (before, after, init) in [
         (&old.container_statuses, &mut new.container_statuses, false),
@@ -314,7 +315,7 @@ pub fn with_condition(
     new
 }
 
-/// A probe's word about one container.
+/// Result of a probe of one container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeChange {
     /// `ready` of the container.
@@ -323,10 +324,11 @@ pub enum ProbeChange {
     Started(bool),
 }
 
-/// `status` after a probe result, with `ContainersReady` and `Ready` recomputed at once (LOOP-18, SM-15).
+/// Returns `status` after a probe result, with `ContainersReady` and `Ready` recomputed at once (LOOP-18, SM-15).
 ///
-/// `container_id` is the full one (`picolet://…`). `None`: the status does not know it, or says so already; or the result comes
-/// late: its container does not run any more, or is ready although it has not started.
+/// `container_id` is the full one (`picolet://…`). `None` if nothing changes: the status does not know the container,
+/// or has this result already. Or the result comes late: the container does not run any more, or is ready although it
+/// has not started.
 #[must_use]
 pub fn with_probe_result(
     pod: &Pod,

@@ -1,11 +1,11 @@
-//! Which pod's status is written to the API next, and which pod is deleted there. Names follow kubelet
+//! Choice of the next write to the API: the status of a pod, or the delete of one. Names follow kubelet
 //! `status/status_manager.go`.
 //!
-//! Nothing is queued: for each pod of the API there is one entry that knows what the API shows ([`ApiCopy`]) and which
-//! version of the stored status that was brought in line with. Whoever has time for a request asks
-//! [`StatusWriter::poll`], which compares the newest stored status ([`Truth`]) with what the API shows. So the newest
-//! status wins, one that says what the API shows costs nothing, a change by somebody else is repaired like a change of our
-//! own, and memory does not grow with what happens while the apiserver is out of reach.
+//! There is no queue. Each pod of the API has one entry: a digest of the API's copy ([`ApiCopy`]), and the version of
+//! the stored status that the copy was brought in line with. A caller with time for a request asks
+//! [`StatusWriter::poll`], which compares the newest stored status ([`Truth`]) with the API's copy. So the newest
+//! status wins, and a status equal to the copy costs nothing. A change by another party is repaired like a change of
+//! our own. Memory does not grow while the apiserver is out of reach.
 //!
 //! ```text
 //!            on_api_copy (read, or answer of a write)
@@ -15,15 +15,17 @@
 //!                 └───────────▶ nothing
 //! ```
 //!
-//! - Entries come and go with the API's objects alone ([`StatusWriter::on_api_copy`], [`StatusWriter::on_gone`]): as many as
-//!   the poller holds. A status whose pod the API does not have is not sent (DEL-06).
-//! - What a pod that is on its way has more to say than that waits up to [`START_HOLD`] for the news that it runs.
+//! - Entries come and go with the API's objects alone ([`StatusWriter::on_api_copy`], [`StatusWriter::on_gone`]): as
+//!   many as the poller holds. A status whose pod the API does not have is not sent (DEL-06).
+//! - Further changes of a pending pod wait up to [`START_HOLD`] for the news that the pod runs.
 //! - One write per pod at a time, [`MAX_WRITES`] in all; pods take turns, so none starves another.
-//! - A terminal phase is in the API before the pod is deleted there, because only the API's phase allows the delete (DEL-04).
-//! - Every write names the uid. A conflict or a 404 changes nothing here: the poller is told to look ([`Next::Reread`]),
-//!   and its word, a new copy or none, decides.
-//! - A write that the server refused as such is put off long, but only as it was: what has changed since is sent soon.
-//! - A write that got no answer may have been done: the pod stays unsettled, and what it sends again leads to the same.
+//! - A terminal phase is in the API before the pod is deleted there, because only the API's phase allows the delete
+//!   (DEL-04).
+//! - Every write names the uid. A conflict or a 404 changes nothing here: the poller is told to look
+//!   ([`Next::Reread`]), and its word, a new copy or none, decides.
+//! - A write that the server refused as such is put off long, but only in that form: a later change is sent soon.
+//! - A write that got no answer may have been done: the pod stays unsettled, and the repeated write leads to the same
+//!   result.
 
 mod forbidden;
 
@@ -48,39 +50,39 @@ use crate::api::{
 pub const MAX_WRITES: usize = 2;
 /// Time between two looks at all pods (DEL-01, SM-04).
 pub const FULL_PASS: Duration = Duration::from_secs(10);
-/// Shortest time between two repairs of one pod: somebody who writes into our fields again and again is answered at
+/// Shortest time between two repairs of one pod: a party that writes into our fields again and again is answered at
 /// this pace.
 pub const REPAIR_GAP: Duration = Duration::from_secs(10);
 /// First delay after a failed write; doubles up to [`MAX_BACK_OFF`], and each is lengthened by up to half.
 pub const BACK_OFF: Duration = Duration::from_secs(1);
-/// How long what else is to be told of a pod that is told to be on its way (its sandbox stands, its address) waits for the
-/// news that it runs. Most pods run by then, and one request does for both.
+/// Time that a change of a pending pod (its sandbox stands, its address) waits for the news that the pod runs. Most
+/// pods run by then, and one request does for both.
 pub const START_HOLD: Duration = Duration::from_secs(1);
 /// Longest delay after failures of one pod's writes.
 pub const MAX_BACK_OFF: Duration = Duration::from_secs(10);
-/// Longest delay after a write that the server refused as such: it will hardly be taken the next time. What differs from it
-/// waits [`MAX_BACK_OFF`] at most.
+/// Longest delay after a write that the server refused as such: it will hardly be taken the next time. A different
+/// write waits at most [`MAX_BACK_OFF`].
 pub const MAX_REFUSED_BACK_OFF: Duration = Duration::from_secs(300);
 /// Longest time that a server's `Retry-After` is obeyed.
 pub const MAX_PAUSE: Duration = Duration::from_secs(60);
 
-/// What the API shows of one pod, as far as writing goes.
+/// Copy of one pod in the API, as far as writing needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ApiCopy {
-    /// Its status.
+    /// Status.
     pub status: ApiStatus,
     /// `deletionTimestamp` is set.
     pub deleting: bool,
-    /// It mirrors a static pod: it is not deleted here, whatever it says (MIR-03, SM-14).
+    /// Set if the pod mirrors a static pod: then it is not deleted here, whatever its status (MIR-03, SM-14).
     pub mirror: bool,
 }
 
-/// How a pod stands in truth. For a mirror that of its static pod.
+/// State of a pod on this node. For a mirror, that of its static pod.
 #[derive(Clone, Copy, Debug)]
 pub struct Truth<'a> {
     /// The stored status.
     pub status: &'a PodStatus,
-    /// Its version.
+    /// Version of the stored status.
     pub version: u64,
     /// Termination is finished: containers gone, volumes unmounted, cgroup removed.
     pub finished: bool,
@@ -88,9 +90,9 @@ pub struct Truth<'a> {
     pub could_run: bool,
 }
 
-/// Where the truth is asked for.
+/// Source of the [`Truth`] of pods.
 pub trait Truths {
-    /// Of the pod with this uid in the API; `None` while nothing is stored (yet, or any more).
+    /// Truth of the pod with this uid in the API; `None` while no status is stored.
     fn truth(&self, uid: &PodUid) -> Option<Truth<'_>>;
 }
 
@@ -111,20 +113,20 @@ pub enum Write {
     },
 }
 
-/// How a request ended that was not done, as far as is known.
+/// Failure of a request that was not done, as far as is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// 404, or 409: the uid is another's, or the object moved too fast. 403 as well: it is what a Node authorizer says
-    /// of a pod that is gone.
+    /// 404, or 409: the uid is another's, or the object moved too fast. 403 as well: a Node authorizer answers so for a
+    /// pod that is gone.
     Unsure,
-    /// 400, 413, 422: it is wrong.
+    /// 400, 413, 422: the request is wrong.
     Refused,
     /// 429 or 503 with a time.
     Busy {
-        /// What the server asked for.
+        /// Pause that the server asked for.
         retry_after: Option<Duration>,
     },
-    /// Anything else, a lost answer above all: it may have been done.
+    /// Anything else, a lost answer above all: the request may have been done.
     Failed,
 }
 
@@ -132,7 +134,7 @@ pub enum Failure {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Word {
-    /// It is done.
+    /// Success.
     #[default]
     Done,
     /// 404: there is no such pod.
@@ -145,21 +147,21 @@ pub enum Word {
     Refused,
     /// 429 or 503 with a time.
     Busy,
-    /// None, or one that says nothing: it may have been done.
+    /// No answer, or an unknown one: the write may have been done.
     Failed,
 }
 
-/// What follows from an answer.
+/// Next step of the caller after an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Next {
-    /// Nothing.
+    /// No further step.
     Nothing,
-    /// The poller is to read the pod.
+    /// Let the poller read the pod.
     Reread,
 }
 
-/// What the last look at a pod was about.
+/// Version and state of a [`Truth`] that was looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Looked {
     version: u64,
@@ -183,7 +185,7 @@ struct Refused {
     looked: Looked,
     /// The API had the pod as one to be deleted.
     deleting: bool,
-    /// When another one may be sent.
+    /// Earliest time of a different write.
     other_at: Mono,
 }
 
@@ -191,26 +193,26 @@ struct Refused {
 struct Entry {
     uid: PodUid,
     api: ApiCopy,
-    /// Rare, and then the same for all pods of a server.
+    /// Rare, and then equal for all pods of a server.
     quirk: Option<Box<Quirk>>,
     /// The truth that was told last.
     told: Option<Looked>,
-    /// The API shows what was told.
+    /// Set if the API shows the truth that was told.
     settled: bool,
     /// A write is under way.
     busy: bool,
-    /// The times of its conditions are to be told anew.
+    /// Set if the times of the conditions are to be sent again.
     redated: bool,
     failures: u8,
-    /// On the last write that was answered.
+    /// Answer to the last write that was answered.
     word: Word,
-    /// Not looked at before.
+    /// Earliest time of the next look.
     not_before: Mono,
-    /// Rare: why it is not.
+    /// Refused write that put the next look off; rare.
     refused: Option<Box<Refused>>,
-    /// When a difference that was not of our making may be repaired again.
+    /// Earliest time of the next repair of a difference that another party made.
     repair_at: Mono,
-    /// The truth that waits for more, and until when; 0: none does.
+    /// Truth that is held back for further news, and the end of its wait; 0: none is held back.
     held: Option<Looked>,
     held_until: Mono,
 }
@@ -218,7 +220,7 @@ struct Entry {
 const _: () = assert!(size_of::<Entry>() <= 144, "one per pod of the API");
 
 impl Entry {
-    /// What is to be done for the pod: `None` nothing, `Some(None)` delete it, else patch it.
+    /// Decides the next write for the pod: `None` none, `Some(None)` delete it, else patch it.
     fn look(
         &mut self,
         truth: &Truth<'_>,
@@ -259,7 +261,7 @@ impl Entry {
         }
         self.let_go();
         if self.told == Some(looked) {
-            // It was told, so somebody else has changed it.
+            // This truth was sent, so another party has changed the status.
             if now < self.repair_at {
                 self.not_before = self.repair_at;
                 return None;
@@ -270,7 +272,7 @@ impl Entry {
     }
 }
 
-/// Whether both, what the API shows and what is stored, say that the pod does not run yet.
+/// Returns true if the API and the stored status both say that the pod does not run yet.
 fn is_on_its_way(api: &ApiStatus, stored: &PodStatus) -> bool {
     api.phase == Phase::Pending && stored.phase == Phase::Pending
 }
@@ -281,27 +283,27 @@ struct Flight {
     looked: Looked,
     /// The API had the pod as one to be deleted.
     deleting: bool,
-    /// Of a patch.
+    /// Digest of the patch; `None` for a delete.
     told: Option<Told>,
-    /// It tells the times of conditions anew.
+    /// Set if the patch sends the corrected times of conditions.
     redated: bool,
 }
 
-/// The statuses on their way to the API. See the module's words.
+/// The statuses on their way to the API. See the module.
 #[derive(Debug)]
 pub struct StatusWriter {
-    /// In no order.
+    /// Unsorted.
     entries: Vec<Entry>,
     flights: Vec<Flight>,
-    /// Where the next search begins: behind the pod that was served last.
+    /// Index at which the next search begins: behind the pod that was served last.
     cursor: usize,
-    /// Something may have to be written.
+    /// Set if a write may be necessary.
     look: bool,
     pass_at: Mono,
-    /// The server wants no writes before.
+    /// End of the pause that the server wants.
     paused_until: Mono,
     jitter: Jitter,
-    /// Somebody else's change to a status was found.
+    /// Set if a status was found that another party has changed.
     meddled: bool,
 }
 
@@ -321,7 +323,7 @@ impl StatusWriter {
         }
     }
 
-    /// A pod was read from the API, or found as it was last read.
+    /// Takes in the copy of a pod that was read from the API, or found unchanged.
     pub fn on_api_copy(&mut self, uid: &PodUid, api: ApiCopy) {
         self.look = true;
         let Some(entry) = self.entry(uid) else {
@@ -348,7 +350,7 @@ impl StatusWriter {
         entry.api = api;
     }
 
-    /// Stored statuses are dated anew: what the API shows of their times is wrong.
+    /// Notes that stored statuses have corrected times: the times in the API are wrong.
     pub fn on_redated(&mut self) {
         self.look = true;
         for entry in &mut self.entries {
@@ -356,12 +358,12 @@ impl StatusWriter {
         }
     }
 
-    /// The API has the pod no more.
+    /// Forgets a pod that the API does not have any more.
     pub fn on_gone(&mut self, uid: &PodUid) {
         self.entries.retain(|entry| entry.uid != *uid);
     }
 
-    /// A stored status changed, or what may run of a pod, or how far its end is.
+    /// Notes that a stored status changed, or the set of containers that may run, or the progress of a pod's end.
     pub const fn on_change(&mut self) {
         self.look = true;
     }
@@ -372,7 +374,7 @@ impl StatusWriter {
             self.pass_at = now + FULL_PASS;
             self.look = true;
         }
-        // One that was put off is looked at when its time has come.
+        // An entry that was put off is looked at when its time has come.
         let due = self.look || self.entries.iter().any(|e| e.is_due(now));
         if !due || self.flights.len() >= MAX_WRITES || now < self.paused_until {
             return None;
@@ -425,19 +427,19 @@ impl StatusWriter {
         None
     }
 
-    /// Whether somebody else's change to a status was found since the last time that this was asked. The node controller
-    /// makes such changes when it takes the node for gone.
+    /// Returns true once after another party has changed a status. The node controller does so when it takes the node
+    /// for gone.
     pub const fn take_meddled(&mut self) -> bool {
         core::mem::replace(&mut self.meddled, false)
     }
 
-    /// Whether something is being written, or may have to be at once.
+    /// Returns true if a write is under way, or may be necessary at once.
     #[must_use]
     pub const fn is_busy(&self) -> bool {
         self.look || !self.flights.is_empty()
     }
 
-    /// When [`StatusWriter::poll`] may have something without any input.
+    /// Next time at which [`StatusWriter::poll`] may return a write without any input.
     #[must_use]
     pub fn next_timeout(&self, now: Mono) -> Mono {
         if self.flights.len() >= MAX_WRITES {
@@ -449,13 +451,13 @@ impl StatusWriter {
         next.max(self.paused_until).max(now)
     }
 
-    /// A write of the pod was answered. Returns whether the word is another than on the write before.
+    /// Takes in the answer to a write of the pod. Returns true if it differs from the answer before.
     pub fn on_word(&mut self, uid: &PodUid, word: Word) -> bool {
         let entry = self.entry(uid);
         entry.is_some_and(|entry| core::mem::replace(&mut entry.word, word) != word)
     }
 
-    /// A patch ended; `Ok`: the object it led to.
+    /// Takes in the end of a patch; `Ok`: the object it led to.
     pub fn on_patched(
         &mut self,
         uid: &PodUid,
@@ -470,7 +472,7 @@ impl StatusWriter {
         };
         match answer {
             Ok(api) => {
-                // What was on its way when they were dated anew told the old times.
+                // A patch sent before the correction carried the old times.
                 entry.redated &= !flight.redated;
                 if let Some(told) = flight.told {
                     let quirk = told.quirk(entry.quirk.as_deref(), &api.status);
@@ -483,7 +485,7 @@ impl StatusWriter {
         }
     }
 
-    /// A delete ended; `Ok`: the object if it is still there, kept by finalizers.
+    /// Takes in the end of a delete; `Ok`: the object if it is still there, kept by finalizers.
     pub fn on_deleted(
         &mut self,
         uid: &PodUid,
@@ -501,7 +503,7 @@ impl StatusWriter {
             Ok(Some(api)) => {
                 if let Some(entry) = self.entry(uid) {
                     entry.went_well(api, flight.looked);
-                    // No more can be done; when its object changes the delete is tried again.
+                    // Nothing more can be done now; the delete is tried again when the object changes.
                     entry.settled = true;
                 }
                 Next::Nothing
@@ -564,7 +566,7 @@ impl Entry {
         self.held_until = Mono(0);
     }
 
-    /// What is to be written now is looked at soon if it is another write than the one that was refused.
+    /// Moves the next look forward if the write would differ from the refused one.
     fn hasten_other(&mut self, looked: Looked) {
         let deleting = self.api.deleting;
         let other = |r: &Refused| r.looked != looked || r.deleting != deleting;
@@ -573,7 +575,7 @@ impl Entry {
         }
     }
 
-    /// When it is to be looked at again by itself.
+    /// Time of the next look without any input.
     fn next(&self) -> Option<Mono> {
         let times = [self.not_before, self.held_until];
         let put_off = times.into_iter().filter(|time| time.0 > 0).min();

@@ -1,4 +1,4 @@
-//! Which sysctls a pod may set (SEC-10, ADM-12). Names follow kubelet `pkg/kubelet/sysctl`.
+//! Sysctls that a pod may set (SEC-10, ADM-12). Names follow kubelet `pkg/kubelet/sysctl`.
 
 use alloc::{string::String, vec::Vec};
 
@@ -34,7 +34,7 @@ const SAFE: &[(&str, (u32, u32))] = &[
     ("net.ipv4.tcp_wmem", (4, 15)),
 ];
 
-/// The dotted form: `net/ipv4/conf/eth0.1/x` becomes `net.ipv4.conf.eth0/1.x`.
+/// Turns a name into its dotted form: `net/ipv4/conf/eth0.1/x` becomes `net.ipv4.conf.eth0/1.x`.
 ///
 /// Dots and slashes are swapped if the first separator is a slash.
 #[must_use]
@@ -67,18 +67,18 @@ fn namespace_of(dotted: &str) -> Option<Namespace> {
 #[error("{0:?} is not known to be namespaced")]
 pub struct NotNamespaced(String);
 
-/// Why a pod may not set a sysctl, as the admission message carries it after `forbidden sysctl: `.
+/// Reason why a pod may not set a sysctl, as the admission message carries it after `forbidden sysctl: `.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ForbiddenSysctl {
-    /// The pod's author: it would be the host's.
+    /// The sysctl would be the host's: the pod's author must not set it.
     #[error("{0:?} not allowed with host {1} enabled")]
     OfHost(String, &'static str),
-    /// The operator has not allowed it.
+    /// The operator has not allowed the sysctl.
     #[error("{0:?} not allowlisted")]
     NotAllowed(String),
 }
 
-/// What pods may set on this machine.
+/// Sysctls that pods may set on this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SysctlAllowlist {
     kernel: (u32, u32),
@@ -107,10 +107,10 @@ impl SysctlAllowlist {
         })
     }
 
-    /// Whether a pod may set `name`.
+    /// Checks that a pod may set `name`.
     ///
     /// # Errors
-    /// Why not, as the admission message carries it after `forbidden sysctl: `.
+    /// The reason why not, as the admission message carries it after `forbidden sysctl: `.
     pub fn check(
         &self,
         name: &str,

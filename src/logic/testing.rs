@@ -135,7 +135,7 @@ impl Random {
     }
 }
 
-/// The status that a patch is to lead to, whole: what `status_patch` is compared with.
+/// The whole status that a patch is to lead to; `status_patch` is compared with it.
 ///
 /// - Conditions of others are those of the API.
 /// - While containers may still run, a move to a terminal phase is withheld with its reason and message, and so is
@@ -208,7 +208,8 @@ impl Objects for NoObjects {
     }
 }
 
-/// Nothing is probed. A container that has a startup or readiness probe then never counts as started or ready.
+/// Probe results of a pod without probes. A container that has a startup or readiness probe then never counts as
+/// started or ready.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoProbes;
 

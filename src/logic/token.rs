@@ -1,6 +1,6 @@
-//! Tokens of service accounts: what to ask for, when to ask again, and whether one is still good (TOK-01 to TOK-04).
+//! Tokens of service accounts: the request, the time of the next one, and the end of a token's use (TOK-01 to TOK-04).
 //!
-//! A token is read only for its times; that it is genuine is for whoever it is shown to.
+//! A token is read only for its times; the party it is shown to checks that it is genuine.
 
 use alloc::string::String;
 use core::time::Duration;
@@ -19,22 +19,22 @@ use crate::api::{
 
 /// Longest token, bytes.
 pub const MAX_TOKEN_BYTES: usize = 64 * 1024;
-/// A token that is older is replaced, however long it may live.
+/// Greatest age of a token: an older one is replaced, however long it may live.
 const MAX_AGE_S: i64 = 24 * 3600;
-/// Of its life, this part is used: a fifth is left for trying.
+/// Part of a token's life after which it is replaced, percent: a fifth is left for trying.
 const USED_PERCENT: i64 = 80;
-/// Tokens of a node are not all replaced in the same second.
+/// Most by which a replacement is early, seconds: not all tokens of a node are replaced in the same second.
 const MAX_JITTER_S: u64 = 10;
 
 /// Times of a token, seconds since 1970 by the apiserver's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
-    /// Since when it is good.
+    /// Start of the token's life.
     pub issued_s: i64,
-    /// Until when it is to be used.
+    /// End of the time in which the token is to be used.
     pub expires_s: i64,
-    /// Until when it is taken: a cluster may give tokens a longer life than it tells, for those who do not read them
-    /// again.
+    /// End of the time in which the apiserver accepts the token. A cluster may give tokens a longer life than it tells,
+    /// for programs that do not read them again.
     pub taken_until_s: i64,
 }
 
@@ -43,7 +43,7 @@ pub struct Times {
 pub struct Issued {
     /// The token.
     pub token: String,
-    /// Its times.
+    /// Times of the token.
     pub times: Times,
 }
 
@@ -102,7 +102,7 @@ struct AnswerStatus {
     expiration_timestamp: Option<Wall>,
 }
 
-/// What the apiserver's answer to a [`request`] lacks. Never the token.
+/// Fault of the apiserver's answer to a [`request`]. Never contains the token.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoToken {
     /// A value of the wrong kind.
@@ -111,12 +111,12 @@ pub enum NoToken {
     /// No token, or none that can be sent.
     #[error("the answer to a request for a token has none")]
     None,
-    /// When it expires.
+    /// No time of expiry.
     #[error("the answer to a request for a token does not say when it expires")]
     NoEnd,
 }
 
-/// Reads the answer to a [`request`]. The server may have given it another life than was asked for (TOK-03).
+/// Reads the answer to a [`request`]. The server may have given the token another life than was asked for (TOK-03).
 pub fn issued(answer: &Value) -> Result<Issued, NoToken> {
     let answer: Answer = strict::typed(answer).map_err(WrongValue::without_value)?;
     let token = answer.status.token;
@@ -153,7 +153,7 @@ struct Private {
     warnafter: Option<i64>,
 }
 
-/// The times that a token says of itself; `None` if it is no JSON Web Token.
+/// Reads the times from a token; `None` if it is no JSON Web Token.
 #[must_use]
 pub fn times(token: &[u8]) -> Option<Times> {
     let payload = token.split(|b| *b == b'.').nth(1)?;
@@ -170,7 +170,7 @@ pub fn times(token: &[u8]) -> Option<Times> {
     })
 }
 
-/// In how long a token that has just come is to be replaced; `uid` spreads the pods of a node.
+/// Time after which a token that has just come is to be replaced; `uid` spreads the pods of a node.
 #[must_use]
 pub fn lease(times: Times, uid: &str) -> Duration {
     let life_s = times.expires_s.saturating_sub(times.issued_s).max(0);
@@ -180,14 +180,14 @@ pub fn lease(times: Times, uid: &str) -> Duration {
     Duration::from_secs(used_s.saturating_sub(jitter_s))
 }
 
-/// How much of its [`lease`] a token has left that was found, with the time of day as this machine knows it.
+/// Rest of the [`lease`] of a token that was found, by this machine's time of day.
 #[must_use]
 pub fn lease_left(times: Times, uid: &str, now: Wall) -> Duration {
     let age_s = u64::try_from(now.secs().saturating_sub(times.issued_s)).unwrap_or(0);
     lease(times, uid).saturating_sub(Duration::from_secs(age_s))
 }
 
-/// Whether a token is still taken: then it is used for want of a newer one (TOK-04).
+/// Returns true if the apiserver still accepts a token: then it is used for want of a newer one (TOK-04).
 #[must_use]
 pub const fn is_taken(times: Times, now: Wall) -> bool {
     now.secs() < times.taken_until_s

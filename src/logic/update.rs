@@ -1,5 +1,5 @@
-//! Updates by themselves: what a channel offers, whether this node takes it, and when. Rows UPD-01, UPD-02, UPD-06, UPD-07
-//! and PKG-26. How a program is replaced, watched and put back is in [`super::upgrade`].
+//! Automatic updates: the offer of a channel, the decision of this node, and the time. Rows UPD-01, UPD-02, UPD-06,
+//! UPD-07 and PKG-26. [`super::upgrade`] decides how a program is replaced, watched and put back.
 
 use alloc::{
     borrow::ToOwned as _,
@@ -16,28 +16,29 @@ use crate::api::{Mono, Wall, strict::from_json};
 
 /// Exit code of a look that has to be made up for. Source: sysexits(3), `EX_TEMPFAIL`.
 pub const LATER: i32 = 75;
-/// Exit code of a look that found a channel file whose time has passed.
+/// Exit code of a look that found an expired channel file.
 pub const EXPIRED: i32 = 76;
-/// Bytes of a tarball at most: some times what a release has.
+/// Most bytes of a tarball: some times the size of a release.
 pub const MAX_RELEASE_BYTES: u64 = 64 << 20;
-/// Serials that are remembered as bad. One that is older than these is lower than what is installed, as a rule.
+/// Serials that are remembered as bad. A serial older than these is, as a rule, lower than the installed one.
 pub const MAX_BARRED: usize = 8;
-/// Bytes of what is remembered.
+/// Most bytes of the [`Memory`].
 pub const MAX_MEMORY_BYTES: u64 = 4096;
-/// An agent that has just started sees its pods first.
+/// Delay of the first look after the agent's start: the agent sees its pods first.
 pub const START_DELAY: Duration = Duration::from_secs(15);
-/// Before the first new look in a window, and the longest such pause: each is twice the one before.
+/// Pause before the first repeated look in a window; each further one is twice the one before, up to [`MAX_RETRY`].
 pub const RETRY: Duration = Duration::from_secs(60);
 /// See [`RETRY`].
 pub const MAX_RETRY: Duration = Duration::from_secs(30 * 60);
 /// Longest wait in one piece: a clock that was set meanwhile is noticed.
 pub const MAX_WAIT: Duration = Duration::from_secs(3600);
-/// A pod that takes longer to start or to end than this is waited for no more, seconds. One that ends later is not yet.
+/// Longest time for which an update waits for a pod that starts or ends, seconds. A pod that is to end later than that
+/// does not count yet.
 pub const SETTLE_S: i64 = 600;
 /// Bytes of a version, and of the name of an architecture.
 const MAX_WORD_BYTES: usize = 64;
 const DAY_S: i64 = 86_400;
-/// What a public key for Ed25519 begins with in DER. Source: RFC 8410, section 4.
+/// Head of a public key for Ed25519 in DER. Source: RFC 8410, section 4.
 const DER_HEAD: [u8; 12] = [
     0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00,
 ];
@@ -49,14 +50,14 @@ pub fn public_key(line: &str) -> Option<[u8; 32]> {
     der.strip_prefix(&DER_HEAD)?.try_into().ok()
 }
 
-/// When a node may update itself: on these days, from this time of the day on, UTC.
+/// Time in which a node may update itself: on these days, from this time of the day on, UTC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Bit 0 is Monday. At least one is set.
+    /// Days of the week; bit 0 is Monday. At least one is set.
     pub days: u8,
-    /// Seconds of the day.
+    /// Start, in seconds of the day.
     pub start_s: u32,
-    /// Seconds; a day at most. It may end on the next day.
+    /// Length, seconds; a day at most. The window may end on the next day.
     pub length_s: u32,
 }
 
@@ -84,20 +85,20 @@ impl Window {
         day * DAY_S + i64::from(self.start_s)
     }
 
-    /// Day 0 was a Thursday.
+    /// Returns true if the window begins on this day. Day 0 was a Thursday.
     const fn has(&self, day: i64) -> bool {
         self.days >> (day + 3).rem_euclid(7) & 1 == 1
     }
 }
 
-/// When the nodes of a fleet look.
+/// Schedule of the looks of a fleet's nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    /// Never outside of it.
+    /// Window outside of which no node looks.
     pub window: Window,
-    /// Over so many seconds from its start the nodes are spread by their names; not longer than the window.
+    /// Seconds from the start of the window over which the nodes are spread by their names; not longer than the window.
     pub spread_s: u32,
-    /// The clock counts as right though nobody says that it is.
+    /// Set if the clock counts as right though no time service says so.
     pub trusts_clock: bool,
 }
 
@@ -109,7 +110,7 @@ impl Schedule {
         i64::try_from(moment).unwrap_or(0)
     }
 
-    /// When the node of this name looks next, in seconds since 1970, if nothing has to be made up for.
+    /// Time of the next look of the node of this name, in seconds since 1970, if no look has to be made up for.
     #[must_use]
     pub fn next_moment(&self, node: &str, now: Wall) -> Option<i64> {
         let starts = [self.window.opened(now), self.window.next(now)];
@@ -118,7 +119,7 @@ impl Schedule {
     }
 }
 
-/// A number from a name, the same for ever, and evenly spread for names that differ in a digit.
+/// Hash of a name. It stays equal for ever, and spreads names that differ in a digit evenly.
 fn hash(what: &str, node: &str) -> u64 {
     let mut hash = fnv1a(what.bytes().chain([b'/']).chain(node.bytes()));
     // The last steps of MurmurHash3.
@@ -128,17 +129,17 @@ fn hash(what: &str, node: &str) -> u64 {
     hash ^ (hash >> 33)
 }
 
-/// Whether the node of this name is among the `share` percent of the fleet that may update now. Who is stays so when the
-/// share grows.
+/// Returns true if the node of this name is among the `share` percent of the fleet that may update now. A node that is
+/// among them stays so when the share grows.
 #[must_use]
 pub fn is_in_share(node: &str, share: u8) -> bool {
     hash("share", node) % 100 < u64::from(share)
 }
 
-/// What the agent does next.
+/// Next step of the agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Look now, in the window that began then.
+    /// Look now, in the window that began at this second since 1970.
     Look(i64),
     /// Ask again after this time.
     Wait(Duration),
@@ -154,7 +155,7 @@ pub struct Looks {
 }
 
 impl Looks {
-    /// Of an agent that starts at `now`.
+    /// Makes the looks of an agent that starts at `now`.
     #[must_use]
     pub fn new(now: Mono) -> Self {
         Self {
@@ -164,7 +165,7 @@ impl Looks {
         }
     }
 
-    /// What follows. `trusted`: somebody keeps the clock right. `costs`: the bytes of a look cost money.
+    /// Decides the next step. `trusted`: a time service keeps the clock right. `costs`: the bytes of a look cost money.
     #[must_use]
     pub fn next(
         &self,
@@ -193,7 +194,7 @@ impl Looks {
         }
     }
 
-    /// A look in the window that began at `start` has ended. `again`: it has to be made up for.
+    /// Takes in the end of a look in the window that began at `start`. `again`: it has to be made up for.
     pub fn ended(&mut self, start: i64, again: bool, now: Mono) {
         if again {
             self.not_before = now + self.pause;
@@ -205,27 +206,27 @@ impl Looks {
     }
 }
 
-/// How things are when an update would begin.
+/// State of the node when an update would begin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Now {
     /// The time of the day.
     pub wall: Wall,
-    /// Somebody keeps it right.
+    /// Set if a time service keeps the clock right.
     pub trusted: bool,
-    /// The bytes of an update cost money.
+    /// Set if the bytes of an update cost money.
     pub costs: bool,
-    /// Images wait for the budget of the link that they come over, too.
+    /// Set if images wait for the budget of the link, too.
     pub waits: bool,
-    /// The node is short of disk.
+    /// Set if the node is short of disk.
     pub disk_pressure: bool,
-    /// Pods that start or end.
+    /// Number of pods that start or end.
     pub moving: usize,
 }
 
-/// Why it may not begin now.
+/// Reason why an update may not begin now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotNow {
-    /// Nobody keeps the clock right.
+    /// No time service keeps the clock right.
     #[error("nobody keeps the clock of this machine right")]
     Clock,
     /// See [`Window`].
@@ -234,18 +235,18 @@ pub enum NotNow {
     /// The link is metered.
     #[error("bytes cost money on this link")]
     Link,
-    /// The budget of the link is for what is urgent.
+    /// The rest of the link's budget is for urgent images.
     #[error("images wait for bytes of the link")]
     Budget,
     /// The node is short of disk.
     #[error("the node is short of disk")]
     DiskPressure,
-    /// So many pods start or end.
+    /// Pods start or end: their number.
     #[error("pods start or end: {0}")]
     Pods(usize),
 }
 
-/// Whether an update may begin, or go on to the moment at which the agent is restarted.
+/// Checks that an update may begin, or go on to the moment at which the agent is restarted.
 pub fn may_begin(schedule: &Schedule, now: &Now) -> Result<(), NotNow> {
     let refused = [
         (!(now.trusted || schedule.trusts_clock), NotNow::Clock),
@@ -259,19 +260,20 @@ pub fn may_begin(schedule: &Schedule, now: &Now) -> Result<(), NotNow> {
     refused.next().map_or(Ok(()), |(_, why)| Err(why))
 }
 
-/// A pod, as far as it may be on its way.
+/// Start and end of a pod, as far as an update waits for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OnItsWay {
-    /// The agent has taken it on then.
+    /// Time at which the agent took the pod on.
     pub started: Option<Wall>,
-    /// A container of it is being made, and waits for no back-off.
+    /// Set if a container of the pod is being made, and waits for no back-off.
     pub is_starting: bool,
-    /// It is to have ended by then.
+    /// Time by which the pod is to have ended.
     pub ends: Option<Wall>,
 }
 
 impl OnItsWay {
-    /// Whether an update waits for it. One that hangs holds up nothing, nor does a time that a wrong clock wrote.
+    /// Returns true if an update waits for the pod. Neither a pod that hangs nor a time that a wrong clock wrote holds
+    /// up an update.
     #[must_use]
     pub fn is_moving(&self, now: Wall) -> bool {
         let is_recent = |time: Wall| now.secs().abs_diff(time.secs()) < SETTLE_S.unsigned_abs();
@@ -279,29 +281,30 @@ impl OnItsWay {
     }
 }
 
-/// What a channel file says: one release for one architecture.
+/// Content of a channel file: one release for one architecture.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct Offer {
     /// `picolet`.
     pub name: String,
     /// Version of the program.
     pub version: String,
-    /// As in the name of the tarball: `aarch64`.
+    /// Architecture, as in the name of the tarball: `aarch64`.
     pub arch: String,
     /// Bytes of the tarball.
     pub size: u64,
-    /// Its SHA-256, in hexadecimal.
+    /// SHA-256 of the tarball, in hexadecimal.
     pub sha256: String,
-    /// Grows with each release of the channel.
+    /// Number that grows with each release of the channel.
     pub serial: u64,
-    /// Where the tarball is, absolute or beside the channel file; there, under its name, if nothing is said.
+    /// Address of the tarball, absolute or relative to the channel file. `None`: beside the channel file, under its own
+    /// name.
     #[serde(default)]
     pub url: Option<String>,
     /// Percent of the fleet that may update now.
     #[serde(default = "everyone")]
     pub share: u8,
-    /// From when on nobody may follow it; `None`: it counts for ever. So whoever stands on the way to the channel cannot show a
-    /// node the release of today for years.
+    /// Time from which on no node may follow the offer; `None`: it counts for ever. So an attacker between a node and
+    /// its channel cannot show the node today's release for years.
     #[serde(default)]
     pub expires: Option<Wall>,
 }
@@ -310,13 +313,13 @@ const fn everyone() -> u8 {
     100
 }
 
-/// A channel file that is none.
+/// Fault of a channel file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WrongOffer {
-    /// No JSON, or fields are missing.
+    /// Not JSON, or fields are missing.
     #[error("it is no channel file: {0}")]
     Form(String),
-    /// A field that cannot be so.
+    /// A field has an impossible value.
     #[error("its {0} cannot be right")]
     Field(&'static str),
 }
@@ -347,8 +350,8 @@ impl Offer {
         Ok(offer)
     }
 
-    /// When its time has passed, if it has. `trusted`: `now` counts as right. By no other clock anything is refused: a board
-    /// that thinks that it is 2099 would be locked out, and one in 1970 can tell nothing.
+    /// Returns the offer's time of expiry if it has passed. `trusted`: `now` counts as right. With any other clock no
+    /// offer counts as expired: a board whose clock says 2099 would be locked out, and one in 1970 cannot tell.
     #[must_use]
     pub fn expired(&self, now: Wall, trusted: bool) -> Option<Wall> {
         self.expires.filter(|at| trusted && now >= *at)
@@ -361,14 +364,14 @@ impl Offer {
     }
 }
 
-/// What a node knows of the updates that it had. Kept on disk.
+/// Memory of a node about its updates. Kept on disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// Serial of the last one that stayed; 0: none did.
+    /// Serial of the last update that stayed; 0: none did.
     pub committed: u64,
-    /// SHA-256 of its program, in hexadecimal; empty: not known.
+    /// SHA-256 of the program of that update, in hexadecimal; empty: not known.
     pub sum: String,
-    /// One that was begun.
+    /// The update that was begun, if there is one.
     pub trying: Option<Trying>,
     /// Serials that were put back, the newest last; at most [`MAX_BARRED`].
     pub barred: Vec<u64>,
@@ -379,16 +382,16 @@ pub struct Memory {
 /// An update that was begun.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trying {
-    /// Its serial.
+    /// Serial.
     pub serial: u64,
-    /// SHA-256 of its program, in hexadecimal.
+    /// SHA-256 of the program, in hexadecimal.
     pub sum: String,
 }
 
 impl Memory {
-    /// How the update that was begun has ended, now that no program is on trial. Whether that is news.
+    /// Notes the end of the update that was begun, now that no program is on trial. Returns true if one had been begun.
     ///
-    /// - `installed`: SHA-256 of the program in place; `was_put_back`: whether the one that was begun has been.
+    /// - `installed`: SHA-256 of the program in place; `was_put_back`: the update that was begun has been put back.
     pub fn settle(&mut self, installed: &str, was_put_back: bool) -> bool {
         let Some(Trying { serial, sum }) = self.trying.take() else {
             return false;
@@ -403,7 +406,7 @@ impl Memory {
         true
     }
 
-    /// The release of this serial is the one in place, with this SHA-256.
+    /// Notes that the release of this serial is in place, with this SHA-256.
     pub fn commit(&mut self, serial: u64, installed: &str) {
         self.committed = serial;
         installed.clone_into(&mut self.sum);
@@ -430,7 +433,7 @@ impl fmt::Display for Memory {
     }
 }
 
-/// A line of the memory that is none.
+/// Line of the memory that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a line of the memory of updates")]
 pub struct WrongLine(String);
@@ -438,7 +441,7 @@ pub struct WrongLine(String);
 impl FromStr for Memory {
     type Err = WrongLine;
 
-    /// Lines of words that this version does not know are passed over.
+    /// Passes over lines with a word that this version does not know.
     fn from_str(text: &str) -> Result<Self, WrongLine> {
         let mut memory = Self::default();
         for line in text.lines() {
@@ -463,63 +466,63 @@ impl FromStr for Memory {
     }
 }
 
-/// Who is asked whether an offer is taken.
+/// Node that decides about an offer.
 #[derive(Clone, Copy, Debug)]
 pub struct Node<'a> {
-    /// Its name.
+    /// Name.
     pub name: &'a str,
-    /// What its program is for.
+    /// Architecture of its program.
     pub arch: &'a str,
-    /// What it has had.
+    /// Memory of earlier updates.
     pub memory: &'a Memory,
     /// SHA-256 of the program in place, in hexadecimal.
     pub installed: &'a str,
 }
 
-/// What becomes of an offer.
+/// Verdict on an offer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is taken.
+    /// Take the offer.
     Take,
-    /// It is installed.
+    /// The offer is installed.
     Have,
-    /// Others come first.
+    /// The node is not in the share: other nodes come first.
     NotInShare,
-    /// It is not taken, however often it is looked at.
+    /// Never take the offer, however often it is looked at.
     Refuse(Refusal),
 }
 
-/// Why an offer is refused.
+/// Reason why an offer is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// For another processor.
+    /// The offer is for another processor.
     #[error("serial {serial} is for {arch}, this node is {own}")]
     Arch {
-        /// Of the offer.
+        /// Serial of the offer.
         serial: u64,
-        /// Of the offer.
+        /// Architecture of the offer.
         arch: String,
-        /// Of the node.
+        /// Architecture of the node.
         own: String,
     },
-    /// An older one.
+    /// The offer is older than the committed release.
     #[error("serial {serial} is lower than {committed}, which this node has")]
     Lower {
-        /// Of the offer.
+        /// Serial of the offer.
         serial: u64,
-        /// Of the node.
+        /// Serial of the release that the node has.
         committed: u64,
     },
-    /// One that was not healthy here.
+    /// The release of this serial was put back here before.
     #[error("serial {0} was put back before")]
     Barred(u64),
-    /// One whose tarball does not hold what is said.
+    /// The tarball of this serial holds another version than the channel says.
     #[error("serial {0} is of another version than its channel says")]
     Wrong(u64),
 }
 
-/// Judges an offer that is signed. `asked`: somebody asks for it now, who does not wait for his share. `force`: and takes it
-/// whatever was before.
+/// Judges an offer that is signed. `asked`: an operator asks for it now and does not wait for the node's share.
+/// `force`: the operator also takes it whatever happened before.
 #[must_use]
 pub fn judge(offer: &Offer, node: Node<'_>, asked: bool, force: bool) -> Verdict {
     let (serial, memory) = (offer.serial, node.memory);

@@ -1,4 +1,4 @@
-//! An upgrade on trial: what is remembered of it, and whether the new program may stay. Rows PKG-20 to PKG-22.
+//! Upgrade on trial: the file that describes it, and the decision if the new program may stay. Rows PKG-20 to PKG-22.
 //!
 //! `systemd/guard.sh` counts the starts and puts the old program back. It reads the lines `tries`, `sum` and `version`.
 
@@ -7,64 +7,67 @@ use core::{fmt, str::FromStr, time::Duration};
 
 use crate::api::Mono;
 
-/// Ends of the names of files beside a program; `systemd/guard.sh` knows them, too. This one is there while it is on trial.
+/// Suffix of the file beside a program that exists while the program is on trial. `systemd/guard.sh` knows these
+/// suffixes, too.
 pub const TRIAL: &str = ".trial";
-/// What the guard put back, and why, for the agent to tell.
+/// Suffix of the file in which the guard leaves what it put back, and why, for the agent to tell.
 pub const BACK: &str = ".back";
 /// Starts that a new program has to become healthy in.
 pub const TRIES: u32 = 3;
-/// By then it has to be healthy, seconds, unless another time is asked for.
+/// Time in which a new program has to be healthy, seconds, unless another time is asked for.
 pub const PATIENCE_S: u64 = 120;
 /// Shortest and longest time that can be asked for, seconds: a healthy agent needs some on a slow board, and [`HOLD`].
 pub const MIN_PATIENCE_S: u64 = 20;
 /// See [`MIN_PATIENCE_S`].
 pub const MAX_PATIENCE_S: u64 = 3600;
-/// It has to stay so, in one process, for this long: some relists, and a round of housekeeping.
+/// Time for which one process has to stay healthy: some relists, and a round of housekeeping.
 pub const HOLD: Duration = Duration::from_secs(5);
-/// So long the apiserver may answer others and not the new program: when a link comes back, an agent does not notice at once.
+/// Longest time for which the apiserver may answer others and not the new program: an agent does not notice at once
+/// that a link is back.
 pub const LINK_GRACE: Duration = Duration::from_secs(60);
-/// What agents, and people in their place, end containers by: SIGTERM, SIGKILL, SIGINT, SIGHUP, SIGQUIT. Source: signal(7).
+/// Signals by which agents, and people in their place, end containers: SIGTERM, SIGKILL, SIGINT, SIGHUP, SIGQUIT.
+/// Source: signal(7).
 const BY_AGENT: [i32; 5] = [15, 9, 2, 1, 3];
-/// Containers of which the processes are remembered: more than a node runs. Others are not looked at.
+/// Containers whose processes are remembered: more than a node runs. Further ones are not looked at.
 pub const MAX_KEPT: usize = 1024;
-/// Bytes of the file: as many containers, and paths.
+/// Most bytes of a trial's file: [`MAX_KEPT`] containers, and paths.
 pub const MAX_TRIAL_BYTES: u64 = 512 * 1024;
 
-/// A program on trial, as its file says.
+/// Program on trial, as its file describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trial {
     /// Starts that are left.
     pub tries: u32,
-    /// Seconds that it has to become healthy, from when it is watched.
+    /// Seconds in which the program has to become healthy, from the start of the watch.
     pub patience_s: u64,
     /// SHA-256 of the program, in hexadecimal.
     pub sum: String,
-    /// Its version.
+    /// Version of the program.
     pub version: String,
     /// Socket of the agent.
     pub socket: String,
     /// Directory of its containers.
     pub containers_dir: String,
-    /// How the agent is restarted, if it is no service of systemd or OpenRC.
+    /// Shell command that restarts the agent.
     pub restart: String,
-    /// The boot that the processes belong to.
+    /// Boot id of the machine that the processes belong to.
     pub boot: String,
-    /// The apiserver answered the old program.
+    /// Set if the apiserver answered the old program.
     pub apiserver: bool,
     /// Containers that ran under the old program; at most [`MAX_KEPT`].
     pub kept: Vec<Kept>,
 }
 
-/// A container that must not notice.
+/// Container that must not notice the upgrade.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// Its id.
+    /// Container id.
     pub id: String,
     /// UID of its pod.
     pub pod: String,
-    /// Its process.
+    /// Process id.
     pub pid: i32,
-    /// When that was started.
+    /// Start of the process, in clock ticks since boot.
     pub start_time: u64,
 }
 
@@ -98,7 +101,7 @@ impl fmt::Display for Trial {
     }
 }
 
-/// A file that describes no trial: the line that is wrong.
+/// Line that makes a file no trial.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a line of a trial")]
 pub struct WrongLine(String);
@@ -106,7 +109,7 @@ pub struct WrongLine(String);
 impl FromStr for Trial {
     type Err = WrongLine;
 
-    /// Lines of words that this version does not know are passed over.
+    /// Passes over lines with a word that this version does not know.
     fn from_str(text: &str) -> Result<Self, WrongLine> {
         let mut trial = Self::default();
         for line in text.lines() {
@@ -154,8 +157,8 @@ fn kept(value: &str) -> Option<Kept> {
     })
 }
 
-/// Whether version `new` is before version `old`, as three numbers; what is behind them does not count. Versions of another
-/// form are before nothing.
+/// Returns true if version `new` is before version `old`. Versions count by their three numbers, without any suffix. A
+/// version of another form is neither before nor after another.
 #[must_use]
 pub fn is_older(new: &str, old: &str) -> bool {
     let numbers = |text: &str| -> Option<[u32; 3]> {
@@ -171,11 +174,11 @@ pub fn is_older(new: &str, old: &str) -> bool {
 pub struct Look {
     /// The process of the agent that answers, if it runs the new program.
     pub pid: Option<u32>,
-    /// Why that is not well, or does not answer.
+    /// Reason why that agent is not well, or does not answer.
     pub trouble: Option<String>,
-    /// The apiserver answered it.
+    /// Set if the apiserver answered that agent.
     pub answered: bool,
-    /// Its pods: UID, and whether it is terminating.
+    /// Pods of the agent: UID, and true if the pod is terminating.
     pub pods: Vec<(String, bool)>,
     /// Containers that ran and do not any more.
     pub gone: Vec<Gone>,
@@ -184,51 +187,51 @@ pub struct Look {
 /// A container that has ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gone {
-    /// Its id.
+    /// Container id.
     pub id: String,
     /// UID of its pod.
     pub pod: String,
-    /// It ended by itself ([`ends_by_itself`]), and the agent did not ask it to.
+    /// Set if the container ended by itself ([`ends_by_itself`]), and the agent did not ask it to.
     pub by_itself: bool,
 }
 
-/// Whether a container ends so by itself: by a crash, or for want of memory, just as by its exit. What it ended by is in its
-/// exit code, which is 128 + signal if one did it.
+/// Returns true if a container with this end ended by itself: by its exit, by a crash, or for want of memory. A
+/// container that a signal ended has the exit code 128 + signal.
 #[must_use]
 pub fn ends_by_itself(code: i32, oom_killed: bool) -> bool {
     oom_killed || !BY_AGENT.contains(&code.saturating_sub(128))
 }
 
-/// What follows from a look.
+/// Verdict on a look.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Look again.
     Wait,
-    /// It stays.
+    /// The new program stays.
     Stay,
-    /// It is well, and the apiserver does not answer it. Whether that may be its fault, another program has to try
-    /// ([`Gate::blame`]).
+    /// The new program is well, but the apiserver does not answer it. Another program has to try, to learn if that may
+    /// be the new program's fault ([`Gate::blame`]).
     AskApiserver,
-    /// The old one comes back, for this reason.
+    /// The old program comes back, for this reason.
     Back(String),
 }
 
-/// Judges one look after the other.
+/// Judge of the looks of one trial, one after the other.
 #[derive(Debug)]
 pub struct Gate {
     patience_s: u64,
     deadline: Mono,
     apiserver: bool,
-    /// The apiserver answers others, and may do so until then.
+    /// End of the time in which the apiserver may answer others and not the new program.
     blamed_until: Option<Mono>,
-    /// The process that is well, and since when.
+    /// The process that is well, and the time since which it is.
     well: Option<(u32, Mono)>,
     /// Pods that were seen on their way out: their containers may end.
     leaving: BTreeSet<String>,
 }
 
 impl Gate {
-    /// Of a trial that is watched from `now` on.
+    /// Makes the gate of a trial that is watched from `now` on.
     #[must_use]
     pub fn new(trial: &Trial, now: Mono) -> Self {
         Self {
@@ -241,10 +244,10 @@ impl Gate {
         }
     }
 
-    /// What follows from what is seen now.
+    /// Judges a look at the agent.
     pub fn judge(&mut self, look: Look, now: Mono) -> Verdict {
         let leaving = look.pods.iter().filter(|(_, terminating)| *terminating);
-        // Bounded: only pods of which a container is remembered matter, and a node has a most of pods.
+        // Bounded: a node has a limited number of pods.
         self.leaving.extend(leaving.map(|(uid, _)| uid.clone()));
         let reason = match (look.pid, look.trouble) {
             (None, trouble) => {
@@ -278,7 +281,7 @@ impl Gate {
                 "it was not healthy for long enough".to_owned()
             }
         };
-        // One that is well now gets the time that it needs to show it.
+        // A program that is well now gets the rest of `HOLD`.
         if now < self.deadline || self.well.is_some() {
             return Verdict::Wait;
         }
@@ -288,7 +291,8 @@ impl Gate {
         ))
     }
 
-    /// Another program has tried, at `now`: the apiserver answers that one. It is not asked again.
+    /// Notes that the apiserver answered another program at `now`. After that [`Verdict::AskApiserver`] does not come
+    /// again.
     pub fn blame(&mut self, now: Mono) {
         self.blamed_until = Some(now + LINK_GRACE);
     }
@@ -504,7 +508,7 @@ mod tests {
         let back = |why: &str| Verdict::Back(why.into());
         let why = "the apiserver answers, but not to the agent";
         assert_eq!(asked().judge(unanswered(), at(185)), back(why));
-        // For what is wrong otherwise there is no more time.
+        // Any other trouble gets no more time.
         let why = "it was not healthy within 120 s: x";
         assert_eq!(asked().judge(ill("x"), at(184)), back(why));
     }

@@ -1,6 +1,7 @@
-//! Which ids a container runs as, from its settings, its image and the image's `/etc/passwd` and `/etc/group`.
+//! User and groups that a container runs as, from its settings, its image and the image's `/etc/passwd` and
+//! `/etc/group`.
 //!
-//! Reading those two files inside the container's root file system is the backend's; the rule is here.
+//! The backend reads those two files inside the container's root file system; the rule is here.
 
 use alloc::{collections::BTreeSet, string::ToString};
 
@@ -115,13 +116,13 @@ fn member_of<'a>(name: &'a str, group: &'a str) -> impl Iterator<Item = u32> {
         .map(|(_, gid, _)| gid)
 }
 
-/// An id of a file, in the range of [`id`]: a line with another is malformed. All ones means "as it was" to the kernel, so
-/// that some runtimes would leave the process to root.
+/// Reads an id from a file, in the range of [`id`]: a line with another is malformed. All ones means "unchanged" to the
+/// kernel, so some runtimes would leave the process to root.
 fn field(text: &str) -> Option<u32> {
     id(text.trim().parse().ok()?).ok()
 }
 
-/// The API allows 0..2^31 for every id.
+/// Checks an id: the API allows 0..2^31.
 fn id(number: i64) -> Result<u32, PodError> {
     i32::try_from(number)
         .ok()

@@ -1,4 +1,4 @@
-//! When a pod worker looks at its pod again: the small timers of a slot, and the delays after a call.
+//! Times of a pod worker's next look at its pod: the small timers of a slot, and the delays after a call.
 //!
 //! There is no queue: each slot carries its own due times, so the queue can neither grow nor lose a pod. Names and
 //! figures follow kubelet `util/queue/work_queue.go` and `completeWork` of `pod_workers.go`.
@@ -41,12 +41,12 @@ impl Jitter {
     }
 }
 
-/// Why a call of a worker failed, as far as the time of the next attempt depends on it.
+/// Cause of a failed call, as far as the time of the next attempt depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
     /// The network is not ready; wins over every other cause.
     NetworkNotReady,
-    /// A crash-loop back-off runs until then.
+    /// A crash-loop back-off runs until this time.
     BackOff(Mono),
     /// Anything else.
     Error,
@@ -67,14 +67,14 @@ impl Retry {
     }
 }
 
-/// How a call of a worker ended, as far as the time of the next one depends on it.
+/// End of a worker's call, as far as the time of the next one depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// The pod moved to its next stage.
     Transition,
-    /// It went well and the pod stays where it is.
+    /// The call succeeded and the pod stays in its stage.
     Well,
-    /// It failed.
+    /// The call failed.
     Failed(Retry),
 }
 
@@ -97,7 +97,7 @@ pub fn requeue_delay(
     jitter.stretch(base)
 }
 
-/// What a timer of a slot is for.
+/// Purpose of a slot's timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timer {
     /// The pod is due for a sync, or a static pod tries again to get its full name.
@@ -119,7 +119,7 @@ pub struct Timers([Mono; Timer::ALL.len()]);
 const NEVER: Mono = Mono(u64::MAX);
 
 impl Timers {
-    /// None set.
+    /// Timers of which none is set.
     pub const UNSET: Self = Self([NEVER; Timer::ALL.len()]);
 
     /// Sets `timer`; an earlier setting is forgotten, be it earlier or later.
@@ -132,7 +132,7 @@ impl Timers {
         self.0[timer as usize] = NEVER;
     }
 
-    /// Whether `timer` was due before `now`; it is cleared by that.
+    /// Returns true if `timer` was due before `now`; then clears it.
     pub fn take_due(&mut self, timer: Timer, now: Mono) -> bool {
         let due = self.0[timer as usize] < now;
         if due {
@@ -141,7 +141,7 @@ impl Timers {
         due
     }
 
-    /// The first instant at which [`Timers::take_due`] has something to give.
+    /// First instant at which [`Timers::take_due`] returns true for a timer.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Mono> {
         let first = self.0.into_iter().min().filter(|due| *due != NEVER)?;
