@@ -1,5 +1,5 @@
-//! Who may call which path of the node's server: what the apiserver is asked before anything is served (SRV-08, SRV-09), and
-//! for how long its answers count.
+//! Access to the paths of the node's server: the question to the apiserver before anything is served (SRV-08, SRV-09),
+//! and the time for which its answers count.
 //!
 //! Source: kubelet `pkg/kubelet/server/auth.go`; apiserver `pkg/authentication/token/cache`.
 
@@ -10,8 +10,8 @@ use crate::api::Mono;
 
 /// The verb that a request needs: that of its method, which may be empty. `path`: as for [`subresources`].
 ///
-/// What acts in a pod needs `create` by any method, unlike upstream: a WebSocket begins as GET, and who may read must not run
-/// commands.
+/// A path that acts in a pod needs `create` with any method, unlike upstream: a WebSocket begins as GET, and a user who
+/// may only read must not run commands.
 #[must_use]
 pub fn verb(method: &str, path: &[String]) -> &'static str {
     match (path.first().map_or("", String::as_str), method) {
@@ -43,7 +43,7 @@ pub fn subresources(path: &[String]) -> &'static [&'static str] {
     }
 }
 
-/// What is said to a user who may not.
+/// Text of a refusal, for the user who asked.
 #[must_use]
 pub fn forbidden(user: &str, verb: &str, subresources: &[&str]) -> String {
     format!(
@@ -60,7 +60,7 @@ pub struct Answers<K, V> {
 }
 
 impl<K: Ord + Clone, V: Clone> Answers<K, V> {
-    /// None yet.
+    /// Makes an empty store for at most `most` answers.
     #[must_use]
     pub const fn new(most: usize) -> Self {
         Self {
@@ -95,9 +95,9 @@ impl<K: Ord + Clone, V: Clone> Answers<K, V> {
     }
 }
 
-/// Pauses between tries to ask the apiserver for an answer (SRV-06): the first one, how it grows, how often.
+/// First pause between tries to ask the apiserver (SRV-06); each later one is half as long again.
 const FIRST_PAUSE_MS: u64 = 500;
-/// Questions asked in all.
+/// Tries in all to get an answer.
 pub const REVIEW_TRIES: u32 = 5;
 
 /// The pause after try number `tried` (from 1); `None` after the last one. `random`: 0 to 999, which makes it up to a fifth

@@ -1,4 +1,4 @@
-//! What one sync must do to a pod's sandbox and containers, as a value. Names follow kubelet
+//! Work of one sync on a pod's sandbox and containers, as a value. Names follow kubelet
 //! `kuberuntime/kuberuntime_manager.go` (`computePodActions`).
 //!
 //! The result is carried out in this order (ACT-03): kill pod, or kill single containers; remove instances; create
@@ -26,14 +26,14 @@ use super::restart::{
 };
 use super::spec_hash::is_current;
 
-/// One container to kill by itself; its sandbox and the other containers are untouched.
+/// Single container to kill; its sandbox and the other containers are untouched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerToKill {
     /// Instance.
     pub id: ContainerId,
     /// Container name.
     pub name: String,
-    /// Why.
+    /// Reason of the kill.
     pub cause: KillCause,
     /// Text of the `Killing` event.
     pub message: String,
@@ -41,7 +41,8 @@ pub struct ContainerToKill {
     pub grace_s: i64,
 }
 
-/// What to do. Indexes point into the spec's list of that kind and ascend; a container is in at most one start list.
+/// Work of one sync. Indexes point into the spec's list of that kind and ascend; a container is in at most one start
+/// list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodActions {
     /// Kill everything that runs and stop every sandbox ([`super::kill::pod_kill`]).
@@ -67,7 +68,7 @@ pub struct PodActions {
 }
 
 impl PodActions {
-    /// Whether there is nothing to do at the runtime (SYNC-18).
+    /// Returns true if nothing is to be done at the runtime (SYNC-18).
     #[must_use]
     pub fn is_empty(&self) -> bool {
         !self.kill_pod
@@ -77,7 +78,7 @@ impl PodActions {
             && !self.starts_anything()
     }
 
-    /// Whether any container is to be started.
+    /// Returns true if any container is to be started.
     #[must_use]
     pub fn starts_anything(&self) -> bool {
         !(self.ephemeral_to_start.is_empty()
@@ -86,7 +87,7 @@ impl PodActions {
     }
 }
 
-/// Whether the pod needs a new sandbox, its attempt, and the sandbox in use or replaced (ACT-10..ACT-15).
+/// Returns whether the pod needs a new sandbox, its attempt, and the sandbox in use or replaced (ACT-10..ACT-15).
 #[must_use]
 pub fn sandbox_changed(pod: &Pod, status: &PodRuntimeStatus) -> (bool, u32, Option<SandboxId>) {
     let Some(latest) = latest_sandbox(status) else {
@@ -111,7 +112,8 @@ pub fn sandbox_changed(pod: &Pod, status: &PodRuntimeStatus) -> (bool, u32, Opti
     (false, latest.attempt, Some(latest.id.clone()))
 }
 
-/// Whether the pod counts as initialised because a regular container runs, or was created in the sandbox in use (ACT-50).
+/// Returns true if the pod counts as initialised because a regular container runs, or was created in the sandbox in use
+/// (ACT-50).
 #[must_use]
 pub fn is_initialized(pod: &Pod, status: &PodRuntimeStatus) -> bool {
     let latest = latest_sandbox(status).map(|s| &s.id);
@@ -130,7 +132,7 @@ pub(super) fn latest_sandbox(status: &PodRuntimeStatus) -> Option<&SandboxStatus
     status.sandboxes.iter().max_by_key(order)
 }
 
-/// Whether any regular container has an instance that was created, runs or ran.
+/// Returns true if any regular container has an instance that was created, runs or ran.
 #[must_use]
 pub fn any_regular_created(pod: &Pod, status: &PodRuntimeStatus) -> bool {
     pod.spec.containers.iter().any(|c| {
@@ -213,8 +215,8 @@ pub fn begin_once(actions: &mut PodActions, pod: &Pod, status: &PodStatus) {
     due.retain(|&index| containers.get(index).is_some_and(|c| !has_begun(&c.name)));
 }
 
-/// Has instances restarted that hold a device which came back as another one (DEV-40), as far as the pod goes on and nothing
-/// else ends them. A container that is not to be restarted keeps what it has.
+/// Restarts instances that hold a device which came back as another one (DEV-40), unless the pod or the instance ends
+/// anyway. A container that is not to be restarted is left alone.
 pub fn restart_holders(
     actions: &mut PodActions,
     pod: &Pod,
@@ -247,7 +249,7 @@ pub fn restart_holders(
     actions.to_start.order();
 }
 
-/// Containers that an edit took out of the pod: only a manifest with a uid of its own can be edited so.
+/// Kills containers that an edit took out of the pod: only a manifest with a uid of its own can be edited so.
 fn kill_removed(pod: &Pod, status: &PodRuntimeStatus, actions: &mut PodActions) {
     let of_spec = |name: &str| pod.spec.all_containers().any(|c| c.name == name);
     let running = status.containers.iter();
@@ -263,10 +265,11 @@ fn kill_removed(pod: &Pod, status: &PodRuntimeStatus, actions: &mut PodActions) 
     }
 }
 
-/// A pod that needs a new sandbox starts over, or ends (ACT-16..ACT-18).
+/// Starts over a pod that needs a new sandbox, or ends it (ACT-16..ACT-18).
 fn recreate(pod: &Pod, status: &PodRuntimeStatus, actions: &mut PodActions) {
-    // With `Never` each container has one run, which may not have begun when the agent or the power went: an instance that
-    // was only created does not count, nor does what an earlier spec of the same uid called otherwise.
+    // With `Never` each container runs once. When the agent or the power failed, that run may not have begun: an
+    // instance that was only created does not count, nor does one with another name, of an earlier spec of the same
+    // uid.
     let has_run = |c: &Container| {
         let mut instances = status.instances(&c.name);
         instances.any(|s| s.state != ContainerState::Created)
@@ -299,8 +302,8 @@ fn recreate(pod: &Pod, status: &PodRuntimeStatus, actions: &mut PodActions) {
     }
 }
 
-/// Everything is killed and removed in the same sandbox; the containers that asked for it go last, so that a pass that
-/// is cut short decides the same again (ACT-72).
+/// Kills and removes all instances, and keeps the sandbox. The containers that asked for it go last, so that a pass
+/// that is cut short decides the same again (ACT-72).
 fn restart_all(pod: &Pod, status: &PodRuntimeStatus, actions: &mut PodActions) {
     let source = |c: &Container| triggers_restart_all(c, status.newest(&c.name));
     let mut order: Vec<&Container> = Vec::new();
@@ -335,7 +338,7 @@ fn restart_all(pod: &Pod, status: &PodRuntimeStatus, actions: &mut PodActions) {
     actions.restart_all = true;
 }
 
-/// Init containers, from last to first (ACT-50..ACT-59). Returns whether the pod is initialised.
+/// Decides about init containers, from last to first (ACT-50..ACT-59). Returns true if the pod is initialised.
 fn init_actions(
     pod: &Pod,
     status: &PodRuntimeStatus,
@@ -347,9 +350,10 @@ fn init_actions(
         return true;
     }
     let mut initialized = is_initialized(pod, status);
-    // What has ended in a sandbox of before, or was only created there, and could not be removed with it, says nothing of this.
+    // An instance that ended in an earlier sandbox, or was only created there, may be left over. It does not count for
+    // this one.
     let latest = latest_sandbox(status).map(|s| &s.id);
-    // True once the frontier is behind us: what comes now was passed before.
+    // True after the frontier was found: the containers that follow in this loop were passed before it.
     let mut passed = initialized;
     for (index, container) in inits.iter().enumerate().rev() {
         let newest = status.newest(&container.name);
@@ -401,13 +405,13 @@ fn init_actions(
     initialized
 }
 
-/// What an init container's newest instance asks for.
+/// Next step for an init container, decided by its newest instance.
 enum InitStep {
     /// Start it (again).
     Start,
-    /// Nothing yet; what follows waits.
+    /// Leave it alone; the containers after it wait.
     Wait,
-    /// What follows may start. `restart`: it is itself to be replaced.
+    /// The containers after it may start. `restart`: the container itself is to be replaced.
     Done {
         /// Start it again.
         restart: bool,
@@ -416,7 +420,7 @@ enum InitStep {
     Fail,
 }
 
-/// A plain init container at the frontier (ACT-53).
+/// Decides about a plain init container at the frontier (ACT-53).
 fn plain_step(
     pod: &Pod,
     container: &Container,
@@ -438,7 +442,7 @@ fn plain_step(
     }
 }
 
-/// A sidecar, at the frontier or before it (ACT-55, ACT-57).
+/// Decides about a sidecar, at the frontier or before it (ACT-55, ACT-57).
 fn sidecar_step(
     pod: &Pod,
     container: &Container,
@@ -488,7 +492,7 @@ fn sidecar_step(
     InitStep::Done { restart: true }
 }
 
-/// Regular containers of an initialised pod (ACT-30..ACT-39).
+/// Decides about regular containers of an initialised pod (ACT-30..ACT-39).
 fn regular_actions(
     pod: &Pod,
     status: &PodRuntimeStatus,
@@ -572,7 +576,7 @@ fn kill_unknown(
     );
 }
 
-/// Per init container every ended instance but the newest one (ACT-59).
+/// Finds the ended instances of init containers to remove: all but the newest of each (ACT-59).
 fn surplus_inits(pod: &Pod, status: &PodRuntimeStatus) -> Vec<ContainerId> {
     pod.spec
         .init_containers

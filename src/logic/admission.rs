@@ -1,7 +1,7 @@
-//! Whether this node takes a pod (ADM). Names follow kubelet `lifecycle/predicate.go`.
+//! Admission of a pod to this node (ADM). Names follow kubelet `lifecycle/predicate.go`.
 //!
-//! Asked once per pod and process life, against the other active pods. The first refusal counts; nothing of a refused
-//! pod ever starts ([`super::status::rejected_status`]).
+//! Decided once per pod and process life, against the other active pods. The first refusal counts; no container of a
+//! refused pod ever starts ([`super::status::rejected_status`]).
 
 use alloc::{boxed::Box, collections::BTreeMap, string::String, vec::Vec};
 
@@ -37,7 +37,7 @@ const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.i
 const MEMORY_PRESSURE: &str = "MemoryPressure";
 /// Effect of the only taints that count here.
 const NO_EXECUTE: &str = "NoExecute";
-/// Taints of the node controller. They tell how the node was when it was read, and nothing of the time after.
+/// Taints of the node controller. They describe the node at the time it was read, and may be out of date soon after.
 const PASSING_TAINTS: [&str; 2] = [
     "node.kubernetes.io/not-ready",
     "node.kubernetes.io/unreachable",
@@ -89,7 +89,7 @@ impl Rejection {
     }
 }
 
-/// What admission knows of the node.
+/// Facts about the node that admission uses.
 #[derive(Clone, Debug, Default)]
 pub struct NodeFacts {
     /// Node name.
@@ -98,26 +98,27 @@ pub struct NodeFacts {
     pub labels: BTreeMap<String, String>,
     /// Taints.
     pub taints: Vec<Taint>,
-    /// An apiserver has the Node, and nobody here knows what it says: labels and taints are those of a new one. Pods of the
-    /// API are not judged by them: before the Node was read all of them are from disk, so they were admitted before (OFF-07).
+    /// Set while the apiserver's Node has not been read: labels and taints are those of a new Node. Pods of the API are
+    /// not judged by them: before the Node is read all of them are from disk, so they were admitted before (OFF-07).
     pub unread: bool,
-    /// What pods may use together: `cpu` in thousandths, `pods`, the rest in its own unit. A missing resource is 0.
+    /// Resources for all pods together: `cpu` in thousandths, `pods`, the rest in its own unit. A missing resource is
+    /// 0.
     pub allocatable: Amounts,
     /// Pressure conditions that hold now, in the order in which they are to be named.
     pub pressure: Vec<String>,
     /// Sysctls that pods may set.
     pub sysctls: SysctlAllowlist,
-    /// Whether AppArmor works here.
+    /// Set if AppArmor works on this node.
     pub apparmor: bool,
-    /// Whether the runtime knows `supplementalGroupsPolicy: Strict`.
+    /// Set if the runtime knows `supplementalGroupsPolicy: Strict`.
     pub strict_supplemental_groups: bool,
-    /// Resources whose units are given by this agent, which knows more of them than their number (DEV-05).
+    /// Resources whose units this agent gives out itself (DEV-05): their number in the Node's status does not count.
     pub devices: Vec<Box<str>>,
 }
 
 impl NodeFacts {
-    /// Takes labels and taints from the Node in the API, and of what may be used there what this agent does not measure
-    /// itself: extended resources that others have put into its status (NODE-06, NODE-11).
+    /// Takes labels and taints from the Node in the API. Of its allocatable resources takes those that this agent does
+    /// not measure itself: extended resources that others have put into the Node's status (NODE-06, NODE-11).
     pub fn learn(&mut self, node: &Node) {
         self.unread = false;
         self.labels.clone_from(&node.metadata.labels);
@@ -130,8 +131,8 @@ impl NodeFacts {
             .extend(others.filter(|(name, _)| is_other(name)));
     }
 
-    /// Begins as a member of a cluster: by what the Node said when it was last read, if that was kept. Usual labels are this
-    /// agent's, as when it registers (NODE-03).
+    /// Begins as a member of a cluster, with labels and taints of the Node when it was last read, if they were kept.
+    /// Usual labels are this agent's, as when it registers (NODE-03).
     pub fn recall(&mut self, kept: Option<KeptNode>) {
         let Some(KeptNode { mut labels, taints }) = kept else {
             self.unread = true;
@@ -143,7 +144,7 @@ impl NodeFacts {
     }
 }
 
-/// What of the Node in the API is kept for the agent after this one.
+/// Part of the API's Node that is kept for the next start of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeptNode {
     /// Labels.
@@ -153,7 +154,7 @@ pub struct KeptNode {
 }
 
 impl KeptNode {
-    /// What is kept of `node`. It is the same as long as nothing changes that a later admission goes by.
+    /// Takes from `node` the part to keep. Only a change that matters to a later admission changes the result.
     #[must_use]
     pub fn of(node: &Node) -> Self {
         let counts = |taint: &&Taint| {
@@ -195,19 +196,19 @@ impl HostPort {
     }
 }
 
-/// What an active pod takes of the node. Cheap to keep per pod: a few entries each.
+/// Share of the node that an active pod takes. Cheap to keep per pod: a few entries each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ActivePod {
     /// Requests, overhead included.
     pub requests: Amounts,
     /// Host ports of regular containers and sidecars.
     pub host_ports: Vec<HostPort>,
-    /// Whether it can be made to go for others.
+    /// Rank that decides whether a critical pod may preempt this one.
     pub rank: Rank,
 }
 
 impl ActivePod {
-    /// What `pod` takes.
+    /// Computes the share of `pod`.
     #[must_use]
     pub fn of(pod: &Pod) -> Self {
         Self {
@@ -250,17 +251,17 @@ pub fn host_ports(pod: &Pod) -> Vec<HostPort> {
         .collect()
 }
 
-/// What is decided about a pod.
+/// Decision about a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It may run.
+    /// The pod may run.
     Admit,
-    /// It never will.
+    /// The pod is refused for good.
     Refuse(Rejection),
-    /// Nothing but the node's labels or taints is against it, and those here may be old: to be judged once more with the Node
-    /// as it is in the API, and refused with this if that cannot be read (ADM-08, ADM-10).
+    /// Only the node's labels or taints are against the pod, and those known here may be old. Judge the pod once more
+    /// with the Node as it is in the API; if the Node cannot be read, refuse the pod with this (ADM-08, ADM-10).
     ReadNodeAgain(Rejection),
-    /// It is critical and lacks only room: it may run once these of `active` are killed (ADM-14, ADM-15).
+    /// The pod is critical and lacks only room: it may run once these of `active` are killed (ADM-14, ADM-15).
     Preempt {
         /// Places in `active`.
         victims: Vec<usize>,
@@ -282,7 +283,7 @@ pub fn judge(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> Verdict {
     let apparmor = check_apparmor(pod, node);
     let lacking: Vec<Shortfall> = failures.iter().filter_map(Failure::shortfall).collect();
     if !lacking.is_empty() && is_critical(pod) {
-        // Nothing is killed for a pod that cannot run all the same.
+        // No pod is killed for one that would not be admitted even then.
         let other = failures.into_iter().find(|f| f.shortfall().is_none());
         return match (other.map(Failure::rejection), apparmor) {
             (Some(rejection), _) | (None, Err(rejection)) => Verdict::Refuse(rejection),
@@ -309,7 +310,7 @@ pub fn judge(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> Verdict {
     }
 }
 
-/// As [`judge`], where neither the Node can be read nor other pods be killed.
+/// Decides as [`judge`], where neither the Node can be read nor other pods be killed.
 ///
 /// # Errors
 /// The first refusal.
@@ -390,7 +391,7 @@ fn predicates(pod: &Pod, node: &NodeFacts, active: &[ActivePod]) -> Vec<Failure>
     failures
 }
 
-/// Whether labels and taints say anything about the pod.
+/// Returns true if labels and taints of the node count for the pod.
 fn knows_node_of(pod: &Pod, node: &NodeFacts) -> bool {
     !node.unread || is_static(pod)
 }
@@ -426,7 +427,7 @@ fn check_pressure(pod: &Pod, node: &NodeFacts) -> Result<(), Rejection> {
     ))
 }
 
-/// It would start without what it asks for (DEV-47).
+/// Refuses a pod with resource claims: it would start without the devices it asks for (DEV-47).
 fn check_claims(pod: &Pod) -> Result<(), Rejection> {
     match pod.spec.resource_claims.first() {
         None => Ok(()),

@@ -8,11 +8,11 @@ use super::static_pod::{decode, is_plain_uid};
 use crate::api::received::ReceivedPod;
 use crate::api::strict::WrongValue;
 
-/// Decodes a pod that the apiserver has validated, and checks what the agent relies on: that it is a pod of this node,
-/// and that its names may become parts of paths.
+/// Decodes a pod that the apiserver has validated. Checks that it is a pod of this node, and that its names may become
+/// parts of paths.
 ///
-/// - `raw`: the whole object. Of its metadata `managedFields` are dropped: they are large, and nobody here reads them.
-/// - Errors: what is wrong; the object must not be used then.
+/// - `raw`: the whole object. `metadata.managedFields` is dropped: it is large, and is not read here.
+/// - Errors: the fault of the object, which must not be used then.
 pub fn receive(mut raw: Value, node: &str) -> Result<Box<ReceivedPod>, WrongValue> {
     if let Some(metadata) = raw["metadata"].as_object_mut() {
         metadata.remove("managedFields");
@@ -47,7 +47,7 @@ fn invalid<T>(field: &str, value: &str) -> Result<T, WrongValue> {
     Err(WrongValue::new(field, format!("Invalid value: {value:?}")))
 }
 
-/// A DNS subdomain as far as paths are concerned.
+/// Returns true if the name has only the characters of a DNS subdomain, and is safe as a part of a path.
 pub(super) fn is_plain_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
     (1..=253).contains(&name.len()) && name.chars().all(plain) && !name.starts_with('.')

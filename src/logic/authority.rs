@@ -1,9 +1,10 @@
-//! Which cluster a pod was recorded for: the certificates of its authority, as short texts (KADM-32).
+//! Cluster that a pod was recorded for: the certificates of its authority, as short texts (KADM-32).
 
-/// Whether `recorded` and `now` are of one cluster. Each is a list with commas of what its authority is known by.
+/// Returns true if `recorded` and `now` are of one cluster. Each is a comma-separated list of the certificates of its
+/// authority, as short texts.
 ///
-/// An authority is renewed by a bundle of the old and the new one, so one in common is enough. An empty list, such as that of a
-/// record made before there were any, says nothing.
+/// An authority is renewed by a bundle of the old and the new certificate, so one in common is enough. An empty list
+/// matches every cluster: records of older agents have none.
 #[must_use]
 pub fn is_same(recorded: &str, now: &str) -> bool {
     let of_now = |id: &str| now.split(',').any(|other| other == id);

@@ -21,7 +21,7 @@ pub const RESET_MS: u64 = 600_000;
 /// Longest pull error kept for the waiting message, bytes.
 pub const MAX_PULL_ERROR_BYTES: usize = 1024;
 
-/// What a delay belongs to: a 64-bit digest. Two keys that collide would share a delay, nothing worse.
+/// Owner of a delay: a 64-bit digest. Two keys that collide would share a delay, nothing worse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Key(pub u64);
@@ -60,12 +60,12 @@ fn digest<'a>(parts: impl Iterator<Item = &'a str>) -> Key {
     Key(fnv1a(parts.flat_map(|part| part.bytes().chain([0xff_u8]))))
 }
 
-/// One delay, as kept and as stored.
+/// Delay of one key, as kept and as stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// What it belongs to.
+    /// Owner of the delay.
     pub key: Key,
-    /// When a restart was last granted, or a pull last failed.
+    /// Time when a restart was last granted, or a pull last failed.
     pub last: Mono,
     /// Delay that counts now, milliseconds.
     pub delay_ms: u32,
@@ -77,7 +77,7 @@ const _: () = assert!(size_of::<Record>() <= 24, "one per container");
 pub struct Wait {
     /// The whole delay, as messages name it.
     pub delay: Duration,
-    /// When it is over.
+    /// End of the wait.
     pub until: Mono,
 }
 
@@ -108,7 +108,7 @@ impl Backoff {
         }
     }
 
-    /// Whether `key` must still wait at `now`, when the delay counts from `event`.
+    /// Returns the wait of `key` if it is not over at `now`. The delay counts from `event`.
     #[must_use]
     pub fn waiting(&self, key: Key, event: Mono, now: Mono) -> Option<Wait> {
         let record = self.find(key).ok().map(|at| self.records[at])?;
@@ -193,7 +193,7 @@ impl Backoff {
 /// A container start that must wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CrashLoop {
-    /// When it may start.
+    /// Earliest time of the start.
     pub until: Mono,
     /// Waiting message: delay, container, pod (BACK-06). The waiting reason is `CrashLoopBackOff`.
     pub message: String,
@@ -201,8 +201,8 @@ pub struct CrashLoop {
 
 /// Asks for one more start of `container`; on success the grant is noted (BACK-02, BACK-07).
 ///
-/// `ended` is the end of the newest *exited* instance at the begin of the pass, from which the delay counts: an instance
-/// killed within the pass does not. `None`: none has ended, and nothing is noted.
+/// `ended` is the end of the newest *exited* instance at the begin of the pass; the delay counts from there. An
+/// instance killed within the pass does not count. `None`: no instance has ended, and no grant is noted.
 ///
 /// # Errors
 /// The wait that is not over.
@@ -233,8 +233,8 @@ pub fn grant_start(
     Ok(())
 }
 
-/// The same for a container whose end, at `ended`, restarts the whole pod (ACT-72). What was granted for this end stays so: a
-/// pass that was cut short goes on, for a part of the pod is gone by then.
+/// Asks for the restart of the whole pod, caused by the end of `container` at `ended` (ACT-72). A grant for this end
+/// stays valid: a pass that was cut short goes on, because a part of the pod is already gone.
 ///
 /// # Errors
 /// The wait that is not over.

@@ -1,4 +1,5 @@
-//! From a claim to what is mounted: whether this pod may use it on this node, and what it is (VOL-16, VOL-17, VOL-33).
+//! PersistentVolumes of claims: the check that this pod may use one on this node, and its source (VOL-16, VOL-17,
+//! VOL-33).
 //!
 //! Names and texts follow kubelet `volumemanager/populator/desired_state_of_world_populator.go`.
 
@@ -24,7 +25,7 @@ const MAX_NAME_BYTES: usize = 253;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct BoundVolume {
-    /// Name of the PersistentVolume: its directory's.
+    /// Name of the PersistentVolume, and of its directory.
     pub name: String,
     /// A path of the host.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -35,10 +36,10 @@ pub struct BoundVolume {
     /// An NFS share.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nfs: Option<NfsVolume>,
-    /// Passed to mount.
+    /// Options for mount.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub mount_options: Vec<String>,
-    /// The volume is for reading only, whoever mounts it.
+    /// Set if the volume is read-only for every container.
     pub read_only: bool,
     /// Group that containers of the pod get beside their own.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -57,7 +58,7 @@ pub fn claim_of(pod: &Pod, volume: &Volume) -> Option<String> {
 
 /// Checks a claim that `volume` of `pod` uses; returns the name of the volume that it is bound to.
 ///
-/// Errors: why it cannot be used now, to be tried again.
+/// Errors: the reason why the claim cannot be used now; to be tried again.
 pub fn bound_to(
     pod: &Pod,
     volume: &Volume,
@@ -100,7 +101,7 @@ pub fn bound_to(
     Ok(volume_name.clone())
 }
 
-/// A volume is used as a file system or as a device, as it is meant.
+/// Checks that containers use a volume by its mode: mounted as a file system, or as a device.
 fn check_mode(pod: &Pod, volume: &Volume, mode: &str) -> Result<(), PodError> {
     let name = &volume.name;
     let mut containers = pod.spec.all_containers();
@@ -123,9 +124,9 @@ fn check_mode(pod: &Pod, volume: &Volume, mode: &str) -> Result<(), PodError> {
     }
 }
 
-/// What the claim is bound to; `labels` are the node's.
+/// Finds the volume that a claim is bound to; `labels` are the node's.
 ///
-/// Errors: why it cannot be mounted.
+/// Errors: the reason why the volume cannot be mounted.
 pub fn resolve(
     volume: &Volume,
     claim: &PersistentVolumeClaim,

@@ -51,7 +51,7 @@ pub const ALL: [&str; 41] = [
     "CAP_WAKE_ALARM",
 ];
 
-/// What a container gets that asks for nothing (RTM-10).
+/// Capabilities of a container that asks for none (RTM-10).
 pub const DEFAULT: [&str; 14] = [
     "CAP_AUDIT_WRITE",
     "CAP_CHOWN",

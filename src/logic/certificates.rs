@@ -1,4 +1,4 @@
-//! Which credentials a node uses, when it asks for new ones, and what it makes of the answer (BOOT).
+//! Credentials of a node: choice between kubeconfigs, time of renewal, answer to a request for a certificate (BOOT).
 //!
 //! Source: kubelet `pkg/kubelet/certificate/bootstrap`; client-go `util/certificate/certificate_manager.go`, `csr.go`.
 
@@ -9,61 +9,61 @@ use alloc::string::String;
 
 use crate::api::{CertificateSigningRequest, Mono, Wall};
 
-/// One wait for an answer; then another request is made (BOOT-05).
+/// Longest wait for an answer; then another request is made (BOOT-05).
 pub const CSR_WAIT: Duration = Duration::from_secs(15 * 60);
-/// First delay after a request that could not be sent, factor, and how often it grows.
+/// First delay after a request that could not be sent. It doubles with each of the first [`DELAY_STEPS`] failures.
 const FIRST_DELAY: Duration = Duration::from_secs(2);
 const DELAY_STEPS: u32 = 4;
-/// Delay after that.
+/// Delay after all further failures.
 const LAST_DELAY: Duration = Duration::from_secs(32);
 /// Share by which delays are longer at random, percent.
 const DELAY_JITTER_PERCENT: u32 = 10;
-/// Without a certificate for so long while the apiserver answers, the agent ends (BOOT-09).
+/// Time without a certificate after which the agent ends, if the apiserver answers (BOOT-09).
 pub const STUCK_TIME: Duration = Duration::from_secs(5 * 60);
-/// Pause after a certificate that has to be renewed as soon as it has come, as the one before it had: each costs its signer
+/// Pause after a certificate that has to be renewed at once, if the one before it had to be, too: each costs its signer
 /// work, and the card a write.
 const USELESS_PAUSE: Duration = Duration::from_secs(15 * 60);
-/// When in its life a certificate is renewed, thousandths of its lifetime.
+/// Earliest time of renewal in a certificate's life, thousandths of its lifetime.
 const ROTATE_FROM: u32 = 700;
 const ROTATE_SPAN: u32 = 200;
 
-/// What is known of a kubeconfig.
+/// State of a kubeconfig and its client certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KubeconfigFacts {
     /// There is no file.
     Missing,
-    /// It cannot be read, or is none.
+    /// The file cannot be read, or is no kubeconfig.
     Wrong,
-    /// It does not name a client certificate: a token, a plugin.
+    /// The kubeconfig names no client certificate, but a token or a plugin.
     WithoutCertificate,
-    /// Its certificate or key is missing or unreadable.
+    /// The certificate or key is missing or unreadable.
     BadCertificate,
-    /// The first end of any certificate of its chain.
+    /// Earliest end of any certificate of its chain.
     Until(Wall),
 }
 
 impl KubeconfigFacts {
-    /// Whether it can be used for want of another: an apiserver that does not know the node any more ends no pod, while an
-    /// agent that does not start does.
+    /// Returns true if the kubeconfig can be used when there is no better one, even with an expired certificate: an
+    /// apiserver that no longer knows the node ends no pod, but an agent that does not start does.
     #[must_use]
     pub const fn is_whole(self) -> bool {
         matches!(self, Self::Until(_) | Self::WithoutCertificate)
     }
 }
 
-/// Which credentials are used.
+/// Credentials to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// Those of the kubeconfig.
+    /// The kubeconfig's credentials.
     Kubeconfig,
-    /// Those of the bootstrap kubeconfig, until it has led to others.
+    /// The bootstrap kubeconfig's credentials, until the node has got its own.
     Bootstrap,
     /// None can be used; the kubeconfig's error is the one to show.
     Neither,
 }
 
-/// Chooses (BOOT-01). `trusted`: the clock is known to be right. With a clock that may stand in 1970, or far ahead, the end of
-/// a certificate says nothing, and the certificate is tried.
+/// Chooses the credentials (BOOT-01). `trusted`: the clock is known to be right. A clock that may stand in 1970, or far
+/// ahead, cannot tell that a certificate has expired; then the certificate is tried.
 #[must_use]
 pub fn choose(kubeconfig: KubeconfigFacts, bootstrap: bool, now: Wall, trusted: bool) -> Choice {
     match kubeconfig {
@@ -72,7 +72,7 @@ pub fn choose(kubeconfig: KubeconfigFacts, bootstrap: bool, now: Wall, trusted: 
         KubeconfigFacts::Missing | KubeconfigFacts::BadCertificate if bootstrap => {
             Choice::Bootstrap
         }
-        // A file that is there and wrong is a mistake, but one that a new one mends.
+        // A wrong file is a mistake, but the bootstrap writes a new one, which mends it.
         KubeconfigFacts::Wrong if bootstrap => Choice::Bootstrap,
         KubeconfigFacts::Missing | KubeconfigFacts::Wrong | KubeconfigFacts::BadCertificate => {
             Choice::Neither
@@ -80,22 +80,22 @@ pub fn choose(kubeconfig: KubeconfigFacts, bootstrap: bool, now: Wall, trusted: 
     }
 }
 
-/// One of two certificates, of which one is used.
+/// Client certificate to choose between: the kept one or the kubeconfig's.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate<'a> {
     /// CN
     pub common_name: &'a str,
-    /// Holds from then on.
+    /// Begin of validity.
     pub not_before: Wall,
-    /// The first end of any certificate of its chain.
+    /// Earliest end of any certificate of its chain.
     pub end: Wall,
 }
 
-/// Whether the certificate that the kubeconfig brings takes the place of the one that the agent has kept (BOOT-01). Each is
-/// `None` if there is none that can be read. `own`: CN of this node.
+/// Returns true if the kubeconfig's certificate replaces the one that the agent has kept (BOOT-01). Each is `None` if
+/// there is none that can be read. `own`: CN of this node.
 ///
-/// Which one was made later is not always told by their beginnings: kubeadm and others date a certificate back to the
-/// beginning of their CA. So one that has ended makes room for one that holds longer.
+/// The later `not_before` does not always tell the newer certificate: kubeadm and others date a certificate back to the
+/// beginning of their CA. So an expired certificate is replaced by one that ends later.
 #[must_use]
 pub fn is_replaced(
     kept: Option<Candidate<'_>>,
@@ -114,14 +114,14 @@ pub fn is_replaced(
     is_of_other || has_ended || brought.not_before > kept.not_before
 }
 
-/// What a certificate says.
+/// Contents of a certificate that the node has.
 #[derive(Clone, Copy, Debug)]
 pub struct Held<'a> {
-    /// Holds from then on.
+    /// Begin of validity.
     pub not_before: Wall,
-    /// Holds until then.
+    /// End of validity.
     pub not_after: Wall,
-    /// When this machine got it, by its own clock of then; `None`: nobody knows.
+    /// Time when this machine got the certificate, by its own clock of then; `None` if not known.
     pub since: Option<Wall>,
     /// CN
     pub common_name: &'a str,
@@ -133,7 +133,7 @@ pub struct Held<'a> {
     pub ips: &'a [IpAddr],
 }
 
-/// What it has to say.
+/// Contents that the certificate must have.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
     /// CN
@@ -146,9 +146,9 @@ pub struct Wanted<'a> {
     pub ips: &'a [IpAddr],
 }
 
-/// When a new certificate is asked for (BOOT-07): at once if there is none, it is of the bootstrap, or does not say all
-/// that it has to; otherwise 70 to 90 % into its life. `random`: 0 to 999, drawn once for each certificate; `ours`: this
-/// machine's clock.
+/// Returns the time to ask for a new certificate (BOOT-07). `None` means at once: there is no certificate, it is that
+/// of the bootstrap, or it lacks something that it must have. Otherwise the time is 70 to 90 % into its life. `random`:
+/// 0 to 999, drawn once for each certificate; `ours`: this machine's clock.
 #[must_use]
 pub fn rotate_at(
     held: Option<Held<'_>>,
@@ -164,16 +164,17 @@ pub fn rotate_at(
     Some(Wall(begins.0.saturating_add(after)))
 }
 
-/// When its life began: with its arrival here. A signer that dates certificates back to the beginning of its CA, as k3s
-/// does, would otherwise be asked again for each that it has just made. A time that cannot be was told by a clock that was
-/// wrong, as that of a board without a battery is.
+/// Returns the begin of the certificate's life: its arrival on this machine. Some signers, such as k3s, date
+/// certificates back to the beginning of their CA; counted from `not_before`, a new certificate would have to be
+/// renewed at once. An impossible time of arrival is ignored: the clock was wrong then, as on a board without a
+/// battery.
 fn begins(held: &Held<'_>, ours: Wall) -> Wall {
     let can_be =
         |since: &Wall| (held.not_before..=held.not_after).contains(since) && *since <= ours;
     held.since.filter(can_be).unwrap_or(held.not_before)
 }
 
-/// Whether a certificate says all that it has to. More does not matter.
+/// Returns true if a certificate has all contents that it must have. More does not matter.
 fn covers(held: &Held<'_>, wanted: &Wanted<'_>) -> bool {
     held.common_name == wanted.common_name
         && (wanted.organization.is_empty()
@@ -182,10 +183,10 @@ fn covers(held: &Held<'_>, wanted: &Wanted<'_>) -> bool {
         && wanted.ips.iter().all(|ip| held.ips.contains(ip))
 }
 
-/// What became of a request.
+/// State of a request for a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing yet.
+    /// The request is not answered yet.
     Wait,
     /// PEM in base64.
     Issued(String),
@@ -228,24 +229,24 @@ pub fn retry_delay(failures: u32, random: u32) -> Duration {
     delay + delay * DELAY_JITTER_PERCENT * random.min(999) / 100_000
 }
 
-/// Requests in a row since there was a certificate that need not be renewed yet.
+/// Requests in a row since the last certificate that did not have to be renewed at once.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Requests {
     failures: u32,
     obtained: u32,
-    /// None is made before that.
+    /// Earliest time of the next request.
     earliest: Mono,
 }
 
 impl Requests {
-    /// One came to nothing. Returns how many have, in a row.
+    /// Counts a request without a result. Returns the number of failures in a row.
     pub fn failed(&mut self) -> u32 {
         self.failures = self.failures.saturating_add(1);
         self.failures
     }
 
-    /// One brought a certificate. A signer whose certificates have to be renewed at once is not asked without end: see
-    /// [`may_ask`](Self::may_ask).
+    /// Counts a request that brought a certificate. A signer whose certificates must be renewed at once is not asked
+    /// without end: see [`may_ask`](Self::may_ask).
     pub fn obtained(&mut self, now: Mono) {
         self.obtained = self.obtained.saturating_add(1);
         if self.obtained == 1 {
@@ -255,17 +256,18 @@ impl Requests {
         }
     }
 
-    /// Whether another one may be made.
+    /// Returns true if another request may be made.
     #[must_use]
     pub fn may_ask(&self, now: Mono) -> bool {
         now >= self.earliest
     }
 }
 
-/// Whether the agent ends, so that its supervisor starts it over with the bootstrap credentials (BOOT-09).
+/// Returns true if the agent has to end, so that its supervisor starts it again with the bootstrap credentials
+/// (BOOT-09).
 ///
-/// - `without_since`: when it first was without a certificate that holds; `None` while it has one.
-/// - `answers`: whether the apiserver answered the last request, with whatever.
+/// - `without_since`: time since when there is no valid certificate; `None` while there is one.
+/// - `answers`: the apiserver answered the last request, with whatever.
 #[must_use]
 pub fn is_stuck(without_since: Option<Mono>, expired: bool, answers: bool, now: Mono) -> bool {
     answers && (expired || without_since.is_some_and(|since| now - since >= STUCK_TIME))

@@ -1,5 +1,6 @@
-//! Values of cgroups (RES-01 to RES-14, CG-02, CG-07 to CG-15): where a pod's is, and what is written to it and to its
-//! containers'. Writing is `crate::cgroup`'s; containers' values travel through the OCI runtime.
+//! Values of cgroups (RES-01 to RES-14, CG-02, CG-07 to CG-15): the path of a pod's group, and the values of this group
+//! and of its containers' groups. Writing is the part of `crate::cgroup`; containers' values travel through the OCI
+//! runtime.
 
 use alloc::{
     collections::BTreeMap,
@@ -33,10 +34,10 @@ const HUGETLB_UNLIMITED: u64 = 1 << 62;
 /// Name of the group above all pods.
 const KUBEPODS: &str = "kubepods";
 
-/// What the machine and the configuration contribute.
+/// Settings of the machine and the configuration that shape cgroup values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupSettings {
-    /// Where groups of pods are.
+    /// Place of the pods' groups.
     pub tree: CgroupTree,
     /// `cpuCFSQuota`.
     pub cfs_quota: bool,
@@ -44,7 +45,7 @@ pub struct CgroupSettings {
     pub cfs_period_us: u64,
     /// `podPidsLimit`; not positive means none.
     pub pod_pids_limit: i64,
-    /// How fast a pod may write.
+    /// Limits on the rate at which a pod may write to the disk of the root directory.
     pub writes: WriteLimits,
     /// `singleProcessOOMKill`.
     pub single_process_oom_kill: bool,
@@ -84,27 +85,27 @@ impl Default for CgroupSettings {
     }
 }
 
-/// How memory is throttled and protected (CG-16): only version 2 can.
+/// Throttling and protection of memory (CG-16): only cgroup version 2 can do it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryQos {
     /// `memoryThrottlingFactor`, thousandths.
     pub throttling_permille: i64,
     /// `memoryReservationPolicy` is `TieredReservation`.
     pub reserves: bool,
-    /// What pods may ask for together, bytes.
+    /// Allocatable memory of the pods together, bytes.
     pub allocatable_bytes: i64,
     /// Bytes of a page.
     pub page_bytes: i64,
 }
 
-/// What active pods ask for together: the shares and protection of the groups above theirs.
+/// Requests of all active pods together: they set the shares and the protection of the groups above the pods'.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
     /// CPU of Burstable ones, thousandths.
     pub burstable_milli: i64,
-    /// Their memory, bytes.
+    /// Memory of Burstable pods, bytes.
     pub burstable_bytes: i64,
-    /// That of Guaranteed ones.
+    /// Memory of Guaranteed pods, bytes.
     pub guaranteed_bytes: i64,
 }
 
@@ -125,7 +126,7 @@ pub fn quota(cpu_milli: i64, period_us: u64) -> i64 {
     i64::try_from(us).unwrap_or(i64::MAX).max(MIN_QUOTA_US)
 }
 
-/// Where the groups of pods are, and who makes them.
+/// Place of the pods' groups, and the driver that makes them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CgroupTree {
     /// `cgroupRoot`; empty or `/` for none.
@@ -134,9 +135,9 @@ pub struct CgroupTree {
     pub driver: CgroupDriver,
 }
 
-/// Name of a group of systemd ends so.
+/// Suffix of the name of a systemd group.
 const SLICE: &str = ".slice";
-/// What stands before the UID in the name of a pod's group.
+/// Prefix of the UID in the name of a pod's group.
 const POD: &str = "pod";
 
 impl CgroupTree {
@@ -152,20 +153,21 @@ impl CgroupTree {
         self.path(tier_name(qos))
     }
 
-    /// Absolute path of a pod's group (RES-10, SVC-31). A UID that [`CgroupTree::names`] not has none of its own.
+    /// Absolute path of a pod's group (RES-10, SVC-31). A UID that [`CgroupTree::names`] refuses has no group of its
+    /// own.
     #[must_use]
     pub fn pod(&self, qos: QosClass, uid: &str) -> String {
         let name = format!("{POD}{uid}");
         self.path(&[tier_name(qos), &[&name]].concat())
     }
 
-    /// Whether a group's name tells this UID from all others: in a slice's name `_` stands for `-`.
+    /// Returns true if a group's name tells this UID from all others: in a slice's name `_` stands for `-`.
     #[must_use]
     pub fn names(&self, uid: &str) -> bool {
         self.driver == CgroupDriver::Cgroupfs || !uid.contains('_')
     }
 
-    /// Where the group of a pod may be, whatever its tier.
+    /// Returns the paths where the group of a pod may be, one for each tier.
     #[must_use]
     pub fn pod_in_any_tier(&self, uid: &str) -> [String; 3] {
         TIERS.map(|qos| self.pod(qos, uid))
@@ -213,7 +215,7 @@ impl CgroupTree {
     }
 }
 
-/// The tiers, and first what is above them.
+/// Classes of pods, in the order of their groups: Guaranteed ones stand directly below `kubepods`, above the tiers.
 pub const TIERS: [QosClass; 3] = [
     QosClass::Guaranteed,
     QosClass::Burstable,
@@ -266,7 +268,8 @@ pub fn memory_limit(pod: &Pod) -> Option<i64> {
     limit.filter(|_| every_container_is_limited(pod, "memory"))
 }
 
-/// A pod's own limit counts for all its containers; otherwise one without a limit makes the pod's sum meaningless.
+/// Returns true if every container is limited: by the pod's own limit, or by one of its own. A single container without
+/// a limit makes the pod's sum meaningless.
 fn every_container_is_limited(pod: &Pod, name: &str) -> bool {
     let limited = |limit: Option<i64>| limit.is_some_and(|limit| limit > 0);
     let mut containers = pod.spec.init_containers.iter().chain(&pod.spec.containers);
@@ -274,7 +277,8 @@ fn every_container_is_limited(pod: &Pod, name: &str) -> bool {
         || containers.all(|container| limited(container_amount(container, Amount::Limits, name)))
 }
 
-/// Keeps the kernel from taking so much memory from a group while others have more than they are kept, or at all.
+/// Protects so much memory of a group: the kernel takes it last (`memory.low`, Burstable) or never (`memory.min`,
+/// Guaranteed).
 fn protect(values: &mut LinuxResources, qos: QosClass, bytes: i64, settings: &CgroupSettings) {
     let file = match qos {
         QosClass::Guaranteed => "memory.min",
@@ -290,7 +294,7 @@ fn reserves(settings: &CgroupSettings) -> bool {
     settings.v2 && settings.memory_qos.is_some_and(|memory| memory.reserves)
 }
 
-/// Takes back what another policy before this one may have kept for a tier, which has the files for it.
+/// Takes back the memory protection that an earlier policy may have given a tier. BestEffort never had one.
 pub fn unprotect(values: &mut LinuxResources, qos: QosClass, settings: &CgroupSettings) {
     if qos != QosClass::BestEffort && !reserves(settings) {
         for file in ["memory.min", "memory.low"] {
@@ -299,7 +303,8 @@ pub fn unprotect(values: &mut LinuxResources, qos: QosClass, settings: &CgroupSe
     }
 }
 
-/// What `kubepods` keeps for the pods below it: no group protects more than those above it. `None`: nothing is kept.
+/// Memory that `kubepods` protects for the pods below it: no group protects more than those above it. `None`: no memory
+/// is protected.
 #[must_use]
 pub fn kubepods_protection(asked: Asked, settings: &CgroupSettings) -> Option<LinuxResources> {
     let mut values = LinuxResources::default();
@@ -410,7 +415,8 @@ pub fn container_resources(
     values
 }
 
-/// From where on a container that has its request is slowed down, bytes, whole pages. `None`: nowhere. Its limit ends it.
+/// Use of memory from which on a container is slowed down (`memory.high`), bytes, whole pages. `None`: no such mark.
+/// The container's limit is a hard end.
 fn throttled_from(request: i64, limit: Option<i64>, memory: MemoryQos) -> Option<i64> {
     let most = limit.unwrap_or(memory.allocatable_bytes);
     let spare = i128::from(most.saturating_sub(request)) * i128::from(memory.throttling_permille);
@@ -419,7 +425,7 @@ fn throttled_from(request: i64, limit: Option<i64>, memory: MemoryQos) -> Option
     (limit != Some(request) && high > request).then_some(high)
 }
 
-/// What a sandbox is told: values of the pod's containers together, and of its overhead, which is its own limit. For
+/// Values for a sandbox: of the pod's containers together, and of its overhead, which is request and limit at once. For
 /// runtimes that make a machine for the pod (CRI-23).
 #[must_use]
 pub fn sandbox_resources(pod: &Pod, settings: &CgroupSettings) -> (LinuxResources, LinuxResources) {
@@ -525,7 +531,7 @@ fn unallocated_share(pod: &Pod) -> i64 {
     spare.max(0) / count
 }
 
-/// One entry for every page size of the machine (RES-06).
+/// Limit for every page size of the machine (RES-06).
 fn hugepages(settings: &CgroupSettings, bytes: impl Fn(u64) -> i64) -> BTreeMap<String, u64> {
     let sizes = settings.hugepage_sizes.iter();
     sizes
@@ -550,7 +556,7 @@ fn hugepage_amount(map: &BTreeMap<String, Quantity>, size: u64) -> Option<i64> {
         .map(|(_, quantity)| quantity.value())
 }
 
-/// Whether `hugepages-2Mi` names pages of `size` bytes.
+/// Returns true if a resource such as `hugepages-2Mi` names pages of `size` bytes.
 fn is_page_size(resource: &str, size: u64) -> bool {
     resource.strip_prefix("hugepages-").and_then(page_size) == Some(size)
 }

@@ -1,8 +1,8 @@
-//! What the wall clock of this boot has said, and what it should have said (TIME-04, TIME-05).
+//! History of the wall clock in this boot, for the correction of wrong times (TIME-04, TIME-05).
 //!
-//! A board without a battery boots in 1970, or in the hour of its last power cut, and is set right later. What was dated
-//! meanwhile is dated wrongly, by containers and by the agent alike. So it is remembered how far the wall clock was from the
-//! time since boot, stretch by stretch: from one jump of it to the next.
+//! A board without a battery boots in 1970, or in the hour of its last power cut, and is set right later. Times that
+//! containers and the agent wrote meanwhile are wrong. So the difference between the wall clock and the time since boot
+//! is remembered, stretch by stretch: a stretch lasts from one jump of the wall clock to the next.
 //!
 //! ```text
 //!   time since boot  0 ─────────── 5 min ─────────────── 1 h ──▶
@@ -10,10 +10,10 @@
 //!                    └ stretch 1 ──┴ stretch 2 ──────────┴ certain: times of stretch 1 move by the difference of the two
 //! ```
 //!
-//! - Once, in the first moment at which somebody keeps the clock right, all that was dated before moves together. Jumps after
-//!   that move nothing: who sets a clock by hand then knows what he does.
-//! - How long ago something was is reckoned by the time since boot, whatever the clock says. Of what was dated before this boot
-//!   nothing better is known than the difference of two wall clocks.
+//! - Once, in the first moment at which somebody keeps the clock right, all earlier times of the boot move together.
+//!   Later jumps move no time: a person who then sets the clock by hand knows what he does.
+//! - The age of an event is computed by the time since boot, whatever the clock says. For times before this boot the
+//!   difference of two wall clocks is the best that is known.
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -22,20 +22,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::{Mono, Wall};
 
-/// Stretches that are remembered. When there are more, the shortest is forgotten: least was dated in it.
+/// Stretches that are remembered. When there are more, the shortest is forgotten: it has the fewest times.
 const MAX_STRETCHES: usize = 16;
-/// A clock that is further from where it should be than this was set, milliseconds. Who keeps it right without setting it
-/// changes it by half a millisecond a second at most.
+/// Difference above which a clock counts as set, milliseconds. A daemon that keeps it right without setting it changes
+/// it by half a millisecond a second at most.
 const JUMP_MS: u64 = 1000;
-/// Times may be cut to whole seconds, milliseconds.
+/// Most that a time loses when it is cut to whole seconds, milliseconds.
 const CUT_MS: i64 = 1000;
 const NS_PER_MS: i64 = 1_000_000;
 
-/// From one jump of the wall clock to the next.
+/// Time from one jump of the wall clock to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Stretch {
-    /// The wall clock less the time since boot when it began, and when it was looked at last, milliseconds.
+    /// Wall clock less time since boot at the begin (`first_ms`) and at the last look (`last_ms`), milliseconds.
     first_ms: i64,
     last_ms: i64,
     from: Mono,
@@ -43,7 +43,7 @@ struct Stretch {
 }
 
 impl Stretch {
-    /// Whether a clock of this stretch may have said so.
+    /// Returns true if a clock of this stretch may have shown `at`.
     fn said(&self, at: Wall) -> bool {
         let at = at.0.div_euclid(NS_PER_MS);
         let begin = wall_ms(self.first_ms.min(self.last_ms), self.from);
@@ -56,7 +56,7 @@ impl Stretch {
     }
 }
 
-/// In the first moment at which somebody kept the clock right.
+/// First moment at which somebody kept the clock right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Certain {
@@ -65,19 +65,20 @@ struct Certain {
     at: Mono,
 }
 
-/// What a look at the clocks has shown.
+/// Result of a look at the clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Seen {
     /// The wall clock goes on as it did.
     Same,
-    /// It was set.
+    /// The wall clock was set.
     Set,
-    /// It is right for the first time in this boot. What was dated before is to move: see [`ClockHistory::corrected`].
+    /// The wall clock is right for the first time in this boot. Earlier times of this boot are to move: see
+    /// [`ClockHistory::corrected`].
     Right,
 }
 
-/// See the module.
+/// Stretches of the wall clock in this boot, as the module describes them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClockHistory {
@@ -87,7 +88,7 @@ pub struct ClockHistory {
 }
 
 impl ClockHistory {
-    /// Of a clock that nobody has looked at.
+    /// Makes the history of a clock that has not been looked at yet.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -96,7 +97,8 @@ impl ClockHistory {
         }
     }
 
-    /// A look at both clocks. `is_right` is asked only as long as it never was: whether somebody keeps the wall clock right.
+    /// Looks at both clocks. `is_right` tells whether somebody keeps the wall clock right; it is not called after it
+    /// was true.
     pub fn look(&mut self, now: Mono, wall: Wall, is_right: impl FnOnce() -> bool) -> Seen {
         let offset_ms = wall
             .0
@@ -107,14 +109,14 @@ impl ClockHistory {
                 (last.last_ms, last.to) = (offset_ms, last.to.max(now));
                 false
             }
-            // When it was set is not known: some time since the last look.
+            // The time of the jump is not known: some time since the last look.
             Some(last) => {
                 let from = last.to;
                 last.to = last.to.max(now);
                 self.begin(offset_ms, from, now);
                 true
             }
-            // Nobody looked before, so it may have been like this since the boot.
+            // This is the first look, so the clock may have been like this since the boot.
             None => {
                 self.begin(offset_ms, Mono(0), now);
                 true
@@ -142,22 +144,22 @@ impl ClockHistory {
         });
     }
 
-    /// Whether somebody has kept the clock right in this boot.
+    /// Returns true if the wall clock was known to be right at some time of this boot.
     #[must_use]
     pub const fn is_certain(&self) -> bool {
         self.certain.is_some()
     }
 
-    /// What `at` should have been, which this machine dated: as it is until the clock was right once; from then on what was
-    /// dated before that, in this boot, is moved.
+    /// Returns the time that `at`, dated by this machine, should have been. Until the clock was right once, `at` is
+    /// returned as it is; from then on, a time dated earlier in this boot is moved.
     ///
-    /// To be asked once for each time, for what it answers may look like a time of another stretch.
+    /// To be asked once for each time: the result may look like a time of another stretch.
     #[must_use]
     pub fn corrected(&self, at: Wall) -> Wall {
         let Some(certain) = &self.certain else {
             return at;
         };
-        // Those that began later were certain.
+        // Stretches that began later had a clock that was right.
         let before = self.stretches.iter().rev().filter(|s| s.from < certain.at);
         let mut before = before.filter(|s| s.last_ms.abs_diff(certain.offset_ms) > JUMP_MS);
         match before.find(|s| s.said(at)) {
@@ -166,8 +168,8 @@ impl ClockHistory {
         }
     }
 
-    /// The same for what may have been corrected already: only what cannot be true is moved, for it would be before this boot
-    /// or is yet to come, and the clock of this boot has said it.
+    /// Corrects `at`, which may have been corrected already: only an impossible time is moved. Such a time lies before
+    /// this boot or in the future, and the clock of this boot has shown it.
     #[must_use]
     pub fn believed(&self, at: Wall, now: Mono) -> Wall {
         let is_possible = self.certain.is_none_or(|certain| {
@@ -178,8 +180,9 @@ impl ClockHistory {
         if is_possible { at } else { self.corrected(at) }
     }
 
-    /// When `at` was, by the time since boot; `at` is corrected as far as that can be. `now`, `wall`: what both clocks say. What
-    /// was before this boot was at its begin; what is yet to come by the wall clock may be later than `now`.
+    /// Converts `at` to the time since boot; `at` is corrected as far as it can be. `now`, `wall`: both clocks at
+    /// present. A time before this boot becomes its begin; a time that is still to come by the wall clock may be later
+    /// than `now`.
     #[must_use]
     pub fn moment(&self, at: Wall, now: Mono, wall: Wall) -> Mono {
         let ms = at.0.div_euclid(NS_PER_MS);
@@ -199,7 +202,8 @@ impl ClockHistory {
         }
     }
 
-    /// How long ago `at` was. Of what was before this boot nothing better is known than the difference of two wall clocks.
+    /// Returns the time that has passed since `at`. For a time before this boot the difference of two wall clocks is
+    /// the best that is known.
     #[must_use]
     pub fn since(&self, at: Wall, now: Mono, wall: Wall) -> Duration {
         let then = self.moment(at, now, wall);
@@ -211,7 +215,7 @@ impl ClockHistory {
     }
 }
 
-/// What a clock says that is that far from the time since boot, milliseconds.
+/// Wall clock at the time since boot `at`, when it is `offset_ms` ahead of it, milliseconds.
 fn wall_ms(offset_ms: i64, at: Mono) -> i64 {
     offset_ms.saturating_add_unsigned(at.0)
 }
@@ -343,7 +347,7 @@ mod tests {
         let once = boot.history.believed(dated, boot.now);
         assert_eq!(once, boot.at(20));
         assert_eq!(boot.history.believed(once, boot.now), once);
-        // Of a boot before, and of a day when the clock was far ahead: no clock of this boot has said so.
+        // A time before this boot, and one of a day when the clock was far ahead: no clock of this boot has shown them.
         for other in [Wall::from_secs(NOW_S - 5000), Wall::from_secs(NOW_S + 5000)] {
             assert_eq!(boot.history.believed(other, boot.now), other);
         }

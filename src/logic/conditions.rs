@@ -45,7 +45,7 @@ pub const OWNED: [&str; 8] = [
     ALL_RESTARTING,
 ];
 
-/// Whether the agent alone writes conditions of this type (STAT-40).
+/// Returns true if the agent alone writes conditions of this type (STAT-40).
 #[must_use]
 pub fn is_owned(kind: &str) -> bool {
     OWNED.contains(&kind)
@@ -57,7 +57,7 @@ pub fn find<'a>(conditions: &'a [PodCondition], kind: &str) -> Option<&'a PodCon
     conditions.iter().find(|c| c.kind == kind)
 }
 
-/// Whether the condition of that type is there and `True`.
+/// Returns true if the condition of that type is there and `True`.
 #[must_use]
 pub fn is_true(conditions: &[PodCondition], kind: &str) -> bool {
     find(conditions, kind).is_some_and(|c| c.status == "True")
@@ -200,8 +200,8 @@ pub fn ready(
     }
 }
 
-/// Whether the `Ready` condition in the API says something else than its gates now do (LOOP-15): then the pod is synced.
-/// Only for pods with gates, and only once the API shows the condition.
+/// Returns true if the `Ready` condition in the API differs from the state of the pod's readiness gates now (LOOP-15):
+/// then the pod is synced. Only for pods with gates, and only once the API shows the condition.
 #[must_use]
 pub fn gates_changed(pod: &Pod, cached: &PodStatus) -> bool {
     let api = &pod.status.conditions;

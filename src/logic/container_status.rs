@@ -23,9 +23,9 @@ use super::{
 
 /// Reason of an instance that was lost.
 pub const STATUS_UNKNOWN: &str = "ContainerStatusUnknown";
-/// Exit code reported for it: that of SIGKILL.
+/// Exit code of a lost instance: that of SIGKILL.
 pub const LOST_EXIT_CODE: i32 = 137;
-/// Message of a container that ran and of which the runtime knows nothing any more.
+/// Message of a container that ran and that the runtime no longer knows.
 const VANISHED_MESSAGE: &str = "The container could not be located when the pod was deleted.  The container used to be Running";
 /// Waiting reason without init containers.
 pub const CONTAINER_CREATING: &str = "ContainerCreating";
@@ -34,7 +34,7 @@ pub const POD_INITIALIZING: &str = "PodInitializing";
 /// Waiting reason, and terminated reason, while all containers start over.
 pub const RESTARTING_ALL: &str = "RestartingAllContainers";
 
-/// Which list of the spec.
+/// List of the spec that a container is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `spec.initContainers`; stays in spec order.
@@ -45,7 +45,7 @@ pub enum Kind {
     Ephemeral,
 }
 
-/// One status per container of that kind.
+/// Generates the statuses of all containers of that kind.
 #[must_use]
 pub fn container_statuses(input: &StatusInput<'_>, kind: Kind) -> Vec<ContainerStatus> {
     let spec = &input.pod.spec;
@@ -92,8 +92,8 @@ fn container_status(
     status
 }
 
-/// Whether nobody will ever start this instance of an init container: it was created in a sandbox that was lost, and the
-/// pod began without it, for its manifest had no such container then.
+/// Returns true if this instance of an init container will never be started: it was created in a sandbox that was lost,
+/// and the pod began without it, because its manifest had no such container then.
 fn is_passed_over(
     input: &StatusInput<'_>,
     kind: Kind,
@@ -155,7 +155,8 @@ fn from_instance(
     }
 }
 
-/// The runtime knows no instance: what was reported before, and what can be inferred (STAT-24, STAT-25, WAIT-25).
+/// Status of a container of which the runtime knows no instance: the last report, and what can be inferred (STAT-24,
+/// STAT-25, WAIT-25).
 fn without_instance(
     input: &StatusInput<'_>,
     kind: Kind,
@@ -221,8 +222,8 @@ fn without_instance(
     status
 }
 
-/// How an ephemeral container ended that the runtime knows no more; `None`: it has not begun yet. It runs once (ACT-70), so
-/// what would be the state before the next run is its last one.
+/// Returns the last state of an ephemeral container that the runtime no longer knows; `None`: it has not begun yet. An
+/// ephemeral container runs once (ACT-70), so a state that others show as their last one is its own.
 fn end_of_ephemeral(old: &ContainerStatus) -> Option<ContainerState> {
     if old.state.running.is_some() {
         return Some(terminated(LOST_EXIT_CODE, STATUS_UNKNOWN, VANISHED_MESSAGE));
@@ -231,7 +232,7 @@ fn end_of_ephemeral(old: &ContainerStatus) -> Option<ContainerState> {
     states.find(|state| state.terminated.is_some()).cloned()
 }
 
-/// Whether the restart of all containers is under way: decided now, or reported and not yet over.
+/// Returns true if the restart of all containers is under way: decided now, or reported and not yet over.
 fn restarting_all(input: &StatusInput<'_>) -> bool {
     conditions::is_true(&input.previous().conditions, ALL_RESTARTING)
         || input
@@ -248,7 +249,7 @@ fn restarting_all(input: &StatusInput<'_>) -> bool {
         || restart_all_pending(input.pod, input.runtime)
 }
 
-/// A container due to start shows why it did not (WAIT-01).
+/// Shows why a container that is due to start has not started (WAIT-01).
 fn show_start_failure(
     input: &StatusInput<'_>,
     kind: Kind,
@@ -332,7 +333,7 @@ fn readiness(
     };
 }
 
-/// What the spec and the runtime say beside the state (STAT-28).
+/// Fills in what the spec and the runtime tell besides the state: resources, volume mounts, user (STAT-28).
 fn describe(
     input: &StatusInput<'_>,
     container: &Container,
@@ -421,11 +422,11 @@ fn lost(message: String, instance: &cri::ContainerStatus, container_id: String) 
     }
 }
 
-/// Message of a container whose end nobody saw.
+/// Message of a container whose end was not observed.
 pub(super) const LOST_MESSAGE: &str =
     "The container could not be located when the pod was terminated";
 
-/// A state nobody observed: no times, no id.
+/// Terminated state that was not observed: no times, no id.
 pub(super) fn terminated(exit_code: i32, reason: &str, message: &str) -> ContainerState {
     ContainerState {
         terminated: Some(Box::new(Terminated {

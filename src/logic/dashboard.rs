@@ -1,21 +1,21 @@
-//! Who may ask a dashboard. It is reached by a browser, and so by every page that a browser shows: a request has to be for
-//! this machine (no other name was led here), of the dashboard's own page, and know the token.
+//! Access to the dashboard. A browser reaches it, and so does every page that the browser shows. A request must name
+//! this machine's address as its host, come from the dashboard's own page, and have the token.
 
 use alloc::string::String;
 use core::{hint::black_box, net::IpAddr};
 
-/// What a request is for.
+/// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// The page itself, which tells nothing.
+    /// The page itself, without any data.
     Page,
-    /// What is known of the node.
+    /// Data about the node.
     Data,
-    /// That something is done.
+    /// An action on the node.
     Action,
 }
 
-/// What a request says of who asks.
+/// Parts of a request that tell who asks.
 #[derive(Clone, Copy, Debug)]
 pub struct Asked<'a> {
     /// `Host`, if there is exactly one.
@@ -28,30 +28,30 @@ pub struct Asked<'a> {
     pub local: IpAddr,
 }
 
-/// Why nothing is told.
+/// Reason why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
-    /// Another name may be led here by a stranger's name server.
+    /// `Host` is not this machine's address: the name may come from a stranger's name server (DNS rebinding).
     #[error(
         "host {0:?} is not this machine's address; open the URL that picolet dashboard printed"
     )]
     Host(String),
-    /// Another page asks.
+    /// The request comes from a page that is not the dashboard's.
     #[error("a page of {0:?} may not ask; open the URL that picolet dashboard printed")]
     Origin(String),
-    /// Nobody knows which page asks for something to be done.
+    /// An action without `Origin`: the page that asks for it is not known.
     #[error("a request that changes something has to say its Origin")]
     NoOrigin,
     /// Without the token, or with a wrong one.
     #[error("the token is missing or wrong; open the URL that picolet dashboard printed")]
     Token,
-    /// It only shows.
+    /// An action on a dashboard that may only show.
     #[error("this dashboard only shows; picolet dashboard --allow-actions lets it act")]
     ReadOnly,
 }
 
 impl Denied {
-    /// The HTTP status that says it.
+    /// HTTP status of the refusal.
     #[must_use]
     pub const fn status(&self) -> u16 {
         match self {
@@ -68,9 +68,9 @@ fn cut(text: &str) -> String {
     text.chars().take(MAX_REPEATED_CHARS).collect()
 }
 
-/// Whether a request is answered.
+/// Checks that a request may be answered.
 ///
-/// - Errors: what is wrong with it, the most telling first.
+/// - Errors: the fault of the request, the most telling first.
 pub fn may_ask(
     asked: &Asked<'_>,
     wanted: Wanted,
@@ -103,7 +103,8 @@ pub fn may_ask(
     Ok(())
 }
 
-/// The address that a `Host` names, with or without a port. A name is none, but for `localhost`, which leads nowhere else.
+/// Reads the address in a `Host`, with or without a port. A name is refused, except `localhost`, which always means
+/// this machine.
 fn address(host: &str) -> Option<IpAddr> {
     let (name, port) = match host.strip_prefix('[') {
         Some(rest) => rest.split_once(']')?,
@@ -119,7 +120,7 @@ fn address(host: &str) -> Option<IpAddr> {
     name.parse().ok().map(|ip: IpAddr| ip.to_canonical())
 }
 
-/// Compares all of both, so that the time it takes tells nothing of where they differ.
+/// Compares every byte, so that the time it takes does not show where the texts differ.
 fn same(a: &str, b: &str) -> bool {
     let differ = a
         .bytes()
@@ -179,7 +180,7 @@ mod tests {
             let denied = asked(host, None, Wanted::Page);
             assert_eq!(denied, Err(Denied::Host(host.into())), "{host}");
         }
-        // Of another address of this machine only that.
+        // A request to another address of this machine must name that one.
         let mut by_network = Asked {
             host: Some("192.0.2.1:8899"),
             origin: None,

@@ -18,7 +18,7 @@ pub const FILE_MODE: i32 = 0o644;
 /// `terminationGracePeriodSeconds` of a pod, in seconds.
 pub const GRACE_S: i64 = 30;
 
-/// Fills in what the object leaves open.
+/// Fills in the fields that the object leaves open.
 pub fn pod(pod: &mut Pod) {
     let spec = &mut pod.spec;
     text(&mut spec.dns_policy, "ClusterFirst");
@@ -221,8 +221,8 @@ fn requests(resources: &mut Resources) {
     }
 }
 
-/// Requests of the pod as a whole, where the pod sets limits or requests itself: for each resource what the containers
-/// ask for, else the pod's limit.
+/// Sets requests of the pod as a whole, where the pod sets limits or requests itself: for each resource the containers'
+/// requests, else the pod's limit.
 fn pod_requests(spec: &mut PodSpec) {
     let Some(mut own) = spec.resources.take() else {
         return;
@@ -246,7 +246,8 @@ fn pod_requests(spec: &mut PodSpec) {
     spec.resources = Some(own);
 }
 
-/// What the containers together ask of `name` at once (ADM-07); `None` if none asks for it.
+/// Request of all containers together for `name` (ADM-07): the most that run at the same time. `None` if no container
+/// asks for it.
 fn containers_request(spec: &PodSpec, name: &str) -> Option<Quantity> {
     let milli = |c: &Container| c.resources.requests.get(name).map(Quantity::milli);
     let asked = spec

@@ -1,4 +1,4 @@
-//! Digests of objects: what a source remembers of a pod instead of the pod.
+//! Digests of objects: a source remembers a pod's digest instead of the pod.
 //!
 //! FNV-1a over the canonical form of a JSON value (fields sorted by name, texts with their length), so that neither
 //! the order of fields nor the spelling of the document matters. Not made to withstand a forger: whoever writes a
@@ -85,9 +85,9 @@ impl Fnv {
     }
 }
 
-/// Digest of what makes a semantic change of a pod (SRC-04): spec, its generation, labels, deletion fields, and annotations
-/// other than those the agent itself keeps. Who polls may not see an edit that was undone since, but its generation is to be
-/// told in the status.
+/// Digest of what makes a semantic change of a pod (SRC-04): spec, its generation, labels, deletion fields, and
+/// annotations other than those the agent itself keeps. A poller may miss an edit that was undone since, but the status
+/// must still tell its generation.
 #[must_use]
 pub fn semantic(raw: &Value) -> u64 {
     let mut fnv = Fnv::default();

@@ -1,4 +1,4 @@
-//! What the sync loop does with each of its inputs. The effects, and the order of inputs, are the loop's.
+//! Decisions of the sync loop about each of its inputs. The effects, and the order of inputs, are the loop's.
 //!
 //! Names and rules follow kubelet `kubelet.go`, `syncLoopIteration` and `HandlePod*`.
 
@@ -7,14 +7,14 @@ use crate::api::Wall;
 use super::pleg::EventKind;
 use super::probe::ProbeKind;
 
-/// In which order new pods of one delivery are taken in: that of their creation, those without a time first (LOOP-07). Those
-/// that run come before: what runs was admitted, and nobody who was refused takes its place over a restart (LOOP-12).
+/// Sort key for new pods of one delivery: by creation, those without a time first (LOOP-07). Running pods come before
+/// all others: they were admitted, and over a restart no pod that was refused may take their place (LOOP-12).
 #[must_use]
 pub const fn addition_order(idle: bool, created: Option<Wall>) -> (bool, Option<Wall>) {
     (idle, created)
 }
 
-/// What to do with a new pod.
+/// Order for a new pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Addition {
     /// Ask admission; if it agrees, `create` to the worker, else the pod is rejected and not asked again.
@@ -23,7 +23,8 @@ pub enum Addition {
     Create,
 }
 
-/// A new pod; it is in the pod manager already. `termination_requested`: its worker ends an earlier incarnation.
+/// Decides about a new pod; it is in the pod manager already. `termination_requested`: its worker ends an earlier
+/// incarnation.
 #[must_use]
 pub const fn on_addition(termination_requested: bool, api_phase_terminal: bool) -> Addition {
     if termination_requested || api_phase_terminal {
@@ -33,18 +34,18 @@ pub const fn on_addition(termination_requested: bool, api_phase_terminal: bool) 
     }
 }
 
-/// What to do with a pod that its source no longer has.
+/// Order for a pod that its source no longer has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
     /// `kill` to its worker, without options.
     Kill,
-    /// Nothing yet: housekeeping ends it as an orphan once all sources are ready.
+    /// Wait: housekeeping ends the pod as an orphan once all sources are ready.
     LeaveToHousekeeping,
 }
 
-/// A pod vanished from a source. Unlike a kubelet, which waits for all sources, the word of the source that had
-/// delivered the pod is enough once that source is ready: with an apiserver out of reach a deleted manifest must
-/// still stop its pod.
+/// Decides about a pod that vanished from its source. A kubelet waits for all sources. Here the source that had
+/// delivered the pod is enough, once it is ready: with an apiserver out of reach a deleted manifest must still stop its
+/// pod.
 #[must_use]
 pub const fn on_removal(source_ready: bool) -> Removal {
     if source_ready {
@@ -54,19 +55,19 @@ pub const fn on_removal(source_ready: bool) -> Removal {
     }
 }
 
-/// What to do with a pod whose `status` alone changed in the API.
+/// Order for a pod whose `status` alone changed in the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reconciliation {
-    /// Others have ended it: as if its object had changed.
+    /// The pod was ended by another client: proceed as if its object had changed.
     Update,
     /// `sync` to its worker.
     Sync,
-    /// Nothing.
+    /// Do nothing.
     Nothing,
 }
 
-/// A pod's `status` alone changed (LOOP-15, OFF-04). `ended`: its phase in the API is terminal; `told`: the agent's own
-/// status of it is, too. `gates_changed`: see `conditions::gates_changed`.
+/// Decides about a pod whose `status` alone changed (LOOP-15, OFF-04). `ended`: its phase in the API is terminal;
+/// `told`: the agent's own status of it is, too. `gates_changed`: see `conditions::gates_changed`.
 #[must_use]
 pub const fn on_reconcile(ended: bool, told: bool, gates_changed: bool) -> Reconciliation {
     match (ended && !told, gates_changed) {
@@ -76,7 +77,7 @@ pub const fn on_reconcile(ended: bool, told: bool, gates_changed: bool) -> Recon
     }
 }
 
-/// What to do with an event of the PLEG.
+/// Order after an event of the PLEG.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reaction {
     /// `sync` to the pod's worker.
@@ -85,7 +86,8 @@ pub struct Reaction {
     pub clean_dead: bool,
 }
 
-/// Something happened at the runtime. `is_config`: the pod manager has the pod.
+/// Decides about an event of the PLEG. `id`: of the container or sandbox, may be empty. `is_config`: the pod manager
+/// has the pod.
 #[must_use]
 pub fn on_pleg_event(kind: EventKind, id: &str, is_config: bool) -> Reaction {
     Reaction {
@@ -94,7 +96,7 @@ pub fn on_pleg_event(kind: EventKind, id: &str, is_config: bool) -> Reaction {
     }
 }
 
-/// What to write into the container's local status before the sync.
+/// Value to write into the container's local status before the sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeWrite {
     /// `ready`.
@@ -103,7 +105,7 @@ pub enum ProbeWrite {
     Started(bool),
 }
 
-/// A probe changed its mind. Returns what to write, and whether to send `sync`.
+/// Decides about a changed probe result. Returns the value to write, and whether to send `sync`.
 #[must_use]
 pub const fn on_probe(
     kind: ProbeKind,
@@ -118,7 +120,7 @@ pub const fn on_probe(
     }
 }
 
-/// What decides whether a pod of the configuration counts as active.
+/// Facts that decide whether a pod of the configuration is active.
 #[expect(
     clippy::struct_excessive_bools,
     reason = "each is a fact of another machine; all combinations occur"
@@ -139,8 +141,8 @@ pub struct Activity {
     pub local_phase_terminal: bool,
 }
 
-/// Whether the pod takes part in admission, restarts, eviction and node shutdown (LOOP-11). One that comes back as soon
-/// as it has ended keeps its ports and its share meanwhile.
+/// Returns true if the pod takes part in admission, restarts, eviction and node shutdown (LOOP-11). A pod that is to
+/// restart under its UID as soon as it has ended keeps its ports and its share meanwhile.
 #[must_use]
 pub const fn is_active(pod: Activity) -> bool {
     if pod.known_terminated {

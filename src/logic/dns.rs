@@ -17,7 +17,7 @@ pub const MAX_SEARCH_CHARACTERS: usize = 2048;
 /// Longest search domain, characters.
 pub const MAX_SEARCH_DOMAIN: usize = 253;
 
-/// The node's part in it.
+/// Resolver settings of the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DnsSettings {
     /// `clusterDNS`.
@@ -74,7 +74,7 @@ pub fn parse_resolv_conf(text: &str) -> Result<DnsConfig, PodError> {
                     put_option(&mut config.options, word.into());
                 }
             }
-            // Comments, and what musl and glibc ignore as well.
+            // Comments, and lines that musl and glibc ignore as well.
             Some(_) | None => {}
         }
     }
@@ -109,7 +109,7 @@ pub fn pod_dns(pod: &Pod, settings: &DnsSettings) -> PodDns {
     PodDns { config, warnings }
 }
 
-/// In a kubelet's words, for whoever looks for them.
+/// Warning in a kubelet's words, which people search for.
 fn missing_dns(pod: &Pod) -> String {
     let meta = &pod.metadata;
     format!(

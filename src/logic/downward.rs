@@ -1,4 +1,5 @@
-//! What a pod may learn about itself: fieldRef and resourceFieldRef (ENV-11, ENV-14, VOL-11, VOL-12).
+//! Downward API, the facts that a pod may learn about itself: fieldRef and resourceFieldRef (ENV-11, ENV-14, VOL-11,
+//! VOL-12).
 
 use alloc::{
     collections::BTreeMap,
@@ -10,7 +11,7 @@ use core::net::IpAddr;
 use crate::api::pod::{Container, FieldRef, ResourceFieldRef, Resources};
 use crate::api::{Pod, PodError, Quantity};
 
-/// What the node can give to pods.
+/// Allocatable resources of the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allocatable {
     /// Thousandths of a CPU.
@@ -21,7 +22,7 @@ pub struct Allocatable {
     pub ephemeral_storage_bytes: i64,
 }
 
-/// What is known of the pod beside its object when a container starts.
+/// Node and addresses of a pod whose container starts: facts that its object lacks.
 #[derive(Clone, Copy, Debug)]
 pub struct Place<'a> {
     /// The node's name, for a pod that carries none.
@@ -93,7 +94,7 @@ fn one_per_family(ips: &[IpAddr]) -> Vec<IpAddr> {
     out
 }
 
-/// One `key="escaped value"` per line, sorted by key, without a final newline.
+/// Formats labels or annotations as `key="escaped value"`, one a line, sorted by key, without a final newline.
 fn format_map(map: &BTreeMap<String, String>) -> String {
     let lines: Vec<String> = map
         .iter()
@@ -102,7 +103,7 @@ fn format_map(map: &BTreeMap<String, String>) -> String {
     lines.join("\n")
 }
 
-/// As Go's `%q` writes a string: scripts that read these files know its escapes.
+/// Quotes a string as Go's `%q` does: scripts that read these files know its escapes.
 fn quote(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
@@ -132,19 +133,20 @@ fn quote(text: &str) -> String {
     out
 }
 
-/// Whether both languages' tables call it printable: Rust escapes what is not, combining marks only at a start.
+/// Returns true if `c` is printable by the tables of both languages. Rust escapes other characters; a combining mark
+/// only at the start of a text, so `c` is put behind another one.
 fn is_printable(c: char) -> bool {
     let mut pair = String::from("x");
     pair.push(c);
     !pair.escape_debug().skip(1).take(2).eq("\\u".chars())
 }
 
-/// Which stand-in an unset limit has.
+/// Value in place of a limit that is not set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnsetLimit {
-    /// Env: the pod's own limit (cpu, memory), else what the node can give.
+    /// Env: the pod's own limit (cpu, memory), else the node's allocatable amount.
     PodThenNode,
-    /// Volumes: what the node can give.
+    /// Volumes: the node's allocatable amount.
     Node,
 }
 

@@ -24,11 +24,11 @@ pub trait Objects {
     ) -> Result<Vec<u8>, PodError>;
 }
 
-/// Everything env is made from.
+/// Input for the environment of one container.
 pub struct EnvInput<'a> {
     /// The pod.
     pub pod: &'a Pod,
-    /// Its container.
+    /// Container whose environment is made.
     pub container: &'a Container,
     /// ConfigMaps, Secrets, volume files.
     pub objects: &'a dyn Objects,
@@ -36,7 +36,7 @@ pub struct EnvInput<'a> {
     pub services: Option<&'a [Service]>,
     /// Node and addresses.
     pub place: Place<'a>,
-    /// What the node can give to pods.
+    /// Allocatable resources of the node, for unset limits.
     pub allocatable: Allocatable,
 }
 
@@ -45,7 +45,7 @@ pub struct EnvInput<'a> {
 pub struct Env {
     list: Vec<(String, String)>,
     index: BTreeMap<String, usize>,
-    /// Of all names and values set so far, those that were replaced included.
+    /// Bytes of all names and values set so far, replaced ones included.
     bytes: usize,
 }
 

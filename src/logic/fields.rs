@@ -1,4 +1,4 @@
-//! The fields of an object that is read by hand: each is taken once, and none may be left.
+//! Fields of an object that is read by hand: each is taken once, and none may be left.
 
 use alloc::{borrow::ToOwned as _, string::String, vec::Vec};
 
@@ -6,14 +6,14 @@ use serde_json::{Map, Value};
 
 use crate::api::strict::WrongValue;
 
-/// Bytes of a text, where nothing else is said.
+/// Longest text by default, bytes.
 pub(crate) const MAX_TEXT: usize = 256;
 
-/// What is left of an object.
+/// Fields of an object that were not taken yet.
 pub(crate) struct Fields<'a> {
     path: &'a str,
     left: Map<String, Value>,
-    /// Bytes of a text.
+    /// Longest text, bytes.
     most: usize,
 }
 
@@ -35,7 +35,7 @@ impl<'a> Fields<'a> {
         Self::owned(value.clone(), path)
     }
 
-    /// The same, with texts of so many bytes.
+    /// Changes the longest text, in bytes.
     pub(crate) fn with_texts(self, most: usize) -> Self {
         Self { most, ..self }
     }
@@ -44,7 +44,7 @@ impl<'a> Fields<'a> {
         self.path
     }
 
-    /// The path of one of them.
+    /// Path of a field.
     pub(crate) fn path_of(&self, name: &str) -> String {
         match self.path {
             "" => name.to_owned(),
@@ -135,7 +135,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Nothing else may be there.
+    /// Fails if a field was not taken.
     pub(crate) fn end(self) -> Result<(), WrongValue> {
         match self.left.keys().next() {
             None => Ok(()),

@@ -1,4 +1,4 @@
-//! What is written to the disk of the root directory, and how much of its life is left (WEAR-06).
+//! Writes to the disk of the root directory, and the part of its life that is used (WEAR-06).
 
 use alloc::{
     format,
@@ -13,17 +13,17 @@ use crate::api::cri::Condition;
 
 /// Part of its life from which on a disk is worn, percent: 0x09 in an eMMC's `life_time`.
 const WORN_PERCENT: u8 = 90;
-/// Whoever has written for less time counts as if it were this, seconds: a start is no measure of a day.
+/// Shortest time that a rate is computed from, seconds: the start of a writer does not show its rate per day.
 const LEAST_SECONDS: u64 = 3600;
 const DAY_SECONDS: u64 = 24 * 3600;
 
-/// Whether the disk says that it will not last.
+/// Returns true if the disk reports that it is near the end of its life.
 #[must_use]
 pub fn is_worn(disk: &Disk) -> bool {
     disk.at_its_end || disk.used_life.is_some_and(|used| used >= WORN_PERCENT)
 }
 
-/// How much of its life is used, for people.
+/// Used part of the disk's life, as text for people.
 #[must_use]
 pub fn life(disk: &Disk) -> String {
     match disk.used_life {
@@ -55,17 +55,18 @@ pub fn condition(disk: &Disk) -> Option<Condition> {
     })
 }
 
-/// Bytes that something wrote in so many seconds.
+/// Bytes of a writer, and the seconds in which it wrote them.
 pub type Wrote = (u64, u64);
 
-/// What the kernel says of writers.
+/// Writers and their bytes, as the kernel counts them.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
     /// The agent, with the programs that it ran.
     pub agent: Option<Wrote>,
-    /// What of it was images, bytes.
+    /// Part of the agent's bytes that was images.
     pub images_bytes: u64,
-    /// Each shim that runs now: it writes the log of its container. `None`: another runtime writes logs, or no container ever ran.
+    /// Shims that run now: each writes the log of its container. `None`: another runtime writes logs, or no container
+    /// ever ran.
     pub shims: Option<Vec<Wrote>>,
     /// All pods; `None` with control groups of version 1, which do not tell.
     pub pods: Option<Wrote>,
@@ -123,7 +124,7 @@ fn line(name: &str, wrote: Option<Wrote>) -> Line {
     }
 }
 
-/// Shims come and go with their containers: what those of now have written, each in its own time.
+/// Adds up the rates of the shims that run now, each over its own time: shims come and go with their containers.
 fn logs(shims: &[Wrote]) -> Line {
     let sum = |of: fn(Wrote) -> u64| {
         shims
@@ -215,7 +216,7 @@ mod tests {
         let mut facts = Facts {
             agent: Some((900, 2 * day)),
             images_bytes: 600,
-            // One began a minute ago: as if it were an hour.
+            // A shim that began a minute ago counts as if it had run for an hour.
             shims: Some([(100, day), (1000, 2 * day), (10, 60)].into()),
             pods: Some((4 << 30, 4 * day)),
             disk: Some((disk(Some(30), false), 2 * day)),

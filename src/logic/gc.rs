@@ -1,4 +1,4 @@
-//! What may be thrown away: dead instances, sandboxes, log directories (GC-01..GC-06). Images: [`super::image_gc`].
+//! Garbage collection of dead instances, sandboxes, log directories (GC-01..GC-06). Images: [`super::image_gc`].
 //! Names follow kubelet `kuberuntime_gc.go` and `pod_container_deletor.go`.
 
 use alloc::vec::Vec;
@@ -12,7 +12,7 @@ use crate::api::{
     },
 };
 
-/// How many dead instances are kept.
+/// Rules for keeping dead instances.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContainerGcPolicy {
     /// Younger ones are kept, by creation time.
@@ -33,13 +33,13 @@ impl Default for ContainerGcPolicy {
     }
 }
 
-/// What the pod table says of a pod.
+/// State of a pod in the pod table, as far as garbage collection needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// Configured, or on its way out: its last instances are still of use.
     Kept,
-    /// Gone, or evicted, and nothing of it runs ([`PodTable::is_garbage`](crate::pod_table::PodTable::is_garbage)): everything
-    /// goes.
+    /// Gone, or evicted, and without a running container
+    /// ([`PodTable::is_garbage`](crate::pod_table::PodTable::is_garbage)): all instances may be removed.
     ContentRemovable,
 }
 
@@ -48,7 +48,7 @@ pub enum Fate {
 pub struct Removal {
     /// Instance.
     pub id: ContainerId,
-    /// Its state is unknown, so it may still run: stop it first.
+    /// Set if the instance must be stopped first: its state is unknown, so it may still run.
     pub stop_first: bool,
 }
 
@@ -56,7 +56,7 @@ pub struct Removal {
 ///
 /// - Running ones are never chosen; nor is the newest instance of a living pod's container while it is only Created,
 ///   for its start may be under way.
-/// - `age` says how long ago something was.
+/// - `age` tells the time that has passed since a creation.
 /// - `fate` is asked only when `sources_ready`; before that every pod counts as kept.
 /// - Order: pod by pod as given, oldest first within a container; those over the global limit last.
 #[must_use]
@@ -138,8 +138,9 @@ fn removal(status: &ContainerItem) -> Removal {
     }
 }
 
-/// What goes when instance `died` ended (CLEAN-14): the exited instances of the same container but the newest
-/// `max(1, keep)`; all exited ones of the pod if its content may go. Nothing if the runtime does not know `died`.
+/// Chooses the instances to remove when instance `died` has ended (CLEAN-14). These are the exited instances of the
+/// same container except the newest `max(1, keep)`; all exited ones of the pod if its content may go. None if the
+/// runtime does not know `died`.
 #[must_use]
 pub fn removable_after_death(
     pod: &PodRuntimeStatus,
@@ -169,7 +170,7 @@ pub fn removable_after_death(
 
 /// Chooses sandboxes, each to be stopped, then removed (GC-05). Ask after the containers were removed, with a new list.
 ///
-/// Never a READY one, nor one that an instance refers to; the newest of a living pod is kept.
+/// A READY sandbox is never chosen, nor one that an instance refers to; the newest of a living pod is kept.
 #[must_use]
 pub fn removable_sandboxes(
     pods: &[PodItem],
@@ -222,8 +223,9 @@ pub fn log_dir_uid(name: &str) -> Option<PodUid> {
     (!all.contains(&"")).then(|| PodUid::from(uid))
 }
 
-/// Of links whose log is gone, those to delete (GC-06): `<pod>_<namespace>_<container>-<id>.log` of an instance that nobody
-/// knows or that has ended. The log of another is being rotated or is not yet made. Names of another form stay.
+/// Chooses links to delete among those whose log is gone (GC-06): `<pod>_<namespace>_<container>-<id>.log` of an
+/// instance that is unknown or has ended. The log of any other instance is being rotated or is not yet made. Names of
+/// another form stay.
 #[must_use]
 pub fn removable_links<'a>(
     dangling: impl IntoIterator<Item = &'a str>,

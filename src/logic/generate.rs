@@ -34,7 +34,7 @@ use crate::security::{
 use crate::spec_hash::spec_hash;
 use crate::sysctl;
 
-/// Where a container sees its termination log unless it says otherwise.
+/// Path of the termination log in a container that names no other.
 pub const DEFAULT_TERMINATION_PATH: &str = "/dev/termination-log";
 /// Longest file name, bytes.
 const MAX_FILE_NAME: usize = 255;
@@ -49,7 +49,7 @@ pub struct NodeContext {
     pub name: String,
     /// Addresses of the node, primary first.
     pub ips: Vec<IpAddr>,
-    /// What the node can give to pods.
+    /// Allocatable resources of the node.
     pub allocatable: Allocatable,
     /// Cgroups.
     pub cgroups: CgroupSettings,
@@ -90,7 +90,7 @@ pub fn log_link_name(pod: &Pod, container: &str, id: &ContainerId) -> String {
     name + &suffix
 }
 
-/// What [`sandbox_config`] decides.
+/// Result of [`sandbox_config`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SandboxPlan {
     /// For the runtime.
@@ -101,8 +101,8 @@ pub struct SandboxPlan {
 
 /// Configuration of a pod's sandbox.
 ///
-/// `runtime_handler`: that of the pod's RuntimeClass. `volume_groups`: see [`sandbox_user`]. Errors: names that cannot be, user namespaces. The pod waits and is
-/// tried again.
+/// `runtime_handler`: that of the pod's RuntimeClass. `volume_groups`: see [`sandbox_user`]. Errors: impossible names,
+/// user namespaces. The pod waits and is tried again.
 pub fn sandbox_config(
     pod: &Pod,
     attempt: u32,
@@ -256,12 +256,12 @@ pub struct VolumeSource {
     pub image: Option<ImageSpec>,
 }
 
-/// Everything the configuration of one instance is made from.
+/// Input for the configuration of one instance.
 #[derive(Clone, Copy, Debug)]
 pub struct ContainerInput<'a> {
     /// The pod.
     pub pod: &'a Pod,
-    /// Its container: regular, init or ephemeral.
+    /// Container of the pod: regular, init or ephemeral.
     pub container: &'a Container,
     /// Class of the pod.
     pub qos: QosClass,
@@ -288,7 +288,7 @@ pub struct ContainerInput<'a> {
     pub recursive_read_only: bool,
 }
 
-/// Where the container sees its termination log; `None` if it wants none (CFG-39).
+/// Path of the termination log in the container; `None` if it wants none (CFG-39).
 #[must_use]
 pub fn termination_path(container: &Container) -> Option<&str> {
     match container.termination_message_path.as_deref() {
@@ -351,7 +351,7 @@ pub fn container_config(input: &ContainerInput<'_>) -> Result<ContainerConfig, P
         working_dir: container.working_dir.clone(),
         env: env.clone().into_vec(),
         mounts: mounts(input)?,
-        // Of which only the machine knows what they are now.
+        // Only the machine knows these devices as they are now.
         devices: Vec::new(),
         cdi_devices: Vec::new(),
         live_devices: Vec::new(),
@@ -369,7 +369,7 @@ pub fn container_config(input: &ContainerInput<'_>) -> Result<ContainerConfig, P
     })
 }
 
-/// What kills the container correctly when its pod is no longer known (CFG-04).
+/// Annotations with all that is needed to kill the container correctly when its pod is no longer known (CFG-04).
 fn annotations(
     pod: &Pod,
     container: &Container,
@@ -491,7 +491,7 @@ fn volume_mount(
     })
 }
 
-/// CFG-34.
+/// Decides whether a mount is read-only with all below it (CFG-34).
 fn recursive_read_only(
     input: &ContainerInput<'_>,
     mount: &VolumeMount,
@@ -933,7 +933,7 @@ mod tests {
         );
         assert_eq!(got.mounts[2].image, None);
         assert_eq!(got.volume_images(), ["sha256:2"]);
-        // Its own image: what is there, and what the user wrote.
+        // The container's own image: the id of the one that is there, and the name that the user wrote.
         assert_eq!((&*got.image, &*got.user_image), ("sha256:1", "app:1"));
     }
 

@@ -14,14 +14,14 @@ const MAX_LABEL: usize = 63;
 /// Longest DNS name that the API takes, bytes.
 const MAX_SUBDOMAIN: usize = 253;
 
-/// How a pod is called.
+/// Names of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodNames {
     /// First label, or the override.
     pub hostname: String,
     /// Domain for the hosts file; empty for none.
     pub domain: String,
-    /// What the kernel's hostname is set to; empty for host-network pods.
+    /// Hostname for the kernel; empty for host-network pods.
     pub kernel: String,
 }
 
@@ -112,8 +112,8 @@ fn is_subdomain(name: &str) -> bool {
     name.len() <= MAX_SUBDOMAIN && name.split('.').all(is_label)
 }
 
-/// Whether the agent manages `/etc/hosts` of this container: unless it mounts that path itself, or the pod has its own
-/// network and no address yet (CFG-50).
+/// Returns true if the agent manages `/etc/hosts` of this container. The agent does not if the container mounts that
+/// path itself, or if the pod has its own network and no address yet (CFG-50).
 #[must_use]
 pub fn manages_hosts(pod: &Pod, container: &crate::api::Container, pod_ips: &[IpAddr]) -> bool {
     let own = container.volume_mounts.iter();

@@ -1,7 +1,7 @@
-//! What a housekeeping pass cleans up. The pass itself, which lists and removes, is the agent's.
+//! Decisions of a housekeeping pass. The pass itself, which lists and removes, is the agent's.
 //!
-//! A [`Pass`] holds what was listed; each method answers one step from it. Names and rules follow
-//! kubelet `kubelet_pods.go`, `HandlePodCleanups`, and `pod_container_deletor.go`.
+//! A [`Pass`] holds the lists; each method decides one step from them. Names and rules follow kubelet
+//! `kubelet_pods.go`, `HandlePodCleanups`, and `pod_container_deletor.go`.
 
 use alloc::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::api::order::Gather;
 use super::pod_table::{Known, WorkState};
 use super::runtime_cache::RunningPod;
 
-/// Whether a pass may run: only when every source has delivered is "not wanted" known.
+/// Returns true if a pass may run: only after every source has delivered is it known that a pod is not wanted.
 #[must_use]
 pub const fn may_run(all_sources_ready: bool) -> bool {
     all_sources_ready
@@ -34,7 +34,7 @@ pub struct ConfigPod<'a> {
     pub api_phase_terminal: bool,
 }
 
-/// What a pass has listed. All sorted by UID.
+/// Lists that a pass has made, all sorted by UID.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass<'a> {
     /// Pods of the configuration.
@@ -54,13 +54,13 @@ pub struct Restart<'a> {
     pub uid: &'a PodUid,
     /// Static.
     pub is_static: bool,
-    /// Drop its local status first: it tells of the incarnation before, and would end this one at once.
+    /// Drop its local status first: that is the status of the incarnation before, and would end this one at once.
     pub drop_status: bool,
-    /// It has ended, and only waits for its deletion: it counts for nobody as a pod that is restarted.
+    /// Set if the pod has ended and only waits for its deletion: it does not count as a restarted pod.
     pub ended: bool,
 }
 
-/// What to do with a cgroup whose pod is neither syncing nor terminating.
+/// Action on a cgroup whose pod is neither syncing nor terminating.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CgroupAction {
     /// Volumes are still there: only cut its CPU to the minimum.
@@ -90,33 +90,35 @@ impl<'a> Pass<'a> {
         self.known(uid).is_some_and(|known| !ends(known))
     }
 
-    /// Whether the pod's probes go on.
+    /// Returns true if the pod's probes go on.
     #[must_use]
     pub fn keeps_probes(&self, uid: &PodUid) -> bool {
         self.may_have_containers(uid)
     }
 
-    /// Whether the pod's local status is kept. That of a rejected pod is, as long as its UID is configured.
+    /// Returns true if the pod's local status is kept. A rejected pod keeps it as long as its UID is configured.
     #[must_use]
     pub fn keeps_status(&self, uid: &PodUid) -> bool {
         self.config_pod(uid).is_some() || self.mirrors.binary_search(uid).is_ok()
     }
 
-    /// Whether the pod's directory is an orphan. It still stays while a volume of it is, or may be, mounted.
+    /// Returns true if the pod's directory is an orphan. An orphan still stays while a volume in it is, or may be,
+    /// mounted.
     #[must_use]
     pub fn is_orphan_directory(&self, uid: &PodUid) -> bool {
         self.config_pod(uid).is_none() && !self.runs(uid)
     }
 
-    /// Pods to create: those that are wanted, and those that have ended and wait for their deletion. A kubelet does that without asking admission; here it is asked again, for another pod may have what
-    /// they want by now.
+    /// Pods to create: those that are wanted, and those that have ended and wait for their deletion. A kubelet creates
+    /// them without admission. Here they are admitted again, because another pod may have taken their share by now.
     pub fn restarts(&self) -> impl Iterator<Item = Restart<'a>> + use<'a> {
         let pass = *self;
         pass.config
             .iter()
             .filter(move |pod| pass.known(pod.uid).is_none())
             .filter_map(move |pod| {
-                // Somebody has to find that nothing is left of it. The API's own word of its end may be on its way.
+                // A worker has to find that no container is left. The API's own word of the pod's end may be on its
+                // way.
                 let over = pod.api_phase_terminal || !(pod.active || pod.restart_requested);
                 let deleted = pod.deletion_requested && !pod.is_static && !pass.runs(pod.uid);
                 (!over || deleted).then_some(Restart {
@@ -138,9 +140,9 @@ impl<'a> Pass<'a> {
             .filter(move |pod| pass.known(&pod.uid).is_none() && !restarted.contains(&pod.uid))
     }
 
-    /// What to do with a pod cgroup that was listed when the pass began; `None` to leave it.
+    /// Decides about a pod cgroup that was listed when the pass began; `None` to leave it.
     ///
-    /// A kubelet takes away those of pods that were restarted or found running in this very pass; here a runtime
+    /// A kubelet removes cgroups even of pods that were restarted or found running in this very pass. Here a runtime
     /// orphan gets its grace, and a restarted pod keeps the cgroup it is about to use.
     #[must_use]
     pub fn cgroup(&self, uid: &PodUid, volumes_present: bool) -> Option<CgroupAction> {

@@ -1,10 +1,11 @@
-//! Who may use an image that is there because a pod's own credentials brought it (IMG-20).
+//! Access of pods to an image that was pulled with a pod's own credentials (IMG-20).
 //!
-//! A registry decides who gets an image; that it is on this node already must not give it to others. So it is noted what an
-//! image was pulled with. A pod that brings the same may use it, any other one asks the registry with what it has.
+//! A registry decides who gets an image. An image on this node must not be open to every pod just because one pod's
+//! credentials brought it. So the credentials of each pull are recorded. A pod that brings the same may use the image;
+//! any other pod asks the registry with its own.
 //!
-//! What the operator imports is there for everybody, by all its names, whatever the same bytes were pulled with before or
-//! after. A record ends with its image.
+//! An image that the operator imports is open to every pod, by all its names, whatever credentials the same bytes were
+//! pulled with before or after. A record ends with its image.
 //!
 //! - Source: KEP-2535; kubelet `pkg/kubelet/images/pullmanager`, `MustAttemptImagePull`.
 
@@ -14,9 +15,9 @@ use serde::{Deserialize, Serialize};
 
 /// Version of the record written.
 pub const RECORD_VERSION: u32 = 1;
-/// Secrets noted of one repository; a pod with another one asks the registry each time.
+/// Most Secrets noted of one repository; a pod with another one asks the registry each time.
 pub const MAX_SECRETS: usize = 100;
-/// Repositories noted of one image; of others the registry is asked each time.
+/// Most repositories noted of one image; for others the registry is asked each time.
 pub const MAX_REPOSITORIES: usize = 100;
 
 /// A credential of a pod, and the Secret that it came in.
@@ -25,32 +26,32 @@ pub const MAX_REPOSITORIES: usize = 100;
 pub struct PullSecret {
     /// UID of the Secret; empty for one of the manifest directory.
     pub uid: String,
-    /// Its namespace.
+    /// Namespace of the Secret.
     pub namespace: String,
-    /// Its name.
+    /// Name of the Secret.
     pub name: String,
     /// Digest of the credential, never the credential.
     pub digest: String,
 }
 
 impl PullSecret {
-    /// The same Secret, whatever is in it by now.
+    /// Returns true if both name the same Secret, whatever its content by now.
     fn is(&self, other: &Self) -> bool {
         (&self.uid, &self.namespace, &self.name) == (&other.uid, &other.namespace, &other.name)
     }
 }
 
-/// Who may use an image by the names of one repository.
+/// Right to use an image by the names of one repository.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Access {
-    /// It was had anonymously, or with credentials of the node.
+    /// Set if the image was pulled anonymously, or with credentials of the node.
     pub everybody: bool,
-    /// It was had with these.
+    /// Credentials of pods that the image was pulled with.
     pub secrets: Vec<PullSecret>,
 }
 
-/// What is noted of an image that this agent pulled or imported.
+/// Record about an image that this agent pulled or imported.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PulledRecord {
@@ -64,19 +65,19 @@ pub struct PulledRecord {
     pub repositories: BTreeMap<String, Access>,
 }
 
-/// Whether a pod may use an image that is there.
+/// Right of a pod to use an image that is on the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// Yes.
     Known,
-    /// Yes, and its credential is to be noted: by Secret or by content it is one that was good.
+    /// Yes, and its credential is to be noted: its Secret or its content is that of one that was good.
     New,
     /// Only if the registry gives it.
     Ask,
 }
 
 impl PulledRecord {
-    /// Of an image of which nothing else is known than that it was pulled: everybody is to ask.
+    /// Makes the record of a pulled image about which no more is known: every pod has to ask the registry.
     #[must_use]
     pub fn new(image: &str) -> Self {
         Self {
@@ -87,7 +88,7 @@ impl PulledRecord {
         }
     }
 
-    /// Of an image that the operator brought: everybody may use it, and nobody need ask.
+    /// Makes the record of an image that the operator brought: every pod may use it without asking.
     #[must_use]
     pub fn imported(image: &str) -> Self {
         Self {
@@ -96,14 +97,14 @@ impl PulledRecord {
         }
     }
 
-    /// Whether it makes no difference what a pod brings.
+    /// Returns true if every pod may use the image, whatever credentials it brings.
     #[must_use]
     pub fn everybody_may(&self, repository: &str) -> bool {
         let access = self.repositories.get(repository);
         self.imported || access.is_some_and(|access| access.everybody)
     }
 
-    /// How a pod stands that brings these credentials for `repository`.
+    /// Decides the right of a pod that brings these credentials for `repository`.
     #[must_use]
     pub fn standing(&self, repository: &str, brought: &[PullSecret]) -> Standing {
         if self.imported {
@@ -127,7 +128,7 @@ impl PulledRecord {
         }
     }
 
-    /// Notes what the image was had with; nothing: it takes none. Returns whether that is news.
+    /// Notes the credentials that the image was pulled with; none: it needs none. Returns true if that is news.
     pub fn note(&mut self, repository: &str, with: &[PullSecret]) -> bool {
         if self.imported {
             return false;

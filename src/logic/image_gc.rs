@@ -1,4 +1,4 @@
-//! Which images to delete (IGC-01, IGC-02, GC-10, GC-11). Names follow kubelet `images/image_gc_manager.go`.
+//! Choice of images to delete (IGC-01, IGC-02, GC-10, GC-11). Names follow kubelet `images/image_gc_manager.go`.
 
 use alloc::{
     boxed::Box,
@@ -10,10 +10,10 @@ use core::time::Duration;
 use crate::api::order::{Gather, Order};
 use crate::api::{Mono, cri::FsInfo};
 
-/// Image GC every, by default.
+/// Time between two image garbage collections, by default.
 pub const PERIOD: Duration = Duration::from_secs(300);
 
-/// When images go.
+/// Rules for deleting images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageGcPolicy {
     /// Use of the file system, percent, from which space is made. 100 switches that off.
@@ -83,9 +83,9 @@ struct Seen {
     used: Option<Mono>,
 }
 
-/// When each image was first seen and last used. In memory only: after a restart of the agent all images are new.
+/// First sighting and last use of each image. In memory only: after a restart of the agent all images are new.
 ///
-/// Holds as many entries as the store holds images.
+/// Keeps as many entries as the store has images.
 #[derive(Clone, Debug, Default)]
 pub struct ImageGc {
     seen: BTreeMap<Box<str>, Seen>,
@@ -114,7 +114,7 @@ impl ImageGc {
 
     /// Images unused for longer than the maximum age, least recently used first.
     ///
-    /// None before the agent has itself run that long. An image never seen in use counts from when it was first seen.
+    /// None before the agent has itself run that long. An image never seen in use counts from its first sighting.
     #[must_use]
     pub fn too_old<'a>(
         &self,

@@ -10,13 +10,13 @@ use crate::api::{
     cri::{ContainerState, PodRuntimeStatus},
 };
 
-/// A stop call never gets less, so that a process can at least notice the signal. Seconds.
+/// Shortest grace of a stop call, seconds: a process must at least be able to notice the signal.
 pub const MIN_STOP_GRACE_S: i64 = 2;
 pub use super::pod_worker::RUNTIME_ONLY_GRACE_S;
-/// How long the stop of a pod waits at most for a record that cannot be read: without its spec no hook runs.
+/// Longest wait of a pod's stop for a record that cannot be read: without its spec no hook runs.
 pub const MAX_RECORD_WAIT: Duration = Duration::from_secs(10);
 
-/// Why one container is killed.
+/// Reason why one container is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KillCause {
     /// The pod ends, or its sandbox is replaced.
@@ -60,7 +60,7 @@ pub fn container_grace_s(
         .unwrap_or(MIN_STOP_GRACE_S)
 }
 
-/// What is left of `grace_s` after `spent`, in whole seconds of `spent` rounded down (KILL-05). May be negative.
+/// Rest of `grace_s` after `spent`, in whole seconds of `spent` rounded down (KILL-05). May be negative.
 #[must_use]
 pub fn remaining_s(grace_s: i64, spent: Duration) -> i64 {
     grace_s.saturating_sub(i64::try_from(spent.as_secs()).unwrap_or(i64::MAX))
@@ -72,7 +72,7 @@ pub fn stop_grace(remaining_s: i64) -> Duration {
     Duration::from_secs(u64::try_from(remaining_s.max(MIN_STOP_GRACE_S)).unwrap_or(0))
 }
 
-/// Whether the preStop hook runs: there is one, and grace for it (KILL-04).
+/// Returns true if the preStop hook runs: there is one, and grace for it (KILL-04).
 #[must_use]
 pub fn runs_pre_stop(container: &Container, grace_s: i64) -> bool {
     grace_s > 0
@@ -88,7 +88,7 @@ pub fn default_message(name: &str) -> String {
     format!("Stopping container {name}")
 }
 
-/// One container to stop when its whole pod is killed.
+/// Container to stop when its whole pod is killed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodKillTarget {
     /// Instance.
@@ -101,7 +101,7 @@ pub struct PodKillTarget {
     pub pre_stop: bool,
     /// The stop signal waits until every [`Self::gates`] target of a smaller wave has ended or the grace is over.
     pub wave: u32,
-    /// Whether later waves wait for this one (regular containers and sidecars).
+    /// Set if later waves wait for this container (regular containers and sidecars).
     pub gates: bool,
     /// Text of the `Killing` event.
     pub message: String,
@@ -117,8 +117,8 @@ pub struct PodKill {
 }
 
 impl PodKill {
-    /// Whether target `index` may get its stop signal, given which targets have ended (same order as `containers`) and
-    /// the seconds left of its grace: with nothing left it waits for nobody.
+    /// Returns true if target `index` may get its stop signal. `ended`: the targets that have ended, in the order of
+    /// `containers`. `left_s`: seconds left of its grace; without any, the target waits for no other.
     #[must_use]
     pub fn may_signal(&self, index: usize, ended: &[bool], left_s: i64) -> bool {
         let Some(target) = self.containers.get(index) else {
@@ -133,7 +133,7 @@ impl PodKill {
     }
 }
 
-/// How to kill the pod: all running instances in parallel, sidecars last and in reverse order (KILL-07, KILL-08).
+/// Plans the kill of a pod: all running instances in parallel, sidecars last and in reverse order (KILL-07, KILL-08).
 ///
 /// - `override_s`: grace for every container; `None` uses each one's own (KILL-01).
 /// - An instance whose container is no longer in the spec is stopped in the first wave.
@@ -179,14 +179,14 @@ pub fn pod_kill(pod: &Pod, status: &PodRuntimeStatus, override_s: Option<i64>) -
     }
 }
 
-/// How to kill a pod whose spec nobody knows, within `grace_s`: no hooks, no order. One that only the runtime knows gets
-/// [`RUNTIME_ONLY_GRACE_S`] (thus 2; KILL-16, SYNC-28).
+/// Plans the kill, within `grace_s`, of a pod whose spec is not known: no hooks, no order. A pod that only the runtime
+/// knows gets [`RUNTIME_ONLY_GRACE_S`] (thus 2; KILL-16, SYNC-28).
 #[must_use]
 pub fn runtime_pod_kill(status: &PodRuntimeStatus, grace_s: i64) -> PodKill {
     pod_kill(&Pod::default(), status, Some(grace_s))
 }
 
-/// How long the stop of a pod waits for a record that cannot be read, within half of the grace.
+/// Wait of a pod's stop for a record that cannot be read: at most [`MAX_RECORD_WAIT`], and half of the grace.
 #[must_use]
 pub fn record_wait(grace_s: Option<u32>) -> Duration {
     let grace = Duration::from_secs(grace_s.unwrap_or(0).into());

@@ -889,7 +889,7 @@ fn restart_of_all_containers() {
     );
     assert!(actions.restart_all);
     assert!(actions.to_kill.iter().all(|kill| kill.grace_s == 0));
-    // What is left after each removal still asks for the same, until nothing is left.
+    // After each removal the rest leads to the same decision, until no instance is left.
     let mut status = case.status.clone();
     for id in &actions.to_remove {
         let again = compute_pod_actions(&case.pod, &status, &case.probes);
@@ -915,7 +915,7 @@ fn reboot_initialises_again() {
     );
     case.status.sandboxes.insert(0, sandbox(1, READY));
     case.status.containers.retain(|c| c.name == "a");
-    // Created before the reboot and never started: it says nothing of the new sandbox.
+    // An instance that was created before the reboot and never started does not count for the new sandbox.
     let mut other = case.status.clone();
     other.containers[0].state = Created;
     let fresh = compute_pod_actions(&case.pod, &other, &case.probes);
@@ -935,14 +935,14 @@ fn reboot_initialises_again() {
         case.status.containers[0].sandbox = case.status.sandboxes[0].id.clone();
         assert_eq!(line(&case.actions()), expected);
     }
-    // What could not be removed with the sandbox of before has not run in this one.
+    // An instance that could not be removed with the earlier sandbox has not run in this one.
     let mut left = case.status.clone();
     left.containers.retain(|c| c.name == "i" || c.name == "a");
     left.containers[0] = exited("a", 137);
     left.containers[1].sandbox = sandbox(0, DEAD).id;
     let again = compute_pod_actions(&case.pod, &left, &case.probes);
     assert_eq!(line(&again), "init 0");
-    // Nor has what was only created there.
+    // An instance that was only created there has not run, either.
     for state in [Created, Exited] {
         let mut side = instance("s", state);
         side.sandbox = sandbox(0, DEAD).id;

@@ -6,8 +6,8 @@
 //!              └─────────────────────┘       Waiting, Asked: waited long enough ──┘
 //! ```
 //!
-//! All that wait when a read begins share it. A pod that comes while one is under way waits for the next: the answer may be
-//! older than what the scheduler went by.
+//! All pods that wait when a read begins share it. A pod that comes while a read is under way waits for the next one:
+//! the answer of this one may be older than the Node that the scheduler saw.
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -16,12 +16,12 @@ use crate::api::{Mono, PodUid};
 
 /// Time from a read to the next one.
 const GAP: Duration = Duration::from_secs(1);
-/// The same, after one that brought no answer.
+/// Time to the next read after one without an answer.
 const RETRY: Duration = Duration::from_secs(10);
-/// So long a pod waits for an answer, as for a device (DEV-07): a refusal cannot be taken back. What nobody can answer ends all
-/// the same, so that its owner can make another one elsewhere.
+/// Longest wait of a pod for an answer, as for a device (DEV-07): a refusal cannot be taken back. The wait ends even
+/// without an answer, so that the pod's owner can make another one elsewhere.
 const WAIT: Duration = Duration::from_secs(120);
-/// Pods that wait at a time. More are judged by what is known.
+/// Most pods that wait at a time. Further ones are judged by the Node as it is known.
 const MAX_WAITING: usize = 128;
 
 /// Pods that wait for a read of the Node, and the read. One in an agent.
@@ -31,7 +31,7 @@ pub struct Rereads {
     pods: Vec<Wait>,
     /// A read is under way.
     reading: bool,
-    /// The next one does not begin before this.
+    /// Earliest begin of the next read.
     not_before: Mono,
 }
 
@@ -44,18 +44,18 @@ struct Wait {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
-    /// For the next read.
+    /// The pod waits for the next read.
     Waiting,
-    /// For the one that is under way.
+    /// The pod waits for the read under way.
     Asked,
-    /// That brought an answer.
+    /// The read brought an answer.
     Answered,
-    /// Whoever asks was told: it is about to be judged.
+    /// [`Rereads::poll_ready`] has returned the pod: it is about to be judged.
     Told,
 }
 
 impl Rereads {
-    /// The pod waits. Returns whether there is room for it.
+    /// Makes the pod wait. Returns true if there is room for it.
     #[must_use]
     pub fn hold(&mut self, uid: &PodUid, now: Mono) -> bool {
         let has_room = self.pods.len() < MAX_WAITING;
@@ -69,20 +69,20 @@ impl Rereads {
         has_room
     }
 
-    /// Whether the pod is not to be judged yet.
+    /// Returns true if the pod is not to be judged yet.
     #[must_use]
     pub fn is_waiting(&self, uid: &PodUid) -> bool {
         let mut all = self.pods.iter();
         all.any(|wait| wait.uid == *uid && wait.turn != Turn::Told)
     }
 
-    /// Whether the pod waits, or is about to be judged.
+    /// Returns true if the pod waits, or is about to be judged.
     #[must_use]
     pub fn holds(&self, uid: &PodUid) -> bool {
         self.pods.iter().any(|wait| wait.uid == *uid)
     }
 
-    /// Whether the Node is to be read now, for all that wait; ends with [`Rereads::answered`].
+    /// Returns true if the Node is to be read now, for all waiting pods; ends with [`Rereads::answered`].
     #[must_use]
     pub fn poll_read(&mut self, now: Mono) -> bool {
         let is_due = self.next_read().is_some_and(|due| due <= now);
@@ -93,7 +93,7 @@ impl Rereads {
         is_due
     }
 
-    /// The read is over. `came`: the Node is known as it is.
+    /// Ends the read. `came`: it brought the Node.
     pub fn answered(&mut self, came: bool, now: Mono) {
         let (then, pause) = match came {
             true => (Turn::Answered, GAP),
@@ -104,7 +104,8 @@ impl Rereads {
         self.turn(Turn::Asked, then);
     }
 
-    /// A pod that is to be judged now, by what is known: its answer came, or was waited for long enough. Each is told once.
+    /// Returns a pod that is to be judged now, by the Node as it is known: the answer came, or the wait is over. Each
+    /// pod is returned once.
     pub fn poll_ready(&mut self, now: Mono) -> Option<PodUid> {
         let is_ready = |wait: &Wait| wait.turn == Turn::Answered || wait.until <= now;
         let mut all = self.pods.iter_mut();
@@ -113,14 +114,14 @@ impl Rereads {
         Some(wait.uid.clone())
     }
 
-    /// The pod is judged now, or goes. Returns whether it was held back.
+    /// Releases the pod, which is judged now, or goes. Returns true if it was held back.
     pub fn take(&mut self, uid: &PodUid) -> bool {
         let before = self.pods.len();
         self.pods.retain(|wait| wait.uid != *uid);
         self.pods.len() < before
     }
 
-    /// When there is something to do.
+    /// Earliest time at which a read begins or a wait ends.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Mono> {
         let waits = self.pods.iter().filter(|wait| wait.turn != Turn::Told);
@@ -195,7 +196,7 @@ mod tests {
         assert!(ready(&mut rereads, NOW).is_empty());
         assert_eq!(rereads.next_timeout(), Some(NOW + RETRY));
         assert!(!rereads.poll_read(NOW) && rereads.poll_read(NOW + RETRY));
-        // Nothing comes of this one.
+        // The answer to this read does not come.
         let end = NOW + WAIT;
         assert_eq!(rereads.next_timeout(), Some(end));
         assert!(ready(&mut rereads, Mono(end.0 - 1)).is_empty());

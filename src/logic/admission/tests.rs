@@ -503,7 +503,7 @@ fn labels_alone_may_be_old() {
         panic!("read again")
     };
     assert_eq!(rejection.reason, "NodeAffinity");
-    // With anything else against it, reading is no use.
+    // If anything else is against the pod, a new read of the Node is of no use.
     pod.spec.node_name = "po".into();
     let Verdict::Refuse(rejection) = judge(&pod, &node, &[]) else {
         panic!("refused")
@@ -640,7 +640,7 @@ fn taints_alone_may_be_old() {
         panic!("read again")
     };
     assert_eq!(rejection.reason, "TaintToleration");
-    // Both may be.
+    // With labels and taints both against the pod, the Node is read again, too.
     pod.spec.node_selector = [("zone".into(), "b".into())].into();
     let Verdict::ReadNodeAgain(rejection) = judge(&pod, &node, &[]) else {
         panic!("read again")

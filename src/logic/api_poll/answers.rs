@@ -1,15 +1,15 @@
-//! What requests led to.
+//! Answers and failures of requests.
 
 use super::{ApiPoll, Failure, Item, List, Sight, Ticket, Verdict, number, slot::Slot};
 use crate::api::{Mono, PodUid};
 
 impl ApiPoll {
-    /// One item of the list under way.
+    /// Takes in an item of the metadata list under way.
     pub fn on_item(&mut self, item: &Item, now: Mono) {
         self.heed(number(&item.version));
         let known = self.find(&item.uid).is_some();
-        // Of pods in any phase only those are news that ended and wait for their deletion, and mirrors: others finished
-        // long ago, or the next list has them.
+        // A list of all phases brings two kinds of new pods: those that ended and wait for their deletion, and mirrors.
+        // Others finished long ago, or the next list has them.
         if !known && self.listing == Some(List::All) && !item.deleting && !item.mirror {
             return;
         }
@@ -26,7 +26,7 @@ impl ApiPoll {
         }
     }
 
-    /// One item of a list of whole objects, with what is kept of it.
+    /// Takes in an item of a list of whole objects; `sight` is the part of the object to keep.
     pub fn on_object(&mut self, item: &Item, sight: Sight, now: Mono) -> Verdict {
         let Some(index) = self.find_or_add(item, now) else {
             self.refuse(item);
@@ -35,14 +35,14 @@ impl ApiPoll {
         let namesakes = self.namesake(index).is_some();
         let slot = &mut self.slots[index];
         slot.show(&item.version);
-        // Of two with one name only a `GET` tells which is the one.
+        // If two pods have the same name, only a `GET` tells which of them exists.
         if slot.is_overtaken_in_list() || !slot.wants_read() || namesakes {
             return Verdict::Ignore;
         }
         self.take_in(index, sight, now)
     }
 
-    /// The list ended well: it has shown every pod that it selects. `version` is the list's own.
+    /// Takes in the good end of the list: it has shown every pod that it selects. `version` is the list's own.
     pub fn on_list_end(&mut self, version: &str, now: Mono) {
         let Some(list) = self.listing.take() else {
             return;
@@ -55,7 +55,7 @@ impl ApiPoll {
             self.slots.iter_mut().for_each(Slot::reread);
         }
         if back {
-            // Said twice in a row it was not one list that was stale, and is the rule from now on.
+            // The second time in a row it is no stale list: the store went back, and its version counts from now on.
             if self.went_back {
                 self.highest = own;
             }
@@ -66,7 +66,7 @@ impl ApiPoll {
         for index in 0..self.slots.len() {
             let slot = &mut self.slots[index];
             let gone = slot.end_list(any_phase);
-            // One that the list lacks and nobody was told of is asked for too: the list may be older than the ring.
+            // A pod that the list lacks is read even if it was never delivered: the list may be older than the ring.
             if gone {
                 self.free(index);
             }
@@ -83,7 +83,7 @@ impl ApiPoll {
         self.unheard |= self.bell.listed(version);
     }
 
-    /// The list failed, be it at its last page: it proves nothing.
+    /// Takes in the failure of the list. It proves nothing, even if only the last page failed.
     pub fn on_list_failed(&mut self, failure: Failure, now: Mono) {
         match self.listing.take() {
             Some(List::All) => self.scan_wanted = true,
@@ -101,7 +101,7 @@ impl ApiPoll {
         self.went_wrong(retry_after, now);
     }
 
-    /// A `GET` brought an object.
+    /// Takes in the object that a `GET` brought.
     pub fn on_read(&mut self, ticket: Ticket, item: &Item, sight: Sight, now: Mono) -> Verdict {
         let Some(index) = self.land(ticket) else {
             return Verdict::Ignore;
@@ -117,7 +117,7 @@ impl ApiPoll {
             };
             let slot = &mut self.slots[index];
             slot.tell(&item.version);
-            // Known by other ways already: those will read it.
+            // A pod that is held already, or that another request reads or writes, is not taken in here.
             if slot.is_held() || slot.is_overtaken_in_list() {
                 return Verdict::Ignore;
             }
@@ -131,7 +131,7 @@ impl ApiPoll {
         self.take_in(index, sight, now)
     }
 
-    /// A `GET` brought none.
+    /// Takes in the failure of a `GET`.
     pub fn on_read_failed(&mut self, ticket: Ticket, failure: Failure, now: Mono) {
         let Some(index) = self.land(ticket) else {
             return;
@@ -157,16 +157,16 @@ impl ApiPoll {
         }
     }
 
-    /// A write of ours to this pod begins: until it has ended the pod is not read.
+    /// Notes that a write of ours to this pod begins: until it has ended the pod is not read.
     pub fn on_write_started(&mut self, uid: &PodUid) {
         if let Some(index) = self.find(uid) {
             self.slots[index].begin_write();
         }
     }
 
-    /// A write of ours ended; `answer` is the object it led to, if there was an answer at all.
+    /// Takes in the end of a write of ours; `answer` is the resulting object, if there was an answer at all.
     ///
-    /// The answer is as good as a read. [`Verdict::Deliver`]: it carries what somebody else has written meanwhile.
+    /// The answer counts as a read. [`Verdict::Deliver`]: another client has changed the object meanwhile.
     pub fn on_write_ended(&mut self, uid: &PodUid, answer: Option<Sight>, now: Mono) -> Verdict {
         let Some(index) = self.find(uid) else {
             return Verdict::Ignore;
@@ -187,21 +187,21 @@ impl ApiPoll {
         }
     }
 
-    /// The API has deleted the pod at our word: it is gone, not only marked.
+    /// Takes in the answer that the API has deleted the pod as we asked: it is gone, not only marked.
     pub fn on_deleted(&mut self, uid: &PodUid) {
         if let Some(index) = self.find(uid) {
             self.is_gone(index);
         }
     }
 
-    /// This pod is to be read whatever its version: a write met a conflict, or the mux does not hold it.
+    /// Has a pod read whatever its version: a write met a conflict, or the mux does not hold the pod.
     pub fn reread(&mut self, uid: &PodUid) {
         if let Some(index) = self.find(uid) {
             self.slots[index].reread();
         }
     }
 
-    /// The mux did not take this pod: it is in nobody's hands until it is read again ([`ApiPoll::unread`]).
+    /// Takes back the delivery of a pod that the mux did not take: it is read again ([`ApiPoll::unread`]).
     pub fn undeliver(&mut self, uid: &PodUid) {
         if let Some(index) = self.find(uid) {
             self.slots[index].undeliver();
@@ -212,7 +212,7 @@ impl ApiPoll {
         self.highest = self.highest.max(number);
     }
 
-    /// Another pod of the same namespace and name.
+    /// Finds another pod of the same namespace and name.
     fn namesake(&self, index: usize) -> Option<usize> {
         let path = self.slots[index].path();
         let other =
@@ -220,7 +220,7 @@ impl ApiPoll {
         self.slots.iter().enumerate().position(other)
     }
 
-    /// A `GET` has shown who bears the name, so whoever bore it before is gone.
+    /// Frees other pods with the same name: a `GET` has shown which pod has it, so the others are gone.
     fn drop_namesakes(&mut self, index: usize) {
         while let Some(other) = self.namesake(index) {
             self.free(other);
@@ -234,8 +234,8 @@ impl ApiPoll {
         (slot.is_used() && slot.generation == ticket.generation).then_some(ticket.index)
     }
 
-    /// An answer says that the pod is gone. If it was shown while that was on its way, its store may have been restored since
-    /// then: the next list tells, and it is another pod.
+    /// Frees a pod that is gone, as an answer says. If the pod was shown while the answer was on its way, the store may
+    /// have been restored since: the next list tells, and takes it in as another pod.
     fn is_gone(&mut self, index: usize) {
         self.wanted |= self.slots[index].was_shown();
         self.free(index);
@@ -245,7 +245,7 @@ impl ApiPoll {
         self.heed(sight.number);
         let slot = &mut self.slots[index];
         if sight.terminal && !sight.deleting && !sight.mirror && !slot.is_held() {
-            // It ended before anybody here knew of it: there is nothing to do for it.
+            // The pod ended before it was known here: it needs nothing from this node.
             self.free(index);
             return Verdict::Ignore;
         }

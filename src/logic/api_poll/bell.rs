@@ -17,16 +17,17 @@ pub enum RingKind {
     Bookmark,
 }
 
-/// One event. Of one that was over-long, or whose identity is unknown, there is none: [`ApiPoll::on_unknown_ring`].
+/// Event of the watch. An over-long event, or one that does not tell its pod, leads to [`ApiPoll::on_unknown_ring`]
+/// instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ring {
     /// Type.
     pub kind: RingKind,
-    /// Which pod in which version; of a bookmark only the version.
+    /// Pod and version; a bookmark has only a version.
     pub item: Item,
 }
 
-/// How a watch ended.
+/// End of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BellEnd {
     /// The server closed it after the time that was asked for.
@@ -38,9 +39,9 @@ pub enum BellEnd {
 /// State of the doorbell.
 #[derive(Debug, Default)]
 pub(super) struct Bell {
-    /// Since when it is open.
+    /// Time when the watch was opened; `None` while it is closed.
     open: Option<Mono>,
-    /// It has told of something that was not our own doing.
+    /// Set if the watch has told of a change that was not our own doing.
     foreign: bool,
     /// Version of the last list, or of the last event after it; empty before the first list.
     version: Box<str>,
@@ -75,8 +76,8 @@ impl Bell {
         Some(self.version.clone())
     }
 
-    /// A list ended with this version. An open watch is further already. Returns whether the next one passes over what came
-    /// between: the list does not show what became of pods that it does not select.
+    /// Takes the version of a list that ended, unless a watch is open, which is further already. Returns true if the
+    /// next watch misses what happened in between: the list does not show the end of pods that it does not select.
     pub(super) fn listed(&mut self, version: &str) -> bool {
         if self.open.is_some() || *self.version == *version {
             return false;
@@ -87,7 +88,7 @@ impl Bell {
 }
 
 impl ApiPoll {
-    /// The doorbell rang.
+    /// Takes in an event of the doorbell.
     pub fn on_ring(&mut self, ring: &Ring, now: Mono) {
         if !ring.item.version.is_empty() {
             self.bell.version = ring.item.version.clone();
@@ -103,12 +104,12 @@ impl ApiPoll {
         let news = match (self.find(&ring.item.uid), ring.kind) {
             (Some(index), RingKind::Deleted) => self.slots[index].tell(&ring.item.version),
             (Some(index), _) => self.slots[index].show(&ring.item.version),
-            // Nobody here knows it, and nobody will.
+            // A pod that was never known here, and is gone.
             (None, RingKind::Deleted) => false,
             (None, RingKind::Changed | RingKind::Bookmark) => {
                 match self.find_or_add(&ring.item, now) {
                     Some(index) => self.slots[index].show(&ring.item.version),
-                    // It may have ended long ago: whether it has to be refused is told by the list of those alive.
+                    // It may have ended long ago. The list of live pods tells whether it has to be refused.
                     None => {
                         self.wanted = true;
                         true
@@ -119,14 +120,14 @@ impl ApiPoll {
         self.bell.foreign |= news;
     }
 
-    /// The doorbell rang, and it is not known for whom: the next list tells.
+    /// Takes in an event of a pod that is not known: the next list tells which.
     pub fn on_unknown_ring(&mut self) {
         self.bell.foreign = true;
         self.wanted = true;
         self.unheard = true;
     }
 
-    /// The watch ended. After a clean end without foreign events what is known is as good as listed.
+    /// Takes in the end of the watch. A clean end without foreign events proves as much as a list.
     pub fn on_bell_end(&mut self, end: BellEnd, now: Mono) {
         let Some(since) = self.bell.open.take() else {
             return;
@@ -137,7 +138,7 @@ impl ApiPoll {
                 if !self.bell.foreign && !self.wanted {
                     self.proved = Some(now);
                 }
-                // A server that closes at once is not asked in a circle.
+                // A server that closes at once is not asked again without a pause.
                 self.bell.retry_at = since + BACK_OFF;
             }
             BellEnd::Broken => {

@@ -1,8 +1,8 @@
-//! The pods of this node at the apiserver: when to list, what to read again, what is certain.
+//! Poller for the pods of this node at the apiserver: times of lists, pods to read again, pods that are certainly gone.
 //!
 //! The poll is the truth, the doorbell (one watch) only makes the next poll come sooner; with it cut off the node is slower,
-//! never wrong. [`ApiPoll`] decides and remembers; requests are made by whoever asks [`ApiPoll::poll`] and tells how they
-//! ended.
+//! never wrong. [`ApiPoll`] decides and remembers; the caller of [`ApiPoll::poll`] makes the requests and reports their
+//! results.
 //!
 //! ```text
 //!            list (metadata)                     GET                          mux
@@ -18,21 +18,23 @@
 //!   and only to read more), and so has an item that is to be deleted, or lives, against what is known of that version.
 //! - **Records are read once** after the first list, whatever their versions: the store may have gone back while no agent
 //!   looked ([`ApiPoll::restore`]).
-//! - **Nothing is removed by what a list lacks.** A complete list only raises the question; a `GET` answers it. A list that
-//!   failed half-way is good for what it did show: the versions in it lead to `GET`s like rings of the doorbell (SRC-30).
-//! - **Our own writes cost no read**: the answer to a write is the object, so it counts as one. It may carry what somebody
-//!   else wrote in between: then it differs from what was delivered, and is delivered ([`Verdict::Deliver`]). While a
+//! - **No pod is removed because a list lacks it.** A complete list only raises the question; a `GET` answers it. A
+//!   list that failed half-way still counts for the pods that it showed: their versions lead to `GET`s like rings of
+//!   the doorbell (SRC-30).
+//! - **Our own writes cost no read**: the answer to a write is the object, so it counts as a read. If another client
+//!   wrote in between, the answer differs from the delivered object, and is delivered ([`Verdict::Deliver`]). While a
 //!   write is under way its pod is not read, for the echo on the doorbell often comes before the answer.
 //! - **An answer may be older than what is known meanwhile**: a `GET` that a write of our own overtook is thrown away.
 //! - **Terminal pods** are not in the list (its selector leaves them out: finished Jobs must not fill the table). Those
-//!   held stay held until the API has them no more. The doorbell tells: it selects all phases. What it missed a list of
-//!   all phases tells, which is made at the start and every [`SCAN_INTERVAL`]. After a break, after a list between two
-//!   watches, and where there is no doorbell, it is made every [`Paces::full`], or every [`SCAN_LISTS`] lists while pods
-//!   are held that have ended. It also finds pods that ended and wait for their deletion (SM-13), as an agent before this one, an outage or a store that went back in
-//!   time leave them, and mirrors that show an end: they have to go with their static pods.
-//! - **403 to a `GET`** is what the Node authorizer says of a pod that is gone: the next list of all phases settles it.
+//!   held stay held until the API no longer has them. The doorbell tells their end: it selects all phases. A list of
+//!   all phases finds what the doorbell missed. It is made at the start and every [`SCAN_INTERVAL`]. After a break,
+//!   after a list between two watches, and without a doorbell, it is made every [`Paces::full`], or every
+//!   [`SCAN_LISTS`] lists while pods are held that have ended. It also finds pods that ended and wait for their
+//!   deletion (SM-13): an earlier agent, an outage or a store that went back in time may leave them. It finds mirrors
+//!   that show an end, too: they have to go with their static pods.
+//! - **403 to a `GET`** is the Node authorizer's answer for a pod that is gone: the next list of all phases settles it.
 //!
-//! What is bounded, and what follows:
+//! Bounds, and what happens beyond them:
 //!
 //! | what | bound | beyond it |
 //! |---|---|---|
@@ -41,7 +43,8 @@
 //! | finished pods held | [`MAX_FINISHED`] | the one that ended first goes: its logs and directory are removed |
 //! | `GET`s at a time | [`MAX_GETS`] | they wait their turn |
 //! | pods to read one by one | [`MAX_SINGLE_READS`] | one list of whole objects instead |
-//! | tries that hold up the first snapshot | [`TRIES`] | it comes without the pod; nobody may take that one for an orphan ([`ApiPoll::unread`]) |
+//! | tries that hold up the first snapshot | [`TRIES`] | it comes without the pod, which is no orphan
+//! ([`ApiPoll::unread`]) |
 
 use alloc::{boxed::Box, collections::VecDeque, vec::Vec};
 use core::time::Duration;
@@ -71,48 +74,48 @@ pub const MAX_SINGLE_READS: usize = 20;
 pub const TRIES: u8 = 3;
 /// Shortest time between the starts of two lists.
 pub const MIN_LIST_GAP: Duration = Duration::from_secs(1);
-/// Time between two lists of whole objects, lest a pod that cannot be read has all others read with it.
+/// Time between two lists of whole objects: a pod that cannot be read must not have all others read too often.
 pub const OBJECTS_GAP: Duration = Duration::from_secs(10);
 /// Time between two lists of all phases.
 pub const SCAN_INTERVAL: Duration = Duration::from_secs(30 * 60);
-/// With no doorbell to rely on, and while pods are held that have ended: so many lists between two of all phases.
+/// Number of lists between two lists of all phases, without a reliable doorbell, while pods are held that have ended.
 pub const SCAN_LISTS: u32 = 6;
 /// First delay after a failure; doubles up to [`MAX_BACK_OFF`], and each is lengthened by up to half.
 pub const BACK_OFF: Duration = Duration::from_secs(1);
 /// Longest delay after failures, and the longest that a server's `Retry-After` is obeyed.
 pub const MAX_BACK_OFF: Duration = Duration::from_secs(60);
 
-/// How often the apiserver is asked.
+/// Time between requests to the apiserver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Paces {
     /// Between two lists while no doorbell is open.
     pub list: Duration,
-    /// Between two lists while one is.
+    /// Between two lists while a doorbell is open.
     pub full: Duration,
-    /// Whether there may be a doorbell.
+    /// Set if a doorbell may be opened.
     pub doorbell: bool,
 }
 
 impl Paces {
-    /// As a rule.
+    /// Paces for ordinary links.
     pub const NORMAL: Self = Self {
         list: Duration::from_secs(10),
         full: Duration::from_secs(5 * 60),
         doorbell: true,
     };
-    /// Where bytes cost money.
+    /// Paces for links whose bytes cost money.
     pub const METERED: Self = Self {
         list: Duration::from_secs(60),
         ..Self::NORMAL
     };
 }
 
-/// Which pods a list selects, and what of them. All are quorum reads, in pages.
+/// Kind of a list: the pods that it selects, and metadata or whole objects. All are quorum reads, in pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum List {
     /// Metadata of those that are not in a terminal phase.
     Live,
-    /// The same pods as whole objects.
+    /// Whole objects of pods that are not in a terminal phase.
     Objects,
     /// Metadata of pods in any phase.
     All,
@@ -125,7 +128,7 @@ pub struct Ticket {
     generation: u32,
 }
 
-/// Something to do.
+/// Request of the poller to its caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ask {
     /// List; each item comes back ([`ApiPoll::on_item`], [`ApiPoll::on_object`]), and the end.
@@ -152,7 +155,7 @@ pub enum Ask {
     Complete,
 }
 
-/// One pod as a list of metadata shows it.
+/// Pod as a list of metadata shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Item {
     /// Namespace.
@@ -165,11 +168,11 @@ pub struct Item {
     pub version: Box<str>,
     /// `deletionTimestamp` is set.
     pub deleting: bool,
-    /// It mirrors a static pod. Of use in lists alone.
+    /// Set if the pod mirrors a static pod. Of use in lists alone.
     pub mirror: bool,
 }
 
-/// What is kept of an object that was read, or that answered a write.
+/// Part that is kept of an object that was read, or that answered a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sight {
     version: u64,
@@ -177,16 +180,16 @@ pub struct Sight {
     number: u64,
     semantic: u64,
     foreign: u64,
-    /// Its phase is terminal.
+    /// Set if the pod's phase is terminal.
     pub terminal: bool,
     /// `deletionTimestamp` is set.
     pub deleting: bool,
-    /// It mirrors a static pod.
+    /// Set if the pod mirrors a static pod.
     pub mirror: bool,
 }
 
 impl Sight {
-    /// Of a pod's raw object.
+    /// Takes from a pod's raw object the part to keep.
     #[must_use]
     pub fn of(raw: &Value) -> Self {
         let metadata = &raw["metadata"];
@@ -206,24 +209,24 @@ impl Sight {
     }
 }
 
-/// What to do with an object.
+/// Decision about an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Verdict {
     /// Amend the mux with it, after what is gone ([`ApiPoll::next_gone`]).
     Deliver,
-    /// It says what was delivered already.
+    /// No change since the last delivery.
     Same,
-    /// It is overtaken, or nobody's business; it must not be used.
+    /// The object is overtaken, or of a pod that is not handled here; it must not be used.
     Ignore,
 }
 
-/// Why a request had no use.
+/// Reason why a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// No answer, 5xx, 429, a cut or unreadable body of a list: the next try may go well.
     Server {
-        /// What the server asked for.
+        /// Delay that the server asked for.
         retry_after: Option<Duration>,
     },
     /// 403, of a `GET`.
@@ -239,17 +242,17 @@ fn version(text: &str) -> u64 {
     fnv1a(text.bytes()).max(1)
 }
 
-/// A `resourceVersion` as a number, 0 if it is none: a bound from below for those that are given out later.
+/// A `resourceVersion` as a number, 0 if it is none: a lower bound for versions that are given out later.
 fn number(text: &str) -> u64 {
     text.parse().unwrap_or(0)
 }
 
-/// The poller's memory. See the module's words.
+/// State of the poller. The module's docs give its rules.
 #[derive(Debug)]
 pub struct ApiPoll {
     paces: Paces,
     slots: Vec<Slot>,
-    /// Bound of `slots` without the finished ones.
+    /// Most pods in `slots`, finished ones not counted.
     capacity: usize,
     gone: VecDeque<PodUid>,
     refused: VecDeque<Item>,
@@ -259,9 +262,9 @@ pub struct ApiPoll {
     /// Greatest version seen as a number, now and when the list under way began.
     highest: u64,
     list_floor: u64,
-    /// The last list was below that.
+    /// The version of the last list was below `list_floor`.
     went_back: bool,
-    /// When a list, or a doorbell that told nothing, last proved what is known.
+    /// Time when the known pods were last proved right: by a list, or by a doorbell that closed without news.
     proved: Option<Mono>,
     /// A list is wanted whatever the pace.
     wanted: bool,
@@ -269,16 +272,16 @@ pub struct ApiPoll {
     recorded: bool,
     /// A list has ended whose questions are not settled.
     complete_due: bool,
-    /// The whole was told at least once.
+    /// [`Ask::Complete`] was returned at least once.
     completed: bool,
-    /// When the last list of all phases ended.
+    /// End of the last list of all phases.
     scanned: Option<Mono>,
     scan_wanted: bool,
-    /// The doorbell may have rung for a pod in a terminal phase, and nobody heard it since the last list of all phases.
+    /// Since the last list of all phases, a ring of the doorbell for a pod in a terminal phase may have been missed.
     unheard: bool,
     objects_after: Mono,
     gets: usize,
-    /// Where the next search for a pod to read begins.
+    /// Slot where the next search for a pod to read begins.
     cursor: usize,
     failures: u32,
     retry_at: Mono,
@@ -319,14 +322,15 @@ impl ApiPoll {
         }
     }
 
-    /// A pod that an agent before this one has recorded. It counts as delivered, and is read once after the first list.
+    /// Takes in a pod that an earlier agent has recorded. It counts as delivered, and is read once after the first
+    /// list.
     pub fn restore(&mut self, item: &Item, sight: Sight, now: Mono) {
         self.on_made(item, sight, now);
         self.recorded = true;
     }
 
-    /// A pod that was made here, or that was in the way of one: as good as read and delivered. That it goes again before
-    /// any list has shown it is noticed then.
+    /// Takes in a pod that was made here, or that was in the way of one: it counts as read and delivered. If it is
+    /// removed before any list has shown it, the next list tells.
     pub fn on_made(&mut self, item: &Item, sight: Sight, now: Mono) {
         if let Some(index) = self.find_or_add(item, now) {
             self.slots[index].saw(sight, now);
@@ -368,13 +372,13 @@ impl ApiPoll {
         self.proved.is_some() && !self.wanted && !listing
     }
 
-    /// What [`Ask::Gone`] would say next. To be drained before an object is delivered: one that has taken the name of
-    /// another comes after that one's end (SRC-07).
+    /// Takes out the pod of the next [`Ask::Gone`]. To be drained before an object is delivered: if one pod has taken
+    /// the name of another, it comes after the other's end (SRC-07).
     pub fn next_gone(&mut self) -> Option<PodUid> {
         self.gone.pop_front()
     }
 
-    /// When [`ApiPoll::poll`] has something to say without any input.
+    /// Earliest time at which [`ApiPoll::poll`] has a request without new input.
     #[must_use]
     pub fn next_timeout(&self, now: Mono) -> Mono {
         let never = Mono(u64::MAX);
@@ -392,7 +396,7 @@ impl ApiPoll {
         let read = if self.listing == Some(List::Objects) {
             never
         } else if objects <= now {
-            // One by one they are no longer read, and the list waits for the last of those.
+            // Pods are no longer read one by one, and the list waits for the last of these `GET`s.
             if self.listing.is_none() && self.gets == 0 {
                 self.list_gap_ends()
             } else {
@@ -417,7 +421,7 @@ impl ApiPoll {
         self.paces.list = time;
     }
 
-    /// Pods that the API has as far as anybody was told: what a full snapshot names.
+    /// Pods that were delivered and are not gone: a full snapshot names them.
     pub fn known(&self) -> impl Iterator<Item = PodUid> {
         self.slots
             .iter()
@@ -425,32 +429,32 @@ impl ApiPoll {
             .map(|slot| slot.uid().into())
     }
 
-    /// Pods that the API has and that could not be read yet: what runs of them is not to be taken for orphans.
+    /// Pods that the API has and that could not be read yet: their running containers are no orphans.
     pub fn unread(&self) -> impl Iterator<Item = &str> {
         let live = |slot: &&Slot| slot.is_used() && !slot.is_held();
         self.slots.iter().filter(live).map(Slot::uid)
     }
 
-    /// Whether the pod was delivered, and is not gone.
+    /// Returns true if the pod was delivered, and is not gone.
     #[must_use]
     pub fn holds(&self, uid: &PodUid) -> bool {
         self.find(uid)
             .is_some_and(|index| self.slots[index].is_held())
     }
 
-    /// Whether a complete list was settled and told since the start.
+    /// Returns true if since the start a complete list was settled, and [`Ask::Complete`] was returned.
     #[must_use]
     pub const fn has_completed(&self) -> bool {
         self.completed
     }
 
-    /// Namespace and name of a pod: where its status is written.
+    /// Namespace and name of a pod, for writing its status.
     #[must_use]
     pub fn path(&self, uid: &PodUid) -> Option<(&str, &str)> {
         self.find(uid).map(|index| self.slots[index].path())
     }
 
-    /// A list of this kind is due from then on.
+    /// Time from which on a list of this kind is due.
     fn list_at(&self, list: List) -> Mono {
         let never = Mono(u64::MAX);
         match list {
@@ -582,7 +586,7 @@ impl ApiPoll {
         }
     }
 
-    /// Finished pods beyond their number go, the one that ended first before the others.
+    /// Frees finished pods beyond [`MAX_FINISHED`], the one that ended first before the others.
     fn limit_finished(&mut self) {
         while self.finished() > MAX_FINISHED {
             let all = self.slots.iter().enumerate();

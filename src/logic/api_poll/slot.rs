@@ -1,4 +1,4 @@
-//! What is kept of one pod of the API: who it is, what of it was read last, and what is in question. Never the pod.
+//! State that is kept of one pod of the API: its identity, digests of its last read, open questions. Never the pod.
 
 use alloc::boxed::Box;
 use core::time::Duration;
@@ -8,30 +8,30 @@ use crate::api::Mono;
 
 /// Delivered to the mux, and not gone since.
 const HELD: u16 = 1;
-/// Its phase is terminal.
+/// The pod's phase is terminal.
 const TERMINAL: u16 = 1 << 1;
 /// `deletionTimestamp` is set.
 const DELETING: u16 = 1 << 2;
 /// The last complete list did not have it.
 const ABSENT: u16 = 1 << 3;
-/// It may not be read: gone, unless a list of all phases shows it.
+/// The pod may not be read: it is gone, unless a list of all phases shows it.
 const FORBIDDEN: u16 = 1 << 4;
-/// The list under way has shown it, or it was seen otherwise since that began.
+/// The list under way has shown the pod, or it was seen otherwise since the list began.
 const MARKED: u16 = 1 << 5;
 /// To be read whatever its version.
 const REREAD: u16 = 1 << 6;
 /// A `GET` is under way.
 const READING: u16 = 1 << 7;
-/// Another version was told while the `GET` was under way.
+/// A list or the doorbell told another version while the `GET` was under way.
 const RUNG: u16 = 1 << 8;
 /// A write of ours began since the `GET` did.
 const WROTE_SINCE_GET: u16 = 1 << 9;
 /// A write of ours began since the list did.
 const WROTE_SINCE_LIST: u16 = 1 << 10;
-/// It was shown to be there, in another version, since the last request about it began.
+/// A list or the doorbell has shown the pod in another version since the last request about it began.
 const SHOWN: u16 = 1 << 11;
 
-/// One pod. A free one has no identity.
+/// State of a pod. A free slot has no identity.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Slot {
     /// `namespace/name/uid`; none of the three has a slash.
@@ -42,9 +42,9 @@ pub(super) struct Slot {
     told: u64,
     semantic: u64,
     foreign: u64,
-    /// A read is not tried before.
+    /// Earliest time of the next read.
     pub(super) retry_at: Mono,
-    /// Since when it is as it is: of use for finished ones.
+    /// Time when the pod came here, or last became terminal or ceased to be: of use for finished ones.
     pub(super) since: Mono,
     /// Grows with each pod that lives here.
     pub(super) generation: u32,
@@ -93,18 +93,18 @@ impl Slot {
         self.is(HELD) && self.is(TERMINAL)
     }
 
-    /// Ended, and nothing more is to come of it but that the API forgets it.
+    /// Ended, and kept only until the API forgets it.
     pub(super) fn is_finished(&self) -> bool {
         self.is(HELD) && self.is(TERMINAL) && !self.is(DELETING)
     }
 
-    /// Something must be read before it is certain how the pod stands, as far as there is hope.
+    /// Returns true if the pod must be read before its state is certain, and its tries are not used up.
     pub(super) fn is_open_question(&self) -> bool {
         let open = !self.is(HELD) || self.is(ABSENT);
         self.is_used() && open && self.failures < TRIES
     }
 
-    /// Whether a `GET` of it is wanted, sooner or later.
+    /// Returns true if a `GET` of the pod is wanted, sooner or later.
     pub(super) fn wants_read(&self) -> bool {
         let differs = self.told != self.read || self.read == 0;
         let asked = differs || self.is(ABSENT) || self.is(REREAD);
@@ -116,13 +116,13 @@ impl Slot {
             id: format!("{}/{}/{}", item.namespace, item.name, &*item.uid).into(),
             since: now,
             generation: self.generation.wrapping_add(1),
-            // It is there now, whatever a list says that began before.
+            // The pod exists now, even if a list that began before lacks it.
             flags: MARKED,
             ..Self::default()
         };
     }
 
-    /// Frees it. The answer to a `GET` that is under way finds nobody.
+    /// Frees the slot. The answer to a `GET` that is under way finds no pod.
     pub(super) fn release(&mut self) {
         *self = Self {
             generation: self.generation,
@@ -150,8 +150,8 @@ impl Slot {
         self.writing = self.writing.saturating_sub(1);
     }
 
-    /// A list or the doorbell shows something that a pod in the version that is known cannot be: equal versions are not
-    /// always equal objects. One that is told while a write of ours may have changed it is no such thing.
+    /// Has the pod read again if a list or the doorbell shows a state that it cannot have in the known version: equal
+    /// versions are not always equal objects. A state that a write of ours may have changed raises no doubt.
     pub(super) fn doubt(&mut self, deleting: bool, live: bool) {
         let settled = self.is(HELD) && self.read == self.told && !self.is(WROTE_SINCE_LIST);
         if settled && (deleting != self.is(DELETING) || (live && self.is(TERMINAL))) {
@@ -159,7 +159,7 @@ impl Slot {
         }
     }
 
-    /// A list or the doorbell shows the pod in this version. Returns whether that is news.
+    /// Takes in the version in which a list or the doorbell shows the pod. Returns true if that is news.
     pub(super) fn show(&mut self, text: &str) -> bool {
         let news = self.tell(text);
         if news {
@@ -168,23 +168,24 @@ impl Slot {
         news
     }
 
-    /// Whether it was shown while the answer to the last request was on its way: an answer that it is gone may be the older word.
+    /// Returns true if the pod was shown while the answer to the last request was on its way: an answer that it is gone
+    /// may be older than that.
     pub(super) fn was_shown(&self) -> bool {
         self.is(SHOWN)
     }
 
-    /// Somebody says that the pod was last in this version. Returns whether that is news.
+    /// Takes in the version in which the pod was last seen. Returns true if that is news.
     pub(super) fn tell(&mut self, text: &str) -> bool {
         let version = version(text);
         self.set(MARKED, true);
         self.set(ABSENT | FORBIDDEN, false);
         let news = version != self.told && version != self.read;
-        // A list that is older than what was told before: that is no less true.
+        // A list that is older than the last told version: that version is still to be read.
         if version == self.read && self.told != self.read {
             self.set(REREAD, true);
         }
         if version != self.told && self.is(READING) {
-            // Which of two versions is the later one nobody knows, and the answer may be older than both.
+            // It cannot be known which of two versions is the later one, and the answer may be older than both.
             let again = self.is(RUNG);
             self.set(RUNG, true);
             if again {
@@ -195,9 +196,9 @@ impl Slot {
         news
     }
 
-    /// A complete list has ended. `any_phase`: it was one that selects pods in any phase.
+    /// Takes in the end of a complete list. `any_phase`: the list selects pods in any phase.
     ///
-    /// Returns whether the pod is certainly gone.
+    /// Returns true if the pod is certainly gone.
     pub(super) fn end_list(&mut self, any_phase: bool) -> bool {
         if !self.is_used() || self.is(MARKED) {
             return false;
@@ -211,7 +212,7 @@ impl Slot {
         false
     }
 
-    /// An object was read, and nothing overtook it.
+    /// Takes in an object that was read and that no write of ours overtook.
     pub(super) fn saw(&mut self, sight: Sight, now: Mono) {
         if !self.is(RUNG) {
             self.told = sight.version;
@@ -222,7 +223,7 @@ impl Slot {
         self.set(MARKED, true);
     }
 
-    /// The object answered a write of ours. Returns whether it says more than what was delivered.
+    /// Takes in an object that answered a write of ours. Returns true if it differs from the delivered one.
     pub(super) fn answered(&mut self, sight: Sight, now: Mono) -> bool {
         let more = self.semantic != sight.semantic || self.foreign != sight.foreign;
         if self.told == self.read {
@@ -248,7 +249,7 @@ impl Slot {
         self.set(DELETING, sight.deleting);
     }
 
-    /// Ends a `GET`. Returns whether a write of ours overtook it.
+    /// Ends a `GET`. Returns true if a write of ours overtook it.
     pub(super) fn end_get(&mut self) -> bool {
         self.set(READING, false);
         self.is(WROTE_SINCE_GET)
@@ -262,24 +263,24 @@ impl Slot {
         self.set(REREAD, true);
     }
 
-    /// Nobody was told of it after all.
+    /// Takes back the delivery of the pod.
     pub(super) fn undeliver(&mut self) {
         self.set(HELD, false);
         self.set(REREAD, true);
     }
 
-    /// The pod may not be read. A list under way began before that was known, so it does not count.
+    /// Notes that the pod may not be read. A list under way began before that was known, so it does not count.
     pub(super) fn forbid(&mut self) {
         self.set(FORBIDDEN | MARKED, true);
         self.set(REREAD, false);
     }
 
-    /// Only a list of pods in any phase has shown it: that others lack it says nothing.
+    /// Notes that only a list of all phases has shown the pod: that other lists lack it does not mean that it is gone.
     pub(super) fn presume_terminal(&mut self) {
         self.set(TERMINAL, true);
     }
 
-    /// The pod's own object was of no use: it is tried again, ever later.
+    /// Puts off the next read, longer after each failure: the pod's object was of no use.
     pub(super) fn put_off(&mut self, now: Mono, stretch: impl FnOnce(Duration) -> Duration) {
         let base = BACK_OFF.saturating_mul(1 << self.failures.min(6));
         self.failures = self.failures.saturating_add(1);

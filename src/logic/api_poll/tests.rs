@@ -10,7 +10,7 @@ use super::*;
 
 mod limits;
 
-/// A poller and what it asked for, with helpers that make a row read as a sentence.
+/// A poller and its requests, with helpers that make a row read as a sentence.
 struct Desk {
     poll: ApiPoll,
     now: Mono,
@@ -28,7 +28,8 @@ fn item(uid: &str, version: &str) -> Item {
     }
 }
 
-/// Of an object in that version; `spec` stands for what is semantic, `gate` for what others write into the status.
+/// Makes the sight of an object in that version; `spec` stands for its semantic part, `gate` for what others write into
+/// the status.
 fn object(version: &str, spec: u32, gate: u32, phase: &str) -> Sight {
     Sight::of(&json!({
         "metadata": {"resourceVersion": version},
@@ -57,7 +58,7 @@ impl Desk {
         }
     }
 
-    /// All that it asks for now, as words.
+    /// All requests that the poller makes now, as words.
     fn asks(&mut self) -> Vec<String> {
         let mut all = Vec::new();
         while let Some(ask) = self.poll.poll(self.now) {
@@ -220,7 +221,7 @@ fn rings() {
     desk.ring(RingKind::Changed, "a", "6");
     desk.ring(RingKind::Changed, "b", "7");
     assert_eq!(desk.asks(), ["get pod-b", "get pod-a"]);
-    // One that changes while it is read is read again, and what was read is used all the same.
+    // A pod that changes while it is read is read again, and the first answer is used all the same.
     desk.ring(RingKind::Changed, "a", "8");
     assert_eq!(
         desk.read("a", object("6", 2, 1, "Running")),
@@ -232,7 +233,7 @@ fn rings() {
         desk.read("a", object("8", 3, 1, "Running")),
         Verdict::Deliver
     );
-    // Gone without a word, and gone while it was never known.
+    // A deleted pod is read once more; a deleted pod that was never known is ignored.
     desk.ring(RingKind::Deleted, "b", "9");
     desk.ring(RingKind::Deleted, "c", "10");
     assert_eq!(desk.asks(), ["get pod-b"]);
@@ -401,7 +402,7 @@ fn absence_is_a_question() {
         desk.wait(1000);
         assert_eq!(desk.asks(), ["Live"]);
     };
-    // A list that fails after its first page lacks pods, and says nothing.
+    // A list that fails after its first page lacks pods, and proves nothing.
     list_again(&mut desk);
     desk.poll.on_item(&item("a", "1"), desk.now);
     desk.poll.on_list_failed(SERVER, desk.now);
@@ -443,7 +444,7 @@ fn forbidden_is_settled_by_a_list_of_all() {
     assert_eq!(desk.asks(), ["All"]);
     desk.list("7", &[]);
     assert_eq!(desk.asks(), ["gone a"]);
-    // A right that is missing takes no pod away, and is not asked about in a circle.
+    // A missing right removes no pod, and does not lead to requests without a pause.
     let mut desk = Desk::started();
     desk.ring(RingKind::Changed, "a", "6");
     let mut requests = 0;
@@ -477,13 +478,13 @@ fn a_store_that_went_back_in_time() {
     desk.poll.on_bell_end(BellEnd::Broken, desk.now);
     desk.wait(1000);
     assert_eq!(desk.asks(), ["Live"]);
-    // Its version was given out again, to something else.
+    // The pod's version was given out again, to another object.
     desk.list("8", &[("a", "9")]);
     assert_eq!(desk.asks()[..2], ["complete a", "get pod-a"]);
     let said = desk.read("a", object("9", 2, 1, "Running"));
     assert_eq!(said, Verdict::Deliver);
     desk.asks();
-    // A write of ours that a list under way does not know yet is no sign of that.
+    // A write of ours that a list under way does not know yet is no sign of a version given out again.
     desk.wait(300_000);
     assert_eq!(desk.asks(), ["Live"]);
     desk.poll.on_write_started(&"a".into());
@@ -542,7 +543,7 @@ fn an_older_list_ends_no_question() {
     let mut desk = Desk::started();
     desk.ring(RingKind::Deleted, "a", "6");
     assert_eq!(desk.asks(), ["get pod-a"]);
-    // A list that began before that shows the pod as it was, and the answer is lost.
+    // A list that began before the ring shows the pod as it was, and the answer is lost.
     desk.poll.on_item(&item("a", "1"), desk.now);
     desk.fails("a", SERVER);
     desk.wait(5000);
@@ -564,7 +565,7 @@ fn an_older_list_and_an_older_answer_forget_no_ring() {
         assert_eq!(desk.read(uid, running(before)), Verdict::Deliver);
         assert_eq!(desk.asks(), [format!("get pod-{uid}")], "{known}");
         assert_eq!(desk.read(uid, running("7")), Verdict::Deliver);
-        // Nothing is in question any more, once it was read in peace.
+        // After an undisturbed read no question is open.
         let rest = desk.asks();
         assert!(rest.is_empty(), "{rest:?}");
     }
@@ -617,7 +618,7 @@ fn terminal_pods() {
         ["complete a"],
         "still there, though no list of live pods has it"
     );
-    // Its deletion is found by a list of all phases.
+    // A list of all phases finds the deletion.
     desk.now.0 += 1_800_000;
     assert_eq!(desk.asks(), ["Live"]);
     desk.list("9", &[]);
@@ -627,7 +628,7 @@ fn terminal_pods() {
     assert_eq!(desk.asks(), ["get pod-a"]);
     desk.fails("a", Failure::NotFound);
     assert_eq!(desk.asks(), ["gone a"]);
-    // One that ended before it was ever read is nobody's business, unless it waits for its deletion.
+    // A pod that ended before it was ever read is ignored, unless it waits for its deletion.
     for (name, sight, verdict, known) in [
         ("ended", over("12"), Verdict::Ignore, 0),
         (
@@ -746,7 +747,7 @@ fn the_deletion_of_what_has_ended() {
 
 #[test]
 fn a_ring_for_one_too_many() {
-    // It need not be alive, so it is not refused by its name alone.
+    // The pod of the ring may have ended, so it is not refused before a list shows it.
     let mut desk = Desk::started();
     let names: Vec<String> = (0..40).map(|n| format!("p{n}")).collect();
     for name in &names {
@@ -771,7 +772,7 @@ fn a_start_from_records() {
     assert_eq!(desk.asks(), ["Live"]);
     desk.list("5", &[("a", "1"), ("b", "2")]);
     assert_eq!(desk.asks(), ["get pod-a", "get pod-b", "watch 5"]);
-    // Its version is that of the record, which was given out again since: the store went back while nobody looked.
+    // The pod's version is that of the record, but was given out again: the store went back while no agent looked.
     assert_eq!(
         desk.read("a", object("1", 2, 1, "Running")),
         Verdict::Deliver
@@ -780,7 +781,7 @@ fn a_start_from_records() {
     assert_eq!(desk.asks(), ["get pod-c"]);
     desk.fails("c", Failure::NotFound);
     assert_eq!(desk.asks()[..2], ["gone c", "complete a b"]);
-    // Once.
+    // Records are read once.
     desk.poll.on_bell_end(BellEnd::Broken, desk.now);
     desk.wait(10_000);
     assert!(desk.asks().contains(&"Live".to_owned()));

@@ -30,9 +30,9 @@ mod node;
 use crate::testing::server::{Key, Server, item_of, uid_of};
 use node::{Node, Stage};
 
-/// Moves with faults in one schedule.
+/// Number of moves with faults in one schedule.
 const MOVES: usize = 250;
-/// Moves without faults in which all must have converged.
+/// Most moves without faults until all must have converged.
 const SETTLING: usize = 2_000;
 /// Names of pods: few, so that names are used again.
 const NAMES: u64 = 6;
@@ -45,7 +45,7 @@ enum Request {
     Delete(PodUid, Key),
 }
 
-/// What the server has answered; nobody has heard it yet.
+/// Answer of the server that is on its way to the agent.
 enum Answer {
     List {
         objects: Vec<Value>,
@@ -77,7 +77,7 @@ struct World {
     poll: ApiPoll,
     writer: StatusWriter,
     flights: Vec<Flight>,
-    /// Where in the server's log an open watch is.
+    /// Place of an open watch in the server's log.
     watch: Option<usize>,
 }
 
@@ -121,7 +121,7 @@ impl World {
         ("ns".into(), format!("p{}", self.random.below(NAMES)))
     }
 
-    /// One move.
+    /// Makes a random move.
     fn step(&mut self) {
         match self.random.below(if self.faults { 30 } else { 20 }) {
             0..=9 => self.network(),
@@ -142,7 +142,7 @@ impl World {
         self.drain();
     }
 
-    /// Everything that the agent wants now is sent.
+    /// Sends all requests that the agent has now.
     fn drain(&mut self) {
         while let Some(ask) = self.poll.poll(self.now) {
             match ask {
@@ -204,7 +204,7 @@ impl World {
         assert!(self.flights.len() <= 1 + api_poll::MAX_GETS + status_writer::MAX_WRITES);
     }
 
-    /// What the sync loop does with operations.
+    /// Carries out operations of the mux, as the sync loop does.
     fn take(&mut self, merged: Merged) {
         for op in merged.ops {
             match op {
@@ -247,7 +247,7 @@ impl World {
         }
     }
 
-    /// Ends what nobody configures, once that is certain.
+    /// Ends pods that are not configured, once that is certain.
     fn housekeeping(&mut self) {
         if !self.mux.all_sources_ready() {
             return;
@@ -269,7 +269,7 @@ impl World {
             let ended = there.is_some_and(|o| {
                 matches!(o["status"]["phase"].as_str(), Some("Failed" | "Succeeded"))
             });
-            // One that had ended may be back in a restored store, a moment before the agent hears of it.
+            // A pod that had ended may be back in a restored store, a moment before the agent hears of it.
             let over = ended || local.stage == Stage::Finished || self.server.restored;
             assert!(there.is_none() || over, "{uid} is no orphan");
             self.node.pods.remove(&uid);
@@ -315,7 +315,7 @@ impl World {
         };
     }
 
-    /// Users and the control plane.
+    /// Makes a random change as users and the control plane do.
     fn user(&mut self) {
         if self.server.is_fresh {
             return;
@@ -357,7 +357,7 @@ impl World {
         }
     }
 
-    /// The store goes back to an older state; while that is done every connection is cut.
+    /// Sets the store back to an older state; every connection is cut meanwhile.
     fn restore_store(&mut self) {
         self.server.restore();
         for flight in core::mem::take(&mut self.flights) {
@@ -366,7 +366,7 @@ impl World {
         self.break_bell();
     }
 
-    /// The agent ends and begins anew, with its disk or, at times, without.
+    /// Ends the agent and starts a new one, with its disk or, at times, without.
     fn restart_agent(&mut self) {
         if self.random.one_in(3) {
             self.records.clear();
@@ -449,7 +449,7 @@ fn run(seed: u64) {
 
 fn campaign(seeds: core::ops::Range<u64>) {
     for seed in seeds {
-        // Shown if it fails; the last number is the one.
+        // The output is shown if a schedule fails; the last number is its seed.
         std::print!("{seed} ");
         run(seed);
     }

@@ -19,7 +19,7 @@ impl World {
         });
     }
 
-    /// A request is processed, an answer arrives, or either is lost.
+    /// Has a request processed or an answer arrive, or loses either.
     pub(super) fn network(&mut self) {
         let count = u64::try_from(self.flights.len()).expect("few");
         if count == 0 {
@@ -45,7 +45,7 @@ impl World {
     fn process(&mut self, request: &Request) -> Answer {
         match request {
             Request::List(list) => {
-                // Before the first whole list nothing but the list tells whether a pod is there.
+                // Before the first complete list only the list tells whether a pod is there.
                 let may_be_stale =
                     self.faults && self.poll.has_completed() && !self.server.is_fresh;
                 let stale = may_be_stale && self.random.one_in(5);
@@ -65,7 +65,7 @@ impl World {
             }
             Request::Get(_, key) => match self.server.objects.get(key) {
                 Some(object) => Answer::Object(object.clone()),
-                // What a Node authorizer says depends on how far it has got.
+                // The Node authorizer may know of the deletion already, or not yet.
                 None if self.random.one_in(3) => Answer::Forbidden,
                 None => Answer::Gone,
             },
@@ -187,7 +187,7 @@ impl World {
         if verdict != Verdict::Deliver {
             return;
         }
-        // One that has taken the name of another comes after the other's end.
+        // If one pod has taken the name of another, it comes after the other's end.
         while let Some(uid) = self.poll.next_gone() {
             self.writer.on_gone(&uid);
             let merged = self.mux.amend(Source::Api, vec![], &[uid], self.wall());

@@ -13,16 +13,16 @@ use crate::status_cache::StatusCache;
 use crate::status_writer::{Truth, Truths};
 use crate::testing::Random;
 
-/// How far a pod is.
+/// Stage of a pod's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stage {
     New,
     Running,
     /// Told to end; containers may still run.
     Stopping,
-    /// Nothing runs.
+    /// No container runs.
     Stopped,
-    /// All is cleaned up.
+    /// Volumes and cgroup are cleaned up.
     Finished,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Local {
     exit_code: i32,
 }
 
-/// What outlives the agent, and the statuses that do not.
+/// Pods, which outlive the agent, and their statuses, which do not.
 #[derive(Default)]
 pub(super) struct Node {
     pub(super) pods: BTreeMap<PodUid, Local>,
@@ -54,7 +54,7 @@ impl Truths for Node {
 }
 
 impl Node {
-    /// The pod is configured as it is here.
+    /// Configures a pod, or changes it.
     pub(super) fn configure(&mut self, pod: Pod, now: Wall) {
         let uid = pod.metadata.uid.clone();
         match self.pods.get_mut(&uid) {
@@ -76,7 +76,7 @@ impl Node {
         self.report(&uid, now);
     }
 
-    /// A new agent asks the runtime what there is; statuses begin afresh.
+    /// Starts over with a new agent, which reads the pods from the runtime; statuses begin afresh.
     pub(super) fn restart(&mut self) {
         self.statuses.clear();
         for local in self.pods.values_mut() {
@@ -84,7 +84,7 @@ impl Node {
         }
     }
 
-    /// One step of one pod. Without `spontaneous` it does only what it must.
+    /// Moves a pod on by one step. Without `spontaneous` the pod does only what it must.
     pub(super) fn step(&mut self, uid: &PodUid, spontaneous: bool, random: &mut Random, now: Wall) {
         let Some(local) = self.pods.get_mut(uid) else {
             return;
@@ -204,7 +204,7 @@ impl Node {
     }
 }
 
-/// Whether the API shows what the node stores, the agent's own fields.
+/// Returns true if the API shows the status that the node stores, in the agent's own fields.
 pub(super) fn shows(object: &Value, status: &PodStatus) -> bool {
     use crate::status_patch::{ApiStatus, patch};
     let shown: PodStatus = crate::api::strict::typed(&object["status"]).expect("a status");

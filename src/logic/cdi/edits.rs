@@ -1,4 +1,4 @@
-//! Which files count for which devices (CDI-03), and what becomes of a container's configuration (CDI-04 to CDI-07).
+//! Choice of the file for each device (CDI-03), and the changes to a container's configuration (CDI-04 to CDI-07).
 
 use alloc::{collections::BTreeSet, string::String, vec::Vec};
 use core::mem;
@@ -14,20 +14,20 @@ use crate::{
     oci::{by_depth, clean},
 };
 
-/// Files that are wrong and named where a device is not found.
+/// Most invalid files that the error for an unknown device names.
 const MAX_NAMED: usize = 4;
 /// Variables, nodes, mounts, hooks and groups that one container gets.
 const MAX_EDITS: usize = 4096;
 
-/// Which of those that have a device counts, by the numbers of their directories: that of the last directory, if it is the
-/// only one there.
+/// Chooses among the files that have a device, by the numbers of their directories. The file in the last directory
+/// counts if it is the only one there; its place in `dirs` is returned.
 pub(crate) fn winner(dirs: &[usize]) -> Option<usize> {
     let last = dirs.iter().max()?;
     let mut of_last = (0..dirs.len()).filter(|at| dirs[*at] == *last);
     of_last.next().filter(|_| of_last.next().is_none())
 }
 
-/// What is done for devices of these names.
+/// Chooses the edits for devices of these names, from all files.
 ///
 /// - Errors: see [`crate::api::cdi::ResolveFn`].
 pub fn resolve(
@@ -47,7 +47,7 @@ pub fn resolve(
         let dirs: Vec<usize> = places.iter().map(|(n, _)| files[*n].dir).collect();
         match winner(&dirs) {
             Some(at) => chosen.push((name, places[at])),
-            // Plugins may say anything.
+            // Names come from plugins, which may say anything.
             None if places.is_empty() => unknown.push(shown(name)),
             None => {
                 let all = places.iter().map(|(n, _)| &*files[*n].path);
@@ -96,7 +96,7 @@ pub fn resolve(
     Ok(done)
 }
 
-/// How many things are done.
+/// Number of variables, nodes, mounts, hooks and groups in the edits.
 pub(super) const fn size(edits: &Edits) -> usize {
     let Edits {
         env,
@@ -109,7 +109,7 @@ pub(super) const fn size(edits: &Edits) -> usize {
     env.len() + nodes.len() + mounts.len() + hooks.len() + gids.len()
 }
 
-/// Does it, in this order.
+/// Applies edits to a container's configuration, in this order.
 ///
 /// - Errors: see [`crate::api::cdi::ApplyFn`]. The configuration is of no use then.
 pub fn apply(spec: &mut Spec, all: Vec<Edits>) -> Result<(), PodError> {
@@ -128,7 +128,8 @@ pub fn apply(spec: &mut Spec, all: Vec<Edits>) -> Result<(), PodError> {
                     edits.file, mount.destination
                 )));
             }
-            // As open as the most open mount, or its changes would not come.
+            // The rootfs propagation must be as open as the most open mount, or changes below that mount would not
+            // arrive.
             let has = |one: &str| mount.options.iter().any(|option| option == one);
             let propagation = &mut spec.linux.rootfs_propagation;
             if has("rshared") || has("shared") {
@@ -155,7 +156,7 @@ pub fn apply(spec: &mut Spec, all: Vec<Edits>) -> Result<(), PodError> {
     Ok(())
 }
 
-/// Adds `NAME=value`, in the place of what has that name.
+/// Sets `NAME=value`; a variable of that name is replaced where it stands.
 fn set(env: &mut Vec<String>, variable: String) {
     let end = variable.find('=').map_or(variable.len(), |at| at + 1);
     let known = env.iter_mut().find(|v| v.starts_with(&variable[..end]));
@@ -172,7 +173,7 @@ fn give(spec: &mut Spec, node: DeviceNode) -> Result<(), PodError> {
     let [uid, gid] = [user.uid, user.gid].map(|id| Some(id).filter(|id| *id > 0));
     device.uid = device.uid.or(uid);
     device.gid = device.gid.or(gid);
-    // A FIFO needs no rule, and runtimes know none without letters.
+    // A FIFO needs no rule, and runtimes accept no rule without letters.
     if device.kind != "p" && !access.is_empty() {
         spec.linux.resources.devices.push(DeviceRule {
             allow: true,
@@ -188,7 +189,8 @@ fn give(spec: &mut Spec, node: DeviceNode) -> Result<(), PodError> {
     Ok(())
 }
 
-/// What is not written of a node is that of the machine's. Its type and its major number together make that unnecessary.
+/// Completes a node with the values of the machine's device where the file gives none. The device is not needed if the
+/// file gives the type and the major number.
 fn whole(node: DeviceNode) -> Result<Device, PodError> {
     let DeviceNode {
         mut device,
@@ -341,7 +343,7 @@ mod tests {
         assert_eq!(refused(&files, "v.com/c=c", false), Ok(()));
         let text = "CDI device v.com/c=b: /0/a asks for netDevices, which only a runtime that serves CRI may give";
         assert_eq!(refused(&files, "v.com/c=b", true), Err(text.into()));
-        // What is common counts for each device.
+        // The common edits of a file count for each of its devices.
         files[0].common.hooks = files[0].devices[0].1.hooks.clone();
         assert!(refused(&files, "v.com/c=c", false).is_err());
         let many: Vec<String> = (0..MAX_EDITS).map(|n| format!("A{n}=")).collect();
@@ -484,7 +486,7 @@ mod tests {
                 ..Device::default()
             });
             apply(&mut spec, [node(&value, there("c", 5, 6))].into()).expect("done");
-            // The same path replaces.
+            // A node with the same path replaces the first.
             let [device] = &*spec.linux.devices else {
                 panic!("one: {:?}", spec.linux.devices);
             };

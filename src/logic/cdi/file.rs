@@ -1,4 +1,4 @@
-//! One file (CDI-02).
+//! Reader of a CDI file (CDI-02).
 
 use alloc::{borrow::ToOwned as _, boxed::Box, collections::BTreeSet, string::String, vec::Vec};
 
@@ -18,13 +18,13 @@ use crate::{
 const VERSIONS: [&str; 8] = [
     "0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0",
 ];
-/// Places in [`VERSIONS`]: of what came later.
+/// Places in [`VERSIONS`] of those that brought new fields.
 const V0_4: usize = 1;
 const V0_5: usize = 2;
 const V0_6: usize = 3;
 const V0_7: usize = 4;
 const V1_1: usize = 7;
-/// When hooks run.
+/// Stages at which hooks run.
 const HOOKS: [&str; 6] = [
     "prestart",
     "createRuntime",
@@ -33,21 +33,21 @@ const HOOKS: [&str; 6] = [
     "poststart",
     "poststop",
 ];
-/// Bytes of a text: as long as a path can be, and a variable with a few of them.
+/// Longest text, bytes: enough for the longest path, and for a variable with a few of them.
 const MAX_TEXT: usize = 32 << 10;
-/// Bytes of a vendor, of a class, and of a device's name.
+/// Longest vendor, class and name of a device, bytes.
 const MAX_VENDOR: usize = 253;
 const MAX_CLASS: usize = 63;
 const MAX_NAME: usize = 255;
 
-/// What a file says of devices of these names.
+/// Reads the devices of these names from a file.
 ///
 /// - Errors: see [`crate::api::cdi::ReadFn`].
 pub fn read_named(value: Value, names: &[String]) -> Result<File, WrongValue> {
     read(value, &|name| names.iter().any(|wanted| wanted == name))
 }
 
-/// What a file says of the devices that are wanted by their qualified names.
+/// Reads the devices that are wanted, by their qualified names, from a file.
 pub(crate) fn read(value: Value, wanted: &dyn Fn(&str) -> bool) -> Result<File, WrongValue> {
     let mut fields = Fields::owned(value, "")?.with_texts(MAX_TEXT);
     let mut reader = Reader::default();
@@ -95,7 +95,7 @@ pub(crate) fn read(value: Value, wanted: &dyn Fn(&str) -> bool) -> Result<File, 
     Ok(file)
 }
 
-/// Whether it is `vendor/class`.
+/// Returns true if the text is `vendor/class`.
 pub(crate) fn is_kind(text: &str) -> bool {
     let begins = |text: &str| text.as_bytes()[0].is_ascii_alphabetic();
     text.split_once('/').is_some_and(|(vendor, class)| {
@@ -106,12 +106,12 @@ pub(crate) fn is_kind(text: &str) -> bool {
     })
 }
 
-/// Whether it is the name of a device, its kind left out.
+/// Returns true if the text is the name of a device, without its kind.
 fn is_device(text: &str) -> bool {
     is_name(text, b"_-.:", MAX_NAME)
 }
 
-/// Letters and digits, and these inside.
+/// Returns true if the text is letters and digits, with the bytes `inside` allowed between its ends.
 fn is_name(text: &str, inside: &[u8], most: usize) -> bool {
     let bytes = text.as_bytes();
     let is_end = |end: Option<&u8>| end.is_some_and(u8::is_ascii_alphanumeric);
@@ -123,12 +123,12 @@ fn is_name(text: &str, inside: &[u8], most: usize) -> bool {
             .all(|c| c.is_ascii_alphanumeric() || inside.contains(c))
 }
 
-/// What a file needs, as far as it was read.
+/// Reader of one file. It keeps the least version of the interface that the file needs.
 #[derive(Default)]
 struct Reader {
     /// The least version, by its place.
     version: usize,
-    /// The field that needs it.
+    /// Field that needs this version.
     field: Option<String>,
 }
 
@@ -140,7 +140,7 @@ impl Reader {
         }
     }
 
-    /// They are for others.
+    /// Checks annotations, which are for other programs.
     fn annotations(&mut self, fields: &mut Fields<'_>) -> Result<(), WrongValue> {
         let Some(value) = fields.take("annotations") else {
             return Ok(());
@@ -155,7 +155,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Its name, and what is done for it.
+    /// Reads a device: its name, and its edits.
     fn device(&mut self, value: Value, path: &str) -> Result<(String, Edits), WrongValue> {
         let mut fields = Fields::owned(value, path)?.with_texts(MAX_TEXT);
         let name = fields.text("name")?;
@@ -173,7 +173,7 @@ impl Reader {
         Ok((name, edits))
     }
 
-    /// `None`: nothing is done.
+    /// Reads `containerEdits`; `None` if there are none.
     fn edits(&mut self, of: &mut Fields<'_>) -> Result<Option<Edits>, WrongValue> {
         let name = "containerEdits";
         let Some(value) = of.take(name) else {
@@ -225,7 +225,7 @@ impl Reader {
         };
         let kind = fields.text("type")?;
         let kind = match &*kind {
-            // Another word for a character device.
+            // `u` is another word for a character device.
             "u" => "c",
             "" | "b" | "c" | "p" => &*kind,
             _ => return Err(fields.wrong("type", format!("is {kind:?}, must be b, c, u or p"))),
@@ -269,7 +269,7 @@ impl Reader {
         if !kind.is_empty() {
             self.needs(V0_4, &fields, "type");
         }
-        // Of a file system without a device it is a name.
+        // For a file system without a device `hostPath` is a name.
         let source = match matches!(&*kind, "" | "bind" | "none") {
             true => absolute(&mut fields, "hostPath")?,
             false => fields.text("hostPath")?,
@@ -287,7 +287,7 @@ impl Reader {
         Ok(mount)
     }
 
-    /// It has no effect here, but a file that is wrong is wrong.
+    /// Checks `intelRdt`. It has no effect here, but a mistake in it makes the file invalid.
     fn intel_rdt(&mut self, value: Value, path: &str) -> Result<(), WrongValue> {
         let mut fields = Fields::owned(value, path)?.with_texts(MAX_TEXT);
         for name in ["closID", "l3CacheSchema", "memBwSchema"] {
@@ -330,12 +330,12 @@ fn variables(fields: &mut Fields<'_>) -> Result<Vec<String>, WrongValue> {
     let is_wrong = |text: &String| text.find('=').unwrap_or(0) == 0 || text.contains('\0');
     match all.iter().position(is_wrong) {
         None => Ok(all),
-        // Its value may be a secret.
+        // The value may be a secret, so it is not in the error.
         Some(n) => Err(fields.wrong(&format!("env[{n}]"), "must be such as NAME=value")),
     }
 }
 
-/// Permission bits. YAML's 0660 is a text for its reader.
+/// Permission bits. The YAML reader gives 0660 as a text.
 fn mode(fields: &mut Fields<'_>) -> Result<Option<u32>, WrongValue> {
     let name = "fileMode";
     let Some(value) = fields.take(name) else {
@@ -346,7 +346,7 @@ fn mode(fields: &mut Fields<'_>) -> Result<Option<u32>, WrongValue> {
         Some(mode) => mode,
         None => fields.as_number(name, &value, 0, u32::MAX)?,
     };
-    // Others may have the kind of the file in it.
+    // Other bits may tell the kind of the file.
     Ok(Some(mode & 0o7777))
 }
 
@@ -367,7 +367,7 @@ fn hook(value: Value, path: &str) -> Result<(Box<str>, Hook), WrongValue> {
     Ok((name.into(), hook))
 }
 
-/// Whether there are any. They have no effect here.
+/// Checks network devices, and returns true if there are any. They have no effect here.
 fn net_devices(fields: &mut Fields<'_>) -> Result<bool, WrongValue> {
     let all = each(fields, "netDevices")?;
     let any = !all.is_empty();

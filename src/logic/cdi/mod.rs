@@ -2,8 +2,8 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `file` | what a file says, checked |
-//! | `edits` | which files count for which devices, and what becomes of a container's configuration |
+//! | `file` | reader of a file, with its checks |
+//! | `edits` | choice of the file for each device, and the changes to a container's configuration |
 //!
 //! Source: cncf-tags/container-device-interface `SPEC.md` (1.1.0).
 
@@ -17,7 +17,7 @@ pub(crate) use file::{is_kind, read};
 
 use crate::api::cdi::Rules;
 
-/// For the direct backend.
+/// Rules of this module, for the direct backend.
 pub const RULES: Rules = Rules {
     read: read_named,
     resolve,

@@ -156,7 +156,8 @@ pub(super) fn link_budget(facts: &Facts) -> Finding {
     }
 }
 
-/// Why an agent does not do its work, if so. That it has read its manifests at least once is not asked: it may have none.
+/// Returns the reason why an agent does not work, if it does not. An agent that has never read its manifests counts as
+/// sound: it may have none.
 #[must_use]
 pub fn trouble(agent: &AgentFacts) -> Option<String> {
     if let Some(why) = &agent.down {

@@ -5,7 +5,7 @@ use alloc::{format, string::String};
 use super::{Agent, Answer, Apiserver, Bootstrap, Facts, Finding, machine::SET_CLOCK, some_of};
 use crate::api::Wall;
 
-/// A certificate that ends within this time and that nobody renews is worth a word, seconds.
+/// Time before the end of a certificate from which on a warning is given if nobody renews it, seconds.
 const SHORT_SECS: i64 = 14 * 24 * 3600;
 
 fn told(facts: &Facts) -> Result<&Apiserver, Finding> {
@@ -99,7 +99,8 @@ pub(super) fn apiserver(facts: &Facts) -> Finding {
     }
 }
 
-/// The built-in network is one machine's: whatever leads to pods of others is brought by somebody (K3SJ-11).
+/// Checks routes to pods of other nodes: the built-in network is only this machine's, so another program must make them
+/// (K3SJ-11).
 pub(super) fn pod_routes(facts: &Facts) -> Finding {
     let net = &facts.network;
     match told(facts) {
@@ -118,7 +119,7 @@ pub(super) fn pod_routes(facts: &Facts) -> Finding {
     }
 }
 
-/// A kubelet does not make Services reachable: kube-proxy does, or a network that is one.
+/// Checks that Services are reachable: not a kubelet makes them so, but kube-proxy, or a network that replaces it.
 pub(super) fn services(facts: &Facts) -> Finding {
     match (told(facts), &facts.network.services) {
         (Err(alone), _) => alone,
@@ -130,8 +131,8 @@ pub(super) fn services(facts: &Facts) -> Finding {
     }
 }
 
-/// Where servers of k3s reach nodes by tunnels that nodes open, this one is out of reach (K3SJ-09). A tunnel of this node's own
-/// asks something of the control plane (TUN-07, TUN-08).
+/// Checks that the control plane can reach this node for logs and exec. Servers of k3s that want nodes to open tunnels
+/// to them do not reach it (K3SJ-09). A tunnel of this node's own needs settings in the control plane (TUN-07, TUN-08).
 pub(super) fn tunnel(facts: &Facts) -> Finding {
     match told(facts) {
         Err(alone) => alone,
@@ -150,7 +151,7 @@ pub(super) fn tunnel(facts: &Facts) -> Finding {
 
 fn own_tunnel(facts: &Facts) -> Finding {
     let to = || some_of(facts.wanted.tunnel.iter().map(String::as_str), 3);
-    // Nodes behind different NATs may have one and the same address: their names differ.
+    // Nodes behind different NATs may have the same address: only their names differ.
     const NEEDS: &str =
         "kube-apiserver needs --kubelet-preferred-address-types=Hostname,InternalIP,ExternalIP";
     let of_agent = match &facts.agent {

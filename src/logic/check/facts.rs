@@ -1,4 +1,4 @@
-//! What the preflight knows of a machine: plain data, gathered elsewhere.
+//! Facts of a machine for the preflight: plain data, gathered elsewhere.
 
 use alloc::{string::String, vec::Vec};
 
@@ -8,7 +8,7 @@ use crate::api::{Wall, cri::CgroupDriver};
 /// A machine, its configuration and its agent, as far as they could be looked at. Absent facts are empty, zero or `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// What the operator asked for.
+    /// Configuration of the operator.
     pub wanted: Wanted,
     /// Kernel and processor.
     pub kernel: Kernel,
@@ -24,28 +24,28 @@ pub struct Facts {
     pub dirs: Dirs,
     /// Devices that pods may ask for.
     pub devices: Devices,
-    /// What this process may do.
+    /// Rights of this process.
     pub rights: Rights,
     /// Manifests.
     pub manifests: Manifests,
-    /// Who runs pods here already: name and process.
+    /// Other programs that run pods here: name and process.
     pub kubelets: Vec<(String, u32)>,
     /// The apiserver; `None`: this machine is no node of one.
     pub apiserver: Option<Apiserver>,
     /// The agent.
     pub agent: Agent,
-    /// What kubeadm looks at besides; empty unless it is asked for.
+    /// Facts for the checks of kubeadm; empty unless they are asked for.
     pub kubeadm: Kubeadm,
 }
 
-/// What the operator asked for, defaults included.
+/// Configuration of the operator, defaults included.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// Why the configuration cannot be used; the other fields are defaults then.
+    /// Reason why the configuration cannot be used; the other fields are defaults then.
     pub unusable: Option<String>,
     /// The file that was read.
     pub file: Option<String>,
-    /// What was said about the file: unknown fields and the like.
+    /// Warnings about the file: unknown fields and the like.
     pub warnings: Vec<String>,
     /// Name of the node.
     pub node_name: String,
@@ -57,13 +57,13 @@ pub struct Wanted {
     pub fail_cgroup_v1: bool,
     /// `picolet.podWriteLimit` is set.
     pub limits_writes: bool,
-    /// `RuntimeDefault` where nothing else is said.
+    /// `RuntimeDefault` is the seccomp profile of containers that name none.
     pub seccomp_default: bool,
     /// Bridge of the built-in network.
     pub bridge: String,
-    /// What is kept free: thresholds as they are written.
+    /// Resources that are kept free: eviction thresholds as they are written.
     pub kept_free: Vec<String>,
-    /// Static pods may be evicted for that.
+    /// Static pods may be evicted to keep them free.
     pub evict_static_pods: bool,
     /// Use of the disk at which images are removed, percent.
     pub image_high_percent: u8,
@@ -78,9 +78,9 @@ pub struct Devices {
     pub units: Vec<(String, usize)>,
     /// Resources of device plugins with the numbers of their healthy units, as the agent knows them.
     pub plugins: Vec<(String, usize)>,
-    /// Option without which the kernel cannot let containers use them, and has not.
+    /// Kernel option that containers need to use devices, if the kernel lacks it.
     pub lacks: Option<String>,
-    /// CDI files that say nothing, and why.
+    /// CDI files that cannot be used, and why.
     pub wrong: Vec<String>,
 }
 
@@ -91,23 +91,23 @@ pub struct Kernel {
     pub release: String,
     /// `uname -m`: `aarch64`, `armv7l`, …
     pub machine: String,
-    /// What this program was built for: `aarch64`, `arm`, `x86_64`, …
+    /// Architecture that this program was built for: `aarch64`, `arm`, `x86_64`, …
     pub program: String,
-    /// Width of the programs that the system is made of, bits: that of PID 1; `None` if it cannot be seen.
+    /// Width of the system's programs, bits: that of PID 1; `None` if it cannot be seen.
     pub userland_bits: Option<u8>,
     /// Bytes of a page.
     pub page_size: u64,
     /// `/proc/cmdline`
     pub cmdline: String,
-    /// File that the firmware takes the kernel's command line from, where a board has one (`cmdline.txt`).
+    /// File from which the firmware of a board takes the kernel's command line (`cmdline.txt`), if there is one.
     pub cmdline_file: Option<String>,
     /// `config.txt` beside it.
     pub config_file: Option<String>,
-    /// Whether overlayfs can be mounted.
+    /// Set if overlayfs can be mounted.
     pub overlayfs: bool,
-    /// Whether a process can be given a seccomp filter.
+    /// Set if a process can be given a seccomp filter.
     pub seccomp: bool,
-    /// Whether AppArmor confines.
+    /// Set if AppArmor confines processes.
     pub apparmor: bool,
     /// Profile that containers get, if it is loaded or can be.
     pub apparmor_profile: Option<String>,
@@ -128,49 +128,49 @@ pub struct Kernel {
 /// Control groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cgroups {
-    /// Whether anything usable is mounted.
+    /// Set if a usable hierarchy is mounted.
     pub mounted: bool,
-    /// One tree for all controllers.
+    /// Version 2: a single tree for all controllers.
     pub v2: bool,
     /// Controllers that pods need and this machine lacks.
     pub missing: Vec<String>,
 }
 
-/// What runs containers.
+/// Runtime of containers: an OCI runtime, or one that serves CRI.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Runtime {
     /// Socket of a runtime that serves CRI; `None`: the agent runs containers itself, by an OCI runtime.
     pub socket: Option<String>,
-    /// Why pods have no network there, as the runtime says.
+    /// Reason why pods have no network, as the CRI runtime reports it.
     pub network_error: Option<String>,
     /// `runc 1.1.5+ds1`, `containerd 1.6.20`; empty if there is none.
     pub program: String,
     /// Why there is none.
     pub error: Option<String>,
-    /// Who makes cgroups.
+    /// Drivers that make cgroups.
     pub drivers: Drivers,
     /// Known holes of this version, the distribution's revision considered.
     pub holes: Vec<String>,
-    /// What runs pods of RuntimeClasses.
+    /// Handlers for pods with a RuntimeClass.
     pub handlers: Vec<Handler>,
 }
 
-/// Who makes cgroups, and who would.
+/// Drivers that make cgroups: the configured one, the runtime's, and systemd's state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drivers {
     /// `cgroupDriver`.
     pub wanted: CgroupDriver,
-    /// What the runtime says when it is asked for that; it is heeded.
+    /// Driver that the runtime reports; it counts before the configured one.
     pub told: Option<CgroupDriver>,
-    /// What the configuration says that it shows, if it is too old to be asked.
+    /// Driver in the configuration that the runtime shows, if the runtime is too old to report its driver.
     pub shown: Option<CgroupDriver>,
-    /// There is a systemd to ask.
+    /// systemd runs and can be asked.
     pub systemd: bool,
-    /// systemd has a slice of the name that a kubelet gives the one of all pods.
+    /// systemd has a slice with the name of a kubelet's slice for all pods.
     pub slice: bool,
 }
 
-/// What runs pods whose RuntimeClass names this handler.
+/// Runtime for pods whose RuntimeClass names this handler.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Handler {
     /// Name of the handler.
@@ -188,15 +188,15 @@ pub struct Network {
     pub conf_dir: String,
     /// File in use; `None` for the built-in network.
     pub conf: Option<String>,
-    /// Why the configuration cannot be used.
+    /// Reason why the configuration cannot be used.
     pub conf_error: Option<String>,
-    /// Why the configured plugins cannot be called.
+    /// Reason why the configured plugins cannot be called.
     pub plugin_error: Option<String>,
     /// Plugin types of the configuration.
     pub plugins: Vec<String>,
-    /// What `iptables --version` says; `None` if there is no such program.
+    /// Output of `iptables --version`; `None` if there is no such program.
     pub iptables: Option<String>,
-    /// Why the nat table cannot be listed.
+    /// Reason why the nat table cannot be listed.
     pub nat_error: Option<String>,
     /// Rules that the other flavour of iptables holds (legacy beside nft, or the reverse).
     pub other_rules: usize,
@@ -206,17 +206,18 @@ pub struct Network {
     pub ip_forward: bool,
     /// `net.bridge.bridge-nf-call-iptables`; `None` without br_netfilter.
     pub bridge_filter: Option<bool>,
-    /// Whether the built-in bridge exists.
+    /// Set if the built-in bridge exists.
     pub bridge_exists: bool,
     /// The resolver file that pods inherit; `None` if they inherit none.
     pub resolv_conf: Option<String>,
     /// Name servers in it.
     pub name_servers: Vec<String>,
-    /// Whether systemd-resolved keeps the real servers in its own file.
+    /// Set if systemd-resolved keeps the real servers in its own file.
     pub resolved: bool,
-    /// What makes Services reachable from this machine, such as `kube-proxy (nftables)`; `None` if nothing was found.
+    /// Program that makes Services reachable from this machine, such as `kube-proxy (nftables)`; `None` if none was
+    /// found.
     pub services: Option<String>,
-    /// Routes by other machines than that of the default route.
+    /// Number of routes by a gateway, without the default route.
     pub routes: usize,
     /// TCP ports that a process of the host listens on, sorted.
     pub listening: Vec<u16>,
@@ -227,26 +228,26 @@ pub struct Network {
 pub struct Clock {
     /// Wall time now.
     pub now: Wall,
-    /// Whether the kernel's clock is disciplined; `None` if it does not say.
+    /// True if the kernel's clock is synchronized; `None` if the kernel does not say.
     pub synchronized: Option<bool>,
-    /// Whether there is a battery-backed clock.
+    /// Set if there is a battery-backed clock.
     pub rtc: bool,
-    /// What saves the time over a reboot in place of one.
+    /// Program that saves the time over a reboot in place of a battery-backed clock.
     pub saved_time: Option<String>,
 }
 
 /// A directory of the agent, as its file system is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dir {
-    /// Where.
+    /// Path.
     pub path: String,
     /// `ext4`, `tmpfs`, …
     pub kind: String,
     /// Mounted read-only.
     pub read_only: bool,
-    /// What else it is mounted with that forbids something, of `nosuid`, `nodev`, `noexec`.
+    /// Restrictions of the mount: those of `nosuid`, `nodev`, `noexec` that it has.
     pub restricted: Vec<String>,
-    /// The flag that names another place; empty if there is none, and nothing depends on it.
+    /// Flag that moves the directory; empty if there is no such flag, and the agent can work without the directory.
     pub moved_by: String,
     /// Bytes.
     pub size: u64,
@@ -265,54 +266,54 @@ pub struct Disk {
     pub name: String,
     /// Bytes written to it since the machine was started.
     pub written: u64,
-    /// How much of its life is used at most, percent; `None`: it does not say.
+    /// Used part of the disk's life, at most, percent; `None` if the disk does not say.
     pub used_life: Option<u8>,
-    /// It says that its spare blocks come to an end.
+    /// Set if the disk reports that its spare blocks come to an end.
     pub at_its_end: bool,
 }
 
 /// Directories of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dirs {
-    /// What survives a reboot.
+    /// Root directory: its content survives a reboot.
     pub root: Dir,
-    /// The disk that it is on, as far as that is one.
+    /// Disk of the root directory, if it is on one.
     pub root_disk: Option<Disk>,
-    /// What ends with it.
+    /// Run directory: its content ends with a reboot.
     pub run: Dir,
     /// Logs of containers.
     pub logs: Dir,
-    /// Whatever else is written to.
+    /// Other directories that are written to.
     pub others: Vec<Dir>,
-    /// Whether the mount namespace (the agent's if it runs, else ours) is that of PID 1; `None` if unknown.
+    /// True if the mount namespace (the agent's if it runs, else ours) is that of PID 1; `None` if unknown.
     pub host_mounts: Option<bool>,
     /// A record of another program whose version this one does not read.
     pub foreign_record: Option<(String, u32)>,
 }
 
-/// What this process may do.
+/// Rights of this process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rights {
     /// Effective user is root.
     pub root: bool,
-    /// Capabilities that it has, as `CAP_X`.
+    /// Capabilities of the process, as `CAP_X`.
     pub capabilities: Vec<String>,
 }
 
 /// Manifests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Manifests {
-    /// Where they lie; `None` if turned off.
+    /// Path of the manifests; `None` if turned off.
     pub path: Option<String>,
-    /// Where more are, without a query; `None` if turned off.
+    /// URL of more manifests, without its query; `None` if turned off.
     pub url: Option<String>,
-    /// That goes over a network without TLS.
+    /// Set if the URL goes over a network without TLS.
     pub is_url_plain: bool,
     /// Pods in them.
     pub pods: usize,
     /// Files that cannot be used: path and why.
     pub bad: Vec<(String, String)>,
-    /// Files with a Secret that others than root can read.
+    /// Files with a Secret that users other than root can read.
     pub open_secrets: Vec<String>,
     /// TCP ports of the host that pods ask for: port and pod, sorted.
     pub host_ports: Vec<(u16, String)>,
@@ -323,26 +324,27 @@ pub struct Manifests {
 pub struct Apiserver {
     /// Path of the kubeconfig.
     pub kubeconfig: String,
-    /// Why it cannot be used.
+    /// Reason why the kubeconfig cannot be used.
     pub error: Option<String>,
     /// The bootstrap kubeconfig, if one is named.
     pub bootstrap: Option<Bootstrap>,
-    /// Its URL; empty if not known.
+    /// URL of the apiserver; empty if not known.
     pub server: String,
-    /// When the client certificate holds: from, until.
+    /// Validity of the client certificate: from, until.
     pub certificate: Option<(Wall, Wall)>,
-    /// Whether the agent renews it.
+    /// Set if the agent renews the certificate.
     pub renews: bool,
-    /// Whether it answers; `None` if it was not asked.
+    /// Answer of the apiserver; `None` if it was not asked.
     pub answer: Option<Answer>,
-    /// How a k3s server reaches nodes, if not directly.
+    /// Tunnel mode of a k3s server that does not reach nodes directly.
     pub tunnel: Option<String>,
-    /// What is wrong with the clock of one of both.
+    /// Difference between the clocks of this machine and the apiserver, if it is too large.
     pub clock: Option<String>,
 }
 
 impl Facts {
-    /// Whether the apiserver answers, whatever else is wrong with it; `None`: it was not asked, or there is none.
+    /// Returns true if the apiserver answers, whatever else is wrong with it; `None`: it was not asked, or there is
+    /// none.
     #[must_use]
     pub fn apiserver_answers(&self) -> Option<bool> {
         let answer = self.apiserver.as_ref()?.answer.as_ref()?;
@@ -353,37 +355,37 @@ impl Facts {
 /// A bootstrap kubeconfig.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Bootstrap {
-    /// Its path.
+    /// Path.
     Usable(String),
-    /// Why it cannot be used.
+    /// Reason why it cannot be used.
     Unusable(String),
 }
 
-/// What asking the apiserver came to.
+/// Result of a request to the apiserver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It is there.
+    /// The apiserver answered.
     Given,
-    /// Why it is not.
+    /// No usable answer came, and why.
     Silent(String),
 }
 
 /// The agent, asked through its socket.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Agent {
-    /// None listens.
+    /// No agent listens.
     #[default]
     Absent,
     /// A socket is there and does not answer as it should.
     Mute(String),
-    /// It answers.
+    /// The agent answers.
     Up(AgentFacts),
 }
 
-/// What the agent says of itself. Ages in milliseconds; `None` if it never happened.
+/// State that the agent reports of itself. Ages in milliseconds; `None` if it never happened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AgentFacts {
-    /// Its version.
+    /// Version of the agent.
     pub version: String,
     /// Time since the last complete relist of the runtime began.
     pub relist_age_ms: Option<u64>,
@@ -391,27 +393,27 @@ pub struct AgentFacts {
     pub manifests_age_ms: Option<u64>,
     /// Time between two reads of the manifests.
     pub manifests_interval_ms: u64,
-    /// Why no pod is handled.
+    /// Reason why no pod is handled.
     pub down: Option<String>,
-    /// Why pods get no network.
+    /// Reason why pods get no network.
     pub network_down: Option<String>,
     /// Pods it holds.
     pub pods: usize,
-    /// Its tunnel; `None`: there is none.
+    /// State of the agent's tunnel; `None` if it has none.
     pub tunnel: Option<TunnelFacts>,
-    /// How the budget of the link stands, and whether images wait for it; `None`: there is none.
+    /// State of the link's budget, and true if images wait for it; `None` without a budget.
     pub link: Option<(String, bool)>,
 }
 
-/// How a tunnel is.
+/// State of a tunnel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TunnelFacts {
-    /// Servers with which there are streams.
+    /// Number of servers with a stream.
     pub streams: usize,
-    /// Servers that there are, as they say.
+    /// Number of all servers, as they report it.
     pub servers: usize,
-    /// Dials that were meant for others.
+    /// Dials that were meant for other nodes.
     pub misrouted: u64,
-    /// Why there is no stream.
+    /// Reason why there is no stream.
     pub trouble: Option<String>,
 }

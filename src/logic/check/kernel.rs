@@ -7,11 +7,11 @@ use crate::{api::cri::CgroupDriver, page_size::COMMON_PAGE_BYTES};
 
 /// Oldest kernel with everything that is used (`openat2`, `pidfd`), major and minor.
 const OLDEST_KERNEL: (u32, u32) = (5, 6);
-/// Fewest processes a node with a handful of pods gets along with.
+/// Fewest processes that are enough for a node with a handful of pods.
 const FEW_PIDS: u64 = 8192;
 /// The kernel's default; programs in containers share it.
 const FEW_INOTIFY_INSTANCES: u64 = 128;
-/// Since then a tmpfs can be kept from swap.
+/// First kernel that can keep a tmpfs from swap.
 const NOSWAP_KERNEL: (u32, u32) = (6, 4);
 /// The smallest default of any distribution.
 const FEW_INOTIFY_WATCHES: u64 = 8192;
@@ -39,7 +39,7 @@ pub(super) fn architecture(facts: &Facts) -> Finding {
     let (machine, program) = (facts.kernel.machine.as_str(), facts.kernel.program.as_str());
     let wide = matches!(machine, "aarch64" | "arm64" | "x86_64" | "riscv64");
     let narrow = matches!(program, "arm" | "armv6" | "armv7" | "x86");
-    // `uname -m` speaks of the kernel. A system of 32 bits is served as what it is, and so does install.sh (SVC-18).
+    // `uname -m` tells the kernel's width. A 32-bit system gets a 32-bit program; install.sh does the same (SVC-18).
     if wide && narrow && facts.kernel.userland_bits == Some(32) {
         return Finding::ok(format!("{program} on a 32-bit system ({machine} kernel)"));
     }
@@ -78,7 +78,7 @@ pub(super) fn page_size(facts: &Facts) -> Finding {
     )
 }
 
-/// How to put `words` on the kernel's command line.
+/// Command that puts `words` on the kernel's command line.
 fn on_cmdline(facts: &Facts, words: &str) -> String {
     match &facts.kernel.cmdline_file {
         // The file is one line; everything after it is not read.
@@ -258,7 +258,7 @@ pub(super) fn runtime(facts: &Facts) -> Finding {
     }
 }
 
-/// Both sides have to agree on who makes cgroups (CRI-12, SVC-32).
+/// Checks that agent and runtime use the same cgroup driver (CRI-12, SVC-32).
 pub(super) fn cgroup_driver(facts: &Facts) -> Finding {
     let drivers = &facts.runtime.drivers;
     let has_runtime = facts.runtime.socket.is_some();
@@ -302,7 +302,7 @@ pub(super) fn cgroup_driver(facts: &Facts) -> Finding {
     Finding::ok("cgroupfs")
 }
 
-/// Each handler by its name (RC-01).
+/// Checks the program of each handler (RC-01).
 pub(super) fn runtime_handlers(facts: &Facts) -> Finding {
     let all = &facts.runtime.handlers;
     if let Some(handler) = all.iter().find(|handler| handler.error.is_some()) {

@@ -1,4 +1,5 @@
-//! What `kubeadm join` looks at before it changes anything (KADM-10 to KADM-15): its own names and verdicts, and fixes.
+//! Checks that `kubeadm join` makes before it changes anything (KADM-10 to KADM-15): its own names and verdicts, and
+//! fixes.
 //!
 //! Source: kubeadm 1.36 `cmd/kubeadm/app/preflight/checks.go`; system-validators `types_unix.go`, `kernel_validator.go`.
 
@@ -6,7 +7,7 @@ use alloc::{string::String, vec::Vec};
 
 use super::{Agent, Check, Facts, Finding, some_of};
 
-/// What kubeadm asks of the kernel's configuration. One of each line is enough.
+/// Options that kubeadm wants in the kernel's configuration. Any one of each row is enough.
 pub const KERNEL_OPTIONS: [&[&str]; 17] = [
     &["CONFIG_NAMESPACES"],
     &["CONFIG_NET_NS"],
@@ -29,7 +30,7 @@ pub const KERNEL_OPTIONS: [&[&str]; 17] = [
     ],
     &["CONFIG_NETFILTER_XT_MATCH_COMMENT"],
 ];
-/// Files that a join writes: one that is there is of another join.
+/// Files that a join writes: if one exists, it is of an earlier join.
 pub const FILES: [&str; 3] = [
     "/etc/kubernetes/kubelet.conf",
     "/etc/kubernetes/bootstrap-kubelet.conf",
@@ -37,46 +38,46 @@ pub const FILES: [&str; 3] = [
 ];
 /// Programs that kubeadm calls.
 pub const PROGRAMS: [&str; 3] = ["losetup", "mount", "cp"];
-/// Sockets of runtimes that it looks for.
+/// Sockets of runtimes that kubeadm looks for.
 pub const SOCKETS: [&str; 3] = [
     "/run/containerd/containerd.sock",
     "/run/crio/crio.sock",
     "/run/cri-dockerd.sock",
 ];
-/// Where `picolet cri` answers kubeadm.
+/// Socket at which `picolet cri` answers kubeadm.
 pub const OWN_SOCKET: &str = "/run/picolet-cri.sock";
-/// Ports of a kubelet: who serves the apiserver, and `/healthz`.
+/// Ports of a kubelet: its server for the apiserver, and `/healthz`.
 const PORT: u16 = 10_250;
 const HEALTH_PORT: u16 = 10_248;
 /// Most things that one line names.
 const MAX_NAMED: usize = 4;
 
-/// What the checks of kubeadm look at, beside the other facts.
+/// Facts for the checks of kubeadm, besides the others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kubeadm {
-    /// Of [`FILES`], those that are there.
+    /// Files of [`FILES`] that exist.
     pub files: Vec<String>,
-    /// Of [`PROGRAMS`], those that are not on the path.
+    /// Programs of [`PROGRAMS`] that are not on the path.
     pub missing_programs: Vec<String>,
-    /// Of [`SOCKETS`], those that are there.
+    /// Sockets of [`SOCKETS`] that exist.
     pub sockets: Vec<String>,
     /// [`OWN_SOCKET`] is there.
     pub own_socket: bool,
-    /// What `kubelet --version` prints.
+    /// Output of `kubelet --version`.
     pub version: String,
-    /// Why it prints nothing.
+    /// Reason why `kubelet --version` prints nothing.
     pub version_error: Option<String>,
-    /// The kernel's configuration: where it is, and which of [`KERNEL_OPTIONS`] it lacks; `None`: it is nowhere.
+    /// The kernel's configuration: its path, and the [`KERNEL_OPTIONS`] that it lacks; `None` if it was not found.
     pub kernel: Option<(String, Vec<String>)>,
-    /// Whether a service named `kubelet` starts with the machine; `None`: nothing manages services.
+    /// True if a service named `kubelet` starts with the machine; `None` without a service manager.
     pub enabled: Option<bool>,
-    /// Whether the name of the node can be looked up.
+    /// Set if the name of the node can be looked up.
     pub resolves: bool,
     /// Requests by https go through a proxy.
     pub proxy: bool,
 }
 
-/// All of them, in kubeadm's order.
+/// All checks of kubeadm, in its order.
 const KUBEADM: [Check; 17] = [
     ("IsPrivilegedUser", root),
     ("FileAvailable--etc-kubernetes-kubelet.conf", |f| file(f, 0)),
@@ -100,9 +101,9 @@ const KUBEADM: [Check; 17] = [
     ("HTTPProxy", proxy),
 ];
 
-/// Carries them out.
+/// Carries out the checks of kubeadm.
 ///
-/// - Shape: as [`super::run`]; without root the first alone, as kubeadm does.
+/// - Shape: as [`super::run`]; without root only the first, as kubeadm does.
 #[must_use]
 pub fn run_kubeadm(facts: &Facts) -> Vec<(&'static str, Finding)> {
     let count = if facts.rights.root { KUBEADM.len() } else { 1 };
@@ -131,7 +132,8 @@ fn file(facts: &Facts, n: usize) -> Finding {
     )
 }
 
-/// Nothing but these two checks needs a runtime's socket.
+/// Checks the socket of a container runtime. Picolet needs none; only the checks `CRI` and `ContainerRuntimeVersion`
+/// do.
 fn runtime(facts: &Facts) -> Finding {
     match facts.kubeadm.sockets.as_slice() {
         [] if facts.kubeadm.own_socket => Finding::warning(
@@ -327,7 +329,7 @@ mod tests {
 
     type Change = fn(&mut Facts);
 
-    /// What is changed, the check that says so, its level, a part of what it says, a part of the fix.
+    /// Rows of the test: change, name of the check that reports it, level, part of the finding, part of the fix.
     #[rustfmt::skip]
     const ROWS: &[(Change, &str, Level, &str, &str)] = &[
         (|f| f.kubeadm.files = [FILES[0].to_owned()].into(), "FileAvailable--etc-kubernetes-kubelet.conf", Level::Error, "is, or was, a node", "kubeadm reset"),
@@ -372,7 +374,7 @@ mod tests {
             let bad = |(_, finding): &&(&str, Finding)| finding.level != Level::Ok;
             let named: Vec<&str> = all.iter().filter(bad).map(|(name, _)| *name).collect();
             assert!(named.contains(name), "{name}: {named:?}");
-            // What kubeadm looks at by two checks both name.
+            // A fault that two checks of kubeadm look at is named by both.
             assert!(
                 named.len() == 1 || *name == "CRI" || *name == "ContainerRuntimeVersion",
                 "{named:?}"
@@ -398,7 +400,7 @@ mod tests {
             (all[0].0, all[0].1.level),
             ("IsPrivilegedUser", Level::Error)
         );
-        // What every machine has.
+        // A machine without a service manager is sound, too.
         facts.rights.root = true;
         facts.kubeadm.enabled = None;
         assert!(

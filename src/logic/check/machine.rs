@@ -5,11 +5,11 @@ use alloc::{string::String, vec::Vec};
 use super::{Dir, Facts, Finding, some_of};
 use crate::flash;
 
-/// How a clock is set.
+/// Commands that set the clock.
 pub(super) const SET_CLOCK: &str = "apt-get install systemd-timesyncd && timedatectl set-ntp true; without a network: date -s '2026-01-31 12:00'";
 /// Longest node name: a DNS subdomain, bytes.
 const MAX_NAME_BYTES: usize = 253;
-/// Longest part of it between dots, bytes.
+/// Longest part of a node name between dots, bytes.
 const MAX_LABEL_BYTES: usize = 63;
 /// Free part of a disk below which nothing works for long, percent.
 const ALMOST_NOTHING_PERCENT: u64 = 5;
@@ -77,8 +77,8 @@ pub(super) fn hostname(facts: &Facts) -> Finding {
     Finding::ok(name)
 }
 
-/// A date says nothing: systemd moves a clock that is too old to the day it was built on, which looks as right as any.
-/// What the kernel says of it does (SVC-15).
+/// Checks the clock by the kernel's synchronized flag, not by its date (SVC-15): systemd moves a clock that is too old
+/// to the day on which systemd was built, and that date looks right.
 pub(super) fn clock(facts: &Facts) -> Finding {
     let now = facts.clock.now;
     match facts.clock.synchronized {
@@ -106,7 +106,8 @@ pub(super) fn rtc(facts: &Facts) -> Finding {
     }
 }
 
-/// Devices that are declared and nowhere are named (DEV-37), and those of plugins that cannot be given; a kernel that cannot give any is (DEV-42).
+/// Names declared resources that no device matches (DEV-37), those of plugins without a healthy device, and a kernel
+/// that cannot give devices to containers (DEV-42).
 pub(super) fn devices(facts: &Facts) -> Finding {
     let (units, plugins) = (&facts.devices.units, &facts.devices.plugins);
     if units.is_empty() && plugins.is_empty() {
@@ -184,7 +185,7 @@ pub(super) fn disk(facts: &Facts) -> Finding {
 }
 
 pub(super) fn inodes(facts: &Facts) -> Finding {
-    // Where none are counted none run out.
+    // A file system that counts no inodes cannot run out of them.
     let left = |d: &Dir| {
         if d.inodes == 0 {
             100
@@ -219,12 +220,12 @@ pub(super) fn eviction(facts: &Facts) -> Finding {
     Finding::ok(says)
 }
 
-/// Everything that is written to, whatever else of the system is read-only (SVC-20).
+/// Checks that all directories that are written to are writable; the rest of the system may be read-only (SVC-20).
 pub(super) fn read_only(facts: &Facts) -> Finding {
     let dirs = &facts.dirs;
     let all = [&dirs.root, &dirs.run, &dirs.logs];
     let locked = || all.into_iter().chain(&dirs.others).filter(|d| d.read_only);
-    // Nothing depends on what has no other place.
+    // The agent can work without a directory that no flag can move.
     let Some(dir) = locked()
         .find(|d| !d.moved_by.is_empty())
         .or_else(|| locked().next())
@@ -254,7 +255,8 @@ pub(super) fn read_only(facts: &Facts) -> Finding {
     )
 }
 
-/// Volumes of pods are on the file system of the root directory, and have its restrictions (SVC-20).
+/// Checks the mount options of the root directory: volumes of pods are on its file system and have its restrictions
+/// (SVC-20).
 pub(super) fn mount_options(facts: &Facts) -> Finding {
     let Dir {
         path, restricted, ..
@@ -302,7 +304,7 @@ pub(super) fn root_dir(facts: &Facts) -> Finding {
     }
 }
 
-/// Flash wears out by what is written to it.
+/// Checks the wear of the root directory's disk: flash wears out by writing.
 pub(super) fn wear(facts: &Facts) -> Finding {
     let Some(disk) = &facts.dirs.root_disk else {
         return Finding::ok(format!(

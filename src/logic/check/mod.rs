@@ -1,4 +1,4 @@
-//! The preflight: what is wrong with a machine before or while an agent runs on it, and the exact fix.
+//! The preflight: faults of a machine before or while an agent runs on it, and the exact fix of each.
 //!
 //! Each check is a pure function over [`Facts`]; [`CHECKS`] lists all of them in the order in which they are shown.
 
@@ -22,14 +22,14 @@ pub use facts::{
 
 pub use kubeadm::{FILES, KERNEL_OPTIONS, Kubeadm, OWN_SOCKET, PROGRAMS, SOCKETS, run_kubeadm};
 
-/// How bad something is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// As it should be.
     Ok,
     /// Pods run; something is lost or will go wrong.
     Warning,
-    /// Some or all pods will not run.
+    /// Pods will not run: some of them, or all.
     Error,
 }
 
@@ -45,12 +45,12 @@ impl Level {
     }
 }
 
-/// What a check found.
+/// Result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// How bad.
+    /// Severity.
     pub level: Level,
-    /// What is so, in one line.
+    /// Text of the finding, in one line.
     pub says: String,
     /// Command to type or line to write; empty where nothing is to be done.
     pub fix: String,

@@ -4,7 +4,7 @@ use alloc::string::String;
 
 use super::{Facts, Finding, some_of};
 
-/// Whose network it is if not this agent's.
+/// Text for a network that is the container runtime's, not this agent's.
 const OF_RUNTIME: &str = "the container runtime's";
 
 pub(super) fn config(facts: &Facts) -> Finding {

@@ -164,7 +164,7 @@ fn member(change: fn(&mut Apiserver)) -> Option<Apiserver> {
     Some(it)
 }
 
-/// A tunnel to a server, and what its agent says of it.
+/// A tunnel to a server, and its state as the agent reports it.
 fn tunnel(facts: &mut Facts, change: fn(&mut TunnelFacts)) {
     let mut tunnel = TunnelFacts {
         streams: 1,
@@ -176,7 +176,7 @@ fn tunnel(facts: &mut Facts, change: fn(&mut TunnelFacts)) {
     facts.agent = up(|agent| agent.tunnel = Some(tunnel));
 }
 
-/// What is changed about a sound board.
+/// Change to the facts of a sound board.
 type Change = fn(&mut Facts);
 
 #[test]
@@ -189,7 +189,7 @@ fn a_sound_board() {
     }
 }
 
-/// check, change, level, a part of what it says, the exact fix
+/// Rows: check, change, level, part of the finding, the exact fix.
 #[rustfmt::skip]
 const BAD: &[(&str, Change, Level, &str, &str)] = &[
     ("config", |f| f.wanted.unusable = Some("maxPods: must be positive".into()), Level::Error, "maxPods: must be positive",
@@ -454,7 +454,7 @@ fn an_apiserver_answers_whatever_the_clock_is() {
     assert_eq!(sound().apiserver_answers(), None);
 }
 
-/// check, change, a part of what it says: odd, and right all the same
+/// Rows: check, change, part of the finding. The machine is unusual, but sound.
 #[rustfmt::skip]
 const ODD: &[(&str, Change, &str)] = &[
     ("config", |f| f.wanted.file = None, "defaults"),

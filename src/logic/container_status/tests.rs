@@ -60,7 +60,7 @@ impl World {
     fn of(&self, kind: Kind) -> Vec<ContainerStatus> {
         self.probed(kind, &NoProbes)
     }
-    /// Shows the regular container `a` once, then lets `containers` be what the runtime has.
+    /// Shows the regular container `a` once, then makes `containers` those of the runtime.
     fn then(mut self, containers: Vec<cri::ContainerStatus>) -> Self {
         self.old.container_statuses = self.of(Kind::Regular);
         self.old.init_container_statuses = self.of(Kind::Init);
@@ -219,7 +219,7 @@ fn an_ephemeral_container_that_the_runtime_has_forgotten() {
             world.runtime.containers.clear();
         }
         assert_eq!(text(&world.of(Kind::Ephemeral)[0]), expected, "{name}");
-        // As one was shown that an agent before this one wanted to start again.
+        // An earlier agent wanted to start the container again, and showed its end as the last state.
         let shown = &mut world.old.ephemeral_container_statuses[0];
         if shown.state.terminated.is_some() {
             shown.last_state = core::mem::replace(&mut shown.state, waiting("", String::new()));

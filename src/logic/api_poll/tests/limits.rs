@@ -1,4 +1,4 @@
-//! What is bounded.
+//! Tests of the poller's bounds.
 
 use alloc::{string::String, vec::Vec};
 
@@ -24,7 +24,7 @@ fn many_changes_are_read_by_one_list() {
             .on_object(&item(name, "1"), running("1"), desk.now);
         assert_eq!(again, Verdict::Ignore);
     }
-    // One object was over-long: it is shown, and tried by itself.
+    // An over-long object is shown by its metadata, and read by itself.
     desk.poll.on_item(&item("p0", "1"), desk.now);
     desk.poll.on_list_end("6", desk.now);
     assert_eq!(desk.asks(), ["get pod-p0"], "the first snapshot waits");
