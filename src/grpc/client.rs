@@ -1,8 +1,8 @@
-//! Calls to a server: [`connect`] gives a [`Client`], which is cheap to clone, and a future that carries all its calls and is
-//! to be run beside them.
+//! Calls to a server: [`connect`] gives a [`Client`], which is cheap to clone, and a future that carries all its calls
+//! and has to run beside them.
 //!
 //! A call is given up by dropping it, and the server is told. The answers of a call that streams wait in a queue of
-//! [`Call`]; who does not read them loses the call, not the connection.
+//! [`Call`]; a reader that does not take them loses the call, not the connection.
 
 use core::{
     cell::RefCell,
@@ -42,7 +42,7 @@ pub fn connect(
 #[derive(Clone)]
 pub struct Client(Rc<Shore>);
 
-/// What all clients of a connection share. With the last of them the connection ends.
+/// Connection that all its clients share. It ends with the last of them.
 struct Shore {
     session: Shared,
     authority: String,
@@ -55,10 +55,10 @@ impl Drop for Shore {
     }
 }
 
-/// What goes with a call.
+/// Options of a call.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// How long it may take in all; the server is told.
+    /// Time that the call may take in all; the server is told.
     pub timeout: Option<Duration>,
     /// Header fields of its own. Names are in lower case.
     pub metadata: Vec<Field>,
@@ -67,13 +67,13 @@ pub struct Options {
 }
 
 impl Client {
-    /// Whether calls need another connection: this one has ended, or takes no more of them.
+    /// Returns true if calls need another connection: this one has ended, or takes no more of them.
     #[must_use]
     pub fn is_leaving(&self) -> bool {
         self.0.session.borrow().is_leaving()
     }
 
-    /// When anything last came from the server, by the clock that was given.
+    /// Time of the last bytes from the server, by the clock that was given.
     #[must_use]
     pub fn heard(&self) -> Duration {
         self.0.session.borrow().heard()
@@ -84,7 +84,7 @@ impl Client {
         self.0.session.borrow_mut().ping();
     }
 
-    /// Whether such a question waits for its answer.
+    /// Returns true while a ping waits for its answer.
     #[must_use]
     pub fn awaits_pong(&self) -> bool {
         self.0.session.borrow().awaits_pong()
@@ -92,8 +92,8 @@ impl Client {
 
     /// Asks once, and is answered once. `path` is `/package.Service/Method`.
     ///
-    /// Errors: what the server said; `Unavailable` if the connection ended; `DeadlineExceeded`; `ResourceExhausted` if the
-    /// answer is too large; `Internal` if it is none.
+    /// Errors: the status of the server; `Unavailable` if the connection ended; `DeadlineExceeded`; `ResourceExhausted`
+    /// if the answer is too large; `Internal` if it is no message.
     pub fn unary<'a, A: Message + Default>(
         &'a self,
         path: &'a str,
@@ -108,7 +108,7 @@ impl Client {
         }
     }
 
-    /// The same, of a request that is encoded: one function for answers of any kind.
+    /// Makes a call whose request is encoded already: one function for answers of any kind.
     pub async fn exchange(
         &self,
         path: &str,
@@ -224,8 +224,9 @@ impl Call {
             .await
     }
 
-    /// The call lasts, and both sides send as they like: messages of so many bytes at most are taken, and its reader may leave
-    /// them for as long as he likes. He holds the server back, and has to see to an end of it.
+    /// Makes the call one that lasts, in which both sides send as they like: messages of so many bytes at most are
+    /// taken, and the reader may leave them for any time. That holds the server back; the reader has to see to an end
+    /// of it.
     pub fn settle(&mut self, max_message: usize) {
         let mut session = self.client.session.borrow_mut();
         session.settle(self.id, max_message);
@@ -236,7 +237,7 @@ impl Call {
         self.until(Session::poll_head).await
     }
 
-    /// Waits until little of what was sent waits to go out.
+    /// Waits until few of the sent bytes wait to go out.
     pub fn poll_room(&self, cx: &Context<'_>) -> Poll<()> {
         self.client.session.borrow_mut().poll_room(self.id, cx)
     }
@@ -289,7 +290,7 @@ impl Call {
         Ok(Some(answer))
     }
 
-    /// Waits for what the session says, but no longer than the call may take.
+    /// Waits for the session, but no longer than the call may take.
     async fn until<T>(
         &mut self,
         mut ask: impl FnMut(&mut Session, StreamId, &Context<'_>) -> Poll<Result<T, Status>>,
@@ -304,7 +305,7 @@ impl Call {
                 .as_mut()
                 .is_some_and(|late| late.as_mut().poll(cx).is_ready())
             {
-                // It is not asked again once it was ready.
+                // A future must not be polled again once it was ready.
                 *late = Some(Box::pin(core::future::ready(())));
                 return Poll::Ready(Err(too_late()));
             }

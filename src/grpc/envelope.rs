@@ -39,7 +39,7 @@ impl Default for Envelopes {
 }
 
 impl Envelopes {
-    /// Of messages of so many bytes at most.
+    /// Makes a reader of messages of so many bytes at most.
     #[must_use]
     pub const fn limited(max: usize) -> Self {
         Self {
@@ -49,7 +49,7 @@ impl Envelopes {
         }
     }
 
-    /// Takes what it needs off `bytes` for the next message. Errors: there is no message, and nothing after it counts.
+    /// Takes the bytes of the next message off `bytes`. Errors: there is no message, and nothing after it counts.
     pub fn take(&mut self, bytes: &mut &[u8]) -> Result<Option<Vec<u8>>, Status> {
         if self.message.is_none() {
             let (head, rest) = bytes.split_at(bytes.len().min(HEAD_BYTES - self.head.len()));
@@ -91,7 +91,7 @@ impl Envelopes {
         self.head.len() + message.map_or(0, |(message, _)| message.capacity())
     }
 
-    /// Whether the last message was whole.
+    /// Returns true if the last message was whole.
     #[must_use]
     pub const fn is_between(&self) -> bool {
         self.head.is_empty() && self.message.is_none()

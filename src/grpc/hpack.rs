@@ -7,20 +7,20 @@ use std::{collections::VecDeque, sync::Arc};
 
 use thiserror::Error;
 
-/// What a table is offered to hold, in bytes: the size that both sides begin with.
+/// Size of a table that is offered, in bytes: both sides begin with it.
 pub const TABLE_BYTES: usize = 4096;
-/// What an entry costs beside its name and value. Section 4.1.
+/// Bytes that an entry counts for beside its name and value. Section 4.1.
 const ENTRY_BYTES: usize = 32;
-/// How often a block may change the size of the table. Section 4.2 has two in mind.
+/// Number of times that a block may change the size of the table. Section 4.2 has two in mind.
 const MAX_RESIZES: usize = 4;
 
 /// Name and value.
 pub type Field = (Vec<u8>, Vec<u8>);
 
-/// Why something is no block.
+/// Reason why bytes are no block of headers.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum Error {
-    /// It ends too early.
+    /// The block ends too early.
     #[error("a header that is cut")]
     Cut,
     /// A number too large for its use.
@@ -32,7 +32,7 @@ pub enum Error {
     /// A table larger than was offered, or resized at the wrong place.
     #[error("a table larger than was offered")]
     Resize,
-    /// Not what the Huffman code makes.
+    /// A text that is not in the Huffman code.
     #[error("a header in no code")]
     Code,
 }
@@ -79,7 +79,7 @@ impl Table {
     }
 }
 
-/// What a field counts for, in bytes: in a table, and in a list of headers.
+/// Bytes that a field counts for: in a table, and in a list of headers.
 const fn size(name: &[u8], value: &[u8]) -> usize {
     name.len() + value.len() + ENTRY_BYTES
 }
@@ -299,7 +299,7 @@ fn put_integer(out: &mut Vec<u8>, mark: u8, prefix_bits: u32, value: usize) {
     }
 }
 
-/// In the Huffman code where that is shorter.
+/// Writes a text, in the Huffman code where that is shorter.
 fn put_text(out: &mut Vec<u8>, text: &[u8]) {
     let bits: usize = text
         .iter()
@@ -415,7 +415,7 @@ const CODE_BITS: [u8; 256] = [
 ];
 const LONGEST_CODE_BITS: u8 = 30;
 
-/// How many bytes have a code of each length.
+/// Number of bytes that have a code of each length.
 const CODES: [u32; 31] = {
     let mut codes = [0; 31];
     let mut byte = 0;
@@ -489,7 +489,7 @@ fn unpack(bytes: &[u8]) -> Result<Vec<u8>, Error> {
             place += count;
         }
     }
-    // What is left is the beginning of the longest code, which is all ones.
+    // The remaining bits must be the beginning of the longest code, which is all ones.
     if bits > 7 || code != (1 << bits) - 1 {
         return Err(Error::Code);
     }
@@ -500,7 +500,7 @@ fn unpack(bytes: &[u8]) -> Result<Vec<u8>, Error> {
 mod tests {
     use super::*;
 
-    /// More than any block here comes to.
+    /// Limit that no block here reaches.
     const MAX_BYTES: usize = 64 * 1024;
 
     fn hex(text: &str) -> Vec<u8> {
@@ -690,7 +690,7 @@ mod tests {
         block.extend([0xbe; 16 * 1024]);
         let mut decoder = Decoder::default();
         assert_eq!(decoder.decode(&block, MAX_BYTES), Ok(None));
-        // What it did to the table holds.
+        // The entries that the block added to the table stay there.
         let next = decoder.decode(&[0xbe], MAX_BYTES).expect("a block");
         assert_eq!(next.expect("short"), [(b"a".to_vec(), value.to_vec())]);
         // Many entries stay within the table; many fields without text are too many.

@@ -8,8 +8,8 @@
 //! | [`hpack`] | blocks of header fields; RFC 7541 |
 //! | [`http2`] | a connection and its streams, for both roles; RFC 9113 |
 //! | [`proto`] | messages of protobuf, by a table for each |
-//! | [`envelope`], [`status`] | messages in a stream; how a call ends |
-//! | [`client`], [`server`] | calls, over any pipe; they share what `session` does |
+//! | [`envelope`], [`status`] | messages in a stream; the end of a call |
+//! | [`client`], [`server`] | calls, over any pipe; `session` is what they share |
 #![forbid(unsafe_code)]
 
 pub mod client;

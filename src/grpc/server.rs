@@ -18,7 +18,7 @@ use crate::{
     table::Table,
 };
 
-/// What answers calls. What it returns is the end of the call.
+/// Function that answers a call. The result of its future is the end of the call.
 pub type Handler = Rc<dyn Fn(Exchange) -> Answering>;
 /// A call that is being answered.
 pub type Answering = Pin<Box<dyn Future<Output = Result<(), Status>>>>;
@@ -69,7 +69,7 @@ async fn answer(id: StreamId, session: Shared, handler: Handler, time: Rc<dyn Ti
                 Err(Status::new(Code::DEADLINE_EXCEEDED, text))
             };
             let end = trailers(&or(work, late).await);
-            // Where no answer came, headers and trailers are one.
+            // Without an answer, headers and trailers are one.
             if session.borrow().is_begun(id) {
                 end
             } else {
@@ -90,7 +90,7 @@ fn head() -> Vec<Field> {
     ]
 }
 
-/// What a call's headers say.
+/// Path, timeout and metadata of a call, read from its headers.
 struct Asked {
     path: String,
     timeout: Option<core::time::Duration>,
@@ -98,7 +98,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// Errors: it is no call; the fields are what it is answered.
+    /// Reads the headers of a call. Errors: they are no call's; the fields are the answer.
     fn read(fields: &[Field]) -> Result<Self, Vec<Field>> {
         let value = |wanted: &str| {
             let found = fields.iter().find(|(name, _)| name == wanted.as_bytes());
@@ -125,7 +125,7 @@ impl Asked {
     }
 }
 
-/// A call that came in: what it asks, and where its answers go.
+/// A call that came in: its question, and the way for its answers.
 pub struct Exchange {
     session: Shared,
     id: StreamId,
@@ -139,7 +139,7 @@ impl Exchange {
         &self.asked.path
     }
 
-    /// All header fields of the call.
+    /// Header fields of the call, all of them.
     #[must_use]
     pub fn metadata(&self) -> &[Field] {
         &self.asked.metadata
@@ -169,7 +169,7 @@ impl Exchange {
         self.send(&proto::encode(answer)).await
     }
 
-    /// The same, of bytes.
+    /// Sends the bytes of an answer, once little of those before it waits to be sent.
     pub async fn send(&mut self, message: &[u8]) -> Result<(), Status> {
         let mut bytes = envelope::wrap(message);
         self.session.borrow_mut().begin(self.id, &head());

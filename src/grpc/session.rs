@@ -1,9 +1,9 @@
-//! A connection on its way: what client and server share.
+//! The part of a connection that client and server share.
 //!
-//! The task that runs [`drive`] reads and writes. It always reads, whoever waits for what: a message waits in its stream's
-//! queue. A full queue shuts the window of its stream only, and a reader that then does not come soon loses the stream: a
-//! peer may hold up everybody else until one has read. Those who ask and answer hold the session, too, and wake that task when
-//! there is something to send.
+//! The task that runs [`drive`] reads and writes. It always reads, even while others wait: a message waits in its
+//! stream's queue. A full queue shuts the window of its stream only, and its reader loses the stream if it does not
+//! read soon: until one of them reads, a peer may hold up all others. Callers and handlers hold the session, too, and
+//! wake that task when there is something to send.
 
 use core::{
     cell::RefCell,
@@ -32,7 +32,7 @@ use crate::{
 /// beside its own.
 const MAX_UNREAD_BYTES: usize = 128 * 1024;
 const MESSAGE_BYTES: usize = 64;
-/// How long a reader may leave it at that.
+/// Time for which a reader may leave so many bytes unread.
 const MAX_UNREAD: Duration = Duration::from_secs(10);
 /// Bytes of messages that wait or are on their way, of all streams of a connection.
 const MAX_WAITING_BYTES: usize = 32 << 20;
@@ -43,15 +43,15 @@ const MAX_WAITING_CALLS: usize = 1024;
 /// Bytes that are read at a time, and pieces after which others have their turn.
 const PIECE_BYTES: usize = 4096;
 const PIECES_A_TURN: u32 = 16;
-/// What an empty buffer may keep, in bytes.
+/// Capacity that an empty buffer may keep, in bytes.
 const KEPT_BYTES: usize = 4096;
 
 /// A wait that is over once.
 pub type Sleep = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Where the time comes from.
+/// Clock and timers of a connection.
 pub trait Time {
-    /// Since any fixed moment.
+    /// Time since any fixed moment.
     fn now(&self) -> Duration;
     /// Waits so long.
     fn sleep(&self, time: Duration) -> Sleep;
@@ -61,7 +61,7 @@ pub trait Time {
 pub trait Pipe: AsyncRead + AsyncWrite {}
 impl<P: AsyncRead + AsyncWrite> Pipe for P {}
 
-/// What a connection's holders share.
+/// Handle to a session; its holders share it.
 pub(crate) type Shared = Rc<RefCell<Session>>;
 
 pub(crate) struct Session {
@@ -70,22 +70,22 @@ pub(crate) struct Session {
     streams: Table<Incoming>,
     /// Streams that the peer opened, and those that are over before they were answered: for the server.
     opened: Vec<StreamId>,
-    /// The last of them: trailers of one that was answered already open no other.
+    /// The last opened stream: trailers of one that was answered already open no other.
     newest: StreamId,
     cancelled: BTreeSet<StreamId>,
-    /// Who looks at these, and who drives.
+    /// Tasks to wake: the one that looks at the opened and the cancelled streams, and the one that runs [`drive`].
     server: Option<Waker>,
     driver: Option<Waker>,
-    /// Who waits for room for a stream.
+    /// Tasks that wait for room for a stream.
     waiting: Vec<Waker>,
-    /// When anything last came.
+    /// Time at which bytes last came.
     heard: Duration,
-    /// Nobody will ask any more.
+    /// Set if no more streams will be opened by this side.
     is_abandoned: bool,
     over: Option<Status>,
 }
 
-/// What came of one stream.
+/// Bytes and events of a stream that have come in.
 #[derive(Default)]
 struct Incoming {
     head: Option<Vec<Field>>,
@@ -97,9 +97,9 @@ struct Incoming {
     /// Window that is not granted until messages have been read, and since when.
     held_back: usize,
     unread: Option<Duration>,
-    /// The reader sees to it himself that this comes to an end.
+    /// Set if the reader itself limits the time that it leaves messages unread.
     is_patient: bool,
-    /// With what it ended: trailers, or a failure.
+    /// End of the stream: trailers, or a failure.
     end: Option<Result<Vec<Field>, Status>>,
     reader: Option<Waker>,
     writer: Option<Waker>,
@@ -152,7 +152,7 @@ impl Session {
         }
     }
 
-    /// Whether no call can be made any more, but on a new connection.
+    /// Returns true if a call can be made on a new connection only.
     pub(crate) const fn is_leaving(&self) -> bool {
         self.over.is_some() || self.http.is_leaving()
     }
@@ -193,14 +193,14 @@ impl Session {
         }
     }
 
-    /// Whether [`Self::begin`] has been called.
+    /// Returns true if [`Self::begin`] has been called.
     pub(crate) fn is_begun(&self, id: StreamId) -> bool {
         self.streams
             .get(id)
             .is_some_and(|stream| stream.is_answered)
     }
 
-    /// Sends it, once little of what was sent before still waits. Errors: the stream is over.
+    /// Sends a message, once few of the bytes before it still wait. Errors: the stream is over.
     pub(crate) fn poll_send(
         &mut self,
         id: StreamId,
@@ -233,7 +233,7 @@ impl Session {
         self.over.clone().unwrap_or_else(gone)
     }
 
-    /// Nothing more is sent, but these trailers.
+    /// Ends this side of the stream: only these trailers are still sent.
     pub(crate) fn end(&mut self, id: StreamId, trailers: Vec<Field>) {
         self.http.end(id, trailers);
         wake(&mut self.driver);
@@ -271,7 +271,7 @@ impl Session {
         }
     }
 
-    /// From now on the stream takes messages of so many bytes at most, and waits for its reader without end.
+    /// Lets the stream take messages of so many bytes at most from now on, and wait for its reader without end.
     pub(crate) fn settle(&mut self, id: StreamId, max_message: usize) {
         if let Some(stream) = self.streams.get_mut(id) {
             stream.is_patient = true;
@@ -298,7 +298,7 @@ impl Session {
         Poll::Pending
     }
 
-    /// When anything last came.
+    /// Time at which bytes last came.
     pub(crate) const fn heard(&self) -> Duration {
         self.heard
     }
@@ -309,12 +309,12 @@ impl Session {
         wake(&mut self.driver);
     }
 
-    /// Whether such a question waits for its answer.
+    /// Returns true while a ping waits for its answer.
     pub(crate) const fn awaits_pong(&self) -> bool {
         self.http.awaits_pong()
     }
 
-    /// Whether more can be sent without waiting; if not, the task is woken when it can.
+    /// Ready if more can be sent without waiting; if not, the task is woken when it can.
     pub(crate) fn poll_room(&mut self, id: StreamId, cx: &Context<'_>) -> Poll<()> {
         match self.streams.get_mut(id) {
             Some(stream) if self.http.waiting_bytes(id) > MAX_UNSENT_BYTES => {
@@ -325,7 +325,7 @@ impl Session {
         }
     }
 
-    /// Whether all that was sent has gone out; if not, the task is woken when that may be so.
+    /// Ready if all that was sent has gone out; if not, the task is woken when that may be so.
     pub(crate) fn poll_sent(&mut self, id: StreamId, cx: &Context<'_>) -> Poll<()> {
         match self.streams.get_mut(id) {
             Some(stream) if self.http.waiting_bytes(id) > 0 || self.http.has_output() => {
@@ -344,7 +344,7 @@ impl Session {
         (head.unwrap_or_default(), end.unwrap_or_default())
     }
 
-    /// Nobody is interested in the stream any more. If it is not over, the peer is told.
+    /// Drops a stream that is no longer wanted. If it is not over, the peer is told.
     pub(crate) fn forget(&mut self, id: StreamId, reason: Reason) {
         self.streams.remove(id);
         self.http.reset(id, reason);
@@ -352,12 +352,12 @@ impl Session {
         wake(&mut self.driver);
     }
 
-    /// The server has answered: what is sent still goes out.
+    /// Forgets a stream that the server has answered; its bytes still go out.
     pub(crate) fn close(&mut self, id: StreamId) {
         self.streams.remove(id);
     }
 
-    /// Nobody will open streams any more.
+    /// Says that no more streams will be opened.
     pub(crate) fn abandon(&mut self) {
         self.is_abandoned = true;
         wake(&mut self.driver);
@@ -424,7 +424,7 @@ impl Session {
                         if id > last {
                             stream.end(Err(status.clone()));
                         }
-                        // Who has a call that lasts looks for another connection.
+                        // The caller of a call that lasts looks for another connection.
                         wake(&mut stream.reader);
                     }
                 }
@@ -504,9 +504,9 @@ impl Session {
         }
     }
 
-    /// Takes what came, after what was left of before.
+    /// Takes the bytes that came, behind those that were left before.
     fn take(&mut self, held: &mut Vec<u8>, piece: &[u8], now: Duration) -> Result<(), Status> {
-        // What is not whole yet is kept; mostly nothing is.
+        // The bytes of an unfinished frame are kept; mostly there are none.
         let joined = (!held.is_empty()).then(|| {
             held.extend_from_slice(piece);
             core::mem::take(held)
@@ -529,7 +529,7 @@ impl Session {
         }
     }
 
-    /// Reads what there is. Returns whether there may be more.
+    /// Reads the bytes that are there. Returns true if there may be more.
     fn read(
         &mut self,
         pipe: &mut Pin<Box<dyn Pipe>>,
@@ -553,7 +553,7 @@ impl Session {
         Ok(true)
     }
 
-    /// Writes what there is. Returns whether there may be more.
+    /// Writes the bytes that are there. Returns true if there may be more.
     fn write(
         &mut self,
         pipe: &mut Pin<Box<dyn Pipe>>,
@@ -597,7 +597,7 @@ impl Session {
         soon.chain(self.http.timeout()).min()
     }
 
-    /// Wakes who can go on now.
+    /// Wakes all tasks that can go on now.
     fn wake_all(&mut self) {
         let http = &self.http;
         for (id, stream) in self.streams.iter_mut() {
@@ -653,7 +653,7 @@ pub(crate) async fn drive(
         if session.is_abandoned && session.streams.is_empty() {
             return Poll::Ready(broken("nobody needs it any more"));
         }
-        // One that is too early does no harm.
+        // A timer that is too early does no harm.
         timer = timer
             .take()
             .filter(|(at, _)| due.is_some_and(|due| *at <= due));
@@ -725,7 +725,7 @@ mod tests {
         client.take(&mut Vec::new(), &GOAWAY, NOW).expect("frames");
         assert!(client.is_leaving());
         assert_eq!(bell.0.load(core::sync::atomic::Ordering::Relaxed), 1);
-        // What there is goes on.
+        // The calls under way go on.
         assert!(client.poll_next(id, &cx).is_pending());
     }
 
@@ -744,7 +744,7 @@ mod tests {
             panic!("the answer has begun");
         };
         assert_eq!(head.len(), 1);
-        // What nobody reads stays, and holds the server back.
+        // Messages that are not read stay, and hold the server back.
         for _ in 0..5 {
             server.push(id, wrap(&[7; 100_000]));
             carry(&mut server, &mut client, &mut held);
@@ -774,7 +774,7 @@ mod tests {
             panic!("too long");
         };
         assert_eq!(status.code, Code::RESOURCE_EXHAUSTED);
-        // It is over: nothing is waited for.
+        // The call is over: there is nothing to wait for.
         client.push(id, wrap(b"x"));
         assert!(client.poll_room(id, &cx).is_ready() && client.poll_head(id, &cx).is_ready());
     }

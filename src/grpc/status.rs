@@ -1,4 +1,5 @@
-//! How a call ends, and how that is written. Source: the gRPC protocol over HTTP/2, `PROTOCOL-HTTP2.md` and `statuscodes.md`.
+//! End of a call, and its form on the wire. Source: the gRPC protocol over HTTP/2, `PROTOCOL-HTTP2.md` and
+//! `statuscodes.md`.
 
 use core::{fmt, time::Duration};
 
@@ -14,27 +15,27 @@ const MAX_MESSAGE_BYTES: usize = 2048;
 pub struct Code(pub u32);
 
 impl Code {
-    /// Well.
+    /// The call went well.
     pub const OK: Self = Self(0);
-    /// Who asked does not want it any more.
+    /// The caller gave the call up.
     pub const CANCELED: Self = Self(1);
-    /// Something else.
+    /// An error of another kind.
     pub const UNKNOWN: Self = Self(2);
-    /// It took too long.
+    /// The call took too long.
     pub const DEADLINE_EXCEEDED: Self = Self(4);
-    /// What it is about is not there.
+    /// The object of the call does not exist.
     pub const NOT_FOUND: Self = Self(5);
-    /// Who asked may not.
+    /// The caller has no right to this.
     pub const PERMISSION_DENIED: Self = Self(7);
     /// Too much, or too many.
     pub const RESOURCE_EXHAUSTED: Self = Self(8);
-    /// There is no such method.
+    /// The method does not exist.
     pub const UNIMPLEMENTED: Self = Self(12);
-    /// Somebody does not keep to the protocol.
+    /// A peer does not keep to the protocol.
     pub const INTERNAL: Self = Self(13);
-    /// Nobody is there now.
+    /// The service cannot be reached now.
     pub const UNAVAILABLE: Self = Self(14);
-    /// Nobody knows who asks.
+    /// The caller is not known.
     pub const UNAUTHENTICATED: Self = Self(16);
 }
 
@@ -72,14 +73,14 @@ impl fmt::Display for Code {
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("rpc error: code = {code} desc = {message}")]
 pub struct Status {
-    /// What kind.
+    /// Kind of the end.
     pub code: Code,
-    /// For people.
+    /// Text for people.
     pub message: String,
 }
 
 impl Status {
-    /// See the fields.
+    /// Makes a status of its fields.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self {
             code,
@@ -87,7 +88,7 @@ impl Status {
         }
     }
 
-    /// That of a stream that the peer gave up.
+    /// Status of a stream that the peer gave up.
     #[must_use]
     pub fn of_reset(reason: Reason) -> Self {
         let code = match reason {
@@ -100,7 +101,7 @@ impl Status {
         Self::new(code, format!("{text}: {}", reason.0))
     }
 
-    /// That of an answer that is whole: of its headers, and of its trailers, which it may lack.
+    /// Status of an answer that is complete: from its headers, and from its trailers, which it may lack.
     pub fn of_answer(head: &[Field], trailers: &[Field]) -> Result<(), Self> {
         let value = |wanted: &str| {
             let mut all = trailers.iter().chain(head);
@@ -138,7 +139,7 @@ impl Status {
     }
 }
 
-/// What an answer ends with.
+/// Trailers that end an answer.
 pub(crate) fn trailers(end: &Result<(), Status>) -> Vec<Field> {
     let field = |name: &str, value: String| (name.as_bytes().to_vec(), value.into_bytes());
     match end {
@@ -162,7 +163,7 @@ fn escaped(message: &str) -> String {
     out
 }
 
-/// Undoes it. What is not encoded right stays as it is.
+/// Undoes the percent-encoding. Sequences that are not encoded right stay as they are.
 fn unescaped(value: &[u8]) -> String {
     let mut out = Vec::new();
     let mut rest = value;
@@ -175,9 +176,9 @@ fn unescaped(value: &[u8]) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// Digits that a `grpc-timeout` has at most.
+/// Most digits of a `grpc-timeout`.
 const TIMEOUT_DIGITS: usize = 8;
-/// Its units, the finest first.
+/// Units of a `grpc-timeout`, the finest first.
 const UNITS: [(char, Duration); 6] = [
     ('n', Duration::from_nanos(1)),
     ('u', Duration::from_micros(1)),

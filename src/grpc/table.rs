@@ -1,4 +1,5 @@
-//! Streams by their numbers, which only grow: a sorted list does for the few that a connection has, and costs less than a tree.
+//! Streams by their numbers, which only grow: a sorted list is enough for the few of a connection, and costs less than
+//! a tree.
 
 use crate::http2::StreamId;
 
@@ -35,7 +36,7 @@ impl<T> Table<T> {
         }
     }
 
-    /// Whether it was there. What an empty table held is given back.
+    /// Removes a stream; returns true if it was there. An empty table gives its memory back.
     pub(crate) fn remove(&mut self, id: StreamId) -> bool {
         let place = self.place(id);
         if let Ok(place) = place {
@@ -51,12 +52,12 @@ impl<T> Table<T> {
         self.0.retain(|(id, of)| keep(*id, of));
     }
 
-    /// In the order of their numbers.
+    /// Iterates over the streams in the order of their numbers.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (StreamId, &T)> {
         self.0.iter().map(|(id, of)| (*id, of))
     }
 
-    /// In the order of their numbers.
+    /// Iterates over the streams in the order of their numbers.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (StreamId, &mut T)> {
         self.0.iter_mut().map(|(id, of)| (*id, of))
     }

@@ -1,4 +1,4 @@
-//! From a host and a port to a connection.
+//! Makes connections to a host and a port.
 
 use core::{
     net::{IpAddr, SocketAddr},
@@ -46,7 +46,7 @@ pub(super) async fn connect(
     Err(AskError::Peer(last))
 }
 
-/// Opens one connection. Within a machine it is there when the call returns, and nobody need wait for the reactor, which is
+/// Opens one connection. Within a machine it is there when the call returns, without a wait for the reactor, which is
 /// another thread.
 async fn open(address: SocketAddr) -> io::Result<TcpStream> {
     let family = if address.is_ipv4() {
@@ -56,7 +56,7 @@ async fn open(address: SocketAddr) -> io::Result<TcpStream> {
     };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let mut stream = TcpStream::from(socket(family, SockType::Stream, flags, None)?);
-    // What is asked goes out with the last packet of the handshake: one less, and the peer is woken once (tcp(7)).
+    // The request goes out with the last packet of the handshake: one packet less, and the peer is woken once (tcp(7)).
     stream.set_quickack(false)?;
     match connect_socket(stream.as_raw_fd(), &SockaddrStorage::from(address)) {
         Ok(()) | Err(Errno::EINPROGRESS) => {}
@@ -84,7 +84,7 @@ pub(super) fn shown(host: &str, ip: Option<IpAddr>, port: u16) -> String {
     }
 }
 
-/// What the kernel says, in Go's words: `connection refused`.
+/// Text of the kernel's error, in Go's words: `connection refused`.
 pub(super) fn text(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(number) => Errno::from_raw(number).desc().to_ascii_lowercase(),

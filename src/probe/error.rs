@@ -1,25 +1,25 @@
-//! Why nobody answered.
+//! Errors of requests that got no answer.
 
-/// Nobody answered, by who is at fault.
+/// Reason why there was no answer, by who is at fault.
 ///
 /// Texts are Go's, for people and tools know them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AskError {
-    /// The pod's author: this cannot be asked.
+    /// The pod's author is at fault: this cannot be asked.
     #[error("{0}")]
     Spec(String),
-    /// This node: it does not know whom to ask.
+    /// The node is at fault: it does not know whom to ask.
     #[error("{0}")]
     Node(String),
-    /// Whoever was asked.
+    /// The peer is at fault.
     #[error("{0}")]
     Peer(String),
-    /// The same: asked over TLS, it answers in plain text.
+    /// The peer is at fault: asked over TLS, it answers in plain text.
     #[error("http: server gave HTTP response to HTTPS client")]
     PlainHttp,
 }
 
-/// What was asked for, and why nobody answered.
+/// A request without an answer, and the reason for that.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("Get \"{url}\": {source}")]
 pub struct Unanswered {

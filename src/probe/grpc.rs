@@ -1,6 +1,6 @@
 //! `grpc.health.v1.Health/Check`, one call on a connection of its own. Row PROBE-23.
 //!
-//! The whole request goes out at once; of what comes back only its one stream counts. Source: `grpc/health/v1/health.proto`.
+//! The whole request goes out at once; of the answer only its one stream counts. Source: `grpc/health/v1/health.proto`.
 
 use core::{cell::Cell, net::IpAddr, time::Duration};
 use std::io;
@@ -21,7 +21,7 @@ const MAX_BYTES: usize = 64 * 1024;
 /// Pieces in which it may come.
 const MAX_PIECES: usize = 512;
 const PATH: &str = "/grpc.health.v1.Health/Check";
-/// No probe lasts long enough for what is counted by the second.
+/// Constant time: no probe lasts long enough for limits that count by the second.
 const NOW: Duration = Duration::ZERO;
 
 message! {
@@ -87,7 +87,7 @@ pub(super) async fn probe(
     future::or(ask, late).await
 }
 
-/// What the service says of itself.
+/// Health that the service reports.
 #[derive(Debug, PartialEq, Eq)]
 enum Health {
     Serving,
@@ -136,14 +136,14 @@ async fn call(mut socket: Plain, authority: &str, service: &str) -> Result<Healt
     Err(internal("the answer is too long"))
 }
 
-/// The one call of a connection, and what came of it.
+/// The one call of a connection, and its answer so far.
 struct Call {
     connection: Connection,
     id: StreamId,
     head: Vec<Field>,
     envelopes: Envelopes,
     message: Option<Vec<u8>>,
-    /// There at the end.
+    /// Trailers of the answer, there at the end.
     trailers: Option<Vec<Field>>,
 }
 
@@ -179,7 +179,7 @@ impl Call {
         })
     }
 
-    /// Takes what came, up to the end of the call. Returns how much of it that was.
+    /// Takes the bytes that came, up to the end of the call. Returns their number.
     fn take(&mut self, bytes: &[u8]) -> Result<usize, Status> {
         let mut taken = 0;
         while self.trailers.is_none() {
@@ -278,7 +278,7 @@ mod tests {
         block
     }
 
-    /// What comes of these frames, after those that every answer begins with.
+    /// Returns the result of a call that gets these frames, after those that every answer begins with.
     fn reply(frames: &[Vec<u8>]) -> Result<Health, Status> {
         let mut call = Call::new("10.0.0.1:80", "a")?;
         let mut bytes = frames.concat();

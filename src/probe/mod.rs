@@ -1,18 +1,20 @@
-//! Asks what runs in a container how it is: HTTP, TCP, gRPC. Names and texts follow kubelet `pkg/probe`.
+//! Probes the health of containers: HTTP, TCP, gRPC. Names and texts follow kubelet `pkg/probe`.
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`http`] | one GET, its redirects, its answer as far as it matters |
+//! | [`http`] | a GET, its redirects, its answer as far as it matters |
 //! | [`grpc`] | `grpc.health.v1.Health/Check` over HTTP/2 in plain text |
-//! | `dial` | from a host to a connection |
-//! | `plain` | such a connection, of which the reactor hears only if it keeps waiting |
-//! | `tls` | TLS on a socket that does not block; nobody's certificate is checked |
+//! | `dial` | connections to a host |
+//! | `plain` | such a connection, which the reactor is told of only if it keeps waiting |
+//! | `tls` | TLS on a socket that does not block; no certificate is checked |
 //!
-//! Everything runs on the executor of the deciding thread: sockets do not block, and no probe has a thread. A peer is not
-//! trusted: what is read of it is bounded in bytes and in pieces, so that one that drips costs no more than one that is silent.
+//! Everything runs on the executor of the deciding thread: sockets do not block, and no probe has a thread. A peer is
+//! not trusted: reading from it is bounded in bytes and in pieces, so that a peer that drips costs no more than a
+//! silent one.
 //!
-//! Sockets do not linger (PROBE-22 says 1 s): on Linux a lingering close blocks the thread that closes, socket non-blocking or
-//! not, until the peer has acknowledged. Nothing is lost without: all that was sent has been answered by then.
+//! Sockets do not linger (PROBE-22 says 1 s): on Linux a lingering close blocks the thread that closes, socket
+//! non-blocking or not, until the peer has acknowledged. Nothing is lost without lingering: all that was sent has been
+//! answered by then.
 
 mod dial;
 mod error;
@@ -36,10 +38,10 @@ pub use error::{AskError, Unanswered};
 
 /// The Kubernetes version that probes and hooks claim in `User-Agent`.
 pub(crate) const VERSION: &str = "1.36";
-/// Bytes kept of what a peer or a command says: events cut it shorter still.
+/// Bytes that are kept of a text from a peer or a command: events cut it shorter still.
 pub const MAX_TEXT_BYTES: usize = 1024;
 
-/// What to ask. Ports are resolved, hosts are not.
+/// Target of a probe. Ports are resolved, hosts are not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// `httpGet`.
@@ -60,10 +62,10 @@ pub enum Action {
     },
 }
 
-/// One GET.
+/// A GET request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpGet {
-    /// Over TLS.
+    /// Set if the request goes over TLS.
     pub https: bool,
     /// Name or address; empty for the pod's.
     pub host: Box<str>,
@@ -75,23 +77,23 @@ pub struct HttpGet {
     pub headers: Box<[(Box<str>, Box<str>)]>,
 }
 
-/// How a probe ended.
+/// Result of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Well.
+    /// The container is well.
     Success,
-    /// Well, and its owner should look at this.
+    /// The container is well, and its owner should look at this.
     Warning(String),
-    /// Not well.
+    /// The container is not well.
     Failure(String),
-    /// It cannot be told: this does not count.
+    /// Unknown result: this does not count.
     Error(String),
 }
 
 /// A time limit.
 pub type Late = Pin<Box<dyn Future<Output = ()>>>;
 
-/// What all probes share; made when it is first needed.
+/// Resources that all probes share; made when they are first needed.
 #[derive(Default)]
 pub struct Prober {
     names: OnceCell<Option<Lane>>,

@@ -1,5 +1,6 @@
-//! A connection whose other end is mostly on this machine: what is asked fits the socket's buffer, and the answer is there
-//! by the time that the probes of this turn have been sent. Only what has to be waited for is made known to the reactor.
+//! A connection whose other end is mostly on this machine: the request fits the socket's buffer, and the answer is
+//! there by the time that the probes of this turn have been sent. The reactor is told of the socket only if it has to
+//! be waited for.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -13,7 +14,7 @@ use crate::sys::turn;
 
 /// See the module.
 pub(super) struct Plain {
-    /// Until it is waited for.
+    /// The socket, until it is waited for.
     free: Option<TcpStream>,
     known: Option<Async<TcpStream>>,
 }
@@ -40,8 +41,8 @@ impl Plain {
         self.known()?.write_all(bytes).await
     }
 
-    /// Some bytes; none at the end. Each read gives others their turn: a peer that always has more takes none of theirs, and
-    /// its probe's time is looked at meanwhile.
+    /// Reads some bytes; none at the end. Each read gives others their turn: a peer that always has more takes none of
+    /// theirs, and its probe's time is looked at meanwhile.
     pub(super) async fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         turn::give().await;
         if let Some(socket) = &mut self.free {

@@ -16,12 +16,12 @@ use super::{
 };
 
 const LOCAL: IpAddr = IpAddr::V4(core::net::Ipv4Addr::LOCALHOST);
-/// For peers that are silent.
+/// Time for peers that are silent.
 const SHORT: Duration = Duration::from_millis(150);
-/// For those that answer.
+/// Time for peers that answer.
 const LONG: Duration = Duration::from_secs(30);
 
-/// Has `talk` talk to whoever connects.
+/// Runs `talk` with each connection; returns the port.
 fn serve(talk: impl Fn(TcpStream) + Send + Sync + 'static) -> u16 {
     let listener = TcpListener::bind((LOCAL, 0)).expect("listener");
     let port = listener.local_addr().expect("address").port();

@@ -1,5 +1,5 @@
-//! TLS on a socket that does not block. Whose certificate it is, and whether it is one, is not looked at: a probe asks whether
-//! somebody answers (PROBE-31).
+//! TLS on a socket that does not block. The certificate is not looked at, neither its owner nor its form: a probe asks
+//! only if the peer answers (PROBE-31).
 
 use alloc::sync::Arc;
 use std::io::{self, Read as _};
@@ -25,7 +25,7 @@ pub(super) struct Tls {
 }
 
 impl Tls {
-    /// Before the handshake.
+    /// Makes a session before its handshake.
     pub(super) fn new(prober: &Prober, host: &str, socket: Plain) -> io::Result<Self> {
         let config = match prober.tls.get() {
             Some(config) => config,
@@ -62,7 +62,7 @@ impl Tls {
         self.flush().await
     }
 
-    /// Some bytes; none at the end, also at one that was not announced.
+    /// Reads some bytes; none at the end, also at one that was not announced.
     pub(super) async fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         // Bounded: as the handshake is, also while records come in which there is nothing.
         loop {

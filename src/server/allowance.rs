@@ -1,6 +1,7 @@
-//! How much a session may send and receive whose client is not on this machine (METER-05).
+//! Limit of the bytes of a session whose client is on another machine (METER-05).
 //!
-//! What its connection carries is counted, without TLS and what is below. It is judged as the link is at that moment.
+//! The bytes of the session's connection are counted, without TLS and the layers below. The limit is the one that the
+//! link has at that moment.
 
 use super::backend::Streaming;
 use super::connection::Connection;
@@ -10,12 +11,12 @@ use crate::api::quantity::human_bytes;
 #[derive(Clone, Copy)]
 pub(super) struct Allowance<'a> {
     streaming: &'a dyn Streaming,
-    /// What the connection had carried before the session.
+    /// Bytes that the connection had carried before the session.
     before: u64,
 }
 
 impl<'a> Allowance<'a> {
-    /// Of a session that begins on `connection`; `None`: nothing of it goes over the link.
+    /// Begins the allowance of a session on `connection`; `None` if its bytes do not go over the link.
     pub(super) fn new(streaming: &'a dyn Streaming, connection: &Connection) -> Option<Self> {
         let before = connection.carried();
         connection
@@ -23,7 +24,7 @@ impl<'a> Allowance<'a> {
             .then_some(Self { streaming, before })
     }
 
-    /// Why the session ends now whose connection has `carried` so much, if it does: one line.
+    /// Returns the reason for the end of the session, one line, if its connection has `carried` all that it may.
     pub(super) fn spent(&self, carried: u64) -> Option<String> {
         let limit = self.streaming.stream_bytes()?;
         let is_spent = carried.saturating_sub(self.before) >= limit;

@@ -1,4 +1,5 @@
-//! What the server's routes ask of the agent. The agent implements it; the server knows nothing else of the agent.
+//! Interface through which the server's routes use the agent. The agent implements it; the server knows nothing else
+//! of the agent.
 
 use alloc::borrow::Cow;
 use core::{future::Future, pin::Pin, time::Duration};
@@ -24,7 +25,7 @@ pub type Reply<'a, T> = Pin<Box<dyn Future<Output = Result<T, Refusal>> + 'a>>;
 /// Text that is made while it is read: pieces of bounded size, none empty.
 pub type Pieces = Box<dyn Iterator<Item = String>>;
 
-/// Which figures are asked for.
+/// Pages of metrics and statistics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Figures {
     /// `/metrics`.
@@ -46,9 +47,9 @@ pub enum Figures {
 /// A log to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogTarget {
-    /// The live log file; empty: whoever runs the instance keeps it (see [`Backend::provided_log`]).
+    /// Live log file; empty: the provider that runs the instance keeps the log (see [`Backend::provided_log`]).
     pub path: PathBuf,
-    /// Where its shim may hold the end of it in memory.
+    /// File in which its shim may hold the end of the log in memory.
     pub memory: PathBuf,
     /// The instance that writes or wrote it.
     pub id: ContainerId,
@@ -67,33 +68,33 @@ pub struct PodName<'a> {
     pub namespace: &'a str,
     /// Pod name.
     pub name: &'a str,
-    /// Its UID, if the request has one: no other pod of that name is meant.
+    /// UID, if the request has one: no other pod of that name is meant.
     pub uid: Option<&'a str>,
 }
 
 /// A container that runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Running {
-    /// Its id.
+    /// Id of the container.
     pub id: ContainerId,
-    /// It has a terminal.
+    /// Set if the container has a terminal.
     pub tty: bool,
-    /// Its standard input ends with the first client's.
+    /// Set if the standard input of the container ends with the first client's.
     pub stdin_once: bool,
 }
 
-/// Since when the agent runs.
+/// Start of the agent, and the time since then.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Uptime {
-    /// By the clock of that moment, which may have been wrong.
+    /// Start by the clock of that moment, which may have been wrong.
     pub since: Wall,
-    /// How long.
+    /// Time since the start.
     pub up: Duration,
-    /// What the Node says.
+    /// Version of the kubelet, as the Node object has it.
     pub kubelet_version: String,
 }
 
-/// What streams lead to.
+/// Sources of the server's streams: commands, containers and ports of pods.
 pub trait Streaming {
     /// The running instance of a container. Container empty: the default one.
     fn running<'a>(&'a self, pod: PodName<'a>, container: &'a str) -> Reply<'a, Running>;
@@ -124,63 +125,63 @@ pub trait Streaming {
         id: &'a SandboxId,
         ports: &'a [u16],
     ) -> Call<'a, Stream<Connect<'a>>>;
-    /// How long nothing may come or go on a connection before it is closed.
+    /// Returns the time after which a connection is closed on which no byte came or went.
     fn idle_timeout(&self) -> Duration;
-    /// After how many bytes a session ends now whose client is not on this machine; `None`: it does not.
+    /// Returns the number of bytes after which a session now ends whose client is on another machine; `None`: no limit.
     fn stream_bytes(&self) -> Option<u64> {
         None
     }
-    /// How long a client of exec and attach may take to make its streams (STREAM-06).
+    /// Returns the time in which a client of exec and attach has to make its streams (STREAM-06).
     fn creation_timeout(&self) -> Duration {
         CREATION_TIMEOUT
     }
-    /// A connection has ended: what it used can go back to the system.
+    /// Frees the memory of a connection that has ended.
     fn stream_ended(&self);
 }
 
-/// Something that is looked at to know whether the agent is well.
+/// A health check of the agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// As a kubelet calls it.
+    /// Name of the check in a kubelet.
     pub name: &'static str,
-    /// What is wrong, if anything is.
+    /// Fault that the check found, if any.
     pub trouble: Option<String>,
 }
 
 /// A pod with containers that run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunningPod {
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its UID.
+    /// UID of the pod.
     pub uid: PodUid,
     /// Names of these containers, and their images.
     pub containers: Vec<(String, String)>,
 }
 
-/// How the agent is, for `picolet check`.
+/// Health of the agent, for `picolet check`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Health {
     /// Version of the program.
     pub version: Cow<'static, str>,
-    /// Its process.
+    /// Process id of the agent.
     pub pid: u32,
-    /// Since the last successful relist began.
+    /// Time since the last successful relist began.
     pub relist_age_ms: Option<u64>,
-    /// Since the manifests were last read.
+    /// Time since the manifests were last read.
     pub manifests_age_ms: Option<u64>,
-    /// How often they are to be.
+    /// Interval at which the manifests are to be read.
     pub manifests_interval_ms: u64,
-    /// Why no pod is handled, if so.
+    /// Reason why no pod is handled, if so.
     pub down: Option<String>,
-    /// Why pods get no network, if so.
+    /// Reason why pods get no network, if so.
     pub network_down: Option<String>,
     /// Configured pods.
     pub pods: usize,
-    /// Its probes.
+    /// Probes of the pods.
     pub probes: ProbesHealth,
     /// The apiserver; `None`: the node stands alone.
     pub apiserver: Option<ApiserverHealth>,
@@ -190,39 +191,40 @@ pub struct Health {
     pub link: Option<LinkHealth>,
 }
 
-/// How the budget of the link stands.
+/// State of the link's budget.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LinkHealth {
-    /// For people.
+    /// State of the budget, for people.
     pub says: String,
-    /// Images wait.
+    /// Set while images wait.
     pub waits: bool,
 }
 
-/// What went over the link.
+/// Traffic over the link, its budget and its cost.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LinkShown {
     /// Bytes of the agent.
     pub bytes: LinkBytes,
-    /// How the budget of the day stands, for people; `None`: there is none.
+    /// State of the day's budget, for people; `None`: there is no budget.
     pub budget: Option<String>,
     /// Bytes cost money now.
     #[serde(default, rename = "metered")]
     pub is_metered: bool,
-    /// The same for people, and by what; `None`: they cost nothing, whatever the way.
+    /// Cost of the bytes now, and the interface that decides it, for people; `None`: bytes cost nothing on any
+    /// interface.
     #[serde(default)]
     pub cost: Option<String>,
 }
 
-/// What the node is short of, and who would go for it.
+/// Resources that the node is short of, and the pods that would be evicted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PressureShown {
     /// Thresholds that are met.
     pub short: Vec<ShortShown>,
-    /// What pods are ordered by; empty if nobody asked for the order.
+    /// Eviction signal by which the pods are ordered; empty if the order was not asked for.
     pub by: String,
     /// Pods that may be evicted, the first one first.
     pub order: Vec<NextShown>,
@@ -232,20 +234,20 @@ pub struct PressureShown {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeviceShown {
-    /// What pods ask for.
+    /// Name of the resource that pods ask for.
     pub resource: String,
-    /// Its lasting id; empty: a device plugin offers the resource, and has no unit of it.
+    /// Lasting id of the unit; empty: a device plugin offers the resource, and has no unit of it.
     pub id: String,
-    /// Its nodes, with commas between.
+    /// Device nodes of the unit, with commas between.
     pub nodes: String,
-    /// It is here.
+    /// Set while the unit is present and healthy.
     pub healthy: bool,
-    /// It is a device plugin's.
+    /// Set if a device plugin offers the unit.
     #[serde(default)]
     pub plugin: bool,
-    /// How often it may be held at once.
+    /// Number of shares: the unit may be held so many times at once.
     pub shares: u32,
-    /// How often it is, at most: containers that run one after the other count once.
+    /// Number of shares in use, at most: containers that run one after the other count once.
     #[serde(default)]
     pub used: u32,
     /// Containers that hold it: `namespace/pod/container`.
@@ -256,15 +258,15 @@ pub struct DeviceShown {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ShortShown {
-    /// Of what.
+    /// Eviction signal.
     pub signal: String,
-    /// What is left.
+    /// Amount that is left.
     pub available: String,
-    /// What must be.
+    /// Amount that must be left.
     pub limit: String,
-    /// Since when.
+    /// Time from which on the threshold has been met.
     pub since: Wall,
-    /// It may be met for a grace period.
+    /// Set for a soft threshold: it may be met for a grace period.
     pub soft: bool,
 }
 
@@ -272,26 +274,26 @@ pub struct ShortShown {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NextShown {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Its priority.
+    /// Priority of the pod.
     pub priority: i32,
-    /// What it takes; `None`: nobody knows.
+    /// Amount that the pod uses; `None`: unknown.
     pub used: Option<String>,
-    /// What it asked for.
+    /// Request of the pod.
     pub request: String,
 }
 
-/// What is counted of probes.
+/// Counts of the probes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbesHealth {
     /// Probes there are.
     pub count: usize,
     /// Answers there were.
     pub ended: u64,
-    /// Of them those that came later than their period.
+    /// Answers that came later than the period of their probe.
     pub late: u64,
     /// Commands that run.
     pub commands: usize,
@@ -299,31 +301,31 @@ pub struct ProbesHealth {
     pub connections: usize,
 }
 
-/// How it stands with the tunnel.
+/// State of the tunnel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TunnelHealth {
     /// Servers with which there are streams.
     pub streams: usize,
-    /// Servers that there are, as they say.
+    /// Servers that there are, by their own word.
     pub servers: usize,
     /// Dials that were meant for others.
     pub misrouted: u64,
-    /// Why there is no stream, or the last one has ended.
+    /// Reason why there is no stream, or why the last one has ended.
     pub trouble: Option<String>,
 }
 
-/// How it stands with the apiserver.
+/// State of the connection to the apiserver.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ApiserverHealth {
-    /// Since it last answered.
+    /// Time since the apiserver last answered.
     pub answered_age_ms: Option<u64>,
-    /// Why it does not answer, if so.
+    /// Reason why the apiserver does not answer, if so.
     pub trouble: Option<String>,
-    /// How far our clock is off, if it is.
+    /// Error of the node's clock, for people, if it is wrong.
     pub clock: Option<String>,
-    /// What is wrong with our certificate, if anything is.
+    /// Fault of the node's certificate, if any.
     pub certificate: Option<String>,
 }
 
@@ -333,9 +335,9 @@ pub struct ApiserverHealth {
 pub struct List<T> {
     /// `v1`.
     pub api_version: Cow<'static, str>,
-    /// The objects' with `List` behind it.
+    /// Kind of the objects with `List` behind it.
     pub kind: Cow<'static, str>,
-    /// What the API has here, all of it empty.
+    /// Empty list metadata, as the API has it here.
     pub metadata: ListMeta,
     /// The objects.
     pub items: Vec<T>,
@@ -353,17 +355,17 @@ pub struct ListMeta {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Line {
-    /// It goes on.
+    /// Progress of the work, which goes on.
     Step(Progress),
-    /// References, or the id, of what was imported or pulled.
+    /// References of the imported images, or the id of the pulled one.
     Imported(Vec<String>),
-    /// What a check of all images came to.
+    /// Result of a check of all images.
     Verified(Verification),
-    /// It failed.
+    /// The work failed.
     Failed {
         /// An HTTP status.
         status: u16,
-        /// Why, for people.
+        /// Reason, for people.
         error: String,
     },
 }
@@ -374,7 +376,7 @@ pub trait Backend: Streaming {
     fn disk_lane(&self) -> &Lane;
     /// Pods to show, sorted by namespace and name; all of them, or those of one namespace.
     fn pods<'a>(&'a self, namespace: Option<&'a str>) -> Reply<'a, Vec<PodUid>>;
-    /// One of them as a Kubernetes object; `None`: it has gone. JSON, for it keeps what is not modelled.
+    /// Returns a pod as a Kubernetes object; `None`: it has gone. JSON, for that keeps fields that are not modelled.
     fn pod<'a>(&'a self, uid: &'a PodUid) -> Reply<'a, Option<serde_json::Value>>;
     /// Pods with containers that run, as the runtime has them; sorted by uid.
     fn running_pods(&self) -> Reply<'_, Vec<RunningPod>>;
@@ -382,11 +384,11 @@ pub trait Backend: Streaming {
     fn container_names<'a>(&'a self, namespace: &'a str, pod: &'a str) -> Reply<'a, Vec<String>>;
     /// The configuration in force, as the JSON of a `KubeletConfiguration`.
     fn configuration(&self) -> &str;
-    /// What `/healthz` looks at.
+    /// Runs the checks of `/healthz`.
     fn checks(&self) -> Vec<Check>;
-    /// Since when the agent runs.
+    /// Returns the start of the agent, and the time since then.
     fn uptime(&self) -> Uptime;
-    /// How the agent is.
+    /// Returns the health of the agent.
     fn health(&self) -> Reply<'_, Health>;
     /// Kept Event objects, oldest first; all of them, or those of pods of one namespace. At most the newest `limit`.
     fn events(&self, namespace: Option<&str>, limit: usize) -> Vec<Event>;
@@ -394,17 +396,17 @@ pub trait Backend: Streaming {
     fn config_maps(&self, namespace: Option<&str>) -> Reply<'_, Vec<serde_json::Value>>;
     /// Secret objects, like ConfigMaps. They carry the sizes of their values (`dataBytes`), never these.
     fn secrets(&self, namespace: Option<&str>) -> Reply<'_, Vec<serde_json::Value>>;
-    /// What the loop lately heard and did, one JSON object a line.
+    /// Returns the last events and effects of the loop, one JSON object a line.
     fn dump(&self) -> Reply<'_, String>;
     /// Figures of the agent, or of what runs.
     fn figures(&self, which: Figures) -> Reply<'_, Pieces>;
-    /// What went over the link.
+    /// Returns the traffic over the link.
     fn link(&self) -> LinkShown;
     /// The Node object.
     fn node(&self) -> Reply<'_, Node>;
-    /// What the node is short of; with `order` also who would go for it.
+    /// Returns the resources that the node is short of; with `order` also the pods that would be evicted.
     fn pressure(&self, order: bool) -> Reply<'_, PressureShown>;
-    /// Which file to read for a container's log. Container empty: the default one.
+    /// Finds the file of a container's log. Container empty: the default one.
     fn log_target<'a>(
         &'a self,
         namespace: &'a str,
@@ -412,7 +414,7 @@ pub trait Backend: Streaming {
         container: &'a str,
         previous: bool,
     ) -> Reply<'a, LogTarget>;
-    /// The log of an instance that has no file here, from whoever runs it.
+    /// Reads the log of an instance that has no file here, from the provider that runs it.
     fn provided_log<'a>(
         &'a self,
         id: &'a ContainerId,
@@ -421,11 +423,11 @@ pub trait Backend: Streaming {
         let _ = (id, options);
         Box::pin(async { Err(Refusal::not_found("the log has no file")) })
     }
-    /// Whether an instance still runs, or may do so, so that a followed log goes on.
+    /// Returns true if an instance still runs, or may do so: a followed log goes on.
     fn is_running<'a>(&'a self, id: &'a ContainerId) -> Reply<'a, bool>;
     /// Units of the devices that are given to pods.
     fn devices(&self) -> Reply<'_, Vec<DeviceShown>>;
-    /// All images.
+    /// Lists all images.
     fn images(&self) -> Reply<'_, Vec<crate::api::cri::Image>>;
     /// Imports an archive; returns the references it brought. `name` (may be empty) names an image that has none.
     /// `steps` hears how far it is, as far as it has room; closed by its reader it stops the import.
@@ -438,14 +440,14 @@ pub trait Backend: Streaming {
     /// Pulls an image with the credentials of the node, whatever is in the store; `now`: whatever the link has left. Returns
     /// its id.
     fn pull_image<'a>(&'a self, reference: &'a str, now: bool) -> Reply<'a, String>;
-    /// How far that is; `None` if no pull of it is under way.
+    /// Returns the progress of an image's pull; `None` if no pull of it is under way.
     fn pull_progress(&self, reference: &str) -> Option<Progress>;
     /// Removes an image by reference or id.
     fn remove_image<'a>(&'a self, reference: &'a str) -> Reply<'a, ()>;
-    /// Removes what no container uses; returns what was removed and the bytes it held.
+    /// Removes the images that no container uses; returns their names and the bytes that they held.
     fn prune_images(&self) -> Reply<'_, (Vec<String>, u64)>;
-    /// Checks every image; with `repair` damaged ones that nobody uses are removed. `steps` hears how far it is; closed by
-    /// its reader it ends the check.
+    /// Checks every image; with `repair` damaged ones that are not in use are removed. `steps` hears the progress;
+    /// closed by its reader it ends the check.
     fn verify_images(
         &self,
         repair: bool,

@@ -1,4 +1,5 @@
-//! Where a request's body ends that comes in chunks (RFC 9112, section 7.1). What it says is dropped: no page takes one.
+//! Finds the end of a request's body that comes in chunks (RFC 9112, section 7.1). The data are dropped: no page
+//! takes a body.
 
 use super::http::Refusal;
 
@@ -9,12 +10,12 @@ const MAX_TRAILERS: u32 = 16;
 /// Digits of a size.
 const MAX_DIGITS: usize = 8;
 
-/// What comes next.
+/// Part of the body that comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
     /// The line with the size of a chunk.
     Size,
-    /// So many bytes of it.
+    /// Data of a chunk: bytes that are still to come.
     Data(u64),
     /// The end of its last line.
     DataEnd,
@@ -43,7 +44,7 @@ impl Chunked {
         }
     }
 
-    /// Takes what came next. `Some`: the body ended behind so many of these bytes.
+    /// Takes the next bytes. `Some`: the body ended behind so many of them.
     ///
     /// - Errors: 413 for one that is too long, 400 for one that is malformed. Nothing behind it can be understood then.
     pub(super) fn feed(&mut self, bytes: &[u8]) -> Result<Option<usize>, Refusal> {
@@ -112,7 +113,7 @@ fn malformed(why: &str) -> Refusal {
     Refusal::bad(format!("malformed chunks: {why}"))
 }
 
-/// The size at the start of a chunk's line. What extends it is nobody's here.
+/// Reads the size at the start of a chunk's line. Extensions are ignored.
 fn size(line: &[u8]) -> Option<u64> {
     let digits = line.split(|byte| *byte == b';').next()?;
     let digits = digits.trim_ascii_end();
@@ -127,7 +128,7 @@ fn size(line: &[u8]) -> Option<u64> {
 pub(super) mod fuzz {
     use super::*;
 
-    /// For [`crate::fuzz`]: cut anywhere, it ends at the same byte or with the same word.
+    /// Runs the reader for [`crate::fuzz`]: cut anywhere, the body ends at the same byte or with the same error.
     pub(crate) fn run(data: &[u8]) -> String {
         let whole = Chunked::new(4096).feed(data);
         let mut pieces = Chunked::new(4096);

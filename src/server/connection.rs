@@ -1,9 +1,9 @@
-//! A connection, whatever carries it: the local socket, or TLS.
+//! A connection over any carrier: the local socket, or TLS.
 //!
-//! It holds what was read and not yet wanted: what came behind the head of a request, and what came while somebody only
-//! watched for the end. A handler that reads and writes at once takes it apart with [`smol::io::split`]. There is no second
-//! buffer: what is written goes to what carries it, and a client that does not read holds its own handler back, for as long
-//! as its patience lasts.
+//! The connection holds bytes that were read before they were wanted: those behind the head of a request, and those
+//! that came while only the client's end was watched for. A handler that reads and writes at once takes it apart with
+//! [`smol::io::split`]. There is no second buffer: written bytes go to the carrier, and a client that does not read
+//! holds its own handler back, for as long as the connection's patience lasts.
 
 use alloc::rc::Rc;
 use core::cell::Cell;
@@ -26,10 +26,10 @@ use crate::sys::{socket, start, turn};
 const MAX_WATCHED_BYTES: usize = 16 * 1024;
 /// Bytes taken at a time meanwhile.
 const WATCH_STEP_BYTES: usize = 1024;
-/// Bytes taken of what comes first on a connection at rest.
+/// Bytes that are taken first on a connection at rest.
 const FIRST_BYTES: usize = 64;
 
-/// What bytes are exchanged over.
+/// A stream of bytes in both directions.
 pub trait Duplex: AsyncRead + AsyncWrite + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Duplex for T {}
@@ -46,35 +46,35 @@ pub struct Connection {
     pub(super) answer: Answer,
 }
 
-/// What carries a stream, open for as long.
+/// Carrier of a stream, open for as long as the stream.
 pub(super) enum Below {
-    /// Nobody can tell.
+    /// An unknown carrier: it cannot be asked if the client has left.
     Unknown,
     Socket(RawFd),
-    /// The same of one whose bytes are counted.
+    /// A socket whose bytes are counted.
     Counted {
         socket: RawFd,
-        /// As what.
+        /// Class that the bytes are counted as.
         class: Rc<Cell<LinkClass>>,
-        /// The other side is on another machine.
+        /// Set if the other side is on another machine.
         leaves: bool,
     },
     Pipe(Beside),
 }
 
-/// How the answer to the request under way is written.
+/// Form of the answer to the request under way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Answer {
-    /// Another request may follow on this connection.
+    /// Set if another request may follow on this connection.
     pub(super) keep: bool,
     /// The client knows chunks: an answer of unknown length need not end with the connection.
     pub(super) chunked: bool,
-    /// Only the head is wanted.
+    /// Set if only the head is wanted.
     pub(super) head_only: bool,
 }
 
 impl Connection {
-    /// A connection over `stream`. Who does not read is waited for without end.
+    /// Makes a connection over `stream`. A client that does not read is waited for without end.
     pub fn new(stream: impl Duplex + 'static) -> Self {
         Self {
             stream: Box::new(stream),
@@ -94,14 +94,15 @@ impl Connection {
         self
     }
 
-    /// The same of what carries it.
+    /// Names the carrier of the stream.
     #[must_use]
     pub(super) fn over(mut self, below: Below) -> Self {
         self.below = below;
         self
     }
 
-    /// Whether the client has closed its side, whatever it sent before that was not read yet. False if nobody can tell.
+    /// Returns true if the client has closed its side, even if some of its bytes were not read yet. False if that is
+    /// unknown.
     #[must_use]
     pub fn has_hung_up(&self) -> bool {
         let fd = match &self.below {
@@ -117,8 +118,8 @@ impl Connection {
         start::poll(&mut fds, 0).is_ok_and(|ready| ready > 0)
     }
 
-    /// When it is dropped, the other side hears of it at once, whatever is still on its way to it: a peer that does not read would not
-    /// come to it otherwise.
+    /// Makes a later drop of the connection reach the other side at once: bytes on their way to it are discarded. A
+    /// peer that does not read would otherwise not get to the end.
     pub(super) fn cut(&self) {
         match &self.below {
             Below::Unknown => {}
@@ -142,19 +143,19 @@ impl Connection {
         v4.or_else(v6)
     }
 
-    /// What comes and goes from now on is counted as `class`, if it is counted.
+    /// Counts all bytes from now on as `class`, if they are counted.
     pub(super) fn counts_as(&self, class: LinkClass) {
         if let Below::Counted { class: of, .. } = &self.below {
             of.set(class);
         }
     }
 
-    /// Bytes that were read and written so far, without TLS and what is below.
+    /// Bytes that were read and written so far, without TLS and the layers below.
     pub(super) const fn carried(&self) -> u64 {
         self.carried
     }
 
-    /// Whether they go over the link.
+    /// Returns true if the bytes go over the link.
     pub(super) const fn leaves_machine(&self) -> bool {
         match self.below {
             Below::Counted { leaves, .. } => leaves,
@@ -168,18 +169,20 @@ impl Connection {
         self.carried = self.carried.saturating_add(bytes);
     }
 
-    /// How long a client may take nothing of what is written, before that fails with [`io::ErrorKind::TimedOut`].
+    /// Sets the time for which a client may take none of the written bytes, before the write fails with
+    /// [`io::ErrorKind::TimedOut`].
     pub fn set_patience(&mut self, patience: Option<Duration>) {
         self.patience = patience;
         self.stalled = None;
     }
 
-    /// Puts `bytes` before what is read next.
+    /// Puts `bytes` before the bytes that are read next.
     pub(super) fn unread(&mut self, bytes: &[u8]) {
         self.ahead.splice(0..0, bytes.iter().copied());
     }
 
-    /// Waits until the client closes, or breaks, its side. What it sends instead is kept. Dropping the future loses nothing.
+    /// Waits until the client closes, or breaks, its side. Bytes that come instead are kept. Dropping the future loses
+    /// nothing.
     pub async fn left(&mut self) {
         let mut step = [0; WATCH_STEP_BYTES];
         while self.ahead.len() < MAX_WATCHED_BYTES {
@@ -190,7 +193,7 @@ impl Connection {
                     self.ahead.extend_from_slice(&step[..n]);
                 }
             }
-            // It may be a byte at a time, and always be there.
+            // A client may send a byte at a time, and always have one ready.
             turn::give().await;
         }
         core::future::pending().await
@@ -207,7 +210,7 @@ impl Connection {
         Ok(!self.ahead.is_empty())
     }
 
-    /// Fails what has been waiting for the client for too long.
+    /// Fails an operation that has been waiting for the client for too long.
     fn patiently<T>(
         &mut self,
         cx: &mut Context<'_>,
@@ -272,7 +275,7 @@ impl AsyncWrite for Connection {
         let this = self.get_mut();
         let poll = Pin::new(&mut this.stream).poll_close(cx);
         let closed = ready!(this.patiently(cx, poll));
-        // What carries us only flushes. A socket that is not connected any more needs no end.
+        // The stream's own close only flushes. A socket that is not connected any more needs no end.
         match &this.below {
             Below::Unknown => {}
             Below::Socket(socket) | Below::Counted { socket, .. } => {
@@ -316,7 +319,7 @@ pub(super) mod testing {
     }
 
     impl Eager {
-        /// It sent this, of which `step` bytes come at a time; and what it got.
+        /// Makes a client that sent these bytes, of which `step` come at a time; also returns the bytes that it got.
         pub(in crate::server) fn new(
             sent: impl Into<Vec<u8>>,
             step: usize,

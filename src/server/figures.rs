@@ -1,4 +1,4 @@
-//! Metrics and statistics (SRV-16): pages that are made while they are read.
+//! Metrics and statistics (SRV-16): pages that are generated while they are sent.
 
 use core::time::Duration;
 use std::io;
@@ -10,12 +10,12 @@ use super::{
 };
 use crate::api::stats::Detail;
 
-/// A client that does not take a piece in this time is left: what it asked for stands in memory until then.
+/// Time in which a client has to take a piece, or is left: the page that it asked for stands in memory until then.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The Prometheus text form.
 const EXPOSITION: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Which figures a request asks for; `None`: none of these, 405 if only the method is wrong.
+/// Returns the figures that a request asks for; `None`: another page. A wrong method alone is a 405.
 pub(super) fn asked(path: &[&str], request: &Request) -> Option<Result<Figures, Refusal>> {
     let (figures, methods): (_, &[&str]) = match path {
         ["metrics"] => (Figures::Own, &["GET"]),

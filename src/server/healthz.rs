@@ -1,4 +1,4 @@
-//! `/healthz` in plain text: says that there is a process that serves, and nothing else (SRV-02).
+//! `/healthz` in plain text: says that the process serves, and nothing else (SRV-02).
 
 use alloc::rc::Rc;
 use core::{cell::Cell, time::Duration};

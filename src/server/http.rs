@@ -12,7 +12,7 @@ use crate::sys::turn;
 pub const MAX_HEAD_BYTES: usize = 64 * 1024;
 /// Header lines of a request. An apiserver passes on what its own client sent, and adds to it.
 pub const MAX_HEADERS: usize = 64;
-/// What is said to who asks too much: in a minute it may be otherwise.
+/// Header line for a client that asks too much: a minute later there may be room.
 const RETRY_LATER: &str = "Retry-After: 60\r\n";
 /// Query parameters of a request (each word of an exec command is one).
 pub const MAX_QUERY: usize = 256;
@@ -37,17 +37,17 @@ pub struct Request {
     pub is_chunked: bool,
     /// The client speaks HTTP/1.1, not 1.0.
     pub is_1_1: bool,
-    /// Who asks.
+    /// Sender of the request.
     pub origin: Origin,
 }
 
-/// Where a request came from.
+/// Origin of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Origin {
     /// The local socket: root of this machine, who may do everything.
     #[default]
     Local,
-    /// The network: somebody who was asked who he is, and may do what he asks for.
+    /// The network: a user who was authenticated, and may do what the request asks for.
     Network(Identity),
 }
 
@@ -56,21 +56,21 @@ pub enum Origin {
 pub struct Identity {
     /// User name.
     pub name: String,
-    /// May be empty.
+    /// UID of the user, may be empty.
     pub uid: String,
-    /// In the order that the credential names them.
+    /// Groups in the order that the credential names them.
     pub groups: Vec<String>,
-    /// What else an authenticator said.
+    /// Further attributes from the authenticator.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
-/// Why a request cannot be served: the status to answer and a text for the client.
+/// Reason why a request cannot be served: the status to answer and a text for the client.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Refusal {
     /// HTTP status code.
     pub status: u16,
-    /// What is wrong.
+    /// Text for the client.
     pub message: String,
 }
 
@@ -111,7 +111,7 @@ impl Request {
         lines.filter_map(move |(k, v)| k.eq_ignore_ascii_case(name).then_some(v.as_str()))
     }
 
-    /// Whether the client wants to ask more on this connection, as far as it says.
+    /// Returns true if the client does not ask to close this connection: it may send another request.
     pub(super) fn keeps_connection(&self) -> bool {
         let closes = self
             .headers_named("connection")
@@ -129,7 +129,7 @@ impl Request {
             .map(|(_, v)| v.as_str())
     }
 
-    /// Whether parameter `name` is `true` or `1`.
+    /// Returns true if parameter `name` is `true` or `1`.
     #[must_use]
     pub fn flag(&self, name: &str) -> bool {
         matches!(self.param(name), Some("true" | "1"))
@@ -148,8 +148,8 @@ impl Request {
 }
 
 /// Reads the head of one request, and parses it once its end is there. `None` if the client left before sending any.
-/// What came behind it stays in the connection. Dropping the future before it ends loses what was read. Everybody else has
-/// a turn after each read, however much there is to read.
+/// Bytes behind the head stay in the connection. Dropping the future before it ends loses the bytes that were read.
+/// Everybody else has a turn after each read, however much there is to read.
 pub async fn read_request(
     connection: &mut Connection,
 ) -> io::Result<Result<Option<Request>, Refusal>> {
@@ -197,18 +197,18 @@ pub(super) struct HeadEnd {
     line: Line,
 }
 
-/// What is known of the line that comes in.
+/// State of the line that is being read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Line {
     #[default]
     Empty,
-    /// Nothing but a carriage return.
+    /// Only a carriage return so far.
     Return,
     Text,
 }
 
 impl HeadEnd {
-    /// Takes what came next. `Some`: the head ends behind so many of these bytes.
+    /// Takes the next bytes. `Some`: the head ends behind so many of them.
     pub(super) fn find(&mut self, bytes: &[u8]) -> Option<usize> {
         for (at, byte) in bytes.iter().enumerate() {
             self.line = match (byte, self.line) {
@@ -264,7 +264,7 @@ fn parse(head: &[u8]) -> Result<Option<(Request, usize)>, Refusal> {
     for header in raw.headers.iter() {
         let value = String::from_utf8_lossy(header.value).into_owned();
         if header.name.eq_ignore_ascii_case("content-length") {
-            // A number has digits and nothing else (RFC 9110, section 8.6): a sign is what others read differently.
+            // A number has digits and nothing else (RFC 9110, section 8.6): others read a sign differently.
             let length = match value.bytes().all(|b| b.is_ascii_digit()) {
                 true => value.parse().ok(),
                 false => None,
@@ -284,7 +284,7 @@ fn parse(head: &[u8]) -> Result<Option<(Request, usize)>, Refusal> {
         }
         request.headers.push((header.name.to_owned(), value));
     }
-    // Two who read one length each do not see the same end.
+    // Two readers of one length each do not see the same end.
     if request.is_chunked
         && (request.header("content-length").is_some()
             || request.headers_named("transfer-encoding").count() > 1)
@@ -294,7 +294,7 @@ fn parse(head: &[u8]) -> Result<Option<(Request, usize)>, Refusal> {
     Ok(Some((request, body_at)))
 }
 
-/// No empty segment but one at the end; see [`Request::is_plain`].
+/// Returns true if no segment is empty but one at the end; see [`Request::is_plain`].
 fn is_plain(path: &str) -> bool {
     let below = path.strip_prefix('/');
     below.is_some_and(|p| p.is_empty() || !p.starts_with('/') && !p.contains("//"))
@@ -304,7 +304,7 @@ fn is_plain(path: &str) -> bool {
 pub(crate) mod fuzz {
     use super::*;
 
-    /// For [`crate::fuzz`].
+    /// Runs the parser for [`crate::fuzz`].
     pub(crate) fn run(data: &[u8]) -> String {
         match parse(&data[..data.len().min(MAX_HEAD_BYTES)]) {
             Ok(Some((request, end))) => {
@@ -397,7 +397,7 @@ pub async fn respond(
     respond_with(connection, status, kind, "", body).await
 }
 
-/// The same with further header lines, each with its end.
+/// Answers with a whole body and further header lines, each with its end.
 pub async fn respond_with(
     connection: &mut Connection,
     status: u16,
@@ -432,7 +432,7 @@ pub async fn refuse(connection: &mut Connection, refusal: &Refusal) -> io::Resul
     refuse_with(connection, refusal, lines).await
 }
 
-/// The same with further header lines, each with its end.
+/// Answers a refusal as plain text, with further header lines, each with its end.
 pub async fn refuse_with(
     connection: &mut Connection,
     refusal: &Refusal,
@@ -447,7 +447,7 @@ pub async fn refuse_with(
 #[derive(Debug)]
 pub struct Stream<'a> {
     connection: &'a mut Connection,
-    /// What comes after it on this connection.
+    /// Set if another request may follow on this connection.
     keep: bool,
 }
 
@@ -459,7 +459,7 @@ pub async fn start_stream<'a>(
     start_stream_with(connection, kind, "").await
 }
 
-/// The same with further header lines, each with its end.
+/// Starts an answer of unknown length with further header lines, each with its end.
 pub async fn start_stream_with<'a>(
     connection: &'a mut Connection,
     kind: &str,
@@ -468,7 +468,7 @@ pub async fn start_stream_with<'a>(
     let answer = connection.answer;
     let (keep, coding) = match answer.chunked {
         true => (answer.keep, "Transfer-Encoding: chunked\r\n"),
-        // It ends with the connection.
+        // The answer ends with the connection.
         false => (false, ""),
     };
     let head = format!(
@@ -525,7 +525,8 @@ impl Stream<'_> {
     }
 }
 
-/// Answers 101: what follows is `protocol`, until the connection ends. `more` is further header lines, each with its end.
+/// Answers 101: all further bytes are of `protocol`, until the connection ends. `more` is further header lines, each
+/// with its end.
 pub async fn switch_protocols(
     connection: &mut Connection,
     protocol: &str,

@@ -1,8 +1,8 @@
 //! Reading container logs: CRI records in, the text that `kubectl logs` shows out.
 //!
 //! Blocking and chunk-wise: the caller runs [`LogReader::next_chunk`] on the disk lane, so that a large log neither
-//! stands in memory nor holds the loop. What a shim holds in memory is read as if it stood at the end of the file
-//! ([`crate::api::log_memory`]), where it will be. Source: kubelet `logs.go` (rows LOG-01, LOG-03, LOG-05).
+//! stands in memory nor holds the loop. Records that a shim holds in memory are read as if they stood at the end of the
+//! file ([`crate::api::log_memory`]), where they will be. Source: kubelet `logs.go` (rows LOG-01, LOG-03, LOG-05).
 
 use std::{
     fs::{self, File},
@@ -28,20 +28,20 @@ const HEADER: u64 = HEADER_BYTES as u64;
 /// Bytes stepped back at once while looking for the tail.
 const TAIL_STEP_BYTES: u64 = 16 * 1024;
 
-/// What to show of a log.
+/// Options of a request for a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogOptions {
     /// Go on at the end of the file until the container is done.
     pub follow: bool,
     /// Records from the end; `None` for all.
     pub tail: Option<u64>,
-    /// Nothing older.
+    /// Time before which records are left out.
     pub since: Option<Wall>,
     /// Prefix each line with its time.
     pub timestamps: bool,
     /// Stop after so many bytes, mid-line if need be.
     pub limit_bytes: Option<u64>,
-    /// Only `stdout` or `stderr`.
+    /// Stream to show, `stdout` or `stderr`; `None` for both.
     pub stream: Option<String>,
 }
 
@@ -57,13 +57,13 @@ pub struct LogReader {
     /// The last record shown was partial: the next one continues its line.
     in_line: bool,
     left: u64,
-    /// Without following, what there was when the log was opened and is not yet read: a container may write as fast as
-    /// anybody reads.
+    /// Bytes that were there when the log was opened and are not yet read. They are the limit without following: a
+    /// container may write as fast as anybody reads.
     unread: u64,
     skipping: bool,
 }
 
-/// What a call of [`LogReader::next_chunk`] brought.
+/// Result of a call of [`LogReader::next_chunk`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Chunk {
     /// Text to show; may be empty when everything read was filtered out.
@@ -83,7 +83,7 @@ impl LogReader {
             memory,
             lost: None,
         };
-        // Once: what is written from now on is neither part of the tail nor shown behind it.
+        // The size is taken once: later bytes are neither part of the tail nor shown behind it.
         let size = source.len()?;
         let at = match options.tail {
             Some(lines) => tail_offset(&mut source, size, lines)?,
@@ -121,7 +121,7 @@ impl LogReader {
             .truncate(at + read.as_ref().map_or(0, |(n, _)| *n));
         let (n, is_torn) = read?;
         if is_torn {
-            // What the pending bytes are the start of is gone.
+            // The record that the pending bytes begin is gone.
             self.pending.drain(..at);
             self.skipping = false;
         }
@@ -160,7 +160,7 @@ impl LogReader {
         Ok(Chunk::Text(out))
     }
 
-    /// At the end of the file: if another file now stands at the path, goes on with the one that followed.
+    /// Goes on, at the end of the file, with the file that followed it, if another file now stands at the path.
     fn reopen_if_rotated(&mut self) -> io::Result<bool> {
         if !self.options.follow {
             return Ok(false);
@@ -174,7 +174,7 @@ impl LogReader {
         if (old.dev(), old.ino()) == (new.dev(), new.ino()) {
             return Ok(false);
         }
-        // Nothing was written after the end was seen? Its writer turns to another file only when this one is whole.
+        // Bytes written after the end was seen are read first: a writer leaves a file only when it is complete.
         if old.len() > self.at {
             return Ok(true);
         }
@@ -217,7 +217,7 @@ impl LogReader {
                 next = Some(file);
             }
         }
-        // If the old one is there, what is left came after it; if it went, for its age, all that is left did.
+        // If the old file is there, the files behind it came later; if it went, for its age, all others did.
         Ok(next)
     }
 }
@@ -226,12 +226,12 @@ impl LogReader {
 struct Source {
     file: File,
     memory: Option<PathBuf>,
-    /// What the shim had given up when it was last looked at, bytes.
+    /// Bytes that the shim had given up at the last look.
     lost: Option<u64>,
 }
 
 impl Source {
-    /// What is held of this file, if anything is.
+    /// Opens the shim's memory of the log, if there is one.
     fn held(&self) -> io::Result<Option<(File, Header)>> {
         let Some(path) = &self.memory else {
             return Ok(None);
@@ -246,7 +246,7 @@ impl Source {
         };
         let mut bytes = [0; HEADER_BYTES];
         let Ok(()) = file.read_exact_at(&mut bytes, 0) else {
-            // It is being begun.
+            // The shim has just begun to write the file.
             return Ok(None);
         };
         Ok(Header::decode(&bytes).map(|header| (file, header)))
@@ -257,7 +257,7 @@ impl Source {
         Ok((metadata.dev(), metadata.ino()))
     }
 
-    /// How much there is of it.
+    /// Length of the log in bytes, with the part in memory.
     fn len(&self) -> io::Result<u64> {
         let held = self.held()?;
         // After the look at the memory: what is saved in between counts.
@@ -275,15 +275,15 @@ impl Source {
         })
     }
 
-    /// Reads on from `at`, which moves if what was there is gone. Returns how much, 0 at the end for now; and whether `at` is not
-    /// where the last read ended.
+    /// Reads on from `at`, which moves if its bytes are gone. Returns the number of bytes read, 0 at the end for now;
+    /// and true if `at` is not where the last read ended.
     fn read_at(&mut self, at: &mut u64, buffer: &mut [u8]) -> io::Result<(usize, bool)> {
         let n = self.file.read_at(buffer, *at)?;
         if n > 0 {
             return Ok((n, false));
         }
         let Some((memory, header)) = self.held()? else {
-            // It may have been saved since.
+            // The memory may have been saved to the file since.
             return Ok((self.file.read_at(buffer, *at)?, false));
         };
         let id = self.id()?;
@@ -303,7 +303,7 @@ impl Source {
         Ok((n, is_torn))
     }
 
-    /// All of the buffer, whatever the parts are in which it is there.
+    /// Fills the buffer, from the file, the memory, or both.
     fn read_exact_at(&mut self, mut at: u64, buffer: &mut [u8]) -> io::Result<()> {
         let mut done = 0;
         while done < buffer.len() {
@@ -345,7 +345,7 @@ fn tail_offset(source: &mut Source, size: u64, lines: u64) -> io::Result<u64> {
     Ok(0)
 }
 
-/// One CRI record: `time stream tags content`.
+/// A CRI record: `time stream tags content`.
 struct Record<'a> {
     time: &'a str,
     stream: &'a str,
@@ -372,7 +372,7 @@ fn parse(record: &[u8]) -> Option<Record<'_>> {
     })
 }
 
-/// Appends what is to be shown of `record`; an unparsable one is skipped.
+/// Appends the text of `record` to show; an unparsable one is skipped.
 fn render(record: &[u8], options: &LogOptions, in_line: &mut bool, out: &mut Vec<u8>) {
     let Some(record) = parse(record) else { return };
     if options
@@ -405,7 +405,7 @@ fn render(record: &[u8], options: &LogOptions, in_line: &mut bool, out: &mut Vec
 pub(crate) mod fuzz {
     use super::*;
 
-    /// For [`crate::fuzz`]: whatever is in the file, the reader ends and shows no more than there is.
+    /// Runs the reader for [`crate::fuzz`]: whatever is in the file, the reader ends and shows no more than there is.
     pub(crate) fn run(data: &[u8], scratch: &Path) -> String {
         let path = scratch.join("log");
         fs::write(&path, data).expect("scratch");
@@ -664,7 +664,7 @@ mod tests {
             file.write_all(text.as_bytes()).expect("append");
         }
 
-        /// Begins anew: `text` is held behind what the file has now.
+        /// Begins a new memory: `text` is held behind the bytes that the file has now.
         fn hold(&self, text: &str) {
             let metadata = fs::metadata(self.path()).expect("file");
             let header = Header {
@@ -686,7 +686,7 @@ mod tests {
             file.write_all(text.as_bytes()).expect("append");
         }
 
-        /// As a shim does: the file first.
+        /// Saves the memory as a shim does: the file first.
         fn save(&self) {
             let bytes = fs::read(self.memory()).expect("held");
             let text = core::str::from_utf8(&bytes[HEADER_BYTES..]).expect("text");
@@ -755,7 +755,7 @@ mod tests {
             };
             assert_eq!(all(&mut log.reader(tail)), "three\n\n", "{at}");
         }
-        // What is held for another file is not part of this one, and what is no such file is none.
+        // Memory of another file is not part of this log, and a file that is no such memory is ignored.
         fs::rename(log.path(), log.dir.0.join("old")).expect("renamed");
         log.on_disk(&format!("{T}Z stdout F new\n"));
         assert_eq!(all(&mut log.reader(LogOptions::default())), "new\n");

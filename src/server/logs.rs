@@ -79,7 +79,7 @@ pub(super) async fn stream(
     }
 }
 
-/// Sends a log that somebody else keeps, as it comes.
+/// Sends a log that a provider keeps, as it comes.
 async fn pass_on(
     backend: &dyn Backend,
     connection: &mut Connection,
@@ -101,7 +101,7 @@ async fn pass_on(
         };
         let piece = match smol::future::or(next, gone).await {
             None => return Ok(Ok(())),
-            // It has begun: whoever reads it sees that it breaks off.
+            // The answer has begun: its reader sees that it breaks off.
             Some(Err(_) | Ok(None)) => return stream.finish().await.map(Ok),
             Some(Ok(Some(piece))) => piece,
         };

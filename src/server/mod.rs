@@ -1,9 +1,9 @@
 //! The agent as a server of HTTP.
 //!
 //! - Over the local unix socket ([`routes`]): only root may connect. The socket is 0600 and the peer's credentials are checked.
-//! - Over the network ([`network`]): what a kubelet serves, to those whom the apiserver vouches for.
-//! - [`pipe`]: how the same server is reached through a tunnel, without a socket.
-//! - [`healthz`]: whether there is a process, for anybody on this machine.
+//! - Over the network ([`network`]): the pages of a kubelet, for clients whom the apiserver vouches for.
+//! - [`pipe`]: a connection to the same server through a tunnel, without a socket.
+//! - [`healthz`]: tells anybody on this machine that there is a process.
 
 mod allowance;
 pub mod backend;
@@ -42,7 +42,7 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use backend::Backend;
 use connection::Connection;
 
-/// How serving ended: the connection broke, the request is refused and nothing was answered yet, or all is said.
+/// End of serving: the connection broke, the request is refused and not answered yet, or the answer is complete.
 type Outcome = io::Result<Result<(), http::Refusal>>;
 
 /// Connections served at once; a further one is answered 503.
@@ -79,7 +79,7 @@ impl Listener {
             let connection = match self.socket.accept().await {
                 Ok((connection, _)) => connection,
                 Err(e) => {
-                    // Out of descriptors: what is being served must end first.
+                    // Out of descriptors: a connection that is being served must end first.
                     log::warn!("local socket: cannot accept: {e}");
                     async_io::Timer::after(core::time::Duration::from_secs(1)).await;
                     continue;
@@ -129,7 +129,7 @@ impl Drop for Guard {
     }
 }
 
-/// Root, or whoever the agent runs as.
+/// Returns true if the peer is root, or the user that the agent runs as.
 fn may_talk(connection: &Async<UnixStream>) -> bool {
     getsockopt(connection, PeerCredentials)
         .is_ok_and(|peer| peer.uid() == 0 || peer.uid() == nix::unistd::geteuid().as_raw())

@@ -1,6 +1,6 @@
-//! A connection within this process: no socket, two bounded queues. What comes through a tunnel reaches the server by it.
+//! A connection within this process: no socket, two bounded queues. The bytes of a tunnel reach the server by it.
 //!
-//! Who writes waits while the queue is full; who has written and goes leaves what he wrote. One thread.
+//! A writer waits while the queue is full; the bytes of a writer that goes stay in the queue. One thread.
 
 use alloc::{collections::VecDeque, rc::Rc};
 use core::cell::RefCell;
@@ -10,17 +10,17 @@ use std::io;
 
 use smol::io::{AsyncRead, AsyncWrite};
 
-/// What an empty queue may keep, bytes.
+/// Capacity that an empty queue may keep, bytes.
 const KEPT_BYTES: usize = 0;
 
-/// One direction.
+/// A queue of bytes in one direction.
 #[derive(Default)]
 struct Way {
     bytes: VecDeque<u8>,
     max: usize,
-    /// Nothing more is written.
+    /// Set if no more bytes will be written.
     is_ended: bool,
-    /// Nobody reads any more.
+    /// Set if the reader has gone.
     is_deaf: bool,
     reader: Option<Waker>,
     writer: Option<Waker>,
@@ -38,7 +38,7 @@ impl Way {
         self.max.saturating_sub(self.bytes.len())
     }
 
-    /// Puts in what there is room for.
+    /// Puts in as many bytes as there is room for.
     fn put(&mut self, bytes: &[u8]) -> usize {
         let piece = &bytes[..bytes.len().min(self.room())];
         self.bytes.extend(piece);
@@ -100,7 +100,7 @@ pub fn pipe(inward: usize, outward: usize) -> (Near, Far) {
 /// The server's end: a stream as any other.
 pub struct Near(Rc<RefCell<Ways>>);
 
-/// The same end, for questions that a stream does not answer.
+/// A second handle to the server's end, for questions that a stream does not answer.
 #[derive(Clone)]
 pub(super) struct Beside(Rc<RefCell<Ways>>);
 
@@ -111,18 +111,18 @@ impl Near {
 }
 
 impl Beside {
-    /// Whether the other end is gone, or says nothing more.
+    /// Returns true if the other end is gone, or will write no more.
     pub(super) fn has_hung_up(&self) -> bool {
         let ways = self.0.borrow();
         ways.inward.is_ended || ways.outward.is_deaf
     }
 
-    /// What was not taken yet is dropped.
+    /// Drops the bytes that the other end has not taken yet.
     pub(super) fn cut(&self) {
         self.0.borrow_mut().outward.bytes = VecDeque::new();
     }
 
-    /// Nothing more is said.
+    /// Ends the server's side: no more bytes are written.
     pub(super) fn end(&self) {
         self.0.borrow_mut().outward.end();
     }
@@ -182,8 +182,8 @@ impl Drop for Near {
 pub struct Far(Rc<RefCell<Ways>>);
 
 impl Far {
-    /// Gives the server what it has room for; how much that was. A server that has gone takes everything. If it is not all, `cx`
-    /// is woken when there is room.
+    /// Gives the server as many bytes as it has room for; returns their number. A server that has gone takes
+    /// everything. If some are left, `cx` is woken when there is room.
     pub fn give(&self, bytes: &[u8], cx: &Context<'_>) -> usize {
         let way = &mut self.0.borrow_mut().inward;
         if way.is_deaf {
@@ -196,7 +196,8 @@ impl Far {
         given
     }
 
-    /// What the server says, in `into`: a number of bytes, 0 at its end. `None`: nothing yet; `cx` is woken then.
+    /// Takes the server's bytes into `into`; returns their number, 0 at the end. `None`: no bytes yet; `cx` is woken
+    /// then.
     pub fn take(&self, into: &mut [u8], cx: &Context<'_>) -> Option<usize> {
         let way = &mut self.0.borrow_mut().outward;
         if way.bytes.is_empty() && !way.is_ended {
@@ -206,7 +207,7 @@ impl Far {
         Some(way.take(into))
     }
 
-    /// Whether [`Self::take`] would give something, or say that it is the end. If not, `cx` is woken when it would.
+    /// Returns true if [`Self::take`] would give bytes or the end. If not, `cx` is woken when it would.
     #[must_use]
     pub fn has_something(&self, cx: &Context<'_>) -> bool {
         let way = &mut self.0.borrow_mut().outward;
@@ -266,7 +267,7 @@ mod tests {
     fn ends() {
         // TUN-05
         block_on(async {
-            // What was said before the end arrives.
+            // Bytes that were written before the end arrive.
             let (mut near, far) = pipe(8, 8);
             near.write_all(b"bye").await.expect("room");
             drop(near);
@@ -286,7 +287,7 @@ mod tests {
             assert_eq!(all, b"ask");
             let failed = near.write(b"x").await.expect_err("nobody is there");
             assert_eq!(failed.kind(), io::ErrorKind::BrokenPipe);
-            // One that is closed says nothing more.
+            // A pipe that was cut gives no more bytes.
             let (mut near, far) = pipe(8, 8);
             near.write_all(b"lost").await.expect("room");
             near.beside().cut();

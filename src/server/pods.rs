@@ -1,4 +1,4 @@
-//! Pods as an answer: one after the other, so that a node of many pods needs the memory of one.
+//! Pods as an answer: written one by one, so that a node of many pods needs the memory of one.
 
 use core::{fmt::Write as _, time::Duration};
 use std::io;
@@ -31,7 +31,7 @@ pub(super) async fn serve(
         format!(r#"{{"kind":"PodList","apiVersion":"v1","metadata":{metadata},"items":["#);
     let mut comma = "";
     for uid in uids {
-        // One that went meanwhile is left out.
+        // A pod that went meanwhile is left out.
         let Ok(Some(pod)) = backend.pod(&uid).await else {
             continue;
         };

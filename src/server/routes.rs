@@ -36,7 +36,7 @@ use crate::{
     sys::clock,
 };
 
-/// So often a client hears how far a pull is.
+/// Interval at which a client hears the progress of a pull.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Bytes each way that another process may report at a time.
 const MAX_REPORTED_BYTES: u64 = 1 << 30;
@@ -334,7 +334,7 @@ async fn list<T: Serialize + 'static>(
     };
     let meta = pods::LOCAL_META;
     let head = format!(r#"{{"apiVersion":"v1","kind":"{kind}","metadata":{meta},"items":["#);
-    // One after the other: of many, all together would take a multiple of what they are.
+    // The items are written one by one: all at once, they would take a multiple of their memory.
     let items = items.into_iter().enumerate().map(|(n, item)| {
         let comma = if n == 0 { "" } else { "," };
         format!("{comma}{}", strict::to_value(&item).unwrap_or_default())

@@ -1,4 +1,4 @@
-//! An agent that has one pod and does nothing, for tests of what is served.
+//! An agent that has one pod and does nothing, for tests of the server.
 
 use core::time::Duration;
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ pub(super) struct FakeBackend {
     pub(super) lane: Lane,
     /// Log of the container.
     pub(super) log: PathBuf,
-    /// What `/healthz` says of the loop.
+    /// Fault of the loop that `/healthz` shows.
     pub(super) trouble: Option<String>,
     /// Bytes after which a session of another machine ends.
     pub(super) limit: Option<u64>,
@@ -48,7 +48,7 @@ fn unused<T>() -> Reply<'static, T> {
     Box::pin(async { Err(Refusal::new(501, "not in this test")) })
 }
 
-/// It runs nothing.
+/// Makes a call that fails: the fake runs no container.
 fn nothing<'a, T: 'a>() -> Call<'a, T> {
     Box::pin(async { Err(RuntimeError::NotFound("container c".into())) })
 }
@@ -270,7 +270,7 @@ impl Backend for FakeBackend {
     }
 }
 
-/// What this thread has used of a processor.
+/// Processor time that this thread has used.
 pub(super) fn cpu_time() -> Duration {
     let clock = nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID;
     nix::time::clock_gettime(clock).expect("clock").into()

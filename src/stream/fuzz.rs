@@ -1,4 +1,4 @@
-//! Entry points of the fuzz targets into what clients stream. See [`crate::fuzz`].
+//! Entry points of the fuzz targets into the protocols of streams. See [`crate::fuzz`].
 //!
 //! Each machine gets the input whole and in pieces, and must say the same both times: payload and all else in the same
 //! order. [`drive`](super::testing::drive) checks what is said of the bytes, and that no more waits to be sent than promised.
@@ -17,7 +17,7 @@ use super::websocket::{self, ChannelEvent, Channels, Kind, Protocol, WebSocket};
 use super::{PAYLOAD_BYTES, Span, Step};
 use crate::api::Mono;
 
-/// What was said: payload by whom it is for, and all else, in order.
+/// Record of a run: payload with its target, and all other events, in order.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Said(Vec<(String, Vec<u8>)>);
 
@@ -35,7 +35,7 @@ impl Said {
         self.0.push((format!(" {event:?}"), Vec::new()));
     }
 
-    /// Kinds of what was said, and how it ended.
+    /// Summary of a run: the kinds of events, and the end.
     fn outcome(&self, error: Option<String>) -> String {
         let mut kinds: Vec<_> = self.0.iter().map(|(kind, _)| kind.as_str()).collect();
         kinds.truncate(4);
@@ -43,7 +43,7 @@ impl Said {
     }
 }
 
-/// Runs a machine on `data` whole and in pieces, and returns what it said.
+/// Runs a machine on `data` whole and in pieces, which must agree, and returns the summary.
 fn twice(data: &[u8], run: impl Fn(&[u8], usize) -> (Said, Option<String>)) -> String {
     let whole = run(data, usize::MAX);
     let size = 1 + data.len() % 7;
@@ -52,7 +52,7 @@ fn twice(data: &[u8], run: impl Fn(&[u8], usize) -> (Said, Option<String>)) -> S
     whole.0.outcome(whole.1)
 }
 
-/// Drives one machine. `see` acts on what it says, and writes it down.
+/// Drives one machine. `see` acts on its events, and writes them down.
 fn run<M, E: Copy + Debug, F: Debug + ToString>(
     machine: M,
     bytes: &[u8],
@@ -76,7 +76,7 @@ fn first(bytes: &[u8], most: usize) -> &[u8] {
     &bytes[..bytes.len().min(most)]
 }
 
-/// SPDY, and what is above it.
+/// Runs SPDY, and the protocols above it.
 pub(crate) fn spdy(data: &[u8]) -> String {
     let Some((choice, data)) = data.split_first() else {
         return "empty".into();
@@ -102,7 +102,7 @@ pub(crate) fn spdy(data: &[u8]) -> String {
     }
 }
 
-/// WebSocket, and what is above it.
+/// Runs WebSocket, and the protocols above it.
 pub(crate) fn websocket(data: &[u8]) -> String {
     let Some((choice, data)) = data.split_first() else {
         return "empty".into();
@@ -234,7 +234,7 @@ fn remote(remote: Remote, data: &[u8], size: usize) -> (Said, Option<String>) {
                 let _ = remote.send(Output::Stdout, echo, out);
                 said.payload("stdin".into(), span, taken);
             }
-            // Of sizes that come together only the newest is told.
+            // Only the newest of several sizes that come together is told.
             Event::Resize(size) => assert!(size.width > 0 && size.height > 0),
             Event::Ready | Event::StdinEnd | Event::Left => said.event(&event),
         },

@@ -2,7 +2,7 @@
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`upgrade`] | which protocol a request asks for, and the head that answers it |
+//! | [`upgrade`] | the protocol that a request asks for, and the head that answers it |
 //! | [`spdy`] | SPDY/3.1, server side; client side towards a runtime |
 //! | [`websocket`] | RFC 6455, server side; the Kubernetes channels in its messages; SPDY tunnelled through it |
 //! | [`remote_command`] | exec and attach over either: stdin, sizes, output, status |
@@ -19,9 +19,9 @@
 //!
 //! # How they are driven
 //!
-//! A machine's `receive` is given what was read from the connection and not yet taken. It answers with a [`Step`]: so many
-//! bytes are taken, and at most one thing happened. Payload is never copied: an event names a [`Span`] of the given bytes,
-//! decoded in place. The caller
+//! A machine's `receive` is given the bytes that were read from the connection and not yet taken. It answers with a
+//! [`Step`]: so many bytes are taken, and there is at most one event. Payload is never copied: an event names a
+//! [`Span`] of the given bytes, decoded in place. The caller
 //!
 //! 1. acts on the event, and only then removes the taken bytes from the front of its buffer;
 //! 2. calls again, with the bytes that are left unchanged, until nothing is taken and nothing happened;
@@ -64,22 +64,22 @@ pub(crate) mod testing;
 pub mod upgrade;
 pub mod websocket;
 
-/// With so much waiting to be sent, a machine takes no more input and should be given no more payload.
+/// Bytes waiting to be sent at which a machine takes no more input and should be given no more payload.
 pub const OUT_BYTES: usize = 8 * 1024;
 
-/// Most payload to send in one call.
+/// Most bytes of payload to send in one call.
 pub const PAYLOAD_BYTES: usize = 8 * 1024;
 
-/// Most that ever waits to be sent, if the caller keeps to the two limits above: payload in base64, and the frames that
-/// end a connection's streams.
+/// Most bytes that ever wait to be sent, if the caller keeps to the two limits above: payload in base64, and the frames
+/// that end a connection's streams.
 pub const MAX_OUT_BYTES: usize = OUT_BYTES + PAYLOAD_BYTES * 4 / 3 + 4 * 1024;
 
-/// What became of the bytes given.
+/// Result of giving bytes to a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step<E> {
     /// Bytes taken, from the first given.
     pub taken: usize,
-    /// What happened, if anything did.
+    /// Event that the bytes brought, if any.
     pub event: Option<E>,
 }
 
@@ -95,7 +95,7 @@ impl<E> Step<E> {
         }
     }
 
-    /// Whether to read (or write) before calling again.
+    /// Returns true if the caller has to read (or write) before the next call.
     #[must_use]
     pub const fn is_idle(&self) -> bool {
         self.taken == 0 && self.event.is_none()
@@ -112,7 +112,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// Its bytes, of `input` as it was given.
+    /// Returns the bytes of the span in `input`, as it was given.
     #[must_use]
     pub fn of<'a>(&self, input: &'a [u8]) -> &'a [u8] {
         input
@@ -120,7 +120,7 @@ impl Span {
             .unwrap_or_default()
     }
 
-    /// The same bytes, seen `by` further ahead.
+    /// Moves the span `by` bytes on.
     const fn after(self, by: usize) -> Self {
         Self {
             at: self.at + by,

@@ -1,4 +1,4 @@
-//! What real kubectls have sent, in hexadecimal: 1.32 to exec over SPDY, 1.36 all else.
+//! Bytes that real kubectls have sent, in hexadecimal: 1.32 to exec over SPDY, 1.36 all else.
 
 use alloc::vec::Vec;
 
@@ -20,14 +20,14 @@ pub(crate) const TERMINAL_SPDY: &str = "\
 pub(crate) const EXEC_WEBSOCKET: &str = "\
     828c43d3305143a05f3c26f3593f33a6445b828279c8914c86c8888271e7c573720f";
 
-/// Two connections forwarded to port 80, the first saying `ping 0` and the second `ping 1`, over SPDY.
+/// Port forwarding over SPDY: two connections to port 80, the first saying `ping 0` and the second `ping 1`.
 pub(crate) const FORWARD_SPDY: &str = "\
     800300010000003d0000000100000000000078f9e3c6a7c202253a060606ce2248fc6482d22da30138e59514a526e6420b17d65450d0430aea2250a266b23000\
     000000ffff000000010100000080030001000000180000000300000000000022522ba85c4a44d509000000ffff000000030000000670696e6720300000000301\
     00000080030001000000180000000500000000000082ea24ca0a54e30d01000000ffff0000000501000000800300010000001600000007000000000000c26aa9\
     21319602000000ffff000000070000000670696e6720310000000701000000";
 
-/// The same, tunnelled through WebSocket.
+/// Port forwarding over SPDY, tunnelled through WebSocket.
 pub(crate) const FORWARD_TUNNEL: &str = "\
     82826a12322bea11828290697a1f90688284b2f99429b2f994148284b52b5a51b52b5a5082846adef06a6adef06a82814611fc4f46828110d6c9161082b33a68\
     41bc4291a27a9daa43990020b8e73e22eaf02c6e4db036f4042ce2a24519582e42cc004468f677a4c4aa0fc4e81cb26841bc3a97be8284f595cbcff595cbce82\

@@ -11,8 +11,8 @@ use super::{Span, Step};
 #[cfg(test)]
 mod client;
 
-/// Gives `bytes` to a machine in pieces of `piece` bytes, as [`crate::stream`] says, and checks what it says of them.
-/// `see` is told each event with the bytes that were given. The end: an error, or all is taken that can be.
+/// Gives `bytes` to a machine in pieces of `piece` bytes, as [`crate::stream`] says, and checks its answers. `see` is
+/// told each event with the bytes that were given. The end: an error, or all is taken that can be.
 pub(crate) fn drive<E: Copy + Debug, F: Debug>(
     bytes: &[u8],
     piece: usize,
@@ -47,7 +47,7 @@ pub(crate) fn drive<E: Copy + Debug, F: Debug>(
     (sent, None)
 }
 
-/// The bytes of `span`, which must lie within what was taken.
+/// The bytes of `span`, which must lie within `taken`.
 pub(crate) fn piece(span: Span, taken: &[u8]) -> Vec<u8> {
     assert_eq!(span.of(taken).len(), span.len, "{span:?}");
     span.of(taken).to_vec()

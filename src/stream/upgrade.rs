@@ -1,4 +1,4 @@
-//! What a request to stream asks for, and how it is answered: HTTP heads only.
+//! Requests to stream and the answers to them: HTTP heads only.
 //!
 //! Sources: RFC 6455 section 4; k8s.io/streaming `httpstream.go` `Handshake`, `spdy/upgrade.go`, `wsstream/conn.go`.
 
@@ -19,9 +19,10 @@ const WEBSOCKET: &str = "websocket";
 const PROTOCOL_HEADER: &str = "X-Stream-Protocol-Version";
 /// Header of a refusal: what would be served.
 const ACCEPTED_HEADER: &str = "X-Accepted-Stream-Protocol-Versions";
-/// Not a protocol: a way for browsers to send a bearer token. Whoever authenticates takes it from here.
+/// Prefix of a bearer token that a browser sends among the protocols; it is no protocol. Whoever authenticates takes
+/// the token from here.
 const BEARER_PREFIX: &str = "base64url.bearer.authorization.k8s.io.";
-/// From RFC 6455.
+/// GUID of the handshake. Source: RFC 6455.
 const WEBSOCKET_GUID: &[u8] = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 /// The only version there is.
 const WEBSOCKET_VERSION: &str = "13";
@@ -39,7 +40,7 @@ pub(crate) fn without_bearer(value: &str) -> Option<String> {
     (!kept.is_empty()).then(|| kept.join(", "))
 }
 
-/// What a request asks for.
+/// Protocol that a request asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Upgrade<'a> {
     /// SPDY/3.1.
@@ -56,10 +57,10 @@ pub enum Upgrade<'a> {
     },
 }
 
-/// Why a request cannot be upgraded.
+/// Reason why a request cannot be upgraded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// It asks for nothing of the kind.
+    /// The request asks for no upgrade that is known here.
     #[error("Upgrade request required")]
     Plain,
     /// A WebSocket begins with GET.
@@ -68,12 +69,12 @@ pub enum Refused {
     /// The header is missing or says nothing.
     #[error("unable to upgrade: header {0} is required")]
     Header(&'static str),
-    /// None of the protocols is served.
+    /// The server knows none of the protocols.
     #[error("unable to upgrade: client supports {offered:?}, server accepts {accepted:?}")]
     Protocol {
-        /// The client's.
+        /// Protocols of the client.
         offered: Vec<String>,
-        /// Ours.
+        /// Protocols of the server.
         accepted: &'static [&'static str],
     },
 }
@@ -165,7 +166,7 @@ impl<'a> Upgrade<'a> {
         })
     }
 
-    /// Whether the client would speak `protocol` over WebSocket.
+    /// Returns true if the client would speak `protocol` over WebSocket.
     #[must_use]
     pub fn offers(&self, protocol: &str) -> bool {
         matches!(self, Self::WebSocket { protocols, .. } if protocols.contains(&protocol))

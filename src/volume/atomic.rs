@@ -124,7 +124,7 @@ fn current(volume: &Path) -> io::Result<Option<PathBuf>> {
     }
 }
 
-/// Whether directory `published` holds exactly `payload`. Modes do not count.
+/// Returns true if directory `published` holds exactly `payload`. Modes do not count.
 fn is_same(published: &Path, payload: &BTreeMap<PathBuf, &ProjectedFile>) -> io::Result<bool> {
     for (path, file) in payload {
         let path = published.join(path);
@@ -344,7 +344,7 @@ mod tests {
         assert!(fs::symlink_metadata(volume.join("dir")).is_err());
         assert!(!volume.join(payload).exists());
 
-        // Nothing left: the links go, the switch stays.
+        // Without files the links go, and the switch stays.
         assert!(publish_plain(volume, &[]).unwrap());
         assert_eq!(listing(volume).len(), 2);
     }
@@ -423,7 +423,7 @@ mod tests {
         publish_plain(volume, &[file("a", "2"), file("a/b", "2")])
             .expect_err("a is both file and directory");
         assert_eq!(fs::read_to_string(volume.join("a")).unwrap(), "1");
-        // What the failed tries left goes with the next success.
+        // The leftovers of the failed tries go with the next success.
         publish_plain(volume, &[file("a", "3")]).unwrap();
         assert_eq!(listing(volume).len(), 3, "{:?}", listing(volume));
     }
@@ -444,7 +444,7 @@ mod tests {
                 done.store(true, Ordering::Release);
             });
             while !done.load(Ordering::Acquire) {
-                // What was opened through the switch is one generation, whole, or deleted under the reader's feet.
+                // A directory opened through the switch is one generation, whole, or deleted under the reader's feet.
                 let Ok(payload) = beneath::dir(&volume.join(DATA)) else {
                     continue;
                 };

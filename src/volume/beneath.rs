@@ -22,8 +22,8 @@ pub(super) fn open_child(dir: impl AsFd, name: &Path, flags: OFlag) -> io::Resul
     open::entry(dir, name, flags).map(OwnedFd::from)
 }
 
-/// Whether `path` is a mount point (bind mounts too), without reading the mount table; its parent's path is trusted, its
-/// own last component is not followed. What does not exist is none.
+/// Returns true if `path` is a mount point (bind mounts too), without reading the mount table; its parent's path is
+/// trusted, its own last component is not followed. False if it does not exist.
 pub(super) fn is_mount_point(path: &Path) -> io::Result<bool> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Ok(true);

@@ -49,7 +49,7 @@ impl Volumes {
                     .is_shown_by_another(uid, source)
                     .step("failed to read the mount table")?
                 {
-                    // That pod works with the files as they are.
+                    // The other pod works with the files as they are.
                     warnings.extend(not_shareable(name, group, found.gid()));
                 } else if !read_only {
                     // Owners are changed at the directory itself: the mount may be for reading only.
@@ -69,7 +69,7 @@ impl Volumes {
         })
     }
 
-    /// Whether another pod shows the directory `source`.
+    /// Returns true if another pod shows the directory `source`.
     fn is_shown_by_another(&self, uid: &PodUid, source: &Path) -> io::Result<bool> {
         let source = fs::canonicalize(source)?;
         let Some(on) = mount::holding(&source)? else {
@@ -108,7 +108,7 @@ impl Volumes {
         })
     }
 
-    /// Where a share is mounted for a pod.
+    /// Mount point of a pod's share.
     #[must_use]
     pub fn nfs_dir(&self, uid: &PodUid, name: &str) -> PathBuf {
         self.volume_dir(uid, plugin::NFS, name)
@@ -150,7 +150,7 @@ fn of_plugin(below: &Path) -> Option<(&str, &str)> {
     (volumes == VOLUMES).then_some((pod, plugin))
 }
 
-/// What is told of a directory that another pod uses, if that one has it for another group.
+/// Warns of a directory that another pod uses, if that one has it for another group.
 ///
 /// Source: kubelet `pkg/volume/local/local.go`.
 fn not_shareable(name: &str, wanted: u32, group: u32) -> Option<Warning> {
@@ -163,7 +163,7 @@ fn not_shareable(name: &str, wanted: u32, group: u32) -> Option<Warning> {
     })
 }
 
-/// Whether `mount` is a share of the pod in directory `pod`, or shows a part of one.
+/// Returns true if `mount` is a share of the pod in directory `pod`, or shows a part of one.
 fn is_of_share(mount: &Mount, pod: &Path) -> bool {
     let Ok(below) = mount.target.strip_prefix(pod) else {
         return false;
@@ -277,7 +277,7 @@ mod tests {
         assert_eq!(of("b", 2000, &disk), [], "it is mounted");
         assert_eq!(of("c", 1000, &disk), []);
         assert_eq!([gid(&disk), gid(&disk.join("deep"))], [1000; 2]);
-        // Another directory of the same disk is nobody's.
+        // Another directory of the same disk is shown by no pod.
         assert_eq!(of("d", 3000, &disk.join("deep")), []);
         assert_eq!([gid(&disk), gid(&disk.join("deep"))], [1000, 3000]);
         for uid in ["a", "b", "c", "d"] {

@@ -1,4 +1,4 @@
-//! Directories that belong to the pod: emptyDir, and what projected volumes are written into.
+//! Directories that belong to the pod: emptyDir, and the directories of projected volumes.
 
 use std::{
     fs::{self, Permissions},
@@ -9,18 +9,18 @@ use std::{
 use super::{Cause, Step, beneath, mkdir_all, mounts};
 use crate::sys::file;
 
-/// Where the directory's data lives.
+/// Storage of the directory's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Backing {
     /// The disk of the root directory.
     Disk,
     /// A tmpfs of at most this many bytes.
     Memory(Option<u64>),
-    /// A hugetlbfs with pages of so many bytes. How many the pod may have its cgroup says.
+    /// A hugetlbfs with pages of so many bytes. The pod's cgroup limits their number.
     HugePages(u64),
 }
 
-/// Whether the volume was set up completely and is still there. A reboot takes a tmpfs and leaves the marker.
+/// Returns true if the volume was set up completely and is still there. A reboot takes a tmpfs and leaves the marker.
 pub(super) fn is_ready(dir: &Path, marker: &Path, backing: Backing) -> Result<bool, Cause> {
     if !marker.exists() {
         return Ok(false);
@@ -33,7 +33,7 @@ pub(super) fn is_ready(dir: &Path, marker: &Path, backing: Backing) -> Result<bo
     }
 }
 
-/// Makes `dir` (0777 whatever the umask) and mounts on it what it is to have and has not.
+/// Makes `dir` (0777 whatever the umask) and mounts its file system on it, if it needs one and has none.
 pub(super) fn make(dir: &Path, backing: Backing) -> Result<(), Cause> {
     file::change(dir).step("failed to make the volume's directory")?;
     if let Some(parent) = dir.parent() {
@@ -56,7 +56,7 @@ pub(super) fn make(dir: &Path, backing: Backing) -> Result<(), Cause> {
     }
 }
 
-/// Whether the volume was set up in this boot: the marker says so.
+/// Returns true if the volume was set up in this boot: the marker says so.
 pub(super) fn is_of_boot(marker: &Path, boot: &str) -> bool {
     fs::metadata(marker).is_ok_and(|m| m.len() == boot.len() as u64)
         && fs::read(marker).is_ok_and(|text| text == boot.as_bytes())

@@ -19,19 +19,19 @@ use nix::{
 use super::{Cause, Step, beneath};
 use crate::sys::dirents::Dirents;
 
-/// When the ownership of a volume is changed again. Source: core/v1 `PodFSGroupChangePolicy`.
+/// Policy for later changes of a volume's ownership. Source: core/v1 `PodFSGroupChangePolicy`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ChangePolicy {
-    /// At each set-up.
+    /// The ownership is changed at each set-up.
     #[default]
     Always,
-    /// Only if the volume's root does not have the right group and bits already.
+    /// The ownership is changed only if the volume's root does not have the right group and bits already.
     OnRootMismatch,
 }
 
 /// Directory levels that are walked, each with one descriptor; no volume of ours is deeper before its containers start.
 const DEPTH_LIMIT: u32 = 256;
-/// Names that are walked in one volume. Who makes names in a shared directory as fast as they are walked has an end here.
+/// Most names that are walked in one volume. A container that makes names as fast as they are walked has an end here.
 const NAMES_LIMIT: u64 = 100_000_000;
 
 /// Gives everything in the volume at `root` to `group`.
@@ -80,14 +80,14 @@ impl Walk {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
         let mut names = Dirents::new(beneath::open_child(&fd, Path::new("."), flags)?);
         drop(fd);
-        // Nothing is deleted on the way: the end comes.
+        // No name is deleted on the way: the walk comes to an end.
         while let Some(name) = names.next_name()?.map(Path::new).map(Path::to_owned) {
             self.names_left = (self.names_left.checked_sub(1))
                 .ok_or_else(|| refused("the volume has too many names"))?;
             match beneath::open_child(names.dir(), &name, OFlag::O_PATH) {
                 Ok(child) => self.entry(child, depth + 1)?,
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                // Something is mounted there, on a directory of the node's own disk: it is not the volume's, and is not shown.
+                // Another mount on a directory of the node's own disk is not the volume's, and is not shown.
                 Err(e) if e.raw_os_error() == Some(Errno::EXDEV as i32) => {}
                 Err(e) => return Err(e),
             }
@@ -95,7 +95,7 @@ impl Walk {
         self.give(names.dir(), &status)
     }
 
-    /// Gives what is open to the group. `status` is from before: chown may clear setgid.
+    /// Gives an open file to the group. `status` is from before: chown may clear setgid.
     fn give(&self, fd: &OwnedFd, status: &fs::Metadata) -> io::Result<()> {
         let flags = AtFlags::AT_EMPTY_PATH;
         fchownat(fd.as_fd(), "", None, Some(self.group), flags)?;

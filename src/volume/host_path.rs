@@ -1,4 +1,4 @@
-//! hostPath: checks, and at most makes, what the pod names. Nothing is mounted and nothing ever removed.
+//! hostPath: checks the path that the pod names, and at most makes it. Nothing is mounted, and nothing is ever removed.
 
 use std::{
     fs::{self, File, Permissions},
@@ -9,19 +9,19 @@ use std::{
 
 use super::{Cause, Step, mkdir_all};
 
-/// What a hostPath must be. Source: core/v1 `HostPathType`.
+/// Required kind of a hostPath. Source: core/v1 `HostPathType`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum HostPathType {
-    /// Not checked, not made.
+    /// The path is neither checked nor made.
     #[default]
     Unset,
-    /// Made with 0755 if missing.
+    /// A directory, made with 0755 if missing.
     DirectoryOrCreate,
-    /// Must exist.
+    /// A directory that must exist.
     Directory,
-    /// Made with 0644 if missing; its directory must exist.
+    /// A file, made with 0644 if missing; its directory must exist.
     FileOrCreate,
-    /// Must exist.
+    /// A file that must exist.
     File,
     /// A unix socket.
     Socket,
@@ -29,7 +29,7 @@ pub enum HostPathType {
     CharDevice,
     /// A block device.
     BlockDevice,
-    /// Not a type this agent knows, as written.
+    /// A type that this agent does not know, as written.
     Other(String),
 }
 
@@ -66,7 +66,7 @@ pub(super) fn set_up(path: &str, kind: &HostPathType) -> Result<PathBuf, Cause> 
             path.display()
         )));
     }
-    // Not looked at: what is there may be on a share whose server is gone.
+    // The path is not looked at: it may be on a share whose server is gone.
     if *kind == HostPathType::Unset {
         return Ok(path.into());
     }

@@ -1,7 +1,7 @@
 //! Volumes: set up, tear down, subPath.
 //!
-//! Everything lies below `<root>/pods/<uid>/`, named as a kubelet names it, so that what is found after a restart needs
-//! no record beside it:
+//! Everything lies below `<root>/pods/<uid>/`, named as a kubelet names it, so that the files found after a restart
+//! need no record beside them:
 //!
 //! ```text
 //! volumes/kubernetes.io~<plugin>/<volume>             the volume: directory or mount point
@@ -10,9 +10,9 @@
 //! containers/<container>/<instance>                   termination log of one instance
 //! ```
 //!
-//! All functions block and belong on the disk lane, but for what looks at files of the host that may never answer
-//! ([`PodVolumes::split_off_checks`], [`Volumes::owns`]): that belongs apart. They decide nothing: what a volume holds is
-//! passed in. Invariants:
+//! All functions block and belong on the disk lane, except those that look at files of the host which may never answer
+//! ([`PodVolumes::split_off_checks`], [`Volumes::owns`]): these belong elsewhere. They decide nothing: the content of a
+//! volume is passed in. Invariants:
 //!
 //! - nothing below a volume's root is ever reached through a path that a container can redirect: descriptors are
 //!   opened with `openat2(2)` beneath a directory of ours (Linux 5.6);
@@ -59,9 +59,9 @@ use crate::api::PodUid;
 pub struct Volumes {
     /// `<root>/pods`, without symbolic links, as mountinfo shows it.
     pods: PathBuf,
-    /// What is mounted at and below a directory.
+    /// Reader of the mounts at and below a directory.
     mounts_below: MountTable,
-    /// What is to be in memory lies there.
+    /// Storage of volumes that are to be in memory.
     in_memory: fn(Option<u64>) -> Backing,
     /// Identity of the machine's boot: containers that run were started in it.
     boot: Arc<str>,
@@ -70,10 +70,10 @@ pub struct Volumes {
 /// Answers for the kernel's mount table.
 type MountTable = fn(&Path) -> io::Result<Vec<PathBuf>>;
 
-/// What went wrong with a volume. The texts are the ones events show after `FailedMount`.
+/// Error of a volume. The texts are the ones events show after `FailedMount`.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
-    /// One volume of the pod could not be set up, or not be refreshed.
+    /// A volume of the pod could not be set up, or not be refreshed.
     #[error("MountVolume.SetUp failed for volume {volume:?} : {cause}")]
     SetUp {
         /// The volume's name in the pod.
@@ -90,7 +90,7 @@ pub enum VolumeError {
         volume: String,
         /// The container that mounts it.
         container: String,
-        /// What happened.
+        /// Cause.
         cause: Cause,
     },
     /// A volume could not be taken down; the pod directory stays and the caller tries again.
@@ -106,7 +106,7 @@ pub enum VolumeError {
     Mounted {
         /// The pod.
         uid: PodUid,
-        /// One mount point, or why the mounts are not known.
+        /// A mount point, or the reason why the mounts are not known.
         cause: Cause,
     },
     /// The orphaned pod directory holds something that only a tear-down may delete.
@@ -114,7 +114,7 @@ pub enum VolumeError {
     Orphan {
         /// The pod.
         uid: PodUid,
-        /// Which step failed.
+        /// Step that failed.
         cause: Cause,
     },
 }
@@ -157,8 +157,8 @@ impl Volumes {
         })
     }
 
-    /// The same in this boot of the machine. What a boot before wrote to the disk may be torn, for nothing waits until the
-    /// files of a volume are there.
+    /// Names this boot of the machine. Files that an earlier boot wrote may be torn, for a volume's set-up does not
+    /// wait until they are on the disk.
     #[must_use]
     pub fn of_boot(mut self, id: &str) -> Self {
         self.boot = id.into();
@@ -214,7 +214,8 @@ const VOLUMES: &str = "volumes";
 const SUBPATHS: &str = "volume-subpaths";
 const PLUGINS: &str = "plugins";
 
-/// Whether `name` is one plain path component: what every name from a pod must be before it becomes part of a path.
+/// Returns true if `name` is a plain path component: every name from a pod must be one before it becomes part of a
+/// path.
 fn is_component(name: &str) -> bool {
     !name.is_empty()
         && name != "."
@@ -223,7 +224,8 @@ fn is_component(name: &str) -> bool {
         && !name.contains(['/', '\0'])
 }
 
-/// Volumes have modes for containers, so the way to them is closed to users of the machine, also where somebody else made it.
+/// Closes the pods' directory to other users of the machine, also one that existed before: the modes of volumes are
+/// meant for containers.
 fn close_to_others(dir: &Path) {
     use std::os::unix::fs::PermissionsExt;
     let closed = fs::metadata(dir).and_then(|found| {
@@ -249,7 +251,7 @@ fn mkdir_all(path: &Path, mode: u32) -> io::Result<()> {
     }
     match fs::create_dir(path) {
         Ok(()) => fs::set_permissions(path, fs::Permissions::from_mode(mode)),
-        // Somebody was faster, or a file is in the way.
+        // Another thread was faster, or a file is in the way.
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists && fs::metadata(path)?.is_dir() => {
             Ok(())
         }

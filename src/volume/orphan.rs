@@ -1,4 +1,4 @@
-//! Directories of pods that nobody knows any more. Nothing here deletes a volume's data: that is the tear-down's.
+//! Directories of pods that are not known any more. Nothing here deletes a volume's data: that is the tear-down's work.
 
 use std::{fs, io, path::Path};
 

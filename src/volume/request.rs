@@ -1,4 +1,4 @@
-//! What the agent asks of this module: a pod's volumes, reduced to what setting them up needs.
+//! Request of the agent to this module: a pod's volumes, reduced to the facts that their set-up needs.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -13,43 +13,43 @@ pub struct PodVolumes {
     pub uid: PodUid,
     /// Group that may use the volumes.
     pub fs_group: Option<u32>,
-    /// When ownership is changed again.
+    /// Policy for later changes of ownership.
     pub change_policy: ChangePolicy,
-    /// Most bytes one tmpfs may hold: the smaller of node allocatable memory and the pod's memory limit.
+    /// Most bytes of a tmpfs: the smaller of node allocatable memory and the pod's memory limit.
     pub tmpfs_limit: Option<u64>,
-    /// In the pod's order.
+    /// Volumes in the pod's order.
     pub volumes: Vec<PodVolume>,
 }
 
-/// One volume.
+/// A volume of the pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodVolume {
-    /// Its name in the pod.
+    /// Name of the volume in the pod.
     pub name: String,
-    /// What it is.
+    /// Source of the volume's data.
     pub source: Source,
     /// Mount points of other volumes inside this one, relative to its root: made as directories in a read-only volume,
     /// where the runtime could not.
     pub nested: Vec<String>,
 }
 
-/// What a volume is.
+/// Source of a volume's data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// An empty directory that lives as long as the pod.
     EmptyDir {
-        /// Where its data is.
+        /// Storage of the data.
         medium: Medium,
-        /// Most bytes; held by the kernel for [`Medium::Memory`], by eviction otherwise.
+        /// Most bytes of data; held by the kernel for [`Medium::Memory`], by eviction otherwise.
         size_limit: Option<u64>,
     },
     /// A path of the host.
     HostPath {
         /// Absolute, as the pod names it.
         path: String,
-        /// What it must be.
+        /// Required kind of the path.
         kind: HostPathType,
-        /// It is for reading only, whatever a mount says.
+        /// Set if the volume is read-only, whatever a mount says.
         read_only: bool,
     },
     /// A directory of the node's own disk, given to a claim.
@@ -58,19 +58,19 @@ pub enum Source {
         name: String,
         /// Absolute.
         path: String,
-        /// It is for reading only, whatever a mount says.
+        /// Set if the volume is read-only, whatever a mount says.
         read_only: bool,
     },
     /// A share of the network, at [`super::Volumes::nfs_dir`].
     Nfs {
         /// Name of its directory: the PersistentVolume's, or the volume's in the pod.
         name: String,
-        /// Whether it has been mounted, and why not.
+        /// Result of mounting the share.
         mounted: Result<(), PodError>,
-        /// It is for reading only, whatever a mount says.
+        /// Set if the volume is read-only, whatever a mount says.
         read_only: bool,
     },
-    /// What it is cannot be said now; why.
+    /// A source that is not known now, and why.
     Unknown(String),
     /// A ConfigMap's keys, on disk.
     ConfigMap(Files),
@@ -84,7 +84,8 @@ pub enum Source {
     Unsupported(String),
 }
 
-/// Files of a projected volume, or why they are not known just now. A volume that is mounted already keeps what it holds.
+/// Files of a projected volume, or the reason why they are not known now. A volume that is mounted already keeps its
+/// files.
 pub type Files = Result<Vec<ProjectedFile>, PodError>;
 
 /// Medium of an emptyDir.
@@ -97,7 +98,7 @@ pub enum Medium {
     Memory,
     /// hugetlbfs with pages of so many bytes.
     HugePages(u64),
-    /// None that can be had; why.
+    /// A medium that cannot be had, and why.
     Refused(String),
 }
 
@@ -228,12 +229,12 @@ fn medium(medium: &str) -> Medium {
     }
 }
 
-/// Where other volumes are mounted below volume `name`, relative to its root, sorted, only the outermost.
+/// Finds the mount points of other volumes below volume `name`, relative to its root, sorted, only the outermost.
 fn nested_mount_points(pod: &Pod, name: &str) -> Vec<String> {
     let mut found = Vec::new();
     for container in pod.spec.all_containers() {
         for outer in container.volume_mounts.iter().filter(|m| m.name == name) {
-            // With a subPath the volume's root is not what the other mount lies in.
+            // With a subPath the other mount does not lie in the volume's root.
             if !outer.sub_path.is_empty() || !outer.sub_path_expr.is_empty() {
                 continue;
             }

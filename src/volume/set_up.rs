@@ -13,7 +13,7 @@ use crate::sys::crash;
 /// A volume that containers may mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountedVolume {
-    /// What is bind-mounted into containers.
+    /// Path to bind-mount into containers.
     pub host_path: PathBuf,
     /// The volume is read-only whatever a mount says.
     pub read_only: bool,
@@ -21,16 +21,16 @@ pub struct MountedVolume {
     pub size_limit: Option<u64>,
 }
 
-/// What [`Volumes::set_up`] reached.
+/// Result of [`Volumes::set_up`].
 #[derive(Debug, Default)]
 #[must_use]
 pub struct SetUp {
     /// Volumes that can be mounted now, by name.
     pub mounted: BTreeMap<String, MountedVolume>,
-    /// One entry per volume that failed; each is worth a `FailedMount` event. One that is also in `mounted` could not be
-    /// refreshed and holds what it held before.
+    /// Errors, one for each volume that failed; each is worth a `FailedMount` event. A volume that is also in `mounted`
+    /// could not be refreshed and holds its earlier data.
     pub failed: Vec<VolumeError>,
-    /// What is worth a Warning event besides.
+    /// Further Warning events to tell.
     pub warnings: Vec<Warning>,
 }
 
@@ -38,7 +38,7 @@ pub struct SetUp {
 pub type Warning = (&'static str, String);
 
 impl SetUp {
-    /// None of these volumes could be set up, for the same reason.
+    /// Makes the result of volumes none of which could be set up, for the same reason.
     pub fn refused(volumes: &[String], why: &str) -> Self {
         let failed = volumes.iter().map(|volume| VolumeError::SetUp {
             volume: volume.clone(),
@@ -70,7 +70,7 @@ impl SetUp {
 }
 
 impl Volumes {
-    /// Sets up every volume of `pod` and refreshes the projected ones. What is set up already is left alone.
+    /// Sets up every volume of `pod` and refreshes the projected ones. Volumes that are set up already are left alone.
     ///
     /// - Errors: none; a failed volume is listed and its half-made remains are taken down.
     pub fn set_up(&self, pod: &PodVolumes) -> SetUp {
@@ -239,9 +239,9 @@ impl Volumes {
         };
         match done {
             Ok(()) => Ok((mounted, None)),
-            // Its containers may be running: what they read stays.
+            // The pod's containers may be running: the data that they read stay.
             Err(cause) if of_boot => Ok((mounted, Some(cause))),
-            // Of a boot before, and perhaps torn by a power cut: it has to be made again before anything starts.
+            // The volume is of an earlier boot, and perhaps torn by a power cut: it must be made again before a start.
             Err(cause) if ready => Err(cause),
             Err(cause) => {
                 self.drop_half_made(pod, volume, plugin);
@@ -250,7 +250,8 @@ impl Volumes {
         }
     }
 
-    /// Takes down what a failed first set-up left. A failure is no news: the next set-up or the tear-down meets it again.
+    /// Takes down the remains of a failed first set-up. A failure is no news: the next set-up or the tear-down meets it
+    /// again.
     fn drop_half_made(&self, pod: &PodVolumes, volume: &PodVolume, plugin: &str) {
         let dropped = loop {
             match self.tear_down_volume(&pod.uid, plugin, volume.name.as_ref()) {

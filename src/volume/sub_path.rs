@@ -29,7 +29,7 @@ use crate::{
     sys::{mount::bind_opened, open},
 };
 
-/// One `volumeMounts` entry with a subPath, its variables expanded.
+/// A `volumeMounts` entry with a subPath, its variables expanded.
 #[derive(Clone, Copy, Debug)]
 pub struct SubPath<'a> {
     /// The volume's name in the pod.
@@ -45,8 +45,8 @@ pub struct SubPath<'a> {
 impl Volumes {
     /// Pins a subPath of `volume` and returns the path to give to the runtime. A missing directory is made.
     ///
-    /// - Shape: what is pinned already and still right is used again. If the volume is not the pod's own ([`Self::owns`]) this
-    ///   may never return: the server of a share may be gone.
+    /// - Shape: a pin that is still right is used again. If the volume is not the pod's own ([`Self::owns`]) this may
+    ///   never return: the server of a share may be gone.
     /// - Errors: [`VolumeError::SubPath`]; its text may be shown to the pod's owner.
     /// - Source: kubelet `pkg/volume/util/subpath/subpath_linux.go`.
     pub fn sub_path(
@@ -63,8 +63,8 @@ impl Volumes {
             })
     }
 
-    /// Whether the data of `volume` was made for the pod, in the pod's directory. What was not may be a path of the host or a
-    /// share, which does not always answer.
+    /// Returns true if the data of `volume` was made for the pod, in the pod's directory. Other data may be a path of
+    /// the host or a share, which does not always answer.
     #[must_use]
     pub fn owns(&self, uid: &PodUid, volume: &MountedVolume) -> bool {
         let below = volume.host_path.strip_prefix(self.volume_dir(uid, "", ""));
@@ -115,7 +115,7 @@ impl Volumes {
         if let Some(parent) = point.parent() {
             mkdir_all(parent, 0o750)?;
         }
-        // What an earlier instance left may be of the other kind.
+        // The mount point of an earlier instance may be of the other kind.
         match fs::symlink_metadata(point) {
             Ok(there) if there.is_dir() && !status.is_dir() => fs::remove_dir(point)?,
             Ok(there) if !there.is_dir() && status.is_dir() => fs::remove_file(point)?,
@@ -175,9 +175,10 @@ fn is_way_out(error: &io::Error) -> bool {
     error.raw_os_error() == Some(Errno::EXDEV as i32)
 }
 
-/// Opens `path` in the volume at `root_path` by links that are absolute, or leave the volume and come back. It must exist.
+/// Opens `path` in the volume at `root_path` by links that are absolute, or leave the volume and come back. It must
+/// exist.
 ///
-/// - Errors: EXDEV, whatever there is outside: who can write links must not learn it.
+/// - Errors: EXDEV, whatever there is outside: the maker of a link must not learn it.
 /// - Source: kubelet `pkg/volume/util/subpath/subpath_linux.go`, `safeMakeDir` and `doBindSubPath`.
 fn open_resolved(root: &OwnedFd, root_path: &Path, path: &Path) -> io::Result<OwnedFd> {
     let resolve = || {
@@ -214,7 +215,8 @@ fn open_or_make(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
     Ok(at)
 }
 
-/// Makes directory `name` with the bits of the volume's root, the sticky one among them. One that somebody else made meanwhile is taken, a symbolic link is not.
+/// Makes directory `name` with the bits of the volume's root, the sticky one among them. A directory that was made
+/// meanwhile is taken, a symbolic link is not.
 fn make(parent: &OwnedFd, name: &Path, bits: u32) -> io::Result<OwnedFd> {
     match mkdirat(parent, name, Mode::from_bits_truncate(bits)) {
         Ok(()) => {

@@ -33,7 +33,7 @@ pub(crate) mod plugin {
     pub(crate) const LOCAL: &str = "kubernetes.io~local-volume";
     pub(crate) const NFS: &str = "kubernetes.io~nfs";
 
-    /// Whether data below this directory was made for the pod and goes with it.
+    /// Returns true if data below this directory was made for the pod and goes with it.
     pub(crate) fn owns_data(plugin: &std::ffi::OsStr) -> bool {
         [EMPTY_DIR, CONFIG_MAP, SECRET, DOWNWARD_API, PROJECTED]
             .iter()
@@ -51,11 +51,11 @@ impl Volumes {
         Ok(())
     }
 
-    /// As [`Volumes::tear_down`], on `lane`, where others have their turn while much is deleted. Dropping the future ends it with
-    /// the slice that runs.
+    /// Does the work of [`Volumes::tear_down`] on `lane`, where others have their turn while much is deleted. Dropping
+    /// the future ends it with the slice that runs.
     ///
     /// # Errors
-    /// As there.
+    /// As of [`Volumes::tear_down`].
     pub async fn tear_down_on(&self, lane: &Lane, uid: &PodUid) -> Result<(), VolumeError> {
         // Bounded: by what there is, each step of which waits for the lane.
         loop {
@@ -66,7 +66,7 @@ impl Volumes {
         }
     }
 
-    /// Returns whether all is gone.
+    /// Takes a slice of the pod's volumes down; returns true if all is gone.
     fn tear_down_slice(&self, uid: &PodUid) -> Result<bool, VolumeError> {
         let Some(pod) = self.open_pod(uid)? else {
             return Ok(true);
@@ -203,7 +203,7 @@ pub(super) fn entry(dir: &OwnedFd, name: impl AsRef<OsStr>) -> io::Result<Option
     }
 }
 
-/// All names in `dir`: few, for the directory is ours.
+/// Reads all names in `dir`: few, for the directory is ours.
 pub(super) fn all_names(dir: &OwnedFd) -> io::Result<Vec<OsString>> {
     let opened = beneath::open_child(dir, Path::new("."), OFlag::O_RDONLY | OFlag::O_DIRECTORY)?;
     let mut names = remove::read_names(opened, usize::MAX)?;

@@ -52,8 +52,8 @@ impl Drop for Scratch {
 }
 
 impl Volumes {
-    /// Nothing is mounted, what is to be in memory lies on disk, and the machine's mount table, which may be long, is not
-    /// read.
+    /// Mounts no file system, puts volumes that are to be in memory on disk, and does not read the machine's mount
+    /// table, which may be long.
     pub(crate) fn without_mounts(mut self) -> Self {
         self.mounts_below = |_| Ok(Vec::new());
         self.in_memory = |_| Backing::Disk;
@@ -91,7 +91,7 @@ pub(super) fn pod(volumes: Vec<super::PodVolume>) -> PodVolumes {
     }
 }
 
-/// Whether this test may mount; says so if not, for a skipped test must be seen.
+/// Returns true if this test may mount; says so if not, for a skipped test must be seen.
 pub(super) fn can_mount(test: &str) -> bool {
     let scratch = Scratch::new();
     let root =

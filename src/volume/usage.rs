@@ -1,5 +1,5 @@
-//! Which volumes of a pod take room that can be counted: those whose data was made for the pod. What lies elsewhere is not
-//! the pod's alone: of a directory of the node's own disk its file system is told. A share of the network may not answer.
+//! Volumes of a pod that take room which can be counted: those whose data was made for the pod. Other data is not the
+//! pod's alone: for a directory of the node's own disk its file system is shown. A share of the network may not answer.
 
 use std::{
     fs,
@@ -19,11 +19,11 @@ const MAX_VOLUMES: usize = 256;
 /// A volume of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeldVolume {
-    /// Its name in the pod.
+    /// Name of the volume in the pod.
     pub name: String,
-    /// Where it is.
+    /// Directory of the data.
     pub path: PathBuf,
-    /// It takes room on the node's disk that is the pod's to answer for: an `emptyDir` on disk, a ConfigMap.
+    /// Set if the volume's room on the node's disk counts as the pod's: an `emptyDir` on disk, a ConfigMap.
     pub ephemeral: bool,
 }
 

@@ -39,7 +39,7 @@ pub(super) mod setting {
     pub(crate) const MAX_HEADER_LIST_SIZE: u16 = 6;
 }
 
-/// What a frame begins with.
+/// Head of a frame.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Head {
     pub(super) len: usize,
@@ -49,7 +49,7 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// `None`: it is not whole.
+    /// Reads a head; `None` if it is not whole.
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
         let &[a, b, c, kind, flags, ref id @ ..] = bytes.first_chunk::<HEAD_BYTES>()?;
         Some(Self {

@@ -1,9 +1,9 @@
 //! A connection of HTTP/2 and its streams, for both roles. Source: RFC 9113.
 //!
-//! No I/O and no clock: [`Connection::receive`] takes what came and the time, [`Connection::output`] has what is to be sent.
-//! What is received is said at once and kept nowhere: the window of the connection is granted again as it is used, that of a
-//! stream by [`Connection::release`]. So a stream whose reader is slow holds up no other. Not supported: pushed streams (they
-//! are told away), priorities (ignored), upgrades from HTTP/1.
+//! No I/O and no clock: [`Connection::receive`] takes the bytes that came and the time, [`Connection::output`] has the
+//! bytes to send. Received payload is told at once and not kept: the window of the connection is granted again as it is
+//! used, that of a stream by [`Connection::release`]. So a stream whose reader is slow holds up no other. Not
+//! supported: pushed streams (the peer is told so), priorities (ignored), upgrades from HTTP/1.
 //!
 //! Peers may be hostile. An error of the protocol ends the stream or the connection, as the standard has it; limits that it
 //! leaves open are the constants below.
@@ -28,7 +28,7 @@ use crate::{
     table::Table,
 };
 
-/// What a client begins with.
+/// First bytes that a client sends.
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Longest payload of a frame, in both directions: what every peer keeps to unless told otherwise.
 const MAX_FRAME_BYTES: usize = 16 * 1024;
@@ -36,15 +36,15 @@ const MAX_FRAME_BYTES: usize = 16 * 1024;
 const MAX_BLOCK_BYTES: usize = 16 * 1024;
 /// Frames in which it may come.
 const MAX_BLOCK_FRAMES: u32 = 32;
-/// What the fields of a block may come to, each with 32 bytes beside its text. The peer is told.
+/// Largest sum of the fields of a block, each with 32 bytes beside its text. The peer is told.
 const MAX_LIST_BYTES: usize = 16 * 1024;
 /// Streams that a client may have open at a time. The peer is told; above that they are refused.
 pub const MAX_STREAMS: usize = 100;
 /// Streams that this side opens at a time, whatever the peer allows.
 const MAX_OWN_STREAMS: usize = 1000;
-/// What a peer may send of one stream before it is read.
+/// Bytes that a peer may send of a stream before they are read.
 const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
-/// The same of all streams together.
+/// Bytes that a peer may send of all streams together before they are read.
 const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
 /// A window's size until one is told, and its largest.
 const FIRST_WINDOW_BYTES: i64 = 65_535;
@@ -53,40 +53,40 @@ const MAX_WINDOW_BYTES: i64 = (1 << 31) - 1;
 /// allows [`ANSWERS`] more: peers measure by PING, and widen windows.
 const MAX_CONTROL_FRAMES_PER_S: u32 = 1000;
 const ANSWERS: u32 = 4;
-/// Streams a second that end by a reset, whoever sends it.
+/// Most streams a second that end by a reset of either side.
 const MAX_RESETS_PER_S: u32 = 200;
 /// Bytes of frames that are made in advance of their being sent.
 const OUTPUT_BYTES: usize = 32 * 1024;
-/// Bytes that may wait to be sent though the peer does not read: answers to what it asks, and headers.
+/// Bytes that may wait to be sent though the peer does not read: answers to its questions, and headers.
 const MAX_OUTPUT_BYTES: usize = 256 * 1024;
-/// What an empty buffer may keep.
+/// Capacity that an empty buffer may keep, in bytes.
 const KEPT_BYTES: usize = 4 * 1024;
-/// How long a stream may have something to send of which nothing goes out.
+/// Time for which a stream may have something to send of which no byte goes out.
 const MAX_STALL: Duration = Duration::from_secs(60);
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Number of a stream.
 pub type StreamId = u32;
 
-/// Who this side is.
+/// Role of this side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It opens streams.
+    /// Side that opens streams.
     Client,
-    /// It answers them.
+    /// Side that answers streams.
     Server,
 }
 
-/// Why a stream or a connection ended, as it is sent. Section 7.
+/// Error code: the reason why a stream or a connection ended, as it is sent. Section 7.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reason(pub u32);
 
 impl Reason {
-    /// Nothing is wrong.
+    /// No error: a graceful end.
     pub const NO_ERROR: Self = Self(0);
     /// The peer does not keep to the protocol.
     pub const PROTOCOL_ERROR: Self = Self(1);
-    /// More was sent than the window allows.
+    /// The peer sent more than the window allows.
     pub const FLOW_CONTROL_ERROR: Self = Self(3);
     /// A frame on a stream that was ended.
     pub const STREAM_CLOSED: Self = Self(5);
@@ -94,7 +94,7 @@ impl Reason {
     pub const FRAME_SIZE_ERROR: Self = Self(6);
     /// The stream was not looked at.
     pub const REFUSED_STREAM: Self = Self(7);
-    /// Nobody wants it any more.
+    /// The stream is not wanted any more.
     pub const CANCEL: Self = Self(8);
     /// Tables of headers differ by now.
     pub const COMPRESSION_ERROR: Self = Self(9);
@@ -106,9 +106,9 @@ impl Reason {
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("{text}")]
 pub struct Fault {
-    /// As it is sent.
+    /// Error code, as it is sent.
     pub reason: Reason,
-    /// What was wrong.
+    /// Description of the fault.
     pub text: &'static str,
 }
 
@@ -116,54 +116,55 @@ const fn fault(reason: Reason, text: &'static str) -> Fault {
     Fault { reason, text }
 }
 
-/// No stream can be opened now: there are as many as the peer allows, or the connection comes to its end.
+/// Error of a stream that cannot be opened now: there are as many as the peer allows, or the connection comes to its
+/// end.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("no stream can be opened")]
 pub struct NoRoom;
 
-/// What was received.
+/// An event that was received.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event<'a> {
     /// Headers: of a new stream if this is a server, else of an answer; or trailers, which come with `is_end`.
     Headers {
-        /// Whose.
+        /// Stream of the headers.
         id: StreamId,
-        /// In their order, those of the protocol (`:path`) first. `None`: they are too long.
+        /// Fields in their order, those of the protocol (`:path`) first. `None`: they are too long.
         fields: Option<Vec<Field>>,
-        /// Nothing more comes.
+        /// Set if the peer sends no more on the stream.
         is_end: bool,
     },
     /// Payload. It is to be [released](Connection::release).
     Data {
-        /// Whose.
+        /// Stream of the payload.
         id: StreamId,
-        /// The next of it.
+        /// Next piece of the payload.
         bytes: &'a [u8],
-        /// Nothing more comes.
+        /// Set if the peer sends no more on the stream.
         is_end: bool,
     },
     /// The stream is over, in both directions.
     Reset {
-        /// Which.
+        /// Stream that is over.
         id: StreamId,
-        /// Why.
+        /// Reason that the peer gave, or that this side found.
         reason: Reason,
     },
-    /// No streams are taken any more; of those that there are, those above `last` were not looked at.
+    /// The peer takes no more streams; of those that there are, those above `last` were not looked at.
     GoAway {
-        /// The last that counts.
+        /// Last stream that counts.
         last: StreamId,
-        /// Why.
+        /// Reason that the peer gave.
         reason: Reason,
     },
 }
 
-/// What one call of [`Connection::receive`] did.
+/// Result of a call of [`Connection::receive`].
 #[derive(Debug)]
 pub struct Step<'a> {
     /// Bytes that are done with; 0: more are needed.
     pub taken: usize,
-    /// What they said.
+    /// Event that the bytes brought.
     pub event: Option<Event<'a>>,
 }
 
@@ -183,7 +184,7 @@ pub struct Connection {
     /// The peer takes or opens no streams any more.
     is_leaving: bool,
     peer: Peer,
-    /// What may be sent, and what may be received, over all streams.
+    /// Windows of the connection, over all streams: for sending, and for receiving.
     send_window: i64,
     receive_window: Window,
     control: Rate,
@@ -207,7 +208,7 @@ enum Stage {
     Over(Fault),
 }
 
-/// What the peer has told of itself.
+/// Settings of the peer.
 #[derive(Debug)]
 struct Peer {
     window_bytes: i64,
@@ -215,7 +216,7 @@ struct Peer {
 }
 
 impl Connection {
-    /// At its beginning, with what is to be sent first.
+    /// Makes a connection at its beginning, with the bytes to send first.
     #[must_use]
     pub fn new(role: Role) -> Self {
         let mut output = Vec::new();

@@ -1,4 +1,4 @@
-//! What comes.
+//! Receiving: frames from the peer.
 
 use core::time::Duration;
 
@@ -16,10 +16,10 @@ use crate::{
 };
 
 impl Connection {
-    /// Takes the first frame of what came. `now` is since any fixed moment.
+    /// Takes the first frame of the bytes. `now` is since any fixed moment.
     ///
-    /// Errors: the connection is over, every stream with it, and each further call says the same. What is to be sent says
-    /// why.
+    /// Errors: the connection is over, every stream with it, and each further call says the same. The output tells the
+    /// peer the reason.
     pub fn receive<'a>(&mut self, bytes: &'a [u8], now: Duration) -> Result<Step<'a>, Fault> {
         if let Stage::Over(fault) = self.stage {
             return Err(fault);
@@ -119,7 +119,7 @@ impl Connection {
                 Reason::PROTOCOL_ERROR,
                 "a pushed stream that was told away",
             )),
-            // Priorities, and what is not known.
+            // Priorities, and unknown frames.
             _ => Ok(None),
         }
     }
@@ -139,7 +139,7 @@ impl Connection {
         Err(fault(Reason::ENHANCE_YOUR_CALM, "too many resets"))
     }
 
-    /// Whether there has been such a stream: one that is not known any more then is closed.
+    /// Returns true if the stream was ever opened. If it is unknown now, it is closed.
     const fn was_opened(&self, id: StreamId) -> bool {
         match self.role {
             Role::Client => id % 2 == 1 && id < self.next,
@@ -429,7 +429,7 @@ impl Connection {
     }
 }
 
-/// What a block of headers is.
+/// Kind of a block of headers.
 #[derive(Debug, PartialEq, Eq)]
 enum Form {
     /// `:status` 1xx: others follow.

@@ -1,4 +1,4 @@
-//! What goes out.
+//! Sending: frames to the peer.
 
 use core::time::Duration;
 
@@ -28,14 +28,14 @@ impl Connection {
         Ok(id)
     }
 
-    /// Whether [`Self::open`] would open one.
+    /// Returns true if [`Self::open`] would open a stream.
     #[must_use]
     pub fn has_room(&self) -> bool {
         let max = self.peer.max_streams.min(MAX_OWN_STREAMS);
         self.streams.len() < max && !self.is_leaving()
     }
 
-    /// Whether it is known to be over or to come to its end, so that no stream can be opened any more.
+    /// Returns true if the connection is over, or is known to come to its end: no stream can be opened any more.
     #[must_use]
     pub const fn is_leaving(&self) -> bool {
         self.is_leaving || matches!(self.stage, Stage::Over(_)) || self.next > frame::ID_MASK
@@ -62,7 +62,7 @@ impl Connection {
         }
     }
 
-    /// Nothing more is sent, but these trailers, if any.
+    /// Ends this side of the stream: only these trailers are still sent, if any.
     pub fn end(&mut self, id: StreamId, trailers: Vec<Field>) {
         if let Some(stream) = self.streams.get_mut(id)
             && stream.end == End::Open
@@ -91,7 +91,7 @@ impl Connection {
         }
     }
 
-    /// So many bytes of the stream's payload have been read: as many more may come.
+    /// Notes that so many bytes of the stream's payload have been read: as many more may come.
     pub fn release(&mut self, id: StreamId, bytes: usize) {
         if let Some(stream) = self.streams.get_mut(id)
             && !stream.is_read
@@ -107,7 +107,7 @@ impl Connection {
         self.put(kind::PING, 0, 0, &[0; 8]);
     }
 
-    /// Whether such a question waits for its answer.
+    /// Returns true while a ping waits for its answer.
     #[must_use]
     pub const fn awaits_pong(&self) -> bool {
         self.pings > 0
@@ -119,19 +119,19 @@ impl Connection {
         }
     }
 
-    /// What is to be sent next; none: nothing is, for now.
+    /// Returns the bytes to send next; empty if there are none for now.
     pub fn output(&mut self, now: Duration) -> &[u8] {
         self.fill(now);
         &self.output[self.written..]
     }
 
-    /// Whether frames are made that have not been sent.
+    /// Returns true if there are frames that have not been sent.
     #[must_use]
     pub const fn has_output(&self) -> bool {
         !self.output.is_empty()
     }
 
-    /// So much of it has been sent.
+    /// Notes that so many bytes of the output have been sent.
     pub fn wrote(&mut self, bytes: usize) {
         self.written += bytes;
         if self.written >= self.output.len() {
@@ -150,7 +150,7 @@ impl Connection {
         {
             return;
         }
-        // One round without a frame ends it: then nothing may be sent, or nothing waits.
+        // A round without a frame ends the loop: then nothing may be sent, or nothing waits.
         let mut idle = 0;
         while self.output.len() - self.written < OUTPUT_BYTES && idle <= self.streams.len() {
             let Some(id) = self.streams.after(self.turn) else {
@@ -214,7 +214,7 @@ impl Connection {
         true
     }
 
-    /// When [`Self::stalled`] has something to say, if nothing happens before.
+    /// Time at which to call [`Self::stalled`], unless something happens before.
     #[must_use]
     pub fn timeout(&self) -> Option<Duration> {
         let since = self.streams.iter().filter_map(|(_, stream)| stream.stalled);

@@ -1,4 +1,4 @@
-//! What is known of a stream, and what is counted.
+//! State of a stream, and its counts.
 
 use core::time::Duration;
 use std::collections::VecDeque;
@@ -21,21 +21,21 @@ pub(super) struct Stream {
     /// Payload that waits for the windows, the next first, and how much of that has gone out.
     pub(super) waiting: VecDeque<Vec<u8>>,
     pub(super) at: usize,
-    /// What follows it.
+    /// End of this side's payload.
     pub(super) end: End,
-    /// Whether the peer has sent headers, and its end.
+    /// Set when the peer has sent headers, and when it has sent its end.
     pub(super) has_headers: bool,
     pub(super) is_read: bool,
-    /// Since when nothing of what waits has gone out.
+    /// Start of the time in which no waiting byte has gone out.
     pub(super) stalled: Option<Duration>,
 }
 
 /// The end of what this side sends.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// More may come.
+    /// More payload may come.
     Open,
-    /// With the last payload.
+    /// The stream ends with its last payload.
     Payload,
     Trailers(Vec<Field>),
     Sent,
@@ -60,7 +60,7 @@ impl Stream {
     }
 }
 
-/// What a peer may still send, and what of that was used and can be granted again, in bytes.
+/// Receive window, in bytes: the part that a peer may still fill, and the part that was used and can be granted again.
 #[derive(Debug)]
 pub(super) struct Window {
     pub(super) size: u32,
@@ -77,7 +77,7 @@ impl Window {
         }
     }
 
-    /// Whether it may send so much.
+    /// Takes so many bytes from the window; returns false if the peer has sent more than it may.
     pub(super) const fn take(&mut self, bytes: u32) -> bool {
         match self.open.checked_sub(bytes) {
             Some(rest) => {
@@ -88,7 +88,7 @@ impl Window {
         }
     }
 
-    /// So much has been read: returns what is to be granted, once it is worth a frame.
+    /// Notes that so many bytes have been read; returns the bytes to grant, once they are worth a frame.
     pub(super) fn release(&mut self, bytes: u32) -> Option<u32> {
         // No more than was taken.
         self.used = self.used.saturating_add(bytes).min(self.size - self.open);

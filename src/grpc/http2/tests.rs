@@ -56,7 +56,7 @@ fn flush(from: &mut Connection) -> Vec<u8> {
     }
 }
 
-/// What each says until both are silent: of the client, of the server.
+/// Lets both sides speak until both are silent; returns the events of the client, and of the server.
 fn talk(client: &mut Connection, server: &mut Connection) -> (Vec<Said>, Vec<Said>) {
     let (mut of_client, mut of_server) = (Vec::new(), Vec::new());
     loop {

@@ -1,8 +1,8 @@
-//! Reading.
+//! Reading of messages.
 
 use super::{Error, FIXED32, FIXED64, Form, LENGTH, Limits, Message, Slot, VARINT};
 
-/// Reads a message into one that is empty or holds what came before it: the last of a field counts, lists grow.
+/// Reads bytes into a message that is empty or holds earlier ones: the last of a field counts, lists grow.
 pub fn decode(message: &mut dyn Message, bytes: &[u8], limits: Limits) -> Result<(), Error> {
     let mut rest = limits;
     merge(message, bytes, &mut rest)

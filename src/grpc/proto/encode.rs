@@ -1,4 +1,4 @@
-//! Writing.
+//! Writing of messages.
 
 use super::{FIXED32, FIXED64, Form, LENGTH, Message, Numbers, Slot, VARINT};
 
@@ -62,7 +62,7 @@ fn put_numbers(number: u32, form: Form, numbers: &dyn Numbers, out: &mut Vec<u8>
     put_length_before(begin, out);
 }
 
-/// The length of what was written since `begin`, put in front of it.
+/// Puts the length of the bytes since `begin` in front of them.
 pub(super) fn put_length_before(begin: usize, out: &mut Vec<u8>) {
     let end = out.len();
     put_varint(length(&out[begin..]), out);

@@ -1,4 +1,4 @@
-//! What fields may be.
+//! Types that fields may have.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ use super::{
 
 /// A number that a field may be.
 pub trait Number: Copy + Default {
-    /// How it is written unless the table says otherwise.
+    /// Encoding of the number unless the table says otherwise.
     const FORM: Form;
-    /// As 64 bits, signed ones extended.
+    /// Returns the number as 64 bits, signed ones extended.
     fn to_bits(self) -> u64;
-    /// From the lowest of 64 bits, as far as there is room.
+    /// Makes the number of the lowest of 64 bits, as far as there is room.
     fn from_bits(bits: u64) -> Self;
 }
 

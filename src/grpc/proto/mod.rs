@@ -1,9 +1,9 @@
 //! Messages of protobuf: one loop that reads, one that writes, and a table for each message.
 //!
-//! A table names fields by their numbers. What a field is follows from its type; `as` says how a number is written where
-//! that is not a plain varint. Numbers, texts and bytes are absent if they are 0 or empty, as proto3 has it; a message, or
-//! whatever is an `Option`, is there or not. Unknown fields are skipped. Not supported: groups, extensions, and what is
-//! unknown kept.
+//! A table names fields by their numbers. The type of a field follows from its Rust type; `as` names the encoding of a
+//! number that is not a plain varint. Numbers, texts and bytes are absent if they are 0 or empty, as proto3 has it; a
+//! message, or an `Option`, is there or not. Unknown fields are skipped. Not supported: groups, extensions, and keeping
+//! unknown fields.
 //!
 //! ```text
 //! message! {
@@ -31,7 +31,7 @@ use thiserror::Error;
 
 pub use self::{decode::decode, encode::encode, fields::Number};
 
-/// What reading may take.
+/// Limits of a message that is read.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Messages within each other.
@@ -52,10 +52,10 @@ impl Default for Limits {
     }
 }
 
-/// Why something is no message.
+/// Reason why bytes are no message.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum Error {
-    /// It ends too early.
+    /// The message ends too early.
     #[error("a message that is cut")]
     Cut,
     /// A number of more than 64 bits, or a field's that there cannot be.
@@ -67,22 +67,22 @@ pub enum Error {
     /// A text that is not UTF-8.
     #[error("a text that is not UTF-8")]
     Text,
-    /// More than the limits allow.
+    /// The message holds more than the limits allow.
     #[error("a message that holds too much")]
     TooMuch,
 }
 
-/// What has a table. See [`message`].
+/// A message with a table of its fields. See [`message`].
 pub trait Message {
     /// Numbers of all fields, in the order in which they are written.
     fn numbers(&self) -> &'static [u32];
     /// The place of a field.
     fn slot(&mut self, number: u32) -> Option<Slot<'_>>;
-    /// This field is about to be read: those that exclude it go.
+    /// Removes the other fields of a `oneof`: this field is about to be read.
     fn choose(&mut self, number: u32);
 }
 
-/// Where a field's values are.
+/// Access to the values of a field.
 pub enum Slot<'a> {
     /// Numbers, and how they are written.
     Number(Form, &'a mut dyn Numbers),
@@ -95,7 +95,7 @@ pub enum Slot<'a> {
 }
 
 impl Slot<'_> {
-    /// The same, in another form of a number.
+    /// Returns the slot with another encoding of its numbers.
     #[must_use]
     pub fn formed(self, form: Form) -> Self {
         match self {
@@ -105,7 +105,7 @@ impl Slot<'_> {
     }
 }
 
-/// How a number is written.
+/// Encoding of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// `int32`, `int64`, `uint32`, `uint64`, `bool`, enumerations.
@@ -118,7 +118,7 @@ pub enum Form {
     Fixed64,
 }
 
-/// How a value is told from the next. Groups, 3 and 4, are not in proto3.
+/// Wire types: they tell where a value ends. Groups, 3 and 4, are not in proto3.
 const VARINT: u64 = 0;
 const FIXED64: u64 = 1;
 const LENGTH: u64 = 2;
@@ -126,33 +126,33 @@ const FIXED32: u64 = 5;
 
 /// Numbers of a field: one, one or none, or a list. All forms are 64 bits here, signed ones extended.
 pub trait Numbers {
-    /// How many are written: a 0 by itself is not.
+    /// Number of values that are written: a 0 by itself is not.
     fn count(&self) -> usize;
-    /// One of them.
+    /// The value at this index.
     fn bits(&self, at: usize) -> u64;
-    /// Adds it to a list, or puts it in the place of what is there. Returns the bytes it takes.
+    /// Adds a value to a list, or replaces the value. Returns the bytes of memory that it takes.
     fn put(&mut self, bits: u64) -> usize;
-    /// Whether they are a list, which is written in one piece.
+    /// Returns true for a list, which is written in one piece.
     fn is_list(&self) -> bool;
 }
 
 /// Texts or bytes of a field, as [`Numbers`] are.
 pub trait Texts {
-    /// How many are written: an empty one by itself is not.
+    /// Number of values that are written: an empty one by itself is not.
     fn count(&self) -> usize;
-    /// One of them.
+    /// The value at this index.
     fn bytes(&self, at: usize) -> &[u8];
-    /// Adds it to a list, or puts it in the place of what is there. Returns the bytes it takes beside its text.
+    /// Adds a value to a list, or replaces the value. Returns the bytes of memory that it takes beside its text.
     fn put(&mut self, bytes: &[u8]) -> Result<usize, Error>;
 }
 
 /// Messages of a field: one or none, or a list.
 pub trait Messages {
-    /// How many there are.
+    /// Number of messages.
     fn count(&self) -> usize;
-    /// One of them.
+    /// The message at this index.
     fn message(&mut self, at: usize) -> Option<&mut dyn Message>;
-    /// The one that is there, or a new one: for what comes next.
+    /// Returns the message to read into: the one that is there, or a new one.
     fn add(&mut self) -> &mut dyn Message;
     /// Bytes that a new one takes.
     fn entry_bytes(&self) -> usize;
@@ -168,15 +168,15 @@ pub trait Entries {
 
 /// A type that a field may have.
 pub trait Field {
-    /// Where its values are.
+    /// Access to the field's values.
     fn slot(&mut self) -> Slot<'_>;
 }
 
 /// A type of which a field may have a list, or one or none.
 pub trait Element: Sized {
-    /// Where a list's values are.
+    /// Access to the values of a list.
     fn list(list: &mut Vec<Self>) -> Slot<'_>;
-    /// Where the one is.
+    /// Access to a value that may be absent.
     fn option(option: &mut Option<Self>) -> Slot<'_>;
 }
 

@@ -10,13 +10,13 @@ use crate::{
     probe::{AskError, MAX_TEXT_BYTES, Prober, dial, plain::Plain, tls::Tls},
 };
 
-/// Bytes of a body that are read; what comes after is no error.
+/// Bytes of a body that are read; more bytes are no error.
 pub const MAX_BODY_BYTES: usize = 10 * 1024;
 /// Longest head of an answer, bytes.
 pub const MAX_HEAD_BYTES: usize = 32 * 1024;
 /// Headers of one answer.
 const MAX_HEADERS: usize = 100;
-/// Pieces in which one answer may come: whoever drips more than these is not listened to.
+/// Most pieces in which an answer may come: a peer that drips more is not listened to.
 pub const MAX_PIECES: usize = 512;
 /// Bytes read at a time.
 const PIECE_BYTES: usize = 2048;
@@ -60,12 +60,12 @@ impl Stream {
 /// An answer as it comes in.
 pub(super) struct Incoming {
     stream: Stream,
-    /// What was read and not looked at yet.
+    /// Bytes that were read and not looked at yet.
     bytes: Vec<u8>,
     pieces: usize,
 }
 
-/// What matters of a head.
+/// Status, redirect and framing of an answer, read from its head.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) code: u16,
@@ -156,7 +156,7 @@ fn broken(error: &io::Error) -> AskError {
     AskError::Peer(format!("read tcp: read: {}", dial::text(error)))
 }
 
-/// Whether an empty line ends in what came after `from`.
+/// Returns true if an empty line ends in the bytes after `from`.
 fn has_end(bytes: &[u8], from: usize) -> bool {
     let tail = &bytes[from.saturating_sub(3).min(bytes.len())..];
     tail.windows(2).any(|w| w == b"\n\n") || tail.windows(3).any(|w| w == b"\n\r\n")

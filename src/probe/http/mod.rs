@@ -1,4 +1,4 @@
-//! One GET and its redirects. Rows PROBE-30, PROBE-31, PROBE-33, HOOK-05. [`answer`]: what comes back.
+//! A GET and its redirects. Rows PROBE-30, PROBE-31, PROBE-33, HOOK-05. [`answer`] reads the answer.
 
 mod answer;
 
@@ -57,19 +57,19 @@ fn judge(answer: &Response) -> Answer {
     }
 }
 
-/// What became of a hook.
+/// Result of a lifecycle hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hooked {
-    /// It was answered.
+    /// The hook was answered.
     Answered,
-    /// It was answered in plain text; the host and port that were asked over TLS first.
+    /// The hook was answered in plain text; the host and port that were asked over TLS first.
     InPlainText(String),
 }
 
-/// Asks as a lifecycle hook does: any answer is good. One to plain HTTP from a port that was asked over TLS is asked for once
-/// more in plain text, without credentials.
+/// Asks as a lifecycle hook does: any answer is good. If a port that was asked over TLS answers in plain HTTP, it is
+/// asked once more in plain text, without credentials.
 ///
-/// - Errors: why nobody answered.
+/// - Errors: the reason why there was no answer.
 pub async fn hook(
     prober: &Prober,
     get: &HttpGet,
@@ -98,8 +98,8 @@ pub async fn hook(
     }
 }
 
-/// Path and query of a request, from what a pod's author wrote (PROBE-31): as it is where that is a path of a URL, with `%`
-/// and two digits for what is not. Text that no URL can be is a path to its last character.
+/// Makes path and query of a request from the text of a pod's author (PROBE-31): unchanged where the text is a path of
+/// a URL, with `%` and two digits elsewhere. Text that no URL can be is a path to its last character.
 #[must_use]
 pub fn target(path: &str) -> String {
     let plain = path.split('#').next().unwrap_or("");
@@ -138,7 +138,7 @@ pub fn target(path: &str) -> String {
     out
 }
 
-/// Whether Go's `url.Parse` takes it: no control characters, and digits after each `%` of its path.
+/// Returns true if Go's `url.Parse` takes the text: no control characters, and digits after each `%` of its path.
 fn is_url(text: &str) -> bool {
     let path = text.split('?').next().unwrap_or("");
     let mut parts = path.split('%').skip(1);
@@ -146,17 +146,17 @@ fn is_url(text: &str) -> bool {
         && parts.all(|part| part.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2)
 }
 
-/// What an answer came to.
+/// Status and body of an answer.
 struct Response {
     code: u16,
     /// The first bytes of the body.
     body: Vec<u8>,
 }
 
-/// How far it is.
+/// Progress of a GET.
 struct State {
     url: Cell<String>,
-    /// It is answered; what is left is the body.
+    /// Set when the head of the answer is there; only the body is left.
     in_body: Cell<bool>,
 }
 

@@ -1,13 +1,15 @@
-//! Who asks, and whether he may (SRV-05 to SRV-10). What is asked of whom is [`crate::logic::access`].
+//! Authentication and authorization of clients (SRV-05 to SRV-10). The questions to the apiserver are decided in
+//! [`crate::logic::access`].
 //!
-//! Answers of the apiserver are kept for a time, by digest: no token stands in memory longer than its question. One question
-//! is under way at a time, so that the network's threads are left to the pods; who waits behind it finds its answer. Whoever
-//! comes when [`MAX_WAITING`] wait is told to come again.
+//! Answers of the apiserver are kept for a time, by digest: no token stands in memory longer than its question. One
+//! question is under way at a time, so that the network's threads are left to the pods; a request that waited behind it
+//! may find its own answer there. A request that comes when [`MAX_WAITING`] wait is told to come again.
 //!
-//! What a certificate is worth is found out once for a connection, and again if the CAs change or it ends. One that came
-//! alone costs one signature, as the handshake did before, and is looked at at once. Others came with it: a way from it to a
-//! trusted CA is searched among them, on a thread of its own ([`Verifier`]). So strangers with chains that are dear to
-//! search wait for each other, and the apiserver, whose CA has signed it itself, for none of them.
+//! A certificate is verified once for a connection, and again if the CAs change or it expires. A certificate that came
+//! alone costs one signature, as the handshake did before, and is verified at once. If others came with it, a way from
+//! it to a trusted CA is searched among them, on a thread of its own ([`Verifier`]). So strangers whose chains are
+//! expensive to search wait for each other, and the apiserver, whose certificate the CA has signed itself, waits for
+//! none of them.
 
 use alloc::sync::Arc;
 use core::{
@@ -46,61 +48,61 @@ const VERIFIER_STACK_BYTES: usize = 256 * 1024;
 /// Longest token, bytes.
 const MAX_TOKEN_BYTES: usize = 32 * 1024;
 
-/// Everybody whose credential was believed.
+/// Group of all users whose credential was believed.
 const AUTHENTICATED: &str = "system:authenticated";
-/// Who comes without one.
+/// User name of a client without a credential.
 const ANONYMOUS: &str = "system:anonymous";
 const UNAUTHENTICATED: &str = "system:unauthenticated";
 
-/// What the apiserver is asked: may he?
+/// A question to the apiserver: may this user do this?
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// Who.
+    /// User who asks.
     pub user: Identity,
-    /// May be empty.
+    /// Verb, may be empty.
     pub verb: &'static str,
-    /// Of this node.
+    /// Subresource of this node.
     pub subresource: &'static str,
 }
 
-/// Why there is no answer.
+/// Reason why there is no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
 pub struct ReviewError {
-    /// For the log.
+    /// Text for the log.
     pub why: String,
-    /// There may be one soon.
+    /// Set if another try may get an answer.
     pub may_pass: bool,
 }
 
 /// An answer on its way.
 pub type Reviewed<'a, T> = Pin<Box<dyn Future<Output = Result<T, ReviewError>> + 'a>>;
 
-/// Who knows users and what they may: the apiserver.
+/// Authority on users and their rights: the apiserver.
 pub trait Reviewer {
-    /// Whose token it is; `None`: nobody's.
+    /// Finds the user of a token; `None`: no user has it.
     fn who_is(&self, token: String) -> Reviewed<'_, Option<Identity>>;
-    /// Whether he may.
+    /// Returns true if the user may do so.
     fn may(&self, question: Question) -> Reviewed<'_, bool>;
 }
 
-/// How it is found out who may.
+/// Mode of authorization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Authorization {
-    /// Whoever is known.
+    /// Every user may do everything, the anonymous one too if there is one.
     AlwaysAllow,
     /// The apiserver is asked; times for which its yes and its no count.
     Webhook(Duration, Duration),
 }
 
-/// What the configuration says.
+/// Settings of authentication and authorization.
 #[derive(Clone, Copy, Debug)]
 pub struct AccessSettings {
     /// Tokens are shown to the apiserver, whose answer counts for so long.
     pub tokens: Option<Duration>,
-    /// Who has no credential is somebody too.
+    /// Set if a client without a credential is taken as the anonymous user.
     pub anonymous: bool,
-    /// Who may.
+    /// Mode of authorization.
     pub authorization: Authorization,
 }
 
@@ -109,7 +111,7 @@ pub struct Access {
     settings: AccessSettings,
     reviewer: Option<Box<dyn Reviewer>>,
     authorities: RefCell<Option<Arc<Authorities>>>,
-    /// How often they changed.
+    /// Number of changes of the CAs.
     generation: Cell<u64>,
     verifier: Verifier,
     tokens: RefCell<Answers<[u8; 32], Option<Identity>>>,
@@ -118,17 +120,17 @@ pub struct Access {
     waiting: Cell<u32>,
 }
 
-/// What a credential is worth.
+/// Worth of a credential.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Credential {
-    /// There is none.
+    /// The client showed no credential, or one without a user.
     None,
-    /// It is no good.
+    /// The credential is not valid.
     Bad,
     Good(Identity),
 }
 
-/// What a client showed in its handshake, and what that was found to be worth.
+/// Certificates that a client showed in its handshake, and the verdict on them.
 #[derive(Debug, Default)]
 pub(super) struct Papers {
     chain: Arc<[CertificateDer<'static>]>,
@@ -136,7 +138,7 @@ pub(super) struct Papers {
 }
 
 impl Papers {
-    /// Its own certificate first.
+    /// Takes a client's chain, its own certificate first.
     pub(super) fn new(chain: &[CertificateDer<'static>]) -> Self {
         Self {
             chain: chain.into(),
@@ -145,13 +147,13 @@ impl Papers {
     }
 }
 
-/// What a chain was worth, and to whom.
+/// Worth of a chain, and the time for which that counts.
 #[derive(Debug)]
 struct Verdict {
     credential: Credential,
-    /// Of the CAs.
+    /// Generation of the CAs that the chain was verified with.
     generation: u64,
-    /// When it was looked at. A clock that was put back since may stand before its validity.
+    /// Time of the verification. A clock that was put back since may stand before the validity of the chain.
     from: Wall,
     until: Wall,
 }
@@ -163,7 +165,7 @@ impl Verdict {
 }
 
 impl Access {
-    /// Nobody's certificate is taken until [`Access::trust`].
+    /// Makes an access that takes no certificate until [`Access::trust`].
     pub fn new(settings: AccessSettings, reviewer: Option<Box<dyn Reviewer>>) -> Self {
         Self {
             settings,
@@ -178,7 +180,7 @@ impl Access {
         }
     }
 
-    /// From now on these authorities vouch for certificates, on open connections too.
+    /// Makes these authorities the ones that vouch for certificates, on open connections too.
     pub fn trust(&self, authorities: Arc<Authorities>) {
         self.authorities.replace(Some(authorities));
         self.generation.set(self.generation.get() + 1);
@@ -335,7 +337,7 @@ impl Access {
         loop {
             let asked = {
                 let _turn = self.asking.lock().await;
-                // Who waited may find that somebody asked the same.
+                // Another request may have asked the same question meanwhile.
                 if let Some(answer) = answer() {
                     return Ok(Ok(answer));
                 }
@@ -360,7 +362,8 @@ impl Access {
     }
 }
 
-/// What a chain is worth now, and until when. What is no good is so until the CAs change, or the time is another.
+/// Verifies a chain; returns its worth and the time until which that counts. A bad chain stays bad until the CAs
+/// change; one that fails for its dates is verified anew.
 fn examine(authorities: &Authorities, chain: &[CertificateDer<'_>]) -> (Credential, Wall) {
     const NEVER: Wall = Wall(i64::MAX);
     let moment = KNOWN.now();
@@ -376,8 +379,8 @@ fn examine(authorities: &Authorities, chain: &[CertificateDer<'_>]) -> (Credenti
     let Some(Ok(own)) = chain.first().map(|own| x509::read(own)) else {
         return (Credential::Bad, NEVER);
     };
-    // Which of the others were needed nobody knows. One that has ended was not; of one that cannot be read nobody knows
-    // when it ends.
+    // The verifier does not say which of the others it needed. One that has expired was not needed; one that cannot be
+    // read has no known end.
     let ends = chain.iter().map(|one| match x509::read(one) {
         Ok(read) if read.not_after > now => read.not_after,
         Ok(_) => NEVER,
@@ -399,7 +402,7 @@ fn examine(authorities: &Authorities, chain: &[CertificateDer<'_>]) -> (Credenti
 #[derive(Default)]
 struct Verifier {
     lane: OnceCell<Option<Lane>>,
-    /// One for each chain that waits, whether or not its client still does.
+    /// Reference count of the chains that wait, even if their clients have left.
     waiting: Arc<()>,
 }
 
@@ -431,7 +434,7 @@ impl Verifier {
     }
 }
 
-/// Counts those who wait.
+/// Counts the requests that wait.
 struct Waiting<'a>(&'a Cell<u32>);
 
 impl<'a> Waiting<'a> {
@@ -515,7 +518,7 @@ fn take_token(request: &mut Request) -> Option<String> {
                     .or_else(|_| URL_SAFE.decode(token));
                 String::from_utf8(bytes.ok()?).ok()
             });
-            // One that cannot be read is a bad one, not none.
+            // A token that cannot be read is a bad one, not none.
             hidden = hidden.or_else(|| token.map(|_| decoded.unwrap_or_default()));
             *value = others.join(", ");
         }
@@ -548,7 +551,7 @@ mod tests {
         };
         let names = [
             question(&[], &[]),
-            // What a group is for one is an extra for the other.
+            // The words of a group here are an extra there.
             question(&["", "k", "v"], &[]),
             question(&[""], &[("k", &["v"])]),
             question(&["", "k"], &[("v", &[])]),

@@ -5,12 +5,12 @@ use core::cell::{Cell, RefCell};
 
 use smol::Task;
 
-/// What a connection does, in the order in which they are closed for another: first those that never were of use.
+/// Activity of a connection. The order is that of closing for a new connection: first those that were never of use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Standing {
-    /// Since this turn, and nothing was ever served on it.
+    /// At rest since this turn; no request was ever served on it.
     New(u64),
-    /// Since this turn.
+    /// At rest since this turn.
     Resting(u64),
     /// A request is being served: never closed for another.
     Working,
@@ -22,7 +22,7 @@ struct Occupied {
     task: Option<Task<()>>,
 }
 
-/// All places.
+/// All places of the server.
 pub(super) struct Places {
     most: usize,
     turn: Cell<u64>,
@@ -67,14 +67,14 @@ impl Places {
             taken.insert(id, occupied);
             closed
         };
-        // Its future ends with it, and the connection with that.
+        // The task's future ends with it, and the connection with that.
         drop(closed);
         let places = Rc::clone(self);
         Some(Place { places, id })
     }
 }
 
-/// One of them.
+/// A connection's place.
 #[derive(Clone)]
 pub(super) struct Place {
     places: Rc<Places>,
@@ -88,12 +88,12 @@ impl Place {
         taken.get_mut(&self.id).map(|one| change(one, turn))
     }
 
-    /// What serves the connection. It is ended when the place goes to another.
+    /// Names the task that serves the connection. It is ended when the place goes to another.
     pub(super) fn settle(&self, task: Task<()>) {
         self.with(|one, _| one.task = Some(task));
     }
 
-    /// Nothing is asked at the moment.
+    /// Marks the connection as at rest: no request is under way.
     pub(super) fn rest(&self) {
         self.with(|one, turn| {
             one.standing = match one.proven {
@@ -103,12 +103,12 @@ impl Place {
         });
     }
 
-    /// Something is asked.
+    /// Marks a request as under way.
     pub(super) fn work(&self) {
         self.with(|one, _| one.standing = Standing::Working);
     }
 
-    /// Something was served.
+    /// Marks the connection as one on which a request was served.
     pub(super) fn prove(&self) {
         self.with(|one, _| one.proven = true);
     }
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(ids(&places), [busy.id, other.id, third.id]);
         third.work();
         assert!(places.take().is_none(), "all work");
-        // What a closed connection still does changes nothing.
+        // A closed connection changes nothing by what it still does.
         fresh.rest();
         fresh.leave();
         busy.leave();

@@ -15,7 +15,7 @@ use crate::{
     sys::clock,
 };
 
-/// What a client may ask of a log, read and checked.
+/// Parameters of a client's request for a log, read and checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Asked {
     options: LogOptions,

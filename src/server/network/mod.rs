@@ -1,9 +1,9 @@
-//! The node's HTTPS server: what the control plane, metrics collectors and `kubectl` reach (SRV).
+//! The node's HTTPS server, for the control plane, metrics collectors and `kubectl` (SRV).
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `access` | who asks, and whether he may |
-//! | `connections` | how many there may be, and which one makes room |
+//! | `access` | authentication and authorization of clients |
+//! | `connections` | places for connections, and the one that makes room |
 //! | `routes` | paths of a kubelet |
 //! | `logs` | `containerLogs`, with a kubelet's parameters and texts |
 //!
@@ -14,12 +14,13 @@
 //!            closed       └─┴──────┴────────────────────────────────────────────┘
 //! ```
 //!
-//! Everything but the search among a client's certificates runs on the agent's own thread; nothing is served before both
-//! questions are answered, of the very path that is routed: a path that could be read in two ways is no page. A connection at
-//! rest costs about 12 KiB, most of it the session's.
+//! Everything but the search among a client's certificates runs on the agent's own thread. A request is served only
+//! after both questions are answered, for the very path that is routed: a path that could be read in two ways is no
+//! page. A connection at rest costs about 12 KiB, most of it the session's.
 //!
-//! A client that always has something to say is not served without end: after each exchange, and each piece that is read
-//! past, everybody else has a turn. Who proves nothing is soon asked to shake hands again, which costs himself as much.
+//! A client that always has something to say is not served without end: after each exchange, and each piece that is
+//! read past, everybody else has a turn. A client that proves nothing soon has to shake hands again, which costs it as
+//! much.
 
 mod access;
 mod connections;
@@ -66,13 +67,13 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 pub const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// A connection at rest is closed after so long (SRV-01).
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
-/// So long a client may take nothing of an answer.
+/// Time for which a client may take nothing of an answer.
 pub const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
-/// The same for one that reads a stream, and may have stopped to read what it got (SRV-01).
+/// Time for which a client of a stream may take nothing of it: a person may have stopped to read (SRV-01).
 pub const STREAM_TIMEOUT: Duration = Duration::from_secs(4 * 3600);
-/// Requests in a row that nobody was allowed, after which their connection ends. It ends with the first that gets a 401.
+/// Number of refused requests in a row after which their connection ends. It ends with the first that gets a 401.
 pub const MAX_UNPROVEN: u32 = 8;
-/// Bytes of a request's body. No page takes one; what comes is read and forgotten.
+/// Most bytes of a request's body. No page takes a body; its bytes are read and forgotten.
 const MAX_BODY_BYTES: u64 = 64 * 1024;
 /// Bytes of it that are read past in one turn.
 const FORGOTTEN_BYTES: usize = 1024;
@@ -83,7 +84,7 @@ pub(super) const RETRY_PAUSE: Duration = Duration::from_secs(5);
 /// A peer that is gone without a word is found out by then.
 const KEEP_ALIVE_S: u32 = 15;
 
-/// Who has made a connection, for people.
+/// Maker of a connection, for people.
 #[derive(Clone, Copy, Debug)]
 enum Caller {
     Peer(SocketAddr),
@@ -99,7 +100,7 @@ impl fmt::Display for Caller {
     }
 }
 
-/// Where and what is served.
+/// Address and pages of the server.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// `address` and `port`.
@@ -145,7 +146,7 @@ impl Network {
                     turn::give().await;
                 }
                 Err(e) => {
-                    // Out of descriptors: what is being served must end first.
+                    // Out of descriptors: a connection that is being served must end first.
                     log::warn!("cannot accept a connection: {e}");
                     Timer::after(RETRY_PAUSE).await;
                 }
@@ -153,7 +154,7 @@ impl Network {
         }
     }
 
-    /// Takes a connection that somebody has made from outside.
+    /// Takes a connection that was made from outside.
     fn accept(
         self: &Rc<Self>,
         stream: Async<TcpStream>,
@@ -204,7 +205,7 @@ impl Network {
         place.settle(task);
     }
 
-    /// One connection, from its handshake to its end.
+    /// Serves a connection, from its handshake to its end.
     async fn converse(
         &self,
         stream: Box<dyn Duplex>,
@@ -223,7 +224,7 @@ impl Network {
         self.talk(connection, papers, place).await
     }
 
-    /// All requests of a connection and their answers, until it ends.
+    /// Serves all requests of a connection, until it ends.
     async fn talk(
         &self,
         mut connection: Connection,
@@ -260,7 +261,8 @@ impl Network {
         within(HEAD_TIMEOUT, connection.close()).await
     }
 
-    /// One request and its answer; whether the client was allowed it. If not, `is_last` ends the connection.
+    /// Reads a request and answers it; returns true if the client was allowed it. If not, `is_last` ends the
+    /// connection.
     async fn exchange(
         &self,
         connection: &mut Connection,
@@ -302,7 +304,7 @@ impl Network {
                 return refused(connection, &refusal).await;
             }
         }
-        // Until now it was anybody's, and made room for others.
+        // Until now the client was unknown, and its connection could be closed for another.
         place.work();
         match self.route(connection, &request).await? {
             Ok(()) => {}
@@ -318,7 +320,7 @@ impl Network {
     }
 }
 
-/// Answers a request that nobody was allowed.
+/// Answers a request that was not admitted.
 async fn refused(connection: &mut Connection, refusal: &Refusal) -> io::Result<bool> {
     http::refuse(connection, refusal).await?;
     Ok(false)
@@ -339,7 +341,7 @@ async fn forget_body(connection: &mut Connection, mut left: u64) -> io::Result<(
     Ok(())
 }
 
-/// The same with one whose length is not known. What came behind it stays in the connection.
+/// Reads and drops a body that comes in chunks. Bytes behind it stay in the connection.
 async fn forget_chunks(connection: &mut Connection) -> io::Result<Result<(), Refusal>> {
     let mut chunks = Chunked::new(MAX_BODY_BYTES);
     let mut step = [0; FORGOTTEN_BYTES];

@@ -1,4 +1,4 @@
-//! Paths of a kubelet. Nobody comes here unasked: see [`super::access`].
+//! Paths of a kubelet. A request comes here only after [`super::access`] has admitted it.
 //!
 //! | path | answer |
 //! |---|---|
@@ -38,7 +38,7 @@ const DEBUG_PATHS: [&str; 8] = [
     "logs",
 ];
 
-/// What the bytes of a request's answer are for.
+/// Class that the bytes of a request's answer are counted as.
 pub(super) fn class(request: &Request) -> LinkClass {
     let path = request.path.first().map_or("", |first| &**first);
     match path {
@@ -48,7 +48,7 @@ pub(super) fn class(request: &Request) -> LinkClass {
     }
 }
 
-/// Serves one request of somebody who may make it.
+/// Serves a request that was admitted.
 pub(super) async fn route(
     backend: &dyn Backend,
     connection: &mut Connection,
@@ -109,12 +109,12 @@ pub(super) async fn route(
     }
 }
 
-/// What a kubelet says of a page that its configuration takes away.
+/// Refuses a page that the configuration switches off, in a kubelet's words.
 fn switched_off(page: &str) -> Refusal {
     Refusal::new(405, format!("{page} endpoint is disabled.\n"))
 }
 
-/// No runtime here can freeze a container (SRV-14).
+/// Refuses a checkpoint: no runtime here can freeze a container (SRV-14).
 async fn checkpoint(backend: &dyn Backend, namespace: &str, pod: &str, container: &str) -> Refusal {
     let is_there = backend
         .container_names(namespace, pod)
@@ -135,7 +135,7 @@ fn not_allowed() -> Refusal {
     Refusal::new(405, "405: Method Not Allowed")
 }
 
-/// Nothing but what runs is said of it.
+/// Makes the object of a running pod. Only its running containers are in it.
 fn running_pod(pod: &RunningPod) -> serde_json::Value {
     let containers = pod.containers.iter();
     let containers: Vec<_> = containers
@@ -161,7 +161,7 @@ async fn json_or(connection: &mut Connection, body: Result<serde_json::Value, Re
     }
 }
 
-/// Since when the agent runs, and what it is. For people: as upstream, the form is not promised.
+/// Answers with the start of the agent and its versions. For people: as upstream, the form is not promised.
 async fn statusz(connection: &mut Connection, request: &Request, uptime: &Uptime) -> Outcome {
     let wanted = request.header("accept").unwrap_or("*/*");
     if !["*/*", "text/*", "text/plain"]
@@ -191,7 +191,7 @@ async fn statusz(connection: &mut Connection, request: &Request, uptime: &Uptime
 /// Text of a kind that no browser guesses at.
 const TEXT: &str = "text/plain; charset=utf-8";
 
-/// All checks at once: `ok`, or what is wrong without its reason, which is the log's (SRV-03).
+/// Answers with all checks at once: `ok`, or those that failed. Their reasons are in the log only (SRV-03).
 async fn health(connection: &mut Connection, request: &Request, checks: Vec<Check>) -> Outcome {
     let excluded: Vec<&str> = request
         .query

@@ -93,7 +93,7 @@ struct World {
     _server: smol::Task<()>,
 }
 
-/// What a world differs in.
+/// Settings in which the worlds of the tests differ.
 struct Plan {
     access: AccessSettings,
     debugging: bool,
@@ -240,7 +240,7 @@ fn status(answer: &str) -> u16 {
     word.and_then(|w| w.parse().ok()).unwrap_or(0)
 }
 
-/// One of each kind.
+/// Requests, one for each kind of page.
 const PAGES: [&str; 23] = [
     "GET /",
     "GET /healthz",
@@ -715,7 +715,8 @@ fn there_are_only_so_many() {
     });
 }
 
-/// What a client gets that sent all of this already, and the turns that somebody else has meanwhile.
+/// Serves a client that has sent all of this already; returns the answers and the turns that another task had
+/// meanwhile.
 fn turns_beside(world: &World, pair: Option<&Pair>, sent: &[u8], step: usize) -> (String, usize) {
     let (client, got) = Eager::new(sent, step);
     let turns = Cell::new(0);

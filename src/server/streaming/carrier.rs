@@ -1,7 +1,8 @@
-//! The client's side of a stream: a connection, its fixed buffers, and how long one waits.
+//! The client's side of a stream: a connection, its fixed buffers, and its time limits.
 //!
-//! Everything here is polled by the one task that drives the stream. A task that always finds something to do would keep
-//! the loop from all else: after [`TURNS`] it pauses until the reactor has come round, and with it every other task.
+//! Everything here is polled by the one task that drives the stream. A task that always finds something to do would
+//! keep the loop from all other work: after [`TURNS`] it pauses until the reactor, and so every other task, has had its
+//! turn.
 
 use core::pin::Pin;
 use core::task::{Context, Poll, ready};
@@ -18,15 +19,15 @@ use crate::server::connection::Connection;
 use crate::stream::MAX_OUT_BYTES;
 use crate::sys::clock;
 
-/// Read and not yet understood, or not yet passed on.
+/// Bytes that were read and not yet understood, or not yet passed on.
 const INPUT_BYTES: usize = 8 * 1024;
 /// Rounds between two pauses; each moves at most a buffer each way.
 pub(super) const TURNS: usize = 16;
 /// Long enough that it never has passed when it is looked at first.
 pub(super) const PAUSE: Duration = Duration::from_micros(50);
-/// How long a client may take for what is said last, and then to leave.
+/// Time in which a client has to take the last bytes, and then to leave.
 pub(super) const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often it is looked whether a client is still there that nothing can be read from.
+/// Interval of the checks for a client that cannot be read from and may have left.
 pub(super) const HANG_UP_CHECK: Duration = Duration::from_secs(2);
 
 /// See the module.
@@ -34,31 +35,31 @@ pub(super) struct Carrier<'a> {
     stream: &'a mut Connection,
     input: Box<[u8]>,
     have: usize,
-    /// To be sent.
+    /// Bytes to be sent.
     pub(super) out: Vec<u8>,
     unflushed: bool,
     idle: Duration,
-    /// What may come and go, if that is limited.
+    /// Limit of the bytes of the session, if there is one.
     allowance: Option<Allowance<'a>>,
-    /// When a byte last came or went.
+    /// Time at which a byte last came or went.
     last: Mono,
     alarm: Option<(Mono, Timer)>,
     pause: Option<Timer>,
 }
 
-/// Why one does not wait any longer.
+/// Reason to wait no longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Late {
     /// The client is gone.
     Gone,
-    /// Nothing came or went for too long.
+    /// No byte came or went for too long.
     Idle,
-    /// The time that was given has come.
+    /// The given time has come.
     Due,
 }
 
 impl<'a> Carrier<'a> {
-    /// What carries a session that begins now on `stream`.
+    /// Makes the carrier of a session that begins now on `stream`.
     pub(super) fn new(stream: &'a mut Connection, streaming: &'a dyn Streaming) -> Self {
         Self {
             allowance: Allowance::new(streaming, stream),
@@ -74,23 +75,23 @@ impl<'a> Carrier<'a> {
         }
     }
 
-    /// Why the session ends now, if it has sent and received all that it may.
+    /// Returns the reason for the end of the session, if it has used up its bytes.
     pub(super) fn spent(&self) -> Option<String> {
         self.allowance?.spent(self.stream.carried())
     }
 
-    /// What was read and not taken, and where to put what is to be sent.
+    /// Bytes that were read and not taken, and the buffer of those to send.
     pub(super) fn buffers(&mut self) -> (&mut [u8], &mut Vec<u8>) {
         (&mut self.input[..self.have], &mut self.out)
     }
 
-    /// Removes what was taken.
+    /// Removes the first bytes of the input.
     pub(super) fn take(&mut self, bytes: usize) {
         self.input.copy_within(bytes..self.have, 0);
         self.have -= bytes;
     }
 
-    /// Writes what the client takes. Whether anything moved.
+    /// Writes as much as the client takes; returns true if anything moved.
     pub(super) fn poll_write(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
         let mut moved = false;
         // Bounded: by what is buffered.
@@ -116,7 +117,7 @@ impl<'a> Carrier<'a> {
         Ok(moved)
     }
 
-    /// Reads what there is room for. Whether anything moved; an error also at the client's end.
+    /// Reads as much as there is room for; returns true if anything moved. An error also at the client's end.
     pub(super) fn poll_read(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
         let room = &mut self.input[self.have..];
         if room.is_empty() {
@@ -134,7 +135,7 @@ impl<'a> Carrier<'a> {
         }
     }
 
-    /// Waits until somebody has to do with the time: at `due`, if that is given, or for the carrier's own reasons.
+    /// Waits for the next time limit: `due`, if that is given, or one of the carrier's own.
     pub(super) fn poll_late(&mut self, cx: &mut Context<'_>, due: Option<Mono>) -> Poll<Late> {
         // Bounded: goes on only when a timer has rung, and the next is later.
         loop {
@@ -154,7 +155,7 @@ impl<'a> Carrier<'a> {
             let check = deaf.then(|| now + HANG_UP_CHECK);
             let next = [Some(idle), due, check].into_iter().flatten().min();
             let next = next.unwrap_or(idle);
-            // One that rings too early is looked at again; so activity need not move it.
+            // An alarm that rings too early is looked at again; so activity need not move it.
             if self.alarm.as_ref().is_none_or(|(at, _)| *at > next) {
                 self.alarm = Some((next, Timer::after(next - now)));
             }
@@ -179,8 +180,8 @@ impl<'a> Carrier<'a> {
         Poll::Ready(())
     }
 
-    /// Sends what is left to say, closes our direction, and reads until the client closes its own: a connection that is
-    /// closed while it still sends would throw away what was said last.
+    /// Sends the last bytes, closes our direction, and reads until the client closes its own: a connection that is
+    /// closed while the client still sends would lose the last bytes.
     pub(super) async fn leave(mut self) {
         let late = async {
             Timer::after(LEAVE_TIMEOUT).await;

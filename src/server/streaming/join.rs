@@ -1,6 +1,6 @@
-//! Two connections, joined byte for byte: a client and what it asked for. What `picolet port-forward` makes for each of its own
-//! connections, and a client of a runtime whose streams are elsewhere. Fixed buffers; whoever does not read holds the other
-//! side back.
+//! Joins two connections byte for byte: a client's, and the one that it asked for. `picolet port-forward` asks for one
+//! for each of its own connections; so does a client of a runtime whose streams are elsewhere. Fixed buffers; a side
+//! that does not read holds the other back.
 
 use core::pin::Pin;
 use core::task::{Context, Poll, ready};
@@ -19,22 +19,22 @@ use crate::sys::clock;
 
 /// Protocol name in `Upgrade`.
 pub(crate) const PROTOCOL: &str = "picolet-port";
-/// On its way in one direction.
+/// Bytes on their way in one direction.
 const BUFFER_BYTES: usize = 8 * 1024;
 
-/// What the end of one direction means for the other.
+/// Effect of the end of one direction on the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HalfClose {
-    /// Nothing: each ends for itself.
+    /// No effect: each direction ends for itself.
     Stays,
     /// The protocol within has ends of its own: the other follows soon.
     Ends,
 }
 
-/// One direction.
+/// A direction of the join.
 struct Way {
     buffer: Box<[u8]>,
-    /// What is on its way: from here, to there.
+    /// Bytes on their way: from `start` up to `end` in the buffer.
     start: usize,
     end: usize,
     /// The source has ended; the target was told.
@@ -104,23 +104,23 @@ impl Way {
         if !self.is_over() || self.closed {
             return false;
         }
-        // One that has ended of itself says so when it is read.
+        // A target that has ended by itself is noticed when it is read.
         self.closed = self.is_sink || Pin::new(to).poll_close(cx).is_ready();
         self.closed
     }
 }
 
-/// Both directions, and the time.
+/// State of a join: both directions, and the time.
 struct Join<'a> {
     client: &'a mut Connection,
     other: &'a mut Connection,
     there: Way,
     back: Way,
     idle: Duration,
-    /// What the client may send and receive, if that is limited.
+    /// Limit of the bytes of the client, if there is one.
     allowance: Option<Allowance<'a>>,
     half_close: HalfClose,
-    /// When a byte last came or went.
+    /// Time at which a byte last came or went.
     last: Mono,
     /// The client has until then to leave.
     leave_by: Option<Mono>,
@@ -130,8 +130,8 @@ struct Join<'a> {
 
 /// Carries bytes until both sides have ended.
 ///
-/// - Errors: one of them broke, nothing came for the time that it may be idle, or the client has sent and received all that it
-///   may: there is no place for a line that says so among what others have to say. Not all may have arrived.
+/// - Errors: a side broke, no byte came for the time that it may be idle, or the client has used up its bytes: a line
+///   that tells it has no place among the bytes of others. Not all bytes may have arrived.
 pub(super) async fn join(
     client: &mut Connection,
     other: &mut Connection,
@@ -178,7 +178,7 @@ impl Join<'_> {
         }
     }
 
-    /// One step of each direction; whether anything moved.
+    /// Moves each direction one step on; returns true if anything moved.
     fn step(&mut self, cx: &mut Context<'_>) -> io::Result<bool> {
         let mut moved = self.there.poll(cx, &mut *self.client, &mut *self.other)?;
         moved |= self.back.poll(cx, &mut *self.other, &mut *self.client)?;
@@ -194,8 +194,8 @@ impl Join<'_> {
         if self.back.closed && self.half_close == HalfClose::Ends {
             self.there.is_sink = true;
         }
-        // What the client still sends is read and dropped: a connection that is closed before would throw away what was
-        // said last.
+        // Bytes that the client still sends are read and dropped: if the connection were closed before, the last bytes
+        // to the client would be lost.
         if self.back.closed && self.there.is_sink && self.leave_by.is_none() {
             self.leave_by = Some(clock::mono() + LEAVE_TIMEOUT);
             moved = true;
@@ -226,7 +226,7 @@ impl Join<'_> {
             }
             let check = (ends && deaf).then(|| now + HANG_UP_CHECK);
             let next = check.map_or(end, |check| check.min(end));
-            // One that rings too early is looked at again; so activity need not move it.
+            // An alarm that rings too early is looked at again; so activity need not move it.
             if self.alarm.as_ref().is_none_or(|(at, _)| *at > next) {
                 self.alarm = Some((next, Timer::after(next - now)));
             }

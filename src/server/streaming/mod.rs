@@ -1,6 +1,6 @@
-//! Routes that become streams, and the one that runs a command without: for both servers.
+//! Routes that become streams, and the one that runs a command without streams: for both servers.
 //!
-//! | route | what |
+//! | route | stream |
 //! |---|---|
 //! | `GET`, `POST /exec/{namespace}/{pod}[/{uid}]/{container}` | a command, by [`remote`] |
 //! | `GET`, `POST /attach/{namespace}/{pod}[/{uid}]/{container}` | a container's own streams, by [`remote`] |
@@ -8,9 +8,9 @@
 //! | `POST /portForward/{namespace}/{pod}?port=` with `Upgrade: picolet-port` | one port, by [`join()`]; only of the local socket |
 //! | `POST /run/{namespace}/{pod}[/{uid}]/{container}?cmd=` | a command's output as text |
 //!
-//! Streams that are not here but at a server of the runtime: [`upstream`].
+//! Streams at a server of the runtime: [`upstream`].
 //!
-//! What is wrong before the streams begin is told by the status of the answer, what is wrong later by the protocol.
+//! An error before the streams begin is told by the status of the answer, a later one by the protocol.
 //!
 //! Source: kubelet `server/server.go`, `InstallDebuggingHandlers`; k8s.io/cri-streaming `server.go`.
 
@@ -43,10 +43,10 @@ use crate::stream::remote_command::{self, Remote, Version, Wanted, websocket_pro
 use crate::stream::upgrade::{Refused, Upgrade};
 use crate::stream::websocket::{Protocol, TUNNEL_PROTOCOL};
 
-/// Most that is kept of each output of a command that is run without streams, bytes.
+/// Most bytes that are kept of each output of a command that is run without streams.
 const RUN_OUTPUT_BYTES: usize = 256 * 1024;
 
-/// What is said of a pod that has another UID than the one asked for.
+/// Text for a pod that has another UID than the one asked for.
 pub(crate) const OTHER_UID: &str = "pod not found";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ enum Route<'a> {
     PortForward(PodName<'a>),
 }
 
-/// Which of the routes a path is.
+/// Finds the route of a path.
 fn route<'a>(path: &[&'a str]) -> Option<Route<'a>> {
     let (kind, rest) = path.split_first()?;
     let (rest, container) = match (*kind, rest) {
@@ -118,7 +118,7 @@ pub(super) async fn serve(
     Some(outcome.map(|refused| refused.map_err(|refusal| worded(refusal, &request.origin))))
 }
 
-/// What a kubelet says of a pod that is not there.
+/// Puts the refusal for an absent pod in a kubelet's words.
 fn worded(refusal: Refusal, to: &Origin) -> Refusal {
     match to {
         Origin::Network(_) if refusal.status == 404 && refusal.message != OTHER_UID => {
@@ -177,7 +177,7 @@ async fn agree(
     match agreed {
         Ok((upgrade, protocol)) => {
             connection.answer.keep = false;
-            // How long a client takes nothing is its own affair: a pager holds its command back.
+            // A client may take nothing for as long as it likes: a pager holds its command back.
             connection.set_patience(None);
             connection
                 .write_all(upgrade.answer(protocol).as_bytes())
@@ -267,7 +267,7 @@ async fn attach(
     }
 }
 
-/// What a client hears of streams that the runtime does not give (CRI-78).
+/// Makes the refusal for streams that the runtime does not give (CRI-78).
 fn not_opened(e: RuntimeError) -> Refusal {
     let status = match e {
         RuntimeError::NotFound(_) => 404,
@@ -327,7 +327,7 @@ async fn forward(
     let protocol = upgrade(request).and_then(|u| u.choose(port_protocols(&u)));
     let tunnelled = protocol == Ok(TUNNEL_PROTOCOL);
     let numbers = match upgrade(request) {
-        // What is tunnelled names its ports later.
+        // A tunnelled client names its ports later.
         Ok(Upgrade::WebSocket { .. }) if !tunnelled => Ports::of(params(request, "port")),
         _ => Ok(Vec::new()),
     };
@@ -357,7 +357,7 @@ async fn forward(
     Ok(Ok(()))
 }
 
-/// One connection to one port, byte for byte.
+/// Joins a connection with a port, byte for byte.
 async fn forward_one(
     streaming: &dyn Streaming,
     connection: &mut Connection,

@@ -1,5 +1,6 @@
-//! Port forwarding: connections of one client to ports of one pod. One task, fixed buffers, however many connections there
-//! are. A port that takes nothing holds its client back, with all its connections: the protocols know no other way.
+//! Port forwarding: connections of one client to ports of one pod. One task, fixed buffers, however many connections
+//! there are. A port that takes nothing holds its client back, with all its connections: the protocols have no other
+//! back-pressure.
 
 use core::task::{Context, Poll, ready};
 use std::io::{self, Read as _, Write as _};
@@ -15,7 +16,7 @@ use crate::stream::port_forward::{self, Event, PairId, Ports, PortsEvent, Stream
 use crate::stream::{OUT_BYTES, PAYLOAD_BYTES, Span, Step, websocket};
 use crate::sys::clock;
 
-/// What the client speaks.
+/// Protocol of the client.
 pub(super) enum Wire {
     /// Pairs of streams, made as they are needed.
     Streams(Streams),
@@ -30,7 +31,7 @@ enum Name {
     Index(usize),
 }
 
-/// What the client did.
+/// An event from the client.
 enum Asked {
     Connect { name: Name, port: u16 },
     Data { name: Name, span: Span },
@@ -102,7 +103,7 @@ impl Wire {
         }
     }
 
-    /// Whether the client still wants it.
+    /// Sends bytes of a port to the client; returns false if the client no longer wants them.
     fn send(&mut self, name: Name, payload: &[u8], out: &mut Vec<u8>) -> bool {
         match (self, name) {
             (Self::Streams(streams), Name::Pair(pair)) => streams.send(pair, payload, out).is_ok(),
@@ -125,7 +126,7 @@ impl Wire {
         }
     }
 
-    /// Both sides have ended.
+    /// Closes a connection whose two sides have ended.
     fn close(&mut self, name: Name, out: &mut Vec<u8>) {
         if let (Self::Streams(streams), Name::Pair(pair)) = (self, name) {
             streams.close(pair, out);
@@ -168,7 +169,7 @@ impl Wire {
         }
     }
 
-    /// Nothing can come any more: all ports there were have ended.
+    /// Returns true if all ports of a fixed list have ended: no more can come.
     fn is_over(&self, connections: usize) -> bool {
         matches!(self, Self::Ports(_)) && connections == 0
     }
@@ -178,7 +179,7 @@ enum Port<'a> {
     Connecting(Call<'a, OwnedFd>),
     Open {
         stream: Async<TcpStream>,
-        /// There was nothing to read: what the reactor says is asked before the kernel.
+        /// Set if the port had nothing to read: the reactor is asked before the kernel then.
         waiting: bool,
     },
 }
@@ -203,7 +204,7 @@ struct Pending {
     taken: usize,
 }
 
-/// How it is over.
+/// End of the client's session.
 enum Over {
     Done,
     Broken(Broken),
@@ -216,7 +217,7 @@ struct Drive<'a, C> {
     connect: C,
     connections: Vec<Connection<'a>>,
     pending: Option<Pending>,
-    /// Whose turn it is first.
+    /// Connection that has the first turn.
     first: usize,
 }
 
@@ -300,7 +301,7 @@ impl<'a, C: Fn(u16) -> Call<'a, OwnedFd>> Drive<'a, C> {
         }
     }
 
-    /// Passes data on, and reads what the client says.
+    /// Passes data on, and reads the client's bytes.
     fn poll_client(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> Option<Over> {
         match self.carrier.poll_read(cx) {
             Ok(read) => *moved |= read,
@@ -348,7 +349,7 @@ impl<'a, C: Fn(u16) -> Call<'a, OwnedFd>> Drive<'a, C> {
     fn end_writing(&mut self, at: usize) {
         let connection = &self.connections[at];
         if let (true, Port::Open { stream, .. }) = (connection.client_ended, &connection.port) {
-            // One that has ended of itself says so when it is read.
+            // A port that has ended by itself is noticed when it is read.
             let _ = stream.get_ref().shutdown(Shutdown::Write);
             self.end_if_over(at);
         }
@@ -387,7 +388,7 @@ impl<'a, C: Fn(u16) -> Call<'a, OwnedFd>> Drive<'a, C> {
                 // Reading tells why.
                 Poll::Ready(Err(_)) => rest.len(),
             },
-            // It has ended: nobody wants to know.
+            // The connection has ended: its data are dropped.
             None => rest.len(),
         };
         *moved = true;
@@ -405,7 +406,7 @@ impl<'a, C: Fn(u16) -> Call<'a, OwnedFd>> Drive<'a, C> {
         true
     }
 
-    /// Hears of ports that are connected, and passes on what they say. In turns: none keeps the others waiting.
+    /// Waits for ports to be connected, and passes on their bytes. In turns: none keeps the others waiting.
     fn poll_ports(&mut self, cx: &mut Context<'_>, moved: &mut bool) {
         let mut buffer = [0; PAYLOAD_BYTES];
         let mut left = self.connections.len();

@@ -1,8 +1,8 @@
-//! Exec and attach: a client's protocol on one side, a process's streams on the other. One task, fixed buffers; whoever is
-//! slow holds back the other side and nobody else.
+//! Exec and attach: a client's protocol on one side, a process's streams on the other. One task, fixed buffers; a slow
+//! side holds back the other, and no other session.
 //!
-//! A client that goes, or says nothing for too long, ends the session, and with it the streams of a command or of a
-//! container that is attached to; what becomes of the command is the runtime's to say.
+//! A client that goes, or is silent for too long, ends the session, and with it the streams of a command or of a
+//! container that is attached to. The runtime decides on the command itself.
 
 use core::task::{Context, Poll, ready};
 use core::time::Duration;
@@ -15,7 +15,7 @@ use crate::stream::remote_command::{Error, Event, Outcome, Output, Remote, Size}
 use crate::stream::{OUT_BYTES, PAYLOAD_BYTES, Span};
 use crate::sys::clock;
 
-/// How a session is over.
+/// End of a session.
 enum Over {
     /// The process has ended, or could not be run.
     Ended(Outcome),
@@ -35,7 +35,7 @@ struct Pending {
 }
 
 enum Process<'a> {
-    /// Until the client has made its streams.
+    /// The process waits until the client has made its streams.
     Wanted(Option<Start<'a>>),
     Starting(Start<'a>),
     Running(Session),
@@ -46,7 +46,7 @@ struct Drive<'a> {
     remote: Remote,
     process: Process<'a>,
     pending: Option<Pending>,
-    /// What the terminal is to be set to once it is there.
+    /// Size to set the terminal to once it is there.
     size: Option<Size>,
     stdin_end: bool,
     output_over: bool,
@@ -151,7 +151,7 @@ impl Drive<'_> {
         }
     }
 
-    /// Passes input on, and reads what the client says.
+    /// Passes input on, and reads the client's bytes.
     fn poll_client(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> Option<Over> {
         match self.carrier.poll_read(cx) {
             Ok(read) => *moved |= read,
@@ -204,7 +204,7 @@ impl Drive<'_> {
         let passed = match session.streams.poll_input(cx, rest) {
             Poll::Pending => return false,
             Poll::Ready(Ok(n)) => n,
-            // Nobody reads it any more.
+            // The process does not read its input any more.
             Poll::Ready(Err(_)) => rest.len(),
         };
         *moved = true;
@@ -243,7 +243,7 @@ impl Drive<'_> {
                 }
             };
             *moved = true;
-            // What the client does not want any more is dropped.
+            // Output that the client does not want any more is dropped.
             let _ = self
                 .remote
                 .send(stream, &buffer[..len], &mut self.carrier.out);

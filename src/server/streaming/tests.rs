@@ -25,10 +25,10 @@ use crate::stream::remote_command::CREATION_TIMEOUT;
 use crate::stream::testing::{SpdyClient, masked, spdy_frames, ws_frames};
 use crate::sys::clock;
 
-/// Only what hangs takes so long, also where an emulator runs the tests beside others.
+/// Time that only a test that hangs takes, also where an emulator runs the tests beside others.
 const PATIENCE: Duration = Duration::from_mins(5);
 
-/// One pod `n/p` with a container `c`.
+/// A node with a pod `n/p` that has a container `c`.
 struct Node {
     runtime: Fake,
     sandbox: SandboxId,
@@ -38,9 +38,9 @@ struct Node {
     idle: Duration,
     creation: Duration,
     ended: Cell<u32>,
-    /// What stands in for the runtime's next command.
+    /// Session that stands in for the runtime's next command.
     session: RefCell<Option<Session>>,
-    /// Where its streams are, if not here.
+    /// URL of the runtime's streams, if they are elsewhere.
     url: Option<String>,
     /// Ports that were named when it was asked for that.
     ports: RefCell<Vec<u16>>,
@@ -231,14 +231,14 @@ impl Client {
         String::from_utf8(head).expect("text")
     }
 
-    /// All that comes until the end.
+    /// Reads all that comes until the end.
     async fn rest(&mut self) -> Vec<u8> {
         let mut rest = Vec::new();
         self.0.read_to_end(&mut rest).await.expect("the end");
         rest
     }
 
-    /// Some bytes more.
+    /// Reads `min` bytes more.
     async fn some(&mut self, min: usize) -> Vec<u8> {
         let mut bytes = vec![0; min];
         self.0.read_exact(&mut bytes).await.expect("more");
@@ -613,12 +613,12 @@ fn exec_over_websocket() {
 struct Stub {
     /// Bytes that it still writes; it ends behind them.
     writes: Option<u64>,
-    /// It reads what it is given.
+    /// Set if the process reads its input.
     reads: bool,
     told: Rc<RefCell<Told>>,
 }
 
-/// What became of it.
+/// Record of a process's life.
 #[derive(Debug, Default)]
 struct Told {
     read: u64,
@@ -839,7 +839,7 @@ fn an_idle_connection_is_closed() {
     assert!(spdy_frames(&rest).iter().all(|f| f.starts_with("reply")));
 }
 
-/// While one stream has always something to do, others have their turns, and its buffers stay what they are.
+/// A stream that always has something to do leaves others their turns, and its buffers stay what they are.
 #[test]
 fn a_busy_stream_leaves_turns_to_others() {
     // All of it finds room in the kernel, so that nothing but a pause ends the stream's turn.
@@ -1230,7 +1230,7 @@ fn one_port_of_the_local_socket() {
     assert_eq!(got.len(), 100_000);
 }
 
-/// What is said at the end of a session that has used up its bytes.
+/// Text at the end of a session that has used up its bytes.
 const SPENT: &str =
     "the session ends here: a node may send and receive 2.0kB in one (picolet.link.streamBytes)";
 

@@ -18,7 +18,7 @@ pub use streams::{Error, Event, MAX_PAIRS, PairId, Streams};
 
 use super::websocket::{Protocol, TUNNEL_PROTOCOL};
 
-/// How long the second stream of a pair may take.
+/// Time in which the second stream of a pair has to come.
 pub const CREATION_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The SPDY protocol.

@@ -14,25 +14,25 @@ const MAX_PORTS: usize = 127;
 /// A query whose ports cannot be forwarded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadPort {
-    /// It names none.
+    /// The query names no port.
     #[error("query parameter \"port\" is required")]
     Missing,
-    /// Not a number from 1 to 65535.
+    /// The text is not a number from 1 to 65535.
     #[error("unable to parse {0:?} as a port")]
     Number(String),
-    /// More than channels have numbers for.
+    /// The query names more ports than channels have numbers for.
     #[error("more than {MAX_PORTS} ports")]
     TooMany,
 }
 
-/// What the client did.
+/// An event from the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortsEvent {
     /// Data for a port.
     Data {
         /// Index in [`Ports::ports`].
         index: usize,
-        /// Where it is.
+        /// Place of the data.
         span: Span,
     },
     /// The client is gone. So it is when its connection ends.
@@ -85,7 +85,7 @@ impl Ports {
         &self.ports
     }
 
-    /// Takes what it understands of `input`, up to the first event.
+    /// Takes bytes of `input`, up to the first event.
     ///
     /// - Errors: [`Ports::close`] with the error's code.
     pub fn receive(
@@ -114,7 +114,7 @@ impl Ports {
         }
     }
 
-    /// Sends what a port said, at most [`crate::stream::PAYLOAD_BYTES`].
+    /// Sends bytes of a port, at most [`crate::stream::PAYLOAD_BYTES`].
     pub fn send(&mut self, index: usize, payload: &[u8], out: &mut Vec<u8>) {
         self.channels.send(channel(index), payload, out);
     }

@@ -27,51 +27,51 @@ const MAX_REQUEST_BYTES: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PairId(StreamId);
 
-/// What the client did.
+/// An event from the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A connection to this port.
     Connect {
-        /// Its name.
+        /// Id of the new connection.
         pair: PairId,
         /// 1 to 65535.
         port: u16,
     },
     /// Data; to be reported with [`Streams::passed_on`]. Never before [`Event::Connect`].
     Data {
-        /// Of this connection.
+        /// Connection of the data.
         pair: PairId,
-        /// Where it is.
+        /// Place of the data.
         span: Span,
     },
     /// The client sends no more on this connection.
     End {
-        /// Its name.
+        /// Connection that ends.
         pair: PairId,
     },
     /// The client gave up this connection; it is forgotten.
     Reset {
-        /// Its name.
+        /// Connection that was given up.
         pair: PairId,
     },
     /// The client is gone. So it is when its connection ends.
     Left,
 }
 
-/// How a client broke the protocol; no connection can go on.
+/// Breach of the protocol by a client; no connection can go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// In SPDY.
+    /// Breach of SPDY.
     #[error(transparent)]
     Spdy(#[from] spdy::Error),
-    /// In the tunnel.
+    /// Breach of WebSocket, in the tunnel.
     #[error(transparent)]
     WebSocket(#[from] websocket::Error),
 }
 
 #[derive(Debug)]
 pub(super) enum Pair {
-    /// One stream has come.
+    /// A pair of which only the first stream has come.
     Half {
         request: Box<str>,
         port: u16,
@@ -115,7 +115,7 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// Over SPDY.
+    /// Makes a session over SPDY.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -126,7 +126,7 @@ impl Streams {
         }
     }
 
-    /// Over SPDY in WebSocket.
+    /// Makes a session over SPDY in WebSocket.
     #[must_use]
     pub fn tunnelled() -> Self {
         Self {
@@ -135,7 +135,7 @@ impl Streams {
         }
     }
 
-    /// Takes what it understands of `input`, up to the first event.
+    /// Takes bytes of `input`, up to the first event.
     ///
     /// - Errors: [`Streams::abort`], then close.
     pub fn receive(
@@ -178,7 +178,7 @@ impl Streams {
         }
     }
 
-    /// When to call [`Streams::handle_timeout`] at the latest.
+    /// Latest time at which to call [`Streams::handle_timeout`].
     #[must_use]
     pub fn next_timeout(&self) -> Option<Mono> {
         let until = |pair: &Pair| match pair {
@@ -208,13 +208,13 @@ impl Streams {
         self.with(out, |session, out| session.passed_on(pair.0, bytes, out));
     }
 
-    /// How much data the client takes now.
+    /// Number of bytes that the client takes now.
     #[must_use]
     pub fn sendable(&self, pair: PairId) -> usize {
         self.session.sendable(pair.0)
     }
 
-    /// Sends what the port said, at most [`Streams::sendable`] and [`crate::stream::PAYLOAD_BYTES`].
+    /// Sends bytes of the port, at most [`Streams::sendable`] and [`crate::stream::PAYLOAD_BYTES`].
     ///
     /// - Errors: the client gave the connection up.
     pub fn send(&mut self, pair: PairId, payload: &[u8], out: &mut Vec<u8>) -> Result<(), Gone> {
@@ -233,7 +233,7 @@ impl Streams {
         self.forget_if_over(pair.0);
     }
 
-    /// Both directions have ended: takes leave of what may be left of the pair.
+    /// Closes a connection both of whose directions have ended: resets the streams that are left of the pair.
     pub fn close(&mut self, pair: PairId, out: &mut Vec<u8>) {
         self.finish(pair, out);
         if let Some(error) = self.error_stream(pair) {
@@ -286,7 +286,7 @@ impl Streams {
         }
     }
 
-    /// Calls `act`; what it sends goes through the tunnel, if there is one.
+    /// Calls `act`; its frames go through the tunnel, if there is one.
     fn with<R>(
         &mut self,
         out: &mut Vec<u8>,
@@ -314,7 +314,7 @@ impl Streams {
                     let span = span.after(base);
                     return Some(Event::Data { pair, span });
                 }
-                // There is nowhere to put data before its connection; what comes on an error stream is of no use.
+                // Data before its connection has no place to go; bytes on an error stream are of no use.
                 let early = |p: &Pair| {
                     matches!(
                         p,
@@ -385,7 +385,7 @@ impl Streams {
             (name, _) if name.len() <= MAX_REQUEST_BYTES => Some(name.into()),
             _ => None,
         };
-        // Nothing could be sent back on it, not even that the port has ended.
+        // No byte could be sent back on such a stream, not even that the port has ended.
         let is_deaf = kind == Some(Kind::Data) && !self.session.is_open(id);
         let (Some(kind), Some(port), Some(request), false) = (kind, port, request, is_deaf) else {
             self.with(out, |s, out| s.reset(id, Reset::ProtocolError, out));

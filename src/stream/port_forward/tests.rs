@@ -370,7 +370,7 @@ fn what_is_wrong_with_a_tunnel() {
     assert_eq!(ws_frames(&sent).len(), 1);
 }
 
-/// What SPDY says without a further byte is not held back until there is one.
+/// An event of SPDY that needs no further byte is not held back until one comes.
 #[test]
 fn an_end_at_the_end_of_a_message() {
     let mut client = SpdyClient::default();

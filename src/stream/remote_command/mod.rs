@@ -6,8 +6,8 @@
 //! ```
 //!
 //! The caller makes a [`Remote`] for the protocol that was negotiated, drives it as [`crate::stream`] says, starts the
-//! command at [`Event::Ready`], and calls [`Remote::end`] when all output was given. Then it closes: its own direction
-//! first, for bytes of the client's that nobody reads any more would make the system throw the output away.
+//! command at [`Event::Ready`], and calls [`Remote::end`] when all output was given. Then it closes its own direction
+//! first: the kernel would throw the output away if bytes of the client were left unread.
 //!
 //! Sources: k8s.io/cri-streaming `remotecommand/{httpstream,websocket,exec,status}.go`.
 
@@ -25,7 +25,7 @@ pub use size::Size;
 
 use super::websocket::Protocol;
 
-/// How long a client may take to open its streams.
+/// Time in which a client has to open its streams.
 pub const CREATION_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// SPDY protocols that are served, by name.
@@ -101,8 +101,8 @@ pub struct Wanted {
 pub struct NoStreams;
 
 impl Wanted {
-    /// Of a query, `param` giving a parameter's first value. An attach takes `tty` from the container; for exec it is in the
-    /// query too.
+    /// Reads the wanted streams from a query, `param` giving a parameter's first value. An attach takes `tty` from the
+    /// container; for exec it is in the query too.
     pub fn of<'a>(
         param: impl Fn(&str) -> Option<&'a str>,
         tty: Option<bool>,

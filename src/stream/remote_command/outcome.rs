@@ -1,16 +1,16 @@
-//! How a command ended, as a client is told.
+//! End of a command, as a client is told.
 
 use alloc::format;
 use alloc::string::{String, ToString as _};
 
 use serde_json::json;
 
-/// How a command ended.
+/// End of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// With this exit code.
+    /// The command exited with this code.
     Exited(i32),
-    /// It was not run, or nobody knows how it ended: the reason.
+    /// The command was not run, or its end is unknown: the reason.
     Failed(String),
     /// The session was ended before it: the reason.
     Cut(String),

@@ -1,4 +1,4 @@
-//! One session, whatever it is carried by.
+//! A session of exec or attach, over SPDY or WebSocket.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -55,12 +55,12 @@ impl Role {
     }
 }
 
-/// What a command writes.
+/// An output stream of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// Its output, or that of its terminal.
+    /// Standard output, or the output of the terminal.
     Stdout,
-    /// Its errors.
+    /// Standard error.
     Stderr,
 }
 
@@ -73,15 +73,15 @@ impl Output {
     }
 }
 
-/// What the client did.
+/// An event from the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// All streams are there: start. Comes once, before all others but [`Event::Left`] (and input of a client that did not
-    /// wait).
+    /// The client has made all streams: start. Comes once, before all others but [`Event::Left`] (and input of a client
+    /// that did not wait).
     Ready,
     /// Input; to be reported with [`Remote::passed_on`].
     Stdin(Span),
-    /// No more input.
+    /// The input has ended.
     StdinEnd,
     /// The terminal has this size now.
     Resize(Size),
@@ -89,13 +89,13 @@ pub enum Event {
     Left,
 }
 
-/// How a client broke the protocol; the session cannot go on.
+/// Breach of the protocol by a client; the session cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// In SPDY.
+    /// Breach of SPDY.
     #[error(transparent)]
     Spdy(#[from] spdy::Error),
-    /// In WebSocket.
+    /// Breach of WebSocket.
     #[error(transparent)]
     WebSocket(#[from] websocket::Error),
 }
@@ -116,14 +116,14 @@ pub struct Remote {
     wire: Wire,
     wanted: Wanted,
     sizes: Sizes,
-    /// What came about together with the last event.
+    /// Events that came about together with the last one, and are still to be told.
     ready: bool,
     stdin_end: bool,
     stdin_ended: bool,
 }
 
 impl Remote {
-    /// Over SPDY.
+    /// Makes a session over SPDY.
     #[must_use]
     pub fn spdy(version: Version, wanted: Wanted) -> Self {
         let wire = Wire::Spdy {
@@ -134,7 +134,7 @@ impl Remote {
         Self::new(wire, wanted)
     }
 
-    /// Over WebSocket. A first, empty message tells the client that the connection stands.
+    /// Makes a session over WebSocket. A first, empty message tells the client that the connection stands.
     #[must_use]
     pub fn web_socket(protocol: Protocol, wanted: Wanted, out: &mut Vec<u8>) -> Self {
         let mut channels = Box::new(Channels::new(protocol));
@@ -162,7 +162,7 @@ impl Remote {
         }
     }
 
-    /// Takes what it understands of `input`, up to the first event.
+    /// Takes bytes of `input`, up to the first event.
     ///
     /// - Errors: [`Remote::abort`], then close.
     pub fn receive(&mut self, input: &mut [u8], out: &mut Vec<u8>) -> Result<Step<Event>, Error> {
@@ -216,7 +216,8 @@ impl Remote {
         }
     }
 
-    /// How much output the client takes now. There is no limit to what it does not want: that is dropped.
+    /// Number of bytes of an output that the client takes now. An output that it does not want has no limit: its bytes
+    /// are dropped.
     #[must_use]
     pub fn sendable(&self, output: Output) -> usize {
         match &self.wire {
@@ -230,7 +231,8 @@ impl Remote {
         }
     }
 
-    /// Sends output, at most [`Remote::sendable`] and [`crate::stream::PAYLOAD_BYTES`]. What was not asked for is dropped.
+    /// Sends output, at most [`Remote::sendable`] and [`crate::stream::PAYLOAD_BYTES`]. An output that was not asked
+    /// for is dropped.
     ///
     /// - Errors: the client wants no more of it.
     pub fn send(&mut self, output: Output, payload: &[u8], out: &mut Vec<u8>) -> Result<(), Gone> {

@@ -20,7 +20,7 @@ pub struct Size {
 pub(super) struct Sizes {
     held: [u8; MAX_BYTES],
     len: usize,
-    /// Something was no size: as upstream, nothing further is read.
+    /// Set after a piece that is no size: as upstream, nothing further is read.
     broken: bool,
 }
 

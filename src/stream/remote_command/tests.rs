@@ -17,7 +17,7 @@ const TERMINAL: Wanted = Wanted {
     ..ALL
 };
 
-/// What a command sees, and all that the client is sent before its end.
+/// Serves a client; returns what the command sees, and all that the client is sent before its end.
 fn serve(mut remote: Remote, bytes: &[u8], size: usize) -> (Remote, Vec<String>, Vec<u8>) {
     let mut seen: Vec<String> = Vec::new();
     let shared = core::cell::RefCell::new(&mut remote);

@@ -4,7 +4,7 @@
 
 /// Bytes of the dictionary.
 pub(super) const BYTES: usize = 1423;
-/// Its Adler-32, which names it in a zlib stream.
+/// Adler-32 of the dictionary, which names it in a zlib stream.
 pub(super) const ID: u32 = 0xe3c6_a7c2;
 
 /// Names, each behind its length in four bytes.
@@ -76,7 +76,7 @@ const NAMES: &[&str] = &[
     "origin",
 ];
 
-/// What follows the names.
+/// End of the dictionary, behind the names.
 const VALUES: &[&str] = &[
     "100101201202205206300302303304305306307402405406407408409410411412413414415416417502504505203 Non-Au",
     "thoritative Information204 No Content301 Moved Permanently400 Bad Request401 Unauthorized403 Forbidd",

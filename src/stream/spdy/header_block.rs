@@ -1,4 +1,4 @@
-//! Names and values of a header block, and how empty ones are sent.
+//! Names and values of a header block, and the form of empty ones.
 
 use alloc::vec::Vec;
 
@@ -90,7 +90,7 @@ fn text<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(text)
 }
 
-/// Our compression context: stored blocks need no memory of what was sent.
+/// Our compression context: stored blocks need no memory of earlier ones.
 #[derive(Debug, Default)]
 pub(crate) struct Compress {
     begun: bool,

@@ -32,7 +32,7 @@ const ZLIB_HEAD_BYTES: usize = 6;
 pub(crate) struct Inflate {
     state: Box<DecompressorOxide>,
     window: Vec<u8>,
-    /// Where in the window the next byte goes.
+    /// Index in the window at which the next byte goes.
     at: usize,
     /// The window is full and has begun again.
     wrapped: bool,
@@ -66,7 +66,7 @@ impl Inflate {
             }
             let mut flags = TINFL_FLAG_HAS_MORE_INPUT;
             if !self.wrapped {
-                // Nothing lies behind the window's end yet: a match that reaches there is refused.
+                // The window's end is empty yet: a match that reaches there is refused.
                 flags |= TINFL_FLAG_USING_NON_WRAPPING_OUTPUT_BUF;
             }
             let (status, used, made) =
@@ -87,7 +87,7 @@ impl Inflate {
         }
     }
 
-    /// Reads the head of the zlib stream, once; returns what follows it.
+    /// Reads the head of the zlib stream, once; returns the bytes behind it.
     fn zlib_head<'a>(&mut self, input: &'a [u8]) -> Result<&'a [u8], Error> {
         let n = input.len().min(ZLIB_HEAD_BYTES - self.head_len);
         if n == 0 {

@@ -1,4 +1,4 @@
-//! One connection: frames in, streams and their state, frames out.
+//! A connection: frames in, streams and their state, frames out.
 
 use alloc::vec::Vec;
 
@@ -12,7 +12,7 @@ use crate::stream::{OUT_BYTES, Span, Step};
 
 /// Streams open at once; a further one is refused. Fifty forwarded connections need a hundred.
 pub const MAX_STREAMS: usize = 256;
-/// Window of a stream and of the connection until somebody says otherwise.
+/// Window of a stream and of the connection until a side sets another.
 const FIRST_WINDOW_BYTES: u32 = 64 * 1024;
 /// Payload passed on before a window is opened again.
 const CREDIT_BYTES: u32 = FIRST_WINDOW_BYTES / 2;
@@ -25,38 +25,38 @@ const CONNECTION: StreamId = 0;
 /// Longest part that is collected before it is looked at: of SYN_STREAM.
 const FIXED_BYTES: usize = 10;
 
-/// What the peer did.
+/// An event from the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A stream; [`Session::headers`] tells what for. To be answered with `reply` or `reset`.
     Open {
-        /// Its id.
+        /// Id of the stream.
         id: StreamId,
         /// The peer will send nothing on it.
         fin: bool,
     },
     /// Payload, at least a byte; to be reported with [`Session::passed_on`].
     Data {
-        /// Of this stream.
+        /// Stream of the payload.
         id: StreamId,
-        /// Where it is.
+        /// Place of the payload.
         span: Span,
     },
     /// The peer sends no more on this stream.
     End {
-        /// Its id.
+        /// Id of the stream.
         id: StreamId,
     },
     /// The peer wants no more of this stream; it is gone.
     Reset {
-        /// Its id.
+        /// Id of the stream.
         id: StreamId,
     },
     /// The peer opens no more streams.
     GoAway,
-    /// The peer accepts a stream of ours.
+    /// The peer accepts a stream that this side opened.
     Reply {
-        /// Its id.
+        /// Id of the stream.
         id: StreamId,
     },
 }
@@ -72,16 +72,16 @@ pub(super) struct Stream {
     replied: bool,
     /// The peer has sent its FIN.
     ended: bool,
-    /// We have sent ours.
+    /// Set when this side has sent its FIN.
     finished: bool,
-    /// Passed on since the window was last opened.
+    /// Bytes passed on since the window was last opened.
     credit: u32,
-    /// What the peer's window still takes, if it has one.
+    /// Bytes that the peer's window still takes, if it has one.
     window: i64,
 }
 const _: () = assert!(size_of::<Stream>() <= 24, "one per open stream");
 
-/// What the next bytes are.
+/// Part of a frame that comes next.
 #[derive(Clone, Copy, Debug)]
 enum Reading {
     Head,
@@ -107,11 +107,11 @@ enum Reading {
     Skip {
         left: u32,
     },
-    /// Nothing more is understood.
+    /// The connection is broken: no further byte is understood.
     Broken,
 }
 
-/// What a header block was for.
+/// Frame that a header block belongs to.
 #[derive(Clone, Copy, Debug)]
 enum Block {
     Open { id: StreamId, flags: u8 },
@@ -119,14 +119,14 @@ enum Block {
     More { id: StreamId, fin: bool },
 }
 
-/// Who opens the streams, with odd ids.
+/// Side that opens the streams, with odd ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Opener {
     Peer,
     Us,
 }
 
-/// One side of a connection. See [`crate::stream`] for how it is driven.
+/// A side of a connection. [`crate::stream`] tells how to drive it.
 #[derive(Debug)]
 pub struct Session {
     opener: Opener,
@@ -137,12 +137,12 @@ pub struct Session {
     compress: Compress,
     /// The newest header block.
     block: Vec<u8>,
-    /// In order of their ids.
+    /// Open streams, in order of their ids.
     pub(super) streams: Vec<Stream>,
     /// Newest stream.
     last: StreamId,
     going: bool,
-    /// Passed on since the connection's window was last opened.
+    /// Bytes passed on since the connection's window was last opened.
     credit: u32,
     /// The peer has windows for its streams; for the connection.
     keeps_windows: (bool, bool),
@@ -188,7 +188,7 @@ impl Session {
         }
     }
 
-    /// Takes what it understands of `input`, up to the first event. Pings, refusals and the like go to `out`.
+    /// Takes bytes of `input`, up to the first event. Pings, refusals and the like go to `out`.
     ///
     /// - Errors: the peer broke the protocol; [`Session::go_away`], then close. Nothing further is understood.
     pub fn receive(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<Step<Event>, Error> {
@@ -214,19 +214,19 @@ impl Session {
         Headers::new(&self.block)
     }
 
-    /// Whether either side may still send on `id`.
+    /// Returns true if either side may still send on `id`.
     #[must_use]
     pub fn has(&self, id: StreamId) -> bool {
         self.stream(id).is_some()
     }
 
-    /// Whether payload can be sent on `id`.
+    /// Returns true if payload can be sent on `id`.
     #[must_use]
     pub fn is_open(&self, id: StreamId) -> bool {
         self.stream(id).is_some_and(|s| !s.finished)
     }
 
-    /// How much payload the peer takes on `id` now; `usize::MAX` from one without windows.
+    /// Number of bytes that the peer takes on `id` now; `usize::MAX` from a peer without windows.
     #[must_use]
     pub fn sendable(&self, id: StreamId) -> usize {
         let Some(stream) = self.stream(id).filter(|s| !s.finished) else {
@@ -257,13 +257,13 @@ impl Session {
         let length = u32::try_from(FIXED_BYTES + block.len()).unwrap_or(MAX_FRAME_BYTES);
         out.extend_from_slice(&control_head(Control::SynStream, length));
         out.extend_from_slice(&id.to_be_bytes());
-        // It belongs to no other stream, and has no priority.
+        // The stream is associated with no other, and has no priority.
         out.extend_from_slice(&[0; FIXED_BYTES - size_of::<StreamId>()]);
         out.extend_from_slice(&block);
         Ok(id)
     }
 
-    /// Accepts a stream. Nothing can be sent on it before: spdystream drops what comes earlier.
+    /// Accepts a stream. Nothing can be sent on it before: spdystream drops earlier data.
     pub fn reply(&mut self, id: StreamId, out: &mut Vec<u8>) {
         let Some(stream) = self.streams.iter_mut().find(|s| s.id == id) else {
             return;
@@ -279,7 +279,7 @@ impl Session {
 
     /// Sends payload. The caller minds [`Session::sendable`].
     ///
-    /// - Errors: the stream is gone; so may be whoever read it.
+    /// - Errors: the stream is gone; its reader may be gone, too.
     pub fn send(&mut self, id: StreamId, payload: &[u8], out: &mut Vec<u8>) -> Result<(), Gone> {
         let longest = usize::try_from(MAX_FRAME_BYTES).unwrap_or(usize::MAX);
         for piece in payload.chunks(longest) {
@@ -313,7 +313,7 @@ impl Session {
 
     /// Payload of an [`Event::Data`] has left the caller's hands: opens windows.
     pub fn passed_on(&mut self, id: StreamId, bytes: usize, out: &mut Vec<u8>) {
-        // A server closes as soon as it has sent all. What reaches it after that takes with it what is still on the way.
+        // A server closes as soon as it has sent all. Bytes that reach it later destroy the data on the way from it.
         if self.opener == Opener::Us {
             return;
         }
@@ -331,7 +331,7 @@ impl Session {
         }
     }
 
-    /// One part of a frame, if `input` has it from `at`. No progress means that it has not.
+    /// Reads a part of a frame, if `input` has it from `at`. No progress means that it has not.
     fn advance(
         &mut self,
         input: &[u8],
@@ -409,7 +409,7 @@ impl Session {
         Ok(None)
     }
 
-    /// Whether a frame's head comes next: steps that take no byte change this.
+    /// Returns true if a frame's head comes next: steps that take no byte change this.
     const fn is_between(&self) -> bool {
         matches!(self.reading, Reading::Head)
     }
@@ -539,7 +539,7 @@ impl Session {
         Some(Event::Reply { id })
     }
 
-    /// Payload; `None` if nobody wants it any more.
+    /// Returns the event of payload; `None` if it is not wanted any more.
     fn data(&mut self, id: StreamId, span: Span, out: &mut Vec<u8>) -> Option<Event> {
         if self.stream(id).is_some_and(|s| !s.ended) {
             return Some(Event::Data { id, span });
@@ -620,7 +620,7 @@ fn send_control(control: Control, [a, b]: [u32; 2], out: &mut Vec<u8>) {
     out.extend_from_slice(&b.to_be_bytes());
 }
 
-/// Adds to what was passed on, and tells the peer when it is enough to be worth a frame.
+/// Adds to the bytes that were passed on, and tells the peer when they are worth a frame.
 fn open_window(id: StreamId, credit: &mut u32, bytes: u32, out: &mut Vec<u8>) {
     *credit = credit.saturating_add(bytes);
     if *credit >= CREDIT_BYTES {

@@ -10,7 +10,7 @@ use crate::stream::recorded::{self, EXEC_SPDY, FORWARD_SPDY};
 use crate::stream::testing::{SpdyClient, drive, piece, spdy_frames};
 use crate::stream::{MAX_OUT_BYTES, OUT_BYTES, PAYLOAD_BYTES, Span};
 
-/// What a server that accepts every stream sees, and sends.
+/// Serves a client, accepting every stream; returns what the server sees, and what it sends.
 fn serve(bytes: &[u8], size: usize) -> (Vec<String>, Vec<String>, Option<Error>) {
     let session = core::cell::RefCell::new(Session::new());
     let mut seen: Vec<(Option<StreamId>, String)> = Vec::new();
@@ -541,7 +541,8 @@ fn the_end_of_all_streams_fits() {
     assert!(out.len() <= MAX_OUT_BYTES, "{}", out.len());
 }
 
-/// What comes when a server has closed costs what is still on the way from it: it is told nothing that it does not heed.
+/// Bytes that reach a server after it has closed destroy the data still on the way from it: the client sends no
+/// WINDOW_UPDATE, for the server does not heed it.
 #[test]
 fn a_client_opens_no_windows() {
     let (mut client, mut out) = (Session::client(), Vec::new());
@@ -551,7 +552,7 @@ fn a_client_opens_no_windows() {
     assert!(out.is_empty(), "{out:?}");
 }
 
-/// What a client and a server make of each other; the server says what it hears.
+/// A client and a server understand each other; the server says what it hears.
 #[test]
 fn our_client_and_our_server() {
     let (mut client, mut server) = (Session::client(), Session::new());

@@ -139,15 +139,15 @@ pub(super) const fn control_head(control: Control, length: u32) -> [u8; HEAD_BYT
     [a, b, c, d, 0, x, y, z]
 }
 
-/// Why a stream is reset.
+/// Reason why a stream is reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Reset {
     /// The peer broke the protocol.
     ProtocolError = 1,
-    /// Not started; may be tried again.
+    /// The stream was not started; may be tried again.
     RefusedStream = 3,
-    /// No longer wanted.
+    /// The stream is no longer wanted.
     Cancel = 5,
 }
 
@@ -157,11 +157,11 @@ impl Reset {
     }
 }
 
-/// Why a connection ends.
+/// Reason why a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum GoAway {
-    /// All is done.
+    /// The work is done.
     Ok = 0,
     /// The peer broke the protocol.
     ProtocolError = 1,
@@ -173,16 +173,16 @@ impl GoAway {
     }
 }
 
-/// How a peer broke the protocol; the connection cannot go on.
+/// Breach of the protocol by a peer; the connection cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Another SPDY.
+    /// The peer speaks another version of SPDY.
     #[error("SPDY version {0} is not served")]
     Version(u16),
     /// A control frame of a length that its kind cannot have.
     #[error("SPDY control frame {kind} has {length} bytes")]
     Length {
-        /// As on the wire.
+        /// Kind, as on the wire.
         kind: u16,
         /// Bytes of its payload.
         length: u32,

@@ -8,12 +8,12 @@ use crate::stream::spdy::{Compress, Inflate, plain, wire_head};
 #[derive(Default)]
 pub(crate) struct SpdyClient {
     compress: Compress,
-    /// What was sent.
+    /// Bytes that were sent.
     pub(crate) bytes: Vec<u8>,
 }
 
 impl SpdyClient {
-    /// Any control frame.
+    /// Sends a control frame of any kind.
     pub(crate) fn control(&mut self, kind: u8, flags: u8, payload: &[u8]) -> &mut Self {
         let [_, x, y, z] = u32::try_from(payload.len()).expect("short").to_be_bytes();
         self.bytes.extend([0x80, 3, 0, kind, flags, x, y, z]);
@@ -73,8 +73,8 @@ impl SpdyClient {
     }
 }
 
-/// What a SPDY client reads, a line for each frame: `reply 1`, `data 1 "x" fin`, `reset 1 5`, `ping 1`, `go away 1 0`,
-/// `window 1 2`.
+/// Reads frames as a SPDY client does; returns a line for each: `reply 1`, `data 1 "x" fin`, `reset 1 5`, `ping 1`,
+/// `go away 1 0`, `window 1 2`.
 pub(crate) fn spdy_frames(mut bytes: &[u8]) -> Vec<String> {
     let mut inflate = Inflate::new();
     let mut frames = Vec::new();
@@ -126,7 +126,7 @@ pub(crate) fn masked(first: u8, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// What a WebSocket client reads: first byte and payload of each frame.
+/// Reads frames as a WebSocket client does; returns the first byte and the payload of each.
 pub(crate) fn ws_frames(mut bytes: &[u8]) -> Vec<(u8, Vec<u8>)> {
     let mut frames = Vec::new();
     while let [first, length, rest @ ..] = bytes {

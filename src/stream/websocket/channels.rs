@@ -10,7 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use super::frame::{self, Error, Kind, WebSocket};
 use crate::stream::{Span, Step};
 
-/// In `v5.channel.k8s.io`: the byte behind it names the channel that its sender has closed.
+/// Channel for closing in `v5.channel.k8s.io`: the byte behind it names the channel that its sender has closed.
 const CLOSE_SIGNAL: u8 = 255;
 /// Characters and bytes of a group in base64.
 const GROUP: (usize, usize) = (4, 3);
@@ -33,7 +33,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// Its name on the wire.
+    /// Name of the protocol on the wire.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -51,38 +51,38 @@ impl Protocol {
     }
 }
 
-/// What the peer did.
+/// An event from the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// Payload, at least a byte, for a channel that may or may not exist.
     Data {
-        /// Its number.
+        /// Number of the channel.
         channel: u8,
-        /// Where it is, decoded.
+        /// Place of the payload, decoded.
         span: Span,
     },
     /// The peer sends no more on this channel.
     End {
-        /// Its number.
+        /// Number of the channel.
         channel: u8,
     },
     /// The peer said goodbye.
     Left,
 }
 
-/// Where in a message the next byte is.
+/// Place of the next byte in a message.
 #[derive(Clone, Copy, Debug)]
 enum Place {
-    /// In front of the channel.
+    /// The number of the channel comes next.
     Start,
     Body(u8),
-    /// Behind [`CLOSE_SIGNAL`].
+    /// The number of the closed channel comes next, behind [`CLOSE_SIGNAL`].
     Signal,
-    /// Behind the channel it names.
+    /// The end of the message comes next, behind the number of the closed channel.
     Signalled(u8),
 }
 
-/// One connection. See [`crate::stream`] for how it is driven.
+/// A connection with channels. [`crate::stream`] tells how to drive it.
 #[derive(Debug)]
 pub struct Channels {
     socket: WebSocket,
@@ -90,7 +90,7 @@ pub struct Channels {
     place: Place,
     /// Bytes at the front of the input that are unmasked already: less than a group of base64.
     ready: usize,
-    /// What is wrong behind the payload that was handed out last.
+    /// Error behind the payload that was handed out last.
     wrong: Option<Error>,
 }
 
@@ -107,13 +107,13 @@ impl Channels {
         }
     }
 
-    /// Which protocol it speaks.
+    /// Protocol of the connection.
     #[must_use]
     pub const fn protocol(&self) -> Protocol {
         self.protocol
     }
 
-    /// Takes what it understands of `input`, up to the first event, and decodes what it takes.
+    /// Takes bytes of `input`, up to the first event, and decodes them.
     ///
     /// - Errors: [`Channels::close`] with the error's code.
     pub fn receive(&mut self, input: &mut [u8], out: &mut Vec<u8>) -> Result<Step<Event>, Error> {
@@ -173,7 +173,8 @@ impl Channels {
         self.socket.close(code, out);
     }
 
-    /// A piece of a message, unmasked, at `piece` of `input`. Returns the index behind what is taken, and what it says.
+    /// Reads a piece of a message, unmasked, at `piece` of `input`. Returns the index behind the taken bytes, and their
+    /// event.
     fn message(
         &mut self,
         input: &mut [u8],

@@ -22,7 +22,7 @@ const CLOSE: u8 = 8;
 const PING: u8 = 9;
 const PONG: u8 = 10;
 
-/// What a message is said to be.
+/// Declared kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Text.
@@ -31,39 +31,39 @@ pub enum Kind {
     Binary,
 }
 
-/// What the peer did.
+/// An event from the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A piece of a message; perhaps empty.
     Data {
-        /// Of the whole message.
+        /// Kind of the whole message.
         kind: Kind,
-        /// Nothing came before it.
+        /// Set for the first piece of a message.
         first: bool,
-        /// Its frame ends with it.
+        /// Set if the frame ends with this piece.
         frame_ends: bool,
-        /// The message ends with it.
+        /// Set if the message ends with this piece.
         last: bool,
-        /// Where it is, unmasked.
+        /// Place of the piece, unmasked.
         span: Span,
     },
     /// The peer says goodbye; it was answered. Nothing more comes.
     Close {
-        /// Its reason, if it gave one.
+        /// Status code of the peer, if it gave one.
         code: Option<u16>,
     },
 }
 
-/// How a peer broke the protocol; the connection cannot go on.
+/// Breach of the protocol by a peer; the connection cannot go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Against RFC 6455.
+    /// Breach of RFC 6455.
     #[error("WebSocket: {0}")]
     Protocol(&'static str),
-    /// Against what the Kubernetes protocol says of messages.
+    /// Breach of the rules that the Kubernetes protocol has for messages.
     #[error("WebSocket message: {0}")]
     Message(&'static str),
-    /// More than is read.
+    /// The frame is longer than is read.
     #[error("WebSocket frame of {0} bytes")]
     TooLong(u64),
 }
@@ -120,7 +120,7 @@ enum Reading {
     Over,
 }
 
-/// One connection. See [`crate::stream`] for how it is driven.
+/// A connection. [`crate::stream`] tells how to drive it.
 #[derive(Debug)]
 pub struct WebSocket {
     reading: Reading,
@@ -150,7 +150,7 @@ impl WebSocket {
         }
     }
 
-    /// Takes what it understands of `input`, up to the first event, and unmasks what it takes. Pings are answered.
+    /// Takes bytes of `input`, up to the first event, and unmasks them. Pings are answered.
     ///
     /// - Errors: [`WebSocket::close`] with the error's code. Nothing further is understood.
     pub fn receive(&mut self, input: &mut [u8], out: &mut Vec<u8>) -> Result<Step<Event>, Error> {
@@ -231,7 +231,7 @@ impl WebSocket {
         }
     }
 
-    /// Whether a goodbye was sent.
+    /// Returns true if a Close frame was sent.
     #[must_use]
     pub const fn is_closed(&self) -> bool {
         self.closed

@@ -4,8 +4,8 @@
 //! [`Tunnel`] carries a SPDY connection. No extensions; text is not checked for UTF-8, as no reader here cares (upstream's
 //! server, golang.org/x/net/websocket, does not either, and clients do send stdin as text).
 //!
-//! Frames are our own: every crate found either does its own input and output on whole messages, or is a frame's head and
-//! no rules.
+//! Frames are our own: every crate found either does its own input and output on whole messages, or reads a frame's
+//! head and checks no rules.
 
 mod channels;
 mod frame;

@@ -7,7 +7,7 @@ use crate::stream::{OUT_BYTES, Step};
 
 const SIZES: [usize; 8] = [1, 2, 3, 4, 5, 7, 64, usize::MAX];
 
-/// What a server sees, frames' pieces put together, and sends.
+/// Serves a client; returns what the server sees, the pieces of a frame put together, and what it sends.
 fn frames(bytes: &[u8], size: usize) -> (Vec<String>, Vec<u8>, Option<Error>) {
     let mut socket = WebSocket::new();
     let mut seen: Vec<String> = Vec::new();

@@ -1,4 +1,4 @@
-//! SPDY in the binary messages of a WebSocket: how kubectl forwards ports since 1.31, through whatever proxies.
+//! SPDY in the binary messages of a WebSocket: kubectl forwards ports so since 1.31, through any proxy.
 //!
 //! Messages and frames of SPDY need not coincide. Source: KEP-4006; client-go `tools/portforward/tunneling_connection.go`.
 
@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use super::frame::{Error, Event, Kind, WebSocket};
 use crate::stream::Step;
 
-/// Its name in `Sec-WebSocket-Protocol`.
+/// Name of the tunnel's protocol in `Sec-WebSocket-Protocol`.
 pub const TUNNEL_PROTOCOL: &str = "SPDY/3.1+portforward.k8s.io";
 
 /// The WebSocket around a SPDY connection.
@@ -19,8 +19,8 @@ pub struct Tunnel {
 }
 
 impl Tunnel {
-    /// Makes the front of `input` readable: takes what is only WebSocket's. Afterwards [`Tunnel::ready`] bytes behind it are
-    /// SPDY's; they are not taken. `true` as event: the peer said goodbye.
+    /// Makes the front of `input` readable: takes the bytes that are only WebSocket's. Afterwards [`Tunnel::ready`]
+    /// bytes behind them are SPDY's; they are not taken. `true` as event: the peer said goodbye.
     ///
     /// - Errors: [`Tunnel::close`] with the error's code.
     pub fn receive(&mut self, input: &mut [u8], out: &mut Vec<u8>) -> Result<Step<bool>, Error> {
@@ -52,9 +52,9 @@ impl Tunnel {
         self.ready = self.ready.saturating_sub(bytes);
     }
 
-    /// Calls `write` and sends what it wrote as one message.
+    /// Calls `write` and sends the bytes that it wrote as one message.
     pub fn wrap<R>(&mut self, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) -> R) -> R {
-        // What is SPDY's goes behind the longest head there is, which then moves up to it.
+        // The bytes of SPDY come first, for their length makes the head, which is then turned in front of them.
         let start = out.len();
         let result = write(out);
         let length = out.len() - start;

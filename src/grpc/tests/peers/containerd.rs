@@ -19,7 +19,7 @@ use smol::{Async, LocalExecutor, Timer};
 
 use super::{Clock, program};
 
-/// How long it may take to start.
+/// Time in which the peer has to start.
 const PATIENCE_MS: u32 = 30_000;
 
 message! {

@@ -21,7 +21,7 @@ use smol::{
 
 use super::{Clock, Text, calls::service, program, text};
 
-/// How long it may take to start.
+/// Time in which the peer has to start.
 const PATIENCE_MS: u32 = 30_000;
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/peers/peer.py");
 

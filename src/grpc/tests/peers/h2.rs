@@ -59,7 +59,7 @@ impl AsyncWrite for Pipe {
     }
 }
 
-/// All of a body, as it comes.
+/// Reads a whole body, as it comes.
 async fn read(body: &mut RecvStream) -> Result<Vec<u8>, h2::Error> {
     let mut all = Vec::new();
     while let Some(piece) = body.data().await {

@@ -20,7 +20,7 @@ mod grpcio;
 mod h2;
 
 message! {
-    /// Both question and answer.
+    /// A message that is both question and answer.
     struct Text {
         1 text: String,
         2 number: i64,
@@ -66,7 +66,7 @@ fn pair() -> (Async<UnixStream>, Async<UnixStream>) {
     Async::<UnixStream>::pair().expect("socket pair")
 }
 
-/// Runs what speaks through a client whose peer has the other end.
+/// Runs `speak` with a client whose peer has the other end.
 fn speak<F: Future>(
     speed: u32,
     peer: impl FnOnce(Async<UnixStream>, Rc<LocalExecutor<'static>>),
@@ -80,7 +80,7 @@ fn speak<F: Future>(
     smol::block_on(executor.run(speak(client)))
 }
 
-/// The same, with a server of this crate.
+/// Runs `then` with a client of a server of this crate.
 fn with_server<F: Future>(
     handler: Handler,
     speed: u32,

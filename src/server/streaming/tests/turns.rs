@@ -12,9 +12,9 @@ const READS: u32 = 2000;
 
 /// A client's end that is always ready.
 struct Endless {
-    /// What it says first.
+    /// Bytes that the client sends first.
     first: Vec<u8>,
-    /// And then again and again.
+    /// Bytes that it then sends again and again.
     then: Vec<u8>,
     at: usize,
     reads: u32,

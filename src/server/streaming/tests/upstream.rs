@@ -1,5 +1,5 @@
-//! Streams that are at a server of the runtime. Another node stands in for it, over TCP, and is not asked for the protocols that
-//! such servers do not know; or a thread that answers nonsense.
+//! Streams that are at a server of the runtime. Another node stands in for it, over TCP, and is not asked for the
+//! protocols that such servers do not know; or a thread that answers nonsense.
 
 use alloc::sync::Arc;
 use std::io::{Read as _, Write as _};
@@ -17,7 +17,7 @@ const V4: &str = "v4.channel.k8s.io";
 const V5: &str = "v5.channel.k8s.io";
 const TUNNEL: &str = "SPDY/3.1+portforward.k8s.io";
 const FORWARDING: &str = "portforward.k8s.io";
-/// More than all buffers hold.
+/// Number of bytes that is more than all buffers hold.
 const MUCH: usize = 3 << 20;
 
 /// A runtime with a server of streams.
@@ -534,7 +534,7 @@ fn strange(says: Vec<u8>) -> (String, JoinHandle<()>) {
     (format!("http://{address}/exec/token"), thread)
 }
 
-/// What a client is told of a server that says this.
+/// Returns the answer that a client gets if the runtime's server answers `says`.
 fn told(says: &[u8], headers: &str) -> String {
     let (url, thread) = strange(says.to_vec());
     let answer = with_node(

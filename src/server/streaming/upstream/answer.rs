@@ -1,4 +1,4 @@
-//! What a runtime's server of streams answers, read with limits.
+//! Answers of a runtime's server of streams, read with limits.
 
 use core::time::Duration;
 
@@ -17,7 +17,7 @@ const MAX_HEAD_BYTES: usize = 16 * 1024;
 const MAX_HEADERS: usize = 32;
 /// Bytes of a refusal that are passed on. It is a line of text.
 const MAX_BODY_BYTES: usize = 16 * 1024;
-/// How long a refusal may take to come.
+/// Time in which the body of a refusal has to come.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes taken at a time.
 const STEP_BYTES: usize = 1024;
@@ -28,16 +28,16 @@ const PASSED: [&str; 3] = [
     "retry-after",
 ];
 
-/// What is wrong with an answer.
+/// Fault of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(in crate::server::streaming) enum Nonsense {
-    /// It ended before its head did.
+    /// The answer ended before its head did.
     #[error("its answer is cut short")]
     Cut,
-    /// There is no end to it.
+    /// The head is too long.
     #[error("the head of its answer is over {MAX_HEAD_BYTES} bytes")]
     TooLong,
-    /// It is no HTTP.
+    /// The answer is not HTTP.
     #[error("{0}")]
     Http(httparse::Error),
 }
@@ -49,19 +49,19 @@ pub(in crate::server::streaming) struct Answer {
     /// Header lines for the client, each with its end.
     pub(super) lines: String,
     kind: Option<String>,
-    /// As far as it was read.
+    /// Body, as far as it was read.
     pub(super) body: Vec<u8>,
     length: Option<usize>,
     is_chunked: bool,
 }
 
 impl Answer {
-    /// What the body is.
+    /// Content type of the body.
     pub(super) fn kind(&self) -> &str {
         self.kind.as_deref().unwrap_or("text/plain")
     }
 
-    /// In words.
+    /// Text of the refusal, for people.
     pub(super) fn text(&self) -> String {
         let body = String::from_utf8_lossy(&self.body);
         match (self.status, body.trim()) {
@@ -75,11 +75,11 @@ impl Answer {
 /// The head of an answer.
 pub(super) struct Head {
     pub(super) answer: Answer,
-    /// As it came.
+    /// Bytes of the head, as they came.
     pub(super) raw: Vec<u8>,
 }
 
-/// Reads it. What comes behind stays in the connection.
+/// Reads the head of an answer. Bytes behind it stay in the connection.
 pub(super) async fn head(connection: &mut Connection, place: &str) -> Result<Head, Lost> {
     let nonsense = |why: Nonsense| Lost::Nonsense {
         place: place.to_owned(),
@@ -140,7 +140,7 @@ fn parse(raw: &[u8]) -> Result<Answer, Nonsense> {
 
 /// Reads the text of a refusal, as far as it comes.
 pub(super) async fn body(connection: &mut Connection, mut answer: Answer) -> Answer {
-    // Its text would have to be put together first. The status says enough.
+    // A body in chunks would have to be put together first. The status says enough.
     if answer.is_chunked {
         return answer;
     }

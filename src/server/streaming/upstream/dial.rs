@@ -1,4 +1,4 @@
-//! The way to a runtime's server of streams: on this node, with or without TLS.
+//! Connects to a runtime's server of streams: on this node, with or without TLS.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
@@ -19,7 +19,7 @@ use crate::net::tls::{self, Roots};
 use crate::net::{Url, UrlError};
 use crate::server::connection::Connection;
 
-/// How long a connection within this machine may take, TLS included.
+/// Time in which a connection within this machine has to be made, TLS included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connects to `url`, asks there what `head` makes of it, and waits `time` until the server has switched protocols.
@@ -71,7 +71,7 @@ fn parse(url: &str) -> Result<Url, UrlError> {
     Url::parse(&format!("http://{}", url.trim_start_matches('/')))
 }
 
-/// What the URL's host stands for, on this node and nowhere else: names are not asked for.
+/// Returns the addresses of the URL's host, on this node and nowhere else: names are not asked for.
 fn addresses(url: &Url) -> Result<Vec<IpAddr>, Lost> {
     let host = url.host();
     if host == "localhost" {
@@ -98,7 +98,7 @@ fn is_own(ip: IpAddr) -> bool {
     })
 }
 
-/// The first address where somebody listens.
+/// Connects to the first address with a listener.
 async fn connect(addresses: &[IpAddr], port: u16) -> io::Result<Async<TcpStream>> {
     let mut failed = io::ErrorKind::AddrNotAvailable.into();
     for ip in addresses {
@@ -114,8 +114,8 @@ async fn connect(addresses: &[IpAddr], port: u16) -> io::Result<Async<TcpStream>
     Err(failed)
 }
 
-/// With `https` it is not looked at who signed the certificate: the way does not leave the node, and without `https` nobody
-/// would have shown any.
+/// Speaks TLS if the scheme is `https`. The signer of the certificate is not looked at: the way does not leave the
+/// node, and without `https` the server would have shown none.
 async fn secure(url: &Url, socket: Async<TcpStream>) -> io::Result<Connection> {
     let fd = socket.as_raw_fd();
     if !url.https {

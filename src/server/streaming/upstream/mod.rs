@@ -1,6 +1,7 @@
-//! Streams that a server of the runtime has: containerd, CRI-O (STREAM-01). It gives a URL, once; what is said there is passed on.
+//! Streams that a server of the runtime has: containerd, CRI-O (STREAM-01). The runtime gives a URL, once; the client's
+//! bytes are passed on to it.
 //!
-//! | client | what becomes of it |
+//! | client | way of its bytes |
 //! |---|---|
 //! | SPDY, the old WebSocket channels | its request goes to the URL as it came, then bytes pass both ways: [`pass`]; or [`session`], if its bytes are limited |
 //! | `v5.channel.k8s.io`, which such servers do not know | is spoken with here, and is SPDY there: [`session`] |
@@ -41,19 +42,19 @@ const OWN_HEADERS: [&str; 8] = [
     "transfer-encoding",
     FORWARDED_FOR,
 ];
-/// Where a request has come from.
+/// Header with the address that a request has come from.
 const FORWARDED_FOR: &str = "x-forwarded-for";
 
-/// Why there is nobody to talk to.
+/// Reason why the runtime's server of streams cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Lost {
-    /// What the runtime gave is none.
+    /// The runtime gave no usable URL.
     #[error("the runtime's URL for streams cannot be used: {0}")]
     Url(#[from] UrlError),
-    /// The streams of a container are on its node.
+    /// The URL is not of this node; the streams of a container are on its own node.
     #[error("the runtime's URL for streams is not of this node: {0}")]
     Elsewhere(String),
-    /// Nobody listens there.
+    /// No server listens there.
     #[error("cannot connect to the runtime's streams at {place}: {source}")]
     Connect {
         /// Host and port.
@@ -61,7 +62,7 @@ pub(super) enum Lost {
         /// Cause.
         source: io::Error,
     },
-    /// It did not begin to talk.
+    /// The server did not answer in time.
     #[error("the runtime's streams at {place} did not answer within {after:?}")]
     Silent {
         /// Host and port.
@@ -69,7 +70,7 @@ pub(super) enum Lost {
         /// The time it had.
         after: Duration,
     },
-    /// It broke off, or TLS failed.
+    /// The connection broke, or TLS failed.
     #[error("lost the runtime's streams at {place}: {source}")]
     Broken {
         /// Host and port.
@@ -77,15 +78,15 @@ pub(super) enum Lost {
         /// Cause.
         source: io::Error,
     },
-    /// No HTTP, or too much of it.
+    /// The answer is no HTTP, or too long.
     #[error("the runtime's streams at {place} answered nonsense: {why}")]
     Nonsense {
         /// Host and port.
         place: String,
-        /// What is wrong with it.
+        /// Fault of the answer.
         why: Nonsense,
     },
-    /// It refused.
+    /// The server refused.
     #[error("{}", .0.text())]
     Refused(Answer),
 }
@@ -97,7 +98,7 @@ impl Lost {
             Self::Url(_) | Self::Elsewhere(_) => 500,
             Self::Connect { .. } | Self::Broken { .. } | Self::Nonsense { .. } => 502,
             Self::Silent { .. } => 504,
-            // What is less is no refusal, and nothing that an upgrade can be answered with.
+            // A status below 400 is no refusal, and no answer to an upgrade.
             Self::Refused(answer) if answer.status < 400 => 500,
             Self::Refused(answer) => answer.status,
         }
@@ -118,9 +119,9 @@ impl Lost {
 
 /// A server that has switched to another protocol.
 pub(super) struct Opened {
-    /// What it says from now on, and what is said to it.
+    /// Connection to the server, from here on in the new protocol.
     connection: Connection,
-    /// Its answer, as it came.
+    /// Head of the server's answer, as it came.
     head: Vec<u8>,
 }
 
@@ -136,7 +137,7 @@ pub(super) async fn pass(
         http::refuse_with(connection, &refusal, &refused.header_lines()).await?;
         return Ok(Ok(()));
     }
-    // Over the network it has been read already. Here it would be taken for what comes behind it.
+    // A server of the network has read the body already. Here it would be taken for the bytes of the stream.
     let has_body = request.content_length > 0 || request.is_chunked;
     if has_body && request.origin == Origin::Local {
         return Ok(Err(Refusal::bad("a request for streams has no body")));
@@ -152,7 +153,7 @@ pub(super) async fn pass(
         Err(lost) => return lost.tell(connection).await.map(Ok),
     };
     connection.answer.keep = false;
-    // How long a client takes nothing is its own affair: a pager holds its command back.
+    // A client may take nothing for as long as it likes: a pager holds its command back.
     connection.set_patience(None);
     connection.write_all(&opened.head).await?;
     connection.flush().await?;

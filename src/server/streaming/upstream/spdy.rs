@@ -1,4 +1,4 @@
-//! A client of SPDY: what a runtime's server of streams is told for clients that do not speak it themselves.
+//! A client of SPDY: speaks with a runtime's server of streams for clients that do not speak SPDY themselves.
 
 use alloc::rc::Rc;
 use core::cell::Cell;
@@ -23,12 +23,12 @@ use crate::stream::{MAX_OUT_BYTES, OUT_BYTES, PAYLOAD_BYTES, Span};
 pub(super) const PORTS_PROTOCOL: &str = "portforward.k8s.io";
 /// Protocol of commands: the newest that such servers know.
 const COMMAND_PROTOCOL: &str = "v4.channel.k8s.io";
-/// Read and not yet understood, or not yet passed on.
+/// Bytes that were read and not yet understood, or not yet passed on.
 const INPUT_BYTES: usize = 8 * 1024;
-/// Bytes of how a command ended, or of why a port cannot be reached, that are kept.
+/// Most bytes that are kept of an error stream: the end of a command, or the reason why a port cannot be reached.
 const MAX_ERROR_BYTES: usize = 16 * 1024;
 
-/// Has the server at `url` speak `protocol` over SPDY, for which it has so much time.
+/// Makes the server at `url` speak `protocol` over SPDY, within this time.
 pub(super) async fn upgraded(url: &str, protocol: &str, time: Duration) -> Result<Opened, Lost> {
     dial::open(url, time, |url| {
         format!(
@@ -51,7 +51,7 @@ struct Pending {
     taken: usize,
 }
 
-/// One connection, polled by one task.
+/// A connection, polled by one task.
 struct Wire {
     peer: Connection,
     spdy: spdy::Session,
@@ -107,7 +107,7 @@ impl Wire {
             while missing > 0 {
                 match ready!(self.poll_event(cx))? {
                     Event::Reply { .. } => missing -= 1,
-                    // Who has something to say already has accepted them.
+                    // A server that sends data already has accepted the streams.
                     Event::Data { .. } => return Poll::Ready(Ok(())),
                     Event::Open { .. }
                     | Event::End { .. }
@@ -127,7 +127,7 @@ impl Wire {
         Ok(ids)
     }
 
-    /// Sends what is left to be sent.
+    /// Sends the bytes that are left.
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         // Bounded: by what is buffered.
         while !self.out.is_empty() {
@@ -139,7 +139,7 @@ impl Wire {
         Pin::new(&mut self.peer).poll_flush(cx)
     }
 
-    /// What the server does next. The same data again until they are taken; an error at its end.
+    /// Waits for the server's next event. The same data come again until they are taken; an error at the end.
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Event>> {
         if let Some(timer) = &mut self.pause {
             ready!(Future::poll(Pin::new(timer), cx));
@@ -203,7 +203,7 @@ impl Wire {
         span.of(&self.input)
     }
 
-    /// So many bytes of the data that came were taken.
+    /// Marks so many bytes of the data that came as taken.
     fn took(&mut self, bytes: usize) {
         let Some(pending) = &mut self.pending else {
             return;
@@ -243,7 +243,7 @@ impl Wire {
         }
         let n = bytes.len().min(PAYLOAD_BYTES).min(self.spdy.sendable(id));
         if n == 0 {
-            // Its window opens by something that is read, and whoever reads is woken.
+            // The window opens by a frame that is read, and the task that reads is woken.
             return Poll::Pending;
         }
         let piece = bytes.get(..n).unwrap_or_default();
@@ -255,7 +255,7 @@ impl Wire {
     }
 }
 
-/// How a command has ended, once it has.
+/// Exit code of a command, or its failure, once it has ended.
 type End = Rc<Cell<Option<Result<i32, RuntimeError>>>>;
 
 /// Streams of a command or a container that are at a server of the runtime.
@@ -266,7 +266,7 @@ struct Command {
     stdout: Option<StreamId>,
     stderr: Option<StreamId>,
     resize: Option<StreamId>,
-    /// What came of how it ended.
+    /// Bytes of the error stream so far: the status of the command at its end.
     status: Vec<u8>,
     is_over: bool,
     end: End,
@@ -322,7 +322,7 @@ fn unknown() -> RuntimeError {
 }
 
 impl Command {
-    /// Keeps what comes of the end, and looks whether it is all.
+    /// Keeps bytes of the command's status, and ends the command when the status is complete.
     fn hear(&mut self, span: Span) {
         let room = MAX_ERROR_BYTES.saturating_sub(self.status.len());
         let bytes = self.wire.data(span);
@@ -408,13 +408,13 @@ impl Streams for Command {
 
     fn end_input(&mut self) {
         if let Some(id) = self.stdin.take() {
-            // It leaves when output is waited for.
+            // The frame is sent when output is waited for.
             self.wire.spdy.finish(id, &mut self.wire.out);
         }
     }
 
     fn resize(&mut self, columns: u16, rows: u16) {
-        // One that finds no room is of no use later: another follows.
+        // A size for which there is no room is dropped: it is of no use later, and another follows.
         if let Some(id) = self.resize.filter(|_| self.wire.out.len() < OUT_BYTES) {
             let size = format!("{{\"Width\":{columns},\"Height\":{rows}}}");
             let _ = self.wire.spdy.send(id, size.as_bytes(), &mut self.wire.out);
@@ -422,7 +422,7 @@ impl Streams for Command {
     }
 }
 
-/// What a `metav1.Status` says of a command.
+/// Reads the exit code of a command from a `metav1.Status`.
 fn read(status: &serde_json::Value) -> Result<i32, RuntimeError> {
     if status["status"] == "Success" {
         return Ok(0);
@@ -436,7 +436,7 @@ fn read(status: &serde_json::Value) -> Result<i32, RuntimeError> {
         return Ok(code);
     }
     let message = status["message"].as_str().unwrap_or("the command failed");
-    // It is said again to the client.
+    // The prefix is put before the message again for the client.
     let prefix = Outcome::Failed(String::new()).message();
     let message = message.strip_prefix(prefix.as_str()).unwrap_or(message);
     Err(RuntimeError::Failed(message.to_owned()))
@@ -447,7 +447,7 @@ struct Port {
     wire: Wire,
     error: StreamId,
     data: StreamId,
-    /// Why it cannot be reached.
+    /// Bytes of the error stream so far: the reason why the port cannot be reached.
     why: Vec<u8>,
 }
 
@@ -473,7 +473,7 @@ pub(in crate::server::streaming) async fn port(
             source: io::ErrorKind::InvalidData.into(),
         });
     };
-    // Nothing is said on it from this side.
+    // This side sends nothing on the error stream.
     wire.spdy.finish(error, &mut wire.out);
     Ok(Connection::new(Port {
         wire,

@@ -16,11 +16,11 @@ use crate::server::http::Request;
 use crate::stream::websocket::{self, Tunnel};
 use crate::stream::{OUT_BYTES, PAYLOAD_BYTES};
 
-/// How it is over.
+/// End of the tunnel's session.
 enum Over {
     /// The runtime has said all.
     Done,
-    /// Nothing was said for too long.
+    /// No byte came or went for too long.
     Idle,
     /// The session has sent and received all that it may.
     Spent,
@@ -84,7 +84,7 @@ impl Drive<'_> {
             ready!(self.carrier.poll_pause(cx));
             for _ in 0..TURNS {
                 let mut moved = self.carrier.poll_write(cx)?;
-                // What the runtime says is not understood here: there is no place for a line of ours.
+                // The bytes of the runtime are not understood here: there is no place for a line of ours among them.
                 if self.carrier.spent().is_some() {
                     return Poll::Ready(Ok(Over::Spent));
                 }
@@ -105,7 +105,7 @@ impl Drive<'_> {
         }
     }
 
-    /// Reads what the client says, and passes it on.
+    /// Reads the client's bytes, and passes them on.
     fn poll_client(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> Option<Over> {
         match self.carrier.poll_read(cx) {
             Ok(read) => *moved |= read,
@@ -135,7 +135,7 @@ impl Drive<'_> {
         None
     }
 
-    /// Packs what the runtime says.
+    /// Packs the runtime's bytes.
     fn poll_runtime(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> Option<Over> {
         if self.carrier.out.len() >= OUT_BYTES {
             return None;
