@@ -1,6 +1,6 @@
-//! Which devices processes of a group may use, while they run (DEV-44): exactly those that their container has. Version 1 takes
-//! rules in files. On version 2 the OCI runtime lets the container use whole majors, and a program of ours beside that of the
-//! runtime closes all of them but these.
+//! Devices that processes of a group may use while they run (DEV-44): exactly those that their container has. Version 1
+//! takes rules in files. On version 2 the OCI runtime lets the container use whole majors; a program of ours, beside
+//! that of the runtime, closes all their devices but the container's own.
 
 use std::{collections::BTreeMap, fs, io, path::Path};
 
@@ -16,11 +16,11 @@ const PROGRAM: &str = "picolet_live";
 const MAX_NUMBERS: usize = 1024;
 
 impl Cgroups {
-    /// Lets processes of a group use these devices. `before`: what they could use until now; that it is taken from them if it
-    /// is not among these.
+    /// Lets processes of a group use these devices. `before`: devices that they could use until now; those that are not
+    /// among the new ones are closed.
     ///
     /// # Errors
-    /// The kernel refuses it; what is not among these may stay open then.
+    /// The kernel refuses it; devices that should be closed may stay open then.
     pub fn allow_devices(&self, rules: &LiveRules, before: &[Allowed]) -> io::Result<()> {
         let Some(dir) = self.hierarchy.dir("devices", &rules.cgroup) else {
             return Err(io::Error::other("there is no cgroup of devices"));
@@ -59,7 +59,7 @@ fn filter(dir: &Path, rules: &LiveRules) -> io::Result<()> {
     let group = fs::File::open(dir)?;
     let old = bpf::attached(&group, PROGRAM)?;
     let program = bpf::load(&instructions(rules)?, PROGRAM)?;
-    // For a moment both are asked: nothing is open that is not to be.
+    // For a moment both programs are asked: no device is open that should be closed.
     bpf::attach(&group, &program)?;
     old.iter().try_for_each(|old| bpf::detach(&group, old))
 }
@@ -84,7 +84,7 @@ const fn answer(yes: bool) -> [Instruction; 2] {
     ]
 }
 
-/// Registers. What is asked about is where the second one points: access and type, major, minor.
+/// Registers. The second one points to the question: access and type, major, minor.
 const ANSWER: u8 = 0;
 const ASKED: u8 = 1;
 const TYPE: u8 = 2;
@@ -93,7 +93,7 @@ const MAJOR: u8 = 4;
 const MINOR: u8 = 5;
 const WAYS: u8 = 6;
 
-/// In which ways each number may be used. What several rules say of one adds up.
+/// Access to each device number. Rules for the same number add up.
 fn ways(rules: &LiveRules) -> BTreeMap<Number, u32> {
     let others = rules.others.iter().map(|number| (*number, READS | WRITES));
     let each = rules.allowed.iter().chain(&rules.limited).map(|allowed| {
@@ -117,8 +117,8 @@ fn ways(rules: &LiveRules) -> BTreeMap<Number, u32> {
 const READS: u32 = 2;
 const WRITES: u32 = 4;
 
-/// The program: no device of these majors, but for those with these numbers, in the ways that they may be used. To make a node is
-/// to use no device.
+/// Writes the program: it closes all devices of these majors, except those with these numbers, each with its access.
+/// Making a node is no use of a device, and stays allowed.
 ///
 /// - Errors: there are too many.
 fn instructions(rules: &LiveRules) -> io::Result<Vec<Instruction>> {
@@ -255,7 +255,7 @@ mod tests {
             assert_eq!(seen, format!("{want} made").trim(), "{minors:?} {others:?}");
             before = rules.allowed;
         }
-        // What may be read is not to be written, whatever the OCI runtime has opened.
+        // A device that may only be read must not be written, even if the OCI runtime has opened it.
         let read_only = |number| Allowed {
             number,
             access: "r".into(),
@@ -272,7 +272,7 @@ mod tests {
         });
         cgroups.allow_devices(&some, &before).expect("taken");
         assert_eq!(opened_for_writing(), "zero full");
-        // Of other majors nothing is closed.
+        // Devices of other majors stay open.
         let other = rules(&name, &[(true, 1), (false, 2)], &[], &[]);
         cgroups.allow_devices(&other, &before).expect("taken");
         assert_eq!(usable(), all);
@@ -299,7 +299,7 @@ mod tests {
         let now = rules("/a", &[(false, 1)], &[3], &[5]);
         let old = rules("/a", &[], &[7, 5, 3], &[]).allowed;
         cgroups.allow_devices(&now, &old).expect("written");
-        // What another rule lets it use is not taken.
+        // A device that another rule allows stays open.
         assert_eq!(file("devices.deny"), "c 1:7 rw");
         assert_eq!(file("devices.allow"), "c 1:3 rw");
         fs::remove_dir_all(&top).expect("removed");

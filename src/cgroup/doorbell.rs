@@ -1,7 +1,7 @@
 //! The doorbell of memory: says that a look at memory is worth while, never how much is left.
 //!
 //! Two things ring it: tasks that stall for want of memory anywhere on the machine (PSI), and the limit of all pods together
-//! (version 2). A kernel that has neither has no doorbell: then the next regular look finds what is short.
+//! (version 2). A kernel that has neither has no doorbell: then the next regular look finds the shortage.
 
 use std::{
     fs::File,
@@ -16,8 +16,8 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use super::Cgroups;
 use crate::sys::readiness;
 
-/// What rings: tasks have stalled for 100 ms within a second. Microseconds. Without CAP_SYS_RESOURCE the kernel takes no window
-/// but of two seconds, or twice that.
+/// PSI triggers, the preferred one first: tasks have stalled for 100 ms within a second. Microseconds. Without
+/// CAP_SYS_RESOURCE the kernel takes only windows that are multiples of two seconds.
 const STALLS: [&[u8]; 2] = [b"some 100000 1000000\0", b"some 100000 2000000\0"];
 /// Longest file of events that is read, bytes.
 const EVENTS_BYTES: usize = 512;
@@ -28,7 +28,7 @@ const EVENTS_BYTES: usize = 512;
 #[derive(Debug)]
 pub struct MemoryBell {
     epoll: Epoll,
-    /// The same, as the executor waits for it.
+    /// A copy of the epoll for the executor to wait on.
     ready: Async<OwnedFd>,
     /// Holds the trigger.
     _stalls: Option<File>,
@@ -36,7 +36,7 @@ pub struct MemoryBell {
 }
 
 impl MemoryBell {
-    /// Lays it; `kubepods` is the group of all pods.
+    /// Sets the triggers; `kubepods` is the group of all pods.
     ///
     /// - Errors: there is nothing that could ring.
     /// - Source: kernel documentation `accounting/psi.rst`, `admin-guide/cgroup-v2.rst` (`memory.events.local`).
@@ -77,14 +77,14 @@ impl MemoryBell {
         Ok(bell)
     }
 
-    /// Waits until it rings. What PSI said before is not heard: it says it again as long as tasks stall.
+    /// Waits until it rings. An earlier sign of PSI is not heard: PSI repeats it as long as tasks stall.
     ///
     /// - Errors: it will never ring again.
     pub async fn rung(&mut self) -> io::Result<()> {
         readiness::first(&self.ready).await?;
-        // What was waited for may have been taken by the wait itself: that it ended is enough.
+        // The wait itself may have taken the event: the end of the wait is enough.
         if let Some(events) = &self.events {
-            // Until the file is read it says the same again. It cannot be once the group has gone.
+            // The file repeats its event until it is read. After the group has gone it cannot be read.
             let mut seen = [0; EVENTS_BYTES];
             if events.read_at(&mut seen, 0).is_err() {
                 self.epoll.delete(events)?;
@@ -109,16 +109,16 @@ mod tests {
             return;
         }
         let stalls = Path::new("/proc/pressure/memory");
-        // One that can be read is there, and takes a trigger of root.
+        // A pressure file that can be read takes a trigger of root.
         if std::fs::read(stalls).is_ok() {
             drop(MemoryBell::over(stalls, None).expect("laid"));
         }
-        // It says that it is another in the same way: by EPOLLPRI, while it can be read all the time.
+        // The mount table tells a change in the same way: by EPOLLPRI, and is readable at all times.
         let mounts = Path::new("/proc/self/mounts");
         let mut bell = MemoryBell::over(Path::new("/none"), Some(mounts.into())).expect("laid");
         let dir = std::env::temp_dir().join(format!("picolet-bell-{}", std::process::id()));
         std::fs::create_dir_all(&dir).expect("directory");
-        // Whoever looks takes it, and so does waiting for it: it comes after that.
+        // A look takes the event, and so does a wait: the act comes after the wait has begun.
         let ring = |bell: &mut MemoryBell, act: &dyn Fn() -> nix::Result<()>| {
             smol::block_on(async {
                 let mut rung = Box::pin(bell.rung());

@@ -1,4 +1,4 @@
-//! Where the hierarchies are mounted.
+//! Mount points of the control group hierarchies.
 
 use crate::api::order::Order;
 use std::{
@@ -11,7 +11,7 @@ use std::{
 pub enum Version {
     /// Each controller has its own mount; a bare version 2 tree may lie beside them.
     V1,
-    /// One tree for all.
+    /// All controllers share one tree.
     V2,
 }
 
@@ -29,7 +29,7 @@ pub struct Hierarchy {
 const LIMITING: [&str; 4] = ["cpu", "memory", "pids", "hugetlb"];
 
 impl Hierarchy {
-    /// Reads `/proc/<pid>/mountinfo`. `None` if nothing usable is mounted.
+    /// Reads `/proc/<pid>/mountinfo`. `None` if no usable hierarchy is mounted.
     ///
     /// Source: `proc_pid_mountinfo(5)`.
     #[must_use]
@@ -83,7 +83,7 @@ impl Hierarchy {
         self.version
     }
 
-    /// Whether the controller can be used. On version 2 the root's list decides.
+    /// Returns true if the controller can be used. On version 2 the root's list decides.
     #[must_use]
     pub fn has(&self, controller: &str) -> bool {
         match self.version {
@@ -114,7 +114,7 @@ impl Hierarchy {
         }
     }
 
-    /// Every directory that `path` may have, one for each mount.
+    /// Directories that `path` may have, one for each mount.
     #[must_use]
     pub fn dirs(&self, path: &str) -> Vec<PathBuf> {
         let mut mounts: Vec<&PathBuf> = self.controllers.values().collect();

@@ -18,7 +18,7 @@ use crate::api::order::Order;
 pub(super) const ROUNDS: u32 = 5;
 /// Wait after the first round; it quadruples, so that all rounds together take about 0.7 s.
 const FIRST_WAIT: Duration = Duration::from_millis(2);
-/// Nesting that is followed below a pod group: pod, container, and what a container nests itself.
+/// Levels that are followed below a pod's group: pod, container, and groups that a container nests itself.
 const MAX_DEPTH: usize = 16;
 
 /// Processes of `path` and below in any hierarchy, sorted, each once.
@@ -47,7 +47,7 @@ pub(super) fn once(hierarchy: &Hierarchy, path: &str) -> usize {
     if found.is_empty() {
         return 0;
     }
-    // One write that no fork outruns, since 5.14.
+    // Since Linux 5.14 one write kills all, faster than any fork.
     if hierarchy.version() == Version::V2
         && let Some(dir) = hierarchy.dir("", path)
         && fs::write(dir.join("cgroup.kill"), "1").is_ok()
@@ -55,14 +55,14 @@ pub(super) fn once(hierarchy: &Hierarchy, path: &str) -> usize {
         return found.len();
     }
     for pid in &found {
-        // Gone meanwhile is what we want.
+        // The process may have ended meanwhile.
         let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
     }
     found.len()
 }
 
-/// What is in the group can start no process any more: what multiplies is not faster than who kills it then. For groups that are
-/// about to go; without the controller nothing is done.
+/// Stops all forks in the group, so that processes cannot multiply faster than they are killed. For groups that are
+/// about to be removed; without the controller nothing is done.
 fn stop_forks(hierarchy: &Hierarchy, path: &str) {
     if let Some(dir) = hierarchy.dir("pids", path) {
         let _ = fs::write(dir.join("pids.max"), "0");
@@ -160,10 +160,10 @@ mod tests {
     use super::super::Cgroups;
     use crate::api::cri::LinuxResources;
 
-    /// A process that ends for nothing but SIGKILL.
+    /// A process that only SIGKILL ends.
     fn stubborn() -> Child {
         let mut command = Command::new("sh");
-        // It starts nothing: a child from before it is put into a group would stay behind.
+        // It starts no child: a child started before the move into the group would stay behind.
         command.args(["-c", "trap '' TERM INT HUP; echo; read never"]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("sh");

@@ -36,7 +36,7 @@ pub use slices::{SOCKET as SYSTEMD_SOCKET, Slices};
 /// Longest control file that is read, in bytes; `cgroup.procs` of a fork bomb is cut, and read again next round.
 const FILE_LIMIT: u64 = 1 << 20;
 
-/// What can go wrong with a control group.
+/// Error of a call on a control group.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
     /// The mount table shows no usable hierarchy.
@@ -50,7 +50,7 @@ pub enum CgroupError {
     /// The path is not absolute or tries to leave the hierarchy.
     #[error("control group path {0:?} is not absolute and plain")]
     BadPath(String),
-    /// A limit of the pod is none, or this machine has nothing to hold it with.
+    /// A limit of the pod is invalid, or this machine cannot enforce it.
     #[error(transparent)]
     Limit(#[from] PodError),
     /// A file of the control group file system could not be read or written.
@@ -64,7 +64,7 @@ pub enum CgroupError {
     /// systemd does not make or stop a slice.
     #[error("systemd: {unit}")]
     Unit {
-        /// Its name.
+        /// Name of the slice.
         unit: String,
         /// The cause.
         source: BusError,
@@ -74,7 +74,7 @@ pub enum CgroupError {
     Busy {
         /// The group.
         path: String,
-        /// How many are left.
+        /// Number of processes that are left.
         left: usize,
     },
 }
@@ -92,7 +92,7 @@ impl CgroupError {
 #[derive(Clone)]
 pub struct Cgroups {
     hierarchy: Hierarchy,
-    /// Only where systemd makes groups.
+    /// Slices of systemd; only where systemd makes groups.
     slices: Option<Slices>,
 }
 
@@ -128,7 +128,7 @@ impl Cgroups {
         }
     }
 
-    /// Where to call what makes groups, if that may wait for systemd.
+    /// Lane for calls that make groups; `None` if they never wait for systemd.
     #[must_use]
     pub fn lane(&self) -> Option<&Lane> {
         self.slices.as_ref().map(Slices::lane)
@@ -139,7 +139,7 @@ impl Cgroups {
         self.slices.as_ref().zip(slices::unit(path))
     }
 
-    /// Which layout the machine has.
+    /// The machine's layout of control groups.
     #[must_use]
     pub const fn version(&self) -> Version {
         self.hierarchy.version()
@@ -154,7 +154,7 @@ impl Cgroups {
             .collect()
     }
 
-    /// Whether containers can be limited by `controller`.
+    /// Returns true if containers can be limited by `controller`.
     #[must_use]
     pub fn has_controller(&self, controller: &str) -> bool {
         self.hierarchy.has(controller)
@@ -219,7 +219,7 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Whether the group exists where limits are kept.
+    /// Returns true if the group exists in a hierarchy that holds limits (memory or cpu).
     #[must_use]
     pub fn exists(&self, path: &str) -> bool {
         self.hierarchy
@@ -234,22 +234,22 @@ impl Cgroups {
         self.hierarchy.dir("memory", path)
     }
 
-    /// What the group and all below it have used; `None` if it is gone. A few small files are read.
+    /// Reads the usage of the group and all groups below it; `None` if it is gone. A few small files are read.
     #[must_use]
     pub fn usage(&self, path: &str, detail: Detail) -> Option<Usage> {
         plain(path).ok()?;
         usage::read(&self.hierarchy, path, detail)
     }
 
-    /// Bytes that the group and all below it had written to a disk (`179:0`); `None`: nobody knows, as with version 1, where
-    /// what waits in memory is counted to nobody.
+    /// Bytes that the group and all groups below it had written to a disk (`179:0`); `None` if unknown, as on version
+    /// 1, which counts no writes that wait in memory.
     #[must_use]
     pub fn written(&self, path: &str, disk: &str) -> Option<u64> {
         plain(path).ok()?;
         usage::written(self.hierarchy.tree()?, path, disk)
     }
 
-    /// What the whole machine has used.
+    /// Reads the usage of the whole machine.
     #[must_use]
     pub fn machine_usage(&self, detail: Detail) -> Usage {
         usage::read_machine(&self.hierarchy, Path::new("/proc"), detail)
@@ -307,14 +307,14 @@ impl Cgroups {
         kill::drain(&self.hierarchy, path).await
     }
 
-    /// Kills what is left in the group and below, then removes it everywhere. Absent counts as done.
+    /// Kills the remaining processes of the group and below, then removes it everywhere. Absent counts as done.
     ///
     /// # Errors
     /// [`CgroupError::Busy`] after five rounds; the caller tries again later.
     pub async fn destroy(&self, path: &str) -> Result<(), CgroupError> {
         plain(path)?;
         if let Some((slices, unit)) = self.slice(path) {
-            // What is left in it is killed first: systemd would give it a grace of its own.
+            // Its last processes are killed first: systemd would give them a grace of its own.
             kill::drain(&self.hierarchy, path).await?;
             let (slices, unit) = (slices.clone(), unit.to_owned());
             let lane = slices.lane().clone();
@@ -367,7 +367,7 @@ impl Cgroups {
         found
     }
 
-    /// Whether groups can be made below `parent`: makes and removes one.
+    /// Checks that groups can be made, by making `parent`, which stays.
     ///
     /// # Errors
     /// [`CgroupError::Io`] with the reason.

@@ -18,9 +18,9 @@ use crate::{
     sys::lane::Lane,
 };
 
-/// Where systemd listens for root.
+/// Socket at which systemd listens for root.
 pub const SOCKET: &str = "/run/systemd/private";
-/// Until a job of systemd has to have ended.
+/// Time limit for a job of systemd.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Connections that are tried for one call. systemd closes all when it executes itself anew.
 const TRIES: u32 = 3;
@@ -37,12 +37,12 @@ const NO_SUCH_UNIT: &str = "org.freedesktop.systemd1.NoSuchUnit";
 #[derive(Clone)]
 pub struct Slices {
     socket: PathBuf,
-    /// Where one may wait for systemd.
+    /// Lane for calls that wait for systemd.
     lane: Lane,
 }
 
 impl Slices {
-    /// Of the systemd that listens at `socket`.
+    /// Slices of the systemd that listens at `socket`.
     #[must_use]
     pub fn at(socket: impl Into<PathBuf>, lane: Lane) -> Self {
         Self {
@@ -51,13 +51,13 @@ impl Slices {
         }
     }
 
-    /// Where to call what waits.
+    /// Lane for calls that wait for systemd.
     #[must_use]
     pub const fn lane(&self) -> &Lane {
         &self.lane
     }
 
-    /// Whether there is a systemd to ask.
+    /// Returns true if there is a systemd to call.
     #[must_use]
     pub fn are_there(&self) -> bool {
         self.socket.exists()
@@ -75,9 +75,9 @@ impl Slices {
                     "Description",
                     Value::Text(format!("Pods of picolet: {unit}")),
                 ),
-                // A slice above it is there as long as it is.
+                // The slice above stays as long as this one.
                 ("Wants", Value::Texts(vec![parent(unit).into()])),
-                // Each hands its controller down.
+                // Each of these hands its controller down.
                 ("CPUAccounting", Value::Bool(true)),
                 ("IOAccounting", Value::Bool(true)),
                 ("MemoryAccounting", Value::Bool(true)),
@@ -114,7 +114,8 @@ impl Slices {
         })
     }
 
-    /// One that breaks off is made again: whatever is asked may be asked twice.
+    /// Opens a connection and makes a call on it. A connection that breaks is opened again: `call` may run several
+    /// times.
     fn ask(&self, call: impl Fn(&mut Bus) -> Result<(), BusError>) -> Result<(), BusError> {
         let mut tries = 1;
         loop {
@@ -155,7 +156,7 @@ fn job(bus: &mut Bus, method: &'static str, unit: &str, body: Body) -> Result<()
     }
 }
 
-/// The slice that one is in, by its name.
+/// The slice above, by the name of the unit.
 fn parent(unit: &str) -> String {
     match unit.rsplit_once('-') {
         Some((above, _)) => format!("{above}.slice"),
@@ -163,12 +164,12 @@ fn parent(unit: &str) -> String {
     }
 }
 
-/// Limits as systemd names them. Those that it does not know (huge pages) are written to files alone.
+/// Translates limits into properties of systemd. Limits that it does not know (huge pages) are only written to files.
 fn properties(limits: &LinuxResources) -> Vec<Property> {
     /// "infinity"
     const NONE: u64 = u64::MAX;
-    /// What systemd rounds to, microseconds of a second: a hundredth of a processor. Rounded up, so that what is below is
-    /// not held shorter than it asks.
+    /// Unit to which systemd rounds, microseconds of a second: a hundredth of a processor. The quota is rounded up, so
+    /// that the groups below are not limited more than they ask.
     const STEP: u64 = 10_000;
     /// The kernel's own period, microseconds.
     const DEFAULT_PERIOD_US: u64 = 100_000;

@@ -1,7 +1,7 @@
-//! What a control group has used. A few small files a group, each read whole by one read; nothing is kept open.
+//! Usage of a control group. A few small files a group, each read whole by one read; nothing is kept open.
 //!
-//! Sources: kernel `Documentation/admin-guide/cgroup-v2.rst`, `cgroup-v1/{cpuacct,memory}.rst`, `accounting/psi.rst`; what
-//! makes up the working set: cAdvisor.
+//! Sources: kernel `Documentation/admin-guide/cgroup-v2.rst`, `cgroup-v1/{cpuacct,memory}.rst`, `accounting/psi.rst`;
+//! for the working set: cAdvisor.
 
 use std::{
     fs::File,
@@ -194,7 +194,7 @@ fn memory_v1(files: &mut Files, dir: &Path, usage: &mut Usage) {
     });
 }
 
-/// From `/proc/meminfo`, counted as a root group of version 1 counts.
+/// Reads the memory of the machine from `/proc/meminfo`, counted as in a root group of version 1.
 fn memory_of_machine(meminfo: &str) -> Memory {
     let bytes = |name: &str| keyed(meminfo, name).unwrap_or(0).saturating_mul(1024);
     let (anon, file) = (
@@ -213,7 +213,8 @@ fn memory_of_machine(meminfo: &str) -> Memory {
     }
 }
 
-/// From the first line of `/proc/stat`: all but idle, waiting for disks, and what guests used, which is in `user` already.
+/// Reads the processor time of the machine from the first line of `/proc/stat`: all but idle, waiting for disks, and
+/// the time of guests, which is in `user` already.
 fn cpu_of_machine(stat: &str) -> Option<Cpu> {
     let ticks: Vec<u64> = stat
         .lines()
@@ -312,7 +313,7 @@ impl Files {
         }
     }
 
-    /// The file's text; `None` if it is not there, or cannot be read. What is longer than the buffer is cut.
+    /// Reads a file's text; `None` if it is not there, or cannot be read. A text longer than the buffer is cut.
     fn read(&mut self, dir: &Path, name: &str) -> Option<&str> {
         self.path.clear();
         self.path.push(dir);
@@ -328,7 +329,7 @@ impl Files {
         core::str::from_utf8(&self.buffer[..len]).ok()
     }
 
-    /// A file that holds one number; `max`, -1 and what else is no such number are `None`.
+    /// Reads a file that holds one number; `max`, -1 and any other text are `None`.
     fn number(&mut self, dir: &Path, name: &str) -> Option<u64> {
         self.read(dir, name)?.trim().parse().ok()
     }

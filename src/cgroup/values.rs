@@ -105,7 +105,7 @@ fn write_v2(hierarchy: &Hierarchy, path: &str, values: &LinuxResources) -> Resul
     Ok(())
 }
 
-/// Shares (2..=262144) as a weight (1..=10000), the conversion a kubelet applies to pod and tier groups (RES-14).
+/// Converts shares (2..=262144) into a weight (1..=10000), as a kubelet does for pod and tier groups (RES-14).
 pub(super) fn weight(shares: u64) -> u64 {
     1 + shares.clamp(2, 262_144).saturating_sub(2) * 9999 / 262_142
 }
@@ -119,7 +119,7 @@ fn unlimited(value: i64, word: &str) -> String {
     }
 }
 
-/// Makes `path` and hands the controllers down to it and to what will lie below it.
+/// Makes `path` and hands the controllers down to it and to the groups that will lie below it.
 ///
 /// A parent with processes of its own cannot hand down (EBUSY); the root can.
 pub(super) fn make_v2(hierarchy: &Hierarchy, path: &str) -> Result<(), CgroupError> {
@@ -139,7 +139,7 @@ pub(super) fn make_v2(hierarchy: &Hierarchy, path: &str) -> Result<(), CgroupErr
 }
 
 fn enable_controllers(dir: &Path) -> Result<(), CgroupError> {
-    /// Those that containers below may need.
+    /// Controllers that containers below may need.
     const WANTED: [&str; 6] = ["cpu", "cpuset", "memory", "pids", "io", "hugetlb"];
     let read = |file: &str| {
         let path = dir.join(file);
@@ -150,7 +150,7 @@ fn enable_controllers(dir: &Path) -> Result<(), CgroupError> {
     let has = |list: &str, name| list.split_whitespace().any(|c| c == name);
     for name in WANTED {
         if has(&available, name) && !has(&enabled, name) {
-            // One by one: a controller that cannot be handed down must not take the others with it.
+            // One write for each: a controller that cannot be handed down must not stop the others.
             put_file(&dir.join("cgroup.subtree_control"), &format!("+{name}"))?;
         }
     }
@@ -165,7 +165,7 @@ fn put_file(path: &Path, value: &str) -> Result<(), CgroupError> {
         .map_err(|e| CgroupError::io(path, e))
 }
 
-/// Huge page limits: a machine without the controller or the page size has nothing to limit.
+/// Writes a huge page limit. A machine without the controller or the page size has nothing to limit.
 fn put_if_present(path: Option<std::path::PathBuf>, bytes: &u64) -> Result<(), CgroupError> {
     match path {
         Some(path) if path.exists() => put_file(&path, &bytes.to_string()),
@@ -208,7 +208,7 @@ mod tests {
         fs::remove_dir_all(&root).expect("clean up");
     }
 
-    /// systemd takes controllers away that nobody below uses.
+    /// systemd takes away controllers that no unit below uses.
     #[test]
     fn controllers_are_handed_down_each_time() {
         // SVC-34
@@ -222,7 +222,7 @@ mod tests {
         }
         let line = format!("1 1 0:1 / {} rw - cgroup2 none rw", root.display());
         let hierarchy = Hierarchy::parse(&line).expect("a tree");
-        // What is there is asked of the tree alone.
+        // The controllers are read from the tree alone.
         assert!(hierarchy.has("memory") && !hierarchy.has("hugetlb"));
         for enabled in ["memory pids", "cpuset cpu io memory pids"] {
             for group in groups {
@@ -231,7 +231,7 @@ mod tests {
             make_v2(&hierarchy, "/kubepods/podu").expect("made");
             for group in groups {
                 let asked = fs::read_to_string(tree(group).join("cgroup.subtree_control"));
-                // The file is one that keeps what was written last, from its beginning on: cpu, cpuset, then io.
+                // In this plain file each write goes over the last from the beginning: cpu, cpuset, then io.
                 let wanted = match enabled {
                     "memory pids" => "+iouset",
                     all => all,

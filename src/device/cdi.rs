@@ -1,4 +1,4 @@
-//! Files in which vendors describe their devices (CDI-01). They are read whenever somebody needs them, and not kept.
+//! Files in which vendors describe their devices (CDI-01). They are read each time they are needed, and not kept.
 
 use std::{
     fs::{self, File},
@@ -25,15 +25,15 @@ use crate::{
 const MAX_FILES: usize = 64;
 /// Bytes of a file.
 const MAX_BYTES: u64 = 1 << 20;
-/// Entries of a directory, whatever they are.
+/// Entries of a directory that are read, of any kind.
 const MAX_ENTRIES: usize = 1024;
 /// Names of devices that one look returns.
 const MAX_SEEN: usize = 1024;
-/// Bytes of what is told of a file that is not valid.
+/// Longest text about an invalid file, bytes.
 const MAX_TOLD: usize = 512;
 
 /// Hands each file in these directories to `take`, with the number of its directory and its path, in the order of their
-/// names. Returns what is wrong with those that cannot be read, or that `take` does not take. Blocking.
+/// names. Returns the faults of files that cannot be read, or that `take` refuses. Blocking.
 pub(super) fn each(
     dirs: &[PathBuf],
     take: &mut dyn FnMut(usize, &Path, Value) -> Result<(), WrongValue>,
@@ -94,7 +94,7 @@ fn names(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// `None`: it is none, or has gone.
+/// Reads a file; `None` if it is no regular file, or has gone.
 fn read(path: &Path) -> io::Result<Option<Value>> {
     // A FIFO without writer would block the open.
     let open = File::options()
@@ -120,7 +120,7 @@ fn read(path: &Path) -> io::Result<Option<Value>> {
     }
 }
 
-/// Adds the devices that are wanted to what is `seen`.
+/// Adds the wanted devices to `seen`.
 pub(super) fn look(dirs: &[PathBuf], wanted: &dyn Wanted, seen: &mut Seen) {
     let found = &mut seen.cdi;
     seen.wrong = each(dirs, &mut |dir, _, value| {
@@ -132,7 +132,7 @@ pub(super) fn look(dirs: &[PathBuf], wanted: &dyn Wanted, seen: &mut Seen) {
     found.truncate(MAX_SEEN);
 }
 
-/// What files say of devices of these names, and what is wrong with other files. Blocking.
+/// Reads the files that describe devices of these names. Returns them, and the faults of other files. Blocking.
 pub fn named(dirs: &[PathBuf], read: ReadFn, names: &[String]) -> (Vec<cdi::File>, Vec<String>) {
     let mut files = Vec::new();
     let wrong = each(dirs, &mut |dir, path, value| {
@@ -155,7 +155,7 @@ pub fn look_at(all: &mut [Edits]) {
     }
 }
 
-/// What a node is. A link to one is none: what it leads to may be another one at the next moment.
+/// Reads the device number and mode of a node. A link is an error: it may lead to another node at the next moment.
 fn node(path: &Path) -> io::Result<oci::Device> {
     let metadata = fs::symlink_metadata(path)?;
     let kind = metadata.file_type();
@@ -230,7 +230,7 @@ mod tests {
         ] {
             fs::write(path, text).expect("written");
         }
-        // Not recursive; a link counts, and what is no file does not hold anybody up.
+        // Not recursive; a link counts, and an entry that is no file does not block the read.
         fs::create_dir(first.join("sub.json")).expect("directory");
         fs::write(first.join("sub.json/a.json"), "{}").expect("written");
         nix::unistd::mkfifo(&first.join("fifo.json"), Mode::S_IRWXU).expect("fifo");

@@ -1,6 +1,6 @@
-//! Device nodes that come and go in containers while these run (DEV-44): a directory for each container and resource, in a file
-//! system of its own, for that of the run directory takes no nodes. The container has it mounted, and cannot write there. What
-//! it may use are the nodes that are there: its control group is told of each change.
+//! Device nodes that come and go in containers while these run (DEV-44): a directory for each container and resource,
+//! in a file system of its own, because that of the run directory takes no nodes. The container has it mounted, and
+//! cannot write there. It may use exactly the nodes that are there: its control group is told of each change.
 //!
 //! ```text
 //! <run>/live/<pod>/<container>/rules.json               what the container may use
@@ -8,8 +8,8 @@
 //! <run>/live/<pod>/<container>/<resource>/record.json   which units these are
 //! ```
 //!
-//! Nothing of it needs an agent to be there, and it goes when nothing is in it. Everything here blocks, and is called by one
-//! thread.
+//! None of this needs a running agent, and the file system is removed when it is empty. All functions here block, and
+//! are called by one thread.
 
 use alloc::collections::BTreeSet;
 use std::{
@@ -39,16 +39,16 @@ use crate::{
     sys::{file, mount, open},
 };
 
-/// Names of the directory in the run directory, and of what is in one of a container and a resource.
+/// Names: the directory in the run directory, and the entries of a directory of a container or a resource.
 const NAME: &str = "live";
 const NODES: &str = "nodes";
 const RECORD: &str = "record.json";
 const RULES: &str = "rules.json";
 /// A node is made under this name, and is moved to its place when it is whole.
 const NEW: &str = ".new";
-/// All of it may have so much, bytes: a record takes a page, nodes take none.
+/// Size of the file system, bytes: a record takes a page, nodes take none.
 const SIZE_BYTES: u64 = 4 << 20;
-/// Bytes of a record: what names 256 units, or 1024 nodes.
+/// Largest record, bytes: enough for the names of 256 units, or 1024 nodes.
 const MAX_RECORD_BYTES: u64 = 64 << 10;
 /// Directories that a node lies in within each other.
 const MAX_DEPTH: usize = 16;
@@ -59,14 +59,14 @@ pub struct LiveNodes {
     root: PathBuf,
 }
 
-/// What a container has there.
+/// Device nodes and records that are kept for one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
     /// Pod.
     pub pod: PodUid,
     /// Container.
     pub container: Box<str>,
-    /// Its records, one of each resource.
+    /// Records of the container, one for each resource.
     pub records: Vec<LiveRecord>,
     dir: PathBuf,
     /// Directories of the records.
@@ -74,7 +74,7 @@ pub struct Kept {
 }
 
 impl LiveNodes {
-    /// In the run directory of the agent.
+    /// Place in the run directory of the agent.
     #[must_use]
     pub fn new(run_dir: &Path) -> Self {
         Self {
@@ -98,9 +98,9 @@ impl LiveNodes {
         self.mount()?;
         let dir = self.root.join(pod.as_str()).join(container).join(name);
         let at = dir.join(NODES);
-        // Nobody but root has a way there, and the container.
+        // Only root and the container can reach it.
         DirBuilder::new().recursive(true).mode(0o755).create(&at)?;
-        // The user of the container is not known yet, and may be another one than that of the last.
+        // The container's user is not known yet. It may differ from the user of the last instance.
         chown(&at, Some(0), Some(0))?;
         save(&dir.join(RECORD), record)?;
         self.fill(&at, nodes).map(|()| at)
@@ -118,7 +118,8 @@ impl LiveNodes {
         mount::tmpfs(&at, Some(SIZE_BYTES), 0o700, flags)
     }
 
-    /// What there is, of pods that are among these; that of others is removed. What is wrong goes to `wrong`.
+    /// Reads the records of the pods for which `pods` returns true, and removes the directories of all others. Faults
+    /// are added to `wrong`.
     pub fn kept(&self, pods: impl Fn(&PodUid) -> bool, wrong: &mut Vec<String>) -> Vec<Kept> {
         let mut all = Vec::new();
         let pods_there = entries(&self.root);
@@ -144,7 +145,7 @@ impl LiveNodes {
                         dir,
                         dirs,
                     }),
-                    // It is left as it is.
+                    // The directory stays as it is.
                     Err(e) => wrong.push(format!("{}: {e}", dir.display())),
                 }
             }
@@ -184,7 +185,7 @@ impl LiveNodes {
         };
         let before = rules.as_ref().and_then(|path| read::<LiveRules>(path).ok());
         let before = before.map_or_else(Vec::new, |rules| rules.allowed);
-        // Who sees a node may use it.
+        // A node that can be seen may be used: so both sets are allowed while nodes change.
         let both: BTreeSet<Allowed> = wanted.iter().cloned().chain(before).collect();
         let mut done = allow(&both);
         for (dir, nodes) in of.dirs.iter().zip(nodes) {
@@ -245,7 +246,7 @@ impl LiveNodes {
             DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
         }
         let new = self.root.join(NEW);
-        // What an agent has left that was killed.
+        // A killed agent may have left one.
         let _ = fs::remove_file(&new);
         let kind = match device.block {
             true => SFlag::S_IFBLK,
@@ -273,7 +274,7 @@ pub fn give_nodes(at: &Path, user: (u32, u32), gid: Option<u32>) -> io::Result<(
     Ok(())
 }
 
-/// Keeps what a container may use that is about to be made, beside what [`LiveNodes::begin`] made for it at `at`.
+/// Keeps the rules of a container that is about to be made, beside the directory `at` of [`LiveNodes::begin`].
 ///
 /// # Errors
 /// As of the calls.
@@ -281,7 +282,7 @@ pub fn keep_rules(at: &Path, rules: &LiveRules) -> io::Result<()> {
     save(&container_dir(at)?.join(RULES), rules)
 }
 
-/// Opens what is there for a container that is about to start, and closes all else of these kinds.
+/// Lets a container that is about to start use the nodes that are there, and no other devices of these kinds.
 ///
 /// # Errors
 /// It cannot be done: nothing of the container must run.
@@ -315,7 +316,7 @@ fn container_dir(at: &Path) -> io::Result<&Path> {
     dir.ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
-/// What cannot be done for a container that runs.
+/// Error of a change for a container that runs.
 #[derive(Debug, thiserror::Error)]
 #[error("device nodes in {at:?}: {source}")]
 pub struct LiveError {
@@ -323,7 +324,8 @@ pub struct LiveError {
     source: io::Error,
 }
 
-/// Nothing happens if it is so already, or the container does not run: what is there counts when it starts.
+/// Lets the container use these nodes and no others. Does nothing if that is so already, or if the container does not
+/// run: at its start the nodes that are there then count.
 fn allow(path: &Path, allowed: &BTreeSet<Allowed>, cgroups: &Cgroups) -> Result<(), LiveError> {
     let change = || {
         let mut rules: LiveRules = read(path)?;
@@ -332,7 +334,7 @@ fn allow(path: &Path, allowed: &BTreeSet<Allowed>, cgroups: &Cgroups) -> Result<
         }
         let before = core::mem::take(&mut rules.allowed);
         rules.allowed = allowed.iter().cloned().collect();
-        // What an agent that is killed now may have opened.
+        // Kept before the change: if the agent is killed now, the file names at least what was opened.
         if allowed.len() > before.len() {
             save(path, &rules)?;
         }
@@ -355,7 +357,7 @@ fn read<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
     from_json(&text).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e.to_string()))
 }
 
-/// Nobody but this module makes any.
+/// Lists a directory: names and paths. No bound is needed: this module alone makes the entries.
 fn entries(dir: &Path) -> Vec<(Box<str>, PathBuf)> {
     let all = fs::read_dir(dir).into_iter().flatten().flatten();
     all.map(|entry| (entry.file_name().to_string_lossy().into(), entry.path()))
@@ -366,7 +368,7 @@ fn nodes_in(at: &Path) -> Vec<PathBuf> {
     let is_dir = |kind: FileType| kind.is_dir();
     let mut nodes = Vec::new();
     let mut dirs = vec![at.to_path_buf()];
-    // Bounded: by what was put there.
+    // Bounded: only this module adds nodes.
     while let Some(dir) = dirs.pop() {
         for (_, path) in entries(&dir) {
             let kind = fs::symlink_metadata(&path).map(|m| m.file_type());
@@ -380,7 +382,7 @@ fn nodes_in(at: &Path) -> Vec<PathBuf> {
     nodes
 }
 
-/// Removes a node, and the directories that have nothing in them then.
+/// Removes a node, and directories that become empty.
 fn remove(at: &Path, path: &Path) -> io::Result<()> {
     fs::remove_file(path)?;
     let dirs = path.ancestors().skip(1).take_while(|dir| *dir != at);
@@ -495,7 +497,7 @@ mod tests {
         assert_eq!(shown(&at), [own("001/004", 4)]);
         let owner = fs::metadata(&at).expect("directory");
         assert_eq!((owner.uid(), owner.mode() & 0o777), (1000, 0o755));
-        // It may use what is there when it starts.
+        // It may use the nodes that are there when it starts.
         let (group, cgroups) = place.group("g");
         let rules = LiveRules {
             cgroup: "/g".into(),
@@ -513,7 +515,7 @@ mod tests {
             })
         };
         assert_eq!(told(), ["c 188:4 rw", ""]);
-        // It is found by whoever comes later, with what was kept.
+        // A later agent finds the directory, with its records.
         let live = LiveNodes::new(&place.dir.join("run"));
         let mut wrong = Vec::new();
         let all = live.kept(|uid| *uid == pod, &mut wrong);
@@ -543,7 +545,7 @@ mod tests {
         let [allowed, denied] = told();
         assert_eq!(denied, "c 188:5 rw");
         assert!(allowed.starts_with("c 188:"), "{allowed}");
-        // One that has changed since it was looked at does not hold up others, and is not there.
+        // A node that has changed since the look is left out, and does not hold up others.
         let stale = Device { minor: 7, ..other };
         let fresh = place.node("002/001", 8);
         let at_path = |path: String| Device {
@@ -560,7 +562,7 @@ mod tests {
         assert_eq!(now.len(), 2, "{now:?}");
         assert!(!now.contains(&tty), "{now:?}");
         assert!(!at.parent().expect("parent").join("x").exists());
-        // A group that does not run is told nothing, and takes what is there when it does.
+        // A group that does not run is told nothing, and takes the nodes that are there when it starts.
         told();
         fs::rename(&group, group.with_extension("old")).expect("gone");
         update(core::slice::from_ref(&fresh)).expect("done");
@@ -578,7 +580,7 @@ mod tests {
             u64::from(size.blocks()) * u64::from(size.fragment_size()),
             SIZE_BYTES
         );
-        // What an agent cannot read is left as it is, and told.
+        // A record that an agent cannot read is left as it is, and reported.
         let path = at.with_file_name(RECORD);
         let size = usize::try_from(MAX_RECORD_BYTES).expect("size");
         let long = LiveRecord {

@@ -1,6 +1,6 @@
-//! Devices of the machine: what nodes there are, and when that may have changed; and how device plugins are spoken with. What
-//! is made of it is not decided here. Nodes of devices that come and go are put where running containers see them. Files in
-//! which vendors describe devices are read (CDI).
+//! Devices of the machine: their nodes, a sign when these may have changed, and the protocol of device plugins. Nodes
+//! of devices that come and go are put where running containers see them. Files in which vendors describe devices are
+//! read (CDI). No decision is made here.
 
 pub mod cdi;
 mod live;
@@ -19,13 +19,13 @@ pub use live::{Kept, LiveError, LiveNodes, give_nodes, keep_rules, open_nodes};
 pub use socket::{Listener, Trouble};
 pub use uevent::Doorbell;
 
-/// Where devices can be looked at. Every call blocks for some milliseconds.
+/// A machine whose devices can be looked at. Every call blocks for some milliseconds.
 pub trait Machine: Send + Sync {
-    /// What is there of what is wanted. What cannot be read counts as absent.
+    /// Looks for the wanted devices. A device that cannot be read counts as absent.
     fn look(&self, wanted: &dyn Wanted) -> Seen;
 }
 
-/// This machine: its device nodes, its sysfs, and its CDI files.
+/// The local machine: its device nodes, its sysfs, and its CDI files.
 #[derive(Clone, Debug)]
 pub struct Host {
     root: PathBuf,

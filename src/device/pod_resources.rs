@@ -1,4 +1,4 @@
-//! What pods have of devices, for those who count them: `v1.PodResourcesLister` (DEV-17).
+//! Devices that pods hold, for programs that count them: `v1.PodResourcesLister` (DEV-17).
 //!
 //! Source: kubelet `pkg/apis/podresources/v1/api.proto`, `apis/podresources/server_v1.go`.
 
@@ -62,7 +62,7 @@ message! {
     }
 }
 
-/// Who knows it; `None`: it is asked too often.
+/// Devices that pods hold, as the agent tells them; `None` if it is asked too often.
 pub type Asked = Pin<Box<dyn Future<Output = Option<Holdings>>>>;
 
 /// Answers until it is dropped.

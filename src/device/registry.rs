@@ -1,5 +1,5 @@
-//! Plugins that wait at sockets of their own below one directory until somebody asks what they are (DEV-16): where such sockets
-//! are, when that may have changed, and what is said there. What is made of it is not decided here.
+//! Plugins that wait at sockets of their own below one directory until they are asked for name and kind (DEV-16): this
+//! module finds the sockets, signals changes among them, and speaks with the plugins. It makes no decision.
 //!
 //! Source: kubelet `pluginmanager/pluginwatcher`, `pkg/apis/pluginregistration/v1/api.proto`.
 
@@ -30,7 +30,7 @@ pub const MAX_SOCKETS: usize = 32;
 /// Entries that are looked at, and directories within each other.
 const MAX_ENTRIES: usize = 1024;
 const MAX_DEPTH: usize = 8;
-/// How long a plugin may take to say what it is, and to take in what became of it.
+/// Time limits for a plugin: to tell its name and kind, and to take in the result of its registration.
 const INFO_TIME: Duration = Duration::from_secs(1);
 const NOTIFY_TIME: Duration = Duration::from_secs(5);
 
@@ -38,11 +38,11 @@ message! {
     struct Empty {}
 }
 message! {
-    /// What a plugin says that it is.
+    /// Name and kind of a plugin, as it tells them.
     pub struct PluginInfo {
-        /// Who is to use it.
+        /// Type of the plugin: tells which part of a kubelet uses it.
         1 kind: String,
-        /// Its name; of a device plugin the resource.
+        /// Name of the plugin; for a device plugin the resource.
         2 name: String,
         /// The socket at which it serves; empty: the one that was asked.
         3 endpoint: String,
@@ -64,7 +64,7 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// Dials a socket, and asks what is there.
+    /// Dials a socket, and asks for the plugin's name and kind.
     pub async fn dial(
         path: &Path,
         executor: &LocalExecutor<'static>,
@@ -81,7 +81,7 @@ impl Registration {
         Ok((own, info))
     }
 
-    /// Tells it what became of it; an empty text: it is registered.
+    /// Tells the plugin the result of its registration; an empty text: it is registered.
     pub async fn notify(&self, error: &str) -> Result<(), Status> {
         let mut status = RegistrationStatus {
             registered: error.is_empty(),
@@ -99,16 +99,16 @@ impl Registration {
     }
 }
 
-/// Which socket it is: another one at its path has another one.
+/// Identity of a socket: a new socket at the same path has another mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark([i64; 3]);
 
-/// What lies below the directory.
+/// Sockets below the directory.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// At most [`MAX_SOCKETS`].
+    /// Sockets with their marks; at most [`MAX_SOCKETS`].
     pub sockets: BTreeMap<PathBuf, Mark>,
-    /// There is more than is looked at.
+    /// Set if there is more than is looked at.
     pub more: bool,
     entries: usize,
 }
@@ -126,7 +126,7 @@ pub fn look(dir: &Path, bell: Option<&Doorbell>) -> io::Result<Seen> {
 
 impl Seen {
     fn walk(&mut self, dir: &Path, bell: Option<&Doorbell>, depth: usize) -> io::Result<()> {
-        // Before it is read: what comes after that rings.
+        // Watched before it is read: a change after the read rings.
         if let Some(bell) = bell {
             bell.watch(dir);
         }
@@ -142,7 +142,7 @@ impl Seen {
                 names.push(name);
             }
         }
-        // Of too many sockets the same ones are taken each time.
+        // Sorted: if there are too many sockets, the same ones are taken each time.
         names.order_by(Ord::cmp);
         for name in names {
             let path = dir.join(name);
@@ -178,7 +178,7 @@ impl Seen {
 pub struct Doorbell(Arc<Async<Inotify>>);
 
 impl Doorbell {
-    /// One that watches nothing yet.
+    /// Makes a doorbell that watches no directory yet.
     pub fn lay() -> io::Result<Self> {
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
         Ok(Self(Arc::new(Async::new(inotify)?)))
@@ -192,11 +192,11 @@ impl Doorbell {
             | AddWatchFlags::IN_MOVE_SELF
             | AddWatchFlags::IN_DONT_FOLLOW
             | AddWatchFlags::IN_ONLYDIR;
-        // Without it the next look finds what changed.
+        // Without a watch the next look finds the change.
         let _ = self.0.get_ref().add_watch(dir, events);
     }
 
-    /// Waits until it rings. Returns whether it is good for more: one that watches what was moved away is not.
+    /// Waits until it rings. Returns false if it must be replaced: a watched directory was moved away or unmounted.
     pub async fn rung(&self) -> bool {
         if self.0.readable().await.is_err() {
             return false;

@@ -26,7 +26,7 @@ const MAX_USB: usize = 512;
 /// Directories below a device on the USB within each other, and all of them.
 const MAX_DEPTH: usize = 10;
 const MAX_DIRECTORIES: usize = 1024;
-/// Devices with nodes that are looked at for what udev knows of them.
+/// Devices with nodes that are looked up in udev's database, at most.
 const MAX_DEVICES: usize = 4096;
 /// Devices of which one is a part, and itself.
 const MAX_LEVELS: usize = 16;
@@ -66,7 +66,7 @@ struct Places {
 }
 
 impl Places {
-    /// The path on the machine of what is called `name`.
+    /// The path on the machine of the name `name`.
     fn path(&self, name: &str) -> PathBuf {
         self.root.join(name.trim_start_matches('/'))
     }
@@ -96,7 +96,7 @@ impl Places {
     /// The node of that name, or to which that leads; `None` if there is none.
     fn node(&self, name: String) -> Option<Node> {
         let path = fs::canonicalize(self.path(&name)).ok()?;
-        // A link out of it leads to what is nobody's to give.
+        // A link out of the directory leads to devices that must not be given.
         if !path.starts_with(fs::canonicalize(self.path("/dev")).ok()?) {
             return None;
         }
@@ -151,7 +151,7 @@ impl Places {
         all
     }
 
-    /// Nodes that are wanted for what is known of their devices.
+    /// Finds wanted nodes by the facts of their devices.
     fn udev(&self, wanted: &dyn Wanted) -> Vec<(u16, Node)> {
         let mut all = Vec::new();
         let mut left = MAX_DEVICES;
@@ -163,7 +163,7 @@ impl Places {
                     break;
                 }
                 left -= 1;
-                // What is cheap first: most devices are of other subsystems.
+                // The cheap test first: most devices are of other subsystems.
                 let link = entry.path();
                 let subsystem = last_of_link(&link.join("subsystem"));
                 let Some(subsystem) = subsystem.filter(|name| wanted.subsystem(name)) else {
@@ -221,7 +221,7 @@ impl Places {
                 return;
             }
             let path = entry.path();
-            // What is plugged into a hub is another device.
+            // Devices that are plugged into a hub are other ones.
             if !entry.file_type().is_ok_and(|kind| kind.is_dir()) || path.join("idVendor").exists()
             {
                 continue;
@@ -241,12 +241,12 @@ impl Places {
         let subsystem = last_of_link(&device.join("subsystem"))?;
         let node = self.node(format!("/dev/{name}"))?;
         let numbers = attribute(device, "dev")?;
-        // A node that another device had before this one is as good as none.
+        // A node left by an earlier device counts as none.
         (numbers == format!("{}:{}", node.major, node.minor)).then_some((subsystem, node))
     }
 }
 
-/// Where on the USB a device is, or what it belongs to.
+/// Finds the place on the USB of a device, or of the USB device that it belongs to.
 fn place(device: &Path) -> Option<Place> {
     let mut interface = "";
     for dir in device.ancestors() {
@@ -281,22 +281,22 @@ fn read(path: &Path, most: u64) -> Option<String> {
     Some(text.trim_end().to_owned())
 }
 
-/// The name of what a link leads to.
+/// The file name of a link's target.
 fn last_of_link(link: &Path) -> Option<String> {
     let to = fs::read_link(link).ok()?;
     Some(to.file_name()?.to_str()?.to_owned())
 }
 
-/// A device, and what it is a part of. Each has a file `uevent`; what has none is a directory between them.
+/// The directories of a device and of its parents. Each has a file `uevent`; directories without it lie between them.
 fn levels(device: &Path) -> Vec<PathBuf> {
     let all = device.ancestors();
     let all = all.filter(|dir| dir.join("uevent").exists());
     all.take(MAX_LEVELS).map(Path::to_path_buf).collect()
 }
 
-/// What can be known of a device with a node.
+/// Facts that udev rules can ask of a device with a node.
 struct Device {
-    /// Itself first.
+    /// Directories of the device and of its parents, its own first.
     levels: Vec<PathBuf>,
     /// The file of udev's database.
     database: PathBuf,
@@ -337,7 +337,7 @@ mod tests {
     use super::*;
     use crate::api::strict::WrongValue;
 
-    /// Everything.
+    /// Wants everything.
     struct All;
 
     impl Wanted for All {
@@ -529,7 +529,7 @@ mod tests {
         fs::remove_dir_all(&root).expect("removed");
     }
 
-    /// How many devices it is asked of.
+    /// Counts the devices about which it is asked.
     #[derive(Default)]
     struct Asked(AtomicUsize);
 

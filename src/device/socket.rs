@@ -22,16 +22,16 @@ use crate::grpc::{
     status::{Code, Status},
 };
 
-/// Its name.
+/// Name of the socket.
 const SOCKET: &str = "kubelet.sock";
 /// Connections at a time.
 const MAX_CONNECTIONS: usize = 16;
-/// How long one may last, of those that ask once.
+/// Longest time of a connection whose client asks only once.
 const SHORT: Duration = Duration::from_secs(60);
 /// Pause after a connection that could not be taken.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
-/// Why nobody can be served at the moment; `None`: whoever comes is.
+/// Reason why no client can be served at the moment; `None` while clients are served.
 pub type Trouble = Rc<RefCell<Option<String>>>;
 
 /// See the module.
@@ -43,8 +43,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// For plugins that register: all sockets in `dir` are unlinked, which is a plugin's sign to register again (DEV-01); other
-    /// files stay.
+    /// Listens for plugins that register: all sockets in `dir` are unlinked, which is a plugin's sign to register again
+    /// (DEV-01); other files stay.
     pub fn of_plugins(dir: &Path) -> io::Result<Self> {
         make(dir)?;
         let entries = fs::read_dir(dir).and_then(Iterator::collect::<io::Result<Vec<_>>>);
@@ -60,7 +60,7 @@ impl Listener {
         Self::bind(dir, true)
     }
 
-    /// For those who ask what pods have: they may stay.
+    /// Listens for clients that ask for the devices of pods: their connections may last.
     pub fn of_readers(dir: &Path) -> io::Result<Self> {
         make(dir)?;
         let path = dir.join(SOCKET);
@@ -82,7 +82,7 @@ impl Listener {
         })
     }
 
-    /// Whether whoever comes is served, as it is whenever somebody looks (DEV-18).
+    /// Returns a shared view of the trouble: every look at it shows the present state (DEV-18).
     #[must_use]
     pub fn trouble(&self) -> Trouble {
         Rc::clone(&self.trouble)
@@ -98,12 +98,12 @@ impl Listener {
         let open = Rc::new(Cell::new(0_usize));
         // Bounded: each turn waits for a client.
         loop {
-            // If somebody still waits in vain, it is there again before anybody looks.
+            // If a client still cannot be served, the next accept sets it again before it is read.
             self.trouble.take();
             let accepted = self.socket.accept().await;
             let pipe = match accepted {
                 Ok((pipe, _)) if open.get() < MAX_CONNECTIONS => pipe,
-                // It is closed.
+                // There are too many: this one is closed.
                 Ok(_) => continue,
                 Err(e) => {
                     log::warn!("sockets of device plugins: cannot accept: {e}");
@@ -137,7 +137,7 @@ fn make(dir: &Path) -> io::Result<()> {
     made.map_err(|e| failed("make the directory", dir, &e))
 }
 
-/// What a plugin takes away meanwhile is gone as well.
+/// Makes "not found" a success: a plugin may have removed the file meanwhile.
 fn unless_gone(done: io::Result<()>) -> io::Result<()> {
     match done {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -188,7 +188,7 @@ mod tests {
         fs::remove_dir_all(root).expect("clean");
     }
 
-    /// Its pauses do not end.
+    /// A clock whose pauses never end.
     struct Still;
 
     impl Time for Still {
@@ -209,7 +209,7 @@ mod tests {
         for is_deaf in [false, true] {
             let mut listener = Listener::of_plugins(&root).expect("listens");
             if is_deaf {
-                // Nobody can be accepted at one that does not listen.
+                // A socket that does not listen accepts no client.
                 let (end, _other) = UnixStream::pair().expect("pair");
                 let end = UnixListener::from(OwnedFd::from(end));
                 listener.socket = Async::new(end).expect("socket");

@@ -52,11 +52,11 @@ impl Doorbell {
         }
     }
 
-    /// Takes what is there. Returns whether it is about a device with a node.
+    /// Takes the waiting messages. Returns true if one may be about a device with a node.
     fn drain(&self) -> io::Result<bool> {
         let mut message = [0; MESSAGE];
         let mut rings = false;
-        // Bounded: what comes meanwhile is taken next time.
+        // Bounded: messages that come meanwhile are taken next time.
         for _ in 0..64 {
             let fd = self.socket.as_raw_fd();
             match recv(fd, &mut message, MsgFlags::MSG_DONTWAIT) {
@@ -65,7 +65,7 @@ impl Doorbell {
                     rings |= text.windows(HAS_NODE.len()).any(|w| w == HAS_NODE);
                 }
                 Err(nix::Error::EAGAIN) => break,
-                // Some were lost, whatever they were.
+                // Some messages were lost: any of them may have been about a device with a node.
                 Err(nix::Error::ENOBUFS) => rings = true,
                 Err(nix::Error::EINTR) => {}
                 Err(e) => return Err(e.into()),

@@ -1,4 +1,4 @@
-//! What every backend must keep, as one sequence of calls that a test runs against it.
+//! The contract of every backend, as one sequence of calls that a test runs against it.
 //!
 //! Source: `tests/spec/lifecycle.md` PROV, `tests/spec/runtime.md` RTM.
 
@@ -13,19 +13,19 @@ use crate::api::cri::{
 use crate::api::stats::Detail;
 use crate::api::{ContainerId, PodUid, SandboxId};
 
-/// How often the end of a container is looked for; the pause in between is the caller's.
+/// Most looks for the end of a container; the pause in between is the caller's.
 const MAX_LOOKS: usize = 500;
-/// Bytes of output that are wanted of a command.
+/// Most output that is taken of a command, in bytes.
 const LIMIT: usize = 64;
 
-/// What the contract is tried with.
+/// Configurations and commands with which the contract is tried.
 #[derive(Clone, Debug)]
 pub struct Fixture {
     /// A sandbox that the backend can make. Its UID must be unknown to the backend.
     pub sandbox: SandboxConfig,
     /// Reference of an image in the store.
     pub image: String,
-    /// Images can be volumes; else whoever asks for one is refused.
+    /// Set if images can be volumes; otherwise a container with such a volume is refused.
     pub image_volumes: bool,
     /// A command that runs until it is stopped.
     pub runs: Vec<String>,
@@ -40,23 +40,23 @@ pub struct Fixture {
 /// A pause between two looks at the runtime.
 pub type Pause<'a> = &'a dyn Fn() -> Pin<Box<dyn Future<Output = ()>>>;
 
-/// How a backend does not keep the contract.
+/// Breach of the contract by a backend.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Breach {
-    /// It is not as it says, or as it must be.
+    /// The backend's state is not as it says, or as it must be.
     #[error("{0}")]
     Said(String),
-    /// It refused what it must do.
+    /// The backend refused a call that must succeed.
     #[error("{call}")]
     Refused {
-        /// What was asked.
+        /// Refused call.
         call: &'static str,
-        /// Its words.
+        /// Error of the backend.
         source: RuntimeError,
     },
 }
 
-/// Runs the contract. Removes what it made if the backend keeps the contract.
+/// Runs the contract. Removes all that it made if the backend keeps the contract.
 ///
 /// - Errors: the first thing that is not as it should be.
 pub async fn contract(
@@ -93,7 +93,7 @@ fn went<T>(result: Result<T, RuntimeError>, call: &'static str) -> Result<T, Bre
     result.map_err(|source| Breach::Refused { call, source })
 }
 
-/// Whether streams of something unknown are said not to be found, at once or when they are started.
+/// Checks that streams of an unknown container are "not found", at once or when they are started.
 async fn is_absent(opened: Call<'_, Stream<Start<'_>>>, what: &str) -> Result<(), Breach> {
     let result = match opened.await {
         Ok(Stream::Local(start)) => start.await.map(drop),
@@ -462,7 +462,7 @@ impl Trial<'_> {
         went(runtime.remove_container(&reader, Logs::Go).await, "removal")
     }
 
-    /// What is listed of a pod is what its status says.
+    /// Checks that a pod is listed as its status describes it.
     async fn lists_agree(&self, status: &PodRuntimeStatus) -> Result<(), Breach> {
         let listed = went(self.runtime.list_pods().await, "list of pods")?;
         let listed = listed.into_iter().find(|pod| pod.uid == status.uid);
@@ -476,7 +476,7 @@ impl Trial<'_> {
         ensure(found == expected, "list and status agree")
     }
 
-    /// What can be done with a container that runs.
+    /// Tries the calls on a container that runs.
     async fn running(&self, id: &ContainerId) -> Result<(), Breach> {
         let (runtime, uid) = (self.runtime, &self.fixture.sandbox.uid);
         let said = runtime.exec_sync(id, &self.fixture.echoes, None, LIMIT);

@@ -1,4 +1,4 @@
-//! What goes with an instance: its log, and what points to it. Blocking.
+//! Removal of an instance's log and of the links to it. Blocking.
 
 use std::{fs, io, os::fd::AsRawFd as _, path::Path};
 
@@ -24,7 +24,7 @@ fn remove_logs(log: &Path, links: &Path, link_end: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// What becomes of the logs of an instance that is removed. Where they stay, those of the instances before it go: a pod may start
+/// Removes the logs of an instance that is removed. If these stay, removes those of earlier instances: a pod may start
 /// over without end.
 pub(super) fn remove(logs: Logs, log: &Path, links: &Path, link_end: &str) -> io::Result<()> {
     let attempt = |name: &str| name.split_once(".log")?.0.parse::<u32>().ok();

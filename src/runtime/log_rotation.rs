@@ -24,7 +24,7 @@ use crate::api::Wall;
 use crate::api::order::Order;
 use crate::sys::{file, open};
 
-/// Whether the live file at `path` has reached `limit` bytes. A missing file counts: the writer must reopen it.
+/// Returns true if the live file at `path` has reached `limit` bytes. A missing file counts: the writer must reopen it.
 pub fn is_due(path: &Path, limit: u64) -> io::Result<bool> {
     match fs::symlink_metadata(path) {
         Ok(meta) => Ok(meta.len() >= limit),
@@ -50,11 +50,11 @@ const MAX_COMPRESSED_BYTES: u64 = 8 * 1024 * 1024;
 /// State of a log's directory at the last look: nothing was rotated while it stays the same.
 pub type Looked = BTreeMap<PathBuf, (i64, i64)>;
 
-/// Compresses what writers have rotated: all but the newest of each log in `lives`, the oldest first, as much as one look may.
-/// Returns the state to be given at the next look, and what could not be done.
+/// Compresses files that writers have rotated: all but the newest of each log in `lives`, the oldest first, as many as
+/// one look may. Returns the state for the next look, and the logs with errors.
 ///
-/// - `max_bytes`, `max_files`: what a log may have. A file is compressed only while its copy has room beside it, so that a log
-///   never has more, however fast its writer is.
+/// - `max_bytes`, `max_files`: limits of a log. A file is compressed only while its copy has room beside it, so that a
+/// log never exceeds them, however fast its writer is.
 pub fn compress_rotated(
     lives: Vec<PathBuf>,
     mut looked: Looked,
@@ -90,8 +90,8 @@ pub fn compress_rotated(
     (looked, failed)
 }
 
-/// Compresses rotated files of one log until `most` bytes are done; `room` for all rotated files. Returns the bytes done,
-/// and whether nothing is left to do.
+/// Compresses rotated files of one log until `most` bytes are done; `room` for all rotated files. Returns the bytes
+/// done, and true if nothing is left to do.
 fn compress_some(live: &Path, room: u64, most: u64) -> io::Result<(u64, bool)> {
     let mut done = 0;
     let mut rotated = without_leftovers(live)?;
@@ -101,7 +101,7 @@ fn compress_some(live: &Path, room: u64, most: u64) -> io::Result<(u64, bool)> {
         if done >= most {
             return Ok((done, false));
         }
-        // Anew each time: the writer goes on.
+        // Counted for each file: the writer goes on meanwhile.
         let all = rotated_files(live)?.iter().map(|p| size(p)).sum::<u64>();
         let own = size(plain);
         if all.saturating_add(own) > room {
@@ -110,7 +110,7 @@ fn compress_some(live: &Path, room: u64, most: u64) -> io::Result<(u64, bool)> {
         compress(plain)?;
         done += own;
     }
-    // A writer that rotates meanwhile is looked at again.
+    // After a compression the log is looked at once more: its writer may have rotated meanwhile.
     Ok((done, done == 0 && (newest.is_some() || rotated.is_empty())))
 }
 
@@ -152,23 +152,23 @@ fn rotate_within(path: &Path, max_files: usize, now: Wall) -> io::Result<Option<
     }
 }
 
-/// Takes a rotation back because the writer could not reopen, unless there is a new live file.
+/// Undoes a rotation because the writer could not reopen, unless there is a new live file.
 pub fn undo(path: &Path, rotated: &Path) -> io::Result<()> {
     let dir = open::log_dir(path)?;
     let name = |path: &Path| path.file_name().unwrap_or_default().to_owned();
     match file::rename_new(&dir, &name(rotated), &dir, &name(path)) {
-        // It has reopened after all: that file is written.
+        // The writer has reopened after all: it writes the new file.
         Err(Errno::EEXIST) => Ok(()),
         result => Ok(result?),
     }
 }
 
-/// Removes logs of a container's instances that nobody knows any more, rotated files included: a boot makes the agent
-/// forget its instances, and a pod that lives for years would keep a log of each.
+/// Removes logs of a container's forgotten instances, rotated files included: a boot makes the agent forget its
+/// instances, and a pod that lives for years would keep a log of each.
 ///
 /// - Shape: `live` is the log of any instance of the container; `known` the file names of all; of the others only older
 ///   ones go, and the newest `keep` of them stay.
-/// - Errors: the first file that could not be removed; what is left is met again.
+/// - Errors: the first file that could not be removed; the next call tries it again.
 pub fn remove_forgotten(live: &Path, known: &[OsString], keep: usize) -> io::Result<()> {
     let number = |name: &std::ffi::OsStr| -> Option<u32> {
         let (number, _) = name.to_str()?.split_once(".log")?;
@@ -220,7 +220,7 @@ fn is_compressed(path: &Path) -> bool {
     path.extension().is_some_and(|e| e == "gz")
 }
 
-/// Rotated files beside the live one, oldest first by name. What is no regular file is none of ours: a pod put it there.
+/// Rotated files beside the live one, oldest first by name. Only regular files count: a pod put the others there.
 fn rotated_files(path: &Path) -> io::Result<Vec<PathBuf>> {
     let missing = || {
         io::Error::new(
@@ -247,7 +247,8 @@ fn rotated_files(path: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// As [`rotated_files`], and removes those whose compression was broken off: they count among what a log may have.
+/// Lists files as [`rotated_files`] does, and removes copies whose compression was broken off: they would take room of
+/// the log.
 fn without_leftovers(path: &Path) -> io::Result<Vec<PathBuf>> {
     let mut rotated = rotated_files(path)?;
     for leftover in rotated.extract_if(.., |p| p.extension().is_some_and(|e| e == "tmp")) {
@@ -256,7 +257,7 @@ fn without_leftovers(path: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(rotated)
 }
 
-/// The writer makes room by itself: what was there a moment ago may be gone.
+/// Makes "not found" a success: the writer makes room by itself, and may have removed the file meanwhile.
 fn gone(result: io::Result<()>) -> io::Result<()> {
     match result {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -277,7 +278,7 @@ fn compress(plain: &Path) -> io::Result<()> {
         .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
         .open(plain)?;
     if !source.metadata()?.is_file() {
-        // Swapped since the directory was read. Reading a FIFO would hold the disk lane for ever.
+        // It was replaced after the directory was read. Reading a FIFO would hold the disk lane for ever.
         return fs::remove_file(plain);
     }
     // A link that a pod put there.
@@ -289,7 +290,7 @@ fn compress(plain: &Path) -> io::Result<()> {
         .custom_flags(OFlag::O_NOFOLLOW.bits())
         .open(&staged)?;
     if let Err(e) = zip(&mut source, target) {
-        // A disk that is full stays so otherwise.
+        // The half copy would keep a full disk full.
         let _ = fs::remove_file(&staged);
         return Err(e);
     }
@@ -346,7 +347,7 @@ mod tests {
             .expect("unzip");
         assert_eq!(text, "line 3\n");
 
-        // What a crash leaves: a staged file and a plain twin.
+        // A crash leaves a staged file and a plain twin.
         fs::write(dir.join("0.log.20231114-221324.tmp"), "half").expect("write");
         fs::write(dir.join("0.log.20231114-221323"), "twin").expect("write");
         fs::write(&path, "last\n").expect("write");
@@ -429,7 +430,7 @@ mod tests {
         let before = names(&pod);
         let looked = look(looked);
         assert_eq!((names(&pod), looked.len()), (before, 0));
-        // It made room while a file was compressed.
+        // The writer made room while a file was compressed.
         let twin = pod.join("0.log.20231114-221321.2");
         compress(&twin).expect("compressed");
         assert!(!twin.exists() && pod.join("0.log.20231114-221321.2.gz").exists());
@@ -483,7 +484,7 @@ mod tests {
         fs::remove_dir_all(&dir).expect("clean up");
     }
 
-    /// What a pod that has the directory mounted can put beside its log neither stops rotation nor is followed.
+    /// Links, pipes and directories that a pod puts beside its log neither stop rotation nor are followed.
     #[test]
     fn links_pipes_and_directories_in_the_way() {
         let dir = std::env::temp_dir().join(format!("picolet-rotate-odd-{}", std::process::id()));

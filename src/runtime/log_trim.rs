@@ -15,21 +15,21 @@ const MAX_FILES: usize = 1024;
 /// The log of one container: all files of all its instances.
 #[derive(Debug)]
 pub struct LogFiles {
-    /// The log of its newest instance, or of the one that runs.
+    /// Log of the newest instance, or of the one that runs.
     pub path: PathBuf,
     /// Names, oldest first.
     pub names: Vec<OsString>,
-    /// Their sizes.
+    /// Sizes of these files.
     pub log: Log,
 }
 
-/// Measures logs. `path` is that of any instance; of the one that runs, if one does.
+/// Measures the log of a container. `path` is the log of the running instance, or of any if none runs.
 ///
-/// - Errors: none; what cannot be read has nothing.
+/// - Errors: none; a directory that cannot be read counts as empty.
 #[must_use]
 pub fn measure(path: PathBuf, runs: bool) -> LogFiles {
     let mut found = files(&path).unwrap_or_default();
-    // Instances by their numbers, of each the rotated files by their names and then the one that is or was written.
+    // Sorted by instance; within one first its rotated files by name, then the file that is or was written.
     found.order_by(|(a, _), (b, _)| age(a).cmp(&age(b)));
     let live = path.file_name();
     let is_written = runs && found.last().is_some_and(|(name, _)| Some(&**name) == live);
@@ -68,7 +68,7 @@ fn files(path: &Path) -> io::Result<Vec<(OsString, u64)>> {
     Ok(found)
 }
 
-/// Order of age of a log's file; `None`: it is none.
+/// Sort key for the age of a log's file; `None`: the file is no log.
 fn age(name: &OsStr) -> Option<(u32, bool, &str)> {
     let (number, rest) = name.to_str()?.split_once(".log")?;
     let is_ours = rest.is_empty() || rest.starts_with('.');

@@ -35,10 +35,10 @@ use crate::api::stats::{Detail, DiskUsage, PodUsage};
 use crate::api::{ContainerId, PodUid, SandboxId};
 use crate::image::Progress;
 
-/// A call to the runtime. Dropping it does not cancel what it started, a pull excepted; see design section "Worker".
+/// A call to the runtime. Dropping it does not cancel work that it started, except a pull; see design section "Worker".
 pub type Call<'a, T> = Pin<Box<dyn Future<Output = Result<T, RuntimeError>> + 'a>>;
 
-/// What can go wrong for the caller of the runtime.
+/// Error of a call to the runtime.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RuntimeError {
     /// The sandbox, container or image does not exist. Stop and remove never return it.
@@ -59,12 +59,12 @@ pub enum RuntimeError {
     /// The link has no bytes left for the image; it goes on later.
     #[error("{0}")]
     Deferred(String),
-    /// A call did not end in time; whatever it started has been killed.
+    /// A call did not end in time; the processes that it started have been killed.
     #[error("{what} timed out after {after:?}")]
     Timeout {
         /// The step.
         what: String,
-        /// How long was waited.
+        /// Time that was waited.
         after: Duration,
     },
     /// Anything else: the step that failed and the whole chain of causes.
@@ -72,23 +72,24 @@ pub enum RuntimeError {
     Failed(String),
 }
 
-/// What becomes of the logs of an instance that is removed.
+/// Fate of the logs of an instance that is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Logs {
-    /// They are removed, too.
+    /// The logs are removed, too.
     Go,
     /// The next instance of the container goes on behind them.
     Stay,
 }
 
-/// Where images come from and are kept. Whoever needs images alone asks this half of a backend.
+/// A store of images. Callers that need images alone use this half of a backend.
 pub trait ImageService {
     /// The image that `reference` names, if it is in the store.
     fn image_status<'a>(&'a self, reference: &'a str) -> Call<'a, Option<Image>>;
     /// All images, sorted by id.
     fn list_images(&self) -> Call<'_, Vec<Image>>;
-    /// Pulls `reference` with one credential, or anonymously; `sandbox` is that of the pod that wants it, if any does. Returns
-    /// the image's id. Dropped, it ends soon unless others wait for the same; what arrived stays.
+    /// Pulls `reference` with one credential, or anonymously; `sandbox` is that of the pod that wants it, if any does.
+    /// Returns the image's id. If the call is dropped, the pull ends soon unless others wait for the same image; the
+    /// bytes that have arrived stay.
     ///
     /// - Errors: [`RuntimeError::Denied`] if it is worth trying another credential.
     fn pull_image<'a>(
@@ -97,10 +98,10 @@ pub trait ImageService {
         credential: Option<&'a AuthConfig>,
         sandbox: Option<&'a SandboxConfig>,
     ) -> Call<'a, String>;
-    /// How far the pull of `reference` is; `None` if none is under way. From memory.
+    /// Progress of the pull of `reference`; `None` if there is no such pull. From memory.
     fn pull_progress(&self, reference: &str) -> Option<Progress>;
-    /// Whether a pull of `reference` may still bring its image, also one that was dropped; `None`: the runtime does not tell.
-    /// From memory.
+    /// Returns true if a pull of `reference` may still bring its image, also a pull that was dropped; `None`: the
+    /// runtime does not tell. From memory.
     fn is_pulling(&self, reference: &str) -> Option<bool> {
         let _ = reference;
         None
@@ -114,40 +115,41 @@ pub trait ImageService {
 
 /// A container runtime. One pod's calls never overlap, except stops of its containers; calls for different pods do.
 pub trait RuntimeService: ImageService {
-    /// Who it is, as last known. From memory.
+    /// Name and version of the runtime, as last known. From memory.
     fn version(&self) -> Version;
-    /// What it can do, as last known. From memory.
+    /// Capabilities of the runtime, as last known. From memory.
     fn capabilities(&self) -> Capabilities;
-    /// Networks that sandboxes made from now on get their addresses from, if the runtime chooses them itself; primary first,
-    /// at most one of each family. Those that are there keep theirs (NODE-16).
+    /// Sets the networks from which new sandboxes get their addresses, if the runtime chooses them itself; primary
+    /// first, at most one of each family. Existing sandboxes keep their addresses (NODE-16).
     fn update_pod_cidrs<'a>(&'a self, cidrs: &'a [String]) -> Call<'a, ()> {
         let _ = cidrs;
         Box::pin(async { Ok(()) })
     }
-    /// Whether the providers of pods that are no containers answer, or why not; `None`: the node has none. From memory.
+    /// Condition of the providers for pods that are no containers: they answer, or why not; `None`: the node has none.
+    /// From memory.
     fn providers(&self) -> Option<Condition> {
         None
     }
     /// Conditions; cheap enough for every 5 s.
     fn status(&self) -> Call<'_, RuntimeStatus>;
 
-    /// Lists all pods with every sandbox and instance, exited ones included (the relist). How they are, [`Self::pod_status`] tells.
-    /// Sorted by UID; at most the pods the table can hold plus orphans.
+    /// Lists all pods with every sandbox and instance, exited ones included (the relist). Their statuses are read by
+    /// [`Self::pod_status`]. Sorted by UID; at most the pods the table can hold plus orphans.
     fn list_pods(&self) -> Call<'_, Vec<PodItem>>;
     /// Reads one pod anew, termination messages included. Unknown UID: an empty status carrying it.
     fn pod_status(&self, uid: &PodUid) -> Call<'_, PodRuntimeStatus>;
     /// Resolves when something at the runtime may have changed (a container ended). May be late or lost.
     fn doorbell(&self) -> Pin<Box<dyn Future<Output = ()> + '_>>;
 
-    /// Makes a sandbox and its network. On error nothing usable is left; what is left is listed as not ready.
+    /// Makes a sandbox and its network. On error no usable sandbox is left; leftovers are listed as not ready.
     fn run_pod_sandbox<'a>(&'a self, config: &'a SandboxConfig) -> Call<'a, SandboxStatus>;
-    /// Kills what runs in it, releases its network. Idempotent.
+    /// Kills all processes of the sandbox and releases its network. Idempotent.
     fn stop_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()>;
-    /// Stops, removes its containers and every trace of it. Idempotent.
+    /// Stops the sandbox and removes its containers and every trace of it. Idempotent.
     fn remove_pod_sandbox<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()>;
 
-    /// Creates an instance. `made` is what the sandbox was asked for, made anew for
-    /// backends that do not remember it; `None` if that cannot be told now.
+    /// Creates an instance. `made` is the configuration of the sandbox, made anew for backends that do not remember it;
+    /// `None` if it is not known now.
     fn create_container<'a>(
         &'a self,
         sandbox: &'a SandboxId,
@@ -180,31 +182,32 @@ pub trait RuntimeService: ImageService {
         resources: &'a LinuxResources,
     ) -> Call<'a, ()>;
 
-    /// A command with streams, for `exec -it`; a local one begins when its [`Start`] is awaited. Not found, here or there,
-    /// if the container does not run.
+    /// Runs a command with streams, for `exec -it`; a local one begins when its [`Start`] is awaited. "Not found", from
+    /// this call or at the start, if the container does not run.
     fn exec<'a>(
         &'a self,
         id: &'a ContainerId,
         options: &'a ExecOptions,
     ) -> Call<'a, Stream<Start<'a>>>;
-    /// The streams of a running container. What it wrote before is in its log. Not found, here or there, if it does not run.
+    /// Attaches to the streams of a running container. Its earlier output is in its log. "Not found", from this call or
+    /// at the start, if it does not run.
     fn attach<'a>(
         &'a self,
         id: &'a ContainerId,
         options: AttachOptions,
     ) -> Call<'a, Stream<Start<'a>>>;
-    /// The TCP ports of a pod. `ports` are those that the client names at once; empty: it names them later. Not found, here or
-    /// there, if the sandbox is not ready.
+    /// Opens the TCP ports of a pod. `ports` are those that the client names at once; empty: it names them later. "Not
+    /// found", from this call or at a connection, if the sandbox is not ready.
     fn port_forward<'a>(
         &'a self,
         id: &'a SandboxId,
         ports: &'a [u16],
     ) -> Call<'a, Stream<Connect<'a>>>;
 
-    /// What pods with a usable sandbox and their running containers have used, sorted by UID. Reads some files of each: for
-    /// when somebody asks.
+    /// Reads the usage of pods with a usable sandbox, and of their running containers, sorted by UID. Reads some files of
+    /// each: call it on demand.
     fn list_pod_usage(&self, detail: Detail) -> Call<'_, Vec<PodUsage>>;
-    /// What a container has written above its image; `None` if nothing is known of it, exhausted if it is too much to be
-    /// counted. Walks through all of it.
+    /// Counts the disk use of a container above its image; `None` if nothing is known of it, exhausted if there is too
+    /// much to count. Walks through all of it.
     fn writable_layer<'a>(&'a self, id: &'a ContainerId) -> Call<'a, Option<DiskUsage>>;
 }

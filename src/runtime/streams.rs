@@ -1,4 +1,4 @@
-//! Streams of processes in containers, and of ports in pods: what exec, attach and port forwarding need of a backend.
+//! Streams of processes in containers, and of ports in pods, for exec, attach and port forwarding by a backend.
 
 use core::future::Future;
 use core::pin::Pin;
@@ -19,15 +19,15 @@ pub struct ExecOptions {
     pub command: Vec<String>,
     /// The command reads standard input.
     pub stdin: bool,
-    /// Somebody reads standard output; with a terminal everything.
+    /// Set if the client reads standard output; with a terminal everything.
     pub stdout: bool,
-    /// Somebody reads standard error.
+    /// Set if the client reads standard error.
     pub stderr: bool,
-    /// It gets a terminal.
+    /// Set if the command gets a terminal.
     pub tty: bool,
 }
 
-/// Which streams of a container to attach to.
+/// Streams of a container to attach to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AttachOptions {
     /// Write to standard input.
@@ -38,29 +38,30 @@ pub struct AttachOptions {
     pub stderr: bool,
     /// The container has a terminal.
     pub tty: bool,
-    /// When input ends, the container's standard input is closed: its `stdinOnce`.
+    /// Set if the container's standard input is closed when the client's input ends: its `stdinOnce`.
     pub stdin_once: bool,
 }
 
 /// A command that runs, or a connection to a container.
 pub struct Session {
-    /// Its streams.
+    /// Streams of the command or container.
     pub streams: Box<dyn Streams>,
-    /// Its end, to be waited for when the streams' output is over: a command's exit code, 128 + signal if it was killed; 0
-    /// for a connection. The error is the runtime's word why a command could not be run. Dropped before, the
-    /// process of a command runs on with nobody to talk to, as a container does that was attached to.
+    /// End of the session; wait for it once the streams' output is over. For a command its exit code, 128 + signal if
+    /// it was killed; 0 for a connection. An error is the runtime's reason why a command could not be run. If the
+    /// session is dropped before its end, the process runs on without a client, be it a command or an attached
+    /// container.
     pub end: End,
 }
 
 /// See [`Session::end`].
 pub type End = Pin<Box<dyn Future<Output = Result<i32, RuntimeError>>>>;
 
-/// How a stream is reached.
+/// Way to reach a stream.
 pub enum Stream<T> {
-    /// Here: whoever asked speaks the client's protocol.
+    /// In this process: the caller speaks the client's protocol.
     Local(T),
-    /// At a server of the runtime: the client's request goes to this URL, once and at once. It serves the streams that were
-    /// asked for, no others.
+    /// At a server of the runtime: the client's request goes to this URL, once and at once. The server serves only the
+    /// streams of the call.
     Url(String),
 }
 
@@ -70,41 +71,42 @@ pub type Start<'a> = Call<'a, Session>;
 /// Connects to a TCP port of a pod from inside, each time it is called: a stream socket, not blocking.
 pub type Connect<'a> = Box<dyn Fn(u16) -> Call<'a, OwnedFd> + 'a>;
 
-/// How much output is welcome of each stream, in bytes.
+/// Room for output of each stream, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// Of standard output.
+    /// Room for standard output.
     pub stdout: usize,
-    /// Of standard error.
+    /// Room for standard error.
     pub stderr: usize,
 }
 
-/// What was read, in bytes.
+/// Result of a read, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// From standard output.
+    /// Bytes from standard output.
     Stdout(usize),
-    /// From standard error.
+    /// Bytes from standard error.
     Stderr(usize),
-    /// Nothing follows.
+    /// Both streams have ended.
     End,
 }
 
 /// Streams of a process, from outside. The polls of one task only wake it.
 pub trait Streams {
-    /// Reads into `buffer`, of either stream at most what there is room for. Pending also if what could be read has no room:
-    /// call again when it has.
+    /// Reads one of the streams into `buffer`, at most as much as it has room for. Pending also if there is output but
+    /// no room for it: call again when there is.
     fn poll_output(
         &mut self,
         cx: &mut Context<'_>,
         room: Room,
         buffer: &mut [u8],
     ) -> Poll<io::Result<Output>>;
-    /// Writes some of `bytes` (not empty) to standard input. An error: it does not read any more, or never did.
+    /// Writes some of `bytes` (not empty) to standard input. An error: the process does not read any more, or never
+    /// did.
     fn poll_input(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>>;
-    /// Ends standard input behind what was written.
+    /// Ends standard input after the bytes that were written.
     fn end_input(&mut self);
-    /// Sets the terminal's size; nothing without a terminal.
+    /// Sets the terminal's size. Does nothing without a terminal.
     fn resize(&mut self, columns: u16, rows: u16);
 }
 
@@ -115,7 +117,7 @@ pub struct Pipes {
     stdout: Option<Async<File>>,
     stderr: Option<Async<File>>,
     terminal: Option<OwnedFd>,
-    /// Standard error is asked first.
+    /// Set if standard error is read first.
     stderr_next: bool,
 }
 
@@ -174,7 +176,7 @@ impl Streams for Pipes {
         room: Room,
         buffer: &mut [u8],
     ) -> Poll<io::Result<Output>> {
-        // In turns: neither stream keeps the other waiting.
+        // The streams take turns: neither keeps the other waiting.
         let first = self.stderr_next;
         for is_stderr in [first, !first] {
             let (stream, room) = if is_stderr {

@@ -10,14 +10,14 @@ use crate::sys::open;
 
 /// Bytes of the termination log that are shown.
 const MESSAGE_BYTES: u64 = 4096;
-/// Lines of the log that stand in for it.
+/// Lines of the container's log that stand in for an empty termination log.
 const FALLBACK_LINES: usize = 80;
 /// Bytes of those lines that are shown.
 const FALLBACK_BYTES: usize = 2048;
-/// Bytes read from the end of the log: prefixes of 80 records and what is shown of them fit many times.
+/// Bytes read from the end of the log: 80 records, as far as they are shown, fit many times.
 const LOG_TAIL_BYTES: u64 = 64 * 1024;
 
-/// What there is to read.
+/// Sources of a container's last words.
 #[derive(Clone, Debug)]
 pub(super) struct Source {
     /// The termination log on the host, empty for none.
@@ -26,11 +26,11 @@ pub(super) struct Source {
     pub(super) log: String,
     /// Policy `FallbackToLogsOnError`.
     pub(super) fallback: bool,
-    /// Its exit code.
+    /// Exit code of the container.
     pub(super) exit_code: i32,
 }
 
-/// The message of an ended container. What cannot be read is no message.
+/// Reads the message of an ended container. A file that cannot be read gives an empty message.
 pub(super) fn message(source: &Source) -> String {
     let own = match source.file.as_str() {
         "" => Vec::new(),
@@ -43,14 +43,14 @@ pub(super) fn message(source: &Source) -> String {
     String::from_utf8_lossy(&own).into_owned()
 }
 
-/// What the runtime says, and what the container said last.
+/// Joins the message of the runtime and that of the container.
 pub(super) fn joined(of_runtime: &str, own: &str) -> String {
     let is_either = of_runtime.is_empty() || own.is_empty();
     let between = if is_either { "" } else { ": " };
     format!("{of_runtime}{between}{own}")
 }
 
-/// The pod could have replaced the file by a link or a FIFO.
+/// Opens a file that the pod could have replaced by a link or a FIFO.
 fn plain(path: &Path) -> io::Result<fs::File> {
     use std::os::unix::fs::OpenOptionsExt;
     fs::OpenOptions::new()
@@ -59,7 +59,7 @@ fn plain(path: &Path) -> io::Result<fs::File> {
         .open(path)
 }
 
-/// At most `limit` bytes from the end of a plain file.
+/// Reads at most `limit` bytes from the end of a plain file.
 fn tail(file: io::Result<fs::File>, limit: u64) -> io::Result<Vec<u8>> {
     let mut file = file?;
     let meta = file.metadata()?;

@@ -19,7 +19,7 @@ const CLIENT_LAG_BYTES: usize = 512 * 1024;
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 8;
 
-/// What a client asks the shim for.
+/// Request of a client to the shim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     Reopen,
@@ -38,7 +38,7 @@ impl Client {
         self.streams != Streams::default()
     }
 
-    /// Whether nobody is at the other end any more. What it sent before may still wait.
+    /// Returns true if the client has closed its end. Its earlier packets may still wait.
     fn has_left(&self) -> bool {
         let mut fds = [libc::pollfd {
             fd: self.socket.as_raw_fd(),
@@ -55,7 +55,7 @@ impl Client {
 pub(crate) struct Clients {
     listener: OwnedFd,
     slots: [Option<Client>; MAX_CONNECTIONS],
-    /// A client was attached to standard input since it was asked last whether the last one has gone.
+    /// Set if a client was attached to standard input at some time since the last [`Clients::last_stdin_has_gone`].
     had_stdin: bool,
     /// A packet of input and how much of it the container has taken.
     packet: Pages,
@@ -84,12 +84,13 @@ impl Clients {
         })
     }
 
-    /// The descriptor that is ready when somebody connects.
+    /// The descriptor that is ready when a client connects.
     pub(crate) fn listener(&self) -> RawFd {
         self.listener.as_raw_fd()
     }
 
-    /// What to watch for reading: one per place, -1 for those that are empty or must wait until earlier input is taken.
+    /// Descriptors to watch for reading: one per place, -1 for places that are empty or must wait until earlier input
+    /// is taken.
     pub(crate) fn watched(&self) -> [RawFd; MAX_CONNECTIONS] {
         let wait = self.has_input();
         self.slots.each_ref().map(|slot| match slot {
@@ -98,9 +99,10 @@ impl Clients {
         })
     }
 
-    /// Takes a waiting connection. If all places are taken, one that is not attached makes room: such a client has its
-    /// answer already, or is not going to ask. Else one that has left, with the input that the container did not take: at most
-    /// [`MAX_CLIENTS`] have not. False: the system has no descriptor for it now.
+    /// Takes a waiting connection. If all places are taken, a client that is not attached makes room: it has its answer
+    /// already, or is not going to ask. Otherwise a client that has left makes room, and its input that the container
+    /// did not take is lost: there is one, for at most [`MAX_CLIENTS`] attached clients have not left. Returns false if
+    /// the system has no descriptor for the connection now.
     pub(crate) fn accept(&mut self) -> bool {
         let socket = match socket::accept(self.listener.as_fd()) {
             Ok(socket) => socket,
@@ -126,7 +128,7 @@ impl Clients {
         let client = self.slots[index].as_ref()?;
         let had_stdin = client.streams.stdin;
         if had_stdin && self.len > self.taken {
-            // Its packet may be input: it waits where it is, behind that of another client.
+            // The packet may be input: it stays in its socket until the earlier input is taken.
             return None;
         }
         let flags = MsgFlags::MSG_DONTWAIT;
@@ -173,7 +175,7 @@ impl Clients {
     }
 
     fn attach(&mut self, index: usize, streams: Streams) -> Result<(), &'static str> {
-        // Who has left may keep its place for long: its input waits until the container reads.
+        // A client that has left may keep its place for long: its input waits until the container reads.
         let counts = |client: &Client| client.attached() && !client.has_left();
         let others = self.slots.iter().enumerate().filter(|(i, _)| *i != index);
         let attached = others.filter(|(_, s)| s.as_ref().is_some_and(counts));
@@ -195,7 +197,7 @@ impl Clients {
         }
     }
 
-    /// Passes output on to whoever attached to that stream.
+    /// Passes output on to the clients that attached to that stream.
     pub(crate) fn output(&mut self, stream: u8, bytes: &[u8]) {
         for index in 0..MAX_CONNECTIONS {
             let wants = self.slots[index].as_ref().is_some_and(|c| match stream {
@@ -210,14 +212,14 @@ impl Clients {
         }
     }
 
-    /// Tells all attached clients that nothing follows.
+    /// Tells all attached clients that there is no more output.
     pub(crate) fn end(&mut self) {
         for index in 0..MAX_CONNECTIONS {
             self.send(index, kind::END, &[]);
         }
     }
 
-    /// Whether input waits for the container.
+    /// Returns true if input waits for the container.
     pub(crate) const fn has_input(&self) -> bool {
         self.len > self.taken
     }
@@ -232,13 +234,13 @@ impl Clients {
         }
     }
 
-    /// Whether there was a client attached to standard input, and now there is none. Told once.
+    /// Returns true if the last client with standard input has gone since the last call.
     pub(crate) fn last_stdin_has_gone(&mut self) -> bool {
         let any = self.slots.iter().flatten().any(|c| c.streams.stdin);
         core::mem::replace(&mut self.had_stdin, any) && !any
     }
 
-    /// Gives memory back that holds nothing.
+    /// Gives unused memory back.
     pub(crate) fn release(&mut self) {
         if !self.has_input() {
             self.packet.release(0);
@@ -255,7 +257,7 @@ impl Clients {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         let sent = sendmsg::<()>(client.socket.as_raw_fd(), &parts, &[], flags, None);
         if sent.is_err() {
-            // Shut down, not forgotten: the next poll shows its end, and with it that of its standard input.
+            // Shut down, but kept: the next poll shows its end, and with it the end of its standard input.
             let _ = nix::sys::socket::shutdown(
                 client.socket.as_raw_fd(),
                 nix::sys::socket::Shutdown::Both,
@@ -316,7 +318,7 @@ mod tests {
         for (socket, text) in theirs.iter().zip(texts) {
             send(socket.as_raw_fd(), text.as_bytes(), MsgFlags::empty()).expect("send");
         }
-        // One poll has shown both ready.
+        // As if one poll had shown both ready.
         let mut got = String::new();
         for _ in 0..texts.len() {
             for place in 0..texts.len() {
@@ -344,7 +346,7 @@ mod tests {
             assert!(clients.accept());
             theirs
         };
-        // The container reads nothing: what the first has sent waits, and with it all of them.
+        // The container reads nothing: the input of the first client waits, and with it all clients.
         send(theirs[0].as_raw_fd(), b"Iwords", MsgFlags::empty()).expect("send");
         assert_eq!(clients.receive(0), None);
         assert!(clients.has_input());

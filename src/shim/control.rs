@@ -31,9 +31,9 @@ use crate::sys::turn;
 pub const MAX_DATA_BYTES: usize = 4096;
 /// Clients that can be attached to a shim at a time; a further one is refused.
 pub const MAX_CLIENTS: usize = 4;
-/// Connections that a shim holds at a time. Commands always find a place: the first that asked for nothing yet must go.
+/// Connections that a shim holds at a time. Commands always find a place: a client that is not attached must go.
 pub(crate) const MAX_CONNECTIONS: usize = MAX_CLIENTS + 2;
-/// How long a command may take; a shim answers at once unless its disk hangs.
+/// Time limit for a command; a shim answers at once unless its disk hangs.
 const COMMAND_TIMEOUT: core::time::Duration = core::time::Duration::from_secs(10);
 
 /// Kinds of packets.
@@ -60,7 +60,7 @@ pub mod kind {
     pub const END: u8 = b'x';
 }
 
-/// Which streams an attached client wants.
+/// Streams that an attached client wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Streams {
     /// Send input.
@@ -89,7 +89,8 @@ impl Streams {
     }
 }
 
-/// Has the shim of `dir` open its log file anew, after a rotation renamed it. On an error it writes on to the old file.
+/// Lets the shim of `dir` open its log file anew, after a rotation renamed it. On an error it writes on to the old
+/// file.
 pub async fn reopen_log(dir: &Path) -> io::Result<()> {
     command(dir, &[kind::REOPEN]).await
 }
@@ -113,7 +114,7 @@ pub async fn attach(dir: &Path, streams: Streams) -> io::Result<Attached> {
     Ok(attached)
 }
 
-/// What an attached client is told.
+/// Event that an attached client receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// Standard output, 1 to [`MAX_DATA_BYTES`] bytes.

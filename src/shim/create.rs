@@ -26,27 +26,27 @@ const ENVIRONMENT: [&CStr; 1] =
 /// Children that may end while the runtime works; only init's end matters, and it comes last.
 const REAPED: usize = 16;
 
-/// After this time a killed runtime that has not ended is killed again.
+/// Time after which a killed runtime that has not ended is killed again.
 const KILL_AGAIN: core::time::Duration = core::time::Duration::from_secs(1);
 
 /// A created container.
 #[derive(Debug)]
 pub(crate) struct Created {
     pub(crate) pid: i32,
-    /// It has ended already: somebody killed it.
+    /// Set if the container has ended already: it was killed.
     pub(crate) ended: Option<Ended>,
     pub(crate) stdout: OwnedFd,
-    /// None with a terminal.
+    /// Standard error; none with a terminal.
     pub(crate) stderr: Option<OwnedFd>,
     pub(crate) stdin: Option<OwnedFd>,
-    /// Its master is `stdout` too.
+    /// Terminal of the container. Its master is `stdout` too.
     pub(crate) terminal: Option<Terminal>,
 }
 
-/// Why there is no container.
+/// Reason why there is no container.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The runtime ended with this code; the text is for whoever asked.
+    /// The runtime ended with this code; the text is for the launcher.
     Runtime { code: i32, text: Pages, len: usize },
     /// The shim itself failed.
     Shim(io::Error),
@@ -60,7 +60,7 @@ impl<E: Into<io::Error>> From<E> for Failure {
 
 /// Runs the runtime's `create` and waits for its end, or kills it when its time is over.
 pub(crate) fn create(args: &Args, signals: &SignalFd) -> Result<Created, Failure> {
-    // Ours are non-blocking and, being open for writing too, never see an end of file.
+    // The shim's ends are non-blocking and, being open for writing too, never see an end of file.
     let stdout = open_fifo(file::STDOUT, OFlag::O_RDWR | OFlag::O_NONBLOCK)?;
     let stderr = open_fifo(file::STDERR, OFlag::O_RDWR | OFlag::O_NONBLOCK)?;
     // Lets the container's end be opened without waiting for a writer.
@@ -72,7 +72,7 @@ pub(crate) fn create(args: &Args, signals: &SignalFd) -> Result<Created, Failure
             Mode::empty(),
         )
     };
-    // The container's: open for reading too, so that it is neither killed nor told when the shim dies.
+    // The container's ends are open for reading too: so it is neither killed nor told when the shim dies.
     let stdio = if args.tty {
         [null()?, null()?, open_fifo(file::STDERR, OFlag::O_RDWR)?]
     } else {
@@ -107,12 +107,12 @@ pub(crate) fn create(args: &Args, signals: &SignalFd) -> Result<Created, Failure
         ];
         let left = deadline.since_ms(clock::mono());
         if start::poll(&mut fds, i32::try_from(left).unwrap_or(i32::MAX))? == 0 && left == 0 {
-            // Its end is reaped below. If it hangs in the kernel it may take a while.
+            // The runtime is reaped below. If it hangs in the kernel it may take a while.
             let _ = kill(Pid::from_raw(runtime), Signal::SIGKILL);
             deadline = deadline + KILL_AGAIN;
         }
         if let (true, Some(listener)) = (fds[1].revents != 0, waiting) {
-            // Who comes and sends nothing has failed: its end and its words follow.
+            // A runtime that connects and sends nothing has failed: its exit code and its message follow.
             master = receive_master(listener).ok();
         }
         while signals.read_signal()?.is_some() {}
@@ -129,7 +129,7 @@ pub(crate) fn create(args: &Args, signals: &SignalFd) -> Result<Created, Failure
             break code;
         }
     };
-    // It was sent before the runtime ended.
+    // The terminal was sent before the runtime ended.
     if let (Some(listener), None, 0) = (&console, &master, code) {
         master = receive_master(listener).ok();
     }
@@ -199,7 +199,7 @@ fn run(args: &Args, stdio: [std::os::fd::BorrowedFd<'_>; 3]) -> io::Result<i32> 
         add(&[c"--console-socket", c"console"]);
     }
     add(&[args.id]);
-    // What an earlier try left would be taken for this one's.
+    // Files of an earlier try would be taken for those of this one.
     for name in [file::RUNTIME_LOG, file::PID] {
         let _ = std::fs::remove_file(name);
     }
@@ -236,7 +236,7 @@ fn non_blocking(fd: OwnedFd) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Gathers what the runtime says about its failure: the end of its log, else what it wrote to standard error.
+/// Gathers the runtime's message about its failure: the end of its log, else of its standard error.
 fn report(code: i32, stderr: std::os::fd::BorrowedFd<'_>) -> Failure {
     let mut text = match Pages::map(REPORT_BYTES) {
         Ok(pages) => pages,

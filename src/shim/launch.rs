@@ -16,9 +16,9 @@ use super::rotation::Limit as LogLimit;
 use crate::sys::child::{Command, Sink};
 use crate::sys::{crash, lock, pidfd, proc};
 
-/// How long the runtime may take to create a container before the shim kills it.
+/// Time limit for the runtime to create a container; then the shim kills the runtime.
 pub const CREATE_TIMEOUT: Duration = Duration::from_secs(120);
-/// How much longer than the create the agent waits for the shim's answer.
+/// Time beyond [`CREATE_TIMEOUT`] that the agent waits for the shim's answer.
 const ANSWER_MARGIN: Duration = Duration::from_secs(10);
 /// Bytes of the shim's answer that are read: a word, numbers, the end of the runtime's log.
 const MAX_ANSWER_BYTES: u64 = 8192;
@@ -38,9 +38,9 @@ pub struct Launch {
     pub runtime_root: PathBuf,
     /// The log file; its directory exists.
     pub log: PathBuf,
-    /// What the log may have. `None`: the shim does not rotate it.
+    /// Limit of the log. `None`: the shim does not rotate it.
     pub log_limit: Option<LogLimit>,
-    /// Where the shim holds the end of it in memory, see [`super::held_log`]. `None`: it does not.
+    /// File in which the shim holds the end of the log in memory, see [`super::held_log`]. `None`: it holds none.
     pub log_memory: Option<PathBuf>,
     /// The container has a terminal: then all its output is `stdout`.
     pub tty: bool,
@@ -63,11 +63,13 @@ pub struct Launched {
     pub pid: i32,
     /// Pid of the shim.
     pub shim_pid: i32,
-    /// The shim: when it has ended, the exit record is there. It is no child of the agent: nothing is to be reaped.
+    /// Descriptor of the shim: when it has ended, the exit record is there. The shim is no child of the agent and need
+    /// not be reaped.
     pub pidfd: OwnedFd,
 }
 
-/// Why a container was not created. Nothing runs; the exit record, if there is one, says `created: false`.
+/// Reason why a container was not created. None of its processes runs; the exit record, if there is one, says
+/// `created: false`.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
     /// The shim could not be started, failed or did not answer. `delete --force` is still to be called, in case it failed
@@ -77,15 +79,15 @@ pub enum LaunchError {
     /// A shim for this directory lives already.
     #[error("a shim holds {0}")]
     Busy(PathBuf),
-    /// The container was created, but has ended since: somebody killed it. The exit record is there.
+    /// The container was created, but was killed before its start. The exit record is there.
     #[error("the container was killed before it was started")]
     Ended,
     /// The runtime failed. `delete --force` is still to be called: it may have left something.
     #[error("{message}")]
     Runtime {
-        /// Its exit code; 128 + signal.
+        /// Exit code of the runtime; 128 + signal.
         code: i32,
-        /// Its last error message; the raw text if that cannot be read.
+        /// Last error message of the runtime; the raw text if that cannot be read.
         message: String,
     },
 }
@@ -138,7 +140,7 @@ pub struct LogOnly {
     pub log: PathBuf,
     /// As in [`Launch::log_limit`].
     pub log_limit: Option<LogLimit>,
-    /// As in [`Launch::log_memory`]. What the dead shim held there is saved.
+    /// As in [`Launch::log_memory`]. The records of the dead shim in it are saved.
     pub log_memory: Option<PathBuf>,
     /// As in [`Launch::memory_cgroup`].
     pub memory_cgroup: Option<PathBuf>,
@@ -187,7 +189,7 @@ fn limited(mut command: Command, limit: Option<LogLimit>, memory: Option<&Path>)
     }
 }
 
-/// Whether a shim, or a launch, holds `dir`.
+/// Returns true if a shim, or a launch, holds `dir`.
 pub fn is_alive(dir: &Path) -> io::Result<bool> {
     lock::is_locked(&dir.join(file::LOCK))
 }
@@ -206,8 +208,8 @@ pub fn open(dir: &Path) -> io::Result<Option<Launched>> {
     open_shim(&state)
 }
 
-/// Ends a shim that holds `dir` and is still creating its container, and waits until it has ended. Its runtime dies with
-/// it; what that left is still to be deleted. None there is success.
+/// Kills a shim that holds `dir` and is still creating its container, and waits for its end. Its runtime dies with it;
+/// leftovers of the runtime are still to be deleted. If there is no such shim, that is success.
 pub async fn end_launch(dir: &Path) -> io::Result<()> {
     if !is_alive(dir)? {
         return Ok(());
@@ -226,7 +228,8 @@ pub async fn end_launch(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// By the command line that [`launch`] gives it. Before it has a state record nothing else names it.
+/// Returns true if the process is the shim of `dir`, by the command line that [`launch`] gives it. Before its state
+/// record is written there is no other sign.
 fn is_shim_of(pid: i32, dir: &Path) -> bool {
     let mut buffer = [0; 1024];
     let line = proc::read_small(&format!("/proc/{pid}/cmdline"), &mut buffer).unwrap_or_default();
@@ -259,7 +262,7 @@ fn open_shim(state: &State) -> io::Result<Option<Launched>> {
 }
 
 async fn start(dir: &Path, command: Command) -> Result<Option<Launched>, LaunchError> {
-    // Locked from before the shim exists until it ends: whoever finds the directory meanwhile keeps off.
+    // Locked from before the shim exists until it ends: a process that finds the directory meanwhile leaves it alone.
     let lock = lock::try_lock(&dir.join(file::LOCK))
         .map_err(LaunchError::Shim)?
         .ok_or_else(|| LaunchError::Busy(dir.into()))?;

@@ -1,7 +1,7 @@
 //! Container output cut into records of the CRI log format. Pure: no clock, no file.
 //!
-//! `2023-11-14T22:13:20.123456789Z stdout F text\n`: a time, a stream, `F` for a line that ended or `P` for a part of one,
-//! the text. Readers join a `P` with what follows.
+//! `2023-11-14T22:13:20.123456789Z stdout F text\n`: a time, a stream, `F` for a line that ended or `P` for a part of
+//! one, the text. Readers join a `P` with the next record.
 
 use core::ops::DerefMut;
 
@@ -12,12 +12,12 @@ pub(crate) const RECORD_OVERHEAD: usize = STAMP_BYTES + 1 + 6 + 1 + 1 + 1 + 1;
 /// Bytes of a [`stamp`].
 pub(crate) const STAMP_BYTES: usize = 30;
 
-/// How a record ends.
+/// End of a record: with its line, or before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tag {
-    /// With the line.
+    /// The record ends with its line.
     Full,
-    /// Before the line does.
+    /// The record ends before its line does.
     Partial,
 }
 
@@ -34,7 +34,7 @@ impl<S: DerefMut<Target = [u8]>> Lines<S> {
         Self { storage, len: 0 }
     }
 
-    /// Where to put what was read next: never empty.
+    /// Room for the next read: never empty.
     pub(crate) fn space(&mut self) -> &mut [u8] {
         &mut self.storage[self.len..MAX_TEXT_BYTES]
     }
@@ -58,7 +58,7 @@ impl<S: DerefMut<Target = [u8]>> Lines<S> {
         }
     }
 
-    /// The stream has ended: what is left of a line without end becomes a part.
+    /// Ends the stream: the rest, a line without end, becomes a part.
     pub(crate) fn finish(&mut self, mut record: impl FnMut(Tag, &[u8])) {
         if self.len > 0 {
             record(Tag::Partial, &self.storage[..self.len]);

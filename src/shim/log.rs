@@ -21,7 +21,7 @@ const LOG_MODE: u32 = 0o640;
 /// A log that never blocks its writer but for the disk itself, and outlives a full disk.
 #[derive(Debug)]
 pub(crate) struct Log {
-    /// Pinned at start: what its path names later is no business of ours.
+    /// Opened once at the start: the path may later name another directory.
     dir: OwnedFd,
     name: &'static OsStr,
     file: Option<File>,
@@ -31,13 +31,13 @@ pub(crate) struct Log {
     /// Bytes of the file, as far as this writer knows.
     size: u64,
     limit: Option<Limit>,
-    /// Where records wait for the disk; `None`: they do not.
+    /// Memory in which records wait for the disk; `None`: they do not wait.
     memory: Option<Memory>,
 }
 
 impl Log {
-    /// Opens the directory of `path`, and `path` itself. Without `limit` somebody else rotates it, or nobody.
-    /// `memory`: where its end is held in memory.
+    /// Opens the directory of `path`, and `path` itself. Without `limit` this writer does not rotate it. `memory`: file
+    /// in which the end of the log is held in memory.
     pub(crate) fn open(
         path: &'static Path,
         limit: Option<Limit>,
@@ -119,7 +119,8 @@ impl Log {
         }
     }
 
-    /// Writes what is gathered. What the disk refuses is dropped and counted; no half record is left in the file.
+    /// Writes the gathered records. Records that the disk refuses are dropped and counted; no half record is left in
+    /// the file.
     pub(crate) fn flush(&mut self) {
         if self.memory.is_some() && self.hold() {
             return;
@@ -134,12 +135,13 @@ impl Log {
         self.len = 0;
     }
 
-    /// Puts what is gathered to what is held in memory. False: there is none, nothing is held, and the disk has to take it.
+    /// Moves the gathered records to the memory. Returns false if there is none, or no room in it: then no record is
+    /// held, and the disk has to take them.
     fn hold(&mut self) -> bool {
         let more = u64::try_from(self.len).unwrap_or(0);
         let unsaved = self.memory.as_ref().map_or(0, Memory::unsaved);
         let after = self.size.saturating_add(unsaved).saturating_add(more);
-        // What is held belongs to the file that is written now.
+        // The held records belong to the present file: they are saved before it is rotated.
         if more > 0 && self.limit.is_some_and(|limit| after >= limit.max_bytes) && self.save(false)
         {
             self.keep_limit();
@@ -167,7 +169,7 @@ impl Log {
                     }
                 }
                 (false, true) => {
-                    // Others have filled it. What is held comes first.
+                    // Other shims have filled the memory: the new records are lost, the held ones stay.
                     let records = self.buffer[..self.len].iter().filter(|b| **b == b'\n');
                     self.lost += u64::try_from(records.count()).unwrap_or(0);
                     self.len = 0;
@@ -178,8 +180,8 @@ impl Log {
         false
     }
 
-    /// Writes what is held in memory to the disk, if something is. `now`: also if the disk took nothing a moment ago. False: it
-    /// did not take all of it.
+    /// Writes the records held in memory to the disk. `now`: also if the disk took nothing a moment ago. Returns false
+    /// if the disk did not take all of them.
     pub(crate) fn save(&mut self, now: bool) -> bool {
         let (Some(memory), Some(live)) = (&mut self.memory, &mut self.file) else {
             return true;
@@ -189,13 +191,13 @@ impl Log {
         done
     }
 
-    /// When [`Self::save`] is to be called; `None`: nothing waits for it.
+    /// Time for the next [`Self::save`]; `None`: no record waits for it.
     pub(crate) fn due(&self) -> Option<Mono> {
         self.memory.as_ref()?.due()
     }
 
-    /// Begins a new file if this one has no room for what is gathered. If that fails, this one is written on: a line counts
-    /// for more than a limit.
+    /// Begins a new file if the present one has no room for the gathered records. If that fails, the present one is
+    /// written on: a line counts for more than a limit.
     fn keep_limit(&mut self) {
         let Some(limit) = self.limit else { return };
         let more = u64::try_from(self.len).unwrap_or(0);
@@ -203,7 +205,7 @@ impl Log {
         if more == 0 || !is_full(self.size) {
             return;
         }
-        // Somebody may have emptied it.
+        // The file may have been emptied by another process.
         let metadata = self.file.as_ref().and_then(|file| file.metadata().ok());
         self.size = metadata.map_or(0, |metadata| metadata.len());
         if is_full(self.size) && rotation::rotate(&self.dir, self.name, limit).is_ok() {
@@ -216,13 +218,13 @@ impl Log {
         self.lost
     }
 
-    /// Gives the buffer's memory back; to be called after a flush, when nothing is to be written.
+    /// Gives the buffer's memory back; to be called after a flush, when there is nothing to write.
     pub(crate) fn release(&mut self) {
         self.buffer.release(self.len);
     }
 }
 
-/// Writes records, as many as the file takes; no half one is left in it. Returns their bytes.
+/// Writes as many records as the file takes; no half record is left in it. Returns their bytes.
 pub(super) fn write_whole(file: &mut File, records: &[u8]) -> usize {
     let mut written = 0;
     while written < records.len() {
@@ -244,7 +246,7 @@ pub(super) fn write_whole(file: &mut File, records: &[u8]) -> usize {
     whole
 }
 
-/// Takes the last `count` bytes off the file. Nobody else writes to it.
+/// Takes the last `count` bytes off the file. This process is its only writer.
 fn cut(file: &File, count: usize) -> io::Result<()> {
     let count = u64::try_from(count).map_err(io::Error::other)?;
     file.set_len(file.metadata()?.len().saturating_sub(count))
@@ -344,7 +346,7 @@ mod tests {
         }
         log.flush();
         assert_eq!(rotations, 3);
-        // What is left is the end, whole and in order.
+        // The end of the log is left, whole and in order.
         let mut kept = Vec::new();
         let mut names: Vec<String> = sizes().into_iter().map(|(name, _)| name).collect();
         names.rotate_left(1);
@@ -357,7 +359,7 @@ mod tests {
         assert_eq!(kept, (first..2000).collect::<Vec<_>>());
         assert!(dir.join("0.log-other").exists() && dir.join("0.log.dir").exists());
         assert_eq!(log.lost(), 0);
-        // One that somebody else empties has room again.
+        // A file that another process empties has room again.
         let before = names.len();
         File::options()
             .write(true)

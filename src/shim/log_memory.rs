@@ -1,15 +1,16 @@
 //! The end of a log, held in memory until it is worth a write to the disk: WEAR-05.
 //!
-//! It is a file in a tmpfs that all shims share, whose size is the limit for all of them: there is no agent needed to keep it.
-//! A shim saves what it holds, whole records, to the log's file
+//! The end is a file in a tmpfs that all shims share. The size of the tmpfs limits all of them together, without an
+//! agent. A shim saves the records that it holds to the log's file
 //!
 //! - before that is rotated or begun anew, and when it would be full;
 //! - when the tmpfs is nearly full;
 //! - at the end of the container, and when the machine goes down (SIGTERM);
 //! - [`SAVE_AFTER`] after the first record that is not saved. A shim that holds nothing has no timer.
 //!
-//! It waits for no disk (`fsync`): the kernel writes within half a minute, which is reckoned in. What the disk does not take
-//! stays; if there is no room for more then, the oldest records go. The form is in [`crate::api::log_memory`].
+//! A shim does not wait for the disk (`fsync`): the kernel writes within half a minute, which [`SAVE_AFTER`] allows
+//! for. Records that the disk does not take stay in memory; if there is no room for more then, the oldest are dropped.
+//! The form is in [`crate::api::log_memory`].
 
 use core::time::Duration;
 use std::fs::{self, File};
@@ -24,19 +25,19 @@ use crate::api::Mono;
 use crate::api::log_memory::{HEADER_BYTES, Header};
 use crate::sys::{clock, pages::Pages};
 
-/// A record is on its way to the disk after this time: with what the kernel takes for it, a quarter of an hour at most.
+/// Longest time before a record is written; with the kernel's own delay it is on the disk within a quarter of an hour.
 const SAVE_AFTER: Duration = Duration::from_secs(14 * 60);
-/// How long a disk that took nothing is left alone.
+/// Pause after the disk has taken nothing.
 const RETRY: Duration = Duration::from_secs(10);
 /// Part of the tmpfs from which on it is nearly full, percent.
 const FULL_PERCENT: u64 = 80;
-/// From here on, percent, also those save that hold little.
+/// Part of the tmpfs, percent, from which on shims that hold little save, too.
 const BRIM_PERCENT: u64 = 95;
-/// Little: to save it makes no room to speak of, bytes.
+/// Bytes that are little: saving them makes hardly any room.
 const LITTLE_BYTES: u64 = 64 * 1024;
 /// Bytes that are read at once, more than the longest record.
 const CHUNK_BYTES: usize = 64 * 1024;
-/// Bytes of the newest records that stay when there is room for none.
+/// Bytes of the newest records that are kept when there is no room for more.
 const KEPT_BYTES: usize = 256 * 1024;
 const HEADER: u64 = HEADER_BYTES as u64;
 const MODE: u32 = 0o600;
@@ -45,21 +46,21 @@ const MODE: u32 = 0o600;
 #[derive(Debug)]
 pub(super) struct Memory {
     path: &'static Path,
-    /// `None`: nothing is held.
+    /// File of the held records; `None`: no record is held.
     file: Option<File>,
     header: Header,
     /// Bytes of records in it.
     held: u64,
-    /// Of those the first, which are on the disk already: it took no more.
+    /// Bytes of the first of these records that are on the disk already, which took no more.
     saved: u64,
-    /// When the first was written that is not.
+    /// Time at which the first unsaved record was written.
     since: Option<Mono>,
-    /// The disk took nothing lately.
+    /// Time until which the disk is left alone: it took nothing lately.
     not_before: Mono,
 }
 
 impl Memory {
-    /// With what a shim before this one has left there for the log's file `live`.
+    /// Takes over the records that an earlier shim has left there for the log's file `live`.
     pub(super) fn open(path: &'static Path, live: &File) -> Self {
         let mut memory = Self {
             path,
@@ -93,7 +94,7 @@ impl Memory {
         self.file = Some(file);
         self.since = Some(clock::mono());
         match known {
-            // It died while it saved: all of it is still here.
+            // The earlier shim died while it saved: all its records are still here, so the disk's copy is cut off.
             Some(begins) if is_its && (begins..=begins + self.held).contains(&metadata.len()) => {
                 live.set_len(begins)
             }
@@ -106,7 +107,7 @@ impl Memory {
         self.held - self.saved
     }
 
-    /// When it has to be saved.
+    /// Time at which the records have to be saved.
     pub(super) fn due(&self) -> Option<Mono> {
         let since = self.since?;
         Some((since + SAVE_AFTER).max(self.not_before))
@@ -144,7 +145,7 @@ impl Memory {
         begun
     }
 
-    /// The log goes on in `live`, at its end.
+    /// Notes that the held records go to the end of `live`.
     pub(super) fn belong_to(&mut self, live: &File) -> io::Result<()> {
         let Some(file) = &self.file else {
             return Ok(());
@@ -156,7 +157,7 @@ impl Memory {
         file.write_all_at(&self.header.encode(), 0)
     }
 
-    /// Whether it is time to make room for others.
+    /// Returns true if it is time to make room for others.
     pub(super) fn is_tight(&self) -> bool {
         let Some(stat) = self.file.as_ref().and_then(|file| fstatvfs(file).ok()) else {
             return false;
@@ -167,8 +168,8 @@ impl Memory {
         is_past(FULL_PERCENT) && (self.unsaved() >= LITTLE_BYTES || is_past(BRIM_PERCENT))
     }
 
-    /// Appends what is held to the log's file and holds nothing any more. Returns how many bytes went, and whether that was all.
-    /// `now`: also if the disk took nothing a moment ago.
+    /// Moves the held records to the end of the log's file. Returns the bytes written, and true if that was all. `now`:
+    /// also if the disk took nothing a moment ago.
     pub(super) fn save(&mut self, live: &mut File, now: bool) -> (u64, bool) {
         let before = self.saved;
         let is_due = now || clock::mono() >= self.not_before;
@@ -192,7 +193,7 @@ impl Memory {
             let most = left.min(CHUNK_BYTES);
             let n = file.read_at(&mut chunk[..most], HEADER + self.saved)?;
             if n == 0 {
-                // Somebody has cut it.
+                // The file was cut by another process.
                 self.held = self.saved;
                 break;
             }
@@ -207,15 +208,16 @@ impl Memory {
         Ok(())
     }
 
-    /// Holds nothing any more.
+    /// Removes the file with all held records.
     fn discard(&mut self) {
-        // Nobody but this shim makes it.
+        // Only this shim makes the file.
         let _ = fs::remove_file(self.path);
         (self.file, self.since) = (None, None);
         (self.held, self.saved) = (0, 0);
     }
 
-    /// Gives up all but the newest records, as neither memory nor disk has room. Returns how many records went.
+    /// Drops all but the newest records, because neither memory nor disk has room. Returns the number of dropped
+    /// records.
     pub(super) fn forget(&mut self, live: &File) -> u64 {
         let Some(file) = self.file.take() else {
             return 0;
@@ -234,7 +236,7 @@ impl Memory {
         let mut gone = records(&file, saved, held - kept);
         let rest = records(&file, held - kept, held);
         self.discard();
-        // Its memory is free only then.
+        // The memory is free only after that.
         drop(file);
         self.header.lost += held - kept - saved;
         let put =
@@ -260,7 +262,7 @@ fn whole(file: &File) -> io::Result<u64> {
     Ok(held - u64::try_from(torn).unwrap_or(held))
 }
 
-/// How many records there are from one byte to another.
+/// Counts the records between two offsets.
 fn records(file: &File, mut from: u64, to: u64) -> u64 {
     let mut count = 0;
     let mut chunk = [0; 4096];
@@ -290,7 +292,7 @@ mod tests {
 
     const STAMP: &[u8; STAMP_BYTES] = b"2023-11-14T22:13:20.123456789Z";
 
-    /// A log directory, and beside it one for what is held.
+    /// A log directory, and beside it a directory for the held records.
     struct Place {
         dir: PathBuf,
         mounts: Vec<PathBuf>,
@@ -333,7 +335,7 @@ mod tests {
             numbers(&fs::read(self.dir.join("disk").join(name)).unwrap_or_default())
         }
 
-        /// What is held: `None` for nothing.
+        /// Reads the numbers of the held records: `None` if nothing is held.
         fn held(&self) -> Option<Vec<usize>> {
             let bytes = fs::read(self.dir.join("memory/c")).ok()?;
             Some(numbers(&bytes[HEADER_BYTES..]))
@@ -387,7 +389,7 @@ mod tests {
         assert!(log.save(false));
         assert_eq!((place.held(), log.due()), (None, None));
         assert_eq!(place.disk("0.log"), all);
-        // The agent has renamed the file: what is held belongs to that.
+        // The agent has renamed the file: the held records belong to that.
         write(&mut log, 100);
         let disk = place.dir.join("disk");
         fs::rename(disk.join("0.log"), disk.join("0.log.1")).expect("renamed");
@@ -447,7 +449,7 @@ mod tests {
             write(&mut log, n);
         }
         drop(log);
-        // It died while it saved, and while it wrote.
+        // As after a shim that died while it saved, and while it wrote.
         let append = |part: &str, bytes: &[u8]| {
             let path = place.dir.join(part);
             let mut file = File::options().append(true).open(path).expect("open");
@@ -459,7 +461,7 @@ mod tests {
         let mut log = place.log(None);
         write(&mut log, 6);
         assert_eq!(place.held(), Some(vec![3, 4, 5, 6]));
-        // This one died when the file had been renamed, and the new one was there.
+        // As after a shim that died when the file had been renamed and the new one made.
         drop(log);
         let disk = place.dir.join("disk");
         fs::rename(disk.join("0.log"), disk.join("0.log.1")).expect("renamed");
@@ -470,7 +472,7 @@ mod tests {
         assert_eq!(place.disk("0.log.1"), [0, 1, 2]);
         assert_eq!(place.disk("0.log"), [3, 4, 5, 6, 7]);
         assert_eq!(log.lost(), 0);
-        // What is no such file is none.
+        // A file of another form counts as none.
         fs::write(place.dir.join("memory/c"), b"something else").expect("written");
         let mut log = place.log(None);
         write(&mut log, 8);
@@ -495,7 +497,7 @@ mod tests {
         }
         // 80 % of 1 MiB, without what the other has.
         assert!((100..250).contains(&most), "{most}");
-        // The other has nearly all: what one holds is little, and waits until it is tight indeed.
+        // The other shim fills nearly all: this one holds little, and waits until room is really short.
         fs::write(&other, vec![b'x'; 900 << 10]).expect("written");
         log.save(true);
         write(&mut log, 2000);

@@ -64,20 +64,20 @@ pub mod file {
     pub const EXIT: &str = "exit";
     /// Control socket.
     pub const CTL: &str = "ctl";
-    /// Where the runtime hands over the terminal; exists only while a container with one is created.
+    /// Socket at which the runtime hands over the terminal; exists only while a container with a terminal is created.
     pub const CONSOLE: &str = "console";
 }
 
 /// Directory in the run directory that holds the ends of logs: a tmpfs.
 const HELD_LOGS: &str = "logs";
 
-/// Where all shims hold the ends of logs in memory, and together no more than it has.
+/// Directory in which all shims hold the ends of logs in memory: its size limits them all together.
 #[must_use]
 pub fn held_logs(run_dir: &Path) -> PathBuf {
     run_dir.join(HELD_LOGS)
 }
 
-/// Where the shim of a container holds the end of its log, if it does ([`crate::api::log_memory`]).
+/// File in which the shim of a container holds the end of its log, if it does ([`crate::api::log_memory`]).
 #[must_use]
 pub fn held_log(run_dir: &Path, id: &str) -> PathBuf {
     held_logs(run_dir).join(id)

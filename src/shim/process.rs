@@ -30,7 +30,7 @@ use super::serve::{Ended, Init, Server, Source, Stdin};
 use super::{BUILD, file};
 use crate::sys::{clock, crash, file as files, limits, pidfd, proc, start};
 
-/// What the launcher asks for. All texts are the process's own arguments.
+/// Arguments from the launcher. All texts are the process's own arguments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Args {
     pub(crate) dir: &'static CStr,
@@ -46,7 +46,7 @@ pub(crate) struct Args {
     pub(crate) create_ms: u64,
     /// Bytes of the log at which the shim begins a new file, and files that it keeps; 0: it does neither.
     pub(crate) log_limit: Limit,
-    /// Where the end of the log is held in memory; empty: it is not.
+    /// File in which the end of the log is held in memory; empty: none is held.
     pub(crate) log_memory: &'static CStr,
     /// Number of the inherited descriptor that holds the lock.
     pub(crate) lock: i32,
@@ -131,7 +131,7 @@ fn path(text: &'static CStr) -> &'static Path {
 
 /// Entry point: `args` follow the word `shim`. Started by [`super::launch`](fn@super::launch) only.
 ///
-/// Standard input is `/dev/null`, standard output the pipe to the launcher. Returns the exit code, which nobody looks at.
+/// Standard input is `/dev/null`, standard output the pipe to the launcher. Returns the exit code, which is not used.
 pub fn main(args: impl Iterator<Item = &'static CStr>) -> i32 {
     let result = Args::parse(args)
         .map_err(|name| io::Error::other(format!("bad argument {}", name.to_string_lossy())))
@@ -152,13 +152,13 @@ fn shim(args: &Args) -> io::Result<()> {
     start::close_on_exec(args.lock);
     prctl::set_name(c"picolet-shim")?;
     prctl::set_child_subreaper(true)?;
-    // What the container inherits unless its configuration says otherwise.
+    // The container inherits this mask unless its configuration sets another one.
     umask(Mode::from_bits_truncate(0o022));
     nix::unistd::chdir(args.dir)?;
     if let Some(adj) = args.oom_score_adj {
         limits::set_oom_score_adj(adj)?;
     }
-    // Nothing but SIGKILL and its own faults ends a shim. Children get an empty mask.
+    // Only SIGKILL and its own faults end a shim. Children get an empty mask.
     sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::all()), None)?;
     let mut heard = SigSet::empty();
     heard.add(Signal::SIGCHLD);
@@ -192,7 +192,7 @@ fn launch(args: &Args, signals: SignalFd, log: Log) -> io::Result<()> {
                 code: 128,
                 signal: 0,
             });
-            // Also for an agent that has died meanwhile: it finds a container that never was.
+            // Also for the next agent if this one has died: the record says that there was no container.
             write_exit(&exit(args, end, false))?;
             return match failure {
                 Failure::Runtime { text, len, .. } => {
@@ -224,7 +224,7 @@ fn launch(args: &Args, signals: SignalFd, log: Log) -> io::Result<()> {
     };
     crash::shim_point("shim.created");
     if ended.is_none() {
-        // Gone already: then its end is about to be reaped, and the record will say so.
+        // If init has ended already, it is about to be reaped, and the exit record will say so.
         let start_time = proc::start_time(pid).unwrap_or(0);
         write_state(pid, start_time)?;
         crash::shim_point("shim.recorded");
@@ -235,7 +235,7 @@ fn launch(args: &Args, signals: SignalFd, log: Log) -> io::Result<()> {
         None => server.run()?,
     };
     finish(args, server, end)?;
-    // If nobody was told "ok", this is the answer; else nobody listens any more.
+    // The answer, unless "ok" was sent before: then the launcher does not listen any more.
     answer(b"ended\n");
     Ok(())
 }
@@ -296,7 +296,7 @@ fn finish(args: &Args, mut server: Server, end: Option<Ended>) -> io::Result<()>
     Ok(())
 }
 
-/// The record of an end that has just been seen. `end` `None`: nobody knows how.
+/// Makes the record of an end that has just been seen. `end` `None`: its exit code is unknown.
 fn exit(args: &Args, end: Option<Ended>, created: bool) -> Exit {
     let (wall, mono) = (clock::wall(), clock::mono());
     let how = end.unwrap_or(Ended {
@@ -313,13 +313,13 @@ fn exit(args: &Args, end: Option<Ended>, created: bool) -> Exit {
         log_lost: 0,
         wall_ns: wall.0,
         boot_ms: mono.0,
-        // Its absence would be odd; that of the record would be worse.
+        // A record without boot id is better than no record.
         boot_id: proc::boot_id().unwrap_or_default(),
         build: BUILD.into(),
     }
 }
 
-/// How often the kernel killed in this cgroup for want of memory. Sources: cgroup-v2 `memory.events`, cgroup-v1
+/// Reads how often the kernel killed in this cgroup for want of memory. Sources: cgroup-v2 `memory.events`, cgroup-v1
 /// `memory.oom_control` (Linux 4.13).
 fn oom_kills(dir: &Path) -> u64 {
     let mut buffer = [0; 512];
@@ -369,7 +369,7 @@ fn write_exit(exit: &Exit) -> io::Result<()> {
     })
 }
 
-/// Tells the launcher, if it still listens, and lets it go.
+/// Sends the answer to the launcher, if it still listens, and closes the pipe.
 fn answer(text: &[u8]) {
     start::write_stdout(text);
     start::end_stdout();

@@ -16,23 +16,23 @@ pub const VERSION: u32 = 1;
 /// Largest record that is read, in bytes.
 pub const MAX_RECORD_BYTES: u64 = 4096;
 
-/// Why a record cannot be used.
+/// Reason why a record cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// It cannot be read.
+    /// The record cannot be read.
     #[error("read {path}")]
     Io {
         /// The record.
         path: PathBuf,
-        /// Why.
+        /// Error of the system.
         source: io::Error,
     },
-    /// It is not a record of a version that this build knows. Treat it as lost.
+    /// The file is no record of a version that this build knows. Treat the record as lost.
     #[error("{path} is not a shim record: {why}")]
     Malformed {
         /// The record.
         path: PathBuf,
-        /// What is wrong.
+        /// Fault of the record.
         why: String,
     },
 }
@@ -44,7 +44,7 @@ pub struct State {
     pub v: u32,
     /// Pid of the container's init.
     pub pid: i32,
-    /// Its start time in clock ticks since boot: tells it from a later process with the same number.
+    /// Start time of init, in clock ticks since boot: tells it from a later process with the same number.
     pub start_time: u64,
     /// Pid of the shim.
     pub shim_pid: i32,
@@ -89,9 +89,9 @@ pub struct Exit {
     pub oom_kills: u64,
     /// Log records that could not be written (disk full).
     pub log_lost: u64,
-    /// When it ended: wall clock, nanoseconds since 1970.
+    /// Time of the end: wall clock, nanoseconds since 1970.
     pub wall_ns: i64,
-    /// When it ended: milliseconds since boot.
+    /// Time of the end: milliseconds since boot.
     pub boot_ms: u64,
     /// The boot that `boot_ms` counts from.
     pub boot_id: String,
@@ -109,7 +109,7 @@ impl Exit {
         self.oom_kills > 0 && !matches!(self.code.saturating_sub(128), 1 | 2 | 3 | 15)
     }
 
-    /// When it ended, by the wall clock of that time.
+    /// Returns the time of the end, by the wall clock of that time.
     #[must_use]
     pub const fn wall(&self) -> Wall {
         Wall(self.wall_ns)

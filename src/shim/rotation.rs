@@ -1,7 +1,7 @@
 //! Rotating a log while it is written, so that it never is larger than it may be. Rows LOG-06, LOG-07.
 //!
-//! The writer knows best when a file is full. The agent looks at intervals, and between two of them a container can fill a
-//! disk. What takes time is left to the agent: it compresses what was rotated.
+//! The writer knows best when a file is full. The agent looks at intervals, and between two looks a container can fill
+//! a disk. Work that takes time is left to the agent: it compresses the rotated files.
 
 use std::ffi::OsStr;
 use std::io;
@@ -18,14 +18,14 @@ use crate::sys::{clock, dirents::Dirents, pages::Pages};
 
 /// Bytes of a directory that are read at once.
 const ENTRIES_BYTES: usize = 4096;
-/// Files that go at one rotation at most: a pod may have put any number beside its log.
+/// Files removed by one rotation at most: a pod may have put any number beside its log.
 const MAX_REMOVED: usize = 64;
 /// `.YYYYMMDD-HHMMSS.NNNNNNNNN`
 const SUFFIX_BYTES: usize = 26;
 /// Bytes of a file's name.
 const MAX_NAME_BYTES: usize = 255;
 
-/// What a log may have.
+/// Limit of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
     /// A file is smaller than this, unless one record alone is larger.
@@ -34,7 +34,7 @@ pub struct Limit {
     pub max_files: u32,
 }
 
-/// Makes room among the rotated files, then renames the live file. That there is none is success.
+/// Makes room among the rotated files, then renames the live file. A missing live file is success.
 ///
 /// Takes no memory that stays.
 pub(super) fn rotate(dir: &OwnedFd, live: &OsStr, limit: Limit) -> io::Result<()> {
@@ -81,7 +81,7 @@ impl Name {
     }
 }
 
-/// How many rotated files there are, and the oldest by its name. What is no regular file is none of ours.
+/// Counts the rotated files, and finds the oldest by its name. Only regular files count.
 fn rotated(dir: &OwnedFd, live: &OsStr) -> io::Result<(usize, Name)> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let listed = openat(dir, c".", flags, Mode::empty())?;

@@ -18,17 +18,17 @@ use crate::sys::{child, clock, pages::Pages, start, tty};
 /// Bytes that are read from a terminal at most after init has ended: more than its buffers hold.
 const TTY_DRAIN_BYTES: usize = 1024 * 1024;
 
-/// How long nobody is let in after the system had no descriptor for a client.
+/// Pause in accepting clients after the system had no descriptor for one.
 const REOPEN_DOOR: Duration = Duration::from_secs(1);
 
-/// How init ended: exit code (128 + signal) and signal, 0 if none.
+/// End of init: exit code (128 + signal) and signal, 0 if none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ended {
     pub(crate) code: i32,
     pub(crate) signal: i32,
 }
 
-/// Whose end the shim waits for.
+/// Init of the container, whose end the shim waits for.
 #[derive(Debug)]
 pub(crate) enum Init {
     /// A child of the shim.
@@ -37,14 +37,14 @@ pub(crate) enum Init {
     Foreign(OwnedFd),
 }
 
-/// One output of the container.
+/// An output of the container.
 #[derive(Debug)]
 pub(crate) struct Source {
     fd: OwnedFd,
     lines: Lines<Pages>,
     name: &'static str,
     kind: u8,
-    /// Nothing more can be read.
+    /// Set once there is no more to read.
     over: bool,
 }
 
@@ -75,7 +75,7 @@ impl Source {
         let count = match read(&self.fd, space) {
             Ok(n) if n > 0 => n,
             Err(nix::Error::EAGAIN | nix::Error::EINTR) => return 0,
-            // What we hold open for writing has no end: only a terminal whose other end we could not open comes here.
+            // A FIFO that we hold open for writing has no end: this is a terminal whose other end we could not open.
             _ => {
                 self.over = true;
                 return 0;
@@ -88,9 +88,9 @@ impl Source {
         count
     }
 
-    /// Reads what was written before init ended, no more: other processes may hold the stream and write on.
+    /// Reads only the output from before the end of init: other processes may hold the stream and write on.
     fn drain(&mut self, log: &mut Log, clients: &mut Clients) {
-        // What was written before is within the capacity of the FIFO.
+        // That output is at most the capacity of the FIFO.
         let capacity = nix::fcntl::fcntl(&self.fd, nix::fcntl::FcntlArg::F_GETPIPE_SZ);
         let capacity = capacity.ok().and_then(|n| usize::try_from(n).ok());
         let mut left = capacity.unwrap_or(TTY_DRAIN_BYTES);
@@ -113,7 +113,7 @@ pub(crate) struct Stdin {
     target: Option<OwnedFd>,
     /// Ends with the first attached client.
     once: bool,
-    /// To be closed when what waits is written.
+    /// Set if it is to be closed once the waiting input is written.
     closing: bool,
 }
 
@@ -132,8 +132,8 @@ impl Stdin {
 #[derive(Debug)]
 pub(crate) struct Terminal {
     master: OwnedFd,
-    /// Held open: while nobody has a terminal open, its master is always ready and reads as an error, and nothing tells when
-    /// the container opens it again.
+    /// Held open: while no process has the terminal open, its master is always ready and reads as an error, and nothing
+    /// tells when the container opens it again.
     _slave: Option<OwnedFd>,
 }
 
@@ -167,11 +167,11 @@ const INIT: usize = 5;
 const FIRST_CLIENT: usize = 6;
 
 impl Server {
-    /// Serves until init has ended. `None`: how is unknown, because it was no child of this shim.
+    /// Serves until init has ended. `None`: its exit code is unknown, because it was no child of this shim.
     pub(crate) fn run(&mut self) -> io::Result<Option<Ended>> {
-        // Buffers hold memory that they do not need.
+        // Buffers still hold memory that they no longer need.
         let mut dirty = true;
-        // Until then nobody can be let in: the system is out of descriptors.
+        // Until then no client can be accepted: the system is out of descriptors.
         let mut closed_until: Option<Mono> = None;
         loop {
             let mut fds = self.watched();
@@ -230,7 +230,7 @@ impl Server {
         left(&self.log).map_or(0, |left| left.max(1))
     }
 
-    /// After the end of init: saves what it wrote.
+    /// Saves the last output, after the end of init.
     pub(crate) fn drain(&mut self) {
         self.stdout.drain(&mut self.log, &mut self.clients);
         if let Some(stderr) = &mut self.stderr {
@@ -322,13 +322,13 @@ impl Server {
         if self.clients.last_stdin_has_gone() && self.stdin.once {
             self.stdin.closing = true;
         }
-        // A terminal has no end of input; whoever attached sends the end-of-file character.
+        // A terminal has no end of input; the attached client sends the end-of-file character.
         if self.stdin.closing && self.terminal.is_none() && !self.clients.has_input() {
             self.stdin.target = None;
         }
     }
 
-    /// Reaps every child that has ended: init, and what other processes of the host's pid namespace left behind.
+    /// Reaps every child that has ended: init, and orphans of other processes in the host's pid namespace.
     fn reap(&mut self) -> io::Result<Option<Ended>> {
         while let Some(signal) = self.signals.read_signal()? {
             // The machine goes down.

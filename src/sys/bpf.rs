@@ -62,7 +62,7 @@ struct Query {
     ids: u64,
     count: u32,
     padding: u32,
-    // Linux 6.17 to 7.1 write the last one of these whatever length they are told. Older ones take zeros.
+    // Linux 6.17 to 7.1 write the last one of these even if a shorter length is given. Older ones take zeros.
     attach_flags_of_each: u64,
     link_ids: u64,
     link_flags: u64,
@@ -91,7 +91,7 @@ struct Info {
     name: [u8; NAME_BYTES],
 }
 
-/// The words of `attr` have to be what `command` takes.
+/// Calls bpf(2). The words of `attr` have to be what `command` takes.
 fn call<T>(command: libc::c_int, attr: &mut T) -> io::Result<libc::c_int> {
     // SAFETY: `attr` is as long as said; the addresses in it are those of buffers that the callers here hold.
     let done = unsafe { libc::syscall(libc::SYS_bpf, command, &raw mut *attr, size_of::<T>()) };
@@ -105,11 +105,11 @@ fn owned(fd: libc::c_int) -> OwnedFd {
 }
 
 fn number(fd: BorrowedFd<'_>) -> u32 {
-    // One that is open is not negative.
+    // The number of an open descriptor is not negative.
     u32::try_from(fd.as_raw_fd()).unwrap_or(0)
 }
 
-/// As the kernel takes it, which reads or writes there during the call.
+/// Address for the kernel, which reads or writes there during the call.
 fn address<T>(of: *const T) -> u64 {
     u64::try_from(of.expose_provenance()).unwrap_or(0)
 }
@@ -191,7 +191,7 @@ pub fn attached(group: impl AsFd, name: &str) -> io::Result<Vec<OwnedFd>> {
         };
         let program = match call(PROG_GET_FD_BY_ID, &mut by_id) {
             Ok(fd) => owned(fd),
-            // It has gone since.
+            // The program has gone since.
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             Err(e) => return Err(e),
         };

@@ -27,9 +27,9 @@ use super::{
     turn,
 };
 
-/// How long a killed child may need to end before it is left to [`reap_abandoned`] (it hangs in the kernel).
+/// Time for a killed child to end. After that it is left to [`reap_abandoned`]: it hangs in the kernel.
 pub const KILL_WAIT: Duration = Duration::from_secs(5);
-/// Bytes read at most from a pipe after the child has ended: what other holders of the pipe go on writing is theirs.
+/// Bytes read at most from a pipe after the child has ended: other holders of the pipe may write on without end.
 pub const AFTER_EXIT_BYTES: usize = 1024 * 1024;
 /// Bytes of a child's error output that go into the text of a time-out error.
 const TIMEOUT_TEXT_BYTES: usize = 512;
@@ -37,19 +37,19 @@ const TIMEOUT_TEXT_BYTES: usize = 512;
 /// Children whose owner gave up before they ended. Reaped when a later child is started.
 static ABANDONED: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
-/// What a child reads.
+/// Standard input of a child.
 #[derive(Debug, Default)]
 pub enum Input {
     /// `/dev/null`.
     #[default]
     Null,
-    /// These bytes, then end of file. A child that does not read them is no error.
+    /// The given bytes, then end of file. A child that does not read them is no error.
     Bytes(Vec<u8>),
-    /// This descriptor.
+    /// The given descriptor.
     Fd(OwnedFd),
 }
 
-/// Where a child writes.
+/// Target of a child's standard output or error.
 #[derive(Debug, Default)]
 pub enum Sink {
     /// `/dev/null`.
@@ -57,11 +57,12 @@ pub enum Sink {
     Null,
     /// Kept in memory up to so many bytes; the rest is read and thrown away, so that the child is never blocked.
     Capture(usize),
-    /// This descriptor.
+    /// The given descriptor.
     Fd(OwnedFd),
 }
 
-/// A program and all that it gets. Nothing is inherited but the user and the working directory `/`.
+/// A program with its arguments, environment and streams. Nothing is inherited but the user and the working directory
+/// `/`.
 #[derive(Debug)]
 #[must_use]
 pub struct Command {
@@ -99,7 +100,8 @@ impl Command {
         }
     }
 
-    /// An executable that was opened before, whatever its path holds now. `name` becomes `argv[0]`. Not for scripts.
+    /// Makes a command of an opened executable: its path may hold another file by now. `name` becomes `argv[0]`. Not
+    /// for scripts.
     pub fn opened(exe: Arc<OwnedFd>, name: impl AsRef<OsStr>) -> Self {
         let mut command = Self::new(format!("/proc/self/fd/{}", exe.as_raw_fd()));
         command.name = name.as_ref().into();
@@ -163,7 +165,7 @@ impl Command {
         self
     }
 
-    /// For a child that watches over others and ends them itself: [`Child::kill`] sends SIGTERM to it alone.
+    /// Marks a child that watches over others and ends them itself: [`Child::kill`] sends SIGTERM to it alone.
     pub fn polite(mut self) -> Self {
         self.polite = true;
         self
@@ -299,16 +301,16 @@ pub async fn run(command: Command, timeout: Option<Duration>) -> io::Result<Outp
     })
 }
 
-/// How a child ended and what it wrote.
+/// Exit status and output of a child.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
     /// Exit code or signal.
     pub status: ExitStatus,
-    /// At most the sink's limit.
+    /// Captured output, at most the sink's limit.
     pub stdout: Vec<u8>,
-    /// At most the sink's limit.
+    /// Captured error output, at most the sink's limit.
     pub stderr: Vec<u8>,
-    /// Some output went over its limit and was dropped.
+    /// Set if output went over its limit and was dropped.
     pub truncated: bool,
 }
 
@@ -332,7 +334,7 @@ pub fn exit_code(status: ExitStatus) -> i32 {
 /// A started child. Dropping it before its end kills its process group.
 #[derive(Debug)]
 pub struct Child {
-    /// Absent once it was reaped.
+    /// Pid; absent once the child was reaped.
     pid: Option<Pid>,
     polite: bool,
     pidfd: Option<Arc<OwnedFd>>,
@@ -345,7 +347,7 @@ impl Child {
     /// Waits for its end and reaps it. Does not read its pipes: use [`run`] for children with captured output.
     pub async fn wait(&mut self) -> io::Result<ExitStatus> {
         let gone = || io::Error::other("child was waited for twice");
-        // Bounded: what has ended is reaped in the next round.
+        // Bounded: a child that has ended is reaped in the next round.
         loop {
             if let Some(status) = try_wait(self.pid.ok_or_else(gone)?)? {
                 self.pid = None;
@@ -356,7 +358,7 @@ impl Child {
         }
     }
 
-    /// Whether it has ended, and is reaped with that.
+    /// Returns true if the child has ended. It is reaped then.
     pub fn has_ended(&mut self) -> bool {
         if let Some(pid) = self.pid
             && !matches!(try_wait(pid), Ok(None))
@@ -366,7 +368,7 @@ impl Child {
         self.pid.is_none()
     }
 
-    /// Lets it run on, whoever it belongs to then: dropping it kills nothing any more.
+    /// Lets the child run on without an owner: dropping it no longer kills it.
     pub fn leave(&mut self) {
         if let Some(pid) = self.pid.take()
             && matches!(try_wait(pid), Ok(None))
@@ -414,7 +416,7 @@ fn try_wait(pid: Pid) -> io::Result<Option<ExitStatus>> {
 /// Marks every descriptor from `first` on close-on-exec. They stay open until then: std reports an exec error by one.
 pub(super) fn close_on_exec_from(first: libc::c_uint) {
     const CLOSE_RANGE_CLOEXEC: libc::c_uint = 4;
-    /// What an old kernel's process of ours can hold open at most without having raised its limit.
+    /// Descriptors that this process can hold open on an old kernel, as long as its limit was not raised.
     const OLD_KERNEL_FDS: libc::c_int = 1024;
     // SAFETY: integer arguments only.
     let done = unsafe {
@@ -428,14 +430,14 @@ pub(super) fn close_on_exec_from(first: libc::c_uint) {
     if done == 0 {
         return;
     }
-    // Before Linux 5.11 there is no such flag. Ours are all close-on-exec; this is for those we were started with.
+    // Before Linux 5.11 there is no such flag. Our own descriptors are all close-on-exec; this is for inherited ones.
     for fd in libc::c_int::try_from(first).unwrap_or(3)..OLD_KERNEL_FDS {
         // SAFETY: integer arguments only; a number that is not open gives EBADF.
         unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
     }
 }
 
-/// One captured stream.
+/// A captured stream.
 #[derive(Debug)]
 struct Capture {
     pipe: Async<PipeReader>,
@@ -452,7 +454,7 @@ impl Capture {
         self.lost |= part.len() < chunk.len();
     }
 
-    /// Takes what is in the pipe now, without waiting for its end: another process may hold it.
+    /// Takes the bytes that are in the pipe now, without waiting for its end: another process may hold it.
     fn drain(&mut self) {
         let mut chunk = [0; 4096];
         let mut total = 0;
@@ -476,7 +478,7 @@ async fn pump(capture: Option<&mut Capture>) {
     // Small: it lives in the future while the child runs, and a pipe's wake-ups bring little at a time.
     let mut chunk = [0; 1024];
     loop {
-        // One that writes faster than it is read would be read for ever, and its time never looked at.
+        // A child that writes faster than it is read would keep this loop going, and its time-out would never be seen.
         turn::give().await;
         match read_some(&capture.pipe, &mut chunk).await {
             Ok(0) | Err(_) => return,
@@ -492,11 +494,11 @@ async fn read_some(pipe: &Async<PipeReader>, chunk: &mut [u8]) -> io::Result<usi
 async fn feed(input: Option<(Async<PipeWriter>, Vec<u8>)>) {
     let Some((pipe, bytes)) = input else { return };
     let mut rest = &bytes[..];
-    // Bounded: by what the child is given.
+    // Bounded: by the input of the child.
     while !rest.is_empty() {
         match pipe.write_with(|mut p| p.write(rest)).await {
             Ok(n) => rest = &rest[n..],
-            // It does not want to read: its affair.
+            // A child may close its input without reading it.
             Err(_) => return,
         }
     }
@@ -524,7 +526,7 @@ fn null() -> io::Result<OwnedFd> {
     Ok(options.read(true).write(true).open("/dev/null")?.into())
 }
 
-/// The same file under a number that is not of the standard streams': copying onto one of those must not lose another.
+/// Returns the file under a number above the standard streams: a copy onto one of those must not close another.
 fn above_stdio(fd: OwnedFd) -> io::Result<OwnedFd> {
     if fd.as_raw_fd() > 2 {
         return Ok(fd);
@@ -648,7 +650,7 @@ mod tests {
         for line in text.lines() {
             let mask = line.rsplit('\t').next().expect("mask");
             let mask = u64::from_str_radix(mask, 16).expect("hex");
-            // 32 and 33 belong to the C library, which changes them for nobody.
+            // 32 and 33 belong to the C library, which does not let a program change them.
             assert_eq!(mask & !(3 << 31), 0, "{line}");
         }
     }

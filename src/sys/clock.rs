@@ -28,7 +28,7 @@ pub fn wall() -> Wall {
     })
 }
 
-/// Whether somebody (NTP, GPS, …) keeps the wall clock right; `None` if the kernel does not say.
+/// Returns true if the wall clock is kept right (by NTP, GPS, …); `None` if the kernel does not say.
 ///
 /// Source: adjtimex(2), `STA_UNSYNC`.
 #[must_use]
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn a_wait_of_the_standard_library_takes_its_time() {
-        // It hands the kernel a time of its own making: the two must agree on its width.
+        // The test makes a time for the kernel: both must agree on its width.
         const WAIT: core::time::Duration = core::time::Duration::from_millis(50);
         let (never, mutex) = (Condvar::new(), Mutex::new(()));
         for _ in 0..4 {

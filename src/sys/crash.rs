@@ -1,4 +1,5 @@
-//! Named places at which a process of ours can be made to die: between an intent, what it announces, and the record of it.
+//! Named places at which a process of ours can be made to die: between an intent, the announced action, and the record
+//! of it.
 //!
 //! Only with the cargo feature `crash-points`; without it [`point`] is nothing. `PICOLET_CRASH_AT=name[:n]`, read by `cli`,
 //! names the point and its n-th passing; the process then ends by SIGKILL, as a fault or the kernel would end it. A point of
@@ -49,7 +50,7 @@ mod armed {
         let _ = AT.set((name.to_owned(), count.parse().unwrap_or(1)));
     }
 
-    /// What a shim is started with.
+    /// Argument for a shim: the armed point, if it is one of the shim's.
     pub fn shim_argument() -> Option<&'static str> {
         let (name, _) = AT.get()?;
         name.starts_with("shim.").then_some(name)
@@ -84,7 +85,7 @@ mod armed {
     }
 
     fn die() {
-        // Whatever waits for this process sees what it sees after a kill.
+        // Processes that wait for this one see the same as after a kill.
         let _ = raise(Signal::SIGKILL);
     }
 }

@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt as _;
 
 /// Bytes that are read at once; the longest entry is below 300.
 const BUFFER_BYTES: usize = 4096;
-/// Where an entry has its length, and where its name begins.
+/// Offsets in an entry: of its length, and of its name.
 const LENGTH_AT: usize = 16;
 const NAME_AT: usize = 19;
 
@@ -34,7 +34,7 @@ impl Dirents {
 }
 
 impl<B: DerefMut<Target = [u8]>> Dirents<B> {
-    /// The same by a buffer of the caller's, which has room for the longest entry: 300 bytes.
+    /// Reads `dir` as [`Dirents::new`] does, by a buffer of the caller's with room for the longest entry: 300 bytes.
     #[must_use]
     pub const fn by(dir: OwnedFd, buffer: B) -> Self {
         Self {
@@ -50,8 +50,8 @@ impl<B: DerefMut<Target = [u8]>> Dirents<B> {
         &self.dir
     }
 
-    /// The next name, in no order, without `.` and `..`; `None` at the end. What is made or removed meanwhile may be told
-    /// or not.
+    /// The next name, in no order, without `.` and `..`; `None` at the end. Entries that are made or removed meanwhile
+    /// may be listed or not.
     pub fn next_name(&mut self) -> io::Result<Option<&OsStr>> {
         loop {
             if self.at == self.end {

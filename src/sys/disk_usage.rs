@@ -1,4 +1,4 @@
-//! What files below a directory take, as du(1) counts: blocks, a file with several names once.
+//! Disk usage of a directory, as du(1) counts it: blocks, a file with several names once.
 //!
 //! The tree is a pod's: it may change meanwhile, and be as large as the pod likes. No link is followed, no mount point
 //! entered, and a lane is never held for longer than one slice of the walk.
@@ -21,12 +21,12 @@ use crate::api::{cri::FsInfo, stats::DiskUsage};
 const SLICE_ENTRIES: usize = 2000;
 /// Entries after which a walk is given up: there is no figure then, for half a one would be wrong.
 pub const MAX_ENTRIES: usize = 500_000;
-/// What the paths of directories that wait to be walked may take, in bytes; a tree that is wider is given up.
+/// Longest list of directories that wait to be walked, in bytes of their paths; a wider tree is given up.
 const MAX_WAITING_BYTES: usize = 1 << 20;
-/// Files with more than one name that are remembered; what comes after them is counted once for each name.
+/// Files with several names that are remembered; further ones are counted once for each name.
 const MAX_LINKED: usize = 10_000;
 
-/// What there is of the file system that `path` is on.
+/// Reads the size and the free space of the file system that `path` is on.
 pub fn file_system(path: &Path) -> io::Result<FsInfo> {
     let stat = statvfs(path)?;
     let unit = u64::from(stat.fragment_size());
@@ -57,7 +57,7 @@ pub async fn of(lane: &Lane, dir: PathBuf) -> io::Result<DiskUsage> {
     }
 }
 
-/// Whether a walk was given up because there is too much.
+/// Returns true if a walk was given up because the tree is too large.
 pub fn is_too_large(e: &io::Error) -> bool {
     e.kind() == io::ErrorKind::FileTooLarge
 }
@@ -85,7 +85,7 @@ impl Walk {
         }
     }
 
-    /// Goes on for one slice; whether that was the last.
+    /// Goes on for one slice. Returns true if that was the last.
     fn step(&mut self) -> io::Result<bool> {
         let until = self.counted + SLICE_ENTRIES;
         let root = open::dir(&self.root)?;
@@ -93,9 +93,9 @@ impl Walk {
         while let Some(path) = self.waiting.pop() {
             self.waiting_bytes -= path.as_os_str().len();
             match self.directory(&root, &path, device) {
-                // It went meanwhile, or became something else: links are refused.
+                // The directory has gone meanwhile, or is none any more: links are refused.
                 Err(e) if path != Path::new(".") && has_gone(&e) => {}
-                // Deeper than a path can say: whoever makes such a tree must not be taken to use nothing.
+                // Too deep for a path: such a tree must not count as empty.
                 Err(e) if e.raw_os_error() == Some(libc::ENAMETOOLONG) => {
                     return Err(self.too_large());
                 }
@@ -156,7 +156,7 @@ impl Walk {
     }
 
     fn count(&mut self, meta: &std::fs::Metadata) {
-        /// Unit of `st_blocks`, whatever the file system's own.
+        /// Unit of `st_blocks`, on every file system.
         const BLOCK: u64 = 512;
         self.counted += 1;
         self.sum += DiskUsage {
@@ -192,7 +192,7 @@ mod tests {
         for n in 0..30 {
             fs::write(dir.join(format!("a/b/{n}")), "x").expect("file");
         }
-        // What is only reserved, or only claimed, takes nothing.
+        // A hole in a file takes no blocks.
         fs::File::create(dir.join("sparse"))
             .and_then(|f| f.set_len(1 << 40))
             .expect("sparse");
@@ -268,7 +268,7 @@ mod tests {
         drop(at);
         remove::path(&dir).expect("removed");
 
-        // Neither is what waits allowed to be large.
+        // The list of waiting directories may not be large either.
         fs::create_dir_all(&dir).expect("dir");
         let at = open::dir(&dir).expect("dir");
         let wide = MAX_WAITING_BYTES / name.len() + 2;

@@ -1,4 +1,5 @@
-//! What a disk says of its wear. Sources: kernel documentation `block/stat.rst`, `driver-api/mmc/mmc-dev-attrs.rst`.
+//! Wear of a disk, as the disk itself reports it. Sources: kernel documentation `block/stat.rst`,
+//! `driver-api/mmc/mmc-dev-attrs.rst`.
 
 use std::{fs, os::unix::fs::MetadataExt as _, path::Path};
 
@@ -6,7 +7,7 @@ use nix::sys::stat;
 
 use super::proc::read_small;
 
-/// Bytes of what `stat` calls a sector.
+/// Bytes of a sector in `stat`.
 const SECTOR: u64 = 512;
 /// Normal, of three stages of spare blocks.
 const NORMAL: u8 = 1;
@@ -16,13 +17,13 @@ const NORMAL: u8 = 1;
 pub struct DiskWear {
     /// `mmcblk0`, `sda`, …
     pub name: String,
-    /// As the kernel numbers it: `179:0`.
+    /// Number of the device, as the kernel has it: `179:0`.
     pub number: String,
     /// Bytes written to it since the machine was started.
     pub written: u64,
-    /// How much of its life is used at most, percent; `None`: it does not say.
+    /// Used part of its life, at most, percent; `None`: the disk does not say.
     pub used_life: Option<u8>,
-    /// It says that its spare blocks come to an end.
+    /// Set if the disk says that its spare blocks come to an end.
     pub at_its_end: bool,
 }
 
@@ -48,7 +49,7 @@ fn in_sysfs(at: &Path) -> Option<DiskWear> {
         Some(text.to_owned())
     };
     let hex = |word: &str| u8::from_str_radix(word.strip_prefix("0x")?, 16).ok();
-    // Of two kinds of cells, each in tenths; 0: it does not say.
+    // Two numbers, for two kinds of cells, each in tenths; 0: the disk does not say.
     let tenths = read("device/life_time").unwrap_or_default();
     let tenths = tenths.split_whitespace().filter_map(hex).max();
     let stat = read("stat")?;

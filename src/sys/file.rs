@@ -53,30 +53,31 @@ pub fn sync_dir(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Is passed before each change of a file that the agent keeps for the agent after it. A test stops the disk here, or has
+/// Marks a place before a change of a file that the agent keeps for its successor. A test stops the disk here, or makes
 /// it fail.
 pub fn change(path: &Path) -> io::Result<()> {
     watched::tell(path, false)
 }
 
-/// Is passed after a file or directory was synced, for tests that cut the power.
+/// Marks a place after a file or directory was synced, for tests that cut the power.
 fn synced(path: &Path) {
     let _ = watched::tell(path, true);
 }
 
-/// What tests see of the disk. In the program nobody watches.
+/// Changes of the disk, as tests watch them. In the program there is no watcher.
 pub mod watched {
     use core::cell::RefCell;
     use std::{io, path::Path, rc::Rc};
 
-    /// Is told of a file or directory that is about to change, or that was synced; an error has a change fail.
+    /// Callback of a test: is told of a file or directory that is about to change, or that was synced. An error makes
+    /// the change fail.
     pub type Watcher = Rc<dyn Fn(&Path, bool) -> io::Result<()>>;
 
     thread_local! {
         static WATCHER: RefCell<Option<Watcher>> = const { RefCell::new(None) };
     }
 
-    /// Has `watcher` told of what this thread does.
+    /// Sets the watcher of this thread's changes.
     pub fn watch(watcher: Option<Watcher>) {
         WATCHER.set(watcher);
     }
@@ -103,7 +104,7 @@ pub fn rename_new(
     )
 }
 
-/// Not every C library has it.
+/// Calls `renameat2(2)` by its number: not every C library has a function for it.
 fn renameat2(
     dir: BorrowedFd<'_>,
     name: &OsStr,
@@ -143,7 +144,7 @@ fn write_new(path: &Path, bytes: &[u8], mode: u32, durable: bool) -> io::Result<
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
         _ => {}
     }
-    // create_new never follows a link that somebody put there meanwhile.
+    // create_new never follows a link that was put there meanwhile.
     let mut file = OpenOptions::new()
         .write(true)
         .create_new(true)
@@ -205,7 +206,7 @@ pub(crate) mod tests {
         std::fs::create_dir_all(&dir).expect("dir");
         let path = dir.join("record");
         for (text, mode, durable) in [("one", 0o600, true), ("two", 0o666, false)] {
-            // What a crash left.
+            // The leftover of a crash.
             std::fs::write(dir.join(".record.tmp"), "half").expect("left over");
             write_atomic(&path, text.as_bytes(), mode, durable).expect("write");
             assert_eq!(std::fs::read_to_string(&path).expect("read"), text);

@@ -1,8 +1,8 @@
 //! The heap of programs whose C library is not glibc: one for all threads, whose free pages go back to the system.
 //!
-//! What such libraries bring differs. That of zig, with which programs for boards are linked, rounds sizes up to powers of two and
-//! returns nothing: after a crowd of 100 pods an agent had 11 MiB. glibc has its own way to give pages back, and a shim takes less
-//! with it.
+//! The allocators of such libraries differ. That of zig, with which programs for boards are linked, rounds sizes up to
+//! powers of two and returns nothing: after a crowd of 100 pods an agent had 11 MiB. glibc has its own way to give
+//! pages back, and a shim takes less with it.
 //! Man pages: `mmap(2)`, `mremap(2)`, `madvise(2)`.
 #![expect(
     unsafe_code,
@@ -19,19 +19,20 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use dlmalloc::{Allocator, Dlmalloc};
 use nix::errno::Errno;
 
-/// From this size on, in bytes, a piece has a mapping of its own, which goes when the piece goes.
+/// Size of a piece, in bytes, from which on it has a mapping of its own, which goes when the piece goes.
 const OWN_MAPPING_BYTES: usize = 64 << 10;
-/// Up to which alignment, in bytes: that of a line of the processor's cache, which every mapping has.
+/// Largest alignment of such a piece, in bytes: that of a line of the processor's cache, which every mapping has.
 const OWN_MAPPING_ALIGN: usize = 64;
-/// By which the heap grows and shrinks, in bytes: a page, if that is larger.
+/// Step by which the heap grows and shrinks, in bytes: a page, if that is larger.
 const GRANULE_BYTES: usize = 16 << 10;
 /// The largest free piece whose pages are given back in one step, in bytes.
 const LARGEST_PIECE_BYTES: usize = 1 << 20;
-/// Up to how many pages free pieces are looked for in steps of [`FINE_STEP_BYTES`]; larger ones in steps of a page. A piece may begin
-/// anywhere in a page: what a step leaves of a small one could be all that there is to give back.
+/// Size of free pieces, in pages, up to which they are looked for in steps of [`FINE_STEP_BYTES`]; larger ones in steps
+/// of a page. A piece may begin anywhere in a page: the rest that a step leaves of a small one could be all that there
+/// is to give back.
 const FINE_PAGES: usize = 16;
 const FINE_STEP_BYTES: usize = 256;
-/// To which the allocator aligns every piece, in bytes.
+/// Alignment of every piece of the allocator, in bytes.
 const NATURAL_ALIGN: usize = 2 * size_of::<usize>();
 
 static HEAP: Mutex<Dlmalloc<Pages>> = Mutex::new(new());
@@ -47,7 +48,7 @@ const fn new() -> Dlmalloc<Pages> {
 #[derive(Debug)]
 pub struct Heap;
 
-/// Who allocates does not expect `errno` to change.
+/// Locks the heap. Keeps `errno`: callers of an allocator do not expect it to change.
 fn lock() -> MutexGuard<'static, Dlmalloc<Pages>> {
     let mut heap = HEAP.try_lock().unwrap_or_else(|_| {
         let errno = Errno::last_raw();
@@ -61,11 +62,11 @@ fn lock() -> MutexGuard<'static, Dlmalloc<Pages>> {
     heap
 }
 
-/// What cannot be known before the program runs. A heap that was used must not be moved.
+/// Sets the sizes that are known only while the program runs. A heap that was used must not be moved.
 fn make_ready(heap: &mut Dlmalloc<Pages>) {
     let page = usize::try_from(super::pages::bytes()).unwrap_or(GRANULE_BYTES);
     heap.allocator_mut().page_bytes = page;
-    // It is a power of two, as pages are.
+    // Both are powers of two, so the larger is one too.
     heap.set_granularity(GRANULE_BYTES.max(page));
 }
 
@@ -122,7 +123,7 @@ unsafe impl GlobalAlloc for Heap {
     }
 }
 
-/// Follows from the layout alone.
+/// Returns true if a piece has a mapping of its own. The layout alone decides.
 const fn is_own_mapping(layout: Layout) -> bool {
     layout.size() >= OWN_MAPPING_BYTES && layout.align() <= OWN_MAPPING_ALIGN
 }
@@ -132,8 +133,8 @@ pub fn trim() {
     trim_heap(&mut lock());
 }
 
-/// Each free piece of a page or more is taken, the largest first and so nearly whole; its pages are dropped, and it is given back.
-/// Pages at both ends stay: what the allocator remembers of a piece lies there.
+/// Takes each free piece of a page or more, the largest first and so nearly whole, drops its pages, and gives it back.
+/// Pages at both ends stay: the allocator keeps its data of a piece there.
 fn trim_heap(heap: &mut Dlmalloc<Pages>) {
     // SAFETY: releases free memory only.
     unsafe { heap.trim(0) };
@@ -168,7 +169,7 @@ fn trim_heap(heap: &mut Dlmalloc<Pages>) {
     heap.allocator_mut().may_grow = true;
 }
 
-/// Drops the whole pages of a piece that nobody needs, but for its beginning. An error leaves them.
+/// Drops the whole pages of a free piece, except its beginning. On an error they stay.
 fn drop_pages(piece: *mut u8, bytes: usize, page: usize) {
     let start = (piece.addr() + size_of::<usize>()).next_multiple_of(page);
     let end = (piece.addr() + bytes) / page * page;
@@ -181,9 +182,9 @@ fn drop_pages(piece: *mut u8, bytes: usize, page: usize) {
 
 /// Memory of the system.
 struct Pages {
-    /// Of a page. Zero: nobody has asked yet.
+    /// Bytes of a page; 0 until the heap is first used.
     page_bytes: usize,
-    /// Not while free pieces are looked for.
+    /// False while free pieces are looked for: then the heap must not grow.
     may_grow: bool,
 }
 
@@ -206,7 +207,7 @@ unsafe impl Allocator for Pages {
         (at, size, 0)
     }
 
-    /// For mappings that the allocator would make for one piece each: it makes none.
+    /// Refuses: the allocator makes no mappings for one piece each, so there is none to move.
     fn remap(&self, _at: *mut u8, _old: usize, _new: usize, _can_move: bool) -> *mut u8 {
         ptr::null_mut()
     }
@@ -314,7 +315,7 @@ mod tests {
         }
     }
 
-    /// Whether there is memory behind the page at this address.
+    /// Returns true if there is memory behind the page at this address.
     fn is_resident(page: *mut u8) -> bool {
         let mut is_there = 0;
         // SAFETY: asks for one page, and writes one byte for it; of what is not mapped it says so.
@@ -324,11 +325,12 @@ mod tests {
 
     #[test]
     fn free_pages_in_the_middle_go_back() {
-        /// Odd: the last one stays, and what is behind it may go back at once.
+        /// Number of pieces. Odd: the last one stays, and the memory behind it may go back at once.
         const PIECES: usize = 65;
-        /// All pieces lie in one mapping: what is unmapped could be somebody else's in the next moment.
+        /// Pages of a mapping. All pieces lie in one: unmapped memory could belong to another thread in the next
+        /// moment.
         const MAPPING_PAGES: usize = 512;
-        /// What the allocator remembers at the beginning of a free piece.
+        /// Bytes at the beginning of a free piece in which the allocator keeps its list.
         const NODE_BYTES: usize = size_of::<[usize; 8]>();
         let mut looked_at = 0;
         for sixteenths in [29, 35, 51, 81] {
@@ -368,7 +370,7 @@ mod tests {
                 let piece = unsafe { core::slice::from_raw_parts(piece, bytes) };
                 assert!(piece.iter().all(|b| *b == 7));
             }
-            // What was given back can be had again.
+            // Pages that were given back can be used again.
             // SAFETY: any size is fine.
             let piece = unsafe { heap.calloc(bytes, 8) };
             assert!(!piece.is_null());

@@ -1,4 +1,4 @@
-//! Lanes: fixed threads of our own for what must block. The deciding thread never does.
+//! Lanes: fixed threads of our own for work that must block. The deciding thread never blocks.
 //!
 //! A lane is one thread, or a few, with a named stack size and a bounded queue. No lane waits for another.
 
@@ -18,17 +18,16 @@ use smol::{
 
 /// Jobs that may wait in one lane; a producer that finds it full waits on the executor (see [`Lane::run`]).
 pub const LANE_QUEUE: usize = 128;
-/// Stack of a lane's thread in bytes; only pages once touched cost memory. Unpacking a layer takes well below 128 KiB. What
-/// needs the rest is compressing a log: a compressor of 330 KiB is put together on the stack, unless the optimizer
-/// finds that it may do without.
+/// Stack of a lane's thread in bytes; only pages once touched cost memory. Unpacking a layer takes well below 128 KiB.
+/// The rest is for compressing a log: a compressor of 330 KiB is built on the stack, unless the optimizer avoids it.
 pub const LANE_STACK_BYTES: usize = 1024 * 1024;
 
-/// How long files of the host may take to answer (see [`Lane::run_apart`]).
+/// Time limit for files of the host (see [`Lane::run_apart`]).
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Jobs that may run apart at a time. Their owners come and go; threads that hang stay.
 const MAX_APART: usize = 256;
 
-/// What a job came to. Of one type for all jobs: so queue and answers are in the program once, and not once for each job.
+/// Result of a job. All jobs share this type, so that queue and answers are in the program once, not once for each job.
 type Answer = Box<dyn Any + Send>;
 
 struct Job {
@@ -41,17 +40,17 @@ struct Job {
 pub struct Lane {
     /// `None`: jobs run where they are asked for.
     jobs: Option<Sender<Job>>,
-    /// Who has a job that runs apart.
+    /// Owners of the jobs that run apart.
     apart: Owners,
 }
 
 /// Owners of jobs that have not ended, in order.
 type Owners = Arc<Mutex<BTreeSet<String>>>;
 
-/// Why a job that ran apart has no result.
+/// Reason why a job that ran apart has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum ApartError {
-    /// It still runs, or one before it does.
+    /// The job still runs, or it was not begun: the owner's job before it, or too many jobs, run.
     #[error("files of the host do not answer: is the server of a network file system gone?")]
     NoAnswer,
     /// The system refuses a thread, or the job broke off.
@@ -59,7 +58,7 @@ pub enum ApartError {
     Thread(#[source] io::Error),
 }
 
-/// One job of an owner.
+/// A running job of an owner; dropping it makes room for the next.
 struct Place {
     owners: Owners,
     owner: String,
@@ -100,7 +99,7 @@ impl Lane {
                 .stack_size(stack_bytes)
                 .spawn(move || {
                     while let Ok(job) = queue.recv_blocking() {
-                        // The asker may have gone: nobody needs the answer then.
+                        // The caller may have gone: then the answer is not needed.
                         let _ = job.reply.try_send((job.work)());
                     }
                 })?;
@@ -150,7 +149,7 @@ async fn apart(
     let place = Place::take(owners, owner).ok_or(ApartError::NoAnswer)?;
     let job = move || {
         let answer = work();
-        // Before it is told: the owner may go on at once.
+        // Before the answer is sent: the owner may ask again at once.
         drop(place);
         answer
     };
@@ -165,7 +164,7 @@ async fn apart(
     future::or(done, late).await
 }
 
-/// Has a job done by whoever reads `jobs`.
+/// Queues a job for the threads that read `jobs`, and waits for its result.
 async fn answer(jobs: &Sender<Job>, work: Box<dyn FnOnce() -> Answer + Send>) -> Answer {
     let (reply, answer) = bounded(1);
     jobs.send(Job { work, reply })
@@ -231,7 +230,7 @@ pub async fn on_fresh_thread<T: Send + 'static>(
 
 #[cfg(test)]
 mod testing {
-    //! What tests ask.
+    //! Lanes for tests.
     impl super::Lane {
         /// A lane without a thread: jobs run at once, where they are asked for. For tests that step through an executor.
         #[must_use]

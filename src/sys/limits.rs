@@ -1,4 +1,4 @@
-//! `oom_score_adj`: how low this process and its children may go. Capabilities: that they get none.
+//! Limits of this process and its children: the lowest `oom_score_adj` that they may have, and no capabilities.
 
 #![expect(unsafe_code, reason = "prctl is a variadic function")]
 
@@ -9,8 +9,8 @@ const OWN: &str = "/proc/self/oom_score_adj";
 /// The kernel's lowest value.
 pub const LOWEST: i32 = -1000;
 
-/// The lowest `oom_score_adj` that this process may set: -1000 with `CAP_SYS_RESOURCE`, else where it was last set to by
-/// somebody who had it. Found by trying; the value is as before afterwards.
+/// The lowest `oom_score_adj` that this process may set: -1000 with `CAP_SYS_RESOURCE`, else the value last set by a
+/// process with that capability. Found by trying; the value is as before afterwards.
 pub fn min_oom_score_adj() -> io::Result<i32> {
     let current = oom_score_adj()?;
     let allowed = |value: i32| write(OWN, value.to_string()).is_ok();
@@ -53,17 +53,17 @@ pub fn set_oom_score_adj(wanted: i32) -> io::Result<i32> {
     }
 }
 
-/// What this process executes from now on gets no capability, be it root's or a file's. Needs `CAP_SETPCAP`.
-/// Source: capabilities(7), prctl(2) `PR_CAPBSET_DROP`.
+/// Takes all capabilities from programs that this process executes from now on, those of root and of files. Needs
+/// `CAP_SETPCAP`. Source: capabilities(7), prctl(2) `PR_CAPBSET_DROP`.
 pub fn drop_capabilities() -> io::Result<()> {
-    /// More than any kernel has: the mask has so many bits.
+    /// Bits of the mask: more than any kernel has capabilities.
     const MOST: libc::c_ulong = 64;
     for number in 0..MOST {
         // SAFETY: two plain numbers; no memory is named.
         let dropped = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, number) };
         match nix::Error::result(dropped) {
             Ok(_) => {}
-            // The kernel's last one was before.
+            // The kernel has no capability of this number.
             Err(nix::Error::EINVAL) => break,
             Err(e) => return Err(e.into()),
         }

@@ -1,4 +1,4 @@
-//! Lock files: held by whoever has the file open, released by the kernel when the last holder ends.
+//! Lock files: held by the processes that have the file open, released by the kernel when the last of them ends.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -7,9 +7,9 @@ use std::path::Path;
 
 use super::{clock, start};
 
-/// How long a lock is waited for that a process on its way out may still hold.
+/// Longest wait for a lock that a process on its way out may still hold.
 const PATIENCE: core::time::Duration = core::time::Duration::from_secs(5);
-/// Between two tries, milliseconds.
+/// Pause between two tries, milliseconds.
 const TRY_MS: i32 = 20;
 
 /// Takes the lock at `path`, making the file (0600) if need be. `Ok(None)` if another process holds it.
@@ -36,14 +36,14 @@ pub fn try_lock(path: &Path) -> io::Result<Option<File>> {
         let Some(file) = held(file.try_lock(), file)? else {
             return Ok(None);
         };
-        // Somebody may have removed it in between: then another one could be taken beside it.
+        // The file may have been removed in between: then a new file could be locked beside this one.
         if is_at(&file, path)? {
             return Ok(Some(file));
         }
     }
 }
 
-/// Joins those who hold the lock at `path` together, making the file if need be. `Ok(None)` if one holds it alone.
+/// Takes a shared lock at `path`, making the file if need be. `Ok(None)` if a process holds it alone.
 pub fn try_share(path: &Path) -> io::Result<Option<File>> {
     let file = OpenOptions::new()
         .read(true)
@@ -56,12 +56,12 @@ pub fn try_share(path: &Path) -> io::Result<Option<File>> {
     held(file.try_lock_shared(), file)
 }
 
-/// Removes the locks in `dir` that nobody holds. One that cannot be removed stays.
+/// Removes the free locks in `dir`. A lock that cannot be removed stays.
 pub fn sweep(dir: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let path = entry?.path();
         if let Ok(Some(_held)) = try_lock(&path) {
-            // Held while it goes: whoever opened it meanwhile finds that it is no longer there.
+            // Held while it is removed: a process that opened it meanwhile finds that it is no longer there.
             std::fs::remove_file(&path)?;
         }
     }
@@ -96,7 +96,7 @@ pub fn try_lock_patiently(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Whether somebody holds the lock at `path`. A missing file is not locked.
+/// Returns true if a process holds the lock at `path`. A missing file is not locked.
 pub fn is_locked(path: &Path) -> io::Result<bool> {
     let file = match File::open(path) {
         Ok(file) => file,

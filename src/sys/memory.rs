@@ -1,5 +1,5 @@
-//! What is given back after a burst: free pages of the heap, of the stack, and code. Man pages: `mallopt(3)`, `malloc_trim(3)`,
-//! `madvise(2)`.
+//! Memory that is given back after a burst: free pages of the heap and of the stack, and code. Man pages: `mallopt(3)`,
+//! `malloc_trim(3)`, `madvise(2)`.
 //!
 //! The heap is glibc's, which has knobs, or that of `super::heap`.
 #![expect(
@@ -21,7 +21,7 @@ use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 #[cfg(target_env = "gnu")]
 static IS_OWN: AtomicBool = AtomicBool::new(false);
 
-/// What glibc reads at its start and offers no call for.
+/// Settings that glibc reads only at its start and offers no call for.
 ///
 /// - `tcache_count`: each thread keeps up to seven freed pieces of each of 64 sizes, wherever in the heap they lie, and trimming
 ///   cannot have them: after a crowd of 60 pods 400 KiB of such pieces kept 1.4 MiB of pages.
@@ -29,8 +29,8 @@ static IS_OWN: AtomicBool = AtomicBool::new(false);
 #[cfg(target_env = "gnu")]
 const TUNABLES: &str = "glibc.malloc.tcache_count=0:glibc.pthread.stack_cache_size=0";
 
-/// Starts the program over, as the same process and with the same words, so that its threads keep nothing that they have
-/// freed. Returns if that is done already, or cannot be: then it costs memory, and nothing else.
+/// Starts the program over, as the same process and with the same arguments, so that its threads keep no freed memory.
+/// Returns if that is done already, or cannot be done, which only costs memory.
 ///
 /// Call it before the first thread is started and the first descriptor opened.
 pub fn start_over_without_thread_caches() {
@@ -39,7 +39,7 @@ pub fn start_over_without_thread_caches() {
         use std::{env, os::unix::process::CommandExt as _, process::Command};
 
         const VARIABLE: &str = "GLIBC_TUNABLES";
-        // What the operator wants of it comes later, and wins.
+        // The operator's own settings come later in the text, and win.
         let wanted = env::var_os(VARIABLE).unwrap_or_default();
         let wanted = wanted.to_string_lossy();
         if wanted.starts_with(TUNABLES) {
@@ -58,8 +58,8 @@ pub fn start_over_without_thread_caches() {
     }
 }
 
-/// Makes all threads share one arena: the lanes' own would each keep what a burst once needed.
-/// Call it before the first thread is started.
+/// Makes all threads share one arena: arenas of the lanes would each keep the memory of a past burst. Call it before
+/// the first thread is started.
 pub fn use_one_arena() {
     #[cfg(target_env = "gnu")]
     {
@@ -92,13 +92,13 @@ pub fn trim() {
     let_go_of_code();
 }
 
-/// As deep as anything went on the first thread's stack: reading the configuration and a large manifest took 190 KiB. Below it there
-/// is nothing else for as far as the stack may grow.
+/// Depth of the first thread's stack that is given back: more than was ever used, as reading the configuration and a
+/// large manifest took 190 KiB. Below it there is nothing else for as far as the stack may grow.
 const FREE_STACK_BYTES: usize = 512 << 10;
-/// Below the caller: for what this calls, and for a signal meanwhile.
+/// Stack below the caller that is kept: for calls from here, and for a signal meanwhile.
 const LIVE_STACK_BYTES: usize = 16 << 10;
 
-/// Gives back what lies up to `bytes` below this function on the stack, which nobody needs any more. The next deep call finds zeros.
+/// Gives back the stack up to `bytes` below this function, which is not in use. The next deep call finds zeros.
 #[inline(never)]
 fn clear_below(bytes: usize) {
     let here = 0_u8;
@@ -117,15 +117,16 @@ fn clear_below(bytes: usize) {
     };
     // SAFETY: the range is this thread's stack below all that is in use, and of what was never reached there is no mapping.
     let _ = unsafe { madvise(start, bytes, MmapAdvise::MADV_DONTNEED) };
-    // An error means that the stack does not reach so far down: what there is was given back all the same.
+    // An error means that the stack does not reach so far down: the existing part was given back all the same.
 }
 
 fn page_bytes() -> Option<usize> {
     usize::try_from(super::pages::bytes()).ok()
 }
 
-/// Unmaps the pages of the program's constants and code; they stay in the page cache while there is room. What still runs is
-/// mapped again when it is next called, 64 KiB at a time and without reading the disk: some fifty faults of a microsecond.
+/// Unmaps the pages of the program's constants and code; they stay in the page cache while there is room. Code that
+/// still runs is mapped again when it is next called, 64 KiB at a time and without reading the disk: some fifty faults
+/// of a microsecond.
 ///
 /// Not where a debugger may have written breakpoints: its copies would go.
 #[cfg(not(debug_assertions))]
@@ -146,7 +147,7 @@ fn let_go_of_code() {
     };
     // SAFETY: the range ends before anything that can be written, and what is never written reads the same from the file.
     let _ = unsafe { madvise(start, len, MmapAdvise::MADV_DONTNEED) };
-    // An error means a gap between the program's parts: what is mapped was let go of all the same.
+    // An error means a gap between the program's parts: the mapped parts were let go of all the same.
 }
 
 #[cfg(test)]

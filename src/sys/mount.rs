@@ -12,14 +12,14 @@ use super::open;
 
 /// Bytes of `/proc/self/mountinfo` that are read at most: some 50 000 mounts.
 pub const MAX_MOUNTINFO_BYTES: u64 = 16 * 1024 * 1024;
-/// Rounds of [`unmount_below`]: a mount can lie over others, and somebody may mount meanwhile.
+/// Rounds of [`unmount_below`]: a mount can lie over others, and another process may mount meanwhile.
 const UNMOUNT_ROUNDS: usize = 8;
 /// Bytes of options that the kernel takes: one page, on every architecture at least this.
 const MAX_OPTIONS_BYTES: usize = 4095;
 
 const NONE: Option<&str> = None;
 
-/// Shows the file or directory `source` at `target` too; with what is mounted below it if `recursive`.
+/// Shows the file or directory `source` at `target` too; with the mounts below it if `recursive`.
 pub fn bind(source: &Path, target: &Path, recursive: bool) -> io::Result<()> {
     let mut flags = MsFlags::MS_BIND;
     flags.set(MsFlags::MS_REC, recursive);
@@ -35,7 +35,8 @@ pub fn bind_opened(source: BorrowedFd<'_>, target: &Path, recursive: bool) -> io
 pub fn remount_read_only(target: &Path) -> io::Result<()> {
     let found = statvfs(target)?.flags();
     let mut flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY;
-    // `relatime` needs no word: the kernel keeps it when none of its kind is said, and takes it beside `nodiratime`.
+    // `relatime` need not be named: the kernel keeps it if no other flag of its kind is given, and takes it beside
+    // `nodiratime`.
     for (has, keep) in [
         (FsFlags::ST_NOSUID, MsFlags::MS_NOSUID),
         (FsFlags::ST_NODEV, MsFlags::MS_NODEV),
@@ -65,7 +66,7 @@ pub fn tmpfs(target: &Path, size_bytes: Option<u64>, mode: u32, flags: MsFlags) 
 /// Less than is in it, among others: it keeps what it has.
 pub fn resize_tmpfs(target: &Path, size_bytes: u64) -> io::Result<()> {
     let options = format!("size={size_bytes}");
-    // Flags that are not said are taken back.
+    // A remount clears flags that it does not name.
     let flags = MsFlags::MS_REMOUNT | MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     Ok(mount(NONE, target, NONE, flags, Some(options.as_str()))?)
 }
@@ -137,8 +138,8 @@ fn overlay_options(
     options
 }
 
-/// Lets mounts made later below the mount at `target`, and below all in it, be seen wherever it is shown, and the reverse.
-/// Source: mount_namespaces(7).
+/// Makes the mount at `target`, and all mounts below it, shared: mounts made below it later are seen wherever it is
+/// shown, and the reverse. Source: mount_namespaces(7).
 pub fn make_shared(target: &Path) -> io::Result<()> {
     let flags = MsFlags::MS_SHARED | MsFlags::MS_REC;
     Ok(mount(NONE, target, NONE, flags, NONE)?)
@@ -182,7 +183,7 @@ pub fn mounts_below(root: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Whether something is mounted at exactly `target`.
+/// Returns true if a mount is at exactly `target`.
 pub fn is_mount_point(target: &Path) -> io::Result<bool> {
     let mut found = false;
     each_mount(|m| found |= m.target == target)?;
@@ -193,7 +194,7 @@ pub fn is_mount_point(target: &Path) -> io::Result<bool> {
 pub fn holding(path: &Path) -> io::Result<Option<Mount>> {
     let mut on: Option<Mount> = None;
     each_mount(|m| {
-        // Of equal ones the last is on top.
+        // Of mounts at the same place the last is on top.
         let depth = |m: &Mount| m.target.components().count();
         if path.starts_with(&m.target) && on.as_ref().is_none_or(|on| depth(&m) >= depth(on)) {
             on = Some(m);
@@ -202,7 +203,7 @@ pub fn holding(path: &Path) -> io::Result<Option<Mount>> {
     Ok(on)
 }
 
-/// Undoes binds of `dir` onto itself, on top of each other or alone. Whatever else is mounted there stays: it is somebody's
+/// Undoes binds of `dir` onto itself, one or several on top of each other. Any other mount there stays: it may be a
 /// disk. `dir` must be without links and `..`.
 pub fn unbind(dir: &Path) -> io::Result<()> {
     for _ in 0..UNMOUNT_ROUNDS {
@@ -220,7 +221,8 @@ pub fn unbind(dir: &Path) -> io::Result<()> {
     Err(io::ErrorKind::ResourceBusy.into())
 }
 
-/// Whether the last of `mounts`, all at `dir` or above it, shows what was seen at `dir` before it.
+/// Returns true if the last of `mounts`, all at `dir` or above it, is a mount at `dir` that shows the same as the one
+/// before.
 fn bound_onto_itself(dir: &Path, mounts: &[Mount]) -> bool {
     let shown = |m: &Mount| {
         let rest = dir.strip_prefix(&m.target).ok()?;
@@ -232,20 +234,20 @@ fn bound_onto_itself(dir: &Path, mounts: &[Mount]) -> bool {
     }
 }
 
-/// One line of `/proc/self/mountinfo`.
+/// A mount: a line of `/proc/self/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mount {
     /// Major and minor number of the file system.
     pub device: String,
     /// Directory of the file system that is shown.
     pub root: PathBuf,
-    /// Where.
+    /// Mount point.
     pub target: PathBuf,
     /// Read-only here; the file system may be writable elsewhere.
     pub read_only: bool,
     /// Part of a shared peer group.
     pub shared: bool,
-    /// Takes over what is mounted in a peer group, and gives nothing back.
+    /// Set if mounts in a peer group are taken over, and none are given back.
     pub slave: bool,
     /// File system type.
     pub kind: String,

@@ -26,8 +26,8 @@ pub struct Sandbox {
     pub hostname: String,
     /// Directory to mount the IPC namespace's message queues at; only with an IPC namespace of its own.
     pub mqueue: Option<PathBuf>,
-    /// Kernel parameters in the order of setting, as sysctl(8) writes them. Whether they are namespaced, and belong to a
-    /// namespace of this sandbox, was checked before.
+    /// Kernel parameters in the order of setting, as sysctl(8) writes them. The caller has checked that they are
+    /// namespaced and belong to a namespace of this sandbox.
     pub sysctls: Vec<(String, String)>,
 }
 
@@ -43,13 +43,13 @@ impl Sandbox {
     }
 }
 
-/// Why a sandbox could not be made. Nothing of it is left.
+/// Error in making a sandbox. No part of the sandbox is left.
 #[derive(Debug, thiserror::Error)]
 #[error("{step}")]
 pub struct NamespaceError {
-    /// What failed.
+    /// Step that failed.
     pub step: String,
-    /// Why.
+    /// Error of the system.
     pub source: io::Error,
 }
 
@@ -120,20 +120,22 @@ pub fn remove(sandbox: &Sandbox) -> io::Result<()> {
     result
 }
 
-/// Whether a namespace is pinned at `path`: after a reboot, or an unmount by hand, the file may be there without it.
+/// Returns true if a namespace is pinned at `path`. After a reboot, or an unmount by hand, the file may be there
+/// without it.
 #[must_use]
 pub fn is_pinned(path: &Path) -> bool {
     const NSFS_MAGIC: nix::sys::statfs::FsType = nix::sys::statfs::FsType(0x6e73_6673);
     nix::sys::statfs::statfs(path).is_ok_and(|s| s.filesystem_type() == NSFS_MAGIC)
 }
 
-/// Moves the calling thread into the namespace pinned at `path`: call it on a thread that ends afterwards.
+/// Moves the calling thread into the namespace pinned at `path`. Call it on a thread that ends afterwards.
 pub fn join(path: &Path) -> io::Result<()> {
     let file: OwnedFd = File::open(path)?.into();
     Ok(setns(file, CloneFlags::empty())?)
 }
 
-/// Whether this process sees the host's mounts, judged by PID 1. A pin made elsewhere is invisible to the runtime.
+/// Returns true if this process sees the host's mounts, judged by PID 1. A pin made elsewhere is invisible to the
+/// runtime.
 pub fn in_host_mount_namespace() -> io::Result<bool> {
     Ok(fs::read_link("/proc/self/ns/mnt")? == fs::read_link("/proc/1/ns/mnt")?)
 }

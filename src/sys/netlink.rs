@@ -1,5 +1,5 @@
-//! The few requests to the kernel's routing that are made here: those of the built-in network, and by which interface the way
-//! to an address leaves. All are about the network namespace of the calling thread.
+//! Requests to the kernel's routing: those of the built-in network, and the interface of the route to an address. All
+//! are about the network namespace of the calling thread.
 //!
 //! Source: rtnetlink(7), netlink(7), veth(4), `linux/if_link.h`, `linux/rtnetlink.h`.
 
@@ -26,13 +26,13 @@ const ERROR: u16 = 2;
 const REQUEST: u16 = 1;
 const AND_ACK: u16 = 4;
 const CREATE_EXCLUSIVELY: u16 = 0x600;
-/// Of `struct nlmsghdr`, bytes.
+/// Size of `struct nlmsghdr`, bytes.
 const HEADER: usize = 16;
-/// Of `struct ifinfomsg`, bytes.
+/// Size of `struct ifinfomsg`, bytes.
 const LINK: usize = 16;
-/// Of `struct rtmsg`, bytes.
+/// Size of `struct rtmsg`, bytes.
 const ROUTE: usize = 12;
-/// Longest answer, bytes: what the kernel tells of an interface is about two thousand.
+/// Longest answer, bytes: the description of an interface takes about two thousand.
 const ANSWER_LIMIT: usize = 16 * 1024;
 /// An attribute made of attributes.
 const NESTED: u16 = 0x8000;
@@ -46,12 +46,12 @@ mod link {
     pub(super) const PORT: u16 = 12;
     pub(super) const INFO: u16 = 18;
     pub(super) const NAMESPACE: u16 = 28;
-    /// Within `INFO`.
+    /// Attributes within `INFO`.
     pub(super) const KIND: u16 = 1;
     pub(super) const DATA: u16 = 2;
-    /// Within the data of a pair.
+    /// Attribute within the data of a pair.
     pub(super) const PEER: u16 = 1;
-    /// Within `PORT`.
+    /// Attribute within `PORT`.
     pub(super) const HAIRPIN: u16 = 4;
     /// Most bytes of a name.
     pub(super) const NAME_LIMIT: usize = 15;
@@ -73,7 +73,7 @@ const INET6: u8 = 10;
 /// An address of an interface, and the length of its network part.
 pub(crate) type Address = (IpAddr, u8);
 
-/// What is known of an interface.
+/// An interface, as the kernel describes it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Link {
     pub(crate) index: u32,
@@ -188,7 +188,7 @@ pub(crate) fn set_hardware_address(interface: u32, address: &[u8]) -> io::Result
     ask(SETLINK, 0, &body)
 }
 
-/// Lets a port of a bridge send back what came from it.
+/// Lets a port of a bridge send out packets that came in by it (hairpin).
 pub(crate) fn reflect(port: u32) -> io::Result<()> {
     let mut body = Body::link(BRIDGE, port, 0);
     body.nest(link::PORT, |port| port.attribute(link::HAIRPIN, &[1]))?;
@@ -216,7 +216,7 @@ pub(crate) fn remove_address(interface: u32, address: Address) -> io::Result<()>
 fn address_body(interface: u32, (ip, prefix): Address) -> io::Result<Body> {
     const LOCAL: u16 = 2;
     const ADDRESS: u16 = 1;
-    /// Nobody else has it: IPv6 need not ask around for a second before it is used.
+    /// Flag: no other host has the address. IPv6 need not ask its neighbours for a second before it uses it.
     const NO_DETECTION: u8 = 2;
     let (family, flags) = match ip {
         IpAddr::V4(_) => (INET, 0),
@@ -230,7 +230,7 @@ fn address_body(interface: u32, (ip, prefix): Address) -> io::Result<Body> {
     Ok(body)
 }
 
-/// Adds the way to everywhere else. One that is there counts as added.
+/// Adds the default route. One that is there counts as added.
 pub(crate) fn add_default_route(interface: u32, gateway: IpAddr) -> io::Result<()> {
     const MAIN_TABLE: u8 = 254;
     const BOOT: u8 = 3;
@@ -269,7 +269,7 @@ fn read_way(answer: &[u8]) -> Option<u32> {
     Some(u32::from_ne_bytes(*value.first_chunk()?))
 }
 
-/// What follows the header of a message.
+/// Body of a message: all that follows its header.
 struct Body(Vec<u8>);
 
 impl Body {
@@ -330,12 +330,12 @@ impl Body {
     }
 }
 
-/// One request and its acknowledgement.
+/// Sends a request and waits for its acknowledgement.
 fn ask(request: u16, flags: u16, body: &Body) -> io::Result<()> {
     exchange(request, AND_ACK | flags, body).map(drop)
 }
 
-/// One request and the first message of its answer, as it is; the kernel's error if it is one.
+/// Sends a request and returns the first message of its answer unchanged, or the error in it.
 fn exchange(request: u16, flags: u16, body: &Body) -> io::Result<Vec<u8>> {
     let length = u32::try_from(HEADER + body.0.len()).map_err(io::Error::other)?;
     let mut message = Vec::with_capacity(HEADER + body.0.len());
@@ -431,7 +431,7 @@ mod tests {
             master: 9,
         };
         assert_eq!(whole, expected);
-        // Nothing else than an answer, or none.
+        // A cut answer gives no interface, or a real one.
         for end in 0..answer.len() {
             let half = read_link(&answer[..end]);
             assert_ne!(half, Some(Link::default()), "{end} bytes");

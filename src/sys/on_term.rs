@@ -1,4 +1,4 @@
-//! What SIGTERM does to a process that watches over another: the other is killed, now or as soon as it is known.
+//! SIGTERM for a process that watches over another: it kills the other, now or as soon as that is known.
 //!
 //! The handlers do system calls only. A handler is not inherited by a program that is executed.
 
@@ -14,12 +14,13 @@ use nix::{
 
 /// The signal came.
 static ORDERED: AtomicBool = AtomicBool::new(false);
-/// Who is killed; 0 while unknown.
+/// Process to kill; 0 while unknown.
 static TARGET: AtomicI32 = AtomicI32::new(0);
 /// Seconds that may pass until the target is known.
 static PATIENCE_S: AtomicI32 = AtomicI32::new(0);
 
-/// From now on SIGTERM kills the target. If it is not known `patience_s` seconds later, the whole process group is killed instead.
+/// Lets SIGTERM kill the target from now on. If that is not known `patience_s` seconds after the signal, the whole
+/// process group is killed instead.
 ///
 /// # Errors
 /// Those of sigaction(2).
@@ -40,7 +41,7 @@ pub fn install(patience_s: i32) -> nix::Result<()> {
     Ok(())
 }
 
-/// From now on SIGTERM does nothing to this process. What it starts is ended by it all the same.
+/// Makes this process ignore SIGTERM from now on. Processes that it starts are ended by the signal all the same.
 ///
 /// # Errors
 /// Those of sigaction(2).
@@ -58,7 +59,7 @@ pub fn target(pid: Pid) {
     }
 }
 
-/// Whether SIGTERM has come.
+/// Returns true if SIGTERM has come.
 pub fn was_ordered() -> bool {
     ORDERED.load(Ordering::SeqCst)
 }

@@ -11,7 +11,7 @@ use nix::sys::stat::{Mode, mkdirat};
 
 use crate::api::cri;
 
-/// How often a walk is repeated that lost a race: a container that renames without end must not hold a lane.
+/// Tries of a walk that loses a race: a container that renames without end must not hold a lane.
 const RACE_TRIES: u32 = 1000;
 
 /// Opens a directory as the start of a walk (`O_PATH`: usable for `*at` calls and mounts only). Follows links: the path
@@ -21,10 +21,10 @@ pub fn dir(path: &Path) -> io::Result<OwnedFd> {
     Ok(open(path, flags, Mode::empty())?)
 }
 
-/// What a device node is, read from itself (DEV-41): its name may lead to another device than when it was looked at.
+/// Reads the metadata of a device node from the opened node (DEV-41): its name may lead to another device by now.
 ///
 /// # Errors
-/// That, or it cannot be opened.
+/// The node is another device now, or cannot be opened.
 pub fn device(wanted: &cri::Device) -> io::Result<Metadata> {
     let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
     let node = open(&*wanted.host_path, flags, Mode::empty())?;
@@ -71,7 +71,8 @@ const LOG_DIRS: usize = 2;
 
 /// Opens the directory that holds the container log `log`: `<logs>/<pod>/<container>/<n>.log`.
 ///
-/// `<logs>` is the operator's and may be a link. What is below may be a pod's work (hostPath on it): links are refused.
+/// `<logs>` is the operator's and may be a link. Below it a pod may have made entries (hostPath on it): links are
+/// refused.
 pub fn log_dir(log: &Path) -> io::Result<OwnedFd> {
     let (logs, below) = split_log(log)?;
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
@@ -108,7 +109,7 @@ pub fn log(log: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Cuts the path of a log into the log directory and what is below it, without the file's name.
+/// Cuts the path of a log into the log directory and the path below it, without the file's name.
 fn split_log(log: &Path) -> io::Result<(&Path, &Path)> {
     let logs = log.ancestors().nth(LOG_DIRS + 1);
     let below = logs.and_then(|logs| log.parent()?.strip_prefix(logs).ok());

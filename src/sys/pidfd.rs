@@ -34,7 +34,7 @@ pub fn send_signal(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
     check(result).map(drop)
 }
 
-/// Whether the process has ended (it may still be a zombie). Never waits.
+/// Returns true if the process has ended (it may still be a zombie). Never waits.
 pub fn has_ended(pidfd: BorrowedFd<'_>) -> io::Result<bool> {
     let mut fds = [PollFd::new(pidfd, PollFlags::POLLIN)];
     poll(&mut fds, PollTimeout::ZERO)?;

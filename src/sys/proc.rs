@@ -10,7 +10,7 @@ pub fn boot_id() -> io::Result<String> {
     Ok(text.trim().into())
 }
 
-/// When process `pid` was started, in clock ticks since boot.
+/// Reads the start time of process `pid`, in clock ticks since boot.
 ///
 /// Together with the boot id it tells a process from a later one with the same number.
 /// `NotFound` if there is no such process. Source: proc(5), field 22 of `/proc/<pid>/stat`.
@@ -49,7 +49,7 @@ pub fn written_bytes(pid: i32) -> Option<u64> {
     line?.parse().ok()
 }
 
-/// Reads a small text file into `buffer`; what does not fit is cut off.
+/// Reads a small text file into `buffer`; a longer text is cut.
 pub fn read_small<'b>(path: &str, buffer: &'b mut [u8]) -> io::Result<&'b str> {
     let mut file = File::open(path)?;
     let mut len = 0;

@@ -14,11 +14,11 @@ use std::{
 
 use async_io::Async;
 
-/// What the reactor wakes.
+/// Waker for the reactor: notes that the descriptor is ready, and wakes the task.
 #[derive(Debug)]
 struct Heard {
     is_set: AtomicBool,
-    /// Who waits.
+    /// Waker of the waiting task.
     task: Mutex<Waker>,
 }
 
@@ -44,7 +44,7 @@ pub async fn first<T>(file: &Async<T>) -> io::Result<()> {
         Some(heard) => {
             let mut task = heard.task.lock().unwrap_or_else(PoisonError::into_inner);
             task.clone_from(cx.waker());
-            // After the waker is there: whoever wakes in between wakes this task.
+            // Read after the waker is set: a wake in between reaches this task.
             if heard.is_set.load(Relaxed) {
                 Poll::Ready(Ok(()))
             } else {

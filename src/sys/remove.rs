@@ -25,15 +25,15 @@ use super::{
     open::{self, entry},
 };
 
-/// Directory levels that are descended with one descriptor each; what lies deeper is first moved up to the root.
-/// A container can nest directories without end, descriptors and stack have one.
+/// Directory levels that are descended with one descriptor each; deeper directories are first moved up to the root. A
+/// container can nest directories without end, descriptors and stack have one.
 const DEPTH_LIMIT: u32 = 32;
 /// Names read from one directory before they are deleted and the directory is read again.
 const BATCH: usize = 256;
 /// Entries deleted before others have their turn on the lane: about as long as [`super::disk_usage`] counts.
 const SLICE_ENTRIES: usize = 1000;
 
-/// Deletes what is at `path`, whatever it is; the path of its parent is trusted. Missing is success. Errors as [`entry_of`].
+/// Deletes the file or tree at `path`; the path of its parent is trusted. Missing is success. Errors as [`entry_of`].
 pub fn path(path: &Path) -> io::Result<()> {
     while !slice_at(path)? {}
     Ok(())
@@ -45,7 +45,7 @@ pub fn path(path: &Path) -> io::Result<()> {
 /// # Errors
 /// As [`entry_of`].
 pub async fn on(lane: &Lane, path: &Path) -> io::Result<()> {
-    // Bounded: by what there is, each step of which waits for the lane.
+    // Bounded: by the size of the tree, and each step waits for the lane.
     loop {
         let at = path.to_owned();
         if lane.run(move || slice_at(&at)).await? {
@@ -64,7 +64,7 @@ fn slice_at(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Deletes entry `name` of `dir`, whatever it is. Missing is success.
+/// Deletes the file or tree `name` of `dir`. Missing is success.
 ///
 /// # Errors
 /// `EXDEV` if `name` or something below it is a mount point: nothing behind that mount was touched. Other errors are
@@ -74,7 +74,7 @@ pub fn entry_of(dir: impl AsFd, name: &OsStr) -> io::Result<()> {
     Ok(())
 }
 
-/// As [`entry_of`], but no more than a slice of it. Returns whether all of it is gone.
+/// Deletes as [`entry_of`] does, but no more than a slice. Returns true if all of it is gone.
 pub fn slice_of(dir: impl AsFd, name: &OsStr) -> io::Result<bool> {
     let dir = dir.as_fd();
     let Some(tree) = unlink_or_open(dir, name)? else {
@@ -85,7 +85,7 @@ pub fn slice_of(dir: impl AsFd, name: &OsStr) -> io::Result<bool> {
         left: SLICE_ENTRIES,
         moved: 0,
     };
-    // Bounded: by the slice. The root gets what was moved up.
+    // Bounded: by the slice. Deep directories are moved up to the root.
     loop {
         let before = slice.moved;
         slice.empty(&tree, 0)?;
@@ -200,7 +200,7 @@ impl Slice<'_> {
                 remove_dir(dir, name)?;
             }
         }
-        // Only what is gone from its place counts: so each slice gets further.
+        // Only entries that have left their place count: so each slice gets further.
         self.left -= 1;
         Ok(())
     }
@@ -259,7 +259,7 @@ mod tests {
         assert!(path(Path::new("/")).is_err());
     }
 
-    /// Deeper than a thread's stack would take a call for each, and than descriptors would last.
+    /// Removes a tree too deep for a call, or a descriptor, for each level.
     #[test]
     fn depth_has_no_limit() {
         const DEPTH: usize = 12_000;

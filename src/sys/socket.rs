@@ -1,4 +1,4 @@
-//! Descriptors that come out of sockets, and what sockets do when they are closed.
+//! Descriptors that come out of sockets, the closing of sockets, and the kernel's counts of their traffic.
 
 #![expect(unsafe_code, reason = "nix returns them as numbers")]
 
@@ -30,7 +30,7 @@ pub fn handed_over() -> io::Result<UnixListener> {
     Ok(socket.into())
 }
 
-/// When `socket` is closed, what the peer has not taken yet is thrown away, and the peer hears of it at once (`SO_LINGER`).
+/// Makes a close of `socket` drop the data that the peer has not taken yet; the peer hears of it at once (`SO_LINGER`).
 /// Source: socket(7).
 pub fn forget_unsent(socket: RawFd) -> io::Result<()> {
     let at_once = libc::linger {
@@ -52,10 +52,10 @@ pub fn forget_unsent(socket: RawFd) -> io::Result<()> {
     Ok(())
 }
 
-/// What a TCP connection has carried so far, as the kernel counts it.
+/// Traffic of a TCP connection so far, as the kernel counts it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TcpCounts {
-    /// Bytes without headers, received and sent, what was sent again included.
+    /// Bytes without headers, received and sent; bytes sent again count again.
     pub bytes: [u64; 2],
     /// Segments of both kinds, those without bytes included. They begin anew after 2^32.
     pub segments: [u32; 2],
@@ -63,7 +63,7 @@ pub struct TcpCounts {
     pub timestamps: bool,
 }
 
-/// Reads them.
+/// Reads the counts of a connection.
 ///
 /// Source: tcp(7), `TCP_INFO`; `struct tcp_info` in linux/tcp.h, which has grown at its end over the years. What was sent
 /// again counts from Linux 4.19 on.
@@ -185,7 +185,7 @@ mod tests {
             drop((kept, closed));
             let (bytes, came) = receive(&ours, &mut [0; 8]).expect("a message");
             assert_eq!(bytes, 1);
-            // It ends once nobody can write any more. The time only bounds a failure.
+            // The input ends once no process can write any more. The time only bounds a failure.
             let mut look = [PollFd::new(second.as_fd(), PollFlags::POLLIN)];
             assert_eq!(poll(&mut look, 30_000_u16), Ok(1), "{count}: one is open");
             assert_eq!(second.read(&mut [0]).expect("the end"), 0, "{count}");

@@ -1,8 +1,8 @@
 //! Starts a program without copying the caller: the child borrows the caller's memory until it runs its own program.
 //!
 //! `fork` copies page tables, and every page that the caller writes afterwards is copied again; for the agent that was a
-//! fifth of its own work while pods start. What happens between clone and exec here is what `posix_spawn` does, with the
-//! steps that it does not know: control groups and descriptors to keep.
+//! fifth of its own work while pods start. Between clone and exec the same steps are done as in `posix_spawn`, and some
+//! that it does not know: control groups and descriptors to keep.
 //!
 //! - The calling thread stands still until the child runs its program; other threads go on.
 //! - Source: clone(2), `CLONE_VM` and `CLONE_VFORK`; posix_spawn(3).
@@ -34,7 +34,7 @@ const STACK_BYTES: usize = 64 * 1024;
 const GUARD_BYTES: usize = 64 * 1024;
 /// The highest signal number of Linux.
 const LAST_SIGNAL: libc::c_int = 64;
-/// Exit code of a child that could not run its program; seen by nobody but [`spawn`].
+/// Exit code of a child that could not run its program; only [`spawn`] sees it.
 const FAILED: libc::c_int = 127;
 
 /// A program and all that it gets.
@@ -50,19 +50,19 @@ pub(super) struct Program<'a> {
     pub(super) cwd: &'a CStr,
     /// Standard input, output and error, by numbers of 3 or above.
     pub(super) stdio: [BorrowedFd<'a>; 3],
-    /// Inherited under the numbers they have.
+    /// Descriptors that are inherited under their own numbers.
     pub(super) keep: &'a [RawFd],
     /// Opened `cgroup.procs` of the control groups to enter.
     pub(super) procs: &'a [File],
 }
 
-/// What the child finds in the caller's memory.
+/// Data that the child reads in the caller's memory, and the error that it leaves there.
 struct Call<'a> {
     program: &'a Program<'a>,
     args: *const *const libc::c_char,
     env: *const *const libc::c_char,
     default: libc::sigaction,
-    /// Left by the child when it fails; 0 until then.
+    /// Error that the child leaves when it fails; 0 until then.
     errno: i32,
 }
 
@@ -118,7 +118,7 @@ fn pointers(strings: &[CString]) -> Vec<*const libc::c_char> {
         .collect()
 }
 
-/// What runs between clone and exec: system calls only, no allocation, no lock, no panic.
+/// Runs in the child between clone and exec: system calls only, no allocation, no lock, no panic.
 extern "C" fn child(call: *mut libc::c_void) -> libc::c_int {
     // SAFETY: what `spawn` passed; the thread that owns it stands still.
     let call = unsafe { &mut *call.cast::<Call<'_>>() };
@@ -128,7 +128,7 @@ extern "C" fn child(call: *mut libc::c_void) -> libc::c_int {
             unsafe { libc::execve(call.program.path.as_ptr(), call.args, call.env) };
             Errno::last_raw()
         }
-        // What fails without a number is a write to a control group that took less than it was given.
+        // The only error without a number is a write to a control group that took too little.
         Err(error) => error.raw_os_error().unwrap_or(libc::EIO),
     };
     // SAFETY: a place of the waiting caller.

@@ -1,5 +1,5 @@
-//! The first steps of a process, and starting another with no more than system calls: what the shim needs, which runs
-//! without the Rust runtime's set-up.
+//! The first steps of a process, and the start of another one with system calls alone: for the shim, which runs without
+//! the Rust runtime's set-up.
 
 #![expect(unsafe_code, reason = "fork, exec and the raw argument vector")]
 
@@ -30,7 +30,7 @@ pub unsafe fn args(
     })
 }
 
-/// What the Rust runtime does before `main`: descriptors 0 to 2 are open, and SIGPIPE is ignored.
+/// Does what the Rust runtime does before `main`: opens descriptors 0 to 2 if they are closed, and ignores SIGPIPE.
 pub fn as_runtime() {
     for fd in 0..3 {
         // SAFETY: integer arguments only.
@@ -61,7 +61,8 @@ pub fn into_background() -> io::Result<()> {
 
 /// Starts `argv[0]` (a path) with `stdio` as descriptors 0 to 2 and no other, an empty signal mask, and returns its pid.
 ///
-/// The new process is killed if its parent dies. An exec that fails ends the child with code 127 and a line of text on its standard error. Each of `stdio` is above 2.
+/// The new process is killed if its parent dies. An exec that fails ends the child with code 127 and a line of text on
+/// its standard error. Each of `stdio` is above 2.
 pub fn spawn(argv: &[&CStr], env: &[&CStr], stdio: [BorrowedFd<'_>; 3]) -> io::Result<i32> {
     let argv = pointers(argv)?;
     let env = pointers(env)?;
@@ -87,7 +88,7 @@ pub fn spawn(argv: &[&CStr], env: &[&CStr], stdio: [BorrowedFd<'_>; 3]) -> io::R
     }
 }
 
-/// Reaps one child that has ended, whatever signal ended it. `None`: none has, or there is no child.
+/// Reaps one child that has ended, for any reason. `None`: none has, or there is no child.
 pub fn reap() -> Option<(i32, ExitStatus)> {
     let mut status = 0;
     loop {

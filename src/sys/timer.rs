@@ -18,14 +18,14 @@ use crate::api::Mono;
 pub struct Timer(Async<TimerFd>);
 
 impl Timer {
-    /// One that is not set.
+    /// Makes a timer that is not set.
     pub fn new() -> io::Result<Self> {
         let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
         let timer = TimerFd::new(ClockId::CLOCK_BOOTTIME, flags)?;
         Async::new_nonblocking(timer).map(Self)
     }
 
-    /// Sets it to `deadline`, if there is one. What it was set to before does not count any more.
+    /// Sets it to `deadline`, if there is one. An earlier deadline does not count any more.
     pub fn set(&self, deadline: Option<Mono>) -> io::Result<()> {
         let timer = self.0.get_ref();
         let Some(deadline) = deadline else {

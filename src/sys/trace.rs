@@ -31,7 +31,7 @@ pub(crate) struct Call {
     pub(crate) thread: i32,
     /// `SYS_…`
     pub(crate) number: i64,
-    /// As passed in registers.
+    /// Arguments as passed in registers.
     pub(crate) args: [u64; 6],
     /// Negative: an error number.
     pub(crate) result: i64,
@@ -125,7 +125,7 @@ impl Traced {
             };
             let signal = signal.map_or(0, |s: Signal| s as usize);
             match ptrace(PTRACE_SYSCALL, thread.as_raw(), 0, signal) {
-                // It was killed meanwhile; the next wait tells.
+                // The thread was killed meanwhile; the next wait tells it.
                 Err(e) if e.raw_os_error() == Some(libc::ESRCH) => {}
                 done => done?,
             }

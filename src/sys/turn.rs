@@ -1,9 +1,9 @@
 //! Turns of tasks on the one thread that everything runs on.
 //!
-//! Whatever a peer says is there at once if he says it fast enough, and a task that always finds something ready is never
-//! left. So every loop that a peer can keep busy gives the others their turn: `tests/turns.rs` holds it.
+//! A peer that sends fast enough keeps its task always ready, and such a task is never left. So every loop that a peer
+//! can keep busy gives the others their turn; `tests/turns.rs` checks that.
 
-/// Lets all other tasks have their turn, and the reactor look at what is ready, before it goes on.
+/// Lets all other tasks have their turn, and the reactor look for ready descriptors, before the caller goes on.
 pub async fn give() {
     smol::future::yield_now().await;
 }

@@ -91,7 +91,7 @@ pub fn read_on_link(path: &CStr, name: &CStr) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// Asks with a small buffer, then with one for anything: most entries have nothing.
+/// Reads with a small buffer first, then with one for anything: most entries have no attributes.
 fn sized(ask: &mut dyn FnMut(&mut [u8]) -> isize) -> io::Result<Vec<u8>> {
     let mut small = [0; 256];
     match answer(ask(&mut small)) {

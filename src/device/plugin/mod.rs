@@ -1,5 +1,5 @@
-//! How device plugins are spoken with: a plugin dials the agent's socket and says what it offers; then the agent dials the
-//! plugin's. What is believed of it is not decided here.
+//! The protocol of device plugins: a plugin dials the agent's socket and says what it offers; then the agent dials the
+//! plugin's. This module does not decide which answers are believed.
 
 mod wire;
 
@@ -34,33 +34,34 @@ use crate::{
     },
 };
 
-/// How long a plugin may take to be reached, and to say what it can do.
+/// Time limit for reaching a plugin, and for its answer about its options.
 const DIAL_TIME: Duration = Duration::from_secs(10);
-/// How long it may take for any other answer (DEV-08, DEV-10).
+/// Time limit for any other answer of a plugin (DEV-08, DEV-10).
 const ANSWER_TIME: Duration = Duration::from_secs(30);
-/// Bytes of a list (DEV-03), and what reading it may take.
+/// Longest list, bytes (DEV-03), and limits for reading it.
 const MAX_LIST_BYTES: usize = 4 << 20;
 const LIST_LIMITS: Limits = Limits {
     depth: 4,
     entries: 16 << 10,
     bytes: 4 << 20,
 };
-/// Bytes of any other answer, and what reading it may take: more than is believed of it, as units that it prefers, all that it
-/// lists.
+/// Bytes of any other answer, and limits for reading it. They are larger than any answer that is believed: a plugin may
+/// prefer all units that it lists.
 const MAX_ANSWER_BYTES: usize = 128 << 10;
 const ANSWER_LIMITS: Limits = Limits {
     depth: 4,
     entries: 4 << 10,
     bytes: 128 << 10,
 };
-/// Between two lists of one plugin: each is compared with all that is known.
+/// Pause between two lists of a plugin: each is compared with all that is known.
 const LIST_PAUSE: Duration = Duration::from_millis(200);
-/// Nodes of what a plugin names, entries of directories in which they are looked for, and directories within each other.
+/// Limits of one walk over the paths that a plugin names: nodes, entries of directories, and directories within each
+/// other.
 const MAX_NODES: usize = 64;
 const MAX_ENTRIES: usize = 256;
 const MAX_DEPTH: usize = 4;
 
-/// What becomes of a registration: the error is what the plugin is answered.
+/// Result of a registration; the plugin is answered with its error.
 pub type Registered = Pin<Box<dyn Future<Output = Result<(), Status>>>>;
 
 /// Takes registrations until it is dropped.
@@ -143,14 +144,14 @@ pub(super) async fn ask(
 #[derive(Clone)]
 pub struct Plugin {
     client: Client,
-    /// It is to be told before each start of a container.
+    /// Set if the plugin wants a call before each start of a container.
     pub pre_start: bool,
-    /// It has a say in which units are chosen.
+    /// Set if the plugin has a preference for the units to choose.
     pub prefers: bool,
 }
 
 impl Plugin {
-    /// Dials the plugin at `path`, and asks what it can do. The task carries the connection.
+    /// Dials the plugin at `path`, and asks for its options. The task carries the connection.
     pub async fn dial(
         path: &Path,
         executor: &LocalExecutor<'static>,
@@ -184,7 +185,7 @@ impl Plugin {
         asked.map_err(|e| Status::new(e.code, format!("{method}: {}", e.message)))
     }
 
-    /// Its lists, as long as the plugin is there.
+    /// Subscribes to the plugin's lists of devices. They end when the plugin goes.
     pub async fn lists(&self) -> Result<Lists, Status> {
         let path = "/v1beta1.DevicePlugin/ListAndWatch";
         let options = client::Options::default();
@@ -195,7 +196,7 @@ impl Plugin {
         Ok(Lists { call, began: false })
     }
 
-    /// What a container gets for these units.
+    /// Asks for the environment, mounts, nodes, annotations and CDI devices of a container with these units.
     pub async fn allocate(&self, ids: &[Box<str>]) -> Result<Answer, Status> {
         let mut request = wire::ContainersIds {
             containers: vec![wire::Ids { ids: texts(ids) }],
@@ -229,7 +230,7 @@ impl Plugin {
         })
     }
 
-    /// Which units it would choose. What it says is not checked here.
+    /// Asks which units the plugin would choose. The answer is not checked here.
     pub async fn preferred(
         &self,
         available: &[Box<str>],
@@ -268,13 +269,13 @@ fn texts(ids: &[Box<str>]) -> Vec<String> {
 /// Lists of a plugin.
 pub struct Lists {
     call: Call,
-    /// One has come.
+    /// Set once a list has come.
     began: bool,
 }
 
 impl Lists {
-    /// The next one: ids, and how they are. `None` at the end. Not sooner than some time after the last one: who floods is
-    /// held back.
+    /// Returns the next list: ids, and their health. `None` at the end. Waits some time after the last list, so that a
+    /// plugin cannot flood the agent.
     pub async fn next(&mut self, time: &dyn Time) -> Result<Option<Vec<(String, String)>>, Status> {
         if self.began {
             time.sleep(LIST_PAUSE).await;

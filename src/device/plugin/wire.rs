@@ -10,7 +10,7 @@ message! {
     pub(super) struct Empty {}
 }
 message! {
-    /// What a plugin offers.
+    /// Offer of a plugin: its resource and its socket.
     pub struct RegisterRequest {
         /// Version of the protocol.
         1 version: String,
@@ -38,13 +38,13 @@ message! {
     }
 }
 message! {
-    /// Of `Allocate`, for one container, and of `PreStartContainer`.
+    /// Units of one container in `Allocate`; also the request of `PreStartContainer`.
     pub(super) struct Ids {
         1 ids: Vec<String>,
     }
 }
 message! {
-    /// Of `Allocate`; and the answer of `GetPreferredAllocation`.
+    /// Request of `Allocate`; also the answer of `GetPreferredAllocation`.
     pub(super) struct ContainersIds {
         1 containers: Vec<Ids>,
     }

@@ -1,5 +1,6 @@
-//! From what a runtime answers to what the agent knows: lists, statuses, images (CRI-50 to CRI-61, CRI-70). Nothing of it is
-//! trusted: what is no sandbox or no container is left out of a list, and is an error where one thing was asked for.
+//! Translation of a runtime's answers for the agent: lists, statuses, images (CRI-50 to CRI-61, CRI-70). No answer is
+//! trusted: an entry that is no sandbox or container is left out of a list, and is an error in the answer about a
+//! single one.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use core::net::IpAddr;
@@ -20,11 +21,12 @@ use crate::{
     runtime::RuntimeError,
 };
 
-/// Sandboxes and containers that a list may have: several times what a node can hold. More is no list (CRI-98).
+/// Most sandboxes and containers of a list: several times as many as a node can hold. A longer list is an error
+/// (CRI-98).
 const MAX_SANDBOXES: usize = 4096;
 const MAX_CONTAINERS: usize = 32_768;
 
-/// What a runtime said that it must not.
+/// Error for an answer that a runtime must not give.
 pub(super) fn nonsense(what: &str) -> RuntimeError {
     RuntimeError::Failed(format!("the runtime answers nonsense: {what}"))
 }
@@ -172,7 +174,7 @@ const fn namespace(mode: i32) -> NamespaceMode {
     }
 }
 
-/// One that cannot be read: none (CRI-59).
+/// Reads the addresses of a sandbox. If one of them cannot be read, there are none (CRI-59).
 fn addresses(network: Option<wire::Network>) -> Vec<IpAddr> {
     let Some(network) = network.filter(|network| !network.ip.is_empty()) else {
         return Vec::new();
@@ -238,7 +240,7 @@ pub(super) fn container(
     })
 }
 
-/// Root directories from which a container of a pod mounts what its agent made for it: the same for each such mount.
+/// Root directories of the agent from which a container mounts: one for each mount with a source below `pods/<uid>`.
 pub(super) fn roots(uid: &PodUid, mounts: &[wire::Mount]) -> Vec<PathBuf> {
     let of_pod = format!("/pods/{uid}/");
     let paths = mounts.iter().map(|mount| &mount.host_path);

@@ -1,4 +1,4 @@
-//! Containers, commands in them, and where their streams are (CRI-40 to CRI-47, CRI-77, CRI-78, CRI-82, CRI-84).
+//! Containers, commands in them, and the URLs of their streams (CRI-40 to CRI-47, CRI-77, CRI-78, CRI-82, CRI-84).
 
 use core::time::Duration;
 use std::{fs, path::Path};
@@ -17,19 +17,19 @@ use crate::{
     },
 };
 
-/// How much later than its time a command's answer may come: a child that holds its output open delays it (CRI-77).
+/// Extra time for a command's answer: a child that holds its output open delays it (CRI-77).
 const EXEC_SLACK: Duration = Duration::from_secs(2);
 
 fn failed(text: impl Into<String>) -> RuntimeError {
     RuntimeError::Failed(text.into())
 }
 
-/// Whole seconds, a part of one counting as one.
+/// Whole seconds, rounded up.
 fn seconds(time: Duration) -> i64 {
     i64::try_from(time.as_millis().div_ceil(1000)).unwrap_or(i64::MAX)
 }
 
-/// What a container mounts must be there: runtimes make directories of what is not (CRI-28).
+/// Checks that all sources of mounts exist: for a missing one, runtimes make a directory (CRI-28).
 fn check_sources(paths: &[String]) -> Result<(), RuntimeError> {
     for path in paths {
         if let Err(e) = fs::metadata(path) {
@@ -40,7 +40,7 @@ fn check_sources(paths: &[String]) -> Result<(), RuntimeError> {
 }
 
 impl Cri {
-    /// Makes a container; or takes the one that a call which broke off has made.
+    /// Makes a container; or takes the one that an earlier, broken call has made.
     pub(super) async fn create(
         &self,
         sandbox: &SandboxId,
@@ -81,7 +81,7 @@ impl Cri {
         }
     }
 
-    /// What there is of this name and attempt and was not started yet (CRI-42).
+    /// Finds the container of this name and attempt that was made and not started yet (CRI-42).
     async fn made_container(
         &self,
         sandbox: &SandboxId,
@@ -112,7 +112,7 @@ impl Cri {
             .await
     }
 
-    /// Ends it, and looks whether it has ended: only that counts.
+    /// Stops a container, and reads its status afterwards: only that tells that it has ended.
     pub(super) async fn stop(&self, id: &ContainerId, grace: Duration) -> Result<(), RuntimeError> {
         let mut request = wire::StopContainerRequest {
             id: id.to_string(),
@@ -131,7 +131,8 @@ impl Cri {
         }
     }
 
-    /// Removes it and, unless they stay, its logs, these first: if they cannot be removed it is kept, and tried again.
+    /// Removes a container and, unless they stay, its logs. The logs are removed first: if that fails the container is
+    /// kept, and tried again.
     pub(super) async fn remove(&self, id: &ContainerId, logs: Logs) -> Result<(), RuntimeError> {
         let status = match self.container_status(id).await {
             Err(RuntimeError::NotFound(_)) => return Ok(()),
@@ -260,7 +261,7 @@ impl Cri {
     }
 }
 
-/// Where streams are: with a scheme, which some leave out.
+/// Reads the URL of streams, and adds the scheme that some runtimes leave out.
 fn url(answer: wire::Word) -> Result<String, RuntimeError> {
     match answer.word {
         url if url.is_empty() => Err(nonsense("no URL for streams")),

@@ -1,7 +1,7 @@
-//! The doorbell: the runtime's events, of which only that they came is heeded.
+//! The doorbell: the runtime's events. Only their arrival counts, not their content.
 //!
-//! A runtime may wait for a subscriber that does not read, and with it every pod (CRI-66): what comes is read as it comes,
-//! whoever listens.
+//! A runtime may wait for a subscriber that does not read, and with it every pod (CRI-66): events are read as they
+//! come, even if no task waits for them.
 
 use alloc::rc::Rc;
 use core::time::Duration;
@@ -17,7 +17,7 @@ use crate::sys::turn;
 
 /// Pause before a runtime is asked again for events that it did not have (CRI-67), unless it is connected to anew.
 const NOT_OFFERED_PAUSE: Duration = Duration::from_secs(300);
-/// The same after a subscription that brought something.
+/// Pause after a subscription that brought events.
 const BROKEN_PAUSE: Duration = Duration::from_secs(1);
 
 /// See the module.
@@ -28,9 +28,9 @@ pub(super) struct Bell {
 }
 
 impl Bell {
-    /// A bell, and where new connections are told.
+    /// Makes a bell, and the channel for news of connections.
     pub(super) fn new() -> (Self, Sender<()>) {
-        // One more than one says nothing more.
+        // A second ring would tell no more than the first.
         let (ring, rings) = bounded(1);
         let (connected, connections) = bounded(1);
         let bell = Self {
@@ -48,7 +48,7 @@ impl Bell {
         }
     }
 
-    /// Listens to what the runtime tells, for as long as the bell is there.
+    /// Listens to the runtime's events for as long as the bell exists.
     pub(super) fn follow(&self, link: Rc<Link>, executor: &LocalExecutor<'static>) {
         let (ring, connections) = (self.ring.clone(), self.connections.clone());
         executor.spawn(listen(link, ring, connections)).detach();
@@ -59,7 +59,7 @@ async fn listen(link: Rc<Link>, ring: Sender<()>, connections: Receiver<()>) {
     // Bounded: each time it waits for a pause, or for a connection.
     while !ring.is_closed() {
         let heard = drain(&link, &ring).await;
-        // What changed meanwhile nobody told.
+        // Changes between two subscriptions come without event.
         let _ = ring.try_send(());
         let pause = async {
             Timer::after(if heard {
@@ -70,7 +70,7 @@ async fn listen(link: Rc<Link>, ring: Sender<()>, connections: Receiver<()>) {
             .await;
         };
         let connected = async {
-            // Nobody tells of more than there are: a link that is gone tells of none.
+            // A link that is gone tells of no more connections.
             if connections.recv().await.is_err() {
                 core::future::pending().await
             }
@@ -79,7 +79,7 @@ async fn listen(link: Rc<Link>, ring: Sender<()>, connections: Receiver<()>) {
     }
 }
 
-/// Reads events until they end. Returns whether there were any.
+/// Reads events until they end. Returns true if there were any.
 async fn drain(link: &Link, ring: &Sender<()>) -> bool {
     let mut heard = false;
     let Ok(mut events) = link.subscribe("GetContainerEvents").await else {

@@ -1,5 +1,5 @@
-//! The other side of CRI, as much of it as kubeadm asks (KADM-16): `join` wants to know that there is a runtime, `reset` lists
-//! pods, stops and removes them. All else is refused by name.
+//! The server side of CRI, as far as kubeadm needs it (KADM-16): `join` checks that there is a runtime, `reset` lists
+//! pods, stops and removes them. All other calls are refused by name.
 //!
 //! Source: kubeadm `cmd/kubeadm/app/util/runtime/runtime.go`; `k8s.io/cri-api` `runtime/v1/api.proto`.
 
@@ -28,26 +28,26 @@ use crate::{
 /// `PodSandboxState`: not ready.
 const SANDBOX_NOT_READY: i32 = 1;
 
-/// A sandbox that is there.
+/// A sandbox of this machine.
 #[derive(Clone, Debug)]
 pub struct Listed {
-    /// Its id.
+    /// Id of the sandbox.
     pub id: SandboxId,
-    /// Whose it is.
+    /// Configuration that the sandbox was made with; names its pod.
     pub config: SandboxConfig,
-    /// When it was made.
+    /// Time at which the sandbox was made.
     pub created_at: Wall,
-    /// It can be used.
+    /// Set if the sandbox can be used.
     pub is_ready: bool,
 }
 
-/// What is asked about the pods of this machine. Stop and remove are idempotent.
+/// Pods of this machine, as kubeadm lists and removes them. Stop and remove are idempotent.
 pub trait Pods {
     /// All sandboxes, sorted by id.
     fn list(&self) -> Result<Vec<Listed>, RuntimeError>;
     /// Ends the containers of a sandbox, and its network.
     fn stop<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()>;
-    /// Removes it with its containers.
+    /// Removes a sandbox with its containers.
     fn remove<'a>(&'a self, id: &'a SandboxId) -> Call<'a, ()>;
 }
 

@@ -1,4 +1,4 @@
-//! What a runtime says of itself: who it is, what it can do.
+//! Facts that a runtime tells about itself: name, version, capabilities.
 
 use serde_json::Value;
 
@@ -22,9 +22,9 @@ const MAX_HANDLERS: usize = 256;
 /// See the module.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
-    /// Who it is.
+    /// Name and version of the runtime.
     pub(super) version: Version,
-    /// Handlers, and whether groups are kept to.
+    /// Handlers, and the policy for supplemental groups.
     pub(super) capabilities: Capabilities,
 }
 
@@ -55,7 +55,7 @@ impl Facts {
         Ok(facts)
     }
 
-    /// Takes in a status. Where the runtime is not ready, what it says of its abilities does not count (CRI-13).
+    /// Takes in a status. While the runtime is not ready, the capabilities in it do not count (CRI-13).
     pub(super) fn learn(&mut self, answer: wire::StatusResponse) {
         let ready = condition(&answer, "RuntimeReady").ok;
         if !ready {
@@ -110,7 +110,7 @@ fn checked(answer: wire::VersionResponse) -> Result<Version, Status> {
     })
 }
 
-/// The cgroup driver of containerd's configuration, which is that of its default runtime; `None`: it does not show it.
+/// Reads the cgroup driver from containerd's configuration: that of its default runtime; `None`: it is not shown.
 pub(super) fn driver_of(config: &str) -> Option<CgroupDriver> {
     let config: Value = serde_json::from_str(config).ok()?;
     let containerd = &config["containerd"];
@@ -123,7 +123,7 @@ pub(super) fn driver_of(config: &str) -> Option<CgroupDriver> {
     }
 }
 
-/// One condition; one that is missing does not hold.
+/// Finds a condition; a missing one does not hold.
 fn condition(answer: &wire::StatusResponse, kind: &str) -> Condition {
     let mut all = answer.status.iter().flat_map(|status| &status.conditions);
     match all.find(|condition| condition.kind == kind) {
@@ -140,7 +140,7 @@ fn condition(answer: &wire::StatusResponse, kind: &str) -> Condition {
     }
 }
 
-/// Its conditions; `None`: it says too little to be heeded (CRI-13).
+/// Reads the runtime's conditions; `None`: it reports too few to be heeded (CRI-13).
 pub(super) fn conditions(answer: &wire::StatusResponse) -> Option<RuntimeStatus> {
     let enough = answer.status.as_ref()?.conditions.len() >= 2;
     let runtime_ready = condition(answer, "RuntimeReady");

@@ -18,9 +18,9 @@ use crate::{
     sys::disk_usage,
 };
 
-/// How long the runtime may take to tell what the Node object says: it tells that the runtime hangs, and must not wait for it.
+/// Time limit for answers that the Node object waits for: it reports that the runtime hangs, and must not wait for it.
 const NODE_TIMEOUT: Duration = Duration::from_secs(5);
-/// What the kernel's error for a full disk reads like in a runtime's message.
+/// Text of the kernel's error for a full disk, as a runtime's message has it.
 const DISK_FULL: &str = "no space left on device";
 
 impl Cri {
@@ -38,7 +38,7 @@ impl Cri {
             .await
     }
 
-    /// One image, as far as it is there.
+    /// Asks for an image; `None` if the runtime does not have it.
     pub(super) async fn image(&self, reference: &str) -> Result<Option<Image>, RuntimeError> {
         let mut request = wire::ImageRequest {
             image: Some(request::image(reference, "")),
@@ -65,7 +65,7 @@ impl Cri {
         Ok(images)
     }
 
-    /// Pulls with one credential. Why a registry gives nothing no runtime tells: another credential is always worth a try.
+    /// Pulls with one credential. No runtime tells why a registry refuses: another credential is always worth a try.
     pub(super) async fn pull(
         &self,
         reference: &str,
@@ -93,7 +93,7 @@ impl Cri {
             .images
             .ask(Kind::Pull, "PullImage", &mut request, &mut answer, None);
         asked.await.map_err(|status| match status.code {
-            // It has no code of its own.
+            // A full disk has no code of its own.
             Code::UNKNOWN if status.message.contains(DISK_FULL) => {
                 RuntimeError::Full(status.message)
             }
@@ -103,7 +103,7 @@ impl Cri {
         })?;
         match answer.word {
             word if word.is_empty() => Err(nonsense("a pull without an image")),
-            // A digested name: whoever has it is asked for the id (CRI-73).
+            // A name with a digest: the runtime is asked for the image's id (CRI-73).
             word if word.contains('@') => match self.image(&word).await? {
                 Some(image) => Ok(image.id),
                 None => Err(RuntimeError::NotFound(word)),
@@ -112,7 +112,7 @@ impl Cri {
         }
     }
 
-    /// Removes an image that no instance is made of or mounts: not every runtime would refuse (CRI-75).
+    /// Removes an image. Refuses one that an instance is made of or mounts: not every runtime would refuse (CRI-75).
     pub(super) async fn remove_unused_image(&self, id: &str) -> Result<(), RuntimeError> {
         let Some(image) = self.image(id).await? else {
             return Ok(());
@@ -120,7 +120,8 @@ impl Cri {
         for container in self.containers(None).await? {
             let status = match self.container_status(&container.id).await {
                 Err(RuntimeError::NotFound(_)) => continue,
-                // The list tells what it is made of, if not what it mounts: it is no reason to keep all others' images.
+                // The list still tells its image, if not the images that it mounts: one unreadable container must not
+                // keep all images.
                 Err(RuntimeError::Failed(_)) => wire::ContainerStatus::default(),
                 status => status?,
             };
@@ -145,7 +146,7 @@ impl Cri {
         unless_gone(self.ask_images("RemoveImage", &mut request, answer).await)
     }
 
-    /// Where images are, and where what containers write is.
+    /// Asks for the directories of images and of writable layers.
     async fn ask_places(&self) -> Result<Places, RuntimeError> {
         let mut answer = wire::ImageFsInfoResponse::default();
         let request = &mut wire::Empty::default();
@@ -159,12 +160,12 @@ impl Cri {
         })
     }
 
-    /// The file system of the images: the runtime says where it is, the kernel how much there is of it.
+    /// Reads the file system of the images: the runtime tells its directory, the kernel its size.
     pub(super) async fn fs_info(&self) -> Result<FsInfo, RuntimeError> {
         self.look().await.map(|(_, info)| info)
     }
 
-    /// Where things are, and how much there is of the file system of the images.
+    /// Asks for the runtime's directories, and reads the file system of the images.
     pub(super) async fn look(&self) -> Result<(Places, FsInfo), RuntimeError> {
         let places = self.ask_places().await?;
         let path = places.images.clone();
@@ -176,7 +177,7 @@ impl Cri {
     }
 }
 
-/// Where the first of these file systems is.
+/// Directory of the first of these file systems.
 fn first_place(all: Vec<wire::FilesystemUsage>) -> Option<PathBuf> {
     let first = all.into_iter().next()?.fs_id?.word;
     Some(PathBuf::from(first)).filter(|path| path.is_absolute())

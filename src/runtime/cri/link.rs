@@ -1,7 +1,7 @@
-//! The connection to a runtime: dialled when it is needed, one at a time, with a pause after a failure. Nothing is queued and
-//! nothing is sent twice: whoever called looks at what there is, and calls again.
+//! The connection to a runtime: dialled when it is needed, one at a time, with a pause after a failure. No call is
+//! queued or sent twice: after a failure the caller lists again, and calls again.
 //!
-//! On each new connection the runtime says first who it is and what it can do.
+//! On each new connection the runtime first tells its version and its capabilities.
 
 use alloc::rc::Rc;
 use core::{
@@ -30,9 +30,9 @@ const GROWTH_PERCENT: u32 = 160;
 const MAX_PAUSE: Duration = Duration::from_secs(3);
 /// Part of a pause by which it varies, percent.
 const JITTER_PERCENT: u32 = 20;
-/// How long one dial may take.
+/// Time limit for a dial.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long the runtime may take to say who and how it is.
+/// Time limit for the runtime's answer about its version and its status.
 pub(super) const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Calls at a time: 64, of which some are kept for stops, and pulls, which may take hours, have few.
@@ -43,15 +43,15 @@ const MAX_PULLS: usize = 8;
 /// Kinds of calls. Each has places of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Of the runtime.
+    /// A call to the runtime service.
     Call,
-    /// Makes something: only in the knowledge of what there is.
+    /// Makes a sandbox or container: only after pods were listed on this connection.
     Make,
-    /// Ends something: it gets through when everything else hangs.
+    /// Stops or removes: it gets through when all other calls hang.
     Stop,
-    /// Takes as long as it takes.
+    /// Pulls an image: without time limit.
     Pull,
-    /// Of the image service.
+    /// A call to the image service.
     Image,
 }
 
@@ -63,21 +63,21 @@ pub(super) struct Link {
     dialling: Mutex<()>,
     places: [Semaphore; 3],
     facts: RefCell<Facts>,
-    /// Pods were listed on this connection.
+    /// Number of the connection on which pods were last listed.
     listed: Cell<u64>,
-    /// Told of each new connection.
+    /// Channel for news of new connections.
     connected: smol::channel::Sender<()>,
 }
 
 #[derive(Default)]
 struct State {
-    /// The client, and what carries its calls.
+    /// The client, and the task that carries its calls.
     up: Option<(Client, Task<()>)>,
     /// Number of this connection.
     number: u64,
     failures: u32,
     not_before: Mono,
-    /// Why the last dial failed.
+    /// Error of the last dial.
     why: String,
 }
 
@@ -96,7 +96,7 @@ impl Time for Clock {
 }
 
 impl Link {
-    /// To the socket at `path`. `connected` is told of new connections.
+    /// Makes a link to the socket at `path`. `connected` is told of new connections.
     pub(super) fn new(
         path: PathBuf,
         executor: Rc<LocalExecutor<'static>>,
@@ -114,12 +114,12 @@ impl Link {
         }
     }
 
-    /// What the runtime last said of itself.
+    /// Facts that the runtime last told about itself.
     pub(super) fn facts(&self) -> Facts {
         self.facts.borrow().clone()
     }
 
-    /// Takes in what the runtime says of itself now.
+    /// Takes in a new status of the runtime.
     pub(super) fn learn(&self, answer: wire::StatusResponse) {
         self.facts.borrow_mut().learn(answer);
     }
@@ -129,8 +129,9 @@ impl Link {
         self.state.borrow().number
     }
 
-    /// Pods were listed on the connection of this number. On any other nothing is made before it is known what there is: what
-    /// a call that broke off made, or a runtime that started anew found (CRI-91).
+    /// Notes that pods were listed on the connection of this number. On any other connection calls that make something
+    /// fail until pods are listed: a broken call may have made a sandbox or container, and a restarted runtime may have
+    /// found some (CRI-91).
     pub(super) fn was_listed(&self, number: u64) {
         self.listed.set(number);
     }
@@ -175,7 +176,7 @@ impl Link {
         client.exchange(&path, request, answer, &options).await
     }
 
-    /// A call whose answers come one after the other, for as long as it lasts.
+    /// Begins a call with a stream of answers.
     pub(super) async fn subscribe(&self, method: &str) -> Result<client::Call, Status> {
         let client = self.client().await?;
         let path = format!("/runtime.v1.RuntimeService/{method}");
@@ -190,7 +191,7 @@ impl Link {
             return Ok(client);
         }
         let _dialling = self.dialling.lock().await;
-        // Somebody else may have been faster.
+        // Another call may have dialled meanwhile.
         if let Some(client) = self.current() {
             return Ok(client);
         }
@@ -224,7 +225,7 @@ impl Link {
     fn current(&self) -> Option<Client> {
         let mut state = self.state.borrow_mut();
         let is_over = |(client, _): &mut (Client, _)| client.is_leaving();
-        // Calls on it go on for as long as they hold it; nothing new begins there.
+        // Calls on the old connection go on for as long as they hold it; no new call begins there.
         if let Some((client, driver)) = state.up.take_if(is_over) {
             drop(client);
             driver.detach();
@@ -267,7 +268,7 @@ impl Link {
     }
 }
 
-/// How long nothing is dialled after a failure that follows on so many.
+/// Pause after a failed dial that follows on so many failures.
 fn pause(failures: u32, now: Mono) -> Duration {
     let mut pause = FIRST_PAUSE;
     for _ in 0..failures {
@@ -276,7 +277,7 @@ fn pause(failures: u32, now: Mono) -> Duration {
         }
         pause = pause * GROWTH_PERCENT / 100;
     }
-    // Nobody else is in step with this machine's clock.
+    // The clock of this machine serves as a random number: no other is in step with it.
     let vary = u32::try_from(now.0 % u64::from(2 * JITTER_PERCENT)).unwrap_or(0);
     pause.min(MAX_PAUSE) * (100 - JITTER_PERCENT + vary) / 100
 }

@@ -1,15 +1,15 @@
-//! A runtime that is somebody else's: containerd, CRI-O and whatever else serves CRI v1 at a unix socket.
+//! A client of external runtimes: containerd, CRI-O and others that serve CRI v1 at a unix socket.
 //!
 //! | file | what it is |
 //! |---|---|
 //! | `wire` | messages, a table each |
-//! | `link`, `facts` | the connection; what the runtime says of itself |
+//! | `link`, `facts` | the connection; facts that the runtime tells about itself |
 //! | `request`, `answer` | translation, there and back |
 //! | `pods`, `containers`, `images`, `stats` | the calls |
 //! | `events` | the doorbell |
 //!
-//! The runtime keeps everything: nothing is remembered here but the connection. What it says is not trusted, every call has
-//! an end, and a call that broke off is not repeated: the next list shows what came of it. Rows CRI of `tests/spec/cri.md`.
+//! The runtime keeps all state: only the connection is remembered here. Its answers are not trusted, every call has an
+//! end, and a broken call is not repeated: the next list shows its result. Rows CRI of `tests/spec/cri.md`.
 
 mod answer;
 mod containers;
@@ -58,7 +58,7 @@ use crate::{
     sys::lane::Lane,
 };
 
-/// What a client of a runtime is told at start.
+/// Settings of a client of a runtime.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// Socket of the runtime.
@@ -69,13 +69,13 @@ pub struct Settings {
     pub request_timeout: Duration,
     /// `/var/log/containers`: links to logs that are removed with their instance.
     pub container_log_links: PathBuf,
-    /// Root directory of the agent: `pods` in it has what containers mount.
+    /// Root directory of the agent: containers mount files from `pods` in it.
     pub root_dir: PathBuf,
-    /// Below which cgroup pods live, and where usage is read.
+    /// Cgroup below which pods live, and usage is read.
     pub cgroup_root: String,
-    /// Who makes cgroups, if the runtime does not say.
+    /// Cgroup driver, if the runtime does not tell its own.
     pub cgroup_driver: CgroupDriver,
-    /// Where the cgroup of a pod may be; `None`: usage is not asked.
+    /// Possible cgroups of a pod; `None`: usage is not asked.
     pub pod_groups: Option<PodGroups>,
     /// Paths that containers do not see, unless they ask for it.
     pub masked_paths: Vec<String>,
@@ -83,16 +83,16 @@ pub struct Settings {
     pub readonly_paths: Vec<String>,
 }
 
-/// Directories of a runtime, which say what file systems it uses.
+/// Directories of a runtime, which tell its file systems.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Places {
-    /// Of images.
+    /// Directory of images.
     pub images: PathBuf,
-    /// Of what containers write.
+    /// Directory of the containers' writable layers.
     pub layers: PathBuf,
 }
 
-/// By who makes cgroups, `cgroupRoot` and the pod's UID.
+/// Computes the possible cgroups of a pod from the cgroup driver, `cgroupRoot` and the pod's UID.
 pub type PodGroups = fn(CgroupDriver, &str, &PodUid) -> [String; 3];
 
 /// A client of a runtime. See the module.
@@ -103,15 +103,15 @@ pub struct Cri {
     bell: Bell,
     disk: Lane,
     cgroups: Cgroups,
-    /// What the runtime says of it.
+    /// Cgroup driver, as far as the runtime tells it.
     driver: Option<CgroupDriver>,
     places: Places,
-    /// Running containers whose status could not be read at the last look at usage: each is told once.
+    /// Running containers whose status could not be read at the last look at usage: each is logged once.
     unread: RefCell<BTreeSet<ContainerId>>,
 }
 
 impl Cri {
-    /// Connects; `executor` carries what comes and goes.
+    /// Connects; the connections' tasks run on `executor`.
     ///
     /// # Errors
     /// The runtime does not answer, does not say who it is, or makes cgroups in a way that is not known here.
@@ -132,7 +132,7 @@ impl Cri {
         let runtime = link(&settings.endpoint, &connected);
         let images = match settings.image_endpoint == settings.endpoint {
             true => Rc::clone(&runtime),
-            // Nobody waits for news of it.
+            // No task waits for news of this link.
             false => link(&settings.image_endpoint, &smol::channel::bounded(1).0),
         };
         let mut cri = Self {
@@ -152,25 +152,25 @@ impl Cri {
         Ok(cri)
     }
 
-    /// Where the runtime keeps things, as it said when it was opened.
+    /// Directories of the runtime, as it told them when it was opened.
     #[must_use]
     pub const fn places(&self) -> &Places {
         &self.places
     }
 
-    /// Who makes cgroups: the runtime, if it says so, else who it was opened with.
+    /// Cgroup driver: the runtime's own if it tells it, else that of the settings.
     #[must_use]
     pub fn cgroup_driver(&self) -> CgroupDriver {
         self.driver.unwrap_or(self.settings.cgroup_driver)
     }
 
-    /// The same as far as the runtime says it.
+    /// Cgroup driver, as far as the runtime tells it.
     #[must_use]
     pub const fn told_cgroup_driver(&self) -> Option<CgroupDriver> {
         self.driver
     }
 
-    /// A runtime that is too old to say it is believed to agree (CONF-18, CRI-12).
+    /// Asks for the cgroup driver. A runtime too old to tell it is believed to agree (CONF-18, CRI-12).
     async fn ask_cgroup_driver(&self) -> Result<Option<CgroupDriver>, RuntimeError> {
         let mut tries = 1;
         let answer = loop {
@@ -205,11 +205,11 @@ impl Cri {
         }
     }
 
-    /// Who makes cgroups, by the configuration that containerd shows to who asks for everything: also an old one says it so.
-    /// `None`: it shows none.
+    /// Asks for the cgroup driver in the configuration that containerd shows in a verbose status: an old containerd
+    /// tells it only there. `None`: the runtime shows none.
     ///
     /// # Errors
-    /// It does not answer.
+    /// The runtime does not answer.
     pub async fn shown_cgroup_driver(&self) -> Result<Option<CgroupDriver>, RuntimeError> {
         let mut request = wire::StatusRequest { verbose: true };
         let mut answer = wire::StatusInfo::default();
@@ -247,7 +247,7 @@ impl Cri {
         asked.map_err(|status| failure(method, Some(timeout), status))
     }
 
-    /// Asks for something that may be gone: that is success.
+    /// Asks for the end or removal of something. "Not found" is success.
     async fn ask_of(
         &self,
         kind: Kind,
@@ -289,7 +289,7 @@ impl Cri {
     }
 }
 
-/// How often it is asked who makes cgroups, and the pause in between.
+/// Times that the runtime is asked for its cgroup driver.
 const DRIVER_TRIES: u32 = 3;
 /// See [`DRIVER_TRIES`].
 const DRIVER_RETRY: Duration = Duration::from_secs(2);
@@ -305,7 +305,7 @@ fn unless_gone(asked: Result<(), RuntimeError>) -> Result<(), RuntimeError> {
     }
 }
 
-/// What the end of a call means for who made it. Texts are the runtime's own (CRI-06).
+/// Translates the failure of a call for its caller. Texts are the runtime's own (CRI-06).
 fn failure(method: &'static str, timeout: Option<Duration>, status: Status) -> RuntimeError {
     match status.code {
         Code::NOT_FOUND => RuntimeError::NotFound(status.message),
@@ -313,7 +313,7 @@ fn failure(method: &'static str, timeout: Option<Duration>, status: Status) -> R
             what: method.into(),
             after: timeout.unwrap_or_default(),
         },
-        // Of streams: as many wait as it allows (CRI-78).
+        // For streams: as many wait already as the runtime allows (CRI-78).
         Code::RESOURCE_EXHAUSTED => RuntimeError::Exhausted(status.message),
         _ => RuntimeError::Failed(status.message),
     }

@@ -1,4 +1,4 @@
-//! Sandboxes, and what is listed (CRI-40 to CRI-59).
+//! Sandboxes, and lists of pods (CRI-40 to CRI-59).
 
 use alloc::collections::BTreeSet;
 use std::{fs, io, path::Path};
@@ -25,20 +25,20 @@ use crate::{
 /// `terminationMessagePolicy` that makes the log stand in for a message.
 const FALLBACK: &str = "FallbackToLogsOnError";
 
-/// A selector of what belongs to a pod.
+/// Label selector for a pod's sandboxes and containers.
 fn of_pod(uid: &PodUid) -> wire::Words {
     let label = (LABEL_POD_UID.to_owned(), uid.to_string());
     core::iter::once(label).gather()
 }
 
 impl Cri {
-    /// All pods. What is made from now on is made in the knowledge of them.
+    /// Lists all pods. After that, sandboxes and containers may be made on this connection.
     pub(super) async fn list(&self) -> Result<Vec<PodItem>, RuntimeError> {
         let number = self.runtime.number();
         let sandboxes = self.sandboxes(None).await?;
         let containers = self.containers(None).await?;
         let pods = answer::pods(sandboxes, containers)?;
-        // All of it was listed on one connection.
+        // Both lists came from one connection.
         if number == self.runtime.number() {
             self.runtime.was_listed(number);
         }
@@ -72,7 +72,7 @@ impl Cri {
         Ok(answer.containers)
     }
 
-    /// How one pod is. What goes meanwhile is left out.
+    /// Reads the status of a pod. Containers and sandboxes that go meanwhile are left out.
     pub(super) async fn inspect(&self, uid: &PodUid) -> Result<PodRuntimeStatus, RuntimeError> {
         let mut pod = PodRuntimeStatus {
             uid: uid.clone(),
@@ -123,7 +123,7 @@ impl Cri {
         Ok(pod)
     }
 
-    /// How one sandbox is.
+    /// Reads the status of a sandbox.
     pub(super) async fn sandbox(&self, id: &str) -> Result<SandboxStatus, RuntimeError> {
         let mut request = wire::Word { word: id.into() };
         let mut answer = wire::PodSandboxStatusResponse::default();
@@ -144,7 +144,7 @@ impl Cri {
         status.ok_or_else(|| nonsense("no status of a container"))
     }
 
-    /// How one container is, with its last words.
+    /// Reads the status of a container, with its last words.
     async fn container(
         &self,
         id: &str,
@@ -181,7 +181,7 @@ impl Cri {
         Ok(status)
     }
 
-    /// Makes a sandbox; or takes the one that a call which broke off has made.
+    /// Makes a sandbox; or takes the one that an earlier, broken call has made.
     pub(super) async fn run_sandbox(
         &self,
         config: &SandboxConfig,
@@ -212,7 +212,7 @@ impl Cri {
         }
     }
 
-    /// What there is of this pod and attempt, if it can be used (CRI-42).
+    /// Finds the sandbox of this pod and attempt, if it can be used (CRI-42).
     async fn made_sandbox(&self, config: &SandboxConfig) -> Option<SandboxStatus> {
         let listed = self.sandboxes(Some(of_pod(&config.uid))).await.ok()?;
         let found = listed.into_iter().find(|sandbox| {
@@ -223,7 +223,7 @@ impl Cri {
         (status.state == SandboxState::Ready).then_some(status)
     }
 
-    /// Stops it first: only so its network is given back (CRI-45).
+    /// Removes a sandbox. Stops it first: only so its network is given back (CRI-45).
     pub(super) async fn remove_sandbox(&self, id: &SandboxId) -> Result<(), RuntimeError> {
         let filter = wire::ContainerFilter {
             sandbox: id.to_string(),
@@ -234,7 +234,7 @@ impl Cri {
         self.ask_of(Kind::Stop, "StopPodSandbox", id, timeout)
             .await?;
         for container in inside {
-            // By a prefix others could be meant.
+            // A runtime could take a prefix of an id for others.
             if container.sandbox == **id {
                 self.remove(&container.id.into(), Logs::Go).await?;
             }
@@ -244,7 +244,7 @@ impl Cri {
     }
 }
 
-/// Whether two paths lead to one directory. Blocking.
+/// Returns true if two paths lead to the same directory. Blocking.
 fn is_same(a: &Path, b: &Path) -> bool {
     match (fs::canonicalize(a), fs::canonicalize(b)) {
         (Ok(a), Ok(b)) => a == b,
@@ -258,7 +258,7 @@ fn make_log_dir(dir: &Path) -> io::Result<()> {
         fs::create_dir_all(logs)?;
     }
     match fs::create_dir(dir) {
-        // A pod that sees the directory of all logs may have put a link there: nobody writes through it.
+        // A pod that sees the directory of all logs may have put a link there: no log is written through it.
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
             match fs::symlink_metadata(dir)?.is_dir() {
                 true => Ok(()),

@@ -1,4 +1,4 @@
-//! From what the agent wants to what is sent: configurations of sandboxes and containers (CRI-16 to CRI-35).
+//! Translation of the agent's configurations of sandboxes and containers into requests (CRI-16 to CRI-35).
 
 use super::{Settings, wire};
 use crate::api::cri::{
@@ -151,7 +151,7 @@ fn mount(mount: &Mount) -> wire::Mount {
     }
 }
 
-/// Owner and mode are the runtime's to choose: CRI has no words for them.
+/// Translates a device. CRI has no fields for owner and mode: the runtime chooses them.
 fn device(device: &Device) -> wire::Device {
     wire::Device {
         container_path: device.container_path.clone(),
@@ -160,7 +160,7 @@ fn device(device: &Device) -> wire::Device {
     }
 }
 
-/// Limits; what is not set is 0.
+/// Translates limits; one that is not set is 0.
 pub(super) fn resources(limits: &LinuxResources) -> wire::Resources {
     let number = |n: Option<u64>| n.map_or(0, |n| i64::try_from(n).unwrap_or(i64::MAX));
     let pages = limits.hugepage_limits.iter();

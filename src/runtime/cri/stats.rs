@@ -1,4 +1,5 @@
-//! What runs costs: read from control groups, as for any other backend; what a container wrote the runtime tells (CRI-85, CRI-86).
+//! Usage of pods and containers: read from control groups, as for any other backend. Only the size of a writable layer
+//! is the runtime's word (CRI-85, CRI-86).
 
 use alloc::collections::BTreeSet;
 
@@ -32,7 +33,7 @@ impl Cri {
                 }
                 let status = match self.container_status(&container.id).await {
                     Err(RuntimeError::NotFound(_)) => continue,
-                    // What it costs is in its control group; the others' figures are no worse for it.
+                    // Its usage is in its control group, and the others' figures do not depend on it.
                     Err(RuntimeError::Failed(e)) => {
                         let (id, name) = (&container.id, &container.name);
                         if !self.unread.borrow().contains(id) {
@@ -88,7 +89,7 @@ impl Cri {
         .map_err(|e| RuntimeError::Failed(format!("read statistics: {e}")))
     }
 
-    /// What a container has written, as the runtime counts it.
+    /// Asks for the disk use of a container's writable layer, as the runtime counts it.
     pub(super) async fn layer_usage(&self, id: &str) -> Result<Option<DiskUsage>, RuntimeError> {
         let mut request = wire::Word { word: id.into() };
         let mut answer = wire::ContainerStatsResponse::default();
@@ -104,7 +105,7 @@ impl Cri {
     }
 }
 
-/// Fills in the figures of one pod. What has ended meanwhile has none, and its containers are left out.
+/// Fills in the figures of one pod. A pod that has ended meanwhile has none, and ended containers are left out.
 fn read(
     cgroups: &Cgroups,
     groups: Option<[String; 3]>,
@@ -141,7 +142,7 @@ fn read(
         container.usage.cpu.is_some() || container.usage.memory.is_some()
     });
     if detail == Detail::Full {
-        // Whatever is in the sandbox's own group has the pod's network.
+        // Every process in the sandbox's own group has the pod's network.
         let inside = below(sandbox).map(|path| cgroups.pids(&path));
         let first = inside.and_then(|pids| pids.first().copied());
         pod.network = first.and_then(|pid| traffic::of_process(pid).ok());

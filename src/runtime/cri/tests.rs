@@ -1,4 +1,4 @@
-//! The client against a double: a server that answers as it is told. It has the traps of runtimes that are somebody else's.
+//! The client against a double: a server that answers as it is told, with the traps of real runtimes.
 
 mod answers;
 mod calls;
@@ -30,17 +30,17 @@ use crate::{
     sys::clock,
 };
 
-/// How long most calls may take here: not much, for some tests wait for it; enough for an emulator beside others.
+/// Time limit for most calls here: short, because some tests wait for it; long enough for an emulator beside others.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What the double says to a call.
+/// Reply of the double to a call.
 #[derive(Clone)]
 enum Reply {
     Say(Vec<u8>),
     Fail(u32, &'static str),
-    /// Nothing, for as long as the caller waits.
+    /// No reply, for as long as the caller waits.
     Hang,
-    /// So many events of a kilobyte, then nothing more.
+    /// Many events of a kilobyte each, then none.
     Events(usize),
     /// No answer, and a good end.
     End,
@@ -137,7 +137,7 @@ impl Double {
         double
     }
 
-    /// From now on it says this to a call.
+    /// From now on the double answers a call with this.
     fn on(&self, method: &'static str, reply: Reply) {
         self.script(method, move |_| reply.clone());
     }
@@ -207,7 +207,7 @@ impl Double {
         Cri::open(settings, &self.executor, Lane::inline(), cgroups).await
     }
 
-    /// A client that has listed what there is.
+    /// A client that has listed all pods.
     async fn client(&self) -> Cri {
         let cri = self.open().await.expect("a runtime");
         cri.list_pods().await.expect("a list");
@@ -457,7 +457,7 @@ fn the_runtime_says_who_makes_cgroups() {
                 assert_eq!(cri.cgroup_driver(), told.unwrap_or(configured));
             }
         }
-        // One that fails is asked three times, and then not believed.
+        // A runtime that fails is asked three times, and then not believed.
         let before = double.calls("RuntimeConfig");
         double.on("RuntimeConfig", Reply::Fail(Code::INTERNAL.0, "no"));
         assert!(double.open().await.is_err());
@@ -674,7 +674,7 @@ fn what_a_call_made_that_broke_off_is_taken_not_made_twice() {
         let taken = cri.run_pod_sandbox(&sandbox_config(0)).await;
         assert_eq!(taken.expect("taken").id, "s".into());
         assert_eq!(double.calls("RunPodSandbox"), 2);
-        // What cannot be used is not taken.
+        // A sandbox that cannot be used is not taken.
         double.on("PodSandboxStatus", sandbox_status("s", 1));
         let refused = cri.run_pod_sandbox(&sandbox_config(0)).await;
         assert!(matches!(refused, Err(RuntimeError::Timeout { .. })));
@@ -799,7 +799,7 @@ fn lists_and_statuses() {
         assert_eq!(instance.finished_at.map(|at| at.0), Some(i64::MAX));
         assert_eq!(instance.image, "app:1");
         assert_eq!(instance.image_id, "app@sha256:d");
-        // What runs has not ended, whatever is said of its end.
+        // A running container has not ended, whatever its answer says of an end.
         lost.state = wire::CONTAINER_RUNNING;
         double.on("ContainerStatus", of_container(lost.clone()));
         let pod = cri.pod_status(&uid).await.expect("a status");
@@ -807,7 +807,7 @@ fn lists_and_statuses() {
         assert_eq!((instance.exit_code, instance.finished_at), (0, None));
         assert_eq!(instance.reason, "");
 
-        // Half of one, or another's: no status of this pod at all. What is gone is left out.
+        // Half a status, or another pod's: no status of this pod at all. A container that is gone is left out.
         let mut half = lost.clone();
         half.image_ref.clear();
         let mut other = lost.clone();
@@ -824,7 +824,7 @@ fn lists_and_statuses() {
         double.on("ContainerStatus", Reply::Fail(5, "gone"));
         let pod = cri.pod_status(&uid).await.expect("a status");
         assert!(pod.containers.is_empty());
-        // A sandbox that is not ready has no address, whatever is said.
+        // A sandbox that is not ready has no address, whatever its answer says.
         double.on("PodSandboxStatus", sandbox_status("s", 1));
         let pod = cri.pod_status(&uid).await.expect("a status");
         assert_eq!(pod.sandboxes[0].state, SandboxState::NotReady);
@@ -1028,7 +1028,7 @@ fn images() {
 fn events_ring_and_are_always_read() {
     // CRI-65 CRI-66 CRI-67
     test(async |double| {
-        // More than any window or queue holds; nobody waits for the bell.
+        // More than any window or queue holds; no task waits for the bell.
         double.on("GetContainerEvents", Reply::Events(2000));
         let cri = double.client().await;
         until("it listens", || double.calls("GetContainerEvents") == 1).await;

@@ -1,5 +1,5 @@
-//! Messages of CRI v1, as far as this client knows them: what it sends, and what it reads of answers. What is not here is
-//! skipped, and never sent. Numbers and names are those of `k8s.io/cri-api`, `runtime/v1/api.proto`.
+//! Messages of CRI v1, as far as this client uses them: fields that it sends, and fields that it reads of answers.
+//! Other fields are skipped, and never sent. Numbers and names are those of `k8s.io/cri-api`, `runtime/v1/api.proto`.
 //!
 //! Presence counts where a field is an `Option`. Enumerations are numbers; their zero values are not on the wire.
 
@@ -20,11 +20,11 @@ pub(super) const CONTAINER_RUNNING: i32 = 1;
 pub(super) const CONTAINER_EXITED: i32 = 2;
 
 message! {
-    /// Says nothing.
+    /// A message without fields.
     pub(super) struct Empty {}
 }
 message! {
-    /// Says one word: the id that a call is about, or that a call answers, or a URL.
+    /// A message of one text: the id that a call is about, or the id or URL that it answers.
     pub(super) struct Word {
         1 word: String,
     }
@@ -80,7 +80,7 @@ message! {
     }
 }
 message! {
-    /// What a status has for those who ask for everything.
+    /// Part of a status that only a verbose request brings.
     pub(super) struct StatusInfo {
         2 info: Words,
     }
@@ -511,7 +511,7 @@ message! {
 }
 
 message! {
-    /// Of ImageStatus and RemoveImage alike.
+    /// Request of ImageStatus and of RemoveImage.
     pub(super) struct ImageRequest {
         1 image: Option<ImageSpec>,
     }

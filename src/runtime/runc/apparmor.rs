@@ -2,7 +2,8 @@
 //!
 //! The kernel takes compiled profiles only, so `apparmor_parser` is called, once a boot. The profile's name carries its
 //! version: a changed text is a profile of a new name beside the old one, under which older containers go on unchanged.
-//! What is loaded is read from the kernel each time: tools that tidy profiles up remove those that lie in no file.
+//! The loaded profiles are read from the kernel each time: tools that tidy profiles up remove those that lie in no
+//! file.
 //!
 //! Source: apparmor.d(5), apparmor_parser(8), kernel `Documentation/admin-guide/LSM/apparmor.rst`.
 
@@ -23,9 +24,9 @@ use crate::{
 pub const DEFAULT_PROFILE: &str = "picolet-default-v1";
 /// The kernel's files of AppArmor.
 const KERNEL: &str = "/sys/kernel/security/apparmor";
-/// What AppArmor has loaded, one line a profile: its name, then its mode in parentheses.
+/// The kernel's list of loaded profiles, one line each: its name, then its mode in parentheses.
 const LOADED: &str = "/sys/kernel/security/apparmor/profiles";
-/// Names of all our profiles, whatever version, begin so.
+/// Prefix of the names of all our profiles, of every version.
 const FAMILY: &str = "picolet-default-v";
 /// Bytes read of that list: a desktop has some 200 profiles, 20 KiB.
 const LOADED_LIMIT: u64 = 1 << 20;
@@ -87,13 +88,13 @@ profile NAME flags=(attach_disconnected, mediate_deleted) {
 }
 ";
 
-/// Why a container cannot have the profile it asks for.
+/// Reason why a container cannot have the profile that it asks for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AppArmorError {
     /// The kernel has no profile of that name. The words are those that operators know from other runtimes.
     #[error("apparmor profile not found {0}")]
     NotLoaded(String),
-    /// Nothing can load our profile.
+    /// Our profile cannot be loaded: [`PARSER`] is not installed.
     #[error(
         "AppArmor profile {DEFAULT_PROFILE} cannot be loaded: apparmor_parser is not installed: install the package apparmor"
     )]
@@ -114,7 +115,8 @@ pub fn obtainable_default() -> Option<&'static str> {
 #[derive(Debug)]
 pub(super) struct AppArmor {
     enforced: bool,
-    /// The parser failed, or failed to be there: told once. It is not called again, it takes too long for each container.
+    /// Set once the parser has failed or was missing: logged once. It is not called again: that takes too long for each
+    /// container.
     failed: RefCell<Option<AppArmorError>>,
 }
 
@@ -127,8 +129,8 @@ impl AppArmor {
         }
     }
 
-    /// Loads our profile if it is not loaded, and says what containers will get. Never an error: a container that asks for
-    /// the profile gets it.
+    /// Loads our profile if it is not loaded, and logs a mode that does not hold containers. Returns no error: a
+    /// container that asks for the profile gets it.
     pub(super) async fn prepare(&self) {
         if !self.enforced {
             log::info!("AppArmor is not enabled on this machine: containers run without a profile");
@@ -139,7 +141,7 @@ impl AppArmor {
             Ok(mode) => log::warn!(
                 "AppArmor profile {DEFAULT_PROFILE} was put into mode {mode}: it does not hold containers"
             ),
-            // Told by `ensure_default`.
+            // Logged by `ensure_default`.
             Err(_) => {}
         }
     }
@@ -222,7 +224,7 @@ pub fn unloadable() -> impl Iterator<Item = String> {
     unloadable_of(&loaded(), Path::new("/proc")).into_iter()
 }
 
-/// Unloads them (reset).
+/// Unloads our free profiles (reset).
 ///
 /// Errors: the kernel's, of the first that could not be unloaded.
 pub fn unload() -> io::Result<()> {
@@ -329,7 +331,7 @@ mod tests {
         for (profile, enforced, privileged, want) in [
             (Localhost(missing.into()), true, false, Err(())),
             (Localhost(missing.into()), true, true, Ok("")),
-            // What the kernel cannot do is the specification's to refuse.
+            // Without AppArmor the specification refuses such a profile.
             (Localhost(missing.into()), false, false, Ok("")),
             (RuntimeDefault, false, false, Ok("")),
             (RuntimeDefault, true, true, Ok("")),

@@ -1,6 +1,6 @@
 //! Streams of running containers, by way of their shims.
 //!
-//! All goes over one connection, so that what a client asks for comes behind the input that it sent before.
+//! All goes over one connection, so that a client's request comes after the input that it sent before.
 
 use core::task::{Context, Poll, ready};
 use core::time::Duration;
@@ -14,7 +14,7 @@ use crate::api::ContainerId;
 use crate::runtime::{AttachOptions, Output, Room, RuntimeError, Session, Streams};
 use crate::shim::control::{self, Attached, MAX_DATA_BYTES, kind};
 
-/// How long a shim may take to let a client in.
+/// Time limit for a shim to let a client in.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Runc {
@@ -57,7 +57,7 @@ struct Attachment {
     attached: Attached,
     stdin: bool,
     stdin_once: bool,
-    /// To be told as soon as the shim takes it: the end of input, the terminal's size.
+    /// Requests that are sent as soon as the shim takes them: the end of input, the terminal's size.
     closing: bool,
     size: Option<(u16, u16)>,
     over: bool,
@@ -85,16 +85,16 @@ impl Streams for Attachment {
         room: Room,
         buffer: &mut [u8],
     ) -> Poll<io::Result<Output>> {
-        // If the shim is gone, reading tells.
+        // If the shim is gone, the next read fails.
         let _ = self.poll_requests(cx);
         if self.over {
             return Poll::Ready(Ok(Output::End));
         }
-        // Which stream the next packet is of is seen by taking it.
+        // Only a taken packet tells its stream.
         if room.stdout.min(room.stderr).min(buffer.len()) < MAX_DATA_BYTES {
             return Poll::Pending;
         }
-        // Bounded: by what a shim says beside output, which is an answer to each request.
+        // Bounded: beside output a shim sends only an answer to each request.
         loop {
             let output = match ready!(self.attached.poll_packet(cx, buffer))? {
                 (kind::STDOUT, n) => Output::Stdout(n),

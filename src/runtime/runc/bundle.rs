@@ -1,12 +1,12 @@
-//! What a container needs on disk before the OCI runtime is called: its root file system and `config.json`.
+//! The bundle of a container: its root file system and `config.json`, made before the OCI runtime is called.
 //!
 //! ```text
 //! <run>/containers/<id>/    record.json  config.json  rootfs/ (overlay)  volumes/<n>/ (overlay)  and the shim's files
 //! <root>/containers/<id>/   upper/  work/  empty/
 //! ```
 //!
-//! `volumes/<n>` is the n-th image that the container mounts as a volume: its layers and nothing above them, read-only. What
-//! of it a mount shows, a `subPath`, is found once, below that mount; images do not change.
+//! `volumes/<n>` is the n-th image that the container mounts as a volume: its layers and nothing above them, read-only.
+//! The `subPath` of a mount is found once, below that mount; images do not change.
 //!
 //! Every container has a writable upper directory, also one with a read-only root: mount points that the image lacks are
 //! made in it. Blocking: all of this runs on the disk lane, but for [`resolve`].
@@ -38,7 +38,7 @@ const PASSWD_LIMIT: u64 = 4 * 1024 * 1024;
 /// Longest seccomp profile that is read, bytes.
 const PROFILE_LIMIT: u64 = 4 * 1024 * 1024;
 
-/// Where the parts of one container lie.
+/// Directories of a container.
 #[derive(Clone, Debug)]
 pub(super) struct Dirs {
     /// `<run>/containers/<id>`: the bundle.
@@ -57,88 +57,89 @@ impl Dirs {
     }
 }
 
-/// What was found out while the root file system was mounted.
+/// Facts found while the root file system was mounted.
 #[derive(Debug, Default)]
 pub(super) struct Prepared {
     pub(super) passwd: String,
     pub(super) group: String,
     pub(super) image_volumes: Vec<Mount>,
     pub(super) seccomp: Option<Seccomp>,
-    /// What its device nodes are, in their order.
+    /// Device nodes of the container, in their order.
     pub(super) devices: Vec<oci::Device>,
     /// All nodes of the machine, if they were wanted.
     pub(super) host_devices: Vec<oci::Device>,
-    /// The container's mounts with links resolved on the host, images among them by where they are mounted.
+    /// The container's mounts with links resolved on the host; an image has the path at which it is mounted.
     pub(super) mounts: Vec<Mount>,
 }
 
-/// What a container mounts.
+/// Mounts of a container, resolved on the host.
 #[derive(Debug)]
 pub(super) struct Resolved {
-    /// With links resolved on the host; images as they were.
+    /// Mounts with links resolved on the host; images unchanged.
     pub(super) mounts: Vec<Mount>,
-    /// What of the host these lead to.
+    /// Paths of the host to which these lead.
     pub(super) sources: Vec<Source>,
 }
 
 /// An image to be mounted as a volume.
 #[derive(Clone, Debug)]
 pub(super) struct VolumeImage {
-    /// As mounts name it.
+    /// Name of the image in the mounts.
     pub(super) image: String,
     /// Top first, at least one.
     pub(super) layers: Vec<PathBuf>,
 }
 
-/// What to prepare.
+/// Parts of a bundle that are to be prepared.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
     pub(super) dirs: Dirs,
     pub(super) layers: Vec<PathBuf>,
-    /// As [`resolve`] gave them.
+    /// Mounts as [`resolve`] returned them.
     pub(super) mounts: Vec<Mount>,
-    /// Each image of `mounts` once.
+    /// Images of `mounts`, each once.
     pub(super) volume_images: Vec<VolumeImage>,
     /// Paths of the image that stay writable although the root is read-only.
     pub(super) writable: Vec<String>,
     pub(super) seccomp_file: Option<String>,
     pub(super) devices: Vec<cri::Device>,
-    /// It gets all nodes of the machine.
+    /// Set if the container gets all nodes of the machine.
     pub(super) all_devices: bool,
 }
 
-/// Why a container has not what it needs.
+/// Reason why a bundle cannot be prepared; the variant tells who can mend it.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BundleError {
-    /// This machine: its disk or its mounts.
+    /// Fault of this machine: its disk or its mounts.
     #[error("{0}")]
     Machine(String, #[source] io::Error),
-    /// Who built the image.
+    /// Fault of the image: its builder has to mend it.
     #[error("{0} of the image")]
     Image(String, #[source] io::Error),
-    /// The pod's author, or whoever makes what it mounts.
+    /// Fault of the pod, or of the maker of the path that it mounts.
     #[error("source {host:?} of mount {at:?}")]
     Source {
         host: String,
         at: String,
         source: io::Error,
     },
-    /// The same, with an image as a volume. CRI's word for it stands first: clients look for it in the message.
+    /// Fault of a pod that mounts an image as a volume. CRI's word for it stands first: clients look for it in the
+    /// message.
     #[error("ImageVolumeMountFailed: image {image:?} at {at:?}")]
     Volume {
         image: String,
         at: String,
         source: VolumeError,
     },
-    /// Whoever plugs things in.
+    /// Fault of a device: it may be unplugged, or another one.
     #[error("device {0:?}")]
     Device(String, #[source] io::Error),
-    /// Who wrote the profile.
+    /// Fault of the seccomp profile: its author has to mend it.
     #[error("seccomp profile {0:?}")]
     Profile(String, #[source] TextError),
 }
 
-/// Why an image shows nothing where it is mounted.
+/// Reason why an image shows nothing where it is mounted.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum VolumeError {
     #[error("it is not mounted")]
@@ -149,13 +150,13 @@ pub(super) enum VolumeError {
     Io(String, #[source] io::Error),
 }
 
-/// This machine fails at `path`.
+/// Makes the error of this machine at `path`.
 fn at(path: &Path) -> impl FnOnce(io::Error) -> BundleError {
     let path = path.display().to_string();
     move |e| BundleError::Machine(path, e)
 }
 
-/// Resolves what the container mounts of the host. `own`: the agent's directories, without links. A missing source is an
+/// Resolves the container's mounts of host paths. `own`: the agent's directories, without links. A missing source is an
 /// error, a link is resolved on the host (RTM-12).
 ///
 /// Blocking, perhaps for ever: the server of a path may be gone. Nothing is changed meanwhile.
@@ -261,8 +262,8 @@ fn device_node(device: &cri::Device) -> io::Result<oci::Device> {
     })
 }
 
-/// `volatile` spares the disk every sync of the writable layer: it is never mounted again, so what a power cut loses is
-/// nobody's. Kernels before 5.10 do not know it.
+/// Mounts the root file system. `volatile` spares the disk every sync of the writable layer: the layer is never mounted
+/// again, so a power cut does no harm. Kernels before 5.10 do not know it.
 fn mount_rootfs(layers: &[PathBuf], upper: &Path, work: &Path, rootfs: &Path) -> io::Result<()> {
     mount::unmount(rootfs)?;
     let upper_work = Some((upper, work));
@@ -274,7 +275,7 @@ fn mount_rootfs(layers: &[PathBuf], upper: &Path, work: &Path, rootfs: &Path) ->
     }
 }
 
-/// Mounts the images of volumes. Returns each image with where it is.
+/// Mounts the images of volumes. Returns each image with its mount point.
 fn mount_volumes(wanted: &Wanted) -> Result<Vec<(&str, PathBuf)>, BundleError> {
     let Wanted { dirs, .. } = wanted;
     let mut mounted = Vec::new();
@@ -286,7 +287,7 @@ fn mount_volumes(wanted: &Wanted) -> Result<Vec<(&str, PathBuf)>, BundleError> {
     fs::create_dir_all(&empty).map_err(at(&empty))?;
     for (n, volume) in wanted.volume_images.iter().enumerate() {
         let target = dirs.volumes().join(n.to_string());
-        // Nobody but root has a way to the image's programs here.
+        // Only root can reach the image's programs here.
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -350,8 +351,8 @@ pub(super) fn unmount(dirs: &Dirs) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes every trace on disk, the run directory last: it is what is found after a crash. Idempotent. What a container has
-/// written may be much: others have their turn on the lane meanwhile.
+/// Removes every trace on disk, the run directory last: it is found again after a crash. Idempotent. A container may
+/// have written much: others have their turn on the lane meanwhile.
 pub(super) async fn unmake(disk: &Lane, dirs: &Dirs) -> io::Result<()> {
     let mounted = dirs.clone();
     disk.run(move || unmount(&mounted)).await?;

@@ -12,7 +12,7 @@ use crate::{
     runtime::RuntimeError,
 };
 
-/// What is configured of it.
+/// Configuration of CDI.
 #[derive(Clone, Debug)]
 pub struct Cdi {
     /// Directories of files, absolute; the later ones count. None: no container is to get such devices.
@@ -24,7 +24,8 @@ pub struct Cdi {
 }
 
 impl Runc {
-    /// What is done for devices of these names, read now: nothing is kept of files, and nodes may be others at the next time.
+    /// Computes the edits for devices of these names. The files are read each time and not kept, and so are the nodes:
+    /// they may be others at the next time.
     pub(super) async fn cdi_edits(&self, names: &[String]) -> Result<Vec<Edits>, RuntimeError> {
         if names.is_empty() {
             return Ok(Vec::new());

@@ -1,4 +1,4 @@
-//! Instances: create, start, stop, remove, and what happens when one ends.
+//! Instances: create, start, stop, remove, and the handling of their ends.
 
 use core::time::Duration;
 use std::{
@@ -43,13 +43,14 @@ use crate::{
     sys::{clock, crash, open, pidfd, remove},
 };
 
-/// What waits for a killed process: longer, and it hangs in the kernel.
+/// Longest wait for the end of a killed process: one that takes longer hangs in the kernel.
 const KILL_WAIT: Duration = Duration::from_secs(30);
-/// Whoever has no more than the least grace is signalled without an OCI runtime: among them pods that have to go for the
-/// node's sake, which has no memory for one then. Seen on 256 MiB: `runc kill` took a minute, and the pod took all memory.
+/// Longest grace with which a container is signalled without an OCI runtime. Pods that have to go for the node's sake
+/// have so little, and the node has no memory for a runtime then. Seen on 256 MiB: `runc kill` took a minute, and the
+/// pod took all memory.
 const DIRECT_GRACE: Duration = Duration::from_secs(2);
-/// So long a container that is created counts among those that run at a time: as long as the slowest was seen to take that
-/// only lacked memory. One that takes longer waits for something: mostly the server of a share that it mounts.
+/// Time for which the creation of a container counts among the children that run: the longest that was seen where only
+/// memory was short. A creation that takes longer waits for something: mostly the server of a share that it mounts.
 const CREATE_WIDTH_TIME: Duration = Duration::from_secs(60);
 /// Longest time that an OCI runtime has to pass a signal on, the wait for its turn included.
 const SIGNAL_WAIT: Duration = Duration::from_secs(10);
@@ -61,7 +62,7 @@ const START_ERROR: &str = "StartError";
 const LOST_CODE: i32 = 137;
 const LOST: &str = "ContainerStatusUnknown";
 
-/// Whose job it is to look at what a container mounts: that of all its instances.
+/// Owner of the job that looks at a container's mounts: the same for all its instances.
 fn owner(record: &ContainerRecord) -> String {
     format!("{}/{}", record.uid, record.config.name)
 }
@@ -69,9 +70,9 @@ fn owner(record: &ContainerRecord) -> String {
 /// Images that a container mounts as volumes.
 #[derive(Default)]
 struct VolumeImages {
-    /// For the record: keys in the store, sorted, each once.
+    /// Keys in the store for the record, sorted, each once.
     keys: Vec<String>,
-    /// For the bundle.
+    /// Images for the bundle.
     wanted: Vec<bundle::VolumeImage>,
 }
 
@@ -110,7 +111,7 @@ impl Runc {
             Some(true) => {
                 return Err(RuntimeError::Failed(format!("container {id} runs already")));
             }
-            // A try that failed, or was never started.
+            // An earlier try failed, or was never started.
             Some(false) => self.remove_instance(&id, Logs::Go).await?,
             None => {}
         }
@@ -128,7 +129,7 @@ impl Runc {
             Some(_) => VolumeImages::default(),
             None => self.volume_images(config)?,
         };
-        // From now on: the layers are about to be mounted.
+        // Held from now on: the layers are about to be mounted.
         let holds = self.hold(&image.id, &volumes.keys);
         if process.is_none() && holds.len() <= volumes.keys.len() {
             return Err(not_found("image", "that was just there"));
@@ -206,7 +207,7 @@ impl Runc {
         }
     }
 
-    /// Keeps an instance's images in the store. One that is not there any more has nothing to be kept.
+    /// Keeps an instance's images in the store. An image that is gone is left out.
     pub(super) fn hold(&self, image: &str, volume_images: &[String]) -> Vec<Hold> {
         let volumes = volume_images.iter().map(String::as_str);
         let all = volumes.chain([image]);
@@ -251,7 +252,7 @@ impl Runc {
         record: &mut ContainerRecord,
     ) -> Result<Vec<Source>, RuntimeError> {
         let dirs = self.dirs(&record.id);
-        // First, because nothing has to be undone if it is missing.
+        // First, because nothing has to be undone if a device is missing.
         let edits = self.cdi_edits(&config.cdi_devices).await?;
         let apparmor_default = self
             .apparmor
@@ -363,7 +364,7 @@ impl Runc {
             .ok_or_else(|| RuntimeError::Invalid("no target container is named".into()))?;
         let state = shim::read_state(&self.dirs(target).run)
             .map_err(|e| RuntimeError::Failed(format!("target container {target}: {e}")))?;
-        // Whoever has its number now may be a process of the machine.
+        // Another process of the machine may have its number by now.
         match state {
             Some(s) if open_process(s.pid, s.start_time).is_some() => {
                 Ok(format!("/proc/{}/ns/pid", s.pid))
@@ -404,29 +405,29 @@ impl Runc {
         match started {
             Ok(()) => {
                 crash::point("container.started");
-                // As precise as the record keeps it: the same before and after a restart.
+                // Only as precise as the record: the time is the same before and after a restart.
                 let now = clock::wall().truncated();
                 record.started_at = Some(now);
-                // Lost, it is found again by asking the OCI runtime.
+                // If the record is lost, the OCI runtime is asked for the state.
                 if let Err(e) = record::save(&dir, &record) {
                     log::warn!("container={id} record: {e}");
                 }
                 crash::point("container.recorded");
                 if let Some(c) = self.table.borrow_mut().containers.get_mut(id) {
                     c.status.started_at = Some(now);
-                    // It may have ended already.
+                    // The instance may have ended already.
                     if c.status.state == ContainerState::Created {
                         c.status.state = ContainerState::Running;
                     }
                 }
-                // One that ended before the call did was left to this one.
+                // An instance that ended during this call was left for it to settle.
                 self.settle(&record.uid).await;
                 Ok(())
             }
             Err(error) => {
                 let message = error.to_string();
                 let (wall, mono) = (clock::wall().truncated(), clock::mono());
-                // First: whoever looks while it is killed must not take that for its end.
+                // First: a look while it is killed must not take that for its end.
                 if let Some(c) = self.table.borrow_mut().containers.get_mut(id) {
                     note_failure(c, &message, wall);
                 }
@@ -526,7 +527,7 @@ impl Runc {
             })
     }
 
-    /// Kills and deletes what a failed start left.
+    /// Kills and deletes the leftovers of a failed start.
     pub(super) async fn clear_failed_start(&self, id: &ContainerId) {
         let Some(cgroup) = self.cgroup_of(id) else {
             return;
@@ -557,7 +558,7 @@ impl Runc {
         if !lives {
             // Processes that outlived their init in a shared PID namespace.
             self.cgroups.drain(&cgroup).await.map_err(failed_error)?;
-            // One that was made and never started has its root file system still.
+            // An instance that was never started still has its root file system.
             let dirs = self.dirs(id);
             let unmounted = self.disk.run(move || bundle::unmount(&dirs)).await;
             return unmounted.map_err(failed("unmount the root file system"));
@@ -572,7 +573,7 @@ impl Runc {
             }
         }
         if self.cgroups.kill(&cgroup) == 0 {
-            // Not in that cgroup: a runtime with its own idea of one.
+            // The runtime has put it into another cgroup.
             self.signal(id, "SIGKILL").await?;
         }
         if !self.wait_end(id, KILL_WAIT).await {
@@ -603,7 +604,7 @@ impl Runc {
         match killed {
             Err(ProgramError::Call { message, .. }) if program::is_gone(&message) => Ok(()),
             Err(e) => {
-                // Missing, broken or hanging: a pod must end all the same.
+                // The runtime is missing, broken or hangs: a pod must end all the same.
                 log::warn!("container={id} {e}; its init is signalled directly");
                 self.signal_init(id, &signal).map_err(failed("signal init"))
             }
@@ -642,7 +643,7 @@ impl Runc {
             };
             let Some(fd) = fd else { return true };
             let ended = async {
-                // Not watchable: the deadline decides.
+                // Without a watch the deadline decides.
                 if pidfd::ended(fd).await.is_err() {
                     future::pending::<()>().await;
                 }
@@ -653,7 +654,7 @@ impl Runc {
                 false
             };
             let ended = future::or(ended, late).await;
-            // A shim that died alone is replaced by a log-only one, which is waited for next.
+            // A shim that died alone is replaced by a log-only shim, which is waited for next.
             self.absorb().await;
             if !ended {
                 return self
@@ -666,7 +667,7 @@ impl Runc {
         }
     }
 
-    /// Has the OCI runtime write other limits. What it cannot change in a running container is refused.
+    /// Lets the OCI runtime write other limits. Limits that it cannot change in a running container are refused.
     pub(super) async fn update_instance(
         &self,
         id: &ContainerId,
@@ -711,11 +712,11 @@ impl Runc {
         let dirs = self.dirs(id);
         let links = self.settings.container_log_links.clone();
         let link_end = format!("{name}-{id}.log");
-        // What a runtime that fails still remembers: nothing of it runs any more, and nobody else would forget it.
+        // State that a failing runtime still keeps: no process of the instance runs, and no other code removes it.
         let remembered = self.runtime_root().join(id.as_str());
         let held = self.held_log(id);
         let removed = self.disk.run(move || {
-            // What no disk took.
+            // The end of the log that no disk took.
             let _ = fs::remove_file(held);
             // Logs first (LOG-09): if they cannot be removed the instance is kept, and tried again.
             log_removal::remove(logs, Path::new(&log), &links, &link_end)?;
@@ -731,10 +732,9 @@ impl Runc {
         Ok(())
     }
 
-    /// Makes the OCI runtime forget an ended instance and unmounts its root file system. Idempotent; failures are logged
-    /// and met again at removal.
+    /// Lets the OCI runtime forget an ended instance. Idempotent; failures are logged and met again at removal.
     async fn delete(&self, id: &ContainerId) {
-        // Others than the default one may remember it under another name.
+        // Other runtimes than the default one may keep it under another name.
         let may_know = self.runtime_root().join(id.as_str()).exists()
             || self.handler_of(id) != DEFAULT_HANDLER;
         if may_know && let Ok(program) = self.program_of(id) {
@@ -749,7 +749,7 @@ impl Runc {
         }
     }
 
-    /// Takes over the ends of processes since the last call. Reads a file only for those that ended.
+    /// Takes over the ends of processes since the last call. Reads a file only for processes that ended.
     pub(super) async fn absorb(&self) {
         let ended = self.table.borrow_mut().take_ended();
         for who in ended {
@@ -761,7 +761,7 @@ impl Runc {
                 }
                 Ended::Holder(id) => {
                     if let Some(sandbox) = self.table.borrow_mut().sandboxes.get_mut(&id) {
-                        // All that shared its PID namespace died with it.
+                        // All processes in its PID namespace died with it.
                         sandbox.status.state = SandboxState::NotReady;
                     }
                 }
@@ -796,8 +796,8 @@ impl Runc {
         }
     }
 
-    /// The shim died without a record: another takes over what is still written, and the container is killed. When that
-    /// shim ends, the instance is `ContainerStatusUnknown`.
+    /// Replaces a shim that died without a record: a log-only shim takes over the output, and the container is killed.
+    /// When that shim ends, the instance is `ContainerStatusUnknown`.
     pub(super) async fn rescue(&self, id: &ContainerId) {
         let Some(cgroup) = self.cgroup_of(id) else {
             return;
@@ -809,7 +809,7 @@ impl Runc {
             .containers
             .get(id)
             .map_or_else(String::new, |c| c.status.log_path.clone());
-        // What it held is saved, also if others hold nothing any more.
+        // Its held records are saved, even if shims hold none any more by now.
         let held = Some(self.held_log(id));
         let launched = shim::launch_log_only(&LogOnly {
             exe: self.settings.exe.clone(),
@@ -827,7 +827,7 @@ impl Runc {
         let mut table = self.table.borrow_mut();
         let watched = match launched {
             Ok(Some(launched)) => table.watch(launched.pidfd, Ended::Shim(id.clone())).ok(),
-            // It had ended: its output is saved and recorded.
+            // The container had ended: its output is saved and recorded.
             Ok(None) => None,
             Err(e) => {
                 log::warn!("container={id} log-only shim: {}", chain(&e));
@@ -845,8 +845,9 @@ impl Runc {
         }
     }
 
-    /// Deletes what ended in a pod, so that nothing stays resident, and reads its last words. Not what is still being
-    /// started: a container may end before the call that starts it, which fails if the runtime has forgotten it by then.
+    /// Deletes the ended instances of a pod, so that nothing stays resident, and reads their last words. Instances that
+    /// are still being started are left: a container may end before the call that starts it, which fails if the runtime
+    /// has forgotten it by then.
     pub(super) async fn settle(&self, uid: &PodUid) {
         let ended: Vec<ContainerId> = {
             let mut table = self.table.borrow_mut();
@@ -874,7 +875,8 @@ impl Runc {
         }
     }
 
-    /// Removes what a runtime that could not delete an ended instance has left: its cgroup and its own record.
+    /// Removes the leftovers of a runtime that could not delete an ended instance: the cgroup and the runtime's own
+    /// record.
     async fn forget(&self, id: &ContainerId) {
         let remembered = self.runtime_root().join(id.as_str());
         let Some(cgroup) = self.cgroup_of(id).filter(|_| remembered.exists()) else {
@@ -923,13 +925,13 @@ impl Runc {
     }
 }
 
-/// An instance that ended, by its shim's record.
+/// Notes the end of an instance, by its shim's record.
 pub(super) fn note_exit(container: &mut Container, exit: &shim::Exit) {
     let status = &mut container.status;
     container.shim = None;
     status.pid = 0;
     if status.state == ContainerState::Created && !exit.created || status.reason == START_ERROR {
-        // The caller of start has the runtime's words.
+        // The caller of start has the runtime's error.
         return;
     }
     status.state = ContainerState::Exited;
@@ -944,7 +946,7 @@ pub(super) fn note_exit(container: &mut Container, exit: &shim::Exit) {
     .into();
 }
 
-/// An instance of which nobody knows how it ended (RTM-05, WAIT-24).
+/// Notes the end of an instance whose exit code is unknown (RTM-05, WAIT-24).
 pub(super) fn note_lost(container: &mut Container) {
     let status = &mut container.status;
     container.shim = None;
@@ -958,7 +960,7 @@ pub(super) fn note_lost(container: &mut Container) {
     status.finished_at.get_or_insert_with(clock::wall);
 }
 
-/// An instance that could not be started (RTM-03).
+/// Notes that an instance could not be started (RTM-03).
 pub(super) fn note_failure(container: &mut Container, message: &str, wall: Wall) {
     let status = &mut container.status;
     status.pid = 0;
@@ -967,11 +969,11 @@ pub(super) fn note_failure(container: &mut Container, message: &str, wall: Wall)
     status.reason = START_ERROR.into();
     status.message = message.to_owned();
     status.finished_at = Some(wall);
-    // Its words are the runtime's: it never wrote any.
+    // The message is the runtime's: the container never wrote one.
     container.message_read = true;
 }
 
-/// Words of `update`, the same for runc and crun. `None`: there is something that it does not take.
+/// Arguments of `update`, the same for runc and crun. `None`: it does not take one of the limits.
 fn update_arguments(resources: &LinuxResources) -> Option<Vec<String>> {
     let LinuxResources {
         cpu_shares,

@@ -1,8 +1,8 @@
 //! Commands in running containers: captured, or with streams and a terminal.
 //!
-//! A command is started detached by the runtime, under a small process of ours ([`exec_wait`]) that is the agent's child
-//! and passes its exit code on. The runtime writes a pid file: ending the command means killing the process *in* the
-//! container, which is in nobody's process group.
+//! A command is started detached by the runtime, under a small process of ours ([`exec_wait`]) that is the agent's
+//! child and passes its exit code on. The runtime writes a pid file: to end the command, the process *in* the container
+//! has to be killed, which is in no process group of ours.
 
 use alloc::rc::Rc;
 use core::{cell::RefCell, time::Duration};
@@ -29,22 +29,22 @@ use crate::{
 
 /// Longest log of the OCI runtime that is read for its message, bytes.
 const LOG_LIMIT: u64 = 16 * 1024;
-/// How long the runtime may take to hand over a terminal.
+/// Time limit for the runtime to hand over a terminal.
 const TERMINAL_WAIT: Duration = Duration::from_secs(60);
 /// Longest pid file and cgroup file that are read, bytes.
 const SMALL: u64 = 4096;
 
-/// Commands that run on without anybody. A further one is ended with its client.
+/// Commands that run on without a client. A further one is ended with its client.
 const MAX_LEFT: usize = 64;
 
-/// Commands whose clients went away. As under containerd and CRI-O they are not killed: their input has ended, and their
-/// next word to a pipe that nobody reads, or the end of their terminal, is what ends them, if anything does. A job that says
-/// nothing survives a link that breaks.
+/// Commands whose clients went away. As under containerd and CRI-O they are not killed: their input has ended, and the
+/// next write to a pipe without reader, or the end of their terminal, may end them. A job that writes nothing survives
+/// a broken link.
 #[derive(Debug, Default)]
 pub(super) struct Left(RefCell<Vec<(Child, Files)>>);
 
 impl Left {
-    /// Forgets those that have ended, with their files.
+    /// Forgets ended commands, with their files.
     pub(super) fn tidy(&self) {
         let mut all = self.0.borrow_mut();
         all.retain_mut(|(child, _)| !child.has_ended());
@@ -53,17 +53,17 @@ impl Left {
 
 impl Drop for Left {
     fn drop(&mut self) {
-        // Nor does the end of the agent end them.
+        // The end of the agent does not end them either.
         for (child, _) in self.0.get_mut() {
             child.leave();
         }
     }
 }
 
-/// A command that runs. Dropped before it has ended, it is left to itself; one that is just being started is ended.
+/// A running command. If it is dropped before its end, the command runs on; one that is just being started is ended.
 #[derive(Debug)]
 struct Running {
-    /// Taken when it is dropped.
+    /// Child and files of the command, taken when it is dropped.
     parts: Option<(Child, Files)>,
     ended: Option<ExitStatus>,
     left: Rc<Left>,
@@ -105,7 +105,7 @@ impl Drop for Running {
             left.push((child, files));
             return;
         }
-        // Its end is the helper's to see to: the number of a command that is just being started is not known here.
+        // The helper has to end it: the pid of a command that is just being started is not known here.
         files.abandoned = self.ended.is_none();
     }
 }
@@ -115,20 +115,20 @@ impl Drop for Running {
 struct Files {
     pid: PathBuf,
     log: PathBuf,
-    /// Where the runtime hands over a terminal.
+    /// Socket at which the runtime hands over a terminal.
     socket: PathBuf,
     /// The command still runs: the helper needs the pid file to end it, and removes it.
     abandoned: bool,
 }
 
 impl Files {
-    /// With a pid file the command does or did run, and the exit code is its own.
+    /// Returns true if there is a pid file: then the command does or did run, and the exit code is its own.
     fn has_started(&self) -> bool {
         files::read_start(&self.pid, SMALL).is_ok_and(|pid| !pid.is_empty())
     }
 
-    /// Why the runtime could not run the command, if it could not: then `code` is the runtime's, and says nothing of the
-    /// command. A runtime that died, of want of memory perhaps, has written no message.
+    /// Returns why the runtime could not run the command, if it could not: then `code` is the runtime's, and tells
+    /// nothing of the command. A runtime that died, perhaps of want of memory, has written no message.
     fn failure(&self, code: i32) -> Option<String> {
         if code == 0 || self.has_started() {
             return None;

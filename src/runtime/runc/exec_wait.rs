@@ -1,11 +1,11 @@
-//! The process beside a command in a container: has the OCI runtime start it detached, becomes its parent, and ends with its
-//! exit code. It is a child of the agent, and ends with the command.
+//! The process beside a command in a container: lets the OCI runtime start it detached, becomes its parent, and ends
+//! with its exit code. It is a child of the agent, and ends with the command.
 //!
 //! Without it the runtime itself would stay resident (12 MiB) and copy every byte; in that mode runc 1.1 can lose a
 //! terminal's last words. Arguments: the pid file, then the runtime's command line with `exec --detach`.
 //!
-//! SIGTERM ends the command, also when it comes while the runtime still starts it: only this process is sure to learn its
-//! number then. Its files are removed in that case, for nobody waits for them.
+//! SIGTERM ends the command, also while the runtime still starts it: only this process is sure to learn its pid then.
+//! The command's files are removed in that case: the agent does not wait for them.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -25,15 +25,15 @@ use nix::{
 
 use crate::sys::on_term;
 
-/// First argument that makes the program one.
+/// First argument that makes the program such a process.
 pub const COMMAND: &str = "exec-wait";
 /// Exit code when the command could not be started or watched; the runtime's log says why.
 const FAILED: u8 = 255;
-/// What the runtime may leave beside the pid file, by extension.
+/// Extensions of the files that may lie beside the pid file, itself included.
 const FILES: [&str; 3] = ["pid", "log", "sock"];
-/// Added to a signal's number, as shells do.
+/// Number that is added to a signal's for the exit code, as shells do.
 const SIGNALLED: i32 = 128;
-/// How long after SIGTERM the runtime may go on starting the command, seconds; then it is killed.
+/// Time after SIGTERM in which the runtime may go on starting the command, seconds; then it is killed.
 const START_PATIENCE_S: i32 = 10;
 
 /// Runs to the end of the command.
@@ -56,7 +56,7 @@ fn run(words: &[OsString]) -> Option<u8> {
 }
 
 fn watch(pid_file: &Path, program: &OsStr, args: &[OsString]) -> Option<u8> {
-    // Before the command exists: its parent is the runtime, which ends first.
+    // Set before the command exists: its parent is the runtime, which ends first.
     set_child_subreaper(true).ok()?;
     on_term::install(START_PATIENCE_S).ok()?;
     let runtime = Command::new(program).args(args).spawn().ok()?;

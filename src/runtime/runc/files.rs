@@ -15,7 +15,7 @@ const PRIVATE: u32 = 0o700;
 
 /// Writes `bytes` so that a reader sees the old or the new contents, never half. Mode 0600.
 ///
-/// Not synced: the run directory is a tmpfs, and what is elsewhere may be lost in a power cut without harm.
+/// Not synced: the run directory is a tmpfs, and other such files may be lost in a power cut without harm.
 pub(super) fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file::write_atomic(path, bytes, 0o600, false)
 }
@@ -25,10 +25,10 @@ pub(super) fn write_public(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file::write_atomic(path, bytes, 0o644, false)
 }
 
-/// Makes a directory that only root enters, whatever the umask; one that is there is closed, as by an earlier version it
-/// was open. What is below may have any mode then: nobody else has a way to it.
+/// Makes a directory that only root enters, whatever the umask. An existing one is closed, because an earlier version
+/// left it open. Entries below may have any mode then: only root can reach them.
 ///
-/// Containers need no way through it: the OCI runtime mounts what they see as root, before they have another root.
+/// Containers need no way through it: the OCI runtime, as root, mounts their files before they have another root.
 pub(super) fn make_private(dir: &Path) -> io::Result<()> {
     fs::DirBuilder::new()
         .recursive(true)
@@ -49,7 +49,7 @@ pub(super) fn close_all(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What is right already is not written: the disk may have become read-only.
+/// Closes a directory to all but root. One that is closed already is not written: the disk may have become read-only.
 fn close(dir: &Path) -> io::Result<()> {
     if fs::symlink_metadata(dir)?.permissions().mode() & 0o7777 == PRIVATE {
         return Ok(());
@@ -57,7 +57,7 @@ fn close(dir: &Path) -> io::Result<()> {
     fs::set_permissions(dir, fs::Permissions::from_mode(PRIVATE))
 }
 
-/// Makes the directory that is a container's `/`: its mode is what the container sees.
+/// Makes the directory that is a container's `/`: the container sees its mode.
 pub(super) fn make_root(dir: &Path) -> io::Result<()> {
     fs::create_dir_all(dir)?;
     fs::set_permissions(dir, fs::Permissions::from_mode(0o755))
@@ -76,7 +76,7 @@ pub(super) fn names(dir: &Path) -> io::Result<Vec<String>> {
     };
     let mut names = Vec::new();
     for entry in entries {
-        // Names of ours are ASCII: others are not ours.
+        // Our own names are ASCII: other names are not ours.
         if let Ok(name) = entry?.file_name().into_string() {
             names.push(name);
         }

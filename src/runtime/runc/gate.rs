@@ -1,8 +1,8 @@
-//! How many children of the backend run at a time, and whether those of an agent that died still do.
+//! Children of the backend: a limit on how many run at a time, and a wait for those of an agent that died.
 //!
-//! An agent that is killed leaves plugins and runtimes that go on, with children of their own: an address may be taken, or a
-//! rule written, after the next agent has given back what it found. So each of them inherits a shared lock, and whoever comes
-//! next waits until nobody holds it.
+//! An agent that is killed leaves plugins and runtimes that go on, with children of their own: they may take an
+//! address, or write a rule, after the next agent has cleaned up. So each of them inherits a shared lock, and the next
+//! agent waits until no process holds it.
 
 use alloc::collections::BTreeMap;
 use core::{
@@ -18,20 +18,20 @@ use smol::future;
 
 use crate::sys::{child::Command, clock, lock};
 
-/// Longest wait for calls of an agent before this one: one that hangs must not keep every pod waiting.
+/// Longest wait for calls of an earlier agent: one that hangs must not keep every pod waiting.
 const ORPHAN_WAIT: Duration = Duration::from_secs(15);
-/// Between two looks.
+/// Pause between two looks.
 const ORPHAN_LOOK: Duration = Duration::from_millis(10);
 /// Name of the lock in the run directory.
 const LOCK: &str = "calls.lock";
 
 /// Memory that one OCI runtime or CNI plugin may need while it runs, bytes (runc 1.1 peaks at about 12 MiB).
 const CHILD_BYTES: u64 = 16 * 1024 * 1024;
-/// More children than this for each core only wait for one another.
+/// Children for each core; more of them only wait for one another.
 const PER_CORE: u64 = 2;
 
-/// What a child is for. What is nearer to its end goes first: when many pods start at once, each is brought to its end
-/// before the next is begun, so that the first of them runs as early as if it were alone.
+/// Purpose of a child, and with it its turn. The later step goes first: when many pods start at once, each start is
+/// brought to its end before the next is begun, so that the first pods run as early as if they were alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Turn {
     /// The last step of a start, or a step of an end, which makes room.
@@ -46,7 +46,7 @@ pub enum Turn {
 #[derive(Debug)]
 pub struct Gate {
     free: Cell<usize>,
-    /// Those who wait, at most one for each pod's one operation. A waiter leaves with its future.
+    /// Callers that wait, at most one for each pod's one operation. A waiter leaves with its future.
     waiting: RefCell<BTreeMap<(Turn, u64), Option<Waker>>>,
     arrivals: Cell<u64>,
     lock: PathBuf,
@@ -65,7 +65,7 @@ impl Drop for Pass<'_> {
     }
 }
 
-/// One that waits, until it is let through or gives up.
+/// A caller that waits, until it is let through or gives up.
 struct Waiter<'a> {
     gate: &'a Gate,
     key: (Turn, u64),
@@ -74,7 +74,7 @@ struct Waiter<'a> {
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         if self.gate.waiting.borrow_mut().remove(&self.key).is_some() {
-            // It may have been called and not have come.
+            // It may have been called without taking the place.
             self.gate.call_next();
         }
     }
@@ -97,7 +97,7 @@ impl Gate {
         &self.lock
     }
 
-    /// Waits until no call of an agent before this one goes on, or that has taken too long.
+    /// Waits until no call of an earlier agent goes on, or until that takes too long.
     pub async fn wait_for_orphans(&self) {
         let deadline = clock::mono() + ORPHAN_WAIT;
         // Bounded: by the deadline, and each round waits.
@@ -132,7 +132,7 @@ impl Gate {
         }
     }
 
-    /// How many children a machine bears: half of its available memory, and [`PER_CORE`] for each core.
+    /// Number of children that a machine bears: by half of its available memory, and [`PER_CORE`] for each core.
     #[must_use]
     pub fn width(available_bytes: u64, cores: usize) -> usize {
         let by_memory = available_bytes / 2 / CHILD_BYTES;
@@ -161,13 +161,13 @@ impl Gate {
         })
         .await;
         drop(waiter);
-        // Another place may be free, and whoever is next has not looked since.
+        // Another place may be free, and the next waiter has not looked since.
         self.call_next();
         Pass { gate: self }
     }
 
-    /// Does `work` with a place. What takes longer than `limit` goes on without it: it only waits, perhaps for a server that
-    /// is gone, and others need the place.
+    /// Does `work` with a place. Work that takes longer than `limit` goes on without the place: it only waits, perhaps
+    /// for a server that is gone, and others need the place.
     pub async fn pass_for<T>(
         &self,
         turn: Turn,

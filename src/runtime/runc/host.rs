@@ -1,4 +1,4 @@
-//! What the machine can do, read once at start; and its device nodes, read for each container that gets all of them.
+//! Facts of the machine, read once at start; and its device nodes, read for each container that gets all of them.
 
 use std::{fs, os::unix::fs::FileTypeExt, os::unix::fs::MetadataExt, path::Path};
 
@@ -53,10 +53,11 @@ const CAPABILITIES: [&str; 41] = [
     "BPF",
     "CHECKPOINT_RESTORE",
 ];
-/// Device nodes that are listed at most: a machine with more has them in directories that nobody passes on whole.
+/// Most device nodes that are listed: a machine with more has them in directories that are never passed on whole.
 const MAX_DEVICES: usize = 1024;
 
-/// Reads the machine. What cannot be read counts as absent. Tries values of our own `oom_score_adj`.
+/// Reads the facts of the machine. A fact that cannot be read counts as absent. Tries values of our own
+/// `oom_score_adj`.
 #[must_use]
 pub fn facts(cgroups: &Cgroups) -> HostFacts {
     let mut controllers: Vec<String> = [
@@ -137,8 +138,8 @@ fn thermal_throttle() -> Vec<String> {
     found
 }
 
-/// Device nodes of the machine as they are now, by their paths: what is plugged in comes, goes, and gets other numbers. At
-/// most [`MAX_DEVICES`].
+/// Device nodes of the machine as they are now, by their paths: devices come, go, and get other numbers. At most
+/// [`MAX_DEVICES`].
 pub(super) fn devices() -> Vec<Device> {
     let mut devices = Vec::new();
     collect_devices(Path::new("/dev"), &mut devices);
@@ -146,7 +147,7 @@ pub(super) fn devices() -> Vec<Device> {
     devices
 }
 
-/// Device nodes below `dir`, without terminals and what the container gets of its own.
+/// Device nodes below `dir`, without terminals and without those that every container gets of its own.
 fn collect_devices(dir: &Path, out: &mut Vec<Device>) {
     let own = [
         "pts",
@@ -159,7 +160,7 @@ fn collect_devices(dir: &Path, out: &mut Vec<Device>) {
     ];
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        // Neither links nor what changes meanwhile.
+        // Links, and nodes that change meanwhile, are left out.
         let Ok(meta) = entry.path().symlink_metadata() else {
             continue;
         };

@@ -1,4 +1,4 @@
-//! What the backend needs of an image store.
+//! The image store as the backend needs it.
 
 use core::any::Any;
 use std::path::PathBuf;
@@ -17,9 +17,9 @@ use crate::{
 pub struct ResolvedImage {
     /// Key in the store: `sha256:` and the digest of the configuration.
     pub id: String,
-    /// What the API shows as `imageID`: a name by digest, else the id.
+    /// Name that the API shows as `imageID`: a name by digest, else the id.
     pub reference: String,
-    /// How to run it.
+    /// Process of the image: how to run it.
     pub process: ImageProcess,
     /// Unpacked layers for overlayfs, top first, at least one.
     pub layers: Vec<PathBuf>,
@@ -35,20 +35,20 @@ pub trait Images {
     /// # Errors
     /// The reference is malformed.
     fn resolve(&self, reference: &str) -> Result<Option<ResolvedImage>, ImageError>;
-    /// The same in CRI's words.
+    /// Finds an image as [`Self::resolve`] does, and describes it in CRI's words.
     ///
     /// # Errors
     /// The reference is malformed.
     fn status(&self, reference: &str) -> Result<Option<Image>, ImageError>;
-    /// Keeps the image with this id in the store until what is returned is dropped; `None` if it is not there.
+    /// Keeps the image with this id in the store until the returned hold is dropped; `None` if it is not there.
     fn hold(&self, id: &str) -> Option<Hold>;
     /// All images, sorted by id. From memory.
     fn list(&self) -> Vec<Image>;
     /// Pulls a reference, with this credential or none.
     fn pull<'a>(&'a self, reference: &'a str, credential: Option<AuthConfig>) -> Call<'a, String>;
-    /// How far that is.
+    /// Progress of the pull of a reference.
     fn pull_progress(&self, reference: &str) -> Option<Progress>;
-    /// Whether a pull of it may still bring its image, also one that was dropped.
+    /// Returns true if a pull of the reference may still bring its image, also a pull that was dropped.
     fn is_pulling(&self, reference: &str) -> bool;
     /// Removes an image; `in_use` holds the ids that instances use. Absent is success.
     fn remove<'a>(&'a self, id: &'a str, in_use: Vec<String>) -> Call<'a, ()>;

@@ -1,4 +1,5 @@
-//! Containers with device nodes that come and go (DEV-44): what they may use is opened by us, and is what they have.
+//! Containers with device nodes that come and go (DEV-44): this agent opens the devices that they may use, exactly
+//! those that they have.
 
 use std::{io, path::Path};
 
@@ -10,12 +11,12 @@ use crate::{
     device,
 };
 
-/// Whether rules have to be kept: a privileged container may use all devices.
+/// Returns true if the container's devices are limited by rules: a privileged container may use all of them.
 pub(super) fn is_limited(config: &ContainerConfig) -> bool {
     !config.live_devices.is_empty() && !config.security.privileged
 }
 
-/// Gives the nodes that are there to the user of the container, and keeps what it may use.
+/// Gives the nodes that are there to the user of the container, and keeps its rules.
 pub(super) fn give(
     all: &[LiveDevices],
     user: (u32, u32),

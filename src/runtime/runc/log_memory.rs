@@ -1,4 +1,4 @@
-//! The place where shims hold the ends of logs in memory (WEAR-05): a tmpfs, of the size that all of them may have together.
+//! The tmpfs in which shims hold the ends of logs in memory (WEAR-05). Its size limits all of them together.
 //! Blocking; called when the backend is opened.
 
 use std::{
@@ -14,10 +14,10 @@ use crate::{shim, sys::mount};
 
 const MODE: u32 = 0o700;
 
-/// Makes it, or gives it another size. `None`: there is to be none; what shims of now hold in one stays, and so does that.
+/// Makes the tmpfs, or gives it another size. `None`: there is to be none; one in which shims still hold records stays.
 ///
 /// # Errors
-/// It cannot be mounted. One that has more in it than it may have from now on keeps its size until the next start.
+/// It cannot be mounted. A tmpfs whose content is larger than the new size keeps the old size until the next start.
 pub(super) fn prepare(run_dir: &Path, bytes: Option<u64>) -> io::Result<()> {
     let at = shim::held_logs(run_dir);
     if bytes.is_none() && !at.exists() {
@@ -45,7 +45,7 @@ pub(super) fn prepare(run_dir: &Path, bytes: Option<u64>) -> io::Result<()> {
             Ok(())
         }
         (false, None) => {
-            // Somebody else's, if it is not empty.
+            // A non-empty directory is not ours, and stays.
             let _ = fs::remove_dir(&at);
             Ok(())
         }

@@ -1,14 +1,15 @@
 //! The direct backend: sandboxes, networks and containers by system calls, CNI plugins and an OCI runtime, without a
 //! daemon. Nothing of it is resident but a shim for each container.
 //!
-//! - [`record`]: what the run directory remembers; every record is an intent before it is a fact.
-//! - `table`: all of it in memory, kept true by pidfds; the relist reads no file.
+//! - [`record`]: the records in the run directory; every record is an intent before it is a fact.
+//! - `table`: all sandboxes and instances in memory, kept true by pidfds; the relist reads no file.
 //! - `pods`, `containers`, [`exec`], `attach`, `port_forward`: the operations. `recover`: finding everything again after a restart or a reboot.
 //! - [`cni`], `sandbox`, `bundle`, [`program`], [`host`], [`apparmor`]: one outside world each.
-//! - [`images`]: what it asks of an image store. [`store_images`]: the one of this machine, and what only it can do.
+//! - [`images`]: the image store that it needs. [`store_images`]: the store of this machine, and calls that only it
+//! has.
 //!
-//! One pod's operations are not serialised here: its slot in the agent does that. Those that must not overlap for one
-//! container (removal of what ended) are guarded.
+//! One pod's operations are not serialised here: its slot in the agent does that. Operations that must not overlap for
+//! one container (removal of an ended instance) are guarded.
 //!
 //! The OCI runtime's `create` and `start` both happen in [`RuntimeService::start_container`]: a program that cannot be run is then
 //! an instance that `Exited` with `StartError`, as with other backends, and a created instance costs no process.
@@ -125,7 +126,8 @@ pub struct Runc {
 }
 
 impl Runc {
-    /// Prepares the directories, probes the OCI runtime, finds what an earlier agent left and sweeps what nobody owns.
+    /// Prepares the directories, probes the OCI runtime, finds the sandboxes and instances of an earlier agent and
+    /// sweeps leftovers without owner.
     ///
     /// # Errors
     /// A directory cannot be made or a record directory cannot be read. A missing OCI runtime or network is no error here:
@@ -208,16 +210,16 @@ impl Runc {
     /// Asks the network plugins whether a sandbox's network is as they made it (CNI CHECK).
     ///
     /// # Errors
-    /// What the first plugin complains about.
+    /// The error of the first plugin that has one.
     pub async fn check_network(&self, id: &SandboxId) -> Result<(), RuntimeError> {
         self.cni.check(id, &self.gate).await.map_err(failed_error)
     }
 
-    /// Removes everything that this backend made: sandboxes, containers, the built-in bridge, mounts, and what lies in its
-    /// directories; these themselves are its caller's.
+    /// Removes everything that this backend made: sandboxes, containers, the built-in bridge, mounts, and the content
+    /// of its directories; the directories themselves belong to the caller.
     ///
     /// # Errors
-    /// The first thing that could not be removed; the rest was tried.
+    /// The first error; the rest was tried.
     pub async fn reset(&self) -> Result<(), RuntimeError> {
         let mut result = Ok(());
         let ids: Vec<SandboxId> = self.table.borrow().sandboxes.keys().cloned().collect();
@@ -306,7 +308,8 @@ impl Runc {
         if let Err(e) = self.programs.of(DEFAULT_HANDLER) {
             return not("RuntimeMissing", e.to_string());
         }
-        // The memory controller is off on many boards. Who asks for a limit of memory is told so; all others run (QEMU-22).
+        // The memory controller is off on many boards. A pod that asks for a memory limit gets an error; all others run
+        // (QEMU-22).
         let mut missing = self.cgroups.missing_controllers();
         missing.retain(|name| *name != "memory");
         if !missing.is_empty() {
@@ -388,7 +391,7 @@ impl RuntimeService for Runc {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            // Mounts are read-only without what is mounted below them.
+            // Read-only mounts do not include the mounts below them.
             handlers: self.programs.handlers(),
             supplemental_groups_policy: true,
             live_resource_updates: true,
@@ -409,7 +412,7 @@ impl RuntimeService for Runc {
             Ok(RuntimeStatus {
                 runtime_ready: self.runtime_condition(),
                 network_ready: self.cni.condition(),
-                // Shims and records tell what runs, and signals and cgroups end it.
+                // Without a runtime, shims and records tell which containers run, and signals and cgroups end them.
                 can_stop_containers: true,
             })
         })
@@ -418,7 +421,7 @@ impl RuntimeService for Runc {
     fn list_pods(&self) -> Call<'_, Vec<PodItem>> {
         Box::pin(async {
             self.absorb().await;
-            // Commands that have ended without anybody stay zombies until somebody looks.
+            // Ended commands without a client stay zombies until they are reaped here.
             self.left_execs.tidy();
             Ok(self.table.borrow().list())
         })
@@ -543,7 +546,7 @@ impl RuntimeService for Runc {
     }
 }
 
-/// `0.1.0+runc-1.1.5`: the OCI runtime is told as semantic versioning allows it, which has no second plus.
+/// Version of this runtime for the API, such as `0.1.0+runc-1.1.5`: semantic versioning allows one plus only.
 fn version(program: Option<&Program>) -> String {
     let own = crate::VERSION;
     let Some(Program { name, version, .. }) = program else {
@@ -564,11 +567,11 @@ fn fd_path(fd: &impl AsRawFd) -> PathBuf {
     format!("/proc/self/fd/{}", fd.as_raw_fd()).into()
 }
 
-/// Makes a directory that only root enters, and closes those in it that an earlier version left open: a setuid file of a
-/// container is nothing for users of the machine to run, nor its files for them to read (the class of CVE-2021-41103).
+/// Makes a directory that only root enters, and closes directories in it that an earlier version left open: users of
+/// the machine must neither run a container's setuid file nor read its files (the class of CVE-2021-41103).
 fn make_dir(dir: &Path) -> Result<(), RuntimeError> {
     match files::close_all(dir) {
-        // What can only be read is told by the runtime's status.
+        // A read-only disk is reported by the runtime's status.
         Err(e) if e.kind() == io::ErrorKind::ReadOnlyFilesystem && dir.is_dir() => {
             log::warn!("{} stays open to all users: {e}", dir.display());
             Ok(())

@@ -1,12 +1,12 @@
-//! How the directories of the agent, and what containers mount of the host, propagate mounts.
+//! Propagation of mounts: for the directories of the agent, and for paths of the host that containers mount.
 
 use std::{fs, io, path::Path};
 
 use crate::{api::cri::Propagation, sys::mount};
 
-/// Whether mounts can go between a container and the host at `path`, which is without links, as `wanted`.
+/// Checks that mounts can go between a container and the host at `path`, which is without links, as `wanted`.
 ///
-/// - Errors: the mount that it lies on lets none through. Nothing would tell the container, which waits for them.
+/// - Errors: the mount that it lies on lets none through. The container, which waits for them, would not notice that.
 /// - Source: containerd `internal/cri/opts`, `ensureShared` and `ensureSharedOrSlave`.
 pub(super) fn check_propagation(path: &Path, wanted: Propagation) -> io::Result<()> {
     if wanted == Propagation::Private {
@@ -24,7 +24,7 @@ pub(super) fn check_propagation(path: &Path, wanted: Propagation) -> io::Result<
     )))
 }
 
-/// What the mount `on` would have to be.
+/// Kind of propagation that the mount `on` lacks.
 fn missing(on: &mount::Mount, wanted: Propagation) -> Option<&'static str> {
     match wanted {
         Propagation::Bidirectional if !on.shared => Some("shared"),
@@ -33,7 +33,7 @@ fn missing(on: &mount::Mount, wanted: Propagation) -> Option<&'static str> {
     }
 }
 
-/// Makes `dir` (or the mount it lies on) propagate: what is pinned or mounted below is seen, and released, in every mount
+/// Makes `dir` (or the mount it lies on) shared: pins and mounts below it are seen, and released, in every mount
 /// namespace that got a copy, and a pod may propagate its own mounts out.
 ///
 /// A directory on a private mount is bound onto itself first. Idempotent.

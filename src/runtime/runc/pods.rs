@@ -34,7 +34,7 @@ impl Runc {
         sandbox::check(config).map_err(|e| RuntimeError::Invalid(e.to_string()))?;
         let handler = &config.runtime_handler;
         if handler != DEFAULT_HANDLER {
-            // Before anything is made: its pod waits for the handler.
+            // Checked before anything is made: the pod waits for the handler.
             let program = self.programs.of(handler);
             program.map_err(|e| RuntimeError::Invalid(e.to_string()))?;
         }
@@ -47,7 +47,7 @@ impl Runc {
             .map(|s| s.status.clone());
         match known {
             Some(status) if status.state == SandboxState::Ready => return Ok(status),
-            // What is left of a try that failed or of an agent that died.
+            // Leftovers of a failed try or of an agent that died.
             Some(_) => self.remove_sandbox(&id).await?,
             None => {}
         }
@@ -81,7 +81,7 @@ impl Runc {
         match self.make_sandbox(&mut record).await {
             Ok(status) => Ok(status),
             Err(error) => {
-                // What cannot be undone now stays listed as not ready, and is undone by the next stop.
+                // A sandbox that cannot be undone now stays listed as not ready, and is undone by the next stop.
                 if let Err(undo) = self.remove_sandbox(&id).await {
                     log::warn!(
                         "uid={} sandbox={id} undoing a failed start: {undo}",
@@ -197,7 +197,7 @@ impl Runc {
             return stopped;
         }
         if stopped.is_err() {
-            // What multiplies faster than it is killed ends with the PID namespace that it shares.
+            // Processes that multiply faster than they are killed end with their shared PID namespace.
             self.end_holder(&record).await?;
             self.kill_all(&containers).await?;
         }
@@ -206,7 +206,7 @@ impl Runc {
         crash::point("sandbox.detached");
         self.end_holder(&record).await?;
         sandbox::release_namespaces(&dir).map_err(failed("release the namespaces"))?;
-        // Nothing runs in it any more, and its memory is the pod's.
+        // No process uses /dev/shm any more, and its memory counts for the pod.
         crash::point("sandbox.released");
         mount::unmount(&dir.join("shm")).map_err(failed("unmount /dev/shm"))?;
         record.phase = SandboxPhase::Stopped;
@@ -259,7 +259,7 @@ impl Runc {
         }
         let dirs = self.sandbox_dirs(id);
         crash::point("sandbox.emptied");
-        // The run directory last: it is what is found after a crash.
+        // The run directory last: it is found again after a crash.
         let removed = self.disk.run(move || {
             mount::unmount(&dirs.run.join("shm"))?;
             remove::path(&dirs.root)?;

@@ -1,7 +1,7 @@
 //! Connections to the ports of a pod, made from inside its network.
 //!
-//! A socket belongs to the network namespace it was made in, whoever connects it: only the making of it needs a thread
-//! that ends afterwards; the loop's never leaves the host's.
+//! A socket belongs to the network namespace in which it was made, whichever thread connects it: only its making needs
+//! a thread that ends afterwards. The loop's thread never leaves the host's namespace.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use core::time::Duration;
@@ -19,7 +19,7 @@ use crate::api::{SandboxId, cri::NamespaceMode, cri::SandboxState};
 use crate::runtime::RuntimeError;
 use crate::sys::{lane::on_fresh_thread, namespaces};
 
-/// How long a connection within a machine may take; one that is not accepted for want of room is tried for so long.
+/// Time limit for a connection within a machine; one that is not accepted for want of room is tried for so long.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Sockets that are not connected yet; the second is missing where the kernel has no IPv6.

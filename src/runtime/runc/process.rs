@@ -47,13 +47,13 @@ use crate::{
 pub const HANDLER: &str = "process";
 /// Name by which this program is such a runtime.
 pub const PROGRAM: &str = "picolet-process";
-/// What is to run, in the bundle.
+/// File of the bundle with the process that is to run.
 const SPEC: &str = "process.json";
-/// Where programs may lie, in the bundle; [`SEPARATOR`] between two paths.
+/// File of the bundle with the directories in which programs may lie; [`SEPARATOR`] between two paths.
 const DIRECTORIES: &str = "directories";
-/// No path has it.
+/// Byte that no path has.
 const SEPARATOR: u8 = 0;
-/// What runs, below the runtime's root: number and start time of the process.
+/// File below the runtime's root with the running process: its number and start time.
 const STATE: &str = "state";
 /// A link to the bundle, beside it.
 const BUNDLE: &str = "bundle";
@@ -62,10 +62,10 @@ const BECOME: &str = "become";
 /// Bytes of either file that are read.
 const MAX_FILE_BYTES: u64 = 2 << 20;
 
-/// What the operator allows.
+/// Permissions that the operator gives to processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allowed {
-    /// Where programs may lie, at any depth; absolute.
+    /// Directories in which programs may lie, at any depth; absolute.
     pub directories: Vec<PathBuf>,
     /// A process may be root's.
     pub root: bool,
@@ -79,14 +79,14 @@ struct Spec {
     directories: Vec<PathBuf>,
 }
 
-/// What runs.
+/// A running process, as it is recorded.
 struct State {
     pid: i32,
     start_time: u64,
     bundle: PathBuf,
 }
 
-/// Why there is no process. The text is the runtime's last word.
+/// Reason why there is no process. The text is the runtime's last word.
 #[derive(Debug, thiserror::Error)]
 enum ProcessError {
     #[error("{0}")]
@@ -115,7 +115,7 @@ pub fn install(run_dir: &Path, exe: &Path) -> io::Result<PathBuf> {
 }
 
 impl Runc {
-    /// Writes what the process is to be. There is nothing to mount.
+    /// Checks the configuration of a process, and writes it into the bundle. There is nothing to mount.
     pub(super) fn make_process(
         &self,
         allowed: &Allowed,
@@ -259,7 +259,7 @@ fn run(root: &Path, call: &str, words: &[&str]) -> Result<(), ProcessError> {
             let state = State::of(root, id)?;
             let waited = state.is_stopped();
             state.signal(number)?;
-            // What waits for its start takes no signal before.
+            // A process that waits for its start is stopped: only SIGKILL reaches it.
             if waited && state.is_stopped() {
                 state.signal(Signal::SIGKILL as i32)?;
             }
@@ -278,7 +278,7 @@ fn run(root: &Path, call: &str, words: &[&str]) -> Result<(), ProcessError> {
         "delete" => {
             let id = last()?;
             if let Ok(state) = State::of(root, id) {
-                // What it has started ends with it: there is no PID namespace that would end it.
+                // Its children end with it: there is no PID namespace that would end them.
                 if let (Ok(spec), Ok(cgroups)) = (Spec::read(&state.bundle), Cgroups::detect()) {
                     cgroups.kill(&spec.record.cgroup);
                 }
@@ -409,12 +409,12 @@ impl State {
         })
     }
 
-    /// It still is that process.
+    /// Returns true if the number still belongs to that process.
     fn lives(&self) -> bool {
         proc::start_time(self.pid).is_ok_and(|at| at == self.start_time)
     }
 
-    /// It waits to be started: it is still this program.
+    /// Returns true if the process waits to be started: it is still this program.
     fn is_stopped(&self) -> bool {
         let exe = |pid: &str| fs::read_link(format!("/proc/{pid}/exe")).ok();
         self.lives() && exe(&self.pid.to_string()) == exe("self")
@@ -477,7 +477,7 @@ fn settle(
     done
 }
 
-/// Starts a command beside the process, in its cgroup, and leaves it to whoever adopts it.
+/// Starts a command beside the process, in its cgroup, and leaves it to be adopted.
 fn exec(bundle: &Path, pid_file: &Path, command: &[&str]) -> Result<(), ProcessError> {
     let spec = Spec::read(bundle)?;
     program(
@@ -545,7 +545,7 @@ fn turn_into(bundle: &Path, command: &[&str]) -> ProcessError {
     }
 }
 
-/// Limits with what `update` is told.
+/// Returns the limits with the changes of an `update`.
 fn updated(mut limits: LinuxResources, words: &[&str]) -> LinuxResources {
     for (name, text) in words.iter().filter_map(|word| word.split_once('=')) {
         let signed = || text.parse::<i64>().ok();

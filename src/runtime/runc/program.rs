@@ -17,7 +17,7 @@ use crate::{
     sys::child::{self, Command},
 };
 
-/// Where a runtime given by name is looked for.
+/// Directories in which a runtime given by name is looked for.
 const DIRS: [&str; 6] = [
     "/usr/local/sbin",
     "/usr/local/bin",
@@ -33,26 +33,26 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 /// `start`, `kill`, `delete`, `state`: tens of milliseconds; a board that swaps needs longer.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What goes wrong when the runtime is called.
+/// Error of finding or calling an OCI runtime.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
-    /// There is no such program.
+    /// The program does not exist.
     #[error("OCI runtime {name:?} not found (looked in {looked}): install runc or set ociRuntime")]
     NotFound {
-        /// As configured.
+        /// Name or path as configured.
         name: String,
-        /// Where was looked.
+        /// Directories that were searched.
         looked: String,
     },
-    /// It does not behave like one.
+    /// The program does not behave like an OCI runtime.
     #[error("{} is no OCI runtime: {why}", path.display())]
     NotARuntime {
         /// The program.
         path: PathBuf,
-        /// What it did.
+        /// Odd behaviour of the program.
         why: String,
     },
-    /// Pods name a handler that nobody configured.
+    /// A pod names a handler that is not configured.
     #[error("runtime handler {0:?} is not configured: name its OCI runtime in picolet.handlers")]
     NoHandler(String),
     /// A call failed.
@@ -60,7 +60,7 @@ pub enum ProgramError {
     Call {
         /// `start`, `kill`, …
         call: &'static str,
-        /// Its own words.
+        /// Message of the runtime.
         message: String,
     },
 }
@@ -72,7 +72,7 @@ pub struct Program {
     pub path: PathBuf,
     /// `runc`, `crun`, …: the first word of its version text.
     pub name: String,
-    /// `1.1.5`, with what the distribution added.
+    /// Version such as `1.1.5`, with additions of the distribution.
     pub version: String,
     /// Known holes of this version, for a warning and `check`. Empty is good.
     pub warnings: Vec<String>,
@@ -130,7 +130,7 @@ impl Program {
             .arg(call)
             .args(args)
             .capture(OUTPUT_LIMIT);
-        // A container is created by its shim: what is called here starts, ends or asks.
+        // A container is created by its shim: these calls start, end or ask.
         let _pass = gate.pass(Turn::Last).await;
         let output = child::run(gate.mark(command), Some(CALL_TIMEOUT))
             .await
@@ -162,12 +162,12 @@ impl Program {
 
 /// The OCI runtimes of a node: the default one, and one for each handler of RuntimeClasses.
 pub(super) struct Programs {
-    /// As configured, by handler; and what was found.
+    /// Runtimes by handler: the configured name, and the program that was found.
     all: BTreeMap<String, (String, RefCell<Result<Program, ProgramError>>)>,
 }
 
 impl Programs {
-    /// Finds and asks each. One that is missing is told in the log.
+    /// Finds and probes each. A missing one is logged.
     pub(super) async fn probe(settings: &Settings) -> Self {
         let mut all = BTreeMap::new();
         let default = (DEFAULT_HANDLER.to_owned(), settings.runtime.clone());
@@ -189,7 +189,7 @@ impl Programs {
         Self { all }
     }
 
-    /// Looks again for those that are missing: they may have been installed since.
+    /// Looks again for missing ones: they may have been installed since.
     pub(super) async fn probe_missing(&self) {
         // Bounded: by `MAX_HANDLERS` of the configuration.
         for (name, found) in self.all.values() {
@@ -208,12 +208,12 @@ impl Programs {
         }
     }
 
-    /// What is configured for a handler, whether it is there or not; empty for one that is not configured.
+    /// Configured runtime of a handler, installed or not; empty for a handler that is not configured.
     pub(super) fn name(&self, handler: &str) -> &str {
         self.all.get(handler).map_or("", |(name, _)| name)
     }
 
-    /// Those that can run pods, for the Node. Mounts are read-only without what is mounted below them.
+    /// Lists the handlers that can run pods, for the Node. Their read-only mounts do not include the mounts below them.
     pub(super) fn handlers(&self) -> Vec<Handler> {
         let found = self.all.iter();
         let found = found.filter(|(name, (_, found))| name.is_empty() || found.borrow().is_ok());
@@ -225,7 +225,7 @@ impl Programs {
     }
 }
 
-/// Whether an error text says that the runtime does not know the container, or that nothing of it runs.
+/// Returns true if an error text says that the runtime does not know the container, or that no process of it runs.
 #[must_use]
 pub fn is_gone(message: &str) -> bool {
     let text = message.to_ascii_lowercase();
@@ -292,8 +292,8 @@ fn holes(version: &str, text: &str) -> Vec<String> {
         .unwrap_or("")
         .trim();
     let mut found = Vec::new();
-    // Leaked working directory. Debian 12 repaired 1.1.5+ds1-1 in +deb12u1. What other distributions repaired under an
-    // old number is not known here: a warning too many is the better mistake.
+    // Leaked working directory. Debian 12 repaired 1.1.5+ds1-1 in +deb12u1. Repairs of other distributions under an old
+    // number are not known here: a warning too many is the better mistake.
     let repaired = revision.contains("+deb12u");
     if numbers < (1, 1, 12) && !repaired {
         found.push("CVE-2024-21626 (container escape, fixed in runc 1.1.12)".to_owned());
@@ -317,7 +317,7 @@ fn holes(version: &str, text: &str) -> Vec<String> {
     found
 }
 
-/// First three numbers; what cannot be read counts as 0, so that it is warned about.
+/// First three numbers; one that cannot be read counts as 0, so that there is a warning.
 fn triple(version: &str) -> (u32, u32, u32) {
     let mut numbers = version
         .split(|c: char| !c.is_ascii_digit())

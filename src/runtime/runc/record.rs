@@ -1,7 +1,7 @@
-//! What the run directory remembers of sandboxes and containers, so that the next agent finds them.
+//! Records of sandboxes and containers in the run directory, so that the next agent finds them.
 //!
-//! A record is written as an *intent* before the thing it names is made, and its directory goes last: whatever a crash
-//! leaves is found by name. Ids are derived, not drawn: making the same thing again finds what is left of the first try.
+//! A record is written as an *intent* before the sandbox or container is made, and its directory is removed last:
+//! leftovers of a crash are found by name. Ids are derived, not drawn: a second try finds the leftovers of the first.
 
 use core::net::IpAddr;
 use std::{io, path::Path};
@@ -25,32 +25,32 @@ pub const FILE: &str = "record.json";
 /// Largest record, bytes: a pod's annotations may have 256 KiB, and JSON may need six bytes for one of them.
 const LIMIT: u64 = 4 << 20;
 
-/// Position of an instance or sandbox in the order of creation on this machine: (boot number, sequence in that boot). It
-/// orders what a clock that is set back would not.
+/// Position of an instance or sandbox in the order of creation on this machine: (boot number, sequence in that boot).
+/// It holds even if the clock is set back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Order(pub u32, pub u32);
 
-/// How far a sandbox has come.
+/// Phase of a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SandboxPhase {
-    /// Being made, or the agent died while making it.
+    /// The sandbox is being made, or the agent died while making it.
     Making,
-    /// Usable.
+    /// The sandbox can be used.
     Ready,
-    /// Stopped: no namespaces, no network.
+    /// The sandbox is stopped: it has no namespaces and no network.
     Stopped,
 }
 
 /// A process that keeps a PID namespace alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {
-    /// Its number.
+    /// Pid.
     pub pid: i32,
-    /// Its start time in clock ticks since boot.
+    /// Start time in clock ticks since boot.
     pub start_time: u64,
 }
 
-/// One sandbox.
+/// A sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxRecord {
     /// [`VERSION`].
@@ -63,9 +63,9 @@ pub struct SandboxRecord {
     pub created: Order,
     /// When, for the API.
     pub created_at: Wall,
-    /// How far it has come.
+    /// Phase that the sandbox has reached.
     pub phase: SandboxPhase,
-    /// What was asked for.
+    /// Configuration of the call that made it.
     pub config: SandboxConfig,
     /// Pod IPs, primary first.
     pub ips: Vec<IpAddr>,
@@ -73,16 +73,16 @@ pub struct SandboxRecord {
     pub holder: Option<Holder>,
 }
 
-/// One instance.
+/// An instance of a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerRecord {
     /// [`VERSION`].
     pub v: u32,
     /// Id.
     pub id: ContainerId,
-    /// Its sandbox.
+    /// Sandbox of the instance.
     pub sandbox: SandboxId,
-    /// Its pod.
+    /// Pod of the instance.
     pub uid: PodUid,
     /// Boot in which it was made.
     pub boot_id: String,
@@ -90,15 +90,15 @@ pub struct ContainerRecord {
     pub created: Order,
     /// When, for the API.
     pub created_at: Wall,
-    /// Whether the bundle is complete. False: the agent died while making it.
+    /// Set if the bundle is complete. False: the agent died while making it.
     pub made: bool,
-    /// When the runtime's `start` succeeded.
+    /// Time at which the runtime's `start` succeeded.
     pub started_at: Option<Wall>,
-    /// Why it could not be started, and when: (message, wall clock, milliseconds since boot).
+    /// Failure of its start: (message, wall clock, milliseconds since boot).
     pub failure: Option<(String, Wall, u64)>,
-    /// What was asked for; environment, mounts and command left out (they are in `config.json`).
+    /// Configuration of the call that made it, without environment, mounts and command (they are in `config.json`).
     pub config: ContainerConfig,
-    /// What the API shows as `imageID`.
+    /// Name of the image that the API shows as `imageID`.
     pub image_ref: String,
     /// Key of the image in the store.
     pub image: String,
@@ -136,7 +136,7 @@ fn derive(uid: &PodUid, name: &str, attempt: u32) -> String {
     hex(&hash[..BYTES])
 }
 
-/// Writes a record atomically. One that could not be read again is refused.
+/// Writes a record atomically. Refuses a record that is too large to be read again.
 pub fn save<T: Serialize>(dir: &Path, record: &T) -> io::Result<()> {
     let bytes = serde_json::to_vec(record)?;
     if usize::try_from(LIMIT).is_ok_and(|limit| bytes.len() > limit) {

@@ -1,4 +1,4 @@
-//! Finding everything again: after a restart of the agent, a crash in the middle of an operation, a reboot.
+//! Recovery of sandboxes and instances: after a restart of the agent, a crash in the middle of an operation, a reboot.
 
 use core::time::Duration;
 use std::{
@@ -30,17 +30,17 @@ use crate::{
     sys::{clock, crash, file, proc, remove},
 };
 
-/// How long all launches that an earlier agent began are waited for; then they are ended.
+/// Longest wait for all launches that an earlier agent began; then they are ended.
 const LAUNCH_WAIT: Duration = Duration::from_secs(10);
-/// How often it is looked at.
+/// Pause between two looks at such a launch.
 const LAUNCH_LOOK: Duration = Duration::from_millis(20);
 
-/// Which boot of the machine this is.
+/// A boot of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Boot {
     /// The kernel's id.
     pub(super) id: String,
-    /// Counted by this agent.
+    /// Number of the boot, counted by this agent.
     pub(super) number: u32,
 }
 
@@ -57,7 +57,7 @@ impl Boot {
         const LIMIT: u64 = 4096;
         let id = proc::boot_id()?;
         let path = root_dir.join("boot.json");
-        // A damaged file starts over: order is then wrong once, among what a reboot ended anyway.
+        // A damaged counter starts over: the order is then wrong once, among instances that a reboot has ended anyway.
         let last: Option<BootFile> = files::read_start(&path, LIMIT)
             .ok()
             .and_then(|bytes| from_json(&bytes).ok());
@@ -82,7 +82,7 @@ impl Boot {
 }
 
 impl Runc {
-    /// Fills the table from the run directory, then sweeps what nobody owns.
+    /// Fills the table from the run directory, then sweeps leftovers without owner.
     pub(super) async fn recover(&self) -> Result<(), RuntimeError> {
         let names = |kind: &str| {
             let dir = self.settings.run_dir.join(kind);
@@ -111,14 +111,14 @@ impl Runc {
         let live: BTreeSet<SandboxId> = {
             let table = self.table.borrow();
             let sandboxes = table.sandboxes.values();
-            // One that is not ready is detached when it is stopped, which the agent does with every such sandbox.
+            // A sandbox that is not ready is detached when it is stopped; the agent stops every such sandbox.
             sandboxes.map(|s| s.status.id.clone()).gather()
         };
         self.cni.sweep(&live, &self.gate).await;
         Ok(())
     }
 
-    /// Ends what an agent before this one began to stop. If its pod has ended, nobody asks for that again.
+    /// Stops sandboxes that an earlier agent began to stop. If the pod has ended, this is not asked for again.
     async fn finish_stops(&self, mut sandboxes: Vec<SandboxId>) {
         sandboxes.retain(|id| {
             let table = self.table.borrow();
@@ -135,7 +135,7 @@ impl Runc {
         }
     }
 
-    /// Whether it is of this boot, was ready, and can no longer be used.
+    /// Takes a sandbox into the table. Returns true if it is of this boot, was ready, and can no longer be used.
     fn recover_sandbox(&self, id: &SandboxId) -> bool {
         let dir = self.sandbox_dir(id);
         let record = match record::load::<SandboxRecord>(&dir) {
@@ -214,16 +214,16 @@ impl Runc {
                 self.forget_unstarted(&mut record).await;
             }
         } else if !this_boot {
-            // Of another boot, but the run directory was kept: its exit may be known.
+            // It is of another boot, but the run directory was kept: its exit may be known.
             self.shim_ended(id);
         }
     }
 
-    /// Adopts what an agent before this one began. False: it never ran.
+    /// Adopts a container that an earlier agent began. Returns false if it never ran.
     async fn recover_process(&self, record: &mut ContainerRecord, deadline: Mono) -> bool {
         let id = record.id.clone();
         let dir = self.dirs(&id).run;
-        // One whose creation failed has an exit record, too, and stays "created".
+        // A container whose creation failed has an exit record, too, and stays "created".
         let created = || {
             let table = self.table.borrow();
             let container = table.containers.get(&id);
@@ -270,7 +270,7 @@ impl Runc {
                     }
                 }
             }
-            // It ended meanwhile, died, or never lived.
+            // The shim ended meanwhile, died, or never lived.
             Ok(None) if self.shim_ended(&id) => return !created(),
             Ok(None)
                 if record.started_at.is_none() && matches!(shim::read_state(&dir), Ok(None)) =>
@@ -295,14 +295,14 @@ impl Runc {
         let id = record.id.clone();
         log::info!("container={id} was being started when the agent died; it starts anew");
         let dir = self.dirs(&id).run;
-        // First: an agent that dies in the midst of what follows leaves an exit record, which is not that of a container
-        // that ran.
+        // First: an agent that dies during the next steps leaves an exit record, which must not count as that of a
+        // container that ran.
         record.made = false;
         if let Err(e) = record::save(&dir, record) {
             log::warn!("container={id} record: {e}");
         }
         crash::point("recover.abandoned");
-        // Its shim notes its end and goes with it, unless there is none yet.
+        // Its shim notes its end and ends too, if there is a shim.
         if matches!(shim::read_state(&dir), Ok(None))
             && let Err(e) = shim::end_launch(&dir).await
         {
@@ -311,7 +311,7 @@ impl Runc {
         self.clear_failed_start(&id).await;
         crash::point("recover.cleared");
         if let Err(e) = self.remove_instance(&id, Logs::Go).await {
-            // It stays listed as created, and goes with its pod.
+            // It stays listed as created, and is removed with its pod.
             log::warn!("container={id} {e}");
             self.forget_shim(&id);
         }
@@ -347,7 +347,7 @@ impl Runc {
         }
     }
 
-    /// Back to "created": a later start must not find the records of the broken one.
+    /// Sets the instance back to "created": a later start must not find the records of the broken one.
     fn forget_shim(&self, id: &ContainerId) {
         let dir = self.dirs(id).run;
         for name in [shim::file::STATE, shim::file::EXIT, shim::file::PID] {
@@ -365,7 +365,7 @@ impl Runc {
         }
     }
 
-    /// New instances come after all that were found.
+    /// Lets the order of new instances begin after all that were found.
     fn count_on(&self) {
         let table = self.table.borrow();
         let sandboxes = table.sandboxes.values().map(|s| s.created);
@@ -378,7 +378,8 @@ impl Runc {
         self.next_order.replace(last.unwrap_or(0));
     }
 
-    /// Writable layers and files of containers and sandboxes that the run directory does not know (another boot).
+    /// Removes writable layers and files of containers and sandboxes that the run directory does not know (another
+    /// boot).
     async fn sweep_layers(&self) {
         let (root, run) = (
             self.settings.root_dir.clone(),
@@ -398,7 +399,7 @@ impl Runc {
             log::warn!("writable layers of an earlier boot: {e}");
             Vec::new()
         });
-        // One that cannot go keeps no other.
+        // A failure does not keep the others.
         for path in left {
             if let Err(e) = remove::on(&self.disk, &path).await {
                 log::warn!("writable layer of an earlier boot: {}: {e}", path.display());
@@ -407,8 +408,8 @@ impl Runc {
     }
 }
 
-/// Whether the process still runs the OCI runtime's own program: an init that waits to be started. One that is gone waits
-/// for nothing.
+/// Returns true if the process still runs the OCI runtime's own program: an init that waits to be started. False for a
+/// process that is gone.
 fn is_runtime(pid: i32, name: &str) -> bool {
     const LIMIT: u64 = 4096;
     let line = files::read_start(Path::new(&format!("/proc/{pid}/cmdline")), LIMIT);

@@ -85,7 +85,7 @@ pub(super) fn check(config: &SandboxConfig) -> Result<(), PodError> {
     Ok(())
 }
 
-/// Where a sandbox keeps what.
+/// Directories of a sandbox.
 #[derive(Clone, Debug)]
 pub(super) struct Dirs {
     /// `<run>/sandboxes/<id>`.
@@ -225,7 +225,7 @@ fn start_init(exe: &Arc<OwnedFd>, owner: &Path) -> io::Result<Begun> {
     Ok(Begun { pid, tell, said })
 }
 
-/// Whether every namespace that the sandbox should have is pinned.
+/// Returns true if every namespace that the sandbox should have is pinned.
 pub(super) fn has_namespaces(dir: &Path, config: &SandboxConfig) -> bool {
     let wanted = wanted(dir, config);
     let pid = (config.namespaces.pid == NamespaceMode::Pod).then(|| pin(dir, "pid"));
@@ -252,7 +252,7 @@ pub(super) fn release_namespaces(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What containers of the sandbox join and mount.
+/// Paths of the sandbox that its containers join and mount.
 pub(super) fn paths(dirs: &Dirs, record: &SandboxRecord) -> SandboxPaths {
     let (dir, files) = (&dirs.run, &dirs.root);
     let text = |path: PathBuf| path.display().to_string();

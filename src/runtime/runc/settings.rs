@@ -1,4 +1,4 @@
-//! What the direct backend is told at start.
+//! Settings of the direct backend.
 
 use alloc::collections::BTreeMap;
 use std::{os::fd::OwnedFd, path::PathBuf, sync::Arc};
@@ -10,15 +10,15 @@ use crate::shim::LogLimit;
 /// Everything that is configurable, every directory absolute.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Survives a reboot: writable layers, attachments of foreign networks, the boot counter.
+    /// Directory that survives a reboot: writable layers, attachments of foreign networks, the boot counter.
     pub root_dir: PathBuf,
-    /// Gone at reboot: records, bundles, namespaces, leases of the built-in network.
+    /// Directory that is lost at reboot: records, bundles, namespaces, leases of the built-in network.
     pub run_dir: PathBuf,
     /// The OCI runtime: a path, or a name searched in the usual directories.
     pub runtime: String,
     /// Other OCI runtimes, absolute paths, by the handler that pods name in their RuntimeClass.
     pub handlers: BTreeMap<String, String>,
-    /// Which programs of the machine run as containers of the handler [`super::process::HANDLER`]; `None`: none do.
+    /// Programs of the machine that may run as containers of the handler [`super::process::HANDLER`]; `None`: none may.
     pub process: Option<super::process::Allowed>,
     /// Network configurations.
     pub cni_conf_dir: PathBuf,
@@ -32,11 +32,11 @@ pub struct Settings {
     pub shim_cgroup: String,
     /// `/var/log/containers`: links to logs that are removed with their instance.
     pub container_log_links: PathBuf,
-    /// What a container's log may have; `None`: shims do not rotate.
+    /// Limit of a container's log; `None`: shims do not rotate.
     pub log_limit: Option<LogLimit>,
-    /// What the ends of all logs may have in memory, bytes; `None`: shims write them to the disk at once.
+    /// Memory for the ends of all logs, bytes; `None`: shims write them to the disk at once.
     pub log_memory: Option<u64>,
-    /// This program, opened at start.
+    /// Executable of this program, opened at start.
     pub exe: Arc<OwnedFd>,
     /// The machine; see [`super::host::facts`].
     pub host: HostFacts,

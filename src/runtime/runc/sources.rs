@@ -1,11 +1,12 @@
-//! What containers mount of the host, held from the look at it to the start.
+//! Paths of the host that containers mount, held from the look at them to the start.
 //!
-//! The OCI runtime is given a path and resolves it again. Whoever may write to a directory on the way could put a link there
-//! in between. So what we resolved is kept open, and between create and start it is compared with what was mounted: nobody
-//! changes that any more, for the container's mount namespace is its own. A pin by a bind mount, as a `subPath` has, would
-//! not do here: below a hostPath other mounts are shown, and come and go both ways.
+//! The OCI runtime is given a path and resolves it again. A user who may write to a directory on the way could put a
+//! link there in between. So the resolved file is kept open, and between create and start it is compared with the
+//! mounted one: that cannot be changed any more, because the container has a mount namespace of its own. A pin by a
+//! bind mount, as a `subPath` has, is not enough here: below a hostPath other mounts are shown, and come and go both
+//! ways.
 //!
-//! What lies in the agent's own directories needs none of this: nobody else writes there, and the agent replaces files in it.
+//! Paths in the agent's own directories are not held: only the agent writes there, and it replaces files.
 
 use std::{
     fs, io,
@@ -20,11 +21,11 @@ use crate::sys::open as walk;
 /// A path of the host that a container mounts.
 #[derive(Debug)]
 pub(super) struct Source {
-    /// Without links.
+    /// Path on the host, without links.
     pub(super) path: PathBuf,
-    /// Where the container has it.
+    /// Path in the container.
     pub(super) container_path: String,
-    /// What the path led to; `None` in the agent's own directories.
+    /// File or directory to which the path led; `None` in the agent's own directories.
     opened: Option<OwnedFd>,
 }
 
@@ -43,7 +44,7 @@ impl Source {
         })
     }
 
-    /// Whether it is to be compared with what was mounted.
+    /// Returns true if the path has to be compared with the container's mount.
     pub(super) const fn is_held(&self) -> bool {
         self.opened.is_some()
     }
@@ -56,7 +57,7 @@ fn opened(path: &Path) -> io::Result<OwnedFd> {
         Ok(below) if below != Path::new("") => below,
         _ => Path::new("."),
     };
-    // Said to be a directory, an automount is mounted, as the runtime's mount of it will do.
+    // Opened as a directory, an automount is mounted, as by the runtime's mount of it.
     let flags = OFlag::O_PATH | OFlag::O_DIRECTORY;
     let found = match walk::no_symlinks(&top, below, flags, 0) {
         Err(e) if e.kind() == io::ErrorKind::NotADirectory => {
@@ -67,19 +68,19 @@ fn opened(path: &Path) -> io::Result<OwnedFd> {
     found.map(OwnedFd::from)
 }
 
-/// Why a container must not be started.
+/// Reason why a container must not be started.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SourceError {
     #[error("cannot look at its mounts")]
     Unseen(#[source] io::Error),
-    /// Somebody with access to the directory replaced what the pod was given.
+    /// The path was replaced, by a user with access to its directory, after it was looked at.
     #[error(
         "mount of {host:?} at {at:?}: the path on the host changed while the container was made"
     )]
     Changed { host: PathBuf, at: PathBuf },
 }
 
-/// Compares what is mounted in the container whose init is `pid` with what was resolved. Blocking, perhaps for ever: the
+/// Compares the mounts of the container whose init is `pid` with the resolved files. Blocking, perhaps for ever: the
 /// server of a path may be gone.
 ///
 /// - Errors: the container must not be started.
@@ -89,7 +90,7 @@ pub(super) fn check(sources: &[Source], pid: i32) -> Result<(), SourceError> {
         let Some(opened) = &source.opened else {
             continue;
         };
-        // What cannot be reached there is nothing to the container either: another mount lies over it.
+        // A path that cannot be reached there is hidden from the container, too: another mount lies over it.
         let at = Path::new(&source.container_path);
         let Ok(mounted) = walk::in_root(&root, at, OFlag::O_PATH, 0) else {
             continue;
@@ -97,7 +98,7 @@ pub(super) fn check(sources: &[Source], pid: i32) -> Result<(), SourceError> {
         let (Ok(wanted), Ok(found)) = (identity(opened), identity(&mounted)) else {
             continue;
         };
-        // By a link of the image two mounts can be at one place: then the other one shows.
+        // By a link of the image two mounts can be at one place: then only the other one is seen.
         let other = |other: &Source| {
             fs::symlink_metadata(&other.path).is_ok_and(|m| (m.dev(), m.ino()) == found)
         };

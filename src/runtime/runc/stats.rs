@@ -1,4 +1,5 @@
-//! What runs costs. Read when asked, on a thread of its own that walks through the pods' network namespaces and ends.
+//! Usage of pods and containers. Read when asked, on a thread of its own that walks through the pods' network
+//! namespaces and ends.
 
 use std::path::{Path, PathBuf};
 
@@ -35,7 +36,7 @@ impl Runc {
         .map_err(failed("read statistics"))
     }
 
-    /// What a container has written: its layer above the image.
+    /// Counts the disk use of a container's writable layer, which lies above the image.
     pub(super) async fn layer_usage(
         &self,
         id: &ContainerId,
@@ -47,7 +48,7 @@ impl Runc {
         match disk_usage::of(&self.disk, upper).await {
             Ok(used) => Ok(Some(used)),
             Err(e) if disk_usage::is_too_large(&e) => Err(RuntimeError::Exhausted(e.to_string())),
-            // It went meanwhile, or cannot be read.
+            // The layer went meanwhile, or cannot be read.
             Err(e) => {
                 log::debug!("disk usage: {e}");
                 Ok(None)
@@ -63,7 +64,7 @@ impl Runc {
             if newest.state != SandboxState::Ready {
                 return None;
             }
-            // Containers' groups are made right below the pod's, those that ended included.
+            // Containers' groups are right below the pod's, also those of ended containers.
             let of_pod = |id: &ContainerId| {
                 let (pod, _) = table.containers.get(id)?.cgroup.rsplit_once('/')?;
                 Some(pod.to_owned())
@@ -107,7 +108,7 @@ impl Runc {
     }
 }
 
-/// Fills in the figures of one pod. What has ended meanwhile has none, and its containers are left out.
+/// Fills in the figures of one pod. A pod that has ended meanwhile has none, and its containers are left out.
 fn read(cgroups: &Cgroups, target: Target, detail: Detail) -> PodUsage {
     let Target { mut pod, network } = target;
     pod.usage = cgroups.usage(&pod.cgroup, detail).unwrap_or_default();
@@ -122,7 +123,7 @@ fn read(cgroups: &Cgroups, target: Target, detail: Detail) -> PodUsage {
     pod
 }
 
-/// Moves this thread into the namespace: where it stays until it moves on, or ends.
+/// Moves this thread into the namespace. It stays there until it moves on, or ends.
 fn interfaces(pin: &Path) -> Option<Vec<crate::api::stats::Interface>> {
     let counts = namespaces::join(pin).and_then(|()| traffic::of_this_thread());
     counts

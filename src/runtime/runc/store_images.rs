@@ -1,7 +1,8 @@
-//! The image store of this machine: what the backend asks of it for containers, and what only a backend with a store of its own
-//! offers besides. Nothing else of the agent opens the store.
+//! The image store of this machine: calls of the backend for containers, and calls that only a backend with its own
+//! store offers. No other part of the agent opens the store.
 //!
-//! Imports, removals and checks wait for each other, so they run in a lane of their own (`unpack`): pods do not.
+//! Imports, removals and checks wait for each other, so they run in a lane of their own (`unpack`). Pods do not wait
+//! for them.
 
 use core::{ops::ControlFlow, time::Duration};
 use std::{collections::BTreeSet, io, path::PathBuf, sync::Arc};
@@ -20,10 +21,10 @@ use crate::{
     sys::lane::{Lane, OnLane, on_fresh_thread},
 };
 
-/// How long the disk may take to say how full it is: the Node object says that, and must not wait for a disk that hangs.
+/// Time limit for the disk to tell how full it is: the Node object shows that, and must not wait for a disk that hangs.
 const FS_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The store, and what fills it. A copy is the same store.
+/// The store, and the puller that fills it. A copy is the same store.
 #[derive(Clone)]
 pub struct StoreImages {
     store: Store,
@@ -81,7 +82,7 @@ impl StoreImages {
     /// Imports every image of an archive, and returns them. `tick` hears of progress, and may stop it.
     ///
     /// # Errors
-    /// What is wrong with the archive or the disk: see [`Store::import_archive`].
+    /// The archive is wrong, or the disk fails: see [`Store::import_archive`].
     pub async fn import(
         &self,
         archive: PathBuf,
@@ -118,7 +119,7 @@ impl StoreImages {
         self.unpack.run(move || store.prune(&used)).await
     }
 
-    /// Removes what arrived for pulls that nobody came back to for `unused`. Returns the bytes freed.
+    /// Removes the parts of unfinished pulls that were not taken up again for `unused`. Returns the bytes freed.
     ///
     /// # Errors
     /// The disk cannot be read or changed.
@@ -127,7 +128,8 @@ impl StoreImages {
         self.unpack.run(move || puller.clear(unused)).await
     }
 
-    /// What the node itself has for an image, in the order in which it is tried; none if that cannot be asked.
+    /// Asks for the node's own credentials for an image, in the order in which they are tried; none if that cannot be
+    /// asked.
     pub async fn node_credentials(&self, reference: &str) -> Vec<AuthConfig> {
         let (puller, reference) = (self.puller.clone(), reference.to_owned());
         // Plugins may take their time.
@@ -157,7 +159,7 @@ impl Images for StoreImages {
         let Some(image) = self.store.resolve(reference)? else {
             return Ok(None);
         };
-        // Removed meanwhile counts as absent.
+        // An image removed meanwhile counts as absent.
         Ok(self
             .store
             .layer_dirs(&image.id)
@@ -230,7 +232,7 @@ impl Images for StoreImages {
     }
 }
 
-/// The same error as a runtime tells it. The prefix of the text is the waiting reason (IMG-08).
+/// Translates the error of a pull into the runtime's. The prefix of the text is the waiting reason (IMG-08).
 fn failed_pull(error: PullError) -> RuntimeError {
     match error {
         PullError::Invalid(_) => RuntimeError::Invalid(error.to_string()),

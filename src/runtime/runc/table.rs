@@ -1,7 +1,7 @@
 //! All sandboxes and instances in memory, kept true by the ends of their processes.
 //!
 //! Poll and doorbell are one epoll descriptor over the pidfds of all shims: level-triggered, so a missed ring is seen by the
-//! next poll, which costs one system call whatever the number of containers. At rest no file is read.
+//! next poll, which costs one system call for any number of containers. At rest no file is read.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,7 +32,7 @@ use crate::api::{
 /// Ends taken from the kernel in one call.
 const EVENTS: usize = 32;
 
-/// One sandbox.
+/// A sandbox of the table.
 #[derive(Debug)]
 pub(super) struct Sandbox {
     pub(super) status: SandboxStatus,
@@ -42,7 +42,7 @@ pub(super) struct Sandbox {
     pub(super) holder: Option<Watched>,
 }
 
-/// One instance.
+/// An instance of the table.
 #[derive(Debug)]
 pub(super) struct Container {
     pub(super) uid: PodUid,
@@ -51,7 +51,7 @@ pub(super) struct Container {
     pub(super) created: record::Order,
     /// Key of the image in the store: it may not be removed.
     pub(super) image: String,
-    /// This image, and those of its volumes, for as long as the instance is listed.
+    /// Holds on this image, and on those of its volumes, for as long as the instance is listed.
     pub(super) holds: Vec<Hold>,
     pub(super) stop_signal: String,
     pub(super) cgroup: String,
@@ -59,15 +59,15 @@ pub(super) struct Container {
     pub(super) traces: bool,
     pub(super) termination_file: String,
     pub(super) termination_fallback: bool,
-    /// Its termination message was read.
+    /// Set once the termination message was read.
     pub(super) message_read: bool,
-    /// Its shim, while it lives.
+    /// Shim of the instance, while it lives.
     pub(super) shim: Option<Watched>,
     /// The OCI runtime may still know it, or its root file system be mounted.
     pub(super) resident: bool,
     /// A call of the OCI runtime that starts it has not returned yet.
     pub(super) starting: bool,
-    /// What of the host it mounts, until it is started.
+    /// Paths of the host that it mounts, until it is started.
     pub(super) sources: Vec<Source>,
 }
 
@@ -78,7 +78,7 @@ pub(super) struct Watched {
     token: u64,
 }
 
-/// Whose process ended.
+/// Owner of a process that has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
     Shim(ContainerId),
@@ -126,7 +126,7 @@ impl Table {
             containers: BTreeMap::new(),
             watched: BTreeMap::new(),
             next_token: 0,
-            // Nothing is read through the reactor's handle: it only says when to look.
+            // The reactor's handle is not read: it only tells when to look.
             epoll: Rc::new(Async::new_nonblocking(Watch(epoll))?),
         })
     }
@@ -215,7 +215,7 @@ impl Table {
         named.collect()
     }
 
-    /// One pod; empty if nothing of it is known.
+    /// Status of a pod; empty if no sandbox or container of it is known.
     pub(super) fn pod(&self, uid: &PodUid) -> PodRuntimeStatus {
         let all = self.sandboxes.values();
         let mut sandboxes: Vec<&Sandbox> = all.filter(|s| s.status.uid == *uid).collect();
@@ -256,13 +256,14 @@ impl Table {
     }
 }
 
-/// Reaps a PID namespace's init that this agent started. After a restart it is init's child, not ours: nothing to do.
+/// Reaps a PID namespace's init that this agent started. After a restart of the agent it is a child of the machine's
+/// init: then there is nothing to do.
 fn reap(pidfd: &OwnedFd) {
     let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG;
     let _ = waitid(Id::PIDFd(pidfd.as_fd()), flags);
 }
 
-/// The status that a record alone tells.
+/// The status of a sandbox by its record alone.
 pub(super) fn sandbox_status(record: &SandboxRecord, state: SandboxState) -> SandboxStatus {
     SandboxStatus {
         id: record.id.clone(),
@@ -278,7 +279,7 @@ pub(super) fn sandbox_status(record: &SandboxRecord, state: SandboxState) -> San
     }
 }
 
-/// An entry as its record alone tells: not running, its images not held.
+/// The entry of an instance by its record alone: not running, its images not held.
 pub(super) fn container_entry(record: &ContainerRecord) -> Container {
     let user = &record.user;
     let config = &record.config;

@@ -1,4 +1,4 @@
-//! What a runtime may answer, how much, and how late.
+//! Answers of a runtime: odd ones, long ones, late ones.
 
 use smol::future::FutureExt as _;
 

@@ -1,8 +1,8 @@
-//! What a call is, what it asks, and in which order calls follow each other.
+//! Calls to a runtime: their form, their content, and their order.
 
 use super::*;
 
-/// What the double was asked, from the first call named so on.
+/// Calls that the double received, from the first call of this name on.
 fn since(double: &Double, first: &str) -> Vec<String> {
     let calls = double.calls.borrow();
     let begin = calls.iter().position(|call| call == first);
@@ -54,7 +54,7 @@ fn calls_are_of_one_version_and_begin_at_once() {
         let services = ["/runtime.v1.RuntimeService", "/runtime.v1.ImageService"];
         assert!(seen(&services) >= 5);
 
-        // Whoever knows only another version is asked for this one alone.
+        // A runtime that knows only another version is asked for this one alone.
         double.scripts.borrow_mut().clear();
         double.heads.borrow_mut().clear();
         let refused = double.open().await.err().expect("not this version");
@@ -315,7 +315,7 @@ fn new_limits_are_the_whole_message() {
                 memory_swap_limit_in_bytes: 0,
             })
         );
-        // CRI-O refuses what is less than is used: nobody takes it for done.
+        // CRI-O refuses a limit below the usage: the refusal must not count as success.
         double.on(
             "UpdateContainerResources",
             Reply::Fail(2, "cannot set memory limit below current usage"),

@@ -1,9 +1,9 @@
-//! What CRI-O does otherwise than containerd, as its source has it (rows CRI): the double has its habits.
+//! Differences of CRI-O from containerd, by its source (rows CRI): the double has its habits.
 
 use super::*;
 use crate::api::stats::Detail;
 
-/// As it names what it runs: bare, in hexadecimal.
+/// An id as CRI-O makes it: bare, in hexadecimal.
 const ID: &str = "5f1b3a";
 
 fn image(id: &str) -> Reply {

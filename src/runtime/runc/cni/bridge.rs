@@ -19,9 +19,9 @@ use crate::{
     },
 };
 
-/// Its name in the place of a plugin's.
+/// Type of this plugin in a network configuration.
 pub(super) const TYPE: &str = "picolet-bridge";
-/// Of the interface on the host's side, before as much of the sandbox's id as a name may have.
+/// Prefix of the interface's name on the host's side; as much of the sandbox's id follows as a name may have.
 const PREFIX: &str = "veth";
 /// Bytes of an interface's name.
 const NAME_LIMIT: usize = 15;
@@ -35,7 +35,7 @@ pub(super) struct Lease {
     pub(super) gateway: IpAddr,
 }
 
-/// How one pod is attached: everything that is needed to do it, and to undo it.
+/// Attachment of a pod: all that is needed to make it, and to undo it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Attach {
     pub(super) bridge: String,
@@ -49,7 +49,7 @@ fn at(step: impl Into<String>) -> impl FnOnce(io::Error) -> CniError {
 }
 
 impl Attach {
-    /// As it stands among the plugins of an attachment.
+    /// Writes it as a plugin of an attachment.
     pub(super) fn to_plugin(&self) -> Map<String, Value> {
         let mut map = match serde_json::to_value(self) {
             Ok(Value::Object(map)) => map,
@@ -63,8 +63,8 @@ impl Attach {
         serde_json::from_value(Value::Object(plugin.clone()))
     }
 
-    /// Attaches a pod and returns a plugin's answer. **The calling thread stays in the pod's network namespace**: call it on
-    /// one that ends afterwards. What was done before an error is undone by [`detach`].
+    /// Attaches a pod and returns a plugin's answer. **The calling thread stays in the pod's network namespace**: call
+    /// it on one that ends afterwards. After an error, [`detach`] undoes the steps done so far.
     pub(super) fn attach(
         &self,
         id: &SandboxId,
@@ -78,7 +78,7 @@ impl Attach {
         let pair = || netlink::create_pair(&host, INTERFACE, self.mtu, bridge, namespace.as_fd());
         pair()
             .or_else(|e| match e.raw_os_error() {
-                // Half an attachment, of an agent that was killed.
+                // Half an attachment, left by a killed agent.
                 Some(libc::EEXIST) => netlink::delete(&host).and_then(|()| pair()),
                 _ => Err(e),
             })
@@ -91,7 +91,7 @@ impl Attach {
         Ok(self.answer(&host, version, netns))
     }
 
-    /// Makes what is missing of the bridge; returns its index.
+    /// Makes the missing parts of the bridge; returns its index.
     fn make_bridge(&self) -> Result<u32, CniError> {
         let name = &self.bridge;
         let made = match netlink::create_bridge(name, self.mtu) {
@@ -106,7 +106,7 @@ impl Attach {
         }
         let bridge = found.index;
         if made {
-            // One that was not set is the lowest of its ports', and changes when they come and go.
+            // If it is not set, it is the lowest address of the ports, and changes when they come and go.
             netlink::set_hardware_address(bridge, &found.hardware_address)
                 .map_err(at(format!("set the hardware address of {name}")))?;
             // Absent where the kernel has no IPv6.
@@ -125,13 +125,13 @@ impl Attach {
         Ok(bridge)
     }
 
-    /// Inside the pod: addresses, then up, then the way out.
+    /// Sets up the inside of the pod: addresses, then up, then the default route.
     fn configure(&self) -> Result<(), CniError> {
         let set = |family: &str, key: &str, value: &str| {
             namespaces::set_sysctl(&format!("net/{family}/conf/{INTERFACE}/{key}"), value)
         };
         let interface = find(INTERFACE)?.index;
-        // Others may remember who had the address before: the kernel tells them when the interface comes up.
+        // Neighbours may remember the former owner of the address: the kernel tells them when the interface comes up.
         set("ipv4", "arp_notify", "1").map_err(at("set arp_notify"))?;
         if self.leases.iter().any(|l| l.address.is_ipv6()) {
             set("ipv6", "disable_ipv6", "0").map_err(at("enable IPv6"))?;
@@ -175,7 +175,7 @@ impl Attach {
         })
     }
 
-    /// Whether the host's side is as it was made. The pod's side may be changed by the pod.
+    /// Checks that the host's side is as it was made. The pod's side may be changed by the pod.
     pub(super) fn check(&self, id: &SandboxId) -> Result<(), CniError> {
         let host = host_name(id);
         let (found, bridge) = (find(&host)?, find(&self.bridge)?);
@@ -274,7 +274,7 @@ mod tests {
         let target = receiver.local_addr().expect("bound");
         let limit = core::time::Duration::from_millis(100);
         receiver.set_read_timeout(Some(limit)).expect("limit");
-        // The kernel makes the route of a new IPv6 address a moment after the address: what comes before it is lost.
+        // The kernel makes the route of a new IPv6 address a moment after the address: packets before that are lost.
         let arrived = (0..100).find_map(|_| {
             let from = from.clone();
             on_thread(move || {
@@ -333,7 +333,7 @@ mod tests {
             let before = address();
             attach(2).check(&id_a).expect("as made");
 
-            // Half an attachment is in the way of none.
+            // Half an attachment does not hinder a new one.
             let c = pod(&dir, "c");
             add(attach(4), &id_a, &c).expect("the former interface is replaced");
             detach(&id_a).expect("detached");

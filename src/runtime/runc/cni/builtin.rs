@@ -1,4 +1,4 @@
-//! The network of a machine on which nobody configured one: a bridge with addresses of a private subnet.
+//! The network of a machine without a configured one: a bridge with addresses of a private subnet.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ const NAME: &str = "picolet";
 /// Spoken by plugins since 0.8 (2019), so that old distributions' packages serve.
 const VERSION: &str = "0.4.0";
 
-/// What may be changed about the built-in network.
+/// Settings of the built-in network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BuiltIn {
     /// Bridge interface, at most 15 bytes.

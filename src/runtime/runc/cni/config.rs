@@ -20,13 +20,13 @@ const FILE_LIMIT: u64 = 256 * 1024;
 /// Plugins in one chain at most.
 const MAX_PLUGINS: usize = 16;
 
-/// Why a network configuration is of no use.
+/// Reason why a network configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// It cannot be read.
+    /// The configuration cannot be read.
     #[error(transparent)]
     Unread(#[from] io::Error),
-    /// Whoever wrote it mends it.
+    /// The text is wrong: its author has to mend it.
     #[error(transparent)]
     Wrong(#[from] TextError),
 }
@@ -40,20 +40,20 @@ impl ConfigError {
     }
 }
 
-/// One network: a chain of plugins.
+/// A network: a chain of plugins.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NetworkConfig {
     /// Name, part of the identity of an attachment.
     pub name: String,
-    /// One of [`VERSIONS`].
+    /// Version of the specification, one of [`VERSIONS`].
     pub version: String,
-    /// At least one; each a JSON object with a `type`.
+    /// Plugins, at least one; each a JSON object with a `type`.
     pub plugins: Vec<Map<String, Value>>,
     /// CHECK must not be called.
     pub disable_check: bool,
     /// GC must not be called.
     pub disable_gc: bool,
-    /// Made by this agent, its leases gone with the run directory.
+    /// Set for the network made by this agent; its leases are lost with the run directory.
     pub built_in: bool,
     /// File it was read from, empty for the built-in one.
     pub file: PathBuf,
@@ -66,7 +66,7 @@ impl NetworkConfig {
         plugin.get("type").and_then(Value::as_str).unwrap_or("")
     }
 
-    /// Whether this network speaks at least `version`.
+    /// Returns true if this network speaks `version` or a later one.
     #[must_use]
     pub fn speaks(&self, version: &str) -> bool {
         let rank = |v: &str| VERSIONS.iter().position(|x| *x == v);
@@ -130,12 +130,12 @@ impl NetworkConfig {
         Ok(Some(config))
     }
 
-    /// Parses a plugin list or a single plugin. One without plugins of its own is not whole.
+    /// Parses a plugin list or a single plugin. A list without plugins of its own is not whole.
     ///
     /// Source: CNI specification 1.1, "Network configuration format".
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first fault.
     pub fn parse(text: &[u8]) -> Result<Self, TextError> {
         let mut root = object(text)?;
         let name = text_of(&root, "name").unwrap_or_default();
@@ -233,7 +233,8 @@ fn text_of(object: &Map<String, Value>, key: &str) -> Option<String> {
     object.get(key).and_then(Value::as_str).map(str::to_owned)
 }
 
-/// `cniVersions` (1.1) offers several: the newest that is spoken here wins. Without any version 0.1.0 is meant, which is not.
+/// Chooses the version. `cniVersions` (1.1) offers several: the newest that is spoken here wins. No version means
+/// 0.1.0, which is not spoken here.
 fn version_of(root: &Map<String, Value>) -> Result<String, TextError> {
     let offered: Vec<&str> = match root.get("cniVersions").and_then(Value::as_array) {
         Some(list) => list.iter().filter_map(Value::as_str).collect(),

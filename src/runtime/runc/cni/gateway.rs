@@ -1,5 +1,5 @@
-//! The built-in bridge when its subnet changes (NODE-16): pods that run keep the gateway they know, those that come get the
-//! new one, and an address whose last pod is gone is removed.
+//! The built-in bridge when its subnet changes (NODE-16): running pods keep the gateway that they know, new pods get
+//! the new one, and an address whose last pod is gone is removed.
 
 use core::net::Ipv4Addr;
 use std::io;
@@ -11,11 +11,11 @@ use crate::sys::netlink;
 /// An address of the bridge, and the length of its network part.
 pub(super) type Address = (Ipv4Addr, u8);
 
-/// Removes from the bridge what is no gateway any more.
+/// Removes addresses from the bridge that are no gateways any more.
 ///
-/// - `wanted`: the gateways of now, which are added with the next pod.
-/// - `in_use`: whether a pod has the network of an address. Asked for addresses that are not wanted only.
-/// - Returns whether others are left.
+/// - `wanted`: the present gateways, which are added with the next pod.
+/// - `in_use`: returns true if a pod is in the network of an address. Called only for addresses that are not wanted.
+/// - Returns true if unwanted ones are left.
 pub(super) fn settle(
     bridge: &str,
     wanted: &[Address],
@@ -45,7 +45,7 @@ fn addresses(name: &str) -> io::Result<Vec<Address>> {
     Ok(found.collect())
 }
 
-/// Whether `ip` is in the network of an address.
+/// Returns true if `ip` is in the network of an address.
 pub(super) fn contains((address, prefix): Address, ip: Ipv4Addr) -> bool {
     let mask = u32::MAX
         .checked_shl(32 - u32::from(prefix.min(32)))

@@ -1,4 +1,4 @@
-//! Calls of iptables and its like.
+//! Calls of iptables and programs of its family.
 
 use core::time::Duration;
 use std::{
@@ -14,29 +14,29 @@ use crate::{
 
 /// A call that takes longer is killed; another program may hold the lock.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long iptables itself waits for that lock, seconds.
+/// Time that iptables itself waits for that lock, seconds.
 const LOCK_WAIT_S: &str = "20";
-/// Most bytes kept of what it says: all rules of a large nat table.
+/// Longest answer that is kept, bytes: all rules of a large nat table.
 const ANSWER_LIMIT: usize = 4 << 20;
 
-/// Why iptables did not do what it was asked.
+/// Error of a call of iptables.
 #[derive(Debug, thiserror::Error)]
 pub enum IptablesError {
-    /// This machine does not have it.
+    /// The program is not installed on this machine.
     #[error("{0}: is not installed: install the iptables package")]
     Missing(&'static str),
-    /// It could not be run, or did not end.
+    /// The program could not be run, or did not end.
     #[error("{0}")]
     Run(&'static str, #[source] io::Error),
-    /// It refused.
+    /// The program refused.
     #[error("{program}: {words}")]
     Refused {
-        /// Its name.
+        /// Name of the program.
         program: &'static str,
-        /// Its own words.
+        /// Error text of the program.
         words: String,
     },
-    /// Somebody else's rules lead into a chain of ours.
+    /// Rules that are not ours lead into a chain of ours.
     #[error("chain {0} is still in use")]
     InUse(String),
 }
@@ -78,7 +78,7 @@ pub(super) async fn call(
     Err(IptablesError::Refused { program, words })
 }
 
-/// The same where a refusal is an answer too: `None`.
+/// Runs a program whose refusal is an answer too: `None`.
 pub(super) async fn ask(
     program: &'static str,
     args: &[&str],

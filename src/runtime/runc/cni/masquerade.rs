@@ -1,8 +1,8 @@
-//! Pods of the built-in network speak to the world under the node's address.
+//! Masquerading: pods of the built-in network speak to the world under the node's address.
 //!
-//! One chain for the whole subnet, made before the first pod, and looked at before others and when an agent starts. The bridge plugin's own
-//! `ipMasq` makes a chain for each pod instead: eight calls of iptables when it comes, as many when it goes, a fifth of
-//! the whole cost of a start.
+//! One chain for the whole subnet, made before the first pod, and looked at before later pods and at the agent's start.
+//! The bridge plugin's own `ipMasq` makes a chain for each pod instead: eight calls of iptables when it comes, as many
+//! when it goes, a fifth of the whole cost of a start.
 //!
 //! ```text
 //! POSTROUTING  -s SUBNET -j PICOLET-MASQ-<bridge>
@@ -21,7 +21,7 @@ use crate::{api::Mono, runtime::runc::gate::Gate, sys::clock};
 /// The rules are looked at again before an ADD that comes so much later, milliseconds: a firewall may have been reloaded.
 const LOOK_AGAIN_MS: u64 = 10_000;
 
-/// One address family.
+/// An address family.
 struct Family {
     program: &'static str,
     restore: &'static str,
@@ -46,7 +46,7 @@ pub(super) struct Masquerade {
 }
 
 impl Masquerade {
-    /// Sees to it that the rules are there. Pods that start together wait for one look.
+    /// Makes the rules if they are missing. Pods that start together wait for one look.
     pub(super) async fn ensure(
         &self,
         built_in: &BuiltIn,
@@ -72,7 +72,7 @@ impl Masquerade {
                 }
             }
             if !missing.is_empty() {
-                // Those of earlier subnets stay: they may still have pods.
+                // The jumps of earlier subnets stay: these may still have pods.
                 let list = ["-t", "nat", "-S", "POSTROUTING"];
                 let list = ask(family.program, &list, gate).await?;
                 let list = list.unwrap_or_default();
@@ -88,8 +88,8 @@ impl Masquerade {
         Ok(())
     }
 
-    /// Removes the rules of both families: there may have been subnets of the other one. Absent ones count as removed, and so do those
-    /// of an iptables that is not installed, or of a kernel without the table.
+    /// Removes the rules of both families: there may have been subnets of the other one. Absent rules count as removed,
+    /// also if iptables is not installed or the kernel has no such table.
     pub(super) async fn remove(
         &self,
         built_in: &BuiltIn,
@@ -109,7 +109,7 @@ impl Masquerade {
             undo.push(vec!["-X", &chain]);
             for rule in undo {
                 let args: Vec<&str> = ["-t", "nat"].into_iter().chain(rule).collect();
-                // Each may be gone already; what counts is asked below.
+                // A rule may be gone already; the result is checked below.
                 ask(family.program, &args, gate).await?;
             }
             let left = ["-t", "nat", "-S", &chain];
@@ -120,7 +120,7 @@ impl Masquerade {
         Ok(())
     }
 
-    /// The program that the network needs and that is not installed.
+    /// Name of the program that the network needs and that is not installed.
     pub(super) fn missing_program(built_in: &BuiltIn) -> Option<&'static str> {
         families(built_in)
             .flat_map(|(family, _)| [family.program, family.restore])
@@ -128,7 +128,7 @@ impl Masquerade {
     }
 }
 
-/// At most 28 bytes, as iptables has it: a bridge's name has 15 at most.
+/// Name of the chain: at most 28 bytes, the limit of iptables, as a bridge's name has 15 at most.
 fn chain(built_in: &BuiltIn) -> String {
     format!("PICOLET-MASQ-{}", built_in.bridge)
 }
@@ -149,7 +149,7 @@ fn jump(subnet: &str, chain: &str) -> [String; 4] {
     ["-s", subnet, "-j", chain].map(str::to_owned)
 }
 
-/// What iptables-restore reads: the chain anew, and the jumps that are missing.
+/// Writes the input of iptables-restore: the chain anew, and the jumps that are missing.
 fn rules(family: &Family, chain: &str, subnets: &[&str], missing: &[&str]) -> String {
     let mut rules = format!("*nat\n:{chain} - [0:0]\n");
     for subnet in subnets {

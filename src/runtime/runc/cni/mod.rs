@@ -69,12 +69,12 @@ const ANSWER_LIMIT: usize = 256 * 1024;
 const ATTACHMENT_LIMIT: u64 = 1024 * 1024;
 /// Version of the attachment file.
 const ATTACHMENT_VERSION: u32 = 1;
-/// Where plugins find iptables and their like.
+/// Directories in which plugins find iptables and the like.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// Where distributions put plugins.
+/// Directories in which distributions install plugins.
 const USUAL_BIN_DIRS: [&str; 3] = ["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"];
 
-/// What can go wrong with a pod's network.
+/// Error of a pod's network.
 #[derive(Debug, thiserror::Error)]
 pub enum CniError {
     /// A configuration file is wrong.
@@ -82,7 +82,7 @@ pub enum CniError {
     Config {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Fault of the file.
         source: ConfigError,
     },
     /// A plugin is not installed.
@@ -90,7 +90,7 @@ pub enum CniError {
         "CNI plugin {plugin:?} of network {network:?} is not installed (looked in {looked}): install containernetworking-plugins"
     )]
     NoPlugin {
-        /// Its name.
+        /// Name of the plugin.
         plugin: String,
         /// The network that asks for it.
         network: String,
@@ -100,24 +100,24 @@ pub enum CniError {
     /// A plugin refused.
     #[error("CNI plugin {plugin:?} failed to {verb} network {network:?}: {why}")]
     Plugin {
-        /// Its name.
+        /// Name of the plugin.
         plugin: String,
         /// `ADD`, `CHECK`, `DEL` or `GC`.
         verb: &'static str,
         /// The network.
         network: String,
-        /// Its own words.
+        /// Error text of the plugin.
         why: String,
     },
     /// The kernel refused a part of the built-in network.
     #[error("bridge of the built-in network: {step}")]
     Bridge {
-        /// What was tried.
+        /// Step that failed.
         step: String,
         /// The kernel's error.
         source: io::Error,
     },
-    /// What is configured as a subnet of the built-in network.
+    /// The configured text is no subnet with addresses for pods of the built-in network.
     #[error("{0:?} is not a subnet with addresses for pods")]
     NoSubnet(String),
     /// The built-in network has no address to lend.
@@ -129,7 +129,7 @@ pub enum CniError {
     /// The plugins succeeded and gave no address.
     #[error("network {0:?} gave the pod no address")]
     NoAddress(String),
-    /// A file of ours.
+    /// A file of the agent could not be read or written.
     #[error("{}", path.display())]
     Io {
         /// The file.
@@ -139,7 +139,7 @@ pub enum CniError {
     },
 }
 
-/// Where everything lies.
+/// Directories of networks, and the built-in network.
 #[derive(Clone, Debug)]
 pub struct CniSettings {
     /// Configurations.
@@ -157,15 +157,15 @@ pub struct CniSettings {
 /// The pod that gets a network.
 #[derive(Clone, Copy, Debug)]
 pub struct PodNetwork<'a> {
-    /// Its sandbox.
+    /// Sandbox of the pod.
     pub id: &'a SandboxId,
-    /// Its network namespace.
+    /// Network namespace of the pod.
     pub netns: &'a Path,
     /// Names, ports, DNS, annotations.
     pub config: &'a SandboxConfig,
 }
 
-/// What was attached, and how.
+/// Record of a pod's attachment to a network.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Attachment {
     v: u32,
@@ -174,7 +174,7 @@ struct Attachment {
     netns: PathBuf,
     name: String,
     version: String,
-    /// Each as it is handed to the plugin, `prevResult` apart.
+    /// Configurations as they are handed to the plugins, without `prevResult`.
     plugins: Vec<Map<String, Value>>,
     args: String,
     disable_check: bool,
@@ -188,7 +188,7 @@ pub struct Cni {
     settings: CniSettings,
     /// The built-in network now.
     built_in: RefCell<BuiltIn>,
-    /// The bridge may have gateways of other subnets than those of now.
+    /// Set if the bridge may have gateways of earlier subnets.
     unsettled: Cell<bool>,
     boot: String,
     masquerade: Masquerade,
@@ -197,7 +197,7 @@ pub struct Cni {
 }
 
 impl Cni {
-    /// Nothing is read before the first pod.
+    /// Makes the networks of a machine. Nothing is read before the first pod.
     #[must_use]
     pub fn new(settings: CniSettings, boot: String) -> Self {
         Self {
@@ -210,7 +210,7 @@ impl Cni {
         }
     }
 
-    /// Takes other subnets for the built-in network: pods that are attached from now on get addresses of these.
+    /// Sets the subnets of the built-in network: pods that are attached from now on get addresses of these.
     pub fn set_subnets(&self, subnets: &[String]) {
         if self.built_in.borrow().subnets != subnets {
             self.built_in.borrow_mut().subnets = subnets.to_vec();
@@ -222,7 +222,7 @@ impl Cni {
         self.built_in.borrow().clone()
     }
 
-    /// Sees to it that there are rules for the subnets as they are now.
+    /// Makes the rules for the present subnets.
     async fn ensure_masquerade(&self, gate: &Gate) -> Result<(), CniError> {
         // Bounded: by how often the cluster gives the node others meanwhile.
         loop {
@@ -234,7 +234,7 @@ impl Cni {
         }
     }
 
-    /// Takes from the bridge what was a gateway of pods that are gone.
+    /// Removes from the bridge the gateways of pods that are gone.
     fn settle(&self) -> Result<(), CniError> {
         if !self.unsettled.get() {
             return Ok(());
@@ -256,7 +256,7 @@ impl Cni {
         Ok(())
     }
 
-    /// Lends a pod addresses of the built-in network, and says how it is to be attached.
+    /// Lends a pod addresses of the built-in network. Returns the attachment that is to be made.
     fn lend(&self) -> Result<bridge::Attach, CniError> {
         if self.pool.borrow().is_none() {
             let mut pool = Pool::default();
@@ -279,15 +279,15 @@ impl Cni {
         })
     }
 
-    /// Takes back what was lent to a pod whose record is gone, or was never there.
+    /// Takes back the addresses of a pod whose record is gone, or was never there.
     fn give_back(&self, attachment: &Attachment) {
         if let Some(pool) = &mut *self.pool.borrow_mut() {
             attachment.ips().for_each(|ip| pool.give_back(ip));
         }
     }
 
-    /// Whether a pod of the built-in network has an address beside that of a gateway. One of which that is not known may
-    /// have: it is just being attached, or its record cannot be read.
+    /// Returns true if a pod of the built-in network has an address in the network of a gateway. A pod whose addresses
+    /// are not known counts: it is just being attached, or its record cannot be read.
     fn has_pods(&self, gateway: gateway::Address) -> bool {
         self.attached(true).iter().any(|id| {
             let attachment = match load(&self.file(id, true)) {
@@ -310,7 +310,8 @@ impl Cni {
             .unwrap_or_else(|| builtin::config(&self.built_in.borrow())))
     }
 
-    /// Whether pods can get a network: configuration readable, every plugin installed, iptables where it is needed.
+    /// Condition of the pods' network: met if the configuration is readable, every plugin is installed, and iptables is
+    /// there where it is needed.
     #[must_use]
     pub fn condition(&self) -> Condition {
         let not = |reason: &str, message: String| Condition {
@@ -322,7 +323,7 @@ impl Cni {
             Ok(network) => network,
             Err(e) => return not("NetworkConfigInvalid", chain(&e)),
         };
-        // The built-in network needs one for host ports only: pods that have some say that it is missing.
+        // The built-in network needs a plugin for host ports only: pods with host ports report a missing one.
         if !network.built_in
             && let Some(why) = self.missing_plugin(&network)
         {
@@ -345,7 +346,7 @@ impl Cni {
         }
     }
 
-    /// Says which plugin of a network is not installed, the first if there are several.
+    /// Error text for the first plugin of a network that is not installed.
     #[must_use]
     pub fn missing_plugin(&self, network: &NetworkConfig) -> Option<String> {
         let programs = network.programs();
@@ -356,7 +357,7 @@ impl Cni {
             .map(|e| e.to_string())
     }
 
-    /// Attaches a pod. On error everything done was undone, or an attachment is left for [`Self::del`].
+    /// Attaches a pod. On error all steps were undone, or an attachment is left for [`Self::del`].
     ///
     /// # Errors
     /// See [`CniError`].
@@ -377,7 +378,7 @@ impl Cni {
         if network.built_in {
             self.ensure_masquerade(gate).await?;
             self.settle()?;
-            // Nothing is waited for until the record is saved: others may ask for addresses.
+            // There is no wait until the record is saved: others may ask for addresses.
             plugins.insert(0, self.lend()?.to_plugin());
         }
         let mut attachment = Attachment {
@@ -393,7 +394,7 @@ impl Cni {
             result: None,
         };
         let file = self.file(pod.id, network.built_in);
-        // Before the first plugin: whatever it does is undone even if this process dies now.
+        // Saved before the first plugin: its work is undone even if this process dies now.
         let lasts = !network.built_in;
         save(&file, &attachment, lasts).inspect_err(|_| {
             if network.built_in {
@@ -451,10 +452,10 @@ impl Cni {
         Ok(())
     }
 
-    /// Asks the plugins whether the attachment is as it was made. `Ok` too where CHECK is not spoken or is disabled.
+    /// Asks the plugins to check the attachment. `Ok` too where CHECK is not spoken or is disabled.
     ///
     /// # Errors
-    /// What the first plugin complains about.
+    /// The error of the first plugin that has one.
     pub async fn check(&self, id: &SandboxId, gate: &Gate) -> Result<(), CniError> {
         for built_in in [true, false] {
             if let Some(attachment) = load(&self.file(id, built_in))?
@@ -486,8 +487,8 @@ impl Cni {
         Ok(rules?)
     }
 
-    /// At start: detaches what no sandbox of this boot stands behind, then tells plugins that speak 1.1 what is in use.
-    /// Failures are logged and tried again at the next start.
+    /// Cleans up at the start: removes attachments without a sandbox of this boot, then tells plugins that speak 1.1
+    /// which are in use. Failures are logged and tried again at the next start.
     pub async fn sweep(&self, live: &BTreeSet<SandboxId>, gate: &Gate) {
         for built_in in [true, false] {
             for id in self.attached(built_in) {
@@ -505,7 +506,7 @@ impl Cni {
                 }
             }
         }
-        // A firewall may have been reloaded, and there may be no other pod that looks.
+        // A firewall may have been reloaded, and perhaps no new pod comes that looks.
         if !self.attached(true).is_empty()
             && let Err(e) = self.ensure_masquerade(gate).await
         {
@@ -543,7 +544,7 @@ impl Cni {
         Ok(())
     }
 
-    /// DEL in the reverse order of ADD.
+    /// Calls DEL in the reverse order of ADD.
     async fn undo(&self, attachment: &Attachment, gate: &Gate) -> Result<(), CniError> {
         let previous = attachment.result.clone().unwrap_or(Value::Null);
         for plugin in attachment.plugins.iter().rev() {
@@ -571,7 +572,8 @@ impl Cni {
         if !previous.is_null() && !unwanted {
             config.insert("prevResult".into(), previous.clone());
         }
-        // A namespace that is gone (another boot, a killed one) is not named: plugins then only give back what they lent.
+        // A namespace that is gone (after a reboot, or killed) is not named: plugins then only give back their
+        // addresses.
         let netns = if verb == "DEL" && (attachment.boot != self.boot || !attachment.netns.exists())
         {
             PathBuf::new()
@@ -589,7 +591,7 @@ impl Cni {
             .await
     }
 
-    /// What [`bridge`] does in a plugin's place, on a thread that ends with it.
+    /// Runs [`bridge`] in a plugin's place, on a thread that ends with it.
     async fn own(
         &self,
         verb: &'static str,
@@ -742,13 +744,13 @@ fn turn(verb: &str) -> Turn {
     }
 }
 
-/// A plugin of the built-in network that would do nothing for this pod: no host port, no portmap.
+/// Returns true for a plugin of the built-in network that has nothing to do for this pod: no host port, no portmap.
 fn is_idle(plugin: &Map<String, Value>, pod: &SandboxConfig) -> bool {
     NetworkConfig::plugin_type(plugin) == "portmap"
         && pod.port_mappings.iter().all(|p| p.host_port == 0)
 }
 
-/// A plugin's configuration as the plugin gets it: name, version, and the capabilities it asked for.
+/// Configuration as a plugin gets it: name, version, and the capabilities that it asked for.
 fn handed_over(
     plugin: &Map<String, Value>,
     network: &NetworkConfig,
@@ -796,7 +798,8 @@ fn handed_over(
     config
 }
 
-/// Bits a second of the two well-known annotations. Bursts are as large as the plugin takes, as with other runtimes.
+/// Reads the two well-known annotations for bandwidth, bits a second. Bursts are as large as the plugin takes, as with
+/// other runtimes.
 fn bandwidth(pod: &SandboxConfig) -> Option<Value> {
     const BURST_BITS: u32 = i32::MAX.unsigned_abs();
     let mut limits = Map::new();
@@ -830,7 +833,7 @@ fn args_of(pod: &PodNetwork<'_>) -> String {
     )
 }
 
-/// `lasts`: it has to be there after a power cut, for the plugins' own leases may be.
+/// Writes an attachment file. `lasts`: it has to survive a power cut, because the plugins' own leases may survive it.
 fn save(file: &Path, attachment: &Attachment, lasts: bool) -> Result<(), CniError> {
     let io = |source| CniError::Io {
         path: file.to_owned(),
@@ -843,7 +846,8 @@ fn save(file: &Path, attachment: &Attachment, lasts: bool) -> Result<(), CniErro
     write_atomic(file, &bytes, 0o600, lasts).map_err(io)
 }
 
-/// `None` if there is no file. One that cannot be read is an error: forgetting it would leak an address.
+/// Reads an attachment file; `None` if there is none. One that cannot be read is an error: forgetting it would leak an
+/// address.
 fn load(file: &Path) -> Result<Option<Attachment>, CniError> {
     let io = |source| CniError::Io {
         path: file.to_owned(),
@@ -887,7 +891,7 @@ mod tests {
     use crate::api::{PodUid, cri::PortMapping};
     use std::os::unix::fs::PermissionsExt;
 
-    /// A directory with plugins that are shell scripts and write down what they were asked.
+    /// A directory with plugins that are shell scripts and log their calls.
     struct Bench {
         dir: PathBuf,
         cni: Cni,

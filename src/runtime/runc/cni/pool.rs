@@ -1,5 +1,5 @@
-//! Which addresses of the built-in network are lent. The records of what is attached say it, so nothing else is kept on disk:
-//! an address is in such a record before it is used, and free when the record is gone.
+//! Lent addresses of the built-in network. The records of attachments name them, so nothing else is kept on disk: an
+//! address is in such a record before it is used, and free when the record is gone.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -10,7 +10,7 @@ use super::{CniError, bridge::Lease, gateway};
 const GATEWAY: u128 = 1;
 /// Offset of the first address of a pod.
 const FIRST: u128 = 2;
-/// Of an IPv6 subnet, no more addresses than these are lent.
+/// Most addresses of an IPv6 subnet that are lent.
 const MAX_ADDRESSES: u128 = 1 << 32;
 
 /// A subnet whose addresses are lent.
@@ -25,7 +25,7 @@ struct Subnet {
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     lent: BTreeSet<IpAddr>,
-    /// Offset after that lent last, by base: what was given back is lent again as late as possible.
+    /// Offset after the one lent last, by base: a returned address is lent again as late as possible.
     next: BTreeMap<(u128, u8), u128>,
 }
 
@@ -67,7 +67,7 @@ impl Pool {
 
     fn find(&mut self, subnet: Subnet) -> Option<Lease> {
         let end = subnet.end();
-        // After an agent's start: behind the last that is known.
+        // After an agent's start the search begins behind the last known address.
         let known = || {
             let last = self.lent.iter().filter_map(|ip| subnet.offset(*ip)).max();
             last.map_or(FIRST, |offset| offset + 1)
@@ -91,7 +91,7 @@ impl Pool {
     }
 }
 
-/// The gateway that pods of a subnet get. `None` for IPv6: those addresses stay at the bridge.
+/// Gateway of the pods of a subnet. `None` for IPv6: those addresses stay at the bridge.
 pub(super) fn gateway(subnet: &str) -> Option<gateway::Address> {
     let subnet = Subnet::parse(subnet)?;
     match subnet.at(GATEWAY) {
@@ -101,7 +101,7 @@ pub(super) fn gateway(subnet: &str) -> Option<gateway::Address> {
 }
 
 impl Subnet {
-    /// `None` too where there is no room for a gateway and a pod.
+    /// Reads a subnet. `None` too where there is no room for a gateway and a pod.
     fn parse(text: &str) -> Option<Self> {
         let (ip, prefix) = text.split_once('/')?;
         let ip: IpAddr = ip.parse().ok()?;
@@ -122,7 +122,7 @@ impl Subnet {
         (host_bits > 1).then_some(subnet)
     }
 
-    /// The offset behind the last that is lent. The last of an IPv4 subnet is its broadcast address.
+    /// Offset behind the last address that is lent. The last address of an IPv4 subnet is its broadcast address.
     fn end(&self) -> u128 {
         let bits = if self.is_v4 { 32 } else { 128 };
         let hosts = 1_u128.checked_shl(bits - u32::from(self.prefix));
@@ -220,7 +220,7 @@ mod tests {
         ] {
             let ip = gateway(subnet).map(|(ip, _)| ip.to_string());
             assert_eq!(ip.as_deref(), expected, "{subnet}");
-            // It is the one that pods are given.
+            // The same gateway is given to pods.
             if let Some(expected) = expected {
                 let got = lend(&mut Pool::default(), &[subnet]).expect("free");
                 assert!(got.ends_with(&format!("by {expected}")), "{got}");

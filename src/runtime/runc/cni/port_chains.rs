@@ -1,13 +1,13 @@
-//! The chains that the portmap plugin shares among all pods of all networks. It makes them and never removes them.
+//! Chains that the portmap plugin shares among all pods of all networks. The plugin makes them and never removes them.
 
 use super::iptables::{IptablesError, call};
 
-/// Chain with a rule for each pod that has a hostPort: while it has any, somebody uses it.
+/// Chain with a rule for each pod that has a hostPort: while it has a rule, it is in use.
 const ENTRY: &str = "CNI-HOSTPORT-DNAT";
-/// All of them.
+/// All shared chains.
 const CHAINS: [&str; 3] = [ENTRY, "CNI-HOSTPORT-MASQ", "CNI-HOSTPORT-SETMARK"];
 
-/// Removes the chains if no pod of anybody uses them (reset). Absent chains and absent iptables count as removed.
+/// Removes the chains if no pod of any runtime uses them (reset). Absent chains and absent iptables count as removed.
 ///
 /// # Errors
 /// iptables refuses, or cannot be run. All or nothing is removed: a pod that gets a hostPort meanwhile keeps the chains.
@@ -25,7 +25,8 @@ pub async fn forget_port_chains() -> Result<(), IptablesError> {
     }
 }
 
-/// What iptables-restore has to be told, given the rules of the nat table; `None` if there is nothing to do.
+/// Writes the input of iptables-restore for the removal, from the rules of the nat table; `None` if there is nothing to
+/// do.
 fn removal(rules: &str) -> Option<String> {
     let used = rules
         .lines()
@@ -47,7 +48,7 @@ fn removal(rules: &str) -> Option<String> {
     }
     for what in ["-F", "-X"] {
         for chain in &there {
-            // Not emptied: a rule that came meanwhile keeps its chain, and with it all of them.
+            // This chain is not emptied: a rule that came meanwhile keeps it, and with it all of them.
             if *chain != ENTRY || what == "-X" {
                 script += &format!("{what} {chain}\n");
             }

@@ -1,4 +1,4 @@
-//! What plugins answer.
+//! Answers of plugins.
 
 use core::net::IpAddr;
 
@@ -59,7 +59,7 @@ struct PluginError {
     details: String,
 }
 
-/// Turns what a failed plugin wrote into one text.
+/// Turns the output of a failed plugin into one text.
 ///
 /// Most plugins print an error object on standard output; those that die before that write to standard error.
 pub(super) fn failure(stdout: &[u8], stderr: &[u8], code: i32) -> String {
