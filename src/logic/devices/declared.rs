@@ -34,7 +34,7 @@ pub(super) const USB: &str = "usb";
 const ALL: &str = "all";
 /// Fields for nodes. What a CDI device gives is in its file.
 const OF_NODES: [&str; 6] = ["permissions", "live", "containerPath", "env", "gid", "mode"];
-/// Where a container has what it cannot do without.
+/// Directory of the nodes that every container needs.
 const DEV: &str = "/dev";
 
 /// All entries, in the order in which they are written.
@@ -44,49 +44,49 @@ pub struct Declared {
     pub entries: Vec<Entry>,
 }
 
-/// What becomes of containers whose unit comes back after it was unplugged.
+/// Treatment of containers whose unit comes back after it was unplugged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnReplug {
-    /// They are restarted if they cannot use it as it is now: its numbers or its path are others.
+    /// Containers are restarted if the numbers or paths of their nodes have changed.
     #[default]
     IfChanged,
-    /// They are restarted.
+    /// Containers are restarted.
     Restart,
-    /// Nothing.
+    /// Containers are left alone.
     Leave,
 }
 
-/// One entry: a resource, and what is given for it.
+/// Entry of the configuration: a resource, and the devices that are given for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
     /// Extended resource.
     pub resource: String,
     /// Alternatives, at most [`MAX_MATCHES`].
     pub(super) matches: Vec<Match>,
-    /// How often each unit may be held, 1 to [`MAX_SHARES`].
+    /// Number of times that each unit may be held, 1 to [`MAX_SHARES`].
     pub shares: u32,
     /// Letters of `rwm`.
     pub(super) permissions: String,
-    /// Where the first node is in the container; empty: where it is on the machine.
+    /// Path of the first node in the container; empty: as on the machine.
     pub(super) container_path: String,
     /// Variable that tells the nodes; empty: none.
     pub(super) env: String,
-    /// What becomes of those who hold it.
+    /// Treatment of the holders of a unit that comes back.
     pub on_replug: OnReplug,
     /// Group in the container.
     pub(super) gid: Option<u32>,
     /// Permission bits in the container.
     pub(super) mode: Option<u32>,
-    /// Nodes come and go in `container_path`, a directory then, while a container runs (DEV-44).
+    /// Set if nodes come and go while a container runs (DEV-44). `container_path` is then their directory.
     pub live: bool,
 }
 
-/// One alternative.
+/// Alternative of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Match {
-    /// What is found is a unit each.
+    /// Every device found is a unit of its own.
     Each(What),
-    /// The i-th of each member is the i-th unit.
+    /// The i-th device of each member belongs to the i-th unit.
     Group(Vec<Member>),
 }
 
@@ -94,26 +94,27 @@ pub(super) enum Match {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Member {
     pub(super) what: What,
-    /// In how many units one match may be.
+    /// Number of units that may share one match.
     pub(super) limit: u32,
-    /// Units without it are units all the same.
+    /// Set if a unit may be without this member.
     pub(super) optional: bool,
 }
 
-/// What is looked for.
+/// Pattern that selects devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum What {
-    /// Nodes of such names.
+    /// Nodes whose paths match the pattern.
     Path(String),
     /// Nodes of devices on the USB.
     Usb(Usb),
-    /// Nodes of devices by what udev knows.
+    /// Nodes of devices with these properties in udev.
     Udev(Udev),
     /// CDI devices (DEV-46): `vendor/class=pattern`.
     Cdi(String),
 }
 
-/// Whether a CDI device is meant. That of all devices together would be given beside each of them.
+/// Returns true if the pattern `meant` selects the CDI device `name`. The device `all` is never selected: it would be
+/// given again beside each single device.
 pub(super) fn is_cdi(meant: &str, name: &str) -> bool {
     let (Some((kind, pattern)), Some((of, device))) = (meant.split_once('='), name.split_once('='))
     else {
@@ -122,7 +123,7 @@ pub(super) fn is_cdi(meant: &str, name: &str) -> bool {
     kind == of && device != ALL && glob::text(pattern, device)
 }
 
-/// Which devices on the USB, and which nodes of theirs.
+/// Pattern for USB devices, and the subsystem of the nodes to give.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Usb {
     pub(super) vendor: u16,
@@ -144,7 +145,7 @@ impl Usb {
 }
 
 impl Entry {
-    /// Whether a unit may come back as another product: only its port tells that it is the same one (DEV-45).
+    /// Returns true if a unit may come back as another product. Then only its port identifies it (DEV-45).
     pub(super) fn changes_product(&self) -> bool {
         let products = self.whats().filter_map(|what| match what {
             What::Usb(usb) => Some((usb.vendor, usb.product)),
@@ -153,7 +154,7 @@ impl Entry {
         products.collect::<BTreeSet<_>>().len() > 1
     }
 
-    /// Whether a container could not have both: one directory lies over the other.
+    /// Returns true if one container cannot have both: the directory of one is, or lies in, that of the other.
     fn covers(&self, other: &Self) -> bool {
         let (own, other) = (&*self.container_path, &*other.container_path);
         lies_in(own, other) || lies_in(other, own)
@@ -352,7 +353,7 @@ fn entry(value: &Value, path: &str) -> Result<Entry, WrongValue> {
     }
     entry.live = fields.flag("live", entry.live)?;
     let at = fields.text("containerPath")?;
-    // That of a preset is a directory.
+    // A live preset keeps its own directory.
     if !at.is_empty() || !entry.live {
         entry.container_path = at;
     }
@@ -406,7 +407,7 @@ fn mode(value: &Value) -> Option<u32> {
     u32::from_str_radix(text, 8).ok().filter(|m| *m <= 0o777)
 }
 
-/// Whether pods can ask for it, and a quota count it.
+/// Returns true if pods can request this resource and a quota can count it.
 ///
 /// - Source: `pkg/apis/core/v1/helper`, `IsExtendedResourceName`: a quota has `requests.` before it.
 pub(super) fn is_resource(name: &str) -> bool {
@@ -427,7 +428,7 @@ fn wrong_resource(name: &str) -> Option<String> {
     None
 }
 
-/// One alternative, or a list of them.
+/// Reads a single alternative, or a list of them.
 fn alternatives(value: &Value, path: &str) -> Result<Vec<Match>, WrongValue> {
     if value.is_object() {
         return Ok(Vec::from([alternative(value, path)?]));
@@ -575,7 +576,7 @@ mod tests {
         assert_eq!(coral(json!({})), (true, "/dev/bus/usb".into(), true));
         let other = json!({"containerPath": "/dev/usb"});
         assert_eq!(coral(other), (true, "/dev/usb".into(), true));
-        // Without, it is the place of a node.
+        // Without `live`, the path is that of a node.
         assert_eq!(coral(json!({"live": false})), (false, String::new(), true));
         let one = |resource: &str, more: Value| {
             let mut entry = json!({"resource": resource, "match": {"path": "/dev/ttyUSB*"}});
@@ -830,7 +831,7 @@ mod tests {
     fn presets() {
         // DEV-37
         for name in preset::names().split(", ") {
-            // Directories of two must not be the same.
+            // Two live entries must not have the same directory.
             let value = json!([{"preset": name},
                 {"preset": name, "resource": "squat.ai/x", "live": false}]);
             let declared = declared(&value).expect(name);

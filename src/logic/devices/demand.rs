@@ -1,4 +1,4 @@
-//! What a pod asks for (DEV-05): amounts of `limits`, container by container.
+//! A pod's requests for devices (DEV-05): amounts of `limits`, container by container.
 
 use alloc::{string::String, vec::Vec};
 
@@ -7,20 +7,20 @@ use crate::{
     node_resources::is_extended,
 };
 
-/// What one container asks for of one resource.
+/// Request of a container for units of a resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Demand {
     /// Container.
     pub container: String,
     /// Extended resource.
     pub resource: String,
-    /// How many, more than 0.
+    /// Number of units, more than 0.
     pub count: u32,
-    /// The container ends before the regular ones begin.
+    /// Set if the container ends before the regular ones begin.
     pub plain_init: bool,
 }
 
-/// What the pod's containers ask for: init containers first, each by the names of resources.
+/// Lists the requests of the pod's containers: init containers first; those of one container by names of resources.
 #[must_use]
 pub fn demands(pod: &Pod) -> Vec<Demand> {
     let spec = &pod.spec;

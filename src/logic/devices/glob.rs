@@ -4,10 +4,10 @@ use alloc::{format, string::String};
 
 /// Bytes of a pattern.
 const MAX_BYTES: usize = 256;
-/// Where device nodes are.
+/// Directory of device nodes.
 const DEV: &str = "/dev/";
 
-/// What is wrong with a pattern, if anything is.
+/// Returns the error of a pattern of paths, if it has one.
 pub(super) fn problem(pattern: &str) -> Option<String> {
     if pattern.len() > MAX_BYTES {
         return Some(format!("is longer than {MAX_BYTES} bytes"));
@@ -28,7 +28,7 @@ pub(super) fn problem(pattern: &str) -> Option<String> {
     None
 }
 
-/// What is wrong with a pattern of one text, if anything is.
+/// Returns the error of a pattern of one text, if it has one.
 pub(super) fn problem_of_part(part: &str) -> Option<String> {
     let mut rest = part.as_bytes();
     while let Some((first, after)) = rest.split_first() {
@@ -47,7 +47,7 @@ fn no_end(pattern: &str) -> Option<String> {
     Some(format!("is {pattern:?}, whose \"[\" has no end"))
 }
 
-/// Whether `path` is meant.
+/// Returns true if the pattern matches `path`.
 pub(super) fn matches(pattern: &str, path: &str) -> bool {
     let (mut patterns, mut parts) = (pattern.split('/'), path.split('/'));
     loop {
@@ -59,7 +59,7 @@ pub(super) fn matches(pattern: &str, path: &str) -> bool {
     }
 }
 
-/// Whether something that is meant may lie in the directory `dir`, or below it.
+/// Returns true if the directory `dir`, or one below it, may contain a path that the pattern matches.
 pub(super) fn leads_into(pattern: &str, dir: &str) -> bool {
     let mut patterns = pattern.split('/');
     let mut all = dir.split('/');
@@ -67,17 +67,17 @@ pub(super) fn leads_into(pattern: &str, dir: &str) -> bool {
 }
 
 fn component(pattern: &str, name: &str) -> bool {
-    // Hidden names are those of files that are being made.
+    // Files that are being made have hidden names.
     if name.starts_with('.') && !pattern.starts_with('.') {
         return false;
     }
     text(pattern, name)
 }
 
-/// Whether a text is meant that is no name of a file.
+/// Returns true if the pattern matches a text that is no file name: hidden names are matched as well.
 pub(super) fn text(pattern: &str, name: &str) -> bool {
     let (mut p, mut n) = (pattern.as_bytes(), name.as_bytes());
-    // The last star, and what it has swallowed up to.
+    // The last star: the pattern behind it, and the text behind what it has matched so far.
     let mut star: Option<(&[u8], &[u8])> = None;
     loop {
         let step = match (p.split_first(), n.split_first()) {
@@ -108,7 +108,7 @@ pub(super) fn text(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// What stands between brackets.
+/// Set of bytes between brackets.
 #[derive(Clone, Copy)]
 struct Class<'a> {
     negated: bool,
@@ -135,13 +135,13 @@ impl Class<'_> {
     }
 }
 
-/// Reads what is behind a `[`. Returns it, and what is behind its end.
+/// Reads a set of bytes behind its `[`. Returns the set and the text behind its `]`.
 fn class(text: &[u8]) -> Option<(Class<'_>, &[u8])> {
     let (negated, body) = match text {
         [b'!' | b'^', body @ ..] => (true, body),
         body => (false, body),
     };
-    // One that comes first means itself.
+    // A `]` that comes first means itself.
     let end = body.iter().skip(1).position(|byte| *byte == b']')? + 1;
     let (bytes, after) = body.split_at(end);
     Some((Class { negated, bytes }, after.get(1..)?))

@@ -1,4 +1,4 @@
-//! How the devices of a pod are, as its status tells it (DEV-15).
+//! Health of a pod's devices in its status (DEV-15).
 
 use alloc::{
     collections::{BTreeMap, BTreeSet},
@@ -12,19 +12,19 @@ use crate::api::{
     pod_status::{ResourceHealth, ResourceStatus},
 };
 
-/// How a unit is.
+/// Health of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// It can be used.
+    /// The unit can be used.
     Healthy,
-    /// It cannot: it is gone, or its plugin is.
+    /// The unit cannot be used: it is gone, or its plugin is.
     Unhealthy,
-    /// Nobody has said it yet: its plugin begins.
+    /// The health is not known yet: the plugin is starting.
     Unsaid,
 }
 
 impl Health {
-    /// The API's word. What nobody has said yet is as it was told before.
+    /// The API's word. An unknown health keeps its last word.
     fn shown(self, before: &str) -> &str {
         match self {
             Self::Healthy => "Healthy",
@@ -35,10 +35,10 @@ impl Health {
     }
 }
 
-/// Puts it into a status how the units are that the regular containers hold; `health` tells it of a resource and an id. A pod
-/// that has ended keeps what was told last: its units are soon others'.
+/// Puts the health of the units that regular containers hold into a status; `health` tells it of a resource and an id.
+/// A pod that has ended keeps the health that was last reported: other pods may soon hold its units.
 ///
-/// - Shape: sorted by resource and id, so that nothing is told twice.
+/// - Shape: sorted by resource and id, so that equal health gives an equal status.
 /// - Source: `ContainerStatus.allocatedResourcesStatus`, KEP-4680. A kubelet shows a unit that is not listed as healthy.
 pub fn show_health(
     status: &mut PodStatus,
@@ -137,19 +137,19 @@ mod tests {
             ])
         };
         assert_eq!(shown(&first), [told("Unknown"), Value::Null]);
-        // What nobody says yet stays as it was.
+        // A health that is not known yet keeps its last word.
         let mut before = first.clone();
         let x = &mut before.container_statuses[0].allocated_resources_status[0];
         x.resources[0].health = "Healthy".into();
         let mut next = status("Running");
         show_health(&mut next, &before, &all, &health);
         assert_eq!(shown(&next), [told("Healthy"), Value::Null]);
-        // In whatever order it is held.
+        // The order of the holdings does not count.
         let turned: Vec<Held> = all.iter().rev().cloned().collect();
         let mut again = status("Running");
         show_health(&mut again, &next, &turned, &health);
         assert_eq!(again, next);
-        // It holds nothing any more, and lives.
+        // A running container without units has no list.
         let mut without = status("Running");
         show_health(&mut without, &next, &[], &health);
         assert_eq!(without, status("Running"));
@@ -168,7 +168,7 @@ mod tests {
             show_health(&mut ended, &running, held, &|_, _| Health::Unhealthy);
             assert_eq!(shown(&ended), shown(&running));
         }
-        // One that nobody told of while it ran.
+        // A pod whose health was not reported while it ran.
         let mut ended = status("Failed");
         show_health(&mut ended, &PodStatus::default(), &all, &|_, _| {
             Health::Unhealthy

@@ -1,4 +1,4 @@
-//! What a container with device nodes that come and go may use (DEV-44).
+//! Device rules of a container whose device nodes come and go (DEV-44).
 
 use alloc::{borrow::ToOwned as _, vec::Vec};
 
@@ -9,8 +9,9 @@ use crate::api::{
     order::Order as _,
 };
 
-/// What the container may use, as long as no node is there. `v2`: the OCI runtime has to let it use their kinds as a whole, for it
-/// loads a program that nobody can change; ours beside it closes all but the nodes.
+/// Computes the device rules of a container while none of its live nodes is there. `v2`: the OCI runtime has to allow
+/// all devices of their kinds (majors), because it loads a program that cannot be changed later; our own program beside
+/// it closes all but the nodes.
 #[must_use]
 pub fn live_rules(all: &[LiveDevices], cgroup: &str, v2: bool, spec: &mut Spec) -> LiveRules {
     let own = &mut spec.linux.resources.devices;
@@ -33,7 +34,7 @@ pub fn live_rules(all: &[LiveDevices], cgroup: &str, v2: bool, spec: &mut Spec) 
                     }),
                 }
             }
-            // It may use all of this kind anyway.
+            // The container may use the whole kind anyway.
             (Some(major), None) => open.push((block, major)),
             (None, _) => {}
         }

@@ -1,18 +1,18 @@
-//! Devices that pods ask for by `limits` (DEV): what is declared, what of it is here, who holds what.
+//! Devices that pods request by `limits` (DEV): the declared resources, the units that are here, and their holders.
 //!
 //! | file | what it is |
 //! |---|---|
 //! | `glob` | patterns of device nodes |
-//! | `declared` | the operator's entries, checked; `preset`: those that everybody needs |
+//! | `declared` | the operator's entries, checked; `preset`: entries that many boards need |
 //! | `udev` | devices by what udev knows of them |
 //! | `units` | from a look at the machine to units with lasting ids |
-//! | `plugin` | what plugins say, checked; what a container gets of it |
+//! | `plugin` | data from plugins, checked; what a container gets of it |
 //! | `registry` | plugins that are asked what they are: which are taken, and when one is asked again |
-//! | `demand` | what a pod asks for |
+//! | `demand` | a pod's requests |
 //! | `table` | resources, their units, their holders. Where a resource comes from does not matter here |
-//! | `live_rules` | what a container may use whose nodes come and go |
-//! | `health` | how the devices of a pod are, as its status tells it |
-//! | `refusal` | why a pod does not get what it asks for, and how long it waits |
+//! | `live_rules` | device rules of a container whose nodes come and go |
+//! | `health` | health of a pod's devices in its status |
+//! | `refusal` | reasons why a pod does not get its devices, and how long it waits |
 //!
 //! A *unit* is what is given to one container as a whole: a node, or several that belong together.
 

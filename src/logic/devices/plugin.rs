@@ -1,4 +1,4 @@
-//! What device plugins say, checked: plugins are strangers. And what a container gets of what they say (DEV-02, DEV-03,
+//! Checks of the data that device plugins send: plugins are strangers. And what a container gets of it (DEV-02, DEV-03,
 //! DEV-09).
 
 use alloc::{
@@ -22,9 +22,9 @@ use crate::api::{
     order::Order as _,
 };
 
-/// The only version of the protocol.
+/// The only supported version of the protocol.
 pub(super) const VERSION: &str = "v1beta1";
-/// With it a unit can be given.
+/// Health of a unit that can be given.
 const HEALTHY: &str = "Healthy";
 /// Bytes of an id.
 const MAX_ID_BYTES: usize = 63;
@@ -37,30 +37,30 @@ const MAX_ENTRIES: usize = 256;
 /// Bytes of all texts of an answer.
 const MAX_ANSWER_BYTES: usize = 32 << 10;
 
-/// What is wrong with what a plugin says.
+/// Error in a message of a plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wrong {
-    /// It is of a type that is not taken.
+    /// The type of the plugin is not supported.
     Kind(String),
-    /// It speaks another version.
+    /// The plugin speaks another version of the protocol.
     Version(String),
-    /// Its resource has no name that pods could ask for.
+    /// The name of the resource is not one that pods could request.
     Resource(String),
-    /// Its resource is declared in the configuration.
+    /// The resource is declared in the configuration.
     Declared(String),
-    /// Its socket is not in the directory.
+    /// The socket is not in the plugins' directory.
     Endpoint(String),
-    /// Its socket has no path.
+    /// The path of the socket is not absolute, too long, or has control characters.
     Path(String),
-    /// There are too many.
+    /// Other plugins offer [`MAX_PLUGINS`] resources already.
     Plugins,
-    /// It lists too many units.
+    /// The plugin lists too many units; their number.
     Listed(usize),
-    /// All plugins together do.
+    /// All plugins together list too many units.
     AllListed,
-    /// It lists such an id.
+    /// The plugin lists a unit with this id, which is empty, too long, or has control characters.
     Id(String),
-    /// Its answer for a container is not what it has to be.
+    /// The plugin's answer for a container is malformed.
     Answer(String),
 }
 
@@ -105,9 +105,9 @@ impl fmt::Display for Wrong {
     }
 }
 
-/// Whether a plugin may offer a resource. `declared`: the configuration does.
+/// Checks the registration of a plugin that offers a resource. `declared`: the configuration offers the resource.
 ///
-/// - Errors: what it is answered (DEV-02).
+/// - Errors: the answer to the plugin (DEV-02).
 /// - Source: kubelet `cm/devicemanager/plugin/v1beta1/server.go`, `Register`.
 pub fn registration(
     version: &str,
@@ -130,7 +130,7 @@ pub fn registration(
     Ok(())
 }
 
-/// Whether it may offer such a resource.
+/// Checks that a plugin may offer the resource.
 pub(super) fn offers(resource: &str, declared: bool) -> Result<(), Wrong> {
     if !is_resource(resource) {
         return Err(Wrong::Resource(cut(resource)));
@@ -141,12 +141,12 @@ pub(super) fn offers(resource: &str, declared: bool) -> Result<(), Wrong> {
     Ok(())
 }
 
-/// It would be something else on a terminal, or in a log.
+/// Returns true if a text has control characters, which would change a terminal or a log.
 pub(super) fn has_controls(text: &str) -> bool {
     text.contains(char::is_control)
 }
 
-/// A message of a plugin as it is logged and told: its beginning, on one line.
+/// Escapes and shortens a plugin's message for logs and events: its beginning, on one line.
 #[must_use]
 pub fn shown(text: &str) -> String {
     let len = text.floor_char_boundary(MAX_SHOWN_BYTES);
@@ -163,15 +163,15 @@ pub fn shown(text: &str) -> String {
     out
 }
 
-/// What strangers wrote is shown in part.
+/// Shortens a text of a plugin to its first [`MAX_ID_BYTES`] bytes.
 pub(super) fn cut(text: &str) -> String {
     let len = text.floor_char_boundary(MAX_ID_BYTES);
     text[..len].into()
 }
 
-/// A list of ids and their health (DEV-03). `others`: units that other plugins list.
+/// Checks a plugin's list of ids and their health (DEV-03). `others`: number of units that other plugins list.
 ///
-/// - Errors: the plugin is cut off, and this is logged.
+/// - Errors: the plugin is cut off, and the error is logged.
 pub fn listed(units: Vec<(String, String)>, others: usize) -> Result<Vec<Listed>, Wrong> {
     if units.len() > MAX_LISTED {
         return Err(Wrong::Listed(units.len()));
@@ -191,7 +191,7 @@ pub fn listed(units: Vec<(String, String)>, others: usize) -> Result<Vec<Listed>
     all.collect()
 }
 
-/// What a plugin would choose, cut to what it was asked for: of the units that were available the first so many, each once.
+/// Checks a plugin's preference. Of its ids only available ones are kept, each once, at most as many as were asked for.
 #[must_use]
 pub fn preferred(question: Question, ids: Vec<String>) -> Preferred {
     let Question {
@@ -213,9 +213,9 @@ pub fn preferred(question: Question, ids: Vec<String>) -> Preferred {
     }
 }
 
-/// An answer for a container, checked.
+/// Checks a plugin's answer for a container.
 ///
-/// - Errors: what is wrong with it.
+/// - Errors: the fault of the answer.
 pub fn answer(mut answer: Answer) -> Result<Answer, Wrong> {
     let wrong = |why: String| Err(Wrong::Answer(why));
     let counts = [
@@ -260,7 +260,7 @@ pub fn answer(mut answer: Answer) -> Result<Answer, Wrong> {
     Ok(answer)
 }
 
-/// What a plugin has answered for units that a container holds. It is kept with the pod.
+/// Answer of a plugin for units that a container holds. The answer is kept with the pod.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Answered {
@@ -268,17 +268,17 @@ pub struct Answered {
     pub container: Box<str>,
     /// Resource.
     pub resource: Box<str>,
-    /// Units for which it holds.
+    /// Ids of the units for which the answer was given.
     pub ids: Vec<Box<str>>,
-    /// The plugin is to be told before each start of the container.
+    /// Set if the plugin must be called before each start of the container.
     #[serde(default)]
     pub pre_start: bool,
-    /// What it has said.
+    /// Answer, checked by [`answer`].
     pub answer: Answer,
 }
 
-/// Adds what plugins have answered for a container (DEV-09): by the names of resources, the first one of a name or a path
-/// wins.
+/// Adds the plugins' answers for a container (DEV-09), sorted by names of resources. Of several items with one name or
+/// path the first wins.
 pub fn merge(given: &mut Given, mut answers: Vec<Answered>) {
     answers.order_by(|a, b| a.resource.cmp(&b.resource));
     for Answered { answer, .. } in answers {

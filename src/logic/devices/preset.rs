@@ -4,10 +4,10 @@ use alloc::{format, string::String, vec::Vec};
 
 use super::declared::{Entry, Match, USB, Usb, What};
 
-/// How often a bus may be held that many use at once.
+/// Shares of a unit that many containers use at once.
 const SHARED: u32 = 64;
 
-/// Name, patterns, and how often each unit may be held. Sorted.
+/// Name, patterns, and shares of each unit. Sorted.
 const PATHS: [(&str, &[&str], u32); 12] = [
     ("dri", &["/dev/dri/renderD*"], SHARED),
     ("fuse", &["/dev/fuse"], SHARED),
@@ -19,7 +19,7 @@ const PATHS: [(&str, &[&str], u32); 12] = [
     ("rtc", &["/dev/rtc[0-9]*"], 1),
     (
         "serial",
-        // The first name of a line is the one that is given: the one that lasts.
+        // The first name of a serial line is the one that is given: the lasting one.
         &[
             "/dev/serial/by-id/*",
             "/dev/ttyUSB*",
@@ -34,7 +34,7 @@ const PATHS: [(&str, &[&str], u32); 12] = [
 ];
 /// Accelerators that return as another device after their first use: containers have to see that (DEV-45).
 const CORAL: (&str, [(u16, u16); 2]) = ("coral", [(0x1a6e, 0x089a), (0x18d1, 0x9302)]);
-/// Where their drivers look for them.
+/// Directory in which the drivers of Coral accelerators look for them.
 const CORAL_PLACE: &str = "/dev/bus/usb";
 
 /// The entry of that name.

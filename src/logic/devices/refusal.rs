@@ -1,23 +1,23 @@
-//! Why a pod does not get what it asks for, and what becomes of it then (DEV-07, DEV-13, DEV-38).
+//! Reasons why a pod does not get the devices that it requests, and the verdict on it (DEV-07, DEV-13, DEV-38).
 
 use alloc::{boxed::Box, format};
 use core::{fmt, time::Duration};
 
 use crate::admission::Rejection;
 
-/// How long after the start of the agent pods wait for plugins, which are pods themselves (DEV-13).
+/// Time after the start of the agent in which pods wait for plugins, which run in pods themselves (DEV-13).
 const PLUGIN_START: Duration = Duration::from_secs(5 * 60);
 
-/// Why a pod does not get what it asks for (DEV-07).
+/// Reason why a pod does not get the devices that it requests (DEV-07).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// Nobody ever offered the resource.
+    /// No configuration and no plugin has offered the resource.
     Unregistered(Box<str>),
-    /// None of its units is here.
+    /// No unit of the resource is here.
     NoneHealthy(Box<str>),
-    /// What the pod had is gone.
+    /// A unit that the pod had is gone.
     NoLongerHealthy(Box<str>),
-    /// Others hold them.
+    /// Other pods hold the units.
     TooFew {
         /// Resource.
         resource: Box<str>,
@@ -53,7 +53,7 @@ impl fmt::Display for Refusal {
 }
 
 impl Refusal {
-    /// What there is not enough of.
+    /// The resource that is missing.
     #[must_use]
     pub fn resource(&self) -> &str {
         match self {
@@ -62,7 +62,7 @@ impl Refusal {
         }
     }
 
-    /// As admission tells it.
+    /// Rejection that admission reports for the pod.
     #[must_use]
     pub fn rejection(&self) -> Rejection {
         Rejection {
@@ -72,39 +72,39 @@ impl Refusal {
     }
 }
 
-/// What becomes of a pod that does not get what it asks for.
+/// Decision about a pod that does not get the devices that it requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is Pending, and asks again.
+    /// The pod stays Pending and tries again.
     Wait,
-    /// It never runs.
+    /// The pod is rejected and never runs.
     Refuse,
 }
 
-/// How a pod waits.
+/// Facts about a waiting pod that decide how long it may wait.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// Nobody would make it anew.
+    /// Set for a static pod: no controller would replace it.
     pub is_static: bool,
-    /// How long it has waited.
+    /// Time that the pod has waited.
     pub waited: Duration,
-    /// How long it waits as a rule.
+    /// Longest wait as a rule.
     pub at_most: Duration,
-    /// What it waits for is a plugin's, or may be.
+    /// Set if the missing resource is a plugin's, or may be.
     pub of_plugin: bool,
-    /// How long after the start of the agent it came.
+    /// Time from the start of the agent to the pod's arrival.
     pub came_after: Duration,
 }
 
-/// Whether the agent is so new that plugins that were there before it may yet come.
+/// Returns true if the agent started so recently that plugins of the time before may yet register again.
 #[must_use]
 pub fn plugins_may_come(since_start: Duration) -> bool {
     since_start < PLUGIN_START
 }
 
-/// Decides about a pod that does not get what it asks for (DEV-13, DEV-38): a static pod, which nobody would make anew, waits
-/// for ever, others for a while, and for a plugin after the start of the agent for longer. For what nobody offers nobody waits,
-/// but static pods where a plugin may come.
+/// Decides about a pod that does not get the devices that it requests (DEV-13, DEV-38). A static pod waits for ever,
+/// since no controller would replace it. Other pods wait for a while, and longer for a plugin's resource soon after the
+/// start of the agent. For a resource that is not offered only static pods wait, and only if a plugin may offer it.
 #[must_use]
 pub fn judge(refusal: &Refusal, pod: Patience) -> Verdict {
     let start = PLUGIN_START.saturating_sub(pod.came_after);

@@ -1,5 +1,5 @@
-//! Plugins that wait at sockets of their own until they are asked what they are (DEV-16): which of them are taken, and when one
-//! that failed is asked again.
+//! Plugins that wait at sockets of their own until they are asked for their identity (DEV-16): checks of a plugin, and
+//! pauses before one that failed is asked again.
 
 use alloc::string::String;
 use core::time::Duration;
@@ -10,14 +10,14 @@ use super::plugin::{VERSION, Wrong, cut, has_controls, offers};
 const KIND: &str = "DevicePlugin";
 /// Bytes of the path of a socket. Source: unix(7), `sun_path`.
 const MAX_PATH_BYTES: usize = 107;
-/// Pause before one that failed is asked again; doubles up to the longest one.
+/// Pause before a failed plugin is asked again; doubles up to [`MAX_RETRY`].
 const RETRY: Duration = Duration::from_millis(500);
 const MAX_RETRY: Duration = Duration::from_secs(122);
 
-/// Whether a plugin may offer what it says at its socket: its type, the resource, the path at which it serves (empty: the same
-/// socket), versions of its protocol. `declared`: the configuration offers the resource.
+/// Checks the data that a plugin gives at its own socket: its type, the resource, the path at which it serves (empty:
+/// the same socket), versions of its protocol. `declared`: the configuration offers the resource.
 ///
-/// - Errors: what it is told. It stays so as long as its socket is the same.
+/// - Errors: the answer to the plugin. The answer holds as long as the socket is the same.
 /// - Source: kubelet `pluginmanager/operationexecutor`, `cm/devicemanager/plugin/v1beta1/handler.go`, `ValidatePlugin`.
 pub fn plugin(
     kind: &str,
@@ -42,7 +42,7 @@ pub fn plugin(
     }
 }
 
-/// How long to wait after so many failures in a row, at least one.
+/// Pause after this number of failures in a row, at least one.
 #[must_use]
 pub fn retry(failures: u32) -> Duration {
     let doublings = failures.saturating_sub(1).min(16);

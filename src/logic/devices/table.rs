@@ -1,5 +1,5 @@
-//! Resources, their units, and who holds them (DEV-03, DEV-04, DEV-06, DEV-07, DEV-35, DEV-40). A resource is declared in the
-//! configuration, and what is here of it is reported; or it is a plugin's, which lists it.
+//! Resources, their units, and the holders of these (DEV-03, DEV-04, DEV-06, DEV-07, DEV-35, DEV-40). A resource is
+//! declared in the configuration, and its units that are here are reported; or it is a plugin's, which lists its units.
 
 use alloc::{
     boxed::Box,
@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 use super::{Demand, Health, Refusal};
 use crate::api::{Mono, PodUid, device::Number};
 
-/// A unit that is gone no longer than this is not told of: a device resets itself, or somebody pulls the wrong plug.
+/// Longest absence of a unit that is not reported: a device resets itself, or a person pulls the wrong plug.
 const SHORT_ABSENCE: Duration = Duration::from_secs(5);
 
-/// How long a resource is told of whose plugin has gone (DEV-04).
+/// Time for which the node still reports a resource whose plugin has gone (DEV-04).
 const PLUGIN_ABSENCE: Duration = Duration::from_secs(5 * 60);
 
 /// A unit that is here.
@@ -25,15 +25,15 @@ const PLUGIN_ABSENCE: Duration = Duration::from_secs(5 * 60);
 pub struct Found {
     /// Lasting id, at most 63 bytes.
     pub id: Box<str>,
-    /// Its nodes, for people.
+    /// Names of the unit's nodes, for people.
     pub nodes: Box<str>,
-    /// Another one: who has opened the nodes cannot go on with them.
+    /// Hash of the unit's nodes. If it changes, a process that has opened the nodes cannot go on with them.
     pub mark: u64,
-    /// Numbers of its nodes: who has a unit may open whatever has them.
+    /// Numbers of the unit's nodes. A holder of the unit may open every device with these numbers.
     pub numbers: Vec<Number>,
 }
 
-/// What one container holds of one resource.
+/// Units of one resource that one container holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Held {
@@ -41,12 +41,12 @@ pub struct Held {
     pub container: Box<str>,
     /// Resource.
     pub resource: Box<str>,
-    /// Ids of units; one that is held twice is there twice.
+    /// Ids of units; a unit that is held twice is there twice.
     pub ids: Vec<Box<str>>,
-    /// The container ends before the regular ones begin, which may take over what it holds.
+    /// Set if the container ends before the regular ones begin. Those may take over its units.
     #[serde(default)]
     pub plain_init: bool,
-    /// It is a plugin's, which says what the container gets.
+    /// Set if the resource is a plugin's, which decides what the container gets.
     #[serde(default, skip_serializing_if = "core::ops::Not::not")]
     pub plugin: bool,
 }
@@ -54,42 +54,42 @@ pub struct Held {
 /// A unit as its plugin lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Its id, 1 to 63 bytes.
+    /// Id of the unit, 1 to 63 bytes.
     pub id: Box<str>,
-    /// It can be given.
+    /// Set if the unit can be given.
     pub healthy: bool,
 }
 
-/// What a plugin is asked before units are chosen: which of them it would choose.
+/// Question to a plugin before units are chosen: which units it would choose.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
     /// Container.
     pub container: Box<str>,
     /// Resource.
     pub resource: Box<str>,
-    /// Ids among which is chosen.
+    /// Ids of units that can be chosen.
     pub available: Vec<Box<str>>,
-    /// Those that the container gets anyway.
+    /// Ids of units that the container gets in any case.
     pub must_include: Vec<Box<str>>,
-    /// How many it gets in all.
+    /// Number of units that the container gets in all.
     pub size: u32,
 }
 
-/// What the plugin would choose: a hint.
+/// Units that a plugin would choose: a hint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Preferred {
     /// Container.
     pub container: Box<str>,
     /// Resource.
     pub resource: Box<str>,
-    /// Ids; what is not free of them does not count.
+    /// Ids of units; ids that are not free are ignored.
     pub ids: Vec<Box<str>>,
 }
 
-/// What a pod holds, container by container.
+/// Units that a pod holds, container by container.
 pub type PodDevices = Rc<Vec<Held>>;
 
-/// Who holds a unit.
+/// Container that holds a unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// Pod.
@@ -98,31 +98,31 @@ pub struct Holder {
     pub container: Box<str>,
 }
 
-/// Something that happened to a unit that is held.
+/// Change of a unit that is held.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     /// Resource.
     pub resource: Box<str>,
     /// Unit.
     pub id: Box<str>,
-    /// Its nodes as they are, or were.
+    /// Names of the unit's nodes as they are, or were.
     pub nodes: Box<str>,
-    /// What happened.
+    /// Kind of the change.
     pub what: What,
-    /// Who holds it.
+    /// Containers that hold the unit.
     pub holders: Vec<Holder>,
 }
 
-/// What happened to a unit.
+/// Kind of a change of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// It is gone.
+    /// The unit is gone.
     Lost,
-    /// It is back. Neither `moved` nor `told`: after so short a time that nobody is told now either.
+    /// The unit is back. Neither `moved` nor `told`: it was away so shortly that its return is not reported either.
     Back {
-        /// Its nodes are others.
+        /// Set if the unit has other nodes than before.
         moved: bool,
-        /// It was told that it is gone.
+        /// Set if the loss of the unit was reported.
         told: bool,
     },
 }
@@ -132,9 +132,9 @@ pub enum What {
 pub struct Amount {
     /// Resource.
     pub resource: Box<str>,
-    /// How often its units may be held.
+    /// Number of times that its units may be held, all together.
     pub capacity: u32,
-    /// The same of those that are here.
+    /// Part of `capacity` that comes from units that are here.
     pub allocatable: u32,
 }
 
@@ -145,26 +145,26 @@ pub struct Shown {
     pub resource: Box<str>,
     /// Unit.
     pub id: Box<str>,
-    /// Its nodes.
+    /// Names of the unit's nodes.
     pub nodes: Box<str>,
-    /// It is here.
+    /// Set if the unit is here.
     pub healthy: bool,
-    /// It is a plugin's.
+    /// Set if the unit is a plugin's.
     pub plugin: bool,
-    /// How often it may be held.
+    /// Number of times that the unit may be held.
     pub shares: u32,
-    /// How often it is.
+    /// Number of times that the unit is held.
     pub used: u32,
-    /// Who holds it.
+    /// Containers that hold the unit.
     pub holders: Vec<Holder>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Presence {
     Here,
-    /// Since when, and nobody was told.
+    /// The unit is missing since this time. Its loss was not reported.
     Missing(Mono),
-    /// Its plugin is, and nobody was told.
+    /// The plugin is missing, or has not listed its units yet. No loss was reported.
     Unknown,
     Lost,
 }
@@ -173,7 +173,7 @@ enum Presence {
 struct Unit {
     found: Found,
     presence: Presence,
-    /// It is a part of what the node has, here or not.
+    /// Set if the unit counts for the node's capacity, here or not.
     counts: bool,
 }
 
@@ -191,14 +191,14 @@ impl Unit {
     }
 }
 
-/// How a resource that is a plugin's stands.
+/// State of the plugin that offers a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Plugin {
-    /// It is connected. Whether it has a say in which units are chosen.
+    /// The plugin is connected. `prefers`: it wants to be asked which units it would choose.
     Here { prefers: bool },
-    /// It has gone.
+    /// The plugin has gone at this time.
     Gone(Mono),
-    /// That is long ago, or was before this agent.
+    /// The plugin has gone long ago, or before this agent started.
     Forgotten,
 }
 
@@ -206,7 +206,7 @@ enum Plugin {
 struct Resource {
     shares: u32,
     units: Vec<Unit>,
-    /// `None`: it is declared.
+    /// `None`: the resource is declared in the configuration.
     plugin: Option<Plugin>,
 }
 
@@ -215,7 +215,7 @@ impl Resource {
         self.units.iter().filter(|u| u.presence == Presence::Here)
     }
 
-    /// What was listed does not hold any more.
+    /// Marks the units that the plugin listed as healthy as unknown.
     fn doubt(&mut self) {
         for unit in &mut self.units {
             if unit.presence == Presence::Here {
@@ -224,7 +224,7 @@ impl Resource {
         }
     }
 
-    /// When it is forgotten.
+    /// Time at which a plugin that has gone is forgotten.
     fn gone(&self) -> Option<Mono> {
         match self.plugin {
             Some(Plugin::Gone(since)) => Some(since + PLUGIN_ABSENCE),
@@ -240,44 +240,45 @@ impl Resource {
 /// A unit, as one container of a pod may have it.
 struct Room<'a> {
     id: &'a str,
-    /// How often it has it already.
+    /// Number of times that the container has it already.
     times: u32,
     had: bool,
-    /// Its plugin would choose it.
+    /// Set if the unit's plugin would choose it.
     preferred: bool,
-    /// So often the pod holds it anyway.
+    /// Number of times that the pod holds the unit for init containers only: giving it again is free.
     no_charge: u32,
-    /// How often other pods hold it.
+    /// Number of times that other pods hold it.
     others: u32,
-    /// How often the container may have it.
+    /// Number of times that the container may have it.
     most: u32,
 }
 
 impl Room<'_> {
-    /// The least is next: one that the container had, one that an init container of the pod is done with by then, one that
-    /// the plugin prefers, then the one that is used least.
+    /// Sort key: the least unit is given next. Units that the container has the fewest times come first; then units that
+    /// it had before, units that an init container of the pod has left by then, units that the plugin prefers, and units
+    /// that other pods hold least.
     fn order(&self) -> (u32, bool, bool, bool, u32) {
         let costs = self.times >= self.no_charge;
         (self.times, !self.had, costs, !self.preferred, self.others)
     }
 
-    /// The container gets it anyway.
+    /// Returns true if the container gets the unit in any case.
     const fn is_given(&self) -> bool {
         self.most > 0 && (self.had || self.no_charge > 0)
     }
 }
 
-/// See the module's words.
+/// Table of the resources and the pods that hold units.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     resources: BTreeMap<Box<str>, Resource>,
     holders: BTreeMap<PodUid, PodDevices>,
-    /// What plugins would choose for pods that wait.
+    /// Preferences of plugins for pods that wait.
     preferred: BTreeMap<PodUid, Vec<Preferred>>,
 }
 
 impl Table {
-    /// There is such a resource, whose units may be held so often. It has none yet.
+    /// Adds a declared resource, without units yet. Each unit may be held `shares` times.
     pub fn declare(&mut self, resource: &str, shares: u32) {
         let new = Resource {
             shares,
@@ -286,7 +287,7 @@ impl Table {
         self.resources.insert(resource.into(), new);
     }
 
-    /// A plugin offered the resource to an agent before this one. It has no units yet (DEV-12).
+    /// Adds a resource that a plugin offered to an agent before this one, without units yet (DEV-12).
     pub fn recall(&mut self, resource: &str) {
         let known = self.resources.entry(resource.into());
         known.or_insert_with(|| Resource {
@@ -296,8 +297,8 @@ impl Table {
         });
     }
 
-    /// A plugin offers the resource, and lists its units next. `prefers`: it has a say in which units are chosen. Nothing
-    /// happens if the resource is declared.
+    /// Takes in that a plugin offers the resource; the list of its units comes next. `prefers`: the plugin wants to be
+    /// asked which units it would choose. No change if the resource is declared.
     pub fn register(&mut self, resource: &str, prefers: bool) {
         self.recall(resource);
         if let Some(known) = self.resources.get_mut(resource)
@@ -308,14 +309,14 @@ impl Table {
         }
     }
 
-    /// Whether the resource is a plugin's.
+    /// Returns true if the resource is a plugin's.
     #[must_use]
     pub fn is_plugins(&self, resource: &str) -> bool {
         let known = self.resources.get(resource);
         known.is_some_and(|known| known.plugin.is_some())
     }
 
-    /// A plugin lists its units, all of them (DEV-03). Returns what happened to those that are held.
+    /// Takes in a plugin's complete list of units (DEV-03). Returns the changes of units that are held.
     pub fn list(&mut self, resource: &str, all: Vec<Listed>) -> Vec<Change> {
         let known = self.resources.get_mut(resource);
         let Some(known) = known.filter(|known| known.plugin.is_some()) else {
@@ -358,8 +359,8 @@ impl Table {
         changes
     }
 
-    /// The plugin has gone: nothing of it can be given (DEV-04). Containers that hold something go on, and nobody is told: as a
-    /// rule it is back soon.
+    /// Takes in that the plugin has gone: none of its units can be given (DEV-04). Containers that hold units go on,
+    /// and no change is reported: as a rule the plugin is back soon.
     pub fn disconnect(&mut self, resource: &str, now: Mono) {
         let known = self.resources.get_mut(resource);
         let Some(known) = known.filter(|known| known.plugin.is_some()) else {
@@ -369,8 +370,8 @@ impl Table {
         known.doubt();
     }
 
-    /// Whether the resource can make room for that of another plugin: its own has gone long ago, the node tells of none of its
-    /// units by now, and no pod holds any (DEV-11).
+    /// Returns true if the resource may be dropped in favour of another plugin's: its own plugin has gone long ago, the
+    /// node no longer reports its units, and no pod holds one (DEV-11).
     #[must_use]
     pub fn can_spare(&self, resource: &str) -> bool {
         let known = self.resources.get(resource);
@@ -379,7 +380,7 @@ impl Table {
             && !self.holders.values().any(|all| all.iter().any(is_held))
     }
 
-    /// The resource makes room. Nothing happens if it cannot.
+    /// Drops the resource if [`Table::can_spare`] allows it.
     pub fn spare(&mut self, resource: &str) {
         if self.can_spare(resource) {
             self.resources.remove(resource);
@@ -391,7 +392,7 @@ impl Table {
         self.resources.keys().map(|name| &**name)
     }
 
-    /// A pod holds this since before this agent.
+    /// Takes in the units that a pod has held since before this agent.
     pub fn restore(&mut self, pod: PodUid, held: Vec<Held>) {
         for held in &held {
             if held.plugin {
@@ -408,7 +409,7 @@ impl Table {
                     };
                     let mut unit = Unit::new(found, Presence::Lost);
                     if resource.plugin.is_some() {
-                        // It is not lost: its plugin begins, too.
+                        // The unit is not lost: its plugin is starting, too.
                         unit.presence = Presence::Unknown;
                         unit.counts = false;
                     }
@@ -419,7 +420,7 @@ impl Table {
         self.holders.insert(pod, Rc::new(held));
     }
 
-    /// The units of a resource that are here now, all of them. Returns what happened to those that are held.
+    /// Takes in the units of a resource that are here now, all of them. Returns the changes of units that are held.
     pub fn report(&mut self, resource: &str, all: Vec<Found>, now: Mono) -> Vec<Change> {
         let Some(known) = self.resources.get_mut(resource) else {
             return Vec::new();
@@ -449,7 +450,7 @@ impl Table {
         self.of_holders(resource, changes)
     }
 
-    /// Time has passed. Returns the units that are held and gone.
+    /// Applies the passage of time. Returns the units that are held and now count as lost.
     pub fn handle_timeout(&mut self, now: Mono) -> Vec<Change> {
         let mut lost = Vec::new();
         for (name, resource) in &mut self.resources {
@@ -474,7 +475,7 @@ impl Table {
         changes
     }
 
-    /// When [`Table::handle_timeout`] has something to do.
+    /// Time at which [`Table::handle_timeout`] has work.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Mono> {
         let gone = self.resources.values().filter_map(Resource::gone);
@@ -505,7 +506,7 @@ impl Table {
         holders
     }
 
-    /// What is gone and nobody holds is not waited for.
+    /// Removes lost units without a holder.
     fn forget_lost(&mut self) {
         for (name, resource) in &mut self.resources {
             let holders = &self.holders;
@@ -519,13 +520,13 @@ impl Table {
         }
     }
 
-    /// What the pod holds.
+    /// Units that the pod holds.
     #[must_use]
     pub fn held_by(&self, pod: &PodUid) -> Option<&PodDevices> {
         self.holders.get(pod)
     }
 
-    /// Takes back what pods hold that are not among these (DEV-14). Returns whether there was any.
+    /// Takes back the units of pods for which `keeps` is false (DEV-14). Returns true if there were any.
     pub fn release(&mut self, keeps: impl Fn(&PodUid) -> bool) -> bool {
         let before = self.holders.len();
         self.holders.retain(|pod, _| keeps(pod));
@@ -537,7 +538,7 @@ impl Table {
         released
     }
 
-    /// The first resource that nobody offers (DEV-05).
+    /// Refusal for the first requested resource that is not known here (DEV-05).
     #[must_use]
     pub fn unregistered(&self, demands: &[Demand]) -> Option<Refusal> {
         let unknown = |demand: &&Demand| !self.resources.contains_key(&*demand.resource);
@@ -545,15 +546,16 @@ impl Table {
         Some(Refusal::Unregistered(demand.resource.as_str().into()))
     }
 
-    /// Whether [`Table::allocate`] would succeed.
+    /// Checks that [`Table::allocate`] would succeed.
     ///
     /// # Errors
-    /// Why it would not.
+    /// The refusal that it would return.
     pub fn check(&self, pod: &PodUid, demands: &[Demand]) -> Result<(), Refusal> {
         self.choose(pod, demands).map(drop)
     }
 
-    /// What a plugin is to be asked before the pod is given what it asks for (DEV-06); `None`: nothing, or it would get nothing.
+    /// The next question to a plugin before the pod's units are allocated (DEV-06); `None`: no question is open, or the
+    /// allocation would fail.
     #[must_use]
     pub fn question(&self, pod: &PodUid, demands: &[Demand]) -> Option<Question> {
         let mut question = None;
@@ -582,7 +584,7 @@ impl Table {
         chosen.ok().and(question)
     }
 
-    /// A plugin has answered.
+    /// Takes in a plugin's answer to a [`Question`].
     pub fn prefer(&mut self, pod: &PodUid, answer: Preferred) {
         self.preferred.entry(pod.clone()).or_default().push(answer);
     }
@@ -593,11 +595,11 @@ impl Table {
         self.preferred.get(pod)?.iter().find(of)
     }
 
-    /// Gives a pod what it asks for, of which nothing runs: what it holds and can use it keeps. Resources that are not
-    /// known here are passed over: a cluster may count them by itself.
+    /// Gives a pod the units that it requests, while none of its containers runs. The pod keeps units that it holds and
+    /// can use. Resources that are not known here are skipped: a cluster may count them by itself.
     ///
     /// # Errors
-    /// Something is not here or is not free. Nothing has changed then.
+    /// A unit is not here or not free. The table is unchanged then.
     pub fn allocate(&mut self, pod: &PodUid, demands: &[Demand]) -> Result<(), Refusal> {
         let held = self.choose(pod, demands)?;
         self.preferred.remove(pod);
@@ -609,7 +611,7 @@ impl Table {
         Ok(())
     }
 
-    /// Whether all that the pod holds is here.
+    /// Returns true if all units that the pod holds are here.
     #[must_use]
     pub fn can_use(&self, pod: &PodUid) -> bool {
         let is_here = |held: &Held| {
@@ -621,8 +623,8 @@ impl Table {
             .is_none_or(|held| held.iter().all(is_here))
     }
 
-    /// Gives a pod other units for those that it cannot use any more: before anything of it began, and it could not begin with
-    /// what it holds. Nothing happens if all of that is here (DEV-08).
+    /// Replaces units that a pod holds and cannot use any more (DEV-08). Called before the first container of the pod
+    /// starts, when the pod could not start with the units that it holds. No change if all of them are here.
     ///
     /// # Errors
     /// As of [`Table::allocate`].
@@ -637,7 +639,7 @@ impl Table {
         self.choose_each(pod, demands, |_, _, _| {})
     }
 
-    /// Chooses for one demand after the other; `look` sees what there is for each that can be met.
+    /// Chooses units for one demand after the other; `look` sees the candidates of each demand that can be met.
     fn choose_each(
         &self,
         pod: &PodUid,
@@ -682,7 +684,7 @@ impl Table {
         Ok(held)
     }
 
-    /// What a container may have of each unit that is here, if the pod holds `held` besides.
+    /// Candidates for a container among the units that are here. `held`: units of the pod's other containers.
     fn rooms<'a>(
         &self,
         pod: &PodUid,
@@ -718,9 +720,9 @@ impl Table {
         rooms.collect()
     }
 
-    /// Numbers that other pods can open, and that are to be nobody else's: of units that are gone while those pods hold them,
-    /// whatever has such a number now; and of units of other resources, if either of them is given to one at a time. `wanted`
-    /// has so many `shares`.
+    /// Numbers that other pods can open and that this pod must not get. These are numbers of lost units that those pods
+    /// hold, for another device may have such a number now; and numbers of units of other resources, if one of the two
+    /// resources has one share. `shares`: shares of the resource `wanted`.
     fn reachable(&self, pod: &PodUid, wanted: &str, shares: u32) -> BTreeSet<Number> {
         let mut numbers = BTreeSet::new();
         for (name, resource) in &self.resources {
@@ -737,7 +739,7 @@ impl Table {
         numbers
     }
 
-    /// How much there is of each resource, by name.
+    /// Amounts of each resource, by name.
     #[must_use]
     pub fn amounts(&self) -> Vec<Amount> {
         let all = self.resources.iter();
@@ -756,7 +758,8 @@ impl Table {
         .collect()
     }
 
-    /// How a unit is that somebody holds (DEV-15). `starts`: the agent is so new that plugins of before it may yet come.
+    /// Health of a unit that is held (DEV-15). `starts`: the agent started so recently that plugins of the time before
+    /// may yet register again.
     #[must_use]
     pub fn health(&self, resource: &str, id: &str, starts: bool) -> Health {
         let Some(known) = self.resources.get(resource) else {
@@ -771,7 +774,8 @@ impl Table {
         }
     }
 
-    /// Who holds what a plugin has not listed since it registered: until it does, nobody knows how that is.
+    /// Pods that hold units which the plugin has not listed since it registered: until it does, their health is
+    /// unknown.
     #[must_use]
     pub fn in_doubt(&self, resource: &str) -> Vec<PodUid> {
         let known = self.resources.get(resource);
@@ -782,7 +786,7 @@ impl Table {
         pods.into_iter().collect()
     }
 
-    /// Every unit, by resource. The resource of a plugin that has none is there once, without an id.
+    /// Lists every unit, by resource. A plugin's resource without units is there once, without an id.
     #[must_use]
     pub fn shown(&self) -> Vec<Shown> {
         let mut shown = Vec::new();
@@ -838,14 +842,15 @@ fn refusal(resource: &Resource, demand: &Demand, available: u32, had: &[Box<str>
     }
 }
 
-/// How often a pod holds a unit: plain init containers run one after the other, beside the sidecars that began before them,
-/// and before all others.
+/// Number of times that a pod holds a unit. Plain init containers run one after the other, beside the sidecars that
+/// began before them, and before all other containers.
 fn uses(held: &[Held], resource: &str, id: &str) -> u32 {
     let (init, others) = parts(held, resource, id);
     init.max(others)
 }
 
-/// The same while its plain init containers run, and of the others after them. `held` is in the order in which they begin.
+/// Number of times that a pod holds a unit while its plain init containers run, and after them. `held` is in the order
+/// in which the containers start.
 fn parts(held: &[Held], resource: &str, id: &str) -> (u32, u32) {
     let (mut init, mut others) = (0, 0_u32);
     for held in held.iter().filter(|h| *h.resource == *resource) {
@@ -936,10 +941,10 @@ mod tests {
              Available: 0, which is unexpected"
         );
         assert_eq!(refused.rejection().reason, "UnexpectedAdmissionError");
-        // What a pod has it keeps, also in another order.
+        // A pod keeps its units, whatever the order.
         table.allocate(&pod("q"), &[asks("c", 1)]).expect("b again");
         assert_eq!(ids(&table, "q"), "c=b");
-        // All of a pod, or nothing.
+        // A pod gets all its units, or none.
         table.release(|p| *p == pod("q"));
         let refused = table.allocate(&pod("r"), &[asks("c", 1), asks("d", 1)]);
         assert_eq!(
@@ -949,7 +954,7 @@ mod tests {
         assert_eq!(ids(&table, "r"), "");
         table.allocate(&pod("r"), &[asks("d", 1)]).expect("a");
         assert_eq!(ids(&table, "r"), "d=a");
-        // Another amount: anew.
+        // Another amount is allocated anew.
         table.release(|_| false);
         table.allocate(&pod("r"), &[asks("d", 2)]).expect("both");
         assert_eq!(ids(&table, "r"), "d=a+b");
@@ -991,7 +996,7 @@ mod tests {
         table.allocate(&pod("p"), &demands).expect("reused");
         assert_eq!(ids(&table, "p"), "init1=a+b init2=a sidecar=a c=b");
         assert!(table.check(&pod("q"), &[asks("c", 1)]).is_err());
-        // Regular ones take what init containers had, although others are free.
+        // Regular containers take the units of init containers, although other units are free.
         table.release(|_| false);
         table.allocate(&pod("o"), &[asks("c", 1)]).expect("a");
         table
@@ -1010,7 +1015,7 @@ mod tests {
         let mut two = table(1, &["a", "b"]);
         two.allocate(&pod("p"), &both).expect("one each");
         assert_eq!(ids(&two, "p"), "sidecar=a init=b");
-        // What a plain init container had is free for who begins after it, and for nobody who began before.
+        // The unit of a plain init container is free for containers that start after it, not for those before.
         let all = [
             asks("init1", 1),
             asks("sidecar1", 1),
@@ -1027,7 +1032,7 @@ mod tests {
             two.check(&pod("o"), &more).is_err(),
             "sidecars run beside it"
         );
-        // A unit that two may hold at once: a regular container follows the plain one.
+        // A unit with two shares: a regular container follows the plain init container.
         let all = [asks("sidecar", 1), asks("init", 1), asks("c", 1)];
         for demands in [&all[..2], &all] {
             let mut shared = table(2, &["a"]);
@@ -1053,7 +1058,7 @@ mod tests {
                 }
             );
         }
-        // What another container of the pod has is not free either.
+        // The units of other containers of the pod are not free either.
         let refused = table.check(&pod("q"), &[asks("c", 2000), asks("d", 46)]);
         let refused = refused.expect_err("too many").to_string();
         assert!(refused.ends_with("Requested: 46, Available: 45"));
@@ -1086,16 +1091,16 @@ mod tests {
             let refused = refused.expect_err("of any resource").to_string();
             assert!(refused.ends_with("Requested: 1, Available: 0"), "{refused}");
         }
-        // Its own number is nothing new to the holder, of which nothing runs then.
+        // The holder may get its own number again: none of its containers runs then.
         assert_eq!(table.check(&pod("p"), &[asks("c", 2)]), Ok(()));
         table.allocate(&pod("q"), &[asks("c", 1)]).expect("d");
         assert_eq!(ids(&table, "q"), "c=d");
-        // The holding ends.
+        // The holder releases its units.
         let mut after = table.clone();
         after.release(|p| *p != pod("p"));
         after.allocate(&pod("r"), &[asks("c", 1)]).expect("b");
         assert_eq!(ids(&after, "r"), "c=b");
-        // Or what is held is back, with another number.
+        // Or the held unit is back, with another number.
         table.report(R, vec![tty("a", 3), tty("b", 0), tty("d", 2)], Mono(11_000));
         table.allocate(&pod("r"), &[asks("c", 1)]).expect("b");
         assert_eq!(ids(&table, "r"), "c=b");
@@ -1150,7 +1155,7 @@ mod tests {
         let mut table = table(1, &[]);
         table.report(R, vec![tty("serial", 0)], Mono(0));
         table.allocate(&pod("p"), &[asks("c", 1)]).expect("it");
-        // By their ports now.
+        // A twin was plugged in: ids are made of ports now.
         let two = vec![tty("port1", 0), tty("port2", 1)];
         table.report(R, two, Mono(1));
         table.allocate(&pod("q"), &[asks("c", 1)]).expect("twin");
@@ -1193,7 +1198,7 @@ mod tests {
             "yet it is not given"
         );
         assert_eq!(table.next_timeout(), Some(at(15)));
-        // A short absence: nobody is told, and who wants a restart at any replug gets it.
+        // A short absence is not reported as a loss; a container that wants a restart at any replug gets it.
         let short = table.report(R, vec![found("a", 1), found("b", 1)], at(12));
         let back = |moved, told| What::Back { moved, told };
         let whats: Vec<_> = short.iter().map(|c| (&*c.id, c.what)).collect();
@@ -1201,11 +1206,11 @@ mod tests {
         assert_eq!(table.next_timeout(), None);
         let same = table.report(R, vec![found("a", 1), found("b", 1)], at(12));
         assert_eq!(same, [], "it was never gone");
-        // A short one, and it is another node by now.
+        // A short absence, and another node after it.
         assert_eq!(table.report(R, vec![], at(13)), []);
         let moved = table.report(R, vec![found("a", 2)], at(14));
         assert_eq!(moved[0].what, back(true, false));
-        // A long one.
+        // A long absence.
         assert_eq!(table.report(R, vec![], at(20)), []);
         assert_eq!(table.handle_timeout(at(24)), []);
         let lost = table.handle_timeout(at(25));
@@ -1232,7 +1237,7 @@ mod tests {
         let changes = table.report(R, vec![found("a", 2)], at(30));
         assert_eq!(changes[0].what, back(false, true));
         assert_eq!(amounts(&table), (1, 1));
-        // Nobody waits for what a pod left behind.
+        // A lost unit without a holder is forgotten.
         table.report(R, vec![], at(40));
         table.handle_timeout(at(45));
         table.release(|_| false);
@@ -1266,7 +1271,7 @@ mod tests {
         assert_eq!(shown, [("a", true, 1), ("b", false, 1)]);
         let back = table.report(R, vec![found("a", 1), found("b", 1)], Mono(1));
         assert_eq!(back.len(), 1);
-        // A pod of which nothing runs takes another one, if its own is gone.
+        // A pod without a running container takes another unit if its own is gone.
         table.report(R, vec![found("c", 1)], Mono(2));
         table.allocate(&pod("q"), &[asks("c", 1)]).expect("another");
         assert_eq!(ids(&table, "q"), "c=c");
@@ -1307,7 +1312,7 @@ mod tests {
         assert!(table.held_by(&pod("p")).expect("held")[0].plugin);
         let refused = table.check(&pod("q"), &[asks("c", 1)]).expect_err("none");
         assert!(refused.to_string().ends_with("Available: 0"));
-        // A list replaces what was before. What is held and not listed is lost, and no part of the node any more.
+        // A list replaces the one before. A held unit that is not listed is lost, and no part of the node any more.
         let changes = table.list(R, listed(&[("a", false), ("b", true)]));
         let lost = |c: &&Change| c.what == What::Lost;
         assert_eq!(changes.iter().filter(lost).count(), 2, "{changes:?}");
@@ -1353,12 +1358,12 @@ mod tests {
         assert_eq!(amounts(&table), (2, 0), "at once");
         let refused = table.check(&pod("q"), &[asks("c", 1)]).expect_err("gone");
         assert_eq!(refused, Refusal::NoneHealthy(R.into()));
-        // It is back: nobody is told of anything.
+        // The plugin is back: no change is reported.
         table.register(R, false);
         assert_eq!(amounts(&table), (2, 0), "until it lists");
         assert_eq!(table.list(R, listed(&[("a", true), ("b", true)])), []);
         assert_eq!((amounts(&table), table.next_timeout()), ((2, 2), None));
-        // It does not come back.
+        // The plugin does not come back.
         table.disconnect(R, at(20));
         assert_eq!(table.next_timeout(), Some(at(320)));
         assert_eq!(table.handle_timeout(at(319)), []);
@@ -1390,7 +1395,7 @@ mod tests {
         assert_eq!(table.list(R, listed(&[("a", true)])), []);
         assert_eq!(health(&table, "a"), Health::Healthy);
         assert_eq!(table.in_doubt(R), []);
-        // Another agent begins, and the plugin has not come yet, or does not.
+        // Another agent starts, and the plugin has not come yet, or does not come.
         let mut table = Table::default();
         let held = Held {
             container: "c".into(),
@@ -1402,7 +1407,7 @@ mod tests {
         table.restore(pod("p"), vec![held]);
         assert_eq!(table.health(R, "a", true), Health::Unsaid);
         assert_eq!(health(&table, "a"), Health::Unhealthy);
-        // Of the machine: a short absence is not told.
+        // A declared unit: a short absence does not count.
         let mut table = self::table(1, &["a"]);
         table.allocate(&pod("p"), &[asks("c", 1)]).expect("a");
         table.report(R, vec![], Mono(0));
@@ -1421,23 +1426,23 @@ mod tests {
         let demands = [asks("c", 2)];
         table.allocate(&pod("p"), &demands).expect("two");
         assert_eq!(ids(&table, "p"), "c=a+b");
-        // The plugin refuses, and its units are well.
+        // The plugin refuses although its units are healthy.
         assert!(table.can_use(&pod("p")));
         assert_eq!(table.allocate_again(&pod("p"), &demands), Ok(()));
         assert_eq!(ids(&table, "p"), "c=a+b");
-        // One is not: the other one stays.
+        // One unit is unhealthy: the other one stays.
         table.list(R, listed(&[("a", false), ("b", true), ("c", true)]));
         assert!(!table.can_use(&pod("p")));
         assert_eq!(table.allocate_again(&pod("p"), &demands), Ok(()));
         assert_eq!(ids(&table, "p"), "c=b+c");
-        // There is no other one: it keeps what it has.
+        // There is no other unit: the pod keeps what it has.
         table.list(R, listed(&[("a", false), ("b", true), ("c", false)]));
         assert_eq!(
             table.allocate_again(&pod("p"), &demands),
             Err(Refusal::NoLongerHealthy(R.into()))
         );
         assert_eq!(ids(&table, "p"), "c=b+c");
-        // Nor while the plugin is away.
+        // No other unit while the plugin is away, either.
         table.disconnect(R, Mono(0));
         assert!(table.allocate_again(&pod("p"), &demands).is_err());
         assert!(table.can_use(&pod("q")), "it has none");
@@ -1467,7 +1472,7 @@ mod tests {
         assert!(!spares(&table), "a pod holds it");
         table.release(|_| false);
         assert!(spares(&table));
-        // It has no units any more, and is shown all the same.
+        // The resource has no units any more, and is shown all the same.
         let none = Shown {
             resource: R.into(),
             plugin: true,
@@ -1541,14 +1546,14 @@ mod tests {
             ("c", texts(&["c"])),
             "what its init container had"
         );
-        // What is not there, or not healthy, does not count.
+        // Ids that are not there, or not healthy, are ignored.
         table.prefer(&pod("p"), answer("c", &["d", "x", "b"]));
         assert_eq!(table.question(&pod("p"), &demands), None);
         table.allocate(&pod("p"), &demands).expect("given");
         assert_eq!(ids(&table, "p"), "init=c c=c+b");
-        // What it has it keeps, and nobody is asked.
+        // The container keeps its units, and the plugin is not asked.
         assert_eq!(table.question(&pod("p"), &demands), None);
-        // Nothing is asked where nothing can be given, or the plugin has no say.
+        // There is no question if no unit can be given, or if the plugin does not want one.
         assert_eq!(table.question(&pod("q"), &[asks("c", 2)]), None);
         let table = of_plugin(&all, false);
         assert_eq!(table.question(&pod("p"), &demands), None);

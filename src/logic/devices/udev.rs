@@ -18,31 +18,32 @@ use crate::{
 /// Attributes, or properties, of one entry.
 const MAX_NAMES: usize = 16;
 
-/// What is wanted of a device. All of it must hold; empty: anything.
+/// Pattern for a device. All fields must match; an empty field matches any device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Udev {
-    /// Its place among all of the entries: [`crate::api::device::Seen::udev`] names it so.
+    /// Number of this pattern among those of all entries, as [`crate::api::device::Seen::udev`] uses it.
     pub(super) number: u16,
     subsystem: String,
-    /// Of it, or of what it is a part of.
+    /// Driver of the device or of one of its parents.
     driver: String,
-    /// Files and patterns of what they hold: all of one device, itself or what it is a part of.
+    /// Attribute files and patterns of their content: all of one device, either this one or one of its parents.
     attr: BTreeMap<String, String>,
-    /// Names and patterns of its own.
+    /// Names of the device's own properties and patterns of their values.
     property: BTreeMap<String, String>,
     tag: String,
 }
 
 impl Udev {
-    /// Whether a device of this subsystem may be meant.
+    /// Returns true if the pattern may match a device of this subsystem.
     pub(super) fn is_of(&self, subsystem: &str) -> bool {
         self.subsystem.is_empty() || glob::text(&self.subsystem, subsystem)
     }
 
-    /// Whether the device is meant. What costs least is looked at first.
+    /// Returns true if the pattern matches the device. Cheap checks come first. The subsystem is checked by
+    /// [`Udev::is_of`].
     ///
-    /// - Source: udev(7): attributes of parents must all be those of one parent. Here the driver may be that of another one, for
-    ///   an adapter's serial number is never beside the driver of its line.
+    /// - Source: udev(7): attributes of parents must all be those of one parent. Here the driver may be that of another
+    ///   parent, for an adapter's serial number is never beside the driver of its line.
     pub(super) fn is(&self, device: &dyn Facts) -> bool {
         let is = |pattern: &str, value: Option<String>| {
             value.is_some_and(|value| glob::text(pattern, &value))
@@ -71,7 +72,7 @@ impl Udev {
     }
 }
 
-/// What udev's database and the kernel's own file hold.
+/// Content of udev's database and of the kernel's `uevent` file.
 struct Known<'a> {
     /// Later ones win.
     properties: BTreeMap<&'a str, &'a str>,
@@ -79,8 +80,8 @@ struct Known<'a> {
 }
 
 impl<'a> Known<'a> {
-    /// - Source: `systemd/src/libsystemd/sd-device`. Since its version 247 a file has a line `V:`; `G:` are then tags that the device
-    ///   ever had, `Q:` those of now.
+    /// - Source: `systemd/src/libsystemd/sd-device`. From version 247 on a file has a line `V:`; `G:` lines are then
+    ///   tags that the device ever had, `Q:` lines its present tags.
     fn read(database: &'a str, event: &'a str) -> Self {
         let own = event.lines().filter_map(|line| line.split_once('='));
         let mut properties: BTreeMap<&str, &str> = own.collect();
@@ -100,7 +101,7 @@ impl<'a> Known<'a> {
         }
     }
 
-    /// As udev tells it: the kernel leaves the directory out of the node's name.
+    /// Value of a property as udev tells it: the kernel leaves the directory out of the node's name.
     fn property(&self, name: &str) -> Option<String> {
         let value = *self.properties.get(name)?;
         Some(match name == "DEVNAME" && !value.starts_with('/') {
@@ -110,7 +111,7 @@ impl<'a> Known<'a> {
     }
 }
 
-/// Checks what is written.
+/// Checks a pattern of the configuration.
 ///
 /// - Errors: the first wrong value, with its path.
 pub(super) fn udev(value: &Value, path: &str) -> Result<Udev, WrongValue> {
@@ -131,7 +132,7 @@ pub(super) fn udev(value: &Value, path: &str) -> Result<Udev, WrongValue> {
     Ok(udev)
 }
 
-/// A file of the device or below it, such as `power/control`: nothing outside of it.
+/// Returns true for the relative path of a file of the device, such as `power/control`: none outside of its directory.
 fn is_attribute(name: &str) -> bool {
     let mut parts = name.split('/');
     parts.all(|part| !super::declared::is_no_name(part))
@@ -244,7 +245,7 @@ mod tests {
             ),
             (json!({"attr": {"product": "USB*"}}), true),
             (json!({"attr": {"product": "USB [[]Serial]"}}), true),
-            // Each of them is somewhere, and no device has both.
+            // Each attribute is somewhere, but no device has both.
             (
                 json!({"attr": {"idVendor": "0403", "idProduct": "0002"}}),
                 false,

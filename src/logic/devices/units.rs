@@ -1,4 +1,5 @@
-//! From a look at the machine to units with lasting ids (DEV-31 to DEV-36), and to what a container is given of one.
+//! Units with lasting ids, from a look at the machine (DEV-31 to DEV-36), and the nodes that a container gets of a
+//! unit.
 
 use alloc::{
     borrow::ToOwned as _, boxed::Box, collections::BTreeSet, format, string::String, vec::Vec,
@@ -21,10 +22,10 @@ use crate::{
     fnv::fnv1a,
 };
 
-/// Where nodes have names that tell nothing alone.
+/// Directory in which a node's last name component alone is not unique.
 const USB_NODES: &str = "/dev/bus/usb/";
 
-/// What is here of an entry.
+/// Unit of an entry that is here.
 struct Unit<'a> {
     id: String,
     parts: Vec<Part<'a>>,
@@ -36,7 +37,7 @@ impl<'a> Unit<'a> {
     }
 }
 
-/// What a unit gives.
+/// Part of a unit: a node or a CDI device.
 #[derive(Clone, Copy)]
 enum Part<'a> {
     Node(&'a Node),
@@ -52,7 +53,7 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// The same one has the same key, also under another name of its node.
+    /// Key that identifies the part. Another name of the same node has the same key.
     fn key(&self) -> (Option<Number>, &'a str) {
         match self {
             Self::Node(node) => (Some(number(node)), ""),
@@ -68,7 +69,8 @@ fn nodes_of<'a>(parts: &[Part<'a>]) -> impl Iterator<Item = &'a Node> {
     })
 }
 
-/// What is here of each entry, in their order: at most [`MAX_UNITS`] together, of the first ones.
+/// Finds the units of each entry that are here, in the order of the entries. All entries together have at most
+/// [`MAX_UNITS`]; the first ones win.
 #[must_use]
 pub fn units(declared: &Declared, seen: &Seen) -> Vec<Vec<Found>> {
     let mut room = MAX_UNITS;
@@ -90,12 +92,12 @@ pub fn units(declared: &Declared, seen: &Seen) -> Vec<Vec<Found>> {
     .collect()
 }
 
-/// What a container gets for what it holds.
+/// Devices that a container gets for the units it holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Given {
     /// Nodes, in the order of the resources' names.
     pub nodes: Vec<Device>,
-    /// Variables that tell of them.
+    /// Environment variables that name the nodes.
     pub env: Vec<(String, String)>,
     /// Mounts.
     pub mounts: Vec<Mount>,
@@ -103,29 +105,29 @@ pub struct Given {
     pub annotations: Vec<(String, String)>,
     /// Names of CDI devices.
     pub cdi_devices: Vec<String>,
-    /// Nodes that come and go while it runs.
+    /// Nodes that come and go while the container runs.
     pub live: Vec<Live>,
 }
 
-/// What a container has of one resource whose nodes come and go (DEV-44).
+/// Units of one resource whose nodes come and go while the container runs (DEV-44).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Live {
     /// Resource.
     pub resource: Box<str>,
-    /// Units that it holds.
+    /// Ids of the units that the container holds.
     pub ids: Vec<Box<str>>,
     /// The directory in the container.
     pub container_path: String,
     /// Letters of `rwm`.
     pub permissions: String,
-    /// Group of nodes, instead of the process's.
+    /// Group of the nodes; `None`: that of the process.
     pub gid: Option<u32>,
-    /// Nodes of now; their paths are in that directory.
+    /// Nodes of now; their paths are relative to `container_path`.
     pub nodes: Vec<Device>,
 }
 
-/// What `container` gets for what its pod holds, of units as they are seen now (DEV-41). The numbers of the nodes are what
-/// was seen: who opens a node checks that it has them.
+/// Computes what `container` gets for the units that its pod holds, as they are seen now (DEV-41). The numbers of the
+/// nodes are those of that look: whoever opens a node checks that it still has them.
 ///
 /// - Errors: a unit is not here, or its resource is no longer declared.
 pub fn given(
@@ -136,7 +138,7 @@ pub fn given(
 ) -> Result<Given, PodError> {
     let mut given = Given::default();
     let own = held.iter().filter(|h| *h.container == *container);
-    // What a plugin gives for its units it has said.
+    // A plugin's units give what its answer says.
     let mut own: Vec<&Held> = own.filter(|h| !h.plugin).collect();
     own.order_by(|a, b| a.resource.cmp(&b.resource));
     for held in own {
@@ -145,7 +147,7 @@ pub fn given(
             .entry(resource)
             .ok_or_else(|| PodError::Node(format!("{resource} is no longer in picolet.devices")))?;
         let found = find(entry, seen);
-        // One unit may be held more than once, its nodes are there once.
+        // A unit may be held more than once; its nodes are given once.
         let ids: BTreeSet<&str> = held.ids.iter().map(|id| &**id).collect();
         if entry.live {
             for id in &ids {
@@ -201,16 +203,16 @@ pub fn given(
     Ok(given)
 }
 
-/// What a container that runs has now, of units that it holds (DEV-44).
+/// Nodes that a running container has now, of the units that it holds (DEV-44).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveNow {
-    /// Nodes that it can use: none of units that are away.
+    /// Nodes that the container can use; units that are away have none.
     pub nodes: Vec<Device>,
-    /// There are others, which it cannot use before it is started anew.
+    /// Set if the container must be restarted: there are other nodes, which it can use only then.
     pub restart: bool,
 }
 
-/// What a container has now. `None`: there is no such entry.
+/// Computes the nodes that a running container has now. `None`: the resource has no live entry.
 #[must_use]
 pub fn live_nodes(declared: &Declared, seen: &Seen, kept: &LiveRecord) -> Option<LiveNow> {
     let entry = declared.live(&kept.resource)?;
@@ -224,10 +226,10 @@ pub fn live_nodes(declared: &Declared, seen: &Seen, kept: &LiveRecord) -> Option
     })
 }
 
-/// Nodes of these units by their paths in the directory of a live entry: those below [`USB_NODES`] as there, others by the last
-/// part of their names.
+/// Lists the nodes of these units by their paths in the directory of a live entry. A node below [`USB_NODES`] keeps its
+/// path there, any other node the last component of its name.
 ///
-/// - Errors: two have one path; what they are on the machine.
+/// - Errors: two nodes have one path; their paths on the machine.
 fn within(
     entry: &Entry,
     found: &[Unit<'_>],
@@ -275,8 +277,8 @@ fn number(node: &Node) -> Number {
     (node.block, node.major, node.minor)
 }
 
-/// Another one: whoever has opened the nodes cannot go on with them. The name does not count: udev may make a link to the
-/// node a moment later.
+/// Hash of the nodes. If it changes, whoever has opened the nodes cannot go on with them. The name does not count: udev
+/// may make a link to the node a moment later.
 fn mark(parts: &[Part<'_>]) -> u64 {
     let text = |node: &Node| {
         let Node {
@@ -291,8 +293,9 @@ fn mark(parts: &[Part<'_>]) -> u64 {
     fnv1a(nodes_of(parts).map(text).collect::<String>().bytes())
 }
 
-/// Units of an entry, in the order of its alternatives and of the names of their nodes. A node that an alternative has found
-/// is not given once more by a later one: a unit is that of the first, also if the later one knows of more nodes of it.
+/// Finds the units of an entry, in the order of its alternatives and of the names of their nodes. A node that one
+/// alternative has found is not given again by a later one: the first alternative defines the unit, even if a later one
+/// has more nodes of it.
 fn find<'a>(entry: &Entry, seen: &'a Seen) -> Vec<Unit<'a>> {
     let mut sets: Vec<Vec<Part<'a>>> = Vec::new();
     let mut taken = BTreeSet::new();
@@ -312,7 +315,7 @@ fn find<'a>(entry: &Entry, seen: &'a Seen) -> Vec<Unit<'a>> {
     with_ids(sets, entry.changes_product())
 }
 
-/// What one alternative finds: the parts of each unit.
+/// Finds the units of one alternative: the parts of each.
 fn matched<'a>(alternative: &Match, seen: &'a Seen) -> Vec<Vec<Part<'a>>> {
     let members = match alternative {
         Match::Each(what) => return found(what, seen),
@@ -334,7 +337,7 @@ fn matched<'a>(alternative: &Match, seen: &'a Seen) -> Vec<Vec<Part<'a>>> {
     (0..count).map(unit).collect()
 }
 
-/// What one pattern finds: each item is given as a whole.
+/// Finds the devices of one pattern. Each item is given as a whole.
 fn found<'a>(what: &What, seen: &'a Seen) -> Vec<Vec<Part<'a>>> {
     let alone = |node| Vec::from([Part::Node(node)]);
     match what {
@@ -346,7 +349,7 @@ fn found<'a>(what: &What, seen: &'a Seen) -> Vec<Vec<Part<'a>>> {
         What::Usb(usb) => {
             let mut sets = Vec::new();
             for device in seen.usb.iter().filter(|d| usb.is_at(&d.place)) {
-                // What one interface has belongs together: a camera has two nodes there, an adapter of four lines four
+                // Nodes of one interface belong together: a camera has two nodes there, an adapter of four lines four
                 // interfaces.
                 let mut interfaces: Vec<(&str, Vec<Part<'_>>)> = Vec::new();
                 for (_, node) in device.nodes.iter().filter(|(s, _)| *s == usb.nodes) {
@@ -370,7 +373,7 @@ fn found<'a>(what: &What, seen: &'a Seen) -> Vec<Vec<Part<'a>>> {
             let found = of_name.filter_map(|all| {
                 let (name, _) = all.first().filter(|(name, _)| is_cdi(meant, name))?;
                 let dirs: Vec<usize> = all.iter().map(|(_, dir)| *dir).collect();
-                // No container could be made with one of which nobody knows what it is.
+                // An ambiguous CDI device would let the container fail.
                 winner(&dirs)?;
                 Some(Vec::from([Part::Cdi(name)]))
             });
@@ -416,7 +419,7 @@ fn id(text: &str, same: usize) -> String {
     format!("{:016x}", fnv1a(text.bytes()))
 }
 
-/// What stays as it is over a reboot, and when it is plugged in again.
+/// Text of a part that stays the same over a reboot and after unplugging.
 fn lasting(part: &Part<'_>, by_port: bool) -> String {
     let node = match part {
         Part::Node(node) => node,
@@ -430,7 +433,7 @@ fn lasting(part: &Part<'_>, by_port: bool) -> String {
                 place.serial
             )
         }
-        // Not by what is plugged in there: a device may come back as another one.
+        // The product does not count: a device may come back as another one.
         Some(place) => format!("port {} {}\n", place.port, place.interface),
         None if !node.sysfs.is_empty() => format!("sysfs {}\n", node.sysfs),
         None => format!("node {}\n", node.name),
@@ -601,16 +604,16 @@ mod tests {
             "the serial number counts, neither port nor name"
         );
         assert_ne!(ids(&all, &usb(vec![stick("1-1", "B", 0)])), before);
-        // Without a serial number it is the port, whatever is plugged in.
+        // Without a serial number the port counts, whatever is plugged in.
         let nameless = ids(&all, &usb(vec![stick("1-1", "", 0)]));
         assert_eq!(ids(&all, &usb(vec![stick("1-1", "", 3)])), nameless);
         assert_ne!(ids(&all, &usb(vec![stick("1-2", "", 0)])), nameless);
-        // Cheap ones have the same number, each of them.
+        // Cheap devices all have the same serial number.
         let same = ids(&all, &usb(vec![stick("1-1", "A", 0), stick("1-2", "A", 1)]));
         let turned = ids(&all, &usb(vec![stick("1-1", "A", 1), stick("1-2", "A", 0)]));
         assert_ne!(same[0], same[1]);
         assert_eq!(same, turned);
-        // No place but its own.
+        // A node without USB: its place in sysfs counts.
         let path = one(&json!({"match": {"path": "/dev/*"}}));
         let at = |sysfs: &str, minor| {
             let node = Node {
@@ -700,7 +703,7 @@ mod tests {
                 .collect()
         };
         assert_eq!(names(&live.nodes), [("a".into(), 0)]);
-        // It is there from the start, or the container waits.
+        // A unit must be here at the start, or the container waits.
         let gone = seen(Vec::new());
         super::given(&all, &gone, &held(&ids), "c").expect_err("not here");
         let now = |all: &Declared, seen: &Seen| {
@@ -714,10 +717,10 @@ mod tests {
             Some((names(&now.nodes), now.restart))
         };
         assert_eq!(now(&all, &gone), Some((vec![], false)));
-        // Back under another number, which is no reason for anything.
+        // The node is back under another minor number: no restart.
         let back = seen(vec![line("a", 188, 9), line("b", 188, 1)]);
         assert_eq!(now(&all, &back), Some((vec![("a".into(), 9)], false)));
-        // Its rule does not span what it is now.
+        // The container's rules do not cover the node's new major.
         let other = seen(vec![line("a", 166, 0)]);
         assert_eq!(now(&all, &other), Some((vec![], true)));
         let block = Node {
@@ -812,7 +815,7 @@ mod tests {
         // DEV-30
         let usb_nodes = json!({"usb": {"vendor": "403", "product": "6001", "nodes": "tty"}});
         let mut camera = stick("1-1", "A", 0);
-        // Of the same interface.
+        // A second node of the same interface.
         camera.nodes.push(stick("1-1", "A", 1).nodes.remove(0));
         let nodes = camera.nodes.iter().map(|(_, node)| node.clone());
         let here = Seen {
@@ -830,7 +833,7 @@ mod tests {
             of(json!([path, usb_nodes])),
             ["/dev/ttyUSB0", "/dev/ttyUSB1", "/dev/ttyUSB2"]
         );
-        // Within one of them they may.
+        // Within one alternative, units may share a node.
         let group = json!({"group": [path, {"path": "/dev/ttyUSB2", "limit": 2}]});
         assert_eq!(
             of(json!([group, path])),
@@ -849,7 +852,7 @@ mod tests {
                 name("v.com/gpu=0", 0),
                 name("v.com/gpu=0", 1),
                 name("v.com/gpu=1", 0),
-                // Nobody knows which: it cannot be given.
+                // An ambiguous device cannot be given.
                 name("v.com/gpu=2", 1),
                 name("v.com/gpu=2", 1),
                 name("v.com/gpu=all", 0),
@@ -872,7 +875,7 @@ mod tests {
         assert_eq!((given_now.nodes, given_now.env), Default::default());
         let gone = given(&all, &Seen::default(), &held, "c");
         assert!(gone.is_err_and(|e| e.to_string().contains("is not here")));
-        // With a node it is one unit; none of it is given twice.
+        // A CDI device and a node make one unit; neither is given twice.
         let all = one(&json!({"match": [
             {"group": [{"cdi": "v.com/gpu=1"}, {"path": "/dev/ttyUSB*"}]},
             {"cdi": "v.com/gpu=[01]"},
@@ -936,11 +939,11 @@ mod tests {
         let both = given(&all, &now, &held(&found), "c").expect("here");
         let paths: Vec<&str> = both.nodes.iter().map(|n| &*n.container_path).collect();
         assert_eq!(paths, ["/dev/line", "/dev/line.1"]);
-        // The link's name, where nothing else is said.
+        // Without containerPath the link keeps its name.
         let plain = one(&json!({"match": {"path": "/dev/by-id/*"}}));
         let got = given(&plain, &now, &held(&found[1..]), "c").expect("here");
         assert_eq!(got.nodes[0].container_path, "/dev/by-id/b");
-        // Another is plugged in there.
+        // The device is gone.
         let gone = seen(vec![link("a", 1)]);
         let error = given(&all, &gone, &held(&found[1..]), "c").expect_err("gone");
         let error = error.to_string();

@@ -1,4 +1,4 @@
-//! Which events are the same, which are similar, and which are too many.
+//! Correlation of events: equal ones are counted, similar ones folded, too many of one object dropped.
 
 use alloc::{boxed::Box, string::ToString};
 use core::time::Duration;
@@ -9,19 +9,19 @@ use super::{Occurrence, Post, event_name, lru::Lru, object};
 use crate::api::{Mono, Wall};
 use crate::fnv::fnv1a;
 
-/// Different messages of one reason and object from which on they are folded into one event.
+/// Number of different messages of one reason and object from which on they are folded into one event.
 const MAX_MESSAGES: usize = 10;
-/// Similar events further apart than this do not count together.
+/// Longest pause between similar events that are counted together.
 const SIMILAR_WITHIN: Duration = Duration::from_secs(600);
-/// Events of one object at once.
+/// Number of events that one object may have at once.
 pub const SPAM_BURST: u32 = 25;
-/// One more may come each time that this has passed.
+/// Time after which an object may have one more event.
 const SPAM_REFILL: Duration = Duration::from_secs(300);
-/// Groups of similar events that are remembered.
+/// Number of groups of similar events that are remembered.
 pub const MAX_SIMILAR: usize = 128;
-/// Events whose counts are remembered; one that was forgotten begins as a new object.
+/// Number of events whose counts are remembered; a forgotten one begins as a new object.
 pub const MAX_SEEN: usize = 256;
-/// Objects whose number of events is remembered: a node's pods.
+/// Number of objects whose event rate is remembered: a node's pods.
 pub const MAX_BUCKETS: usize = 160;
 
 /// Messages of one group, as digests.
@@ -39,14 +39,14 @@ pub(super) struct Seen {
     first: Wall,
 }
 
-/// Tokens as the time that they stand for.
+/// Token bucket. Tokens are kept as the time in which they grow.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bucket {
     tokens_ms: u64,
     at: Mono,
 }
 
-/// The memory of what was told. See the module's words.
+/// Memory of the events that were sent. See the docs of the module.
 #[derive(Clone, Debug)]
 pub struct Correlator {
     node: Box<str>,
@@ -57,7 +57,7 @@ pub struct Correlator {
 }
 
 impl Correlator {
-    /// `node`: host of the events' source.
+    /// Creates an empty correlator. `node`: host of the events' source.
     #[must_use]
     pub fn new(node: &str) -> Self {
         Self {
@@ -69,12 +69,13 @@ impl Correlator {
         }
     }
 
-    /// From now on only warnings become objects, and of their repeats only every doubling is told; for links that cost money.
+    /// Restricts events to warnings, for links that cost money. A repeated warning is sent only when its count has
+    /// doubled.
     pub const fn set_thin(&mut self, thin: bool) {
         self.thin = thin;
     }
 
-    /// What an event leads to: an object, a greater count of one, or nothing (EVT-03).
+    /// Turns an event into a request: a new object, or a higher count of one (EVT-03). `None`: the event is dropped.
     pub fn correlate(&mut self, occurrence: &Occurrence, now: Mono) -> Option<Post> {
         if self.thin && !occurrence.warning {
             return None;
@@ -114,7 +115,7 @@ impl Correlator {
         })
     }
 
-    /// Whether the event goes into the one that stands for all similar ones.
+    /// Returns true if the event is folded into the one that stands for all similar ones.
     fn fold(&mut self, group: u64, occurrence: &Occurrence, now: Mono) -> bool {
         let similar = self.similar.entry(group, || Similar {
             messages: [0; MAX_MESSAGES],
@@ -129,7 +130,7 @@ impl Correlator {
         // Half of a digest is plenty to tell ten texts apart.
         let short = u32::try_from(hash >> 32).unwrap_or(u32::MAX);
         if !similar.messages[..similar.count].contains(&short) {
-            // At the last place each new one takes that of another: the group stays just as large.
+            // Once the group is full, a new message replaces the last one: the group stays full.
             let place = similar.count.min(MAX_MESSAGES - 1);
             similar.messages[place] = short;
             similar.count = place + 1;
@@ -137,7 +138,8 @@ impl Correlator {
         similar.count >= MAX_MESSAGES
     }
 
-    /// Whether the object still has a token. Unlike the count, which grows anyway.
+    /// Takes a token of the event's object. Returns false if none is left: the event is not sent, though it was
+    /// counted.
     fn may_tell(&mut self, occurrence: &Occurrence, now: Mono) -> bool {
         let refill_ms = u64::try_from(SPAM_REFILL.as_millis()).unwrap_or(u64::MAX);
         let full = refill_ms * u64::from(SPAM_BURST);
@@ -163,7 +165,7 @@ impl Correlator {
     }
 }
 
-/// Events that differ at most in their message and place.
+/// Digest that events share which differ at most in message and `fieldPath`.
 fn group(occurrence: &Occurrence) -> u64 {
     let subject = &occurrence.subject;
     let kind = if occurrence.warning {
@@ -186,7 +188,7 @@ fn with_message(group: u64, occurrence: &Occurrence) -> u64 {
     fnv1a(group.to_le_bytes().into_iter().chain(own.to_le_bytes()))
 }
 
-/// Texts, each ended by a byte that none of them has.
+/// Hash of texts. Each is ended by a byte that occurs in none of them.
 fn digest(texts: &[&str]) -> u64 {
     fnv1a(texts.iter().flat_map(|text| text.bytes().chain([0xff])))
 }

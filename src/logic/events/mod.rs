@@ -1,4 +1,5 @@
-//! Kubernetes events on their way to the API: which become objects, which only a count, which nothing. Rows EVT-01, EVT-03.
+//! Kubernetes events on their way to the API: some become objects, some only a count, some are dropped. Rows EVT-01,
+//! EVT-03.
 //!
 //! ```text
 //! ring of the recorder ──Occurrence──▶ Correlator ──Post──▶ Sender ──▶ POST or PATCH
@@ -7,9 +8,10 @@
 //!                                        └ too many of one object: nothing
 //! ```
 //!
-//! Nothing is queued here: the recorder's ring, which local commands show, holds what waits. Each entry there knows how many
-//! of its repeats were handed over; [`Sender::poll`] takes the next one that has some, all its repeats at once, so that what
-//! piles up while the apiserver is out of reach becomes one request. What the ring drops meanwhile is lost, the oldest first.
+//! This module has no queue: events wait in the recorder's ring, which local commands show. Each entry there knows how
+//! many of its repeats were handed over. [`Sender::poll`] takes the next entry with new repeats, all of them at once:
+//! what piles up while the apiserver is out of reach becomes one request. Events that the ring drops meanwhile are
+//! lost, the oldest first.
 //!
 //! Names and figures follow client-go `tools/record` (`events_cache.go`, `event.go`), with smaller caches: a node's own.
 
@@ -31,7 +33,7 @@ const MAX_NAME_BYTES: usize = 253;
 /// Bytes of the time in an event's name, with the dot.
 const SUFFIX_BYTES: usize = 17;
 
-/// What an event is about.
+/// Object that an event is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Subject {
     /// `Pod` or `Node`.
@@ -47,7 +49,7 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// Where its events lie: those of a node in `default`.
+    /// Namespace of its events: `default` for a node.
     #[must_use]
     pub fn event_namespace(&self) -> &str {
         match &*self.namespace {
@@ -57,12 +59,12 @@ impl Subject {
     }
 }
 
-/// An event that happened, once or several times since it was last handed over.
+/// Event that happened once or several times since its last [`Post`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Occurrence {
-    /// About what.
+    /// Object that the event is about.
     pub subject: Subject,
-    /// `Warning`; else `Normal`.
+    /// Set for type `Warning`; else `Normal`.
     pub warning: bool,
     /// Reason.
     pub reason: Box<str>,
@@ -70,28 +72,28 @@ pub struct Occurrence {
     pub message: Box<str>,
     /// Annotations of the object, a JSON object; empty for none.
     pub annotations: Box<str>,
-    /// How often, at least once.
+    /// Number of times, at least 1.
     pub times: u32,
-    /// When it happened first, with nanoseconds: part of the object's name.
+    /// Time of the first, with nanoseconds: part of the object's name.
     pub first: Wall,
-    /// When it happened last.
+    /// Time of the last.
     pub last: Wall,
 }
 
-/// A request to make.
+/// Request to the API that creates or changes an event.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Post {
     /// Namespace of the event.
     pub namespace: Box<str>,
     /// Name of the event.
     pub name: Box<str>,
-    /// The whole object: what is created.
+    /// Complete object, for creation.
     pub object: Value,
-    /// A merge patch, if the object should be there: what has changed of it. If it is not there, it is created.
+    /// Merge patch for an object that should exist already. If it does not exist, `object` is created.
     pub patch: Option<Value>,
 }
 
-/// `<name>.<time in hexadecimal>`; a long name is cut.
+/// Name of an event: `<name>.<time in hexadecimal>`; a long name is cut.
 fn event_name(subject: &str, first: Wall) -> Box<str> {
     let head = &subject[..subject.floor_char_boundary(MAX_NAME_BYTES - SUFFIX_BYTES)];
     let head = head.trim_end_matches(['.', '-']);

@@ -1,4 +1,4 @@
-//! One event at a time on its way, at a rate, with so many tries.
+//! Sending of events: one at a time, at a limited rate, with a limited number of tries.
 
 use core::time::Duration;
 
@@ -6,41 +6,41 @@ use super::{Correlator, Occurrence, Post};
 use crate::api::Mono;
 use crate::{pull_rate::PullRate, work_queue::Jitter};
 
-/// Tries to tell one event; then it is given up.
+/// Number of tries to send one event; then it is given up.
 pub const MAX_TRIES: u32 = 12;
-/// Time between two tries; the first is spread.
+/// Time between two tries; the pause before the first retry is random.
 pub const RETRY: Duration = Duration::from_secs(10);
-/// Occurrences looked at in one call that lead to nothing: the others wait for the next call.
+/// Number of occurrences without a request that one call skips at most: the others wait for the next call.
 const MAX_SKIPPED: usize = 32;
-/// Time after which a rate that was used up is asked again.
+/// Pause after the rate was used up.
 const RATE_WAIT: Duration = Duration::from_millis(20);
 
-/// How a request ended that was not done.
+/// Kind of failure of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The server does not take it, or has it already.
+    /// The server refuses the event, or has it already.
     Rejected,
-    /// No answer, 429 or 5xx: it may be tried again.
+    /// No answer, 429 or 5xx: the request may be tried again.
     Failed,
 }
 
-/// Sends what the recorder keeps. See the module's words.
+/// Sender of the recorder's events. See the docs of the module.
 #[derive(Clone, Debug)]
 pub struct Sender {
     correlator: Correlator,
     rate: PullRate,
-    /// What is on its way, or waits for its next try.
+    /// Request that is under way or waits for its next try.
     current: Option<Post>,
     busy: bool,
     tries: u32,
     not_before: Mono,
     jitter: Jitter,
-    /// Events that were given up.
+    /// Number of events that were given up.
     lost: u64,
 }
 
 impl Sender {
-    /// `per_second` and `burst`: `eventRecordQPS` (0: no limit) and `eventBurst`.
+    /// Creates a sender. `per_second` and `burst`: `eventRecordQPS` (0: no limit) and `eventBurst`.
     #[must_use]
     pub fn new(correlator: Correlator, per_second: u32, burst: u32, now: Mono, seed: u64) -> Self {
         Self {
@@ -60,8 +60,8 @@ impl Sender {
         self.correlator.set_thin(thin);
     }
 
-    /// The next request, made of what `next` has; ends with [`Sender::on_sent`]. `None`: nothing to send yet, or not
-    /// before [`Sender::next_timeout`].
+    /// Makes the next request from the occurrences of `next`; the request ends with [`Sender::on_sent`]. `None`:
+    /// nothing to send yet, or not before [`Sender::next_timeout`].
     pub fn poll(
         &mut self,
         mut next: impl FnMut() -> Option<Occurrence>,
@@ -88,7 +88,7 @@ impl Sender {
         self.current.clone()
     }
 
-    /// When [`Sender::poll`] is worth while, if something waits.
+    /// Time at which [`Sender::poll`] should be called if an event waits.
     #[must_use]
     pub const fn next_timeout(&self) -> Mono {
         if self.busy {
@@ -98,7 +98,7 @@ impl Sender {
         }
     }
 
-    /// The request ended.
+    /// Takes in the result of the request.
     pub fn on_sent(&mut self, answer: Result<(), Failure>, now: Mono) {
         self.busy = false;
         match answer {
@@ -109,7 +109,7 @@ impl Sender {
                 if self.tries >= MAX_TRIES {
                     self.give_up();
                 }
-                // Nodes whose apiserver comes back shall not all come at once.
+                // When an apiserver comes back, its nodes must not all send at once.
                 let first = self.tries == 1;
                 self.not_before = now
                     + if first {
@@ -121,7 +121,7 @@ impl Sender {
         }
     }
 
-    /// Events that were given up.
+    /// Number of events that were given up.
     #[must_use]
     pub const fn lost(&self) -> u64 {
         self.lost

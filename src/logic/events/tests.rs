@@ -132,12 +132,12 @@ fn similar_ones_are_folded() {
             "count": 2, "lastTimestamp": "1970-01-01T00:00:10Z", "message": "(combined from similar events): 10"
         }))
     );
-    // One that was told before goes the way of all.
+    // A message that was sent before is folded like all others.
     let old = correlator
         .correlate(&told("p", "Unhealthy", "3", 11), at(0))
         .expect("a count");
     assert_eq!(old.name, folded.name);
-    // After a pause they are told apart again.
+    // After a pause they are sent one by one again.
     let later = correlator
         .correlate(&told("p", "Unhealthy", "11", 700), at(601))
         .expect("new");

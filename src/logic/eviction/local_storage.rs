@@ -1,4 +1,5 @@
-//! What a pod may have on the node's disk by its own limits (EVICT-11). It goes when it has more, however much is left.
+//! Limits of a pod's own for its usage of the node's disk (EVICT-11). A pod that exceeds one is evicted, however much
+//! of the disk is left.
 
 use alloc::{format, string::String};
 
@@ -9,25 +10,25 @@ use crate::{
     qos::EPHEMERAL_STORAGE,
 };
 
-/// A pod has more than it may.
+/// Pod that uses more of the node's disk than its limits allow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     /// The pod.
     pub uid: PodUid,
-    /// What its status says. It ends with a blank, as a kubelet's does.
+    /// Message of the pod's status. Ends with a blank, as a kubelet's does.
     pub message: String,
-    /// What figures call it.
+    /// Name of the signal in metrics.
     pub signal: &'static str,
 }
 
-/// Whether the pod has such a limit.
+/// Returns true if the pod has such a limit.
 #[must_use]
 pub fn is_limited(pod: &Pod) -> bool {
     pod.spec.volumes.iter().any(|v| size_limit(v).is_some())
         || pod_sum(pod, Amount::Limits, EPHEMERAL_STORAGE).is_some()
 }
 
-/// What the pod has too much of; the first of everything. `has_image_disk`: images have a file system of their own, and the
+/// Returns the first limit that the pod exceeds. `has_image_disk`: images have a file system of their own, and the
 /// writable layers of containers do not count.
 #[must_use]
 pub fn violation(pod: &Pod, figures: &PodFigures, has_image_disk: bool) -> Option<Violation> {
@@ -91,7 +92,7 @@ pub fn violation(pod: &Pod, figures: &PodFigures, has_image_disk: bool) -> Optio
     None
 }
 
-/// What the volume may hold at most.
+/// Size limit of an `emptyDir` volume, if it is above 0.
 fn size_limit(volume: &Volume) -> Option<&Quantity> {
     let limit = volume.empty_dir.as_ref()?.size_limit.as_ref();
     limit.filter(|limit| limit.value() > 0)
@@ -129,7 +130,7 @@ mod tests {
         pod
     }
 
-    /// So many MiB in the volume, in the layer of a, in its log.
+    /// Usage in MiB: of the volume, of the writable layer of a, of its log.
     fn figures([volume, layer, log]: [u64; 3]) -> PodFigures {
         PodFigures {
             containers: vec![ContainerFigures {

@@ -1,5 +1,5 @@
-//! The rounds (EVICT-04, EVICT-06, EVICT-07, EVICT-10): look, reclaim what is nobody's, measure pods, have one go, wait for
-//! its end, look again.
+//! The rounds (EVICT-04, EVICT-06, EVICT-07, EVICT-10): observe, reclaim what is unused, measure pods, evict one, wait
+//! for its end, observe again.
 //!
 //! ```text
 //!  Waiting ──due──▶ Observing ──▶ CheckingLimits ──▶ Reclaiming ──▶ Measuring ──▶ Ending ──stopped──▶ CleaningUp ──┐
@@ -22,39 +22,41 @@ use super::{
 };
 use crate::api::{Mono, PodUid, Quantity};
 
-/// Time between two looks.
+/// Pause between two observations.
 pub const POLL: Duration = Duration::from_secs(10);
-/// The same, when something falls so fast that it would be short before that, or the doorbell rings.
+/// Pause between two observations while a resource falls so fast that it would be short before [`POLL`] ends, or when
+/// the kernel reports memory pressure.
 pub const MIN_POLL: Duration = Duration::from_secs(1);
-/// So long the removal of unused images is waited for; then the round goes on with what is left. The removal itself waits
-/// while an image is unpacked, which takes minutes on a board, and nothing else is looked at meanwhile: not even memory.
+/// Longest wait for the removal of unused images; then the round goes on with what is left. The removal itself waits
+/// while an image is unpacked, which takes minutes on a board, and meanwhile no other resource is observed, not even
+/// memory.
 pub const IMAGE_RECLAIM: Duration = Duration::from_secs(30);
-/// So long the clean-up of a pod that has stopped is waited for.
+/// Longest wait for the clean-up of a pod that has stopped.
 const CLEAN_UP: Duration = Duration::from_secs(30);
-/// So long its stop is waited for, whatever its grace.
+/// Least time that a pod is given to stop, whatever its grace.
 const MIN_STOP: Duration = Duration::from_secs(10);
 
-/// What the configuration says.
+/// Settings of the configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings {
     /// See [`thresholds`](super::thresholds).
     pub thresholds: Vec<Threshold>,
-    /// A condition stays for so long after its threshold was last met.
+    /// Time that a condition stays after its threshold was last met.
     pub transition: Duration,
-    /// Most grace of a pod that goes because a soft threshold is met, seconds.
+    /// Longest grace, in seconds, of a pod that is evicted for a soft threshold.
     pub max_grace_s: i64,
 }
 
-/// What is nobody's and can go before a pod does.
+/// Resource that can be removed before a pod is evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reclaim {
-    /// Dead containers, and all of pods that have ended.
+    /// Dead containers, and all containers of pods that have ended.
     DeadContainers,
-    /// Images that nobody uses.
+    /// Images without a user.
     UnusedImages,
 }
 
-/// What of pods is to be measured.
+/// Part of the pods' usage that is to be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
     /// Memory and processes: a few small files for each container.
@@ -63,27 +65,27 @@ pub enum Measure {
     Disk,
 }
 
-/// A pod that is to go.
+/// Pod that is to be evicted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Victim {
     /// The pod.
     pub uid: PodUid,
-    /// What it takes, as far as it is known.
+    /// Usage of the pod, as far as it is known.
     pub figures: Option<PodFigures>,
-    /// Its grace, seconds; a shorter one of its own counts.
+    /// Grace in seconds. A shorter grace of the pod's own wins.
     pub grace_s: i64,
-    /// Why.
+    /// Signal whose threshold is met.
     pub signal: Signal,
-    /// What must be left of that, and what was.
+    /// Amount of the signal that must be left, and the amount that was left.
     pub quantities: Option<(Quantity, Quantity)>,
-    /// All that was short, for figures.
+    /// All signals that were short, for metrics.
     pub short: Vec<Signal>,
-    /// How old the observation is.
+    /// Age of the observation.
     pub age: Duration,
 }
 
 impl Measure {
-    /// What tells who takes most of something.
+    /// Measurement that shows which pods use most of a resource.
     #[must_use]
     pub const fn of(starved: Starved) -> Self {
         match starved {
@@ -93,50 +95,51 @@ impl Measure {
     }
 }
 
-/// What is to be done.
+/// Order of the manager to its caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Look at everything; ends with [`Input::Observed`].
+    /// Observe all resources; ends with [`Input::Observed`].
     Observe,
-    /// See whether pods have more than they may; ends with [`Input::Checked`].
+    /// Check whether pods exceed their own limits; ends with [`Input::Checked`].
     CheckLimits,
-    /// Tell that something is short and will be reclaimed.
+    /// Report that a resource is short and will be reclaimed.
     Tell(Starved),
-    /// Throw away what is nobody's, images within [`IMAGE_RECLAIM`], and look again; ends with [`Input::Reclaimed`].
+    /// Remove these unused resources, images within [`IMAGE_RECLAIM`], and observe again; ends with
+    /// [`Input::Reclaimed`].
     Reclaim(&'static [Reclaim]),
     /// Measure pods; ends with [`Input::Measured`].
     Measure(Measure),
-    /// End the pod; ends with [`Input::Stopped`], or [`Input::Spared`].
+    /// Evict the pod; ends with [`Input::Stopped`], or [`Input::Spared`].
     Evict(Victim),
-    /// End the pod that has more than it may; ends likewise.
+    /// Evict the pod that exceeds its own limits; ends with [`Input::Stopped`], or [`Input::Spared`].
     EvictLimited(Violation),
-    /// Tell that the pod took longer to stop than it had.
+    /// Report that the pod took longer to stop than it had time.
     TellExceeded(PodUid),
 }
 
-/// What happened.
+/// Event for the manager, in most cases the end of an [`Action`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Input {
-    /// Everything was looked at. `limited`: a pod has limits of its own.
+    /// All resources were observed. The flag is set if a pod has limits of its own.
     Observed(Observations, bool),
-    /// These pods have more than they may.
+    /// These pods exceed their own limits.
     Checked(Vec<Violation>),
-    /// What could be thrown away in time is gone, and this is left.
+    /// Everything that could be removed in time is gone; the new observations.
     Reclaimed(Observations),
-    /// The pods that might go, measured.
+    /// Pods that might be evicted, with their usage.
     Measured(Vec<Candidate>),
-    /// Nothing of the pod runs any more.
+    /// No container of the pod runs any more.
     Stopped(PodUid),
-    /// All of the pod is cleaned up.
+    /// The pod is cleaned up completely.
     Gone(PodUid),
-    /// The pod could not be ended, or has gone by itself.
+    /// The pod could not be ended, or has ended by itself.
     Spared(PodUid),
 }
 
-/// A round that has found something short.
+/// Round in which a threshold may have been found met.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Round {
-    /// Places of the thresholds; the first one is dealt with.
+    /// Indices of the thresholds that call for action; the round deals with the first.
     driving: Vec<usize>,
     at: Mono,
 }
@@ -150,7 +153,7 @@ enum Stage {
     CheckingLimits(Round),
     Reclaiming(Round),
     Measuring(Round),
-    /// Those that have not stopped, and those that have.
+    /// Pods that have not stopped yet, and those that have.
     Ending {
         running: Vec<PodUid>,
         stopped: Vec<PodUid>,
@@ -162,7 +165,7 @@ enum Stage {
     },
 }
 
-/// Thresholds, conditions and the round that is under way. One in an agent.
+/// Manager of evictions: thresholds, conditions and the current round. An agent has one.
 #[derive(Clone, Debug)]
 pub struct Manager {
     pressure: Pressure,
@@ -172,7 +175,7 @@ pub struct Manager {
 }
 
 impl Manager {
-    /// Nothing was looked at yet; the first look is due at once.
+    /// Creates a manager that has not observed anything; the first observation is due at once.
     #[must_use]
     pub fn new(settings: Settings, now: Mono) -> Self {
         Self {
@@ -189,7 +192,7 @@ impl Manager {
         self.pressure.conditions()
     }
 
-    /// How long a condition holds after its cause was last seen.
+    /// Time that a condition stays after its threshold was last met.
     #[must_use]
     pub const fn transition(&self) -> Duration {
         self.pressure.transition()
@@ -201,13 +204,13 @@ impl Manager {
         self.pressure.short()
     }
 
-    /// On which file systems things are, as far as anybody looked.
+    /// Layout of the file systems at the last observation.
     #[must_use]
     pub fn layout(&self) -> Layout {
         self.pressure.last().map(|o| o.layout).unwrap_or_default()
     }
 
-    /// When [`Manager::handle_timeout`] has something to do. `None`: never, or something is under way.
+    /// Time at which [`Manager::handle_timeout`] has work. `None`: an action is under way.
     #[must_use]
     pub fn next_timeout(&self) -> Option<Mono> {
         match self.stage {
@@ -220,14 +223,14 @@ impl Manager {
         }
     }
 
-    /// Time has passed. `limited`: a pod has limits of its own.
+    /// Applies the passage of time. `limited`: a pod has limits of its own.
     pub fn handle_timeout(&mut self, limited: bool, now: Mono) {
         match &mut self.stage {
             Stage::Waiting { due } if *due <= now => {
                 if limited || !self.pressure.is_empty() {
                     self.observe();
                 } else {
-                    // Nobody asks about anything.
+                    // There is no threshold and no limit.
                     *due = now + POLL;
                 }
             }
@@ -252,7 +255,8 @@ impl Manager {
         }
     }
 
-    /// The doorbell of memory rang: the next look is due, unless the last one was made less than [`MIN_POLL`] ago.
+    /// Takes in that the kernel reports memory pressure: the next observation is due, unless the last one was made less
+    /// than [`MIN_POLL`] ago.
     pub fn handle_bell(&mut self, now: Mono) {
         let last = self.pressure.last();
         let earliest = last.map_or(now, |last| now.max(last.at + MIN_POLL));
@@ -261,7 +265,7 @@ impl Manager {
         }
     }
 
-    /// Takes in what happened. What does not belong to the stage is of no meaning any more.
+    /// Takes in an event. An event that does not belong to the present stage is ignored.
     pub fn handle(&mut self, input: Input, now: Mono) {
         match input {
             Input::Observed(observations, limited) => {
@@ -359,7 +363,7 @@ impl Manager {
         self.actions.pop_front()
     }
 
-    /// The pods whose end is waited for.
+    /// Pods that are being evicted.
     pub fn leaving(&self) -> impl Iterator<Item = &PodUid> {
         let (a, b): (&[PodUid], &[PodUid]) = match &self.stage {
             Stage::Ending {
@@ -413,7 +417,7 @@ impl Manager {
         self.stage = Stage::Measuring(round);
     }
 
-    /// One pod goes, or none.
+    /// Chooses one pod to evict, or none.
     fn choose(&mut self, round: &Round, mut candidates: Vec<Candidate>, now: Mono) {
         let Some(first) = round.driving.first() else {
             return self.wait(now);
@@ -452,7 +456,7 @@ impl Manager {
         };
     }
 
-    /// Once all have stopped, their clean-up is waited for.
+    /// Waits for the clean-up of the pods once all have stopped.
     fn go_on(&mut self, now: Mono) {
         if let Stage::Ending {
             running, stopped, ..
@@ -473,7 +477,7 @@ impl Manager {
     }
 }
 
-/// What can be thrown away for a signal before a pod goes.
+/// Resources that can be removed for a signal before a pod is evicted.
 const fn reclaims(signal: Signal, layout: Layout) -> &'static [Reclaim] {
     const CONTAINERS: &[Reclaim] = &[Reclaim::DeadContainers];
     const IMAGES: &[Reclaim] = &[Reclaim::UnusedImages];

@@ -1,4 +1,4 @@
-//! What is told of a pod that goes because the node is short (EVICT-12, EVICT-14).
+//! Texts about a pod that is evicted because the node is short of a resource (EVICT-12, EVICT-14).
 
 use alloc::{format, string::String, vec::Vec};
 
@@ -11,16 +11,16 @@ use crate::{
     qos::{EPHEMERAL_STORAGE, MEMORY},
 };
 
-/// What status and event say, and what the event says for programs.
+/// Texts about an evicted pod: the message of its status and event, and annotations of the event for programs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Words {
-    /// For people. It ends with a blank, as a kubelet's does.
+    /// Message for people. Ends with a blank, as a kubelet's does.
     pub message: String,
     /// Annotations of the event.
     pub annotations: Vec<(&'static str, String)>,
 }
 
-/// The words for `pod`. `quantities`: what must be left, and what was.
+/// Writes the texts for `pod`. `quantities`: the amount that must be left, and the amount that was left.
 #[must_use]
 pub fn eviction(
     starved: Starved,
@@ -44,7 +44,7 @@ pub fn eviction(
     let (mut names, mut usages) = (Vec::new(), Vec::new());
     let spec = &pod.spec;
     for measured in &figures.containers {
-        // Nobody can say what an ephemeral container asks for: it is not blamed.
+        // An ephemeral container cannot have a request: it is not blamed.
         let mut all = spec.containers.iter().chain(&spec.init_containers);
         let Some(container) = all.find(|c| c.name == measured.name) else {
             continue;

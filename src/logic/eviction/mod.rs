@@ -1,18 +1,18 @@
-//! What is done when the node runs short: thresholds, conditions, and which pod goes (EVICT). Names follow kubelet
-//! `pkg/kubelet/eviction`.
+//! Eviction when the node runs short of a resource: thresholds, conditions, and the pod to evict (EVICT). Names follow
+//! kubelet `pkg/kubelet/eviction`.
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `threshold` | what may run short, and how much of it must be left: as an operator writes it |
-//! | `observation` | how much there is, of everything, at one time |
-//! | `pressure` | which thresholds are met, since when, and which conditions that makes |
-//! | `rank` | in which order pods go |
-//! | `walks` | whose files are counted when, and what a pod is taken for that could not be counted |
-//! | `manager` | the rounds: look, reclaim, measure, evict one pod, wait for its end |
-//! | `local_storage` | what a pod may have on the node's disk by its own limits |
-//! | `message` | what the pod's status says |
+//! | `threshold` | resources that may run short, and how much must be left: as an operator writes it |
+//! | `observation` | amounts of all resources, at one time |
+//! | `pressure` | thresholds that are met, since when, and the conditions that result |
+//! | `rank` | order in which pods are evicted |
+//! | `walks` | rounds in which the files of pods are counted, and the rank of a pod that could not be counted |
+//! | `manager` | the rounds: observe, reclaim, measure, evict one pod, wait for its end |
+//! | `local_storage` | limits of a pod's own for its usage of the node's disk |
+//! | `message` | message of the pod's status |
 //!
-//! Nothing of pods is measured before a threshold is met.
+//! Pods without limits of their own are not measured before a threshold is met.
 
 mod local_storage;
 mod manager;
@@ -36,7 +36,7 @@ pub use walks::{MAX_WALKS, Walked, Walks};
 
 /// Reason of the status and of the event of a pod that is evicted.
 pub const EVICTED: &str = "Evicted";
-/// Reason of the condition `DisruptionTarget` of a pod that the node itself ends.
+/// Reason of the condition `DisruptionTarget` of a pod that the kubelet terminates.
 pub const TERMINATION_BY_KUBELET: &str = "TerminationByKubelet";
-/// Grace of a pod that goes because a hard threshold is met, or a limit of its own, seconds.
+/// Grace in seconds of a pod that is evicted for a hard threshold or a limit of its own.
 pub const IMMEDIATE_GRACE_S: i64 = 1;

@@ -1,19 +1,19 @@
-//! How much there is of everything, at one time (EVICT-02).
+//! Amounts of all resources, at one time (EVICT-02).
 
 use super::threshold::Signal;
 use crate::api::{Mono, cri::FsInfo};
 
-/// Of one thing.
+/// Available and total amount of a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reading {
-    /// What is left.
+    /// Amount that is left.
     pub available: i64,
-    /// What there is in all.
+    /// Amount in all.
     pub capacity: i64,
 }
 
 impl Reading {
-    /// Of so much so much is used. `None`: there is nothing, or nothing is known of it.
+    /// Computes a reading from capacity and usage. `None`: the capacity is 0, which also stands for unknown.
     #[must_use]
     pub fn of_used(capacity: u64, used: u64) -> Option<Self> {
         Self::of(capacity, capacity.saturating_sub(used))
@@ -28,15 +28,15 @@ impl Reading {
     }
 }
 
-/// On which file systems things are.
+/// Layout of images and writable layers over the node's file systems.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Layout {
-    /// All on one.
+    /// All on one file system.
     #[default]
     OneDisk,
-    /// Images and writable layers on one of their own.
+    /// Images and writable layers on a file system of their own.
     SeparateRuntime,
-    /// Images alone on one of their own.
+    /// Images alone on a file system of their own.
     SplitImages,
 }
 
@@ -52,7 +52,7 @@ pub struct FileSystems {
 }
 
 impl FileSystems {
-    /// What that makes.
+    /// Layout that these file systems make.
     #[must_use]
     pub const fn layout(self) -> Layout {
         if self.images == self.root {
@@ -65,14 +65,14 @@ impl FileSystems {
     }
 }
 
-/// Everything that may run short. `None`: not known, and then no threshold of it is met.
+/// All resources that may run short. `None`: not known, and then none of their thresholds is met.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Observations {
-    /// When it was read.
+    /// Time of the observation.
     pub at: Mono,
-    /// On which file systems things are.
+    /// Layout of the file systems.
     pub layout: Layout,
-    /// Memory of the node, less the working set of everything.
+    /// Memory of the node, less the working set of all processes.
     pub memory: Option<Reading>,
     /// The limit of all pods together, less their working set.
     pub allocatable_memory: Option<Reading>,
@@ -80,12 +80,12 @@ pub struct Observations {
     pub nodefs: Option<FsInfo>,
     /// The file system of the images.
     pub imagefs: Option<FsInfo>,
-    /// Numbers of processes.
+    /// Process numbers.
     pub pids: Option<Reading>,
 }
 
 impl Observations {
-    /// What is known of one thing.
+    /// Reading of one signal.
     #[must_use]
     pub fn reading(&self, signal: Signal) -> Option<Reading> {
         let containerfs = match self.layout {
@@ -140,7 +140,7 @@ mod tests {
             (Signal::NodeFsAvailable, Some(40), Some(40), Some(40)),
             (Signal::NodeFsInodes, Some(3), Some(3), Some(3)),
             (Signal::ImageFsAvailable, Some(50), Some(50), Some(50)),
-            // It has no table of inodes.
+            // A file system without a table of inodes.
             (Signal::ImageFsInodes, None, None, None),
             (Signal::ContainerFsAvailable, Some(40), Some(50), Some(40)),
             (Signal::ContainerFsInodes, Some(3), None, Some(3)),

@@ -1,4 +1,4 @@
-//! Which thresholds are met, since when, and which conditions of the node that makes (EVICT-03, EVICT-05).
+//! Thresholds that are met, since when, and the conditions of the node that result (EVICT-03, EVICT-05).
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -23,7 +23,7 @@ pub struct Conditions {
 impl Conditions {
     const NAMES: [&'static str; 3] = ["MemoryPressure", "DiskPressure", "PIDPressure"];
 
-    /// Names of those that hold, in the order in which they are told.
+    /// Names of the conditions that hold, in the order of reports.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
         let holds = [self.memory, self.disk, self.pid];
         let all = Self::NAMES.into_iter().zip(holds);
@@ -31,7 +31,7 @@ impl Conditions {
     }
 }
 
-/// Place of the condition that a signal makes.
+/// Index of the condition that a signal belongs to.
 const fn place(signal: Signal) -> usize {
     match signal.starved() {
         Starved::Memory => 0,
@@ -43,30 +43,32 @@ const fn place(signal: Signal) -> usize {
 /// A threshold that is met, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Short {
-    /// Of what.
+    /// Signal of the threshold.
     pub signal: Signal,
-    /// Since when.
+    /// Time since which the threshold is met.
     pub since: Mono,
-    /// So much must be left.
+    /// Amount that must be left.
     pub limit: Quantity,
-    /// So much was, when it was last looked at.
+    /// Amount that was left at the last observation.
     pub available: Quantity,
-    /// It is a soft one, whose grace period may not be over.
+    /// Set for a soft threshold. Its grace period may not be over.
     pub soft: bool,
 }
 
-/// One threshold and what is remembered of it.
+/// Threshold with its history.
 #[derive(Clone, Debug)]
 struct Held {
     threshold: Threshold,
-    /// Since when it is met without interruption.
+    /// Time since which the threshold is met without interruption.
     since: Option<Mono>,
-    /// It was met for its grace period when it was last looked at: until its minimum is back as well, it stays met.
+    /// Set if the threshold had been met for its grace period at the last observation. The threshold stays met until
+    /// its minimum to reclaim is back as well.
     drives: bool,
 }
 
 impl Held {
-    /// Whether less is left than must be; with `reclaim` the minimum counts as well. `None`: not known.
+    /// Returns true if less is left than must be; with `reclaim` the minimum to reclaim counts as well. `None`: not
+    /// known.
     fn is_met(&self, observations: &Observations, reclaim: bool) -> Option<bool> {
         let reading = observations.reading(self.threshold.signal)?;
         let more = self.threshold.min_reclaim.as_ref().filter(|_| reclaim);
@@ -75,7 +77,7 @@ impl Held {
         Some(reading.available < least.saturating_add(more))
     }
 
-    /// The limit, and what is left, as messages say them.
+    /// The limit and the available amount, in the form of messages.
     fn quantities(&self, observations: &Observations) -> Option<(Quantity, Quantity)> {
         let Threshold { signal, limit, .. } = &self.threshold;
         let Reading {
@@ -86,23 +88,23 @@ impl Held {
     }
 }
 
-/// All of them.
+/// State of all thresholds and conditions.
 #[derive(Clone, Debug)]
 pub(super) struct Pressure {
     /// Sorted by signal, hard ones first.
     held: Vec<Held>,
     layout: Option<Layout>,
     transition: Duration,
-    /// When a threshold of each condition was last met.
+    /// Time at which a threshold of each condition was last met.
     seen: [Option<Mono>; 3],
     conditions: Conditions,
     last: Option<Observations>,
-    /// The one before it.
+    /// Observations before the last ones.
     before: Option<Observations>,
 }
 
 impl Pressure {
-    /// Of these thresholds; nothing was observed yet.
+    /// Starts with these thresholds and without observations.
     pub(super) fn new(thresholds: Vec<Threshold>, transition: Duration) -> Self {
         let held = |threshold| Held {
             threshold,
@@ -120,7 +122,7 @@ impl Pressure {
         }
     }
 
-    /// Whether there is anything to be observed for.
+    /// Returns true if there are no thresholds.
     pub(super) fn is_empty(&self) -> bool {
         self.held.is_empty()
     }
@@ -130,22 +132,22 @@ impl Pressure {
         self.conditions
     }
 
-    /// How long a condition holds after its cause was last seen.
+    /// Time that a condition stays after its threshold was last met.
     pub(super) const fn transition(&self) -> Duration {
         self.transition
     }
 
-    /// What was last observed.
+    /// Last observations.
     pub(super) const fn last(&self) -> Option<&Observations> {
         self.last.as_ref()
     }
 
-    /// The threshold at this place.
+    /// The threshold at this index.
     pub(super) fn threshold(&self, at: usize) -> &Threshold {
         &self.held[at].threshold
     }
 
-    /// Takes in what there is. Returns the places of thresholds that call for something to be done, most urgent first.
+    /// Takes observations in. Returns the indices of thresholds that call for action, most urgent first.
     pub(super) fn observe(&mut self, observations: &Observations, now: Mono) -> Vec<usize> {
         self.follow(observations.layout);
         for held in &mut self.held {
@@ -174,7 +176,7 @@ impl Pressure {
         driving.map(|(at, _)| at).collect()
     }
 
-    /// Whether something falls so fast that a threshold that is not met would be within that time.
+    /// Returns true if a resource falls so fast that a threshold which is not met would be met within this time.
     pub(super) fn is_falling(&self, within: Duration) -> bool {
         let (Some(before), Some(last)) = (&self.before, &self.last) else {
             return false;
@@ -196,7 +198,7 @@ impl Pressure {
         all.any(|held| falls(&held.threshold) == Some(true))
     }
 
-    /// Whether nothing is short any more, minimums included.
+    /// Returns true if no threshold is met any more, minimums to reclaim included.
     pub(super) fn is_resolved(&self, observations: &Observations) -> bool {
         let mut all = self.held.iter();
         !all.any(|held| held.is_met(observations, true) == Some(true))
@@ -217,12 +219,13 @@ impl Pressure {
         self.held.iter().filter_map(shown).collect()
     }
 
-    /// The limit of the threshold at this place and what was left, as messages say them.
+    /// The limit of the threshold at this index and the amount that was left, in the form of messages.
     pub(super) fn quantities(&self, at: usize) -> Option<(Quantity, Quantity)> {
         self.held[at].quantities(self.last.as_ref()?)
     }
 
-    /// Writable layers are on one of the two other file systems: its thresholds hold for them (EVICT-01).
+    /// Gives the file system of the writable layers the thresholds of the file system it is on: the root's or the
+    /// images' (EVICT-01).
     fn follow(&mut self, layout: Layout) {
         if self.layout == Some(layout) {
             return;
@@ -266,8 +269,8 @@ impl Pressure {
     }
 }
 
-/// Whether a condition still holds whose cause was last seen then (EVICT-05). A kubelet's words: observed since now less the
-/// period.
+/// Returns true if a condition still holds whose threshold was last met at `seen` (EVICT-05). A kubelet puts it as:
+/// observed since now less the period.
 #[must_use]
 pub fn is_recent(seen: Mono, now: Mono, period: Duration) -> bool {
     seen == now || now - seen < period
@@ -298,7 +301,7 @@ mod tests {
         }
     }
 
-    /// So much memory and so much disk are left of 1000, read at `now`.
+    /// Observations at `now` with this much memory and disk left of 1000.
     fn left(memory: i64, disk: u64, now: u64) -> Observations {
         Observations {
             at: at(now),
@@ -319,7 +322,7 @@ mod tests {
         pressure.conditions().names().collect()
     }
 
-    /// What drives, and what conditions hold, after each (second, memory, disk).
+    /// Thresholds that call for action, and conditions that hold, after each observation (second, memory, disk).
     fn run(pressure: &mut Pressure, rounds: &[(u64, i64, u64)]) -> Vec<String> {
         let rounds = rounds.iter().map(|(now, memory, disk)| {
             let driving = pressure.observe(&left(*memory, *disk, *now), at(*now));
@@ -370,7 +373,7 @@ mod tests {
         let rounds = [
             (0, 199, 0),
             (10, 199, 0),
-            // An interruption: it begins anew.
+            // An interruption: the grace period starts again.
             (20, 200, 0),
             (30, 199, 0),
             (50, 199, 0),

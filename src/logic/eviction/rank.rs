@@ -1,4 +1,4 @@
-//! In which order pods go (EVICT-08 to EVICT-10).
+//! Order in which pods are evicted (EVICT-08 to EVICT-10).
 
 use alloc::{string::String, vec::Vec};
 use core::cmp::Ordering;
@@ -9,34 +9,34 @@ use super::{
 };
 use crate::api::{PodUid, Quantity, order::Order as _, stats::DiskUsage};
 
-/// What a container takes. `None`: not measured, or too much to be counted.
+/// Usage of a container. `None`: not measured, or too much to be counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerFigures {
-    /// Its name in the pod.
+    /// Name of the container in the pod.
     pub name: String,
-    /// Its working set, bytes.
+    /// Working set, bytes.
     pub memory_bytes: Option<u64>,
-    /// Files above its image.
+    /// Files of the writable layer, above the image.
     pub rootfs: Option<DiskUsage>,
-    /// Its logs.
+    /// Logs of the container.
     pub logs: Option<DiskUsage>,
 }
 
-/// What a pod takes.
+/// Usage of a pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodFigures {
-    /// Its working set, bytes.
+    /// Working set, bytes.
     pub memory_bytes: Option<u64>,
-    /// Its processes and threads.
+    /// Number of processes and threads.
     pub processes: Option<u64>,
-    /// Its containers that run.
+    /// Running containers.
     pub containers: Vec<ContainerFigures>,
-    /// Its volumes on the node's disk, by name, and what else is kept there for it.
+    /// Volumes on the node's disk, by name, and other data that is kept there for the pod.
     pub volumes: Vec<(String, DiskUsage)>,
 }
 
 impl PodFigures {
-    /// What it takes on the file system of a signal.
+    /// Usage of the file system that a signal watches.
     fn disk(&self, signal: Signal, layout: Layout) -> DiskUsage {
         let (rootfs, rest) = parts(signal, layout);
         let mut sum = DiskUsage::default();
@@ -51,7 +51,7 @@ impl PodFigures {
         sum
     }
 
-    /// All that it takes on the node's disk, bytes.
+    /// Usage of the node's disk in all, bytes.
     #[must_use]
     pub(super) fn ephemeral_bytes(&self) -> u64 {
         let files = self.containers.iter().flat_map(|c| [c.rootfs, c.logs]);
@@ -61,7 +61,7 @@ impl PodFigures {
     }
 }
 
-/// Whether writable layers, and whether logs and volumes, are on the file system of a signal.
+/// Two flags for the file system that a signal watches: set if writable layers, and if logs and volumes, are on it.
 const fn parts(signal: Signal, layout: Layout) -> (bool, bool) {
     match (layout, signal) {
         (Layout::SeparateRuntime, Signal::NodeFsAvailable | Signal::NodeFsInodes) => (false, true),
@@ -71,27 +71,27 @@ const fn parts(signal: Signal, layout: Layout) -> (bool, bool) {
     }
 }
 
-/// A pod that might go.
+/// Pod that might be evicted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Candidate {
     /// The pod.
     pub uid: PodUid,
-    /// It never goes.
+    /// Set for a critical pod, which is never evicted.
     pub critical: bool,
-    /// `spec.priority`; 0 where there is none.
+    /// `spec.priority`; 0 without one.
     pub priority: i32,
-    /// Memory that it asks for, bytes.
+    /// Request for memory, bytes.
     pub memory_request: i64,
-    /// Disk that it asks for, bytes.
+    /// Request for ephemeral storage, bytes.
     pub storage_request: i64,
     /// `spec.terminationGracePeriodSeconds`.
     pub grace_s: Option<i64>,
-    /// What it takes; `None`: nothing is known of it.
+    /// Usage of the pod; `None`: not known.
     pub figures: Option<PodFigures>,
 }
 
 impl Candidate {
-    /// What it takes of something; `None`: nobody knows.
+    /// Usage of the signal's resource; `None`: not known.
     fn used(&self, signal: Signal, layout: Layout) -> Option<i64> {
         let figures = self.figures.as_ref()?;
         let signed = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
@@ -103,7 +103,7 @@ impl Candidate {
         })
     }
 
-    /// What it asks for of that.
+    /// Request for the signal's resource; 0 for resources that cannot be requested.
     const fn request(&self, signal: Signal) -> i64 {
         match signal.starved() {
             Starved::Memory => self.memory_request,
@@ -112,7 +112,7 @@ impl Candidate {
         }
     }
 
-    /// Both, for people.
+    /// Usage of and request for the signal's resource, for people.
     #[must_use]
     pub fn shown(&self, signal: Signal, layout: Layout) -> (Option<Quantity>, Quantity) {
         let used = self.used(signal, layout).map(|used| signal.shown(used));
@@ -120,11 +120,11 @@ impl Candidate {
     }
 }
 
-/// Puts first what goes first.
+/// Sorts the pods: the first one is evicted first.
 pub fn rank(candidates: &mut [Candidate], signal: Signal, layout: Layout) {
     let used = |pod: &Candidate| pod.used(signal, layout);
     let request = |pod: &Candidate| pod.request(signal);
-    // The larger, the sooner; what nobody knows is the largest.
+    // The larger, the sooner; an unknown usage is the largest.
     let excess =
         |pod: &Candidate| used(pod).map_or(i64::MAX, |used| used.saturating_sub(request(pod)));
     let exceeds = |pod: &Candidate| excess(pod) > 0;
@@ -183,7 +183,7 @@ mod tests {
             takes("under, low", -5, 100, 90),
             takes("over, high", 9, 100, 500),
             takes("over, a little", 0, 100, 101),
-            // What it asks for decides, not its class.
+            // The request decides, not the QoS class.
             takes("best effort", 0, 0, 50),
             takes("over, much", 0, 100, 300),
             takes("under, high", 7, 100, 10),
@@ -262,13 +262,13 @@ mod tests {
                 SplitImages,
                 ["not known", "layer", "logs", "volume", "under"],
             ),
-            // Nothing of a pod is there.
+            // An image disk has no files of pods.
             (
                 Signal::ImageFsAvailable,
                 SplitImages,
                 ["not known", "under", "layer", "logs", "volume"],
             ),
-            // Without requests: everybody exceeds them.
+            // Without requests every pod exceeds them.
             (
                 Signal::NodeFsInodes,
                 OneDisk,

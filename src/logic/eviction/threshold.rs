@@ -5,31 +5,31 @@ use core::{fmt, time::Duration};
 
 use crate::api::{Quantity, order::Order as _};
 
-/// What may run short, in the order in which it is dealt with: memory before all else.
+/// Resource that may run short. Sorted by urgency: memory comes before all else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Signal {
     /// Memory of the node.
     MemoryAvailable,
-    /// Memory that pods may have together.
+    /// Memory that all pods together may use.
     AllocatableMemory,
     /// Bytes of the file system of the root directory.
     NodeFsAvailable,
-    /// Inodes of it.
+    /// Inodes of that file system.
     NodeFsInodes,
     /// Bytes of the file system of the images.
     ImageFsAvailable,
-    /// Inodes of it.
+    /// Inodes of that file system.
     ImageFsInodes,
-    /// Bytes of the file system of the writable layers. It is one of the two above.
+    /// Bytes of the file system of the writable layers, which is one of the two above.
     ContainerFsAvailable,
-    /// Inodes of it.
+    /// Inodes of that file system.
     ContainerFsInodes,
-    /// Numbers of processes.
+    /// Process numbers.
     PidAvailable,
 }
 
 impl Signal {
-    /// All of them, in their order.
+    /// All signals, in their order.
     pub const ALL: [Self; 9] = [
         Self::MemoryAvailable,
         Self::AllocatableMemory,
@@ -42,7 +42,7 @@ impl Signal {
         Self::PidAvailable,
     ];
 
-    /// As it is written.
+    /// Name in the configuration.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -62,7 +62,7 @@ impl Signal {
         Self::ALL.into_iter().find(|signal| signal.name() == text)
     }
 
-    /// What pods take of it.
+    /// Resource that pods use up when this signal is short.
     #[must_use]
     pub const fn starved(self) -> Starved {
         match self {
@@ -75,7 +75,7 @@ impl Signal {
         }
     }
 
-    /// An amount of it, in a kubelet's words: bytes in powers of 1024, what is counted in powers of 1000.
+    /// An amount in a kubelet's notation: bytes in powers of 1024, counts in powers of 1000.
     pub(super) fn shown(self, amount: i64) -> Quantity {
         match self.starved() {
             Starved::Memory | Starved::EphemeralStorage => Quantity::binary(amount),
@@ -84,7 +84,7 @@ impl Signal {
     }
 }
 
-/// What is short.
+/// Kind of resource that is short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Starved {
     /// Memory.
@@ -93,12 +93,12 @@ pub enum Starved {
     EphemeralStorage,
     /// Inodes on disk.
     Inodes,
-    /// Numbers of processes.
+    /// Process numbers.
     Pids,
 }
 
 impl Starved {
-    /// As messages name it.
+    /// Name in messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -110,17 +110,17 @@ impl Starved {
     }
 }
 
-/// How much.
+/// Amount in a threshold.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Limit {
     /// Bytes, inodes or processes.
     Amount(Quantity),
-    /// A part of the capacity, above 0 and below 100. A kubelet reckons with single precision.
+    /// Percentage of the capacity, above 0 and below 100. Single precision, as in a kubelet.
     Percent(f32),
 }
 
 impl Limit {
-    /// How much that is of a capacity.
+    /// Amount for this capacity.
     #[must_use]
     #[expect(
         clippy::cast_precision_loss,
@@ -134,7 +134,7 @@ impl Limit {
         }
     }
 
-    /// The same, as messages say it.
+    /// Amount for this capacity, in the form of messages.
     pub(super) fn shown(&self, capacity: i64) -> Quantity {
         match self {
             Self::Percent(_) => Quantity::binary(self.of(capacity)),
@@ -152,7 +152,7 @@ impl fmt::Display for Limit {
     }
 }
 
-/// `value` in the form in which `like` was written, and the shortest there is of it.
+/// Writes `value` in the form of `like`, as short as possible.
 pub(super) fn shortest(like: &Quantity, value: i64) -> Quantity {
     if like.as_str().ends_with('i') {
         Quantity::binary(value)
@@ -161,16 +161,16 @@ pub(super) fn shortest(like: &Quantity, value: i64) -> Quantity {
     }
 }
 
-/// So much must be left.
+/// Least amount of a resource that must be left.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Threshold {
-    /// Of what.
+    /// Watched resource.
     pub signal: Signal,
-    /// How much.
+    /// Amount that must be left.
     pub limit: Limit,
-    /// For so long it may be less; `None`: not at all, which makes it a hard one.
+    /// Time for which less may be left (a soft threshold); `None`: a hard threshold.
     pub grace: Option<Duration>,
-    /// So much more must be there again before the threshold is no longer met.
+    /// Additional amount that must be free again before the threshold is no longer met.
     pub min_reclaim: Option<Limit>,
 }
 
@@ -184,7 +184,7 @@ impl fmt::Display for Threshold {
     }
 }
 
-/// The maps of the configuration.
+/// Thresholds as the maps of the configuration write them.
 #[derive(Clone, Copy, Debug)]
 pub struct Written<'a> {
     /// `evictionHard`.
@@ -195,11 +195,11 @@ pub struct Written<'a> {
     pub grace: &'a BTreeMap<String, Duration>,
     /// `evictionMinimumReclaim`.
     pub min_reclaim: &'a BTreeMap<String, String>,
-    /// `pods` is in `enforceNodeAllocatable`: hard thresholds of memory hold for all pods together, too.
+    /// Set if `pods` is in `enforceNodeAllocatable`: hard thresholds of memory hold for all pods together, too.
     pub enforce_pods: bool,
 }
 
-/// A map has something in it that is none.
+/// Wrong entry in a map of thresholds.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}[{signal}]: {why}")]
 pub struct ThresholdError {
@@ -207,13 +207,14 @@ pub struct ThresholdError {
     pub field: &'static str,
     /// The key.
     pub signal: String,
-    /// What is wrong.
+    /// Fault of the entry.
     pub why: String,
 }
 
-/// The thresholds, sorted by signal, hard ones first; those of `containerfs` are left out, for they follow others.
+/// Reads the thresholds. Sorted by signal, hard ones first. Those of `containerfs` are left out: they follow the file
+/// system that it is on.
 ///
-/// - Errors: a signal that there is none of; an amount that is none; a soft threshold without a grace period.
+/// - Errors: an unknown signal; a wrong amount; a soft threshold without a grace period.
 pub fn thresholds(written: &Written<'_>) -> Result<Vec<Threshold>, ThresholdError> {
     let mut reclaim = BTreeMap::new();
     for (name, text) in written.min_reclaim {
@@ -286,7 +287,7 @@ fn signal(field: &'static str, name: &str) -> Result<Signal, ThresholdError> {
     })
 }
 
-/// `None`: no threshold, which 0% and 100% mean. `is_zero_fine`: as an amount, nothing is something.
+/// Reads a limit. `None`: no threshold, written as 0% or 100%. `is_zero_fine`: an amount of 0 is allowed.
 fn limit(
     field: &'static str,
     name: &str,
@@ -305,7 +306,7 @@ fn limit(
     };
     let Some(percent) = text.strip_suffix('%') else {
         let quantity = Quantity::parse(text).map_err(|_| wrong())?;
-        // What is less than a whole one rounds up to one.
+        // A fraction rounds up to a whole number.
         return match quantity.value() {
             value if value < 0 || (value == 0 && !is_zero_fine) => Err(wrong()),
             _ => Ok(Some(Limit::Amount(quantity))),

@@ -1,46 +1,48 @@
-//! Whose files are counted in a round of walks, and what a pod is taken for that could not be counted (EVICT-09).
+//! Rounds in which the files of pods are counted, and the rank of a pod that could not be counted (EVICT-09).
 //!
-//! Only what is certainly large goes before the largest: a pod that came too late is judged by what is known of it, and begins
-//! the next round.
+//! Only a pod that is certainly large ranks before the largest counted one. A pod whose turn came too late is ranked by
+//! what is known of it, and begins the next round.
 
 use core::time::Duration;
 
 use super::rank::PodFigures;
 use crate::api::PodUid;
 
-/// All walks of one round together.
+/// Time for all walks of one round together.
 pub const MAX_WALKS: Duration = Duration::from_secs(10);
-/// A pod that took so much of that and was not counted is too large, whoever came before it.
+/// Time within a round after which an uncounted pod is taken for too large, whoever came before it.
 const TOO_LARGE: Duration = Duration::from_secs(5);
 
-/// How the walk through a pod's files ended.
+/// Result of the walk through a pod's files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Walked {
-    /// All of them were counted.
+    /// All files were counted.
     Counted(PodFigures),
-    /// They are more than are counted of one pod.
+    /// The pod has more files than are counted of one pod.
     TooLarge,
-    /// The round ended first. This is known without its files.
+    /// The round ended first. The figures lack the pod's files.
     Cut(PodFigures),
 }
 
-/// One round.
+/// Round of walks through the files of pods.
 #[derive(Clone, Debug, Default)]
 pub struct Walks {
-    /// The last pod that had its turn in the round before, if not all had theirs.
+    /// Last pod that had its turn in the round before, if that round did not reach all pods.
     after: Option<PodUid>,
     last: Option<PodUid>,
     cut: bool,
 }
 
 impl Walks {
-    /// Whether the pod had its turn in the round before: it comes after the others. Pods are walked in the order of their UIDs.
+    /// Returns true if the pod had its turn in the round before: it comes after the others. Pods are walked in the
+    /// order of their UIDs.
     #[must_use]
     pub fn had_turn(&self, uid: &PodUid) -> bool {
         self.after.as_ref().is_some_and(|after| uid <= after)
     }
 
-    /// The walk of a pod ended, after it `took` so long. Returns what the pod is ranked by; `None`: it is the largest.
+    /// Takes in that the walk of a pod ended, after the time `took`. Returns the figures by which the pod is ranked;
+    /// `None`: the pod counts as the largest.
     pub fn ended(&mut self, uid: &PodUid, walked: Walked, took: Duration) -> Option<PodFigures> {
         let figures = match walked {
             Walked::Counted(figures) => Some(figures),
@@ -54,7 +56,7 @@ impl Walks {
         figures
     }
 
-    /// What the next round begins with.
+    /// State with which the next round begins.
     #[must_use]
     pub fn end(self) -> Self {
         Self {
@@ -117,7 +119,7 @@ mod tests {
         walks.ended(&"c".into(), Walked::Cut(known(1)), s(0));
         let mut walks = walks.end();
         assert_eq!(first(&walks), Some("b".into()));
-        // One that takes all of a round does not hold the others up.
+        // A pod that takes a whole round does not hold the others up.
         walks.ended(&"b".into(), Walked::Cut(known(1)), s(10));
         walks.ended(&"c".into(), Walked::Cut(known(1)), s(0));
         let mut walks = walks.end();

@@ -289,7 +289,7 @@ fn dangling_links() {
         one.id.as_str().replace('-', "")
     };
     let mut pods = pods.clone();
-    // Ids have no dash, whatever the names here.
+    // Real ids have no dash, unlike the names in this test.
     for container in &mut pods[0].containers {
         container.id = container.id.as_str().replace('-', "").into();
     }

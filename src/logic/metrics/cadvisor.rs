@@ -1,7 +1,7 @@
-//! `/metrics/cadvisor`: what dashboards read (MET-08). A series for each control group that something is known of, with the
-//! labels that cAdvisor gives it; where a label does not apply it is empty.
+//! `/metrics/cadvisor`: the page that dashboards read (MET-08). A series for each control group with known figures,
+//! with the labels that cAdvisor gives it; where a label does not apply it is empty.
 //!
-//! Of cAdvisor's families those are here whose figures this agent has. Source: cAdvisor `metrics/prometheus.go`.
+//! The page has those of cAdvisor's families whose figures this agent knows. Source: cAdvisor `metrics/prometheus.go`.
 
 use alloc::{rc::Rc, vec::Vec};
 
@@ -31,12 +31,12 @@ struct Row<'a> {
     started_at: Wall,
     usage: &'a Usage,
     network: Option<&'a [Interface]>,
-    /// What its files take, where that is known.
+    /// Size of the container's files, if it is known.
     disk_bytes: Option<u64>,
 }
 
 impl Row<'_> {
-    /// Its labels, and one more.
+    /// Labels of the group, together with `more`, sorted.
     fn labels<'a>(&'a self, more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
         let mut all = Vec::with_capacity(8);
         all.extend_from_slice(&[
@@ -98,7 +98,7 @@ fn row(rows: &Rows, n: usize) -> Option<Row<'_>> {
     })
 }
 
-/// One sample of each group that has the figure.
+/// Writes a sample of each group that has the figure.
 fn each(
     rows: &Rows,
     n: usize,
@@ -108,7 +108,7 @@ fn each(
     with(rows, n, samples, &[], value)
 }
 
-/// The same with one more label.
+/// Writes a sample of each group that has the figure, with more labels.
 fn with(
     rows: &Rows,
     n: usize,
@@ -163,7 +163,7 @@ fn faults(rows: &Rows, n: usize, samples: &mut Samples<'_>) -> bool {
     true
 }
 
-/// Of processor, memory and disks the `kind`-th.
+/// Writes a stall time of each group. `kind`: 0 for the processor, 1 for memory, 2 for disks.
 fn pressure(
     rows: &Rows,
     n: usize,
@@ -185,7 +185,7 @@ fn throttled(
     row: &Row<'_>,
     value: impl Fn(crate::api::stats::Throttled) -> Value,
 ) -> Option<Value> {
-    // Who has no quota is never stopped.
+    // A group without a quota is never throttled.
     row.usage.cpu_quota?;
     row.usage.cpu?.throttled.map(value)
 }
@@ -197,7 +197,7 @@ fn memory(
     row.usage.memory.and_then(bytes).map(Value::Count)
 }
 
-/// One sample of the page, about the machine.
+/// Writes a sample about the machine.
 fn machine(rows: &Rows, n: usize, samples: &mut Samples<'_>, value: fn(&Sample) -> u64) -> bool {
     if n == 0 {
         samples.put(&[], Value::Count(value(&rows.sample)), None);

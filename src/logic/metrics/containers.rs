@@ -1,27 +1,27 @@
-//! The part of `/metrics` about containers: what kube-state-metrics says of a cluster's, for a board that nobody else looks at.
-//! Names of its own, for a cluster with kube-state-metrics has the others. Series go with their pod.
+//! The part of `/metrics` about containers: what kube-state-metrics tells in a cluster, for a board without it.
+//! The names differ, for a cluster with kube-state-metrics has its names already. Series go with their pod.
 
 use alloc::{boxed::Box, vec::Vec};
 
 use super::exposition::{Family, Kind, Page, Samples, Value, families};
 use crate::api::pod_status::{ContainerStatus, PodStatus};
 
-/// A container, as its status has it.
+/// Figures of a container, from its status.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerFigures {
-    /// Of the pod.
+    /// Namespace of the pod.
     pub namespace: Box<str>,
-    /// Of the pod.
+    /// Name of the pod.
     pub pod: Box<str>,
-    /// Its name.
+    /// Name of the container.
     pub container: Box<str>,
-    /// How often it was started again.
+    /// Number of restarts.
     pub restarts: u32,
-    /// Why it waits; empty if it does not.
+    /// Reason why the container waits; empty if it does not.
     pub waiting: Box<str>,
 }
 
-/// The containers of one pod.
+/// Figures of a pod's containers, without ephemeral ones.
 pub fn of_pod<'a>(
     (namespace, pod): (&'a str, &'a str),
     status: &'a PodStatus,

@@ -1,31 +1,31 @@
-//! Pods that the node itself ended: for what was short, or to make room (EVICT-14, ADM-15).
+//! Counts of pods that the node itself ended: because a resource was short, or to make room (EVICT-14, ADM-15).
 
 use alloc::collections::BTreeMap;
 use core::time::Duration;
 
 use super::histogram::{DEFAULT, Histogram};
 
-/// Counts of them. Signals and resources are names in this program, of which there are few.
+/// Counts of ended pods. Signals and resources are names in this program, of which there are few.
 #[derive(Clone, Debug, Default)]
 pub struct Evictions {
     pub(super) evicted: BTreeMap<&'static str, u64>,
-    /// How old figures were when a pod went for them.
+    /// Age of the figures for which pods were evicted.
     pub(super) ages: BTreeMap<&'static str, Histogram<11>>,
     pub(super) preempted: BTreeMap<&'static str, u64>,
 }
 
 impl Evictions {
-    /// A pod went because something was short, or because it had more than it may.
+    /// Counts a pod that was evicted because a resource was short, or because the pod exceeded its own limits.
     pub fn evicted(&mut self, signal: &'static str) {
         *self.evicted.entry(signal).or_default() += 1;
     }
 
-    /// A pod went, and this was so old when it was decided.
+    /// Counts an eviction by the age of the figures when it was decided.
     pub fn age(&mut self, signal: &'static str, age: Duration) {
         self.ages.entry(signal).or_default().observe(&DEFAULT, age);
     }
 
-    /// A pod made room for a critical one that lacked `resource`. Those of plugins count as one.
+    /// Counts a pod that made room for a critical one that lacked `resource`. Resources of plugins count as `other`.
     pub fn preempted(&mut self, resource: &str) {
         let known = ["cpu", "ephemeral-storage", "memory", "pods"];
         let found = known.into_iter().find(|known| *known == resource);

@@ -1,7 +1,8 @@
 //! The Prometheus text form, version 0.0.4.
 //!
 //! A page is a table of families; the samples of one family stand together, as the form demands, so the rows are gone
-//! through once for each family. `# HELP` and `# TYPE` come before the first sample; a family without samples is not told of.
+//! through once for each family. `# HELP` and `# TYPE` come before the first sample; a family without samples is left
+//! out.
 //!
 //! Source: Prometheus `docs/instrumenting/exposition_formats.md`.
 
@@ -13,7 +14,7 @@ use crate::api::Wall;
 /// Bytes after which a piece of a page ends; one row's samples may be longer.
 pub const PIECE_BYTES: usize = 8 * 1024;
 
-/// What kind of figure a family is.
+/// Type of a metric family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Only grows.
@@ -34,18 +35,18 @@ impl Kind {
     }
 }
 
-/// A figure, in the unit it was counted in; it is told in the form's units: seconds, bytes, pieces.
+/// Value of a sample, in the unit in which it was counted. It is written in Prometheus' units: seconds, bytes, pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// As it is.
+    /// Plain number.
     Count(u64),
-    /// Nanoseconds, told as seconds.
+    /// Nanoseconds, written as seconds.
     Nanos(u64),
-    /// A time, told as seconds since 1970.
+    /// Time, written as seconds since 1970.
     Time(Wall),
-    /// Seconds that are left, negative if they are over; `None`: nothing ends.
+    /// Seconds that are left, negative once they are over; `None`: there is no end.
     Left(Option<i64>),
-    /// Percent, told as a part of one.
+    /// Percent, written as a part of one.
     Percent(u8),
 }
 
@@ -62,7 +63,7 @@ impl From<usize> for Value {
 }
 
 impl From<bool> for Value {
-    /// One if it is so.
+    /// Returns 1 for true, 0 for false.
     fn from(holds: bool) -> Self {
         Self::Count(holds.into())
     }
@@ -75,7 +76,7 @@ impl core::fmt::Display for Value {
             Self::Count(n) => write!(f, "{n}"),
             Self::Nanos(ns) => match ns % NS_PER_S {
                 0 => write!(f, "{}", ns / NS_PER_S),
-                // No digit is lost, as in a floating point number of a year's nanoseconds.
+                // A floating point number of a year's nanoseconds would lose digits.
                 rest => {
                     let digits = alloc::format!("{rest:09}");
                     write!(f, "{}.{}", ns / NS_PER_S, digits.trim_end_matches('0'))
@@ -89,27 +90,27 @@ impl core::fmt::Display for Value {
     }
 }
 
-/// Labels of a sample, sorted by name, which are plain words.
+/// Labels of a sample, sorted by name. Names are plain words.
 pub type Labels<'a> = &'a [(&'a str, &'a str)];
 
-/// Takes the samples of one family.
+/// Writer of the samples of one family.
 #[derive(Debug)]
 pub struct Samples<'a> {
     out: &'a mut String,
     name: &'a str,
     kind: Kind,
     help: &'a str,
-    /// The family was announced.
+    /// Set if `# HELP` and `# TYPE` were written.
     told: &'a mut bool,
 }
 
 impl Samples<'_> {
-    /// One sample; with a time if it was not taken now.
+    /// Writes a sample; `at`: its time, unless that is now.
     pub fn put(&mut self, labels: Labels<'_>, value: Value, at: Option<Wall>) {
         self.line("", labels, value, at);
     }
 
-    /// One line whose name is that of the family and `suffix`.
+    /// Writes a line whose name is that of the family followed by `suffix`.
     pub fn line(&mut self, suffix: &str, labels: Labels<'_>, value: Value, at: Option<Wall>) {
         let out = &mut *self.out;
         if !*self.told {
@@ -140,7 +141,7 @@ impl Samples<'_> {
     }
 }
 
-/// A line feed would end the line, a quote the label.
+/// Writes a text without bare line feeds, which would end the line, and without bare quotes, which would end the label.
 fn escape(out: &mut String, text: &str, quotes: bool) {
     for c in text.chars() {
         match c {
@@ -152,20 +153,20 @@ fn escape(out: &mut String, text: &str, quotes: bool) {
     }
 }
 
-/// One family of a page over rows `R`.
+/// Metric family of a page over rows `R`.
 #[derive(Clone, Copy, Debug)]
 pub struct Family<R: ?Sized> {
     /// Name.
     pub name: &'static str,
     /// Kind.
     pub kind: Kind,
-    /// What it says, in a sentence.
+    /// Meaning of the family, in a sentence.
     pub help: &'static str,
-    /// Gives the samples of row `n`; false: there is no such row.
+    /// Writes the samples of row `n`. Returns false if there is no such row.
     pub samples: fn(&R, usize, &mut Samples<'_>) -> bool,
 }
 
-/// A table of families of a type that is built like [`Family`]: name, kind, what it says, samples.
+/// Builds a table of families of a type with the fields of [`Family`]: name, kind, help, samples.
 macro_rules! families {
     ($family:ident: $($name:literal $kind:ident $help:literal $samples:expr;)*) => {
         &[$($family { name: $name, kind: Kind::$kind, help: $help, samples: $samples }),*]
@@ -183,7 +184,7 @@ pub struct Page<R: 'static> {
 }
 
 impl<R> Page<R> {
-    /// A page of these families over `rows`.
+    /// Creates a page of these families over `rows`.
     pub const fn new(families: &'static [Family<R>], rows: R) -> Self {
         Self {
             families,
@@ -198,7 +199,7 @@ impl<R> Page<R> {
 impl<R> Iterator for Page<R> {
     type Item = String;
 
-    /// The next piece: whole lines, never empty.
+    /// Writes the next piece: whole lines, never empty.
     fn next(&mut self) -> Option<String> {
         let mut out = String::new();
         while let Some(family) = self.families.get(self.family) {
@@ -223,15 +224,15 @@ impl<R> Iterator for Page<R> {
     }
 }
 
-/// A page as its reader gets it.
+/// Pieces of a page, as its reader gets them.
 pub type Pieces = Box<dyn Iterator<Item = String>>;
 
-/// Writes families one after the other, for pages that are small.
+/// Writer of small pages, one family after the other.
 #[derive(Debug, Default)]
 pub struct Text(pub String);
 
 impl Text {
-    /// The samples of one family; all of them come at once.
+    /// Writes all samples of one family.
     pub fn family(
         &mut self,
         name: &str,

@@ -69,7 +69,7 @@ pub const POD_START: Bounds<25> = [
     ("3600", 3_600_000_000_000),
 ];
 
-/// How many durations fell into each bucket, and their sum. Counts stop at their largest number.
+/// Histogram: number of durations in each bucket, and their sum. Counts stop at their largest number.
 #[derive(Clone, Copy, Debug)]
 pub struct Histogram<const N: usize> {
     counts: [u32; N],
@@ -98,13 +98,13 @@ impl<const N: usize> Histogram<N> {
         self.sum_ns = self.sum_ns.saturating_add(ns);
     }
 
-    /// How many durations there were.
+    /// Number of durations.
     #[must_use]
     pub const fn count(&self) -> u64 {
         self.count
     }
 
-    /// The samples of one series: `labels` come before `le`.
+    /// Writes the samples of one series. The label `le` is sorted in between `labels`.
     pub fn write(&self, bounds: &Bounds<N>, labels: Labels<'_>, samples: &mut Samples<'_>) {
         let mut all = labels.to_vec();
         let at = all.iter().position(|(name, _)| *name > "le");

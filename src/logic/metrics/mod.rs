@@ -1,9 +1,10 @@
-//! What `/metrics` and `/stats/summary` say, made from figures that were read. Text comes out in pieces of bounded size, as
-//! fast as its reader takes it; the figures are all that waits in memory.
+//! Pages of `/metrics` and `/stats/summary`, made from figures that were read. Text comes out in pieces of bounded
+//! size, as fast as its reader takes it; the figures are all that waits in memory.
 //!
-//! - [`exposition`]: the Prometheus text form. [`histogram`]: counts of durations. [`own`]: what the agent counts. [`probes`]: what probes came to. [`claims`]: volumes of claims. [`containers`]: what their statuses say.
-//! - [`sample`]: figures of everything that runs, as they were at one time. [`rate`]: what two of them tell.
-//! - [`resource`], [`cadvisor`]: pages of figures, family by family. [`summary`]: the same as an object.
+//! - [`exposition`]: the Prometheus text form. [`histogram`]: counts of durations. [`own`]: counts of the agent's work.
+//!   [`probes`]: results of probes. [`claims`]: volumes of claims. [`containers`]: restarts and waiting containers.
+//! - [`sample`]: figures of machine, pods and containers at one time. [`rate`]: rates from two of them.
+//! - [`resource`], [`cadvisor`]: pages of these figures, family by family. [`summary`]: these figures as an object.
 
 pub mod cadvisor;
 pub mod claims;

@@ -1,4 +1,4 @@
-//! `/metrics`: what the agent counts of its own work, under a kubelet's names (MET-01 to MET-06) where a kubelet counts the
+//! `/metrics`: counts of the agent's own work, under a kubelet's names (MET-01 to MET-06) where a kubelet counts the
 //! same, under `picolet_` otherwise.
 
 use alloc::{collections::BTreeMap, string::String};
@@ -82,14 +82,14 @@ impl Operation {
     ];
 }
 
-/// What a container is in its pod.
+/// Kind of a container in its pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ContainerType {
-    /// One of `containers`.
+    /// Container of `containers`.
     Regular,
-    /// One of `initContainers`.
+    /// Container of `initContainers`.
     Init,
-    /// One of `ephemeralContainers`.
+    /// Container of `ephemeralContainers`.
     Ephemeral,
 }
 
@@ -97,12 +97,12 @@ impl ContainerType {
     const LABELS: [&'static str; 3] = ["container", "init_container", "ephemeral_container"];
 }
 
-/// What a call of a pod worker does.
+/// Kind of a call of a pod worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Brings the pod to what it should be.
+    /// Sync: brings the pod to its desired state.
     Sync,
-    /// Ends it.
+    /// Kill: ends the pod.
     Kill,
 }
 
@@ -116,7 +116,7 @@ struct Calls {
     took: Histogram<14>,
 }
 
-/// Everything that is counted while the agent works.
+/// Counters that the agent keeps while it works.
 #[derive(Clone, Debug, Default)]
 pub struct Counters {
     calls: [Calls; Operation::LABELS.len()],
@@ -127,9 +127,9 @@ pub struct Counters {
     pod_start: Histogram<25>,
     work: [Histogram<11>; Work::LABELS.len()],
     started: [u64; ContainerType::LABELS.len()],
-    /// By kind and reason, of which there are few: they are names in this program.
+    /// Failed starts by kind and reason. The reasons are names in this program: there are few.
     start_errors: BTreeMap<(ContainerType, &'static str), u64>,
-    /// By reason; few as well.
+    /// Rejected pods by reason; there are few reasons.
     rejections: BTreeMap<&'static str, u64>,
     /// Pods that the node itself ended.
     evictions: Evictions,
@@ -138,14 +138,14 @@ pub struct Counters {
 const _: () = assert!(size_of::<Counters>() <= 4096, "one in an agent");
 
 impl Counters {
-    /// A call to the runtime came back.
+    /// Counts a call to the runtime that came back.
     pub fn called(&mut self, operation: Operation, took: Duration, ok: bool) {
         let calls = &mut self.calls[operation as usize];
         calls.took.observe(&OPERATION, took);
         calls.errors += u64::from(!ok);
     }
 
-    /// A relist ended; `since` the one before began.
+    /// Counts a relist that ended; `since`: time since the one before began.
     pub fn relisted(&mut self, took: Duration, since: Option<Duration>, at: Wall) {
         self.relist.observe(&DEFAULT, took);
         if let Some(since) = since {
@@ -154,37 +154,37 @@ impl Counters {
         self.relist_seen = at;
     }
 
-    /// So many events of pods found no room, in all.
+    /// Sets the total number of pod events that found no room.
     pub const fn discarded(&mut self, events: u64) {
         self.discarded_events = events;
     }
 
-    /// Admission refused a pod (ADM-03).
+    /// Counts a pod that admission rejected (ADM-03).
     pub fn rejected(&mut self, reason: &'static str) {
         *self.rejections.entry(reason).or_default() += 1;
     }
 
-    /// Pods that the node itself ends are counted here.
+    /// Counters of pods that the node itself ends.
     pub const fn evictions(&mut self) -> &mut Evictions {
         &mut self.evictions
     }
 
-    /// Device plugins are counted here.
+    /// Counters of device plugins.
     pub const fn plugins(&mut self) -> &mut Plugins {
         &mut self.plugins
     }
 
-    /// A pod runs, for the first time since it was seen.
+    /// Counts a pod that runs for the first time since it was seen.
     pub fn pod_started(&mut self, took: Duration) {
         self.pod_start.observe(&POD_START, took);
     }
 
-    /// A call of a pod worker ended.
+    /// Counts a call of a pod worker that ended.
     pub fn worked(&mut self, work: Work, took: Duration) {
         self.work[work as usize].observe(&DEFAULT, took);
     }
 
-    /// A container was to be started; `Err`: why it was not.
+    /// Counts a start of a container; `Err`: the reason why it failed.
     pub fn container_started(&mut self, kind: ContainerType, result: Result<(), &'static str>) {
         self.started[kind as usize] += 1;
         if let Err(reason) = result {
@@ -193,7 +193,7 @@ impl Counters {
     }
 }
 
-/// What the page is made of.
+/// Figures from which the page is made.
 #[derive(Clone, Debug)]
 pub struct Facts<'a> {
     /// Name of the node.
@@ -202,69 +202,70 @@ pub struct Facts<'a> {
     pub version: &'a str,
     /// Version of the control groups.
     pub cgroup_version: u64,
-    /// When the agent started.
+    /// Start of the agent.
     pub started_at: Wall,
-    /// Its own figures; `None`: they could not be read.
+    /// Usage of the agent; `None`: it could not be read.
     pub process: Option<Process>,
-    /// Set with every pass of housekeeping.
+    /// Gauges, set with every pass of housekeeping.
     pub gauges: Gauges,
-    /// Only grow.
+    /// Totals, which only grow.
     pub totals: Totals,
-    /// Of the last relist.
+    /// Counts of the last relist.
     pub running: RunningCounts,
-    /// Places of the pod table: taken, and all.
+    /// Slots of the pod table: taken ones, and all.
     pub slots: [u64; 2],
-    /// Probes that began more than a period late.
+    /// Number of probes that began more than a period late.
     pub probes_late: u64,
-    /// Answers with figures under way.
+    /// Number of requests for metrics under way.
     pub readers: u64,
-    /// Since when the apiserver has not answered; `None` without one, or before its first answer.
+    /// Time since the apiserver last answered; `None` without one, or before its first answer.
     pub apiserver_age: Option<Duration>,
-    /// The tunnel; `None`: there is none.
+    /// Figures of the tunnel; `None`: there is none.
     pub tunnel: Option<TunnelFigures>,
-    /// What went over the link.
+    /// Traffic of the link.
     pub link: LinkBytes,
-    /// The machine below.
+    /// Figures of the machine.
     pub machine: Machine,
-    /// Everything else.
+    /// Counters of the agent's work.
     pub counters: &'a Counters,
 }
 
-/// What is counted of a tunnel.
+/// Figures of a tunnel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TunnelFigures {
-    /// Streams that are open.
+    /// Open streams.
     pub streams: u64,
     /// Dials that became connections.
     pub opened: u64,
     /// Dials that were too many, or came too late.
     pub refused: u64,
-    /// Dials that were meant for others.
+    /// Dials that were meant for other nodes.
     pub misrouted: u64,
     /// Bytes of connections, from servers.
     pub bytes_in: u64,
-    /// The same to them.
+    /// Bytes of connections, to servers.
     pub bytes_out: u64,
 }
 
-/// What is told of the machine, because alarms need it and nobody else on a board tells it.
+/// Figures of the machine that alarms need and that no other program on a board exports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
-    /// The node is ready.
+    /// Set if the node is ready.
     pub ready: bool,
-    /// What it is short of.
+    /// Pressure conditions of the node.
     pub pressure: Conditions,
-    /// Somebody keeps its clock right; `None`: the kernel does not say.
+    /// Set if the clock is kept right (NTP, GPS); `None`: the kernel does not say.
     pub clock_synchronized: Option<bool>,
     /// File system of the root directory.
     pub fs: Option<FsInfo>,
-    /// The disk below it.
+    /// Disk below that file system.
     pub disk: Option<Disk>,
-    /// Seconds for which the client certificate still holds; `None`: the agent keeps none. The inner one: it has none yet.
+    /// Seconds for which the client certificate is still valid. `None`: the agent keeps none. `Some(None)`: it has none
+    /// yet.
     pub certificate_s: Option<Option<i64>>,
 }
 
-/// What a process uses.
+/// Usage of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Process {
     /// Processor time, nanoseconds.
@@ -275,7 +276,7 @@ pub struct Process {
     pub files: u64,
 }
 
-/// One family of the page.
+/// Metric family of the page.
 struct AgentFamily {
     name: &'static str,
     kind: Kind,
@@ -283,7 +284,7 @@ struct AgentFamily {
     samples: fn(&Facts<'_>, &mut Samples<'_>),
 }
 
-/// The page: about 20 KiB once everything has happened.
+/// Writes the page: about 20 KiB once all families have samples.
 #[must_use]
 pub fn page(facts: &Facts<'_>) -> String {
     let mut text = Text::default();
@@ -294,7 +295,7 @@ pub fn page(facts: &Facts<'_>) -> String {
     text.0
 }
 
-/// Of pods, of the work on them, of the runtime, of the agent, of the machine.
+/// Families of the page: about pods, the work on them, the runtime, the agent, the machine.
 const FAMILIES: &[AgentFamily] = families![AgentFamily:
     "kubelet_active_pods" Gauge "Pods that count in admission."
         |f, s| by_static(s, f.gauges.active);
@@ -432,7 +433,7 @@ const FAMILIES: &[AgentFamily] = families![AgentFamily:
 
 /// Label of calls to the runtime.
 const OPERATION_TYPE: &str = "operation_type";
-/// Conditions that the Node has, whatever there is to be said of them.
+/// Conditions of the Node, whether they hold or not.
 const CONDITIONS: [&str; 4] = ["DiskPressure", "MemoryPressure", "PIDPressure", "Ready"];
 
 impl Counters {
@@ -440,7 +441,7 @@ impl Counters {
         &self.calls[Operation::RunPodSandbox as usize]
     }
 
-    /// Calls that there were, with the label of each.
+    /// Kinds of calls that were made, with their labels.
     fn calls_made(&self) -> impl Iterator<Item = (&'static str, &Calls)> {
         let all = Operation::LABELS.into_iter().zip(&self.calls);
         all.filter(|(_, calls)| calls.took.count() > 0)
@@ -461,7 +462,7 @@ fn one(s: &mut Samples<'_>, value: impl Into<Value>) {
     s.put(&[], value.into(), None);
 }
 
-/// Writes the one sample of a family, if there is something to tell.
+/// Writes the one sample of a family, if there is a value.
 fn some(s: &mut Samples<'_>, value: Option<impl Into<Value>>) {
     if let Some(value) = value {
         one(s, value);
@@ -612,7 +613,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_page_stays_small() {
-        // Everything has happened: no label is a pod's.
+        // All counters have samples: no label is a pod's.
         let mut counters = Counters::default();
         for n in 0..Operation::LABELS.len() {
             counters.calls[n].took.observe(&OPERATION, Duration::ZERO);

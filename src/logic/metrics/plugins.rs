@@ -1,4 +1,4 @@
-//! What is counted of device plugins (DEV-18). Nothing is there before the first one registers.
+//! Counts of device plugins (DEV-18). There is no series before the first plugin registers.
 
 use alloc::{boxed::Box, collections::BTreeMap};
 use core::time::Duration;
@@ -9,10 +9,10 @@ use super::{
 };
 use crate::devices::MAX_PLUGINS;
 
-/// Resources beyond [`MAX_PLUGINS`], together: names that came and went since the agent began.
+/// Label of all resources beyond [`MAX_PLUGINS`], together: names that came and went since the agent started.
 const OTHER: &str = "other";
 
-/// Counts of them, by resource.
+/// Counts by resource.
 #[derive(Clone, Debug, Default)]
 pub struct Plugins(BTreeMap<Box<str>, Counts>);
 
@@ -23,12 +23,12 @@ struct Counts {
 }
 
 impl Plugins {
-    /// One has registered.
+    /// Counts a plugin that has registered.
     pub fn registered(&mut self, resource: &str) {
         self.of(resource).registrations += 1;
     }
 
-    /// One was asked what a container gets, and has answered after so long, or failed.
+    /// Counts an allocation: a plugin was asked what a container gets, and answered or failed after the time `took`.
     pub fn allocated(&mut self, resource: &str, took: Duration) {
         self.of(resource).allocations.observe(&DEFAULT, took);
     }

@@ -63,7 +63,7 @@ fn totals(rows: &NodeFigures, n: usize, samples: &mut Samples<'_>) -> bool {
         ("failed", counts.failed),
         ("unknown", counts.unknown),
     ] {
-        // A kubelet has no series of what never happened.
+        // Like a kubelet: no series for a result that never occurred.
         if count > 0 {
             let labels = [
                 ("container", &*probe.container),

@@ -1,18 +1,18 @@
-//! Rates of processor time: what two samples tell that one does not.
+//! Rates of processor time, each from two samples.
 //!
-//! Nothing is sampled in the background: a rate spans the time since somebody last asked (MET-14), at least
-//! [`WINDOW`]. The first question has no answer.
+//! There is no sampling in the background: a rate spans the time since the last request (MET-14), at least
+//! [`WINDOW`]. The first request gets no rate.
 
 use alloc::collections::BTreeMap;
 use core::time::Duration;
 
 use crate::{api::Mono, fnv};
 
-/// Over how long a rate is taken, at least: as often as a kubelet samples.
+/// Least time over which a rate is taken: as often as a kubelet samples.
 pub const WINDOW: Duration = Duration::from_secs(10);
-/// Over how long the first rate of a group is taken.
+/// Least time over which the first rate of a group is taken.
 const FIRST_WINDOW: Duration = Duration::from_secs(1);
-/// Groups that are remembered; further ones have no rate.
+/// Number of groups that are remembered; further ones have no rate.
 pub const MAX_GROUPS: usize = 4096;
 
 #[derive(Clone, Copy, Debug)]
@@ -23,7 +23,7 @@ struct Sample {
     round: u32,
 }
 
-/// One sample of each group. Keys are hashes of names: a collision shows two wrong rates and does no harm.
+/// Last sample of each group. Keys are hashes of names: a collision shows two wrong rates and does no harm.
 #[derive(Debug, Default)]
 pub struct Rates {
     groups: BTreeMap<u64, Sample>,
@@ -31,7 +31,7 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Begins a round: every group there is follows.
+    /// Begins a round: all groups follow.
     pub const fn begin(&mut self) {
         self.round = self.round.wrapping_add(1);
     }
@@ -52,7 +52,7 @@ impl Rates {
             }
             return None;
         };
-        // Another group of the same name.
+        // Another group of this name.
         if total_ns < known.total_ns || now < known.at {
             *known = fresh;
             return None;

@@ -152,7 +152,7 @@ mod tests {
         assert!(text.ends_with("resource_scrape_error 1\n"), "{text}");
     }
 
-    /// What is between `tag` and the next quote: how metrics-server finds a label.
+    /// The text between `tag` and the next quote: metrics-server finds a label in this way.
     fn label<'a>(series: &'a str, tag: &str) -> &'a str {
         let start = series.find(tag).expect("the label") + tag.len();
         series[start..].split('"').next().expect("its end")

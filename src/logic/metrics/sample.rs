@@ -1,4 +1,4 @@
-//! Figures of everything that runs, as they were at one time.
+//! Figures of machine, pods and containers at one time.
 
 use alloc::{collections::BTreeMap, rc::Rc, string::String, vec::Vec};
 
@@ -10,18 +10,18 @@ use crate::api::{
 
 use super::rate::Rates;
 
-/// A control group of the system's own.
+/// Control group of the system's own, with its usage.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SystemGroup {
-    /// What it is called in statistics: `kubelet`, `runtime`, `pods`.
+    /// Name in statistics: `kubelet`, `runtime`, `pods`.
     pub name: &'static str,
-    /// Where it is.
+    /// Path of the control group.
     pub cgroup: String,
-    /// Since when it is counted.
+    /// Time since which its usage is counted.
     pub started_at: Wall,
-    /// What it has used.
+    /// Usage of the group.
     pub usage: Usage,
-    /// At what rate it uses processors, billionths.
+    /// Rate of processor use, in billionths of a processor.
     pub nano_cores: Option<u64>,
 }
 
@@ -30,24 +30,24 @@ pub struct SystemGroup {
 pub struct PodSample {
     /// The pod.
     pub pod: PodUsage,
-    /// At what rate it uses processors, billionths.
+    /// Rate of processor use, in billionths of a processor.
     pub nano_cores: Option<u64>,
-    /// The same of its containers, in their order.
+    /// Rates of processor use of its containers, in their order.
     pub container_nano_cores: Vec<Option<u64>>,
 }
 
-/// What files take, as it was when it was last counted.
+/// Usage of disks when it was last counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Disk {
-    /// When that was.
+    /// Time of the count.
     pub at: Wall,
     /// The file system of the root directory.
     pub node_fs: Option<FsInfo>,
-    /// The device that it is on.
+    /// Device of the file system of the root directory.
     pub device: String,
     /// The file system of the images.
     pub image_fs: Option<FsInfo>,
-    /// What the images take, bytes.
+    /// Size of the images, bytes.
     pub images_bytes: Option<u64>,
     /// Files of containers.
     pub containers: BTreeMap<ContainerId, ContainerDisk>,
@@ -62,11 +62,11 @@ pub struct Disk {
 pub struct Sample {
     /// Name of the node.
     pub node: String,
-    /// When the agent began to count.
+    /// Time since which the agent counts.
     pub started_at: Wall,
     /// The whole machine.
     pub machine: Usage,
-    /// At what rate it uses processors, billionths.
+    /// Rate of processor use, in billionths of a processor.
     pub nano_cores: Option<u64>,
     /// Memory of the machine, bytes.
     pub memory_bytes: u64,
@@ -80,11 +80,11 @@ pub struct Sample {
     pub pods: Vec<PodSample>,
     /// Processes and threads of the machine.
     pub tasks: Option<u64>,
-    /// How many there may be.
+    /// Highest possible number of processes and threads.
     pub max_pids: Option<u64>,
-    /// What files take; empty unless everything was asked for.
+    /// Usage of disks; empty unless all details were requested.
     pub disk: Rc<Disk>,
-    /// The runtime could not say what runs.
+    /// Set if the runtime could not list its pods.
     pub failed: bool,
 }
 
@@ -109,12 +109,12 @@ impl Sample {
     }
 }
 
-/// The sample as rows of a page.
+/// Rows of a page: the pods and containers of a sample.
 #[derive(Clone, Debug)]
 pub struct Rows {
-    /// What the rows are of.
+    /// Sample with the figures.
     pub sample: Rc<Sample>,
-    /// Place of each container.
+    /// Index of the pod, and of the container in it, for each container.
     containers: Vec<(usize, usize)>,
 }
 
@@ -136,7 +136,7 @@ impl Rows {
         self.sample.pods.get(n).map(|s| &s.pod)
     }
 
-    /// What the files of a container take.
+    /// Size of a container's files; `None`: not known.
     #[must_use]
     pub fn disk_bytes(&self, id: &ContainerId) -> Option<u64> {
         let files = self.sample.disk.containers.get(id)?;

@@ -36,7 +36,7 @@ pub fn pieces(sample: Rc<Sample>, detail: Detail) -> impl Iterator<Item = String
     })
 }
 
-/// An object of the fields that there are.
+/// Makes an object of the fields that have a value.
 fn object<const N: usize>(fields: [(&str, Option<Value>); N]) -> Value {
     let there = fields.into_iter().filter_map(|(k, v)| Some((k.into(), v?)));
     Value::Object(there.gather::<Map<_, _>>())
@@ -161,7 +161,7 @@ fn pod(sample: &Sample, pod_sample: &PodSample, detail: Detail) -> Value {
     ])
 }
 
-/// What the pod has on the node's disk (MET-13); `None` if some of it could not be counted.
+/// Usage of the node's disk by the pod (MET-13); `None` if some of its files could not be counted.
 #[must_use]
 pub fn ephemeral_storage(sample: &Sample, pod_sample: &PodSample) -> Option<DiskUsage> {
     let pod = &pod_sample.pod;
@@ -255,7 +255,7 @@ fn io(usage: &Usage) -> Option<Value> {
     Some(json!({ "time": time(usage.at), "psi": psi }))
 }
 
-/// Of processor, memory and disks the `kind`-th.
+/// Pressure of a group. `kind`: 0 for the processor, 1 for memory, 2 for disks.
 fn psi(usage: &Usage, kind: usize) -> Option<Value> {
     let pressure: &Pressure = usage.pressure.as_ref()?[kind].as_ref()?;
     let stall = |stall: &Stall| {
@@ -342,7 +342,7 @@ mod tests {
             keys(container),
             ["cpu", "memory", "name", "startTime", "swap"]
         );
-        // What is not known is left out.
+        // Unknown figures are left out.
         assert_eq!(keys(&all["pods"][1]), ["containers", "podRef", "startTime"]);
         let text: String = pieces(Rc::new(Sample::default()), Detail::Full).collect();
         let none: Value = serde_json::from_str(&text).expect("JSON");

@@ -198,7 +198,7 @@ fn duplicates() {
     );
     let merged = mux.merge(Source::Api, vec![pod("b", "x", 1), pod("a", "x", 1)], NOW);
     assert_eq!(say(&merged), ["remove a", "add b"]);
-    // One that is only said to be there is no exception.
+    // A pod that is delivered by UID alone is no exception.
     let known = || Delivered::Known("b".into());
     let merged = mux.merge(Source::Api, vec![pod("c", "x", 1), known()], NOW);
     assert_eq!(say(&merged), ["remove b", "add c"]);
@@ -290,7 +290,7 @@ fn records_of_an_agent_before() {
         !mux.all_sources_ready(),
         "the disk does not speak for the apiserver"
     );
-    // The apiserver is back: what is unchanged goes on undisturbed, what it no longer has goes.
+    // The apiserver is back: unchanged pods go on undisturbed, pods that it no longer has are removed.
     let back = mux.merge(
         Source::Api,
         vec![pod("a", "a", 1), Delivered::Known("c".into())],

@@ -1,4 +1,4 @@
-//! Which addresses a node has (NODE-07, NODE-08).
+//! Addresses of a node (NODE-07, NODE-08).
 
 use alloc::{
     collections::BTreeMap,
@@ -10,63 +10,64 @@ use core::net::{IpAddr, Ipv4Addr};
 use super::PROVIDED_ADDRESSES;
 use crate::api::{Node, node::NodeAddress};
 
-/// Most lines read of a table of routes: a router's may have hundreds of thousands.
+/// Number of lines that are read of a routing table: a router's may have hundreds of thousands.
 const MAX_ROUTES: usize = 4096;
 
 /// An interface that is up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Interface {
-    /// Its name.
+    /// Name of the interface.
     pub name: String,
-    /// Its addresses, as the kernel lists them.
+    /// Addresses of the interface, in the kernel's order.
     pub addresses: Vec<IpAddr>,
 }
 
-/// What this machine knows of its addresses.
+/// Addresses and default routes of this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Local {
-    /// Interfaces that are up, as the kernel lists them.
+    /// Interfaces that are up, in the kernel's order.
     pub interfaces: Vec<Interface>,
     /// Names of interfaces with a default route for IPv4, best first.
     pub default_v4: Vec<String>,
-    /// The same for IPv6.
+    /// Names of interfaces with a default route for IPv6, best first.
     pub default_v6: Vec<String>,
-    /// What the node's name resolves to, in the resolver's order; empty if it was not asked or does not know.
+    /// Addresses to which the node's name resolves, in the resolver's order; empty if the resolver was not asked or
+    /// does not know.
     pub resolved: Vec<IpAddr>,
 }
 
-/// Why an address cannot be a node's.
+/// Reason why an address cannot be a node's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Address {
     /// 127.0.0.0/8, ::1.
     #[error("it can't be loopback address")]
     Loopback,
-    /// To many.
+    /// Multicast address.
     #[error("it can't be a multicast address")]
     Multicast,
     /// 169.254.0.0/16, fe80::/10.
     #[error("it can't be a link-local unicast address")]
     LinkLocal,
-    /// All zeros.
+    /// Address of all zeros.
     #[error("it can't be an all zeros address")]
     Unspecified,
-    /// Nobody's here.
+    /// No interface of this host has the address.
     #[error("it is on no interface of this host")]
     Elsewhere,
 }
 
-/// Why the node has no address.
+/// Reason why the node has no address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// One of `--node-ip`.
+    /// An address of `--node-ip` cannot be used.
     #[error("--node-ip {ip} cannot be used: {why}")]
     Refused {
         /// The address.
         ip: IpAddr,
-        /// What is wrong with it.
+        /// Fault of the address.
         why: Address,
     },
-    /// Neither name nor route nor interface gives one.
+    /// There is no address by name, route or interface.
     #[error(
         "no address of node {0} found: no --node-ip, no name that resolves to one of this host, no default route"
     )]
@@ -74,7 +75,7 @@ pub enum AddressError {
 }
 
 impl Local {
-    /// Whether `ip` can be this node's.
+    /// Checks that `ip` can be an address of this node.
     ///
     /// - Source: kubelet `validateNodeIP`.
     pub fn check(&self, ip: IpAddr) -> Result<(), Address> {
@@ -120,8 +121,8 @@ fn is_link_local(ip: IpAddr) -> bool {
     }
 }
 
-/// Addresses of the host, primary first: those asked for; else one by the first of these that gives any: the name if it is
-/// an address; what the name resolves to; the default route; any interface.
+/// Chooses the addresses of the host, primary first: those asked for; else one by the first of these ways that gives
+/// any: the name if it is an address; the addresses to which the name resolves; the default route; any interface.
 ///
 /// - `asked`: none, one, or one of each family; a single address of all zeros only prefers its family.
 /// - The last resort is our own: a kubelet gives up there, and a board without a router would have no address.
@@ -157,14 +158,15 @@ pub fn host_ips(asked: &[IpAddr], name: &str, local: &Local) -> Result<Vec<IpAdd
         .ok_or_else(|| AddressError::None(name.into()))
 }
 
-/// Where this node, and what is in its network, is asked from itself: at its first address, or where every machine is.
+/// Address at which this node reaches itself and host-network pods: its first address, or 127.0.0.1 without one.
 #[must_use]
 pub fn own_address(host_ips: &[IpAddr]) -> IpAddr {
     let first = host_ips.first().copied();
     first.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))
 }
 
-/// Host IPs as a Node says them, primary first: one, or the first of each family. Internal ones before external ones.
+/// Host IPs of a Node object, primary first: one, or the first of each family. Internal addresses come before external
+/// ones.
 ///
 /// - Source: `pkg/util/node`, `GetNodeHostIPs`.
 #[must_use]
@@ -195,7 +197,7 @@ pub(super) fn set(
         .map(ToString::to_string)
         .collect();
     let ips = if external_cloud && given.is_empty() {
-        // Asked for or not: the cloud controller will know.
+        // The cloud controller will know the addresses.
         Ok(Vec::new())
     } else {
         host_ips(asked, name, local)
@@ -525,7 +527,7 @@ mod tests {
             set(&mut node, &ips(asked), cloud, "pi", &local).expect(name);
             assert_eq!(shown(&node), (want.into(), note.into()), "{name}");
         }
-        // What cannot be set leaves what there was.
+        // An address that cannot be set leaves the old ones.
         let mut node = Node::default();
         node.status.addresses = vec![NodeAddress {
             kind: "InternalIP".into(),

@@ -1,4 +1,4 @@
-//! Conditions of the node (NODE-17 to NODE-20). The order in which they are first written is that of [`PRESSURES`], then
+//! Conditions of the node (NODE-17 to NODE-20). They are first written in the order of [`PRESSURES`], then
 //! `Ready`.
 
 use alloc::{format, string::String, vec::Vec};
@@ -25,13 +25,13 @@ pub struct Pressure {
     pub memory: bool,
     /// A disk is short of bytes or inodes, or cannot be written.
     pub disk: bool,
-    /// What about the disk, for people; may be empty.
+    /// Details about the disk, for people; may be empty.
     pub disk_detail: String,
     /// Process numbers are short.
     pub pid: bool,
 }
 
-/// Condition; reason and message while it holds; while it does not; events.
+/// Name of a condition; reason, message and event while it holds; the three while it does not.
 type Words = (
     &'static str,
     (&'static str, &'static str, NodeEvent),
@@ -80,7 +80,7 @@ const PRESSURES: [Words; 3] = [
     ),
 ];
 
-/// Several errors as one text: `[a, b]`, each once; a single one as it is. `None` if there are none.
+/// Joins several errors to one text: `[a, b]`, each once; a single one as it is. `None` if there are none.
 #[must_use]
 pub fn aggregate(errors: &[String]) -> Option<String> {
     let mut once: Vec<&str> = Vec::new();
@@ -114,8 +114,8 @@ fn status(holds: bool) -> &'static str {
     if holds { TRUE } else { FALSE }
 }
 
-/// Memory, disk and process numbers. Reason, message and transition time are written only when a condition is made or
-/// flips (NODE-18).
+/// Sets the conditions of memory, disk and process numbers. Reason, message and transition time are written only when a
+/// condition is made or flips (NODE-18).
 pub(super) fn set_pressures(
     conditions: &mut Vec<NodeCondition>,
     pressure: &Pressure,
@@ -142,8 +142,8 @@ pub(super) fn set_pressures(
     }
 }
 
-/// A condition that a kubelet does not have: `ProviderReady` (PRVD-07), `StorageWorn` (WEAR-06). It says nothing about `Ready`.
-/// `None`: there is nothing to tell, and it goes. `is_trouble`: it holds while something is wrong.
+/// Sets a condition that a kubelet does not have: `ProviderReady` (PRVD-07), `StorageWorn` (WEAR-06). The condition has
+/// no effect on `Ready`. `None` removes it. `is_trouble`: the condition is true while there is a problem.
 pub(super) fn set_own(
     conditions: &mut Vec<NodeCondition>,
     kind: &str,
@@ -166,7 +166,7 @@ pub(super) fn set_own(
     condition.message = cut(&told.message, MAX_MESSAGE_BYTES).into();
 }
 
-/// `Ready` (NODE-19, NODE-20). `errors`: why not, as the runtime, the network and the others say.
+/// Sets `Ready` (NODE-19, NODE-20). `errors`: reasons against it from the runtime, the network and others.
 pub(super) fn set_ready(
     conditions: &mut Vec<NodeCondition>,
     errors: &[String],
@@ -196,7 +196,7 @@ pub(super) fn set_ready(
         condition.last_transition_time.get_or_insert(now);
     } else {
         condition.last_transition_time = Some(now);
-        // A node that is made does not turn ready: it is.
+        // A new node is ready from the start: that is no event.
         if known {
             events.push(if error.is_none() {
                 NodeEvent::Ready
@@ -215,7 +215,7 @@ pub(super) fn set_ready(
     condition.message = error.unwrap_or_else(|| "kubelet is posting ready status".into());
 }
 
-/// Whether the node is said to be ready; `None` if nothing is said.
+/// Returns true if the conditions say that the node is ready; `None` without a `Ready` condition.
 #[must_use]
 pub fn is_ready(conditions: &[NodeCondition]) -> Option<bool> {
     let ready = conditions.iter().find(|c| c.kind == READY)?;

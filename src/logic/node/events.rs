@@ -2,32 +2,32 @@
 
 use alloc::{format, string::String};
 
-/// What happened to the node.
+/// Event about the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeEvent {
     /// The agent started.
     Starting,
-    /// Another boot than the one on the Node.
+    /// The machine has booted since the Node was last updated.
     Rebooted,
-    /// It became ready.
+    /// The node became ready.
     Ready,
-    /// It is not ready any more.
+    /// The node is not ready any more.
     NotReady,
-    /// There is memory.
+    /// Memory is no longer short.
     SufficientMemory,
-    /// There is not.
+    /// Memory is short.
     InsufficientMemory,
     /// A disk is short.
     DiskPressure,
-    /// None is.
+    /// No disk is short any more.
     NoDiskPressure,
-    /// There are process numbers.
+    /// Process numbers are no longer short.
     SufficientPid,
-    /// There are not.
+    /// Process numbers are short.
     InsufficientPid,
-    /// Somebody uncordoned it.
+    /// The node was uncordoned.
     Schedulable,
-    /// Somebody cordoned it.
+    /// The node was cordoned.
     NotSchedulable,
 }
 
@@ -51,7 +51,7 @@ impl NodeEvent {
         }
     }
 
-    /// Whether its type is `Warning`.
+    /// Returns true if the event's type is `Warning`.
     #[must_use]
     pub const fn is_warning(self) -> bool {
         matches!(self, Self::Rebooted)
@@ -76,7 +76,7 @@ impl NodeEvent {
         }
     }
 
-    /// The event when `spec.unschedulable` went from `before` to `now`.
+    /// The event for a change of `spec.unschedulable` from `before` to `now`.
     #[must_use]
     pub const fn of_cordon(before: bool, now: bool) -> Option<Self> {
         match (before, now) {

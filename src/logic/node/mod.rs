@@ -1,12 +1,12 @@
-//! The Node object: what this machine says of itself to the cluster, and when. Names and rules follow kubelet
+//! The Node object, by which this machine reports itself to the cluster. Names and rules follow kubelet
 //! `kubelet_node_status.go` and `nodestatus/setters.go`.
 //!
-//! - [`initial`] is the Node to create; [`reconcile`] what an old Node of the same name lacks.
-//! - [`apply`] brings a Node up to date from a [`View`]; it is asked each round, and for what local commands show.
+//! - [`initial`] makes the Node to create; [`reconcile`] brings an old Node of the same name up to date.
+//! - [`apply`] brings a Node's status up to date from a [`View`]: in each round, and for local commands.
 //! - [`patch`](status_patch) is the smallest patch between the Node last seen and the one wanted.
-//! - [`Pace`] says when to compute and when to send; [`Registering`] what to do until the Node is there.
+//! - [`Pace`] tells when to compute and when to send; [`Registering`] the pauses until the Node is created.
 //!
-//! Nothing here sends anything, and nothing keeps a Node: callers hold the one last read from the API.
+//! This module neither sends nor keeps a Node: callers hold the one last read from the API.
 
 mod addresses;
 mod conditions;
@@ -59,10 +59,10 @@ pub const LINUX: &str = "linux";
 const CONTROLLER_ATTACHES: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 /// Annotation: addresses that the operator gave, for a cloud controller.
 const PROVIDED_ADDRESSES: &str = "alpha.kubernetes.io/provided-node-ip";
-/// Before a size, as a resource: `hugepages-2Mi`.
+/// Prefix of huge pages as a resource, followed by the page size: `hugepages-2Mi`.
 const HUGEPAGES: &str = "hugepages-";
 
-/// What the operator says of the node.
+/// Settings of the operator for the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     /// Name of the node and host name.
@@ -75,15 +75,15 @@ pub struct Settings {
     pub taints: Vec<Taint>,
     /// `providerID`, may be empty.
     pub provider_id: String,
-    /// A cloud controller completes the Node.
+    /// Set if a cloud controller completes the Node.
     pub external_cloud: bool,
-    /// The control plane attaches volumes.
+    /// Set if the control plane attaches volumes.
     pub controller_attach_detach: bool,
-    /// Most images named; `None`: all.
+    /// Largest number of images that are listed; `None`: all.
     pub max_images: Option<u32>,
     /// `maxPods`, with `podsPerCore` already in it.
     pub max_pods: i64,
-    /// Ephemeral storage is counted.
+    /// Set if ephemeral storage is a resource of the node.
     pub local_storage: bool,
     /// Port of the HTTPS server; `None` while there is none.
     pub port: Option<u16>,
@@ -93,14 +93,14 @@ pub struct Settings {
     pub kubelet_version: String,
 }
 
-/// What tells this machine from others, and one boot from the next.
+/// Identity of this machine and of its present boot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Identity {
     /// `/etc/machine-id`.
     pub machine_id: String,
-    /// Of the firmware; else the machine id.
+    /// UUID from the firmware; else the machine id.
     pub system_uuid: String,
-    /// Of this boot.
+    /// Id of this boot.
     pub boot_id: String,
     /// Kernel release.
     pub kernel_version: String,
@@ -110,42 +110,42 @@ pub struct Identity {
     pub architecture: String,
 }
 
-/// What the machine has and what of it is kept from pods.
+/// Resources of the machine, and the part that is reserved.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
-    /// All there is.
+    /// Capacity of the machine.
     pub capacity: Capacity,
-    /// Huge pages by page size, both in bytes; sizes of which there are none too.
+    /// Huge pages by page size, both in bytes, including sizes without pages.
     pub hugepages: Vec<(i64, i64)>,
-    /// What is kept.
+    /// Reserved part, which pods do not get.
     pub kept: Reservations,
-    /// Bytes; 0 without swap.
+    /// Swap in bytes; 0 without.
     pub swap_bytes: i64,
     /// Devices that this agent gives to pods.
     pub devices: Vec<Amount>,
 }
 
-/// What the runtime can do.
+/// Abilities of the runtime.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeView {
     /// `name://version`.
     pub version: String,
     /// Handlers, in any order.
     pub handlers: Vec<RuntimeHandler>,
-    /// `supplementalGroupsPolicy` is held.
+    /// Set if the runtime honours `supplementalGroupsPolicy`.
     pub supplemental_groups_policy: bool,
 }
 
-/// All that a Node says, as it is now.
+/// All facts for a Node object, as they are now.
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a> {
-    /// The operator's word.
+    /// Settings of the operator.
     pub settings: &'a Settings,
-    /// The machine.
+    /// Identity of the machine.
     pub identity: &'a Identity,
-    /// Its resources.
+    /// Resources of the machine.
     pub resources: &'a Resources,
-    /// Its addresses.
+    /// Addresses of the machine.
     pub local: &'a Local,
     /// The runtime.
     pub runtime: &'a RuntimeView,
@@ -153,13 +153,13 @@ pub struct View<'a> {
     pub images: Option<&'a [Image]>,
     /// Pressures that hold.
     pub pressure: &'a Pressure,
-    /// Why the node is not ready: runtime, network, storage, shutdown, in this order; empty if it is.
+    /// Reasons why the node is not ready: of runtime, network, storage, shutdown, in this order; empty if it is ready.
     pub not_ready: &'a [String],
-    /// Whether the providers of pods answer, or why not; `None`: there are none.
+    /// Condition of the providers of pods: they answer, or the reason why not; `None`: there are none.
     pub providers: Option<&'a Condition>,
-    /// Whether the disk will last, or why not; `None`: it does not tell.
+    /// Condition of the disk: it will last, or the reason why not; `None`: the disk does not tell.
     pub storage: Option<&'a Condition>,
-    /// Sorted unique names of attached volumes in use; `None` until that is known.
+    /// Sorted unique names of attached volumes in use; `None`: not known yet.
     pub volumes_in_use: Option<&'a [String]>,
 }
 

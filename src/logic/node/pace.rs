@@ -1,16 +1,17 @@
-//! When the status is computed, and when it is sent (NODE-22, NODE-24).
+//! Times at which the status is computed, and at which it is sent (NODE-22, NODE-24).
 
 use core::time::Duration;
 
 use crate::api::Mono;
 
-/// Tries to send one status: the first against the Node last seen, later ones against one read anew (NODE-23).
+/// Number of tries to send one status: the first against the Node last seen, later ones against one read anew
+/// (NODE-23).
 pub const MAX_TRIES: u32 = 5;
-/// Time between two looks until the node is ready for the first time.
+/// Pause between two rounds until the node is ready for the first time.
 pub const FAST_INTERVAL: Duration = Duration::from_millis(100);
-/// How long after the start that goes on.
+/// Time after the start for which there are such frequent rounds.
 pub const FAST_LIMIT: Duration = Duration::from_secs(120);
-/// Rounds are late by up to this part of their time, in thousandths.
+/// Largest delay of a round, in thousandths of the pause between two.
 const JITTER_PERMILLE: u64 = 40;
 
 /// The rhythm of status rounds.
@@ -19,7 +20,7 @@ pub struct Pace {
     update: Duration,
     report: Duration,
     last_sent: Option<Mono>,
-    /// The report after the last change comes after this instead of after `report`.
+    /// Time from the last status to the next report: `report`, or a random one after a change.
     shifted: Duration,
 }
 
@@ -35,24 +36,24 @@ impl Pace {
         }
     }
 
-    /// When the next round is due. `random`: any number.
+    /// Time of the next round. `random`: any number.
     #[must_use]
     pub fn next_round(&self, now: Mono, random: u64) -> Mono {
         now + self.update + part(self.update, JITTER_PERMILLE, random)
     }
 
-    /// Whether a status is sent: something changed, or the last one was sent too long ago.
+    /// Returns true if a status must be sent: it has changed, or the last one was sent too long ago.
     #[must_use]
     pub fn must_send(&self, is_change: bool, now: Mono) -> bool {
-        // Before the first status there is nothing to repeat; what is new is a change.
+        // Before the first status there is none to repeat; a new one is a change.
         is_change
             || self
                 .last_sent
                 .is_some_and(|last| now - last >= self.shifted)
     }
 
-    /// A status was accepted. After a change the next report comes up to half its time sooner or later, so that a fleet
-    /// that changed together does not report together.
+    /// Takes in that a status was accepted. After a change the next report comes up to half its time sooner or later,
+    /// so that a fleet that changed together does not report together.
     pub fn sent(&mut self, is_change: bool, now: Mono, random: u64) {
         self.last_sent = Some(now);
         self.shifted = if is_change {
@@ -63,7 +64,7 @@ impl Pace {
     }
 }
 
-/// A part of `time`, at most `permille` thousandths of it.
+/// Random part of `time`, at most `permille` thousandths of it.
 fn part(time: Duration, permille: u64, random: u64) -> Duration {
     let most = u64::try_from(time.as_millis())
         .unwrap_or(u64::MAX)
@@ -72,21 +73,21 @@ fn part(time: Duration, permille: u64, random: u64) -> Duration {
     Duration::from_millis(random.checked_rem(most.saturating_add(1)).unwrap_or(0))
 }
 
-/// What to do at one of the frequent looks after the start.
+/// Decision of one of the frequent rounds after the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fast {
-    /// Look again after [`FAST_INTERVAL`], or when something about the node is known to have changed.
+    /// Try again after [`FAST_INTERVAL`], or when the node is known to have changed.
     Again,
-    /// Send the status now; no more such looks.
+    /// Send the status now; no more frequent rounds.
     Send,
-    /// No more such looks.
+    /// No more frequent rounds.
     Over,
 }
 
-/// Whether the first `Ready` goes out now (NODE-24).
+/// Decides if the first `Ready` is sent now (NODE-24).
 ///
-/// - `seen`: the Node last seen says that it is ready; `None` if there is none, or it says nothing.
-/// - `is_ready`: the status just computed says so.
+/// - `seen`: readiness in the Node last seen; `None` without a Node or a `Ready` condition.
+/// - `is_ready`: readiness in the status just computed.
 #[must_use]
 pub fn fast_round(since_start: Duration, seen: Option<bool>, is_ready: bool) -> Fast {
     if since_start >= FAST_LIMIT || seen == Some(true) {

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::api::Node;
 
-/// The only field whose change is no change.
+/// Name of the only field that may differ without counting as a change.
 const HEARTBEAT: &str = "lastHeartbeatTime";
 
 /// A patch for `nodes/<name>/status`.
@@ -14,11 +14,12 @@ const HEARTBEAT: &str = "lastHeartbeatTime";
 pub struct Patch {
     /// `application/strategic-merge-patch+json`.
     pub body: Value,
-    /// It says more than that the node still lives.
+    /// Set if more has changed than heartbeats.
     pub is_change: bool,
 }
 
-/// What leads from `seen` to `wanted`: labels, annotations and status; never the spec. `None` if nothing does.
+/// Computes the patch from `seen` to `wanted`: labels, annotations and status; never the spec. `None` if they are
+/// equal.
 ///
 /// - Conditions are merged by type, those of others are left out; addresses are replaced as a list, for two of one type
 ///   cannot be merged; other lists are replaced.
@@ -55,7 +56,7 @@ pub fn status_patch(seen: &Node, wanted: &Node) -> Option<Patch> {
     })
 }
 
-/// Puts what leads from `old` to `new` into `patch` at `name`; nothing if nothing does.
+/// Adds the difference from `old` to `new` to `patch` at `name`, if there is one.
 fn differ(
     name: &str,
     old: &Value,
@@ -72,7 +73,7 @@ fn differ(
                 .iter()
                 .filter_map(|condition| differ_condition(old, condition, is_change))
                 .collect();
-            // Those that others set are in both.
+            // Conditions of others are in both.
             for gone in old.as_array().into_iter().flatten() {
                 let kind = &gone["type"];
                 if !new.iter().any(|condition| condition["type"] == *kind) {
@@ -90,7 +91,7 @@ fn differ(
             let replace = json!({"$patch": "replace"});
             new.iter().cloned().chain([replace]).collect()
         }
-        // Nothing before, or nothing after: an object is still named field by field, for others may have theirs in it.
+        // An object that appears or disappears is still patched field by field, for others may have fields in it.
         (_, Value::Object(_) | Value::Null, Value::Object(_) | Value::Null)
             if !(old.is_null() && new.is_null()) =>
         {

@@ -13,7 +13,7 @@ use crate::api::node::NodeSpec;
 pub struct Cidr {
     /// Network address.
     pub address: IpAddr,
-    /// Length of the network part; room for at least two pods, the gateway and the broadcast is left.
+    /// Length of the network part. It leaves room for at least two pods, the gateway and the broadcast address.
     pub prefix: u8,
 }
 
@@ -23,13 +23,13 @@ impl fmt::Display for Cidr {
     }
 }
 
-/// Why what the control plane gave cannot be used.
+/// Reason why the control plane's pod CIDRs cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CidrError {
-    /// Not `address/length`, or a length that leaves no room.
+    /// The text is not `address/length`, or the length leaves no room.
     #[error("pod CIDR {0:?} is no network with room for pods")]
     NoNetwork(String),
-    /// More than one of each family.
+    /// There are more than one of each family.
     #[error("pod CIDRs {0:?} are not one, or one of each family")]
     TooMany(String),
 }
@@ -64,22 +64,23 @@ impl FromStr for Cidr {
     }
 }
 
-/// What the runtime last accepted.
+/// Pod CIDRs that the runtime last accepted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodCidrs {
     accepted: String,
 }
 
 impl PodCidrs {
-    /// With what was accepted before the agent started, as [`PodCidrs::accepted`] gave it.
+    /// Restores the pod CIDRs that were accepted before the agent started, as [`PodCidrs::accepted`] gave them.
     #[must_use]
     pub fn restored(accepted: String) -> Self {
         Self { accepted }
     }
 
-    /// Networks to hand to the runtime, primary first, if they are others than it last accepted. An empty list is no news.
+    /// Networks to hand to the runtime, primary first, if they differ from those it last accepted. An empty list is no
+    /// change.
     ///
-    /// - Errors: what was given cannot be used; it is asked again each round.
+    /// - Errors: the networks cannot be used; the caller asks again each round.
     pub fn news(&self, spec: &NodeSpec) -> Result<Option<Vec<Cidr>>, CidrError> {
         let given = Self::joined(spec);
         if given.is_empty() || given == self.accepted {
@@ -98,12 +99,13 @@ impl PodCidrs {
         }
     }
 
-    /// The runtime took what [`PodCidrs::news`] found in `spec`. If it did not: ask again next round.
+    /// Takes in that the runtime accepted the networks that [`PodCidrs::news`] found in `spec`. Until it does, `news`
+    /// returns them again.
     pub fn accept(&mut self, spec: &NodeSpec) {
         self.accepted = Self::joined(spec);
     }
 
-    /// As the runtime has it, joined with commas; empty if nothing was given yet.
+    /// Networks of the runtime, joined with commas; empty before the first.
     #[must_use]
     pub fn accepted(&self) -> &str {
         &self.accepted

@@ -1,4 +1,4 @@
-//! Being a Node of the cluster at all (NODE-01 to NODE-06).
+//! Registration of the Node in the cluster (NODE-01 to NODE-06).
 
 use alloc::{
     borrow::ToOwned as _,
@@ -36,14 +36,14 @@ const DEFAULT_LABELS: [&str; 11] = [
 ];
 const BETA_OS: &str = "beta.kubernetes.io/os";
 const BETA_ARCH: &str = "beta.kubernetes.io/arch";
-/// Taint until a cloud controller has seen the node.
+/// Taint of a node that no cloud controller has seen yet.
 const UNINITIALIZED: &str = "node.cloudprovider.kubernetes.io/uninitialized";
 /// First pause before a try, milliseconds.
 const FIRST_PAUSE_MS: u64 = 100;
 /// Longest pause, milliseconds.
 const LONGEST_PAUSE_MS: u64 = 7000;
 
-/// The Node to create, status included, and what there is to tell of its first conditions.
+/// Makes the Node to create, status included, and the events of its first conditions.
 ///
 /// - Source: kubelet `initialNode`.
 #[must_use]
@@ -86,10 +86,12 @@ pub fn new_labels(settings: &Settings, arch: &str) -> BTreeMap<String, String> {
     .gather()
 }
 
-/// What an old Node of the same name must become, if anything (NODE-03, NODE-04). It goes out as a patch of the status.
+/// Brings an old Node of the same name up to date (NODE-03, NODE-04); `None`: no change. The Node goes out as a patch
+/// of the status.
 ///
-/// - `before`: extended resources that agents before this one have offered; `None`: nothing is known of them. What of these
-///   the initial Node does not have, or of all if nothing is known, is none until somebody offers it again.
+/// - `before`: extended resources that agents before this one have offered; `None`: not known. The amount of such a
+///   resource becomes 0 if the initial Node does not have it, until it is offered again; if `before` is not known, that
+///   of every extended resource.
 /// - Source: kubelet `tryRegisterWithAPIServer` and the `reconcile…` functions.
 #[must_use]
 pub fn reconcile(
@@ -128,7 +130,7 @@ pub fn reconcile(
 pub fn renew_labels(labels: &mut BTreeMap<String, String>, initial: &BTreeMap<String, String>) {
     for label in DEFAULT_LABELS {
         match initial.get(label) {
-            // Said to be empty: as if it were not there.
+            // An empty value removes the label.
             Some(value) if value.is_empty() => {
                 labels.remove(label);
             }
@@ -140,7 +142,7 @@ pub fn renew_labels(labels: &mut BTreeMap<String, String>, initial: &BTreeMap<St
     }
 }
 
-/// Extended resources that a Node to be made has: those that this agent offers.
+/// Extended resources of the initial Node: those that this agent offers.
 #[must_use]
 pub fn offered(initial: &Node) -> BTreeSet<Box<str>> {
     let all = initial.status.capacity.keys();
@@ -148,7 +150,7 @@ pub fn offered(initial: &Node) -> BTreeSet<Box<str>> {
     offered.map(|name| name.as_str().into()).collect()
 }
 
-/// Everything, where nothing is said; else huge pages: what there is, and nothing else of them.
+/// Fills an empty list completely; in another list only huge pages are replaced.
 fn reconcile_resources(list: &mut ResourceList, initial: &ResourceList) {
     if list.is_empty() {
         list.clone_from(initial);
@@ -165,31 +167,31 @@ fn reconcile_resources(list: &mut ResourceList, initial: &ResourceList) {
     }
 }
 
-/// How creating the Node was answered.
+/// Answer to the creation of the Node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CreateAnswer {
     /// Created.
     Created,
     /// 409, reason `AlreadyExists`.
     AlreadyExists,
-    /// 403: perhaps creating is not allowed, and the Node is there.
+    /// 403: perhaps creating is not allowed, and the Node exists.
     Forbidden,
-    /// Anything else, also no answer.
+    /// Any other answer, or none.
     Failed,
 }
 
-/// What to do then.
+/// Next step after the creation of the Node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AfterCreate {
-    /// Nothing more, for the life of the process.
+    /// Done, for the life of the process.
     Registered,
-    /// Read the Node, [`reconcile`] it, patch it; a failure of any is answered by [`Registering::pause`].
+    /// Read the Node, [`reconcile`] it, patch it. If one of them fails, wait for [`Registering::pause`].
     Reconcile,
     /// Pause and create again.
     Retry,
 }
 
-/// NODE-01, NODE-02.
+/// Decides the next step after the creation of the Node (NODE-01, NODE-02).
 #[must_use]
 pub const fn after_create(answer: CreateAnswer) -> AfterCreate {
     match answer {
@@ -206,7 +208,7 @@ pub struct Registering {
 }
 
 impl Registering {
-    /// How long to wait before the next try, the first one included.
+    /// Pause before the next try, the first one included.
     pub fn pause(&mut self) -> Duration {
         let next = self.last_ms.saturating_mul(2);
         self.last_ms = next.clamp(FIRST_PAUSE_MS, LONGEST_PAUSE_MS);
@@ -407,7 +409,7 @@ mod tests {
             let reconciled = reconcile(&existing, &new, Some(&nothing));
             assert_eq!(reconciled, Some(want), "{name}");
         }
-        // A label that the operator says is empty goes.
+        // A label that the operator leaves empty is removed.
         let mut emptied = new.clone();
         let instance = "node.kubernetes.io/instance-type";
         emptied
@@ -434,7 +436,7 @@ mod tests {
         assert_eq!(zeroed.status.allocatable["a.com/x"], q("0"));
         assert_eq!(zeroed.status.capacity["a.com/y"], q("0"));
         assert_eq!(zeroed.status.capacity["cpu"], q("4"));
-        // What was offered, and is no more: what others have put there is theirs.
+        // Only resources that this agent has offered are set to 0: others belong to others.
         assert_eq!(reconcile(&existing, &new, Some(&nothing)), None);
         let offers = |name: &str| {
             let mut node = new.clone();
@@ -446,7 +448,7 @@ mod tests {
         let zeroed = reconcile(&existing, &new, Some(&before)).expect("zeroed");
         assert_eq!(zeroed.status.capacity["a.com/x"], q("0"));
         assert_eq!(zeroed.status.capacity["a.com/y"], q("3"));
-        // It is offered still: its amount is told in a moment.
+        // The resource is still offered: its amount is sent in a moment.
         let still = offers("a.com/x");
         assert_eq!(reconcile(&existing, &still, Some(&before)), None);
     }

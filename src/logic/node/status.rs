@@ -16,22 +16,22 @@ use crate::api::{
 };
 use crate::node_resources::{self, is_extended};
 
-/// Names of one image that a status gives.
+/// Number of names of one image in a status.
 const MAX_IMAGE_NAMES: usize = 5;
 
-/// What came of [`apply`].
+/// Result of [`apply`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     /// Events to record.
     pub events: Vec<NodeEvent>,
-    /// Why the addresses stayed as they were.
+    /// Reason why the addresses stayed as they were.
     pub no_address: Option<AddressError>,
 }
 
 /// Brings the labels and the status of `node`, as last seen or as to be created, up to date.
 ///
-/// What is not this agent's stays: other labels, conditions and resources. Amounts that are the same stay as they are
-/// written, so that comparing finds no change.
+/// Labels, conditions and resources of others stay. An equal amount keeps its notation, so that a comparison finds no
+/// change.
 ///
 /// - Source: kubelet `updateNode`, `defaultNodeStatusFuncs`.
 pub fn apply(node: &mut Node, view: &View<'_>, now: Wall) -> Applied {
@@ -77,7 +77,7 @@ pub fn apply(node: &mut Node, view: &View<'_>, now: Wall) -> Applied {
         now,
         &mut done.events,
     );
-    // What is not looked at any more is not told: providers that were taken out of the configuration, another disk.
+    // A condition goes when its source is gone: providers that were taken out of the configuration, another disk.
     let all = &mut status.conditions;
     conditions::set_own(all, "ProviderReady", view.providers, false, now);
     conditions::set_own(all, "StorageWorn", view.storage, true, now);
@@ -117,7 +117,7 @@ fn put(list: &mut ResourceList, name: &str, amount: Quantity) {
     }
 }
 
-/// Capacity of what is managed here, and allocatable of everything.
+/// Sets the capacity of the resources that this agent manages, and the allocatable amounts of all.
 fn amounts(capacity: &mut ResourceList, allocatable: &mut ResourceList, view: &View<'_>) {
     let resources = view.resources;
     let has = resources.capacity;

@@ -1,4 +1,4 @@
-//! A board to make Nodes of. Only built for tests.
+//! Facts of a board from which tests make Nodes.
 
 use alloc::{string::String, vec::Vec};
 
@@ -10,7 +10,7 @@ use crate::{
 
 pub(crate) const MIB: i64 = 1 << 20;
 
-/// What a [`View`] borrows from.
+/// Owned data of a [`View`].
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Parts {
     pub(crate) settings: Settings,

@@ -1,26 +1,26 @@
-//! What an older apiserver drops of a Node's status.
+//! Fields of a Node's status that an older apiserver drops.
 //!
-//! A node that goes on saying it would find a change in every round, and send its status every
-//! `nodeStatusUpdateFrequency` for nothing. So what did not come back is left out, until the agent starts again: a newer
-//! apiserver gets it then, and until then lacks only what it took for an older node.
+//! A node that goes on setting them would find a change in every round, and send its status every
+//! `nodeStatusUpdateFrequency` for nothing. So a field that did not come back is left out until the agent starts again.
+//! A newer apiserver gets the field then; until then it takes this node for an older one.
 
 use crate::api::Node;
 
 /// Parts of a status that the apiserver does not keep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Unkept {
-    /// Before 1.31.
+    /// Dropped before 1.31.
     runtime_handlers: bool,
-    /// Before 1.33.
+    /// Dropped before 1.33.
     features: bool,
-    /// Before 1.34.
+    /// Dropped before 1.34.
     swap: bool,
-    /// Before 1.36.
+    /// Dropped before 1.36.
     declared_features: bool,
 }
 
 impl Unkept {
-    /// Compares what was sent with the answer to it.
+    /// Compares a Node that was sent with the answer to it.
     pub fn learn(&mut self, sent: &Node, answer: &Node) {
         let (sent, got) = (&sent.status, &answer.status);
         self.runtime_handlers |=
@@ -31,7 +31,7 @@ impl Unkept {
             !sent.declared_features.is_empty() && got.declared_features.is_empty();
     }
 
-    /// Takes out of a Node what would be dropped.
+    /// Removes the fields from a Node that would be dropped.
     pub fn leave_out(self, node: &mut Node) {
         let status = &mut node.status;
         if self.runtime_handlers {

@@ -1,4 +1,4 @@
-//! Every reachable state of small tables: whatever happens in whatever order, the promises of the table hold.
+//! Every reachable state of small tables: the promises of the table hold for all events in any order.
 
 use alloc::{collections::BTreeSet, vec::Vec};
 
@@ -6,12 +6,12 @@ use super::*;
 use crate::pod_worker::KillOptions;
 
 const SPEC_GRACE_S: i64 = 30;
-/// Rounds within which a table that everyone lets go must be empty.
+/// Number of rounds within which a table that is let go must be empty.
 const MAX_ROUNDS: usize = 8;
 /// A guard against a state space that does not close.
 const MAX_STATES: usize = 20_000;
 
-/// Every status is of this age.
+/// Cache in which every status has this age.
 struct Age(Freshness);
 
 impl StatusAge for Age {
@@ -23,14 +23,14 @@ impl StatusAge for Age {
 /// Answers that the runtime cache can have for a call.
 const AGES: [Freshness; 3] = [Freshness::Fresh, Freshness::Stale, Freshness::Failed];
 
-/// What can happen to the table. The number is the pod's.
+/// Event for the table. The number is the pod's.
 #[derive(Clone, Copy, Debug)]
 enum Input {
     Update(usize, UpdateKind),
     Deleted(usize, i64),
     PhaseTerminal(usize),
     FirstSightIdle(usize),
-    /// Created while the runtime has something of it.
+    /// A pod is created while the runtime has a part of it.
     FirstSightBusy(usize),
     Kill(usize, Option<i64>),
     RuntimeKill(usize),
@@ -41,10 +41,10 @@ enum Input {
     Done(usize, Outcome),
 }
 
-/// Of an update: whether the object is known, its deletion grace, the grace to pass on.
+/// Facts about an update: the object is known, its deletion grace, the grace to pass on.
 type WorkFacts = (bool, Option<i32>, Option<i32>);
 
-/// A pod as far as it decides what happens next. Times and randomness do not, nor does the slot's number.
+/// State of a pod as far as it decides what happens next. Times, random numbers and the slot's number do not count.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Row {
     uid: PodUid,
@@ -54,7 +54,7 @@ struct Row {
     grace_s: u32,
     pending: Option<WorkFacts>,
     active: Option<WorkFacts>,
-    /// Ahead of the others in the line.
+    /// Number of pods before it in the queue.
     place: usize,
     timer: bool,
 }
@@ -143,7 +143,7 @@ impl Explorer {
         at.is_some_and(|pod| mask & (1 << pod) != 0)
     }
 
-    /// Gives the input to the table. False if it cannot happen there.
+    /// Gives the input to the table. Returns false if it cannot happen there.
     fn apply(&mut self, table: &mut PodTable, input: Input, now: Mono) -> bool {
         let update = match input {
             Input::Update(pod, kind) => Update::of(kind, self.facts(pod)),
@@ -305,7 +305,7 @@ impl Explorer {
         }
     }
 
-    /// Everyone lets go: calls end well, no source wants anything, timers fire.
+    /// Lets all pods go: calls end well, no source wants a pod, timers fire.
     fn let_go(&mut self, mut table: PodTable, mut now: Mono) {
         for _ in 0..MAX_ROUNDS {
             for pod in 0..self.uids.len() {
@@ -318,7 +318,7 @@ impl Explorer {
         assert!(table.is_empty(), "a pod never goes away");
     }
 
-    /// The same without housekeeping: timers alone must bring a pod that ends to its end.
+    /// Lets calls and timers go on without housekeeping: timers alone must bring a pod that ends to its end.
     fn end_by_timers(&mut self, mut table: PodTable, mut now: Mono) {
         let ends: Vec<Handle> = table
             .handles()
@@ -340,13 +340,13 @@ impl Explorer {
         }
     }
 
-    /// Visits every reachable state; returns their number. That it returns is the proof that there are no more.
+    /// Visits every reachable state; returns their number. That it returns proves that there are no more.
     fn run(&mut self) -> usize {
         let start = PodTable::new(self.capacity, 1);
         let mut seen = BTreeSet::from([rows(&start)]);
         let mut open = vec![(start, Mono(1))];
         while let Some((table, at)) = open.pop() {
-            // Further than any delay: every timer that is set fires in a tick.
+            // Longer than any delay: every timer that is set fires in a tick.
             let now = at + Duration::from_secs(1000);
             let steps = self.inputs.clone().into_iter();
             for (input, age) in
@@ -407,7 +407,7 @@ fn every_input(pod: usize) -> Vec<Input> {
     ]
 }
 
-/// What matters between two pods of one full name. More would square the number of states for little.
+/// Inputs that matter between two pods of one full name. More would square the number of states for little.
 fn main_inputs(pod: usize) -> Vec<Input> {
     vec![
         Input::Update(pod, UpdateKind::Create),

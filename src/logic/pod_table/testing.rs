@@ -1,4 +1,4 @@
-//! Questions that only tests ask.
+//! Methods that only tests call.
 
 use super::PodTable;
 
@@ -9,7 +9,7 @@ impl PodTable {
         self.used
     }
 
-    /// Whether no slot is in use.
+    /// Returns true if no slot is in use.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.used == 0

@@ -304,7 +304,7 @@ fn entry_to_terminating() {
             (deleted, evicted),
             "{name}"
         );
-        // Never reversed: a plain update changes nothing of that.
+        // The flags are never reset: a plain update does not change them.
         bench.update(UpdateKind::Update, &a);
         assert_eq!(bench.stage(handle), Stage::Requested, "{name}");
         let worker = &bench.table.slots[0].worker;
@@ -386,7 +386,7 @@ fn same_uid_restart() {
     assert_eq!(bench.update(UpdateKind::Update, &a).taken, Taken::Dropped);
     assert_eq!(bench.starts(), []);
     assert_eq!(bench.sync(&[&a]), [], "finished: the caller creates it");
-    // The same pass creates it, before the departure was fetched.
+    // The pass creates the pod before the old one was fetched as gone.
     let again = bench.create(&a);
     assert_ne!(again, handle);
     let effects = bench.effects();
@@ -404,7 +404,7 @@ fn same_uid_restart() {
         "stale"
     );
 
-    // Finished already when it comes back, and without a restart request it stays as it is.
+    // The pod is finished when it comes back. Without a restart request it stays as it is.
     let mut bench = Bench::new();
     bench.finished(&a);
     let [known] = &bench.sync(&[&a])[..] else {
@@ -484,7 +484,7 @@ fn signals() {
     assert_eq!(bench.stage(handle), Stage::Finished);
     assert!(bench.kill(&a, signal()).signal_now, "finished");
 
-    // Options that came with an update which ends nothing.
+    // Kill options come with an update that does not end the pod.
     let mut bench = Bench::new();
     let mut update = Update::of(UpdateKind::Update, a.facts());
     update.kill = Some(signal());
@@ -650,7 +650,7 @@ fn static_pods_take_turns() {
         "in the order of their first updates"
     );
     assert_eq!(bench.starts(), [], "the last one still waits");
-    // A waiter that ends is skipped, a live one blocks those behind it even while idle.
+    // A waiting pod that ends is skipped; a live one blocks those behind it even while idle.
     bench.kill(&b, kill_in(1));
     assert_eq!(bench.starts(), []);
     assert_eq!(bench.stage(two), Stage::FinishedUnstarted);
@@ -660,7 +660,7 @@ fn static_pods_take_turns() {
     let late = bench.create(&b);
     bench.table.slots[0].worker.woken = false;
     assert_eq!(bench.starts(), [], "the first one is idle and blocks");
-    // A retry finds the line unchanged, and free when the first is gone without a word.
+    // A retry finds the queue unchanged, and free once the first pod is gone without notice.
     let blocked = |bench: &mut Bench| {
         bench.tick(&[&b]);
         bench.starts()
@@ -681,7 +681,7 @@ fn a_waiter_retries_by_its_own_timer() {
     bench.kill(&a, kill_in(1));
     bench.run(one, terminating(1), Outcome::Done);
     bench.run(one, Call::Terminated, Outcome::Done);
-    // As if the wake-up at the end of the first had been lost.
+    // Simulates that the wake-up at the end of the first pod was lost.
     bench.table.slots[1].worker.woken = false;
     bench.tick(&[]);
     assert_eq!(bench.starts(), [(two, Call::Sync)]);
@@ -753,7 +753,7 @@ fn the_runtime_status_must_be_newer() {
     }
     bench.done(handle, Outcome::Done);
 
-    // A status that is an error: the call is put off.
+    // The status is an error: the call is put off.
     bench.update(UpdateKind::Update, &a);
     bench.age = Age {
         status_at: u64::MAX,
@@ -767,7 +767,7 @@ fn the_runtime_status_must_be_newer() {
     bench.tick(&[]);
     assert_eq!(bench.starts(), [(handle, Call::Sync)]);
 
-    // A kill of what only the runtime knows waits for nothing.
+    // The kill of a pod that only the runtime knows does not wait.
     let b = pod("b");
     bench.age.status_at = 0;
     let handle = bench.runtime_kill(&b).handle;
@@ -802,7 +802,7 @@ fn outcomes() {
     assert_eq!(bench.stage(handle), Stage::Finished);
     assert_eq!(bench.table.next_timeout(), None);
 
-    // After natural completion nobody gave a grace; a terminal phase seen during a kill changes nothing.
+    // After natural completion there is no grace; a terminal phase seen during a kill changes nothing.
     let mut bench = Bench::new();
     let handle = bench.create(&a);
     bench.run(handle, Call::Sync, Outcome::Terminal);
@@ -967,7 +967,7 @@ fn a_failed_stop_after_force_delete_is_retried_until_the_pod_is_gone() {
         assert!(matches!(bench.effects()[..], [Effect::Gone { .. }]));
         assert!(bench.table.is_empty());
     }
-    // The same for a pod that only the runtime knows.
+    // A pod that only the runtime knows behaves alike.
     let mut bench = Bench::new();
     let handle = bench.runtime_kill(&a).handle;
     for _ in 0..5 {

@@ -1,24 +1,25 @@
-//! What is counted of probes (MET-09). Text is made of it elsewhere.
+//! Figures of probes (MET-09). Their text is made elsewhere.
 
 use alloc::{boxed::Box, vec::Vec};
 
 use super::{Counts, ProbeKind};
 use crate::api::PodUid;
 
-/// Upper bounds of the buckets of [`Durations`], ms: those that Prometheus' clients have where none are given.
+/// Upper bounds of the buckets of [`Durations`], ms: the defaults of Prometheus' clients.
 pub const BUCKETS_MS: [u64; 11] = [5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000];
 
-/// How long probes took that came to something else than a failure, which is what a kubelet measures.
+/// Histogram of the durations of probes that did not fail: a kubelet measures the same.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Durations {
-    /// Probes by bucket: each counted once, in the first whose bound it kept; those over all bounds come last.
+    /// Number of probes by bucket: each is counted once, in the first bucket whose bound it kept; those over all bounds
+    /// come last.
     pub buckets: [u32; BUCKETS_MS.len() + 1],
-    /// All of them together, ms.
+    /// Sum of the durations, ms.
     pub sum_ms: u64,
 }
 
 impl Durations {
-    /// Counts one more.
+    /// Counts a probe.
     pub fn add(&mut self, took_ms: u64) {
         let at = BUCKETS_MS.partition_point(|bound| *bound < took_ms);
         if let Some(bucket) = self.buckets.get_mut(at) {
@@ -27,14 +28,14 @@ impl Durations {
         self.sum_ms = self.sum_ms.wrapping_add(took_ms);
     }
 
-    /// How many there are.
+    /// Number of probes.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.buckets.iter().map(|n| u64::from(*n)).sum()
     }
 }
 
-/// What one probe has come to since its pod was first synced, over all instances of its container.
+/// Figures of a probe since its pod was first synced, over all instances of its container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeFigures {
     /// Namespace of the pod.
@@ -45,18 +46,18 @@ pub struct ProbeFigures {
     pub uid: PodUid,
     /// Container.
     pub container: Box<str>,
-    /// Which probe; shown, it is the label `probe_type`.
+    /// Kind of the probe; as text, the label `probe_type`.
     pub kind: ProbeKind,
-    /// How its probes ended, and how many were late.
+    /// Results of the probe, and number of late ones.
     pub counts: Counts,
-    /// How long they took.
+    /// Durations of the probe.
     pub took: Durations,
 }
 
 /// All probes of the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFigures {
-    /// Those there are now, by pod in the order in which pods came.
+    /// Present probes, by pod in the order in which pods came.
     pub probes: Vec<ProbeFigures>,
     /// Probes that began more than a period late since the agent was started, those of pods that are gone included.
     pub late: u64,
@@ -67,7 +68,7 @@ pub struct NodeFigures {
 }
 
 impl NodeFigures {
-    /// How often those there are have come to an end, whatever it was.
+    /// Number of results of all present probes, whatever they were.
     #[must_use]
     pub fn ended(&self) -> u64 {
         let of =

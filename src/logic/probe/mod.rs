@@ -1,12 +1,12 @@
-//! Probes: when one is due, what its outcomes in a row come to, and what the other decisions need to know of it.
+//! Probes: when one is due, the result of its outcomes in a row, and what the other decisions need to know of it.
 //!
 //! | module | what it is |
 //! |---|---|
-//! | [`figures`] | what is counted |
+//! | [`figures`] | counts of results, and durations |
 //! | [`worker`] | one probe of one container: next pass, thresholds, hold |
-//! | [`workers`] | all of the node, by pod, and which is due next |
+//! | [`workers`] | all probes of the node, by pod, and which is due next |
 //!
-//! Carrying a probe out is not its concern; a result here is already decisive (PROBE-09). Names follow kubelet
+//! This module does not carry out probes; a result here is already decisive (PROBE-09). Names follow kubelet
 //! `prober/worker.go` and `prober/prober_manager.go`.
 
 use core::fmt;
@@ -26,15 +26,15 @@ pub use figures::{Durations, NodeFigures, ProbeFigures};
 pub use worker::{Counts, Seen, SeenContainer, SeenState, Settings, Step, Worker};
 pub use workers::{Entry, Kept, Key, PodProbes, Workers};
 
-/// Which probe of a container.
+/// Kind of a container's probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ProbeKind {
-    /// Its failure kills the container.
+    /// A failure kills the container.
     Liveness,
-    /// Says whether the container is ready.
+    /// The result decides if the container is ready.
     Readiness,
-    /// Holds the others back until it has succeeded once; its failure kills the container.
+    /// The other probes wait until it has succeeded once; a failure kills the container.
     Startup,
 }
 
@@ -68,11 +68,11 @@ pub enum ProbeResult {
     Success,
     /// Enough failures in a row.
     Failure,
-    /// A probe exists, its outcome is still open (the initial value of a startup probe).
+    /// The container has a probe without a result yet (the initial value of a startup probe).
     Unknown,
 }
 
-/// Latest decisive results, by instance. `None`: nothing is known of that instance.
+/// Latest decisive results, by instance. `None`: no result is known for the instance.
 pub trait Probes {
     /// Result of the liveness probe.
     fn liveness(&self, id: &ContainerId) -> Option<ProbeResult>;
@@ -80,15 +80,15 @@ pub trait Probes {
     fn readiness(&self, id: &ContainerId) -> Option<ProbeResult>;
     /// Result of the startup probe.
     fn startup(&self, id: &ContainerId) -> Option<ProbeResult>;
-    /// Whether an instance that was started then, by the time since boot, ran already when this agent was started (PROBE-15).
-    /// What the API says of its readiness counts until its probe has had its say.
+    /// Returns true if an instance that was started at `started`, in time since boot, ran already when this agent
+    /// started (PROBE-15). Its readiness in the API counts until its probe has a result.
     fn is_adopted(&self, started: Option<Mono>) -> bool {
         started.is_some()
     }
 }
 
-/// The number of a port that a probe or hook names (PROBE-24): that of the container's own port of that name, else the text
-/// as a number.
+/// Number of the port that a probe or hook names (PROBE-24): the container's own port of that name, else the text as a
+/// number.
 ///
 /// - Errors: no such port, or not one of 1 to 65535. Texts are those of kubelet `probe/util.go`.
 pub fn resolve_port(container: &Container, port: &IntOrString) -> Result<u16, PodError> {

@@ -1,4 +1,5 @@
-//! One probe of one container: when its next pass is due, and what outcomes in a row come to. Rows PROBE-03 to PROBE-15.
+//! One probe of one container: when its next pass is due, and the result of outcomes in a row. Rows PROBE-03 to
+//! PROBE-15.
 //!
 //! ```text
 //!  due ──pass──▶ Wait ──▶ due a period later
@@ -16,20 +17,20 @@ use super::{ProbeKind, ProbeResult};
 use crate::api::{Mono, pod::Probe};
 use crate::fnv::fnv1a;
 
-/// What a probe asks for. Fixed for the life of its worker.
+/// Settings of a probe. Fixed for the life of its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Which probe.
+    /// Kind of the probe.
     pub kind: ProbeKind,
-    /// Of an init container that goes on running.
+    /// Set if the container is an init container that goes on running.
     pub sidecar: bool,
-    /// The pod had a deletionTimestamp when the worker was made.
+    /// Set if the pod had a deletionTimestamp when the worker was made.
     pub deleting: bool,
     /// Age of the container before the first probe.
     pub initial_delay_s: u32,
-    /// Between two passes; at least 1.
+    /// Time between two passes; at least 1.
     pub period_s: u32,
-    /// For one answer; at least 1.
+    /// Time limit of one probe; at least 1.
     pub timeout_s: u32,
     /// Successes in a row that make a success; at least 1.
     pub success_threshold: u32,
@@ -38,7 +39,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// What `probe` asks for. Numbers that the API would have refused count as the least that makes sense.
+    /// Reads the settings of `probe`. Numbers that the API would have refused become the least sensible ones.
     #[must_use]
     pub fn of(kind: ProbeKind, probe: &Probe, sidecar: bool, deleting: bool) -> Self {
         let least = |n: i32, least: u32| u32::try_from(n).unwrap_or(0).max(least);
@@ -63,16 +64,16 @@ impl Settings {
     }
 }
 
-/// What a pass sees of its pod: the status as it was last stored.
+/// State of the pod that a pass sees: the status as it was last stored.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen<'a> {
-    /// The phase is terminal.
+    /// Set if the phase is terminal.
     pub ended: bool,
     /// The container, once an instance of it was created.
     pub container: Option<SeenContainer<'a>>,
 }
 
-/// What a pass sees of its container.
+/// State of the container that a pass sees.
 #[derive(Clone, Copy, Debug)]
 pub struct SeenContainer<'a> {
     /// Instance.
@@ -88,67 +89,67 @@ pub struct SeenContainer<'a> {
 /// State of a container as a pass sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeenState {
-    /// Not started yet, or about to be again.
+    /// Not started yet, or about to be restarted.
     Waiting,
     /// Runs.
     Running {
         /// Age by the wall clock, which may have jumped; seconds.
         age_s: u32,
-        /// It ran already when the agent was started.
+        /// Set if the instance ran already when the agent was started.
         adopted: bool,
     },
     /// Ended with this code.
     Ended(i32),
 }
 
-/// What to do after a pass.
+/// Order to the caller after a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing until the next one.
+    /// Do nothing until the next pass.
     Wait,
     /// Probe now; [`Worker::outcome`] follows.
     Ask,
-    /// The worker has nothing to do any more.
+    /// Forget the worker: it has ended.
     End,
 }
 
-/// How the probes of a worker ended, over all its instances.
+/// Results of a worker's probes, over all its instances.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Well.
+    /// Successes.
     pub successful: u32,
-    /// Not well.
+    /// Failures.
     pub failed: u32,
-    /// With an error, after all tries.
+    /// Errors, after all tries.
     pub unknown: u32,
-    /// Began more than a period late.
+    /// Probes that began more than a period late.
     pub late: u32,
 }
 
-/// One probe of one container.
+/// State machine of one probe of one container.
 #[derive(Clone, Debug)]
 pub struct Worker {
     settings: Settings,
     /// Digest of the instance that was last seen; 0 for none.
     instance: u64,
-    /// When the worker was made.
+    /// Time at which the worker was made.
     made: Mono,
-    /// When that instance was started, by our clock.
+    /// Time at which that instance was started, by our clock.
     began: Mono,
-    /// When the next pass is due; during a probe, when its pass was.
+    /// Time at which the next pass is due; during a probe, time at which its pass was due.
     due: Mono,
     run: u32,
     counts: Counts,
     result: Option<ProbeResult>,
     last: Option<bool>,
-    /// Whether the instance is followed by another, once it has ended.
+    /// Set once the instance has ended: true if another one follows.
     restarts: Option<bool>,
-    /// Waits for a new instance.
+    /// Set while the worker waits for a new instance.
     on_hold: bool,
     asking: bool,
-    /// Another pass was asked for meanwhile.
+    /// Set if another pass was requested meanwhile.
     again: bool,
-    /// Waits for its place among all those that an agent starts with.
+    /// Set until the first pass of a worker that is spread over a period after the agent's start.
     spreads: bool,
     ended: bool,
 }
@@ -156,8 +157,8 @@ pub struct Worker {
 const _: () = assert!(size_of::<Worker>() <= 96, "one per probe");
 
 impl Worker {
-    /// A worker whose first pass is due at `due`. One later than `now` spreads the load of an agent's start, and nothing
-    /// makes it come sooner (PROBE-03).
+    /// Creates a worker whose first pass is due at `due`. A time later than `now` spreads the load of an agent's start:
+    /// the pass never comes sooner (PROBE-03).
     #[must_use]
     pub fn new(settings: Settings, due: Mono, now: Mono) -> Self {
         Self {
@@ -179,13 +180,13 @@ impl Worker {
         }
     }
 
-    /// What it was made for.
+    /// Settings of the probe.
     #[must_use]
     pub const fn settings(&self) -> Settings {
         self.settings
     }
 
-    /// When the next pass is due; `None` while a probe is under way, and at the end.
+    /// Time of the next pass; `None` while a probe is under way, and at the end.
     #[must_use]
     pub const fn due(&self) -> Option<Mono> {
         if self.ended || self.asking {
@@ -195,7 +196,7 @@ impl Worker {
         }
     }
 
-    /// Whether a probe is under way whose outcome counts.
+    /// Returns true if a probe is under way whose result counts.
     #[must_use]
     pub const fn is_asking(&self) -> bool {
         self.asking && !self.ended
@@ -207,34 +208,35 @@ impl Worker {
         self.result.filter(|_| self.instance == digest(id))
     }
 
-    /// How its probes went (MET-09).
+    /// Counts of the results (MET-09).
     #[must_use]
     pub const fn counts(&self) -> Counts {
         self.counts
     }
 
-    /// Digest of the instance that it is about; 0 for none.
+    /// Digest of the instance that is probed; 0 for none.
     #[must_use]
     pub const fn instance(&self) -> u64 {
         self.instance
     }
 
-    /// The result for that instance.
+    /// The result for the instance that is probed.
     #[must_use]
     pub const fn result(&self) -> Option<ProbeResult> {
         self.result
     }
 
-    /// Whether it is known if another instance follows the one that ended: [`Worker::pass`] does not ask again.
+    /// Returns true if it is known whether another instance follows the one that ended. [`Worker::pass`] does not call
+    /// `restarts` then.
     #[must_use]
     pub const fn knows_restarts(&self) -> bool {
         self.restarts.is_some()
     }
 
-    /// One pass. `restarts` says whether an exit with that code is followed by another instance; asked once an instance.
-    /// One that comes early, to share a wake-up with others, is made as if it were due.
+    /// Makes a pass. `restarts` tells if another instance follows an exit with that code; it is called once an
+    /// instance. A pass that comes early, to share a wake-up with others, is made as if it were due.
     ///
-    /// Returns what to do, and a result that the stored status does not show yet.
+    /// Returns the next step, and a result that the stored status does not show yet.
     pub fn pass(
         &mut self,
         seen: &Seen<'_>,
@@ -282,7 +284,7 @@ impl Worker {
             }
         }
         if self.settings.deleting && self.settings.kind != ProbeKind::Readiness {
-            // For a quiet end: nothing kills what ends anyway.
+            // For a quiet end: no probe kills a pod that ends anyway.
             self.result = Some(ProbeResult::Success);
             let startup = self.settings.kind == ProbeKind::Startup && !container.started;
             return (Step::End, startup.then_some(ProbeResult::Success));
@@ -295,7 +297,8 @@ impl Worker {
         (if own_turn { Step::Ask } else { Step::Wait }, news)
     }
 
-    /// A new instance starts over (PROBE-06), one of before the agent's start keeps what it is reported as (PROBE-15).
+    /// Starts over with a new instance (PROBE-06). An instance that ran before the agent's start keeps its reported
+    /// state (PROBE-15).
     fn meet(&mut self, container: &SeenContainer<'_>, now: Mono) -> Option<ProbeResult> {
         let instance = digest(container.id);
         if instance == self.instance {
@@ -306,7 +309,7 @@ impl Worker {
         self.began = now;
         if let SeenState::Running { age_s, adopted } = container.state {
             adopted_running = adopted;
-            // What was started under this worker cannot be older than it, whatever the clock says.
+            // An instance started under this worker cannot be older than it, whatever the clock says.
             let age = Duration::from_secs(age_s.into());
             let most = if adopted { age } else { now - self.made };
             self.began = Mono(now.0.saturating_sub(millis(age.min(most))));
@@ -331,9 +334,9 @@ impl Worker {
         self.result.filter(|_| !shown)
     }
 
-    /// How a probe of instance `id` ended; `None`: with an error, which does not count (PROBE-09).
+    /// Takes in the result of a probe of instance `id`; `None`: an error, which does not count (PROBE-09).
     ///
-    /// Returns the result if it has changed.
+    /// Returns the decisive result if it has changed.
     pub fn outcome(&mut self, id: &str, success: Option<bool>, now: Mono) -> Option<ProbeResult> {
         self.asking = false;
         let counts = !self.ended && self.instance == digest(id);
@@ -373,14 +376,14 @@ impl Worker {
             ProbeKind::Readiness => false,
         };
         if decided {
-            // What comes next is another instance: nothing is run in one that is being stopped.
+            // Another instance comes next: an instance that is being stopped is not probed.
             self.on_hold = true;
             self.run = 0;
         }
         changed.then_some(result)
     }
 
-    /// Asks for a pass now; the period counts from it (PROBE-13).
+    /// Requests a pass now; the period counts from it (PROBE-13).
     pub fn trigger(&mut self, now: Mono) {
         if self.asking || self.spreads {
             self.again = true;
@@ -389,8 +392,8 @@ impl Worker {
         }
     }
 
-    /// The probe under way begins. If it had to wait for others, the period counts from here, so that what is behind gets no
-    /// further behind. Returns whether it is late by more than a period.
+    /// Takes in that the probe under way begins. If it had to wait for others, the period counts from now, so that a
+    /// late probe does not fall further behind. Returns true if it is late by more than a period.
     pub fn begin(&mut self, waited: bool, now: Mono) -> bool {
         let late = now - self.due > self.period();
         self.counts.late = self.counts.late.wrapping_add(late.into());
@@ -400,7 +403,7 @@ impl Worker {
         late
     }
 
-    /// Nothing more is probed, and nothing is known (SYNC-20, SYNC-22).
+    /// Ends the worker and drops its result (SYNC-20, SYNC-22).
     pub fn stop(&mut self) {
         self.ended = true;
         self.result = None;
@@ -425,7 +428,7 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// What stands for an instance. Never 0.
+/// Digest that identifies an instance. Never 0.
 pub(super) fn digest(id: &str) -> u64 {
     fnv1a(id.bytes()).max(1)
 }

@@ -1,7 +1,7 @@
 //! All probes of the node: by pod, and by when they are due. Rows PROBE-02, PROBE-13, PROBE-14, CLEAN-03.
 //!
-//! A pod's workers are made together and go together; each is in the timetable at most once. What a worker is made of
-//! besides its numbers (`A`: whom to ask what) is the caller's.
+//! A pod's workers are made together and go together; each is in the timetable at most once. The action `A` of a
+//! worker (whom to ask what) is the caller's.
 
 use alloc::{
     boxed::Box,
@@ -17,26 +17,26 @@ use super::{
 use crate::api::order::Gather as _;
 use crate::api::{Container, ContainerId, Mono, Pod, PodStatus, PodUid};
 
-/// Instances that were started earlier than this before the agent ran before it (PROBE-15).
+/// Age at the agent's start from which on an instance counts as started by the agent before it (PROBE-15).
 const ADOPTED_BEFORE: Duration = Duration::from_secs(10);
 
-/// How long what an agent before this one knew counts, where no probe has had its say since.
+/// Time for which results of the agent before this one count, as long as there are no new ones.
 const PASSED_FOR: Duration = Duration::from_secs(3600);
 
-/// One worker and what it is about.
+/// Worker with its container, action and durations.
 #[derive(Clone, Debug)]
 pub struct Entry<A> {
     /// The state machine.
     pub worker: Worker,
     /// Name of the container.
     pub container: Box<str>,
-    /// What is done.
+    /// Action that the probe takes.
     pub action: A,
-    /// How long it took.
+    /// Durations of the probe.
     pub took: Durations,
 }
 
-/// Names one worker for ever: a pod that comes again has another number.
+/// Unique key of a worker: a pod that comes again has another number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     pod: u64,
@@ -49,10 +49,10 @@ struct PodWorkers<A> {
     entries: Box<[Entry<A>]>,
 }
 
-/// Workers of one pod, with those that an edit took the container from. Probes beyond are not asked.
+/// Number of workers of one pod, including those whose container an edit removed. Further probes are not made.
 const MAX_WORKERS_OF_POD: usize = 1024;
 
-/// All workers.
+/// All workers of the node.
 ///
 /// - Shape: at most three a container of each pod that has a worker.
 #[derive(Clone, Debug)]
@@ -61,23 +61,23 @@ pub struct Workers<A> {
     numbers: BTreeMap<PodUid, u64>,
     timetable: BTreeSet<(Mono, Key)>,
     next: u64,
-    /// What has passed under an agent before this one: kind of probe, and digest of the instance.
+    /// Successes under the agent before this one: kind of probe, and digest of the instance.
     passed: BTreeSet<(ProbeKind, u64)>,
-    /// When the agent started.
+    /// Time at which the agent started.
     started: Mono,
 }
 
-/// Which workers of a pod go on.
+/// Workers of a pod that go on after [`Workers::stop`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
-    /// Readiness of all, and everything of sidecars (PROBE-14).
+    /// Readiness of all containers, and all probes of sidecars (PROBE-14).
     WhileStopping,
-    /// None.
+    /// No worker.
     None,
 }
 
 impl<A> Workers<A> {
-    /// None yet. `started`: when the agent was.
+    /// Starts without workers. `now`: start of the agent.
     #[must_use]
     pub const fn new(now: Mono) -> Self {
         Self {
@@ -90,8 +90,8 @@ impl<A> Workers<A> {
         }
     }
 
-    /// Takes what [`Workers::passed`] was under an agent before this one: until a probe has had its say, it is what it said
-    /// last. The API knows that of pods it has, and only as a whole.
+    /// Takes in what [`Workers::passed`] returned under the agent before this one: it counts until a probe has a new
+    /// result. The API has such results only for pods that it knows, and only for a container as a whole.
     pub fn recall(&mut self, passed: impl Iterator<Item = (ProbeKind, u64)>) {
         self.passed = passed.gather();
     }
@@ -107,16 +107,16 @@ impl<A> Workers<A> {
         own.chain(self.passed.iter().copied())
     }
 
-    /// Whether an instance started at `moment`, by the time since boot, was started by an agent before this one.
+    /// Returns true if an instance started at `moment`, in time since boot, was started by an agent before this one.
     #[must_use]
     pub fn is_adopted(&self, moment: Mono) -> bool {
         moment + ADOPTED_BEFORE < self.started
     }
 
-    /// Makes the workers that a pod does not have yet: all, or those of probes that came with an edit. `action` says what the probe of a container does, `below(n)`
-    /// is a number below `n` of a seeded generator.
+    /// Makes the workers that a pod does not have yet: all, or those of probes that came with an edit. `action` makes
+    /// the action of a container's probe; `below(n)` is a number below `n` of a seeded generator.
     ///
-    /// A pod without probes costs nothing. Returns whether some were made.
+    /// A pod without probes costs nothing. Returns true if workers were made.
     pub fn add(
         &mut self,
         pod: &Pod,
@@ -186,7 +186,7 @@ impl<A> Workers<A> {
         true
     }
 
-    /// Ends workers of a pod. Those that are kept go on as they were.
+    /// Ends workers of a pod. Kept ones go on unchanged.
     pub fn stop(&mut self, uid: &PodUid, kept: Kept) {
         let Some(&number) = self.numbers.get(uid) else {
             return;
@@ -218,7 +218,7 @@ impl<A> Workers<A> {
         }
     }
 
-    /// Ends the workers of all pods but those (CLEAN-03).
+    /// Ends the workers of all pods for which `is_kept` is false (CLEAN-03).
     pub fn retain(&mut self, is_kept: impl Fn(&PodUid) -> bool, now: Mono) {
         if now - self.started > PASSED_FOR {
             self.passed.clear();
@@ -232,19 +232,19 @@ impl<A> Workers<A> {
         gone.iter().for_each(|uid| self.stop(uid, Kept::None));
     }
 
-    /// All of them, with their pods.
+    /// All workers, with their pods.
     pub fn iter(&self) -> impl Iterator<Item = (&PodUid, &Entry<A>)> {
         let pods = self.pods.values();
         pods.flat_map(|pod| pod.entries.iter().map(|entry| (&pod.uid, entry)))
     }
 
-    /// When the next one is due.
+    /// Time at which the next worker is due.
     #[must_use]
     pub fn next_due(&self) -> Option<Mono> {
         self.timetable.first().map(|(due, _)| *due)
     }
 
-    /// Takes one that is due. [`Workers::pass`] follows.
+    /// Takes a worker that is due. [`Workers::pass`] follows.
     pub fn poll_due(&mut self, now: Mono) -> Option<Key> {
         let first = self.timetable.first()?;
         if first.0 > now {
@@ -253,14 +253,15 @@ impl<A> Workers<A> {
         self.timetable.pop_first().map(|(_, key)| key)
     }
 
-    /// The worker and its pod, if they are still there.
+    /// The worker and its pod, if they still exist.
     #[must_use]
     pub fn entry(&self, key: Key) -> Option<(&PodUid, &Entry<A>)> {
         let pod = self.pods.get(&key.pod)?;
         Some((&pod.uid, pod.entries.get(usize::from(key.index))?))
     }
 
-    /// [`Worker::pass`]. What an agent before this one knew of an instance counts however young that is.
+    /// [`Worker::pass`]. An instance that the agent before this one has a success for counts as adopted, however young
+    /// it is.
     pub fn pass(
         &mut self,
         key: Key,
@@ -299,7 +300,7 @@ impl<A> Workers<A> {
         live.then(|| self.change(key, |worker| worker.begin(waited, now)))?
     }
 
-    /// Counts how long a probe took.
+    /// Counts the duration of a probe.
     pub fn took(&mut self, key: Key, ms: u64) {
         let pod = self.pods.get_mut(&key.pod);
         let entry = pod.and_then(|pod| pod.entries.get_mut(usize::from(key.index)));
@@ -308,8 +309,8 @@ impl<A> Workers<A> {
         }
     }
 
-    /// Has the readiness of containers probed now that are started and not known to be ready (PROBE-13). Returns whether
-    /// there is any.
+    /// Requests readiness probes now of containers that are started and not known to be ready (PROBE-13). Returns true
+    /// if there are any.
     pub fn trigger(&mut self, uid: &PodUid, status: &PodStatus, now: Mono) -> bool {
         let Some(&number) = self.numbers.get(uid) else {
             return false;
@@ -339,7 +340,7 @@ impl<A> Workers<A> {
         !found.is_empty()
     }
 
-    /// What is known of one pod.
+    /// Results of one pod's probes.
     #[must_use]
     pub fn of<'a>(&'a self, uid: &PodUid) -> PodProbes<'a, A> {
         let pod = self.numbers.get(uid).and_then(|n| self.pods.get(n));
@@ -363,7 +364,7 @@ impl<A> Workers<A> {
     }
 }
 
-/// The results of one pod's probes.
+/// Results of one pod's probes.
 #[derive(Debug)]
 pub struct PodProbes<'a, A> {
     all: &'a Workers<A>,

@@ -293,7 +293,7 @@ fn phases_with_init_containers() {
     ] {
         assert_eq!(world.status().phase, expected, "{name}");
     }
-    // Created in a sandbox that was lost, and the pod began without it: nobody waits for it.
+    // The init container was created in a lost sandbox, and the pod began without it: the pod does not wait for it.
     let mut passed_over = instance("i", State::Created);
     let world = with(Always, i(), vec![passed_over.clone(), run("a")]);
     assert_eq!(world.status().phase, Running, "an init passed over");

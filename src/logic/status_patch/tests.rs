@@ -180,7 +180,7 @@ fn the_end() {
         assert_eq!(c.last_transition_time, Some(at), "{kind}");
     }
     assert!(patched(&after, &failed, false).is_none(), "told once");
-    // Somebody said so before, at another time.
+    // Another client has set the condition before, at another time.
     let mut warned = running();
     warned.conditions.push(condition(
         DISRUPTION_TARGET,
@@ -195,7 +195,7 @@ fn the_end() {
         (c.reason.as_str(), c.last_transition_time),
         ("TerminationByKubelet", Some(Wall::from_secs(7)))
     );
-    // What ended in the API stays as it ended.
+    // A pod that has ended in the API stays as it ended.
     for stored in [Phase::Running, Phase::Succeeded] {
         let mut ended = failed.clone();
         ended.conditions.truncate(3);
@@ -210,7 +210,7 @@ fn the_end() {
 
 #[test]
 fn what_a_server_makes_of_it() {
-    // An old one does not know observedGeneration, and another writes times in its own way.
+    // An old server does not know observedGeneration; another writes times in its own format.
     let uid = PodUid::from("u");
     let mut wanted = running();
     wanted.observed_generation = Some(3);
@@ -225,7 +225,7 @@ fn what_a_server_makes_of_it() {
         patch(&uid, &answer, Some(&quirk), &wanted, true, NOW).is_none(),
         "not for ever"
     );
-    // Somebody changes what is odd, and what is not.
+    // Another client changes a part with a quirk, and one without.
     let mut foreign = running();
     foreign.start_time = None;
     assert!(
@@ -247,7 +247,7 @@ fn what_a_server_makes_of_it() {
         patch2.body["status"].get("startTime").is_none(),
         "no need to tell that again"
     );
-    // An answer that shows a change of a part that was not told is no quirk of the server.
+    // A change of a part that the patch did not send is no quirk of the server.
     let mut raced = running();
     raced.container_statuses.clear();
     let raced = ApiStatus::of(&raced);

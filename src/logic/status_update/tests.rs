@@ -171,7 +171,7 @@ fn judging() {
             Update::Changed,
             "{name}: another instance runs"
         );
-        // Its id may repeat: the time of its start tells.
+        // The id may repeat: the start time tells two instances apart.
         for (start_s, expected) in [(7, expected), (8, Update::Changed)] {
             let mut past = old.clone();
             let end = past.container_statuses[0].state.terminated.as_mut();

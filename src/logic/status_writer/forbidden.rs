@@ -1,25 +1,25 @@
-//! Whether this node may write statuses at all (SM-05).
+//! Detection that this node may not write statuses at all (SM-05).
 
 use super::Word;
 
-/// So many refusals in a row are told: one may be of a pod that is another node's by now.
+/// Number of refusals in a row that are reported: a single one may concern a pod that is another node's by now.
 const IN_A_ROW: u32 = 3;
 
 /// Refusals with 403 in a row, over all pods.
 #[derive(Clone, Debug, Default)]
 pub struct Forbidden(u32);
 
-/// What there is to tell.
+/// Change of the right to write statuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// No status is taken any more.
+    /// Statuses are no longer accepted.
     Refused,
-    /// They are again.
+    /// Statuses are accepted again.
     TakenAgain,
 }
 
 impl Forbidden {
-    /// Takes in the word on the write of a status. Each turn is told once.
+    /// Takes in the answer to the write of a status. Each change is returned once.
     pub fn heard(&mut self, word: Word) -> Option<Turn> {
         match word {
             Word::Forbidden => {
@@ -30,7 +30,7 @@ impl Forbidden {
                 let was_told = core::mem::take(&mut self.0) >= IN_A_ROW;
                 was_told.then_some(Turn::TakenAgain)
             }
-            // Nothing about rights.
+            // These answers say nothing about rights.
             Word::Gone | Word::Conflict | Word::Refused | Word::Busy | Word::Failed => None,
         }
     }

@@ -146,7 +146,7 @@ fn what_others_change_is_repaired() {
     assert_eq!(desk.asks(), NONE);
     let mut repairs = 0;
     while desk.now < Mono(60_000) {
-        // Somebody writes into our field whenever we have.
+        // Another client overwrites our field after each of our writes.
         desk.writer
             .on_api_copy(&"a".into(), copy(Phase::Unknown, 1));
         for ask in desk.asks() {
@@ -162,7 +162,7 @@ fn what_others_change_is_repaired() {
         desk.now.0 += 1000;
     }
     assert_eq!(repairs, 6);
-    // What is new is our own.
+    // A new status of our own is no repair.
     desk.says("a", Phase::Succeeded, 1);
     desk.now.0 += 60_000;
     assert_eq!(desk.asks(), ["patch a Succeeded 1"]);
@@ -199,7 +199,7 @@ fn ended_told_deleted() {
     );
     desk.now.0 += 1500;
     assert_eq!(desk.asks(), ["delete a"], "until it succeeds");
-    // A finalizer keeps it.
+    // A finalizer keeps the object.
     assert_eq!(
         desk.writer.on_deleted(&uid, Ok(Some(told)), desk.now),
         Next::Nothing
@@ -328,11 +328,11 @@ fn what_was_refused_holds_back_nothing_else() {
     let (ask, took) = first(&mut desk);
     assert_eq!(ask, "patch a Running 2");
     assert!(took >= BACK_OFF && took <= gap, "{took:?}");
-    // It is, and waits as long as the one before.
+    // The second status is refused, too, and waits as long as the first.
     let _ = desk.patched("a", Err(Failure::Refused));
     let (_, took) = first(&mut desk);
     assert!(took >= MAX_REFUSED_BACK_OFF, "{took:?}");
-    // So does what there is to write if the pod is deleted.
+    // The delete of a pod that was marked for deletion goes soon, too.
     let mut desk = refused(Failure::Refused);
     let deleting = ApiCopy {
         deleting: true,
@@ -344,13 +344,13 @@ fn what_was_refused_holds_back_nothing_else() {
     let (ask, took) = first(&mut desk);
     assert_eq!(ask, "delete a");
     assert!(took <= gap, "{took:?}");
-    // Once enough time has passed it goes at once.
+    // Once enough time has passed, another status goes at once.
     let mut desk = refused(Failure::Refused);
     desk.now = desk.now + gap;
     assert_eq!(desk.asks(), NONE);
     desk.says("a", Phase::Running, 2);
     assert_eq!(desk.asks(), ["patch a Running 2"]);
-    // An apiserver out of reach is no other one for another status.
+    // While the apiserver is out of reach, another status waits as well.
     let mut desk = refused(Failure::Failed);
     desk.says("a", Phase::Running, 2);
     let (_, took) = first(&mut desk);
@@ -372,7 +372,7 @@ fn no_pod_starves_another() {
         let ask = open.remove(0);
         let uid = ask.split(' ').nth(1).expect("a uid").to_owned();
         *served.entry(uid.clone()).or_default() += 1;
-        // Each change of each pod is news by the time it was sent.
+        // By the time a status was sent, every pod has a new one.
         uids.iter()
             .for_each(|uid| desk.says(uid, Phase::Running, round));
         let _ = desk.patched(&uid, Ok(copy(Phase::Running, 0)));
@@ -427,7 +427,7 @@ fn what_a_start_says_on_its_way_waits_for_its_end() {
     desk.now = desk.now + START_HOLD / 2;
     desk.says("a", Phase::Running, 3);
     assert_eq!(desk.asks(), ["patch a Running 3"], "one request for both");
-    // What takes longer is told, and what changes meanwhile does not put that off.
+    // A longer start is reported, and a change meanwhile does not put the report off.
     let mut desk = on_its_way();
     assert_eq!(desk.writer.next_timeout(desk.now), desk.now + START_HOLD);
     desk.now = desk.now + START_HOLD / 2;
@@ -443,7 +443,7 @@ fn what_a_start_says_on_its_way_waits_for_its_end() {
     };
     desk.writer.on_api_copy(&uid, deleting);
     assert_eq!(desk.asks(), ["patch a Pending 2"]);
-    // Nor does one that is forgotten keep the writer awake.
+    // A forgotten pod does not keep the writer awake, either.
     let mut desk = on_its_way();
     desk.node.0.clear();
     desk.now = desk.now + START_HOLD;

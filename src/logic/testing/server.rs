@@ -16,36 +16,36 @@ use crate::api_poll::{Item, List, Ring, RingKind};
 /// Namespace and name.
 pub type Key = (String, String);
 
-/// The store and the log of what happened to selected pods.
+/// The store and the log of events of selected pods.
 #[derive(Default)]
 pub struct Server {
-    /// What is stored, by its name.
+    /// Stored objects, by name.
     pub objects: BTreeMap<Key, Value>,
     version: u64,
     /// Events with the version they led to.
     pub log: Vec<(u64, Ring)>,
     /// An older state, for stale lists and for restores.
     before: (u64, BTreeMap<Key, Value>),
-    /// Every uid that was ever taken out of the store.
+    /// UIDs of all objects that were removed from the store.
     pub removed: BTreeSet<String>,
     serial: u64,
-    /// It went back to an older state once.
+    /// Set if the store went back to an older state once.
     pub restored: bool,
-    /// Restored, and nobody has written since: nodes list first. One that would not list before the store has grown past
-    /// what was given out before could take equal versions for equal objects.
+    /// Set after a restore until the next write: nodes list first. A node that listed only after the store has grown
+    /// past the versions that were given out before could take equal versions for equal objects.
     pub is_fresh: bool,
-    /// Pods that may have lost their memory with a machine: what they say of containers may go back.
+    /// Pods that may have lost their memory with a machine: the states of their containers may go back.
     pub forgetful: BTreeSet<String>,
-    /// Pods whose end somebody else has told: a write that began before may come after it.
+    /// Pods whose end another client has reported: a write that began before may come after it.
     pub usurped: BTreeSet<String>,
 }
 
-/// Why a write was not done.
+/// Reason why a write was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// No such object.
+    /// There is no such object.
     NotFound,
-    /// It has another UID or version.
+    /// The object has another UID or version.
     Conflict,
 }
 
@@ -61,7 +61,7 @@ pub fn uid_of(object: &Value) -> &str {
     object["metadata"]["uid"].as_str().expect("a uid")
 }
 
-/// What a list of metadata says of an object.
+/// Item of an object in a list of metadata.
 pub fn item_of(object: &Value) -> Item {
     let text = |name: &str| object["metadata"][name].as_str().unwrap_or("");
     Item {
@@ -74,7 +74,7 @@ pub fn item_of(object: &Value) -> Item {
     }
 }
 
-/// The first container that had ended for good and no longer has. An apiserver refuses such a patch.
+/// Name of the first container that had ended for good and has not ended any more. An apiserver refuses such a patch.
 fn revived<'a>(old: &'a Value, new: &Value) -> Option<&'a str> {
     let policy = old["spec"]["restartPolicy"].as_str();
     let list = |object: &'a Value| object["status"]["containerStatuses"].as_array();
@@ -108,7 +108,7 @@ impl Server {
         version.to_string()
     }
 
-    /// A new pod of this name, unless there is one.
+    /// Creates a pod of this name, unless there is one.
     pub fn create(&mut self, name: &str, never: bool) {
         let key = ("ns".to_owned(), name.to_owned());
         if self.objects.contains_key(&key) {
@@ -123,7 +123,7 @@ impl Server {
         self.put_new(key, object);
     }
 
-    /// Stores an object that was not there, under a uid of its own, which it returns.
+    /// Stores a new object under a UID of its own, which it returns.
     pub fn put_new(&mut self, key: Key, mut object: Value) -> String {
         self.serial += 1;
         let uid = format!("u{}", self.serial);
@@ -133,7 +133,7 @@ impl Server {
         uid
     }
 
-    /// Stores an object under a new version and tells the watch, which selects pods in any phase.
+    /// Stores an object under a new version and sends it to the watch, which selects pods in any phase.
     pub fn put(&mut self, key: Key, mut object: Value) {
         let was = self.objects.get(&key);
         if was.is_some_and(|was| {
@@ -149,7 +149,7 @@ impl Server {
         self.objects.insert(key, object);
     }
 
-    /// Takes an object out.
+    /// Removes an object.
     pub fn remove(&mut self, key: &Key) {
         let Some(mut object) = self.objects.remove(key) else {
             return;
@@ -165,7 +165,8 @@ impl Server {
         self.log.push((self.version, Ring { kind, item }));
     }
 
-    /// A user deletes with grace: an ended pod goes at once, another is marked. Once marked, grace only shrinks.
+    /// Deletes with grace, as a user does: an ended pod goes at once, another is marked. Once marked, grace only
+    /// shrinks.
     pub fn delete_gracefully(&mut self, key: &Key, now: Wall, grace_s: i64) {
         let Some(mut object) = self.objects.get(key).cloned() else {
             return;
@@ -183,14 +184,14 @@ impl Server {
         }
     }
 
-    /// Objects as a list has them.
+    /// Lists objects.
     pub fn list(&self, list: List, stale: bool) -> Vec<Value> {
         let objects = if stale { &self.before.1 } else { &self.objects };
         let wanted = |object: &&Value| list == List::All || !is_terminal(object);
         objects.values().filter(wanted).cloned().collect()
     }
 
-    /// A status patch as an apiserver takes it, with what it forbids.
+    /// Applies a status patch as an apiserver does, with the changes that it forbids.
     pub fn patch(&mut self, key: &Key, body: &Value) -> Result<Value, Refusal> {
         let Some(old) = self.objects.get(key) else {
             return Err(Refusal::NotFound);
@@ -221,7 +222,7 @@ impl Server {
         Ok(self.objects[key].clone())
     }
 
-    /// A delete with grace 0 and a uid.
+    /// Deletes with grace 0 and a UID.
     pub fn delete(&mut self, key: &Key, uid: &PodUid) -> Result<(), Refusal> {
         let Some(old) = self.objects.get(key) else {
             return Err(Refusal::NotFound);
@@ -229,19 +230,19 @@ impl Server {
         if uid_of(old) != uid.as_str() {
             return Err(Refusal::Conflict);
         }
-        // After a restore the agent may still act on what was true before.
+        // After a restore the agent may still act on the state before it.
         let ended = is_terminal(old) && !old["metadata"]["deletionTimestamp"].is_null();
         assert!(ended || self.restored, "{uid} has not ended");
         self.remove(key);
         Ok(())
     }
 
-    /// Takes a picture to which stale lists and restores go back.
+    /// Keeps the present state, to which stale lists and restores go back.
     pub fn keep_state(&mut self) {
         self.before = (self.version, self.objects.clone());
     }
 
-    /// The store is restored from a backup: objects and versions go back, and every watch is cut.
+    /// Restores the store from a backup: objects and versions go back, and every watch is cut.
     pub fn restore(&mut self) {
         let (version, objects) = self.before.clone();
         let after: Vec<String> = objects.values().map(|o| uid_of(o).to_owned()).collect();

@@ -1,54 +1,55 @@
-//! The way to servers: how many are dialled, when again, and when one is silent for too long (TUN-09 to TUN-11).
+//! Lines to servers: how many are dialled, when again, and when one is silent for too long (TUN-09 to TUN-11).
 
 use alloc::{borrow::ToOwned as _, string::String, vec::Vec};
 use core::time::Duration;
 
 use crate::api::Mono;
 
-/// Streams at once, whatever a server says there are of its kind.
+/// Number of streams at once, whatever a server says of the number of servers.
 pub const MAX_LINES: usize = 8;
-/// After an error.
+/// First pause after an error.
 const FIRST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(10);
-/// After a server that has a stream already, or refuses this node; and the longest then, or where bytes cost money.
+/// First pause after a server that has a stream already, or refuses this node. [`LONGEST_REFUSED`]: the longest pause
+/// then, or while bytes cost money.
 const FIRST_REFUSED: Duration = Duration::from_secs(10);
 const LONGEST_REFUSED: Duration = Duration::from_secs(5 * 60);
-/// A stream that lasted so long was a good one.
+/// Duration from which on a stream counts as good.
 const GOOD: Duration = Duration::from_secs(10);
-/// Silence after which the server is asked whether it is there. NATs forget after a minute; servers end those who ask more
-/// often than every 30 s.
+/// Silence after which the server is pinged. NATs forget after a minute; servers cut off clients that ping more often
+/// than every 30 s.
 pub const SILENCE: Duration = Duration::from_secs(45);
-/// The same where bytes cost money, until it is found to be too long.
+/// Silence after which the server is pinged while bytes cost money; halved when it proves too long.
 pub const SILENCE_METERED: Duration = Duration::from_secs(4 * 60);
-/// Time for the answer.
+/// Time for the answer to a ping.
 pub const ANSWER: Duration = Duration::from_secs(20);
 
-/// Why there is no stream, or none any more.
+/// Reason why a line has no stream, or has lost it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// The link, or the server.
+    /// The link or the server failed.
     Broken,
-    /// Nothing came any more, though it was asked for.
+    /// The server did not answer a ping.
     Silent,
-    /// The server does not want this node: its certificate, its token.
+    /// The server refuses this node: its certificate or its token.
     Refused,
-    /// That server has a stream already.
+    /// The server has a stream of this agent already.
     Repeated,
 }
 
-/// The pauses of one line, and how often it asks.
+/// Pauses and pings of one line.
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// The pause after the next error; none: the first.
+    /// Pause after the next error; `None`: the first.
     pause: Option<Duration>,
-    /// Silence after which the server is asked where bytes cost money, as far as it was found to be short enough.
+    /// Silence after which the server is pinged while bytes cost money, as far as it has proved short enough.
     longest: Duration,
-    /// Bytes cost money.
+    /// Set while bytes cost money.
     is_metered: bool,
 }
 
 impl Default for Line {
-    /// At its beginning.
+    /// A line before its first try.
     fn default() -> Self {
         Self {
             pause: None,
@@ -59,12 +60,12 @@ impl Default for Line {
 }
 
 impl Line {
-    /// Whether bytes cost money: it is asked and tried less often then.
+    /// Sets if bytes cost money. The line then pings and tries less often.
     pub const fn set_metered(&mut self, is_metered: bool) {
         self.is_metered = is_metered;
     }
 
-    /// Silence after which the server is asked.
+    /// Silence after which the server is pinged.
     fn longest_silence(&self) -> Duration {
         match self.is_metered {
             true => self.longest,
@@ -72,13 +73,14 @@ impl Line {
         }
     }
 
-    /// How long to wait before the next try. `up`: how long there was a stream. `random` spreads it by a tenth.
+    /// Pause before the next try. `up`: duration of the stream that ended, if there was one. `random` spreads the pause
+    /// by a tenth.
     pub fn pause(&mut self, ending: Ending, up: Option<Duration>, random: u64) -> Duration {
         if up.is_some_and(|up| up >= GOOD) {
             self.pause = None;
         }
         if ending == Ending::Silent && self.is_metered {
-            // Something on the way forgets sooner than it was asked.
+            // A NAT on the way has forgotten the connection before the ping.
             self.longest = (self.longest_silence() / 2).max(SILENCE);
         }
         let is_refused = matches!(ending, Ending::Refused | Ending::Repeated);
@@ -98,7 +100,8 @@ impl Line {
         pause * (900 + spread) / 1000
     }
 
-    /// What silence asks for. `heard`: when anything last came. `asked`: when the server was asked since, if it was.
+    /// Decides what to do about silence. `heard`: time of the last bytes. `asked`: time of the ping since then, if
+    /// there was one.
     #[must_use]
     pub fn silence(&self, heard: Mono, asked: Option<Mono>, now: Mono) -> Silence {
         let (due, then) = match asked {
@@ -113,35 +116,36 @@ impl Line {
     }
 }
 
-/// See [`Line::silence`].
+/// Decision of [`Line::silence`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Silence {
-    /// Nothing is to be done before.
+    /// Do nothing before this time.
     Until(Mono),
-    /// The server is asked whether it is there.
+    /// Ping the server.
     Ask,
-    /// It is not.
+    /// The stream is dead: the server did not answer the ping.
     Dead,
 }
 
-/// Whether a refusal is one of this node: a status that the server of a tunnel gives those it does not know.
+/// Returns true for a status by which the server of a tunnel refuses a node that it does not know.
 #[must_use]
 pub const fn is_refusal(grpc_code: u32) -> bool {
-    // UNKNOWN, as it says it; PERMISSION_DENIED and UNAUTHENTICATED, as others in its place do.
+    // UNKNOWN of the server itself; PERMISSION_DENIED and UNAUTHENTICATED of others in its place.
     matches!(grpc_code, 2 | 7 | 16)
 }
 
-/// Servers with which there are streams.
+/// Servers to which there are streams.
 #[derive(Debug, Default)]
 pub struct Servers {
     /// Line and name of the server.
     up: Vec<(usize, String)>,
-    /// How many there are, as was said last.
+    /// Number of servers, as the last one told it.
     count: usize,
 }
 
 impl Servers {
-    /// A stream of this line has begun. False: there is one with that server already, and this one ends.
+    /// Takes in that a stream of this line has begun. Returns false if there is one to that server already: the new one
+    /// ends.
     pub fn arrive(&mut self, line: usize, server: &str, count: usize) -> bool {
         self.count = count;
         let is_new = self.up.iter().all(|(_, up)| up != server);
@@ -151,18 +155,18 @@ impl Servers {
         is_new
     }
 
-    /// That of this line has ended, or is to be followed by another.
+    /// Takes in that the stream of this line has ended, or will be replaced.
     pub fn leave(&mut self, line: usize) {
         self.up.retain(|(of, _)| *of != line);
     }
 
-    /// How many lines there are to be: one for each address of the configuration, and as many more as servers are missing.
+    /// Number of lines to keep: one for each address of the configuration, and as many more as servers are missing.
     #[must_use]
     pub fn lines(&self, addresses: usize) -> usize {
         self.count.max(addresses).min(MAX_LINES.max(addresses))
     }
 
-    /// How many there are streams with, and how many there are.
+    /// Number of servers with a stream, and number of servers.
     #[must_use]
     pub fn known(&self) -> (usize, usize) {
         (self.up.len(), self.count)
@@ -202,7 +206,7 @@ mod tests {
             let mut line = Line::default();
             let all = pauses(&mut line, ending, 7);
             assert_eq!(all, [10, 20, 40, 80, 160, 300, 300]);
-            // Another cause is another matter.
+            // Another kind of ending has its own pauses.
             assert_eq!(pauses(&mut line, Ending::Broken, 1), [10]);
         }
     }
@@ -228,7 +232,7 @@ mod tests {
         let asked = Some(at(45));
         assert_eq!(line.silence(at(0), asked, at(64)), Silence::Until(at(65)));
         assert_eq!(line.silence(at(0), asked, at(65)), Silence::Dead);
-        // No server is asked more often than it allows.
+        // The silence never gets shorter than servers allow.
         line.pause(Ending::Silent, None, 0);
         assert_eq!(line.silence(at(0), None, at(44)), Silence::Until(at(45)));
         let mut line = Line::default();
@@ -260,7 +264,7 @@ mod tests {
         let until = |s: u64| Silence::Until(Mono(s * 1000));
         assert_eq!(
             silences(&[
-                // A cable that is pulled says nothing of what a modem's network forgets.
+                // Silence on a free link does not shorten the silence of a metered one.
                 (false, Ending::Silent),
                 (true, Ending::Silent),
                 (true, Ending::Broken),

@@ -1,11 +1,11 @@
-//! A tunnel: the apiserver reaches a node that nobody can dial, because the node has dialled. What an agent of a konnectivity
-//! server decides. Rows TUN-01 to TUN-15.
+//! A tunnel, by which the apiserver reaches a node that it cannot dial: the node dials. These are the decisions of an
+//! agent of a konnectivity server. Rows TUN-01 to TUN-15.
 //!
-//! | module | what is decided there |
+//! | module | decisions |
 //! |---|---|
-//! | [`stream`] | what each packet means for the connections that are carried |
-//! | [`mod@line`] | which servers are dialled, when again, and whether they are still there |
-//! | here | who this node says it is, and what may be dialled here |
+//! | [`stream`] | effect of each packet on the connections that are carried |
+//! | [`mod@line`] | servers to dial, times of the next tries, and pings |
+//! | here | identity of this node, and the target that may be dialled |
 
 pub mod line;
 pub mod stream;
@@ -15,14 +15,14 @@ use core::net::IpAddr;
 
 use crate::api::node::NodeAddress;
 
-/// Who this agent is, for a server: it files connections under that, and an old stream of an agent may linger there. So a boot
-/// of the machine is another agent (TUN-04).
+/// Id of this agent for servers. A server files connections under the id, and an old stream of an agent may linger
+/// there; so each boot of the machine has an id of its own (TUN-04).
 #[must_use]
 pub fn agent_id(node: &str, boot_id: &str) -> String {
     format!("{node}-{boot_id}")
 }
 
-/// Under which names a server is to find this node: all that its Node says, in the order it does (TUN-07).
+/// Names under which a server finds this node: those of its Node, in the same order (TUN-07).
 #[must_use]
 pub fn identifiers(node: &str, addresses: &[NodeAddress]) -> String {
     let mut out = format!("host={node}");
@@ -38,19 +38,19 @@ pub fn identifiers(node: &str, addresses: &[NodeAddress]) -> String {
     out
 }
 
-/// What may be dialled: the server of this node, under its own names (TUN-06).
+/// The only target that may be dialled: the server of this node, under the node's own names (TUN-06).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Own {
     /// Name of the node.
     pub node: String,
     /// Addresses and names of its Node.
     pub addresses: Vec<String>,
-    /// Port of its server.
+    /// Port of the node's server.
     pub port: u16,
 }
 
 impl Own {
-    /// Of this node, with these addresses.
+    /// Creates the target for a node with these addresses.
     #[must_use]
     pub fn new(node: &str, addresses: &[NodeAddress], port: u16) -> Self {
         Self {
@@ -60,7 +60,7 @@ impl Own {
         }
     }
 
-    /// Whether it is that.
+    /// Returns true if a dial is for this target.
     #[must_use]
     pub fn is_meant(&self, protocol: &str, target: &str) -> bool {
         let Some((host, port)) = target.rsplit_once(':') else {

@@ -1,130 +1,130 @@
 //! One stream to a server, and the connections that it carries (TUN-03, TUN-05, TUN-11 to TUN-13).
 //!
-//! Packets and the time go in, what is to be done comes out; bytes stay with the caller. A dial is answered at once: what it
-//! leads to is in this process.
+//! Packets and the time go in, orders come out; bytes stay with the caller. A dial is answered at once: its target
+//! is in this process.
 
 use alloc::vec::Vec;
 use core::time::Duration;
 
 use crate::api::Mono;
 
-/// Connections of one stream.
+/// Number of connections of one stream.
 pub const MAX_CONNECTIONS: usize = 32;
-/// Bytes from the server that wait in one connection.
+/// Bytes from the server that may wait in one connection.
 pub const MAX_INWARD_BYTES: usize = 64 * 1024;
-/// How long others may wait for a connection that is full, beyond what it has made good. While it is, nothing is read from the
-/// server: it holds up all others, and those who dial.
+/// Longest time that others may wait for a full connection, less the time that it has paid off. While a connection is
+/// full, the stream is not read: all other connections wait, and so do new dials.
 pub const MAX_FULL: Duration = Duration::from_secs(10);
-/// So many bytes that it takes make good a second. What a server has sent before it heard of that, 384 KiB in windows and
-/// queues, stands before the bytes of others for 12 s then.
+/// Number of taken bytes that pay off one second. Bytes that a server has sent before it learns of a full connection,
+/// 384 KiB in windows and queues, then stand before the bytes of others for 12 s.
 const FAIR_BYTES_S: u64 = 32 * 1024;
-/// How long a stream that another has the place of carries on, after the server has dialled on it all the same.
+/// Time for which a replaced stream goes on after the server has dialled on it all the same.
 pub const MAX_REPLACED: Duration = Duration::from_secs(60 * 60);
 
-/// Number of a connection; unique in the life of a process, whatever stream it is of (TUN-04).
+/// Number of a connection; unique in the life of a process, over all streams (TUN-04).
 pub type Id = i64;
 
-/// Numbers of connections, of all streams.
+/// Source of numbers for the connections of all streams.
 #[derive(Debug)]
 pub struct Ids(Id);
 
 impl Ids {
-    /// Begins anywhere: an earlier process of the same boot is likely to have begun elsewhere.
+    /// Starts at a random number: an earlier process of the same boot has probably started at another.
     #[must_use]
     pub const fn new(random: u64) -> Self {
-        // A quarter of all numbers is left for those to come.
+        // The upper half of the positive numbers is left to count up.
         Self((random >> 2).cast_signed() + 1)
     }
 
     fn take(&mut self) -> Id {
         let id = self.0;
-        // It does not come to that.
+        // In practice there is no overflow.
         self.0 = self.0.checked_add(1).unwrap_or(1);
         id
     }
 }
 
-/// What the server says.
+/// Packet from the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// It wants a connection.
+    /// The server wants a connection.
     Dial {
-        /// What the answer is told apart by.
+        /// Number that identifies the dial in its answer.
         random: i64,
-        /// It is meant for this node's server: what may be dialled here.
+        /// Set if the target is this node's server, which may be dialled.
         is_own: bool,
-        /// It was when the stream began.
+        /// Set if the target was this node's server when the stream began.
         was_own: bool,
-        /// The bytes of the day are used up.
+        /// Set if the bytes of the day are used up.
         is_spent: bool,
     },
-    /// It does not want that any more.
+    /// The server does not want the connection any more.
     CancelDial {
-        /// That of the dial.
+        /// Number of the dial.
         random: i64,
     },
     /// Bytes for a connection.
     Data {
-        /// Which.
+        /// Number of the connection.
         id: Id,
     },
-    /// A connection is over.
+    /// A connection has ended.
     Close {
-        /// Which.
+        /// Number of the connection.
         id: Id,
     },
 }
 
-/// What is to be done here.
+/// Order of a stream to its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
-    /// Nothing.
+    /// Do nothing.
     Nothing,
-    /// A connection to this node's server begins, and the server is told.
+    /// Open a connection to this node's server, and tell the server of the tunnel.
     Open {
-        /// Its number.
+        /// Number of the connection.
         id: Id,
-        /// For the answer.
+        /// Number of the dial, for the answer.
         random: i64,
     },
-    /// A dial is refused.
+    /// Refuse a dial.
     Refuse {
-        /// For the answer.
+        /// Number of the dial, for the answer.
         random: i64,
-        /// In the answer.
+        /// Reason, for the answer.
         why: Refusal,
     },
-    /// The bytes are for this one.
+    /// Deliver the bytes to their connection.
     Deliver,
-    /// The connection is over. What it has not said yet is dropped, and the server is told.
+    /// Drop the connection, with all bytes that it has not sent, and tell the server.
     Drop {
-        /// Which.
+        /// Number of the connection.
         id: Id,
     },
-    /// The server is told that there is no such connection.
+    /// Tell the server that there is no such connection.
     Unknown {
-        /// As it called it.
+        /// Number that the server used.
         id: Id,
     },
 }
 
-/// Why a dial is refused.
+/// Reason why a dial is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// There are [`MAX_CONNECTIONS`].
+    /// The stream has [`MAX_CONNECTIONS`] already.
     TooMany,
-    /// It is for somebody else (TUN-06).
+    /// The dial is for another node (TUN-06).
     Misrouted,
-    /// It is for an address that the node does not have any more: somebody else may have it (TUN-06).
+    /// The dial is for an address that this node does not have any more: another node may have it (TUN-06).
     Moved,
-    /// This agent ends.
+    /// The agent is ending.
     Leaving,
     /// The bytes of the day are used up (METER-02).
     Spent,
 }
 
 impl Refusal {
-    /// As the server is told.
+    /// Text of the answer to the server.
     #[must_use]
     pub const fn text(self) -> &'static str {
         match self {
@@ -139,24 +139,25 @@ impl Refusal {
     }
 }
 
-/// One connection.
+/// Connection that the stream carries.
 #[derive(Debug)]
 struct Carried {
     id: Id,
     random: i64,
-    /// The server has used it.
+    /// Set once the server has used the connection.
     is_used: bool,
     debt: Debt,
 }
 
-/// What a connection owes the others: the time in which they waited for it. Time in which they did not, and bytes that it
-/// takes, make it good. So one that takes a little now and then does not hold them up without end.
+/// Debt of a connection to the others: the time for which they waited because it was full. Time in which it is not
+/// full, and bytes that it takes, pay the debt off. So a connection that takes a few bytes now and then cannot hold up
+/// the others without end.
 #[derive(Debug, Default)]
 struct Debt {
-    /// At the time below.
+    /// Debt at the time `noted`.
     owed: Duration,
     noted: Mono,
-    /// It grows since then; otherwise it gets less.
+    /// Set while the connection is full: the debt grows. Otherwise it shrinks.
     is_full: bool,
 }
 
@@ -179,21 +180,21 @@ impl Debt {
         };
     }
 
-    /// When it is too much, if nothing is taken until then.
+    /// Time at which the debt is too large, if no byte is taken until then.
     fn due(&self) -> Option<Mono> {
         let left = MAX_FULL.saturating_sub(self.owed);
         self.is_full.then(|| self.noted + left)
     }
 }
 
-/// See the module.
+/// Connections of one stream. See the docs of the module.
 #[derive(Debug, Default)]
 pub struct Stream {
     carried: Vec<Carried>,
-    /// The one that sent last.
+    /// Connection that sent last.
     turn: Id,
     is_replaced: bool,
-    /// When a dial was first taken after that.
+    /// Time at which a dial was first taken after the replacement.
     dialled: Option<Mono>,
     is_leaving: bool,
 }
@@ -212,7 +213,7 @@ impl Stream {
                 None => self.open(random, ids.take(), now),
             },
             Heard::CancelDial { random } => {
-                // It crossed the answer: the server does not know the number then, and never will.
+                // The cancellation crossed the answer: the server does not know the number, and never will.
                 let idle = |c: &&Carried| c.random == random && !c.is_used;
                 match self.carried.iter().find(idle).map(|c| c.id) {
                     Some(id) => self.close(id),
@@ -233,7 +234,7 @@ impl Stream {
         }
     }
 
-    /// Why a dial is not taken.
+    /// Reason to refuse a dial, if there is one.
     fn refusal(&self, is_own: bool, was_own: bool, is_spent: bool) -> Option<Refusal> {
         Some(match (is_own, was_own) {
             (false, false) => Refusal::Misrouted,
@@ -267,7 +268,7 @@ impl Stream {
         Act::Drop { id }
     }
 
-    /// A connection has ended here, and the server was told after its last bytes.
+    /// Removes a connection that has ended here. The server was told after its last bytes.
     pub fn forget(&mut self, id: Id) {
         self.carried.retain(|c| c.id != id);
         if self.carried.is_empty() {
@@ -275,15 +276,15 @@ impl Stream {
         }
     }
 
-    /// So many bytes had room in this connection. `is_full`: further ones that came have not. Then nothing more is read until
-    /// they have, or [`Self::overdue`] names it.
+    /// Takes in that a connection took `given` bytes. `is_full`: it had no room for further ones. Then the stream is
+    /// not read until it has, or until [`Self::overdue`] returns the connection.
     pub fn holds_up(&mut self, id: Id, given: usize, is_full: bool, now: Mono) {
         if let Some(carried) = self.find(id) {
             carried.debt.note(given, is_full, now);
         }
     }
 
-    /// A connection that has held up the others for too long: it is over, and the server is told.
+    /// Takes out a connection that has held up the others for too long: the caller drops it and tells the server.
     pub fn overdue(&mut self, now: Mono) -> Option<Id> {
         let late = |c: &&Carried| c.debt.due().is_some_and(|due| due <= now);
         let id = self.carried.iter().find(late)?.id;
@@ -291,14 +292,14 @@ impl Stream {
         Some(id)
     }
 
-    /// When [`Self::overdue`] or [`Self::is_outlived`] has something to say, if nothing changes.
+    /// Time at which [`Self::overdue`] or [`Self::is_outlived`] must be called, if there is no change.
     #[must_use]
     pub fn due(&self) -> Option<Mono> {
         let full = self.carried.iter().filter_map(|c| c.debt.due());
         full.chain(self.outlived()).min()
     }
 
-    /// The next connection that has something to say: each has its turn.
+    /// The next connection that has bytes to send: each has its turn.
     pub fn next_to_send(&mut self, has_something: impl Fn(Id) -> bool) -> Option<Id> {
         // Numbers only grow, so the list is sorted by them.
         let turn = self.turn;
@@ -311,13 +312,14 @@ impl Stream {
         Some(self.turn)
     }
 
-    /// Another stream has the place of this one, or none is to have it. What there is goes on, and dials are taken: servers
-    /// before 0.35 dial on the oldest stream that they have of a node, whatever they were told.
+    /// Marks the stream as replaced: another stream has its place, or none shall have it. Its connections go on, and
+    /// dials are taken: servers before 0.35 dial on the oldest stream that they have of a node, whatever they were
+    /// told.
     pub const fn replace(&mut self) {
         self.is_replaced = true;
     }
 
-    /// Takes no dials from now on. What there is goes on.
+    /// Refuses dials from now on. Connections go on.
     pub const fn leave(&mut self) {
         self.is_leaving = true;
     }
@@ -326,13 +328,14 @@ impl Stream {
         self.dialled.map(|dialled| dialled + MAX_REPLACED)
     }
 
-    /// Whether it is over, whatever it carries: another has its place, and the server has gone on dialling here for too long.
+    /// Returns true if the stream must end even with connections: it is replaced, and it is too long since the server
+    /// dialled on it all the same.
     #[must_use]
     pub fn is_outlived(&self, now: Mono) -> bool {
         self.outlived().is_some_and(|due| due <= now)
     }
 
-    /// How many there are.
+    /// Number of connections.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.carried.len()
@@ -439,7 +442,7 @@ mod tests {
             unknown
         );
         assert_eq!(stream.connections(), 31);
-        // There is room again.
+        // There is room for a connection again.
         open(&mut stream, &mut ids, 41);
         stream.leave();
         stream.forget(all[0]);
@@ -482,7 +485,7 @@ mod tests {
         stream.holds_up(a, 0, true, at(5));
         assert_eq!(stream.due(), Some(at(11)));
         assert_eq!(stream.overdue(at(10)), None);
-        // It has read as much as makes the time good that the others have waited.
+        // The connection has taken as many bytes as pay off the time that the others have waited.
         stream.holds_up(a, 9 * 32 * 1024, false, at(10));
         stream.holds_up(a, 0, true, at(10));
         stream.holds_up(b, 0, true, at(12));
@@ -492,7 +495,8 @@ mod tests {
         assert_eq!((stream.due(), stream.connections()), (Some(at(22)), 1));
     }
 
-    /// When one is closed that takes so many bytes each time when so many seconds have passed, and always has more to take.
+    /// Second at which a connection is closed that takes `bytes` bytes every `period_s` seconds, and always has more to
+    /// take.
     fn closed_after(bytes: usize, period_s: u64) -> Option<u64> {
         let mut stream = Stream::default();
         let id = open(&mut stream, &mut Ids::new(0), 1);
@@ -514,7 +518,7 @@ mod tests {
         assert_eq!(closed_after(64 * KIB, 9), Some(12));
         // A serial line of 115200 baud.
         assert_eq!(closed_after(11 * KIB, 1), Some(16));
-        // It takes its share.
+        // The connection takes its share.
         assert_eq!(closed_after(32 * KIB, 1), None);
         assert_eq!(closed_after(9 * 32 * KIB, 9), None);
     }
@@ -530,7 +534,7 @@ mod tests {
             stream.holds_up(id, 1, false, at(begun + 9));
             assert_eq!((stream.due(), stream.overdue(at(begun + 20))), (None, None));
         }
-        // Four seconds of nine are good again.
+        // Four of nine seconds are paid off.
         stream.holds_up(id, 0, true, at(73));
         assert_eq!(stream.due(), Some(Mono(78_000)));
     }
@@ -542,7 +546,7 @@ mod tests {
         let hour = MAX_REPLACED.as_secs();
         open(&mut stream, &mut ids, 1);
         stream.replace();
-        // What it carried before goes on for as long as it likes.
+        // Earlier connections go on without a limit.
         assert_eq!(stream.due(), None);
         assert!(!stream.is_outlived(at(1_000_000)));
         // A server that dials on it all the same is served, and moves to the other in the end.

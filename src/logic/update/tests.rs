@@ -92,11 +92,11 @@ fn windows() {
         let found = window.next(at(now)).map(|start| start - THURSDAY);
         assert_eq!(found, Some(next), "{name}");
     }
-    // Before 1970, as a clock may say.
+    // A clock may be before 1970.
     let first = window(EVERY_DAY, 0, 24).opened(Wall::from_secs(-1));
     assert_eq!(first, Some(-DAY_S));
     assert_eq!(window(0, 0, 24).next(at(0)), None);
-    // Each day is one of seven.
+    // Each bit opens one day of seven.
     for day in 0..7 {
         let only = window(1 << day, 0, 24);
         let open = (0..7).filter(|d| only.opened(at(d * DAY_S)).is_some());
@@ -132,7 +132,7 @@ fn looks() {
     let wait = u64::try_from(moment).expect("positive") % 3600;
     let before = due - i64::try_from(wait.max(1)).expect("small");
     assert_eq!(ask(&looks, now, before), Next::Wait(secs(wait.max(1))));
-    // Who keeps the clock right, and what bytes cost.
+    // Without a trusted clock, or while bytes cost money, there is no look.
     let of = |schedule: &Schedule, trusted, costs| {
         looks.next(schedule, "a", (now, at(due)), trusted, costs)
     };
@@ -144,7 +144,7 @@ fn looks() {
     };
     assert_eq!(of(&own, false, false), Next::Look(THURSDAY + start));
     assert_eq!(of(&own, true, true), Next::Wait(MAX_RETRY));
-    // One look a window, made up for at growing pauses.
+    // One look a window; a failed one is repeated at growing pauses.
     let mut mono = now;
     for pause in [60, 120, 240, 480, 960, 1800, 1800] {
         looks.ended(THURSDAY + start, true, mono);
@@ -165,7 +165,7 @@ fn looks() {
         "short again"
     );
     looks.ended(THURSDAY + day + start, false, mono);
-    // A clock that is set back looks once more.
+    // After the clock was set back there is one more look.
     assert_eq!(ask(&looks, mono + RETRY, due), Next::Look(THURSDAY + start));
     for (now, next) in [
         (0, due),
@@ -206,7 +206,7 @@ fn nodes_are_spread_by_their_names() {
         let before: Vec<_> = of(share - 1).collect();
         assert!(before.iter().all(|name| is_in_share(name, share)));
     }
-    // Who comes first in the fleet does not come first in the window.
+    // An early place in the fleet is no early moment in the window.
     let early = of(10).filter(|name| spread.moment_s(name) < 5000).count();
     assert!((tenth / 4..tenth * 3 / 4).contains(&early), "{early}");
 }
@@ -506,11 +506,11 @@ fn verdicts() {
         let found = judged(&memory, serial, own, share, asked, force);
         assert_eq!(found, expected, "{serial} {own} {share} {asked} {force}");
     }
-    // Another program is in place: one of before, of an image, or put there by hand.
+    // Another program is in place: an earlier one, that of an image, or one put there by hand.
     memory.sum = "cd".into();
     let found = judged(&memory, 7, "armv7", 100, false, false);
     assert_eq!(found, Verdict::Take);
-    // Whose tarball was found to be another one is not fetched again.
+    // An offer whose tarball has another SHA-256 is not fetched again.
     memory.wrong = offer().sha256;
     for (asked, force, expected) in [
         (false, false, Verdict::Refuse(Refusal::Wrong(8))),
@@ -552,7 +552,7 @@ fn what_is_remembered() {
     ] {
         assert!(wrong.parse::<Memory>().is_err(), "{wrong}");
     }
-    // It stayed, was put back, or never came into place.
+    // The program stayed, was put back, or never came into place.
     assert!(memory.settle("ab", false));
     assert_eq!((memory.committed, &*memory.barred), (4, &[1, 2][..]));
     assert_eq!(memory.sum, "ab");
@@ -563,7 +563,7 @@ fn what_is_remembered() {
     memory.trying = trying(6, "ef");
     assert!(memory.settle("ab", false));
     assert_eq!((memory.committed, &*memory.barred), (4, &[1, 2, 5][..]));
-    // By force it was tried again, and stays: it is on the list of bad ones still.
+    // A forced retry succeeds: the serial leaves the list, although `was_put_back` is still true.
     memory.trying = trying(5, "cd");
     assert!(memory.settle("cd", true));
     assert_eq!((memory.committed, &*memory.barred), (5, &[1, 2][..]));

@@ -47,7 +47,7 @@ const RESOURCE_FIELDS: [&str; 6] = [
     "requests.ephemeral-storage",
     "requests.memory",
 ];
-/// What an init container that runs to its end must not have.
+/// Detail of the error if an init container that runs to its end has probes or hooks.
 const NOT_FOR_INIT: &str = "may not be set for init containers without restartPolicy=Always";
 const IN_PORT_RANGE: &str = "must be between 1 and 65535, inclusive";
 

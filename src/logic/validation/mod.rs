@@ -1,8 +1,8 @@
 //! API create-validation of a pod, as far as the agent models its fields. Wording and paths follow upstream, so that
-//! what is known from an apiserver's answer is found again here.
+//! an error reads as in an apiserver's answer.
 //!
-//! The apiserver has validated the pods it sends; manifests are validated here. Everything is checked before anything
-//! runs, and a pod with one wrong field does not run at all.
+//! The apiserver has validated the pods it sends; manifests are validated here. All fields are checked before a
+//! container runs, and a pod with one wrong field does not run at all.
 //!
 //! Source: `pkg/apis/core/validation/validation.go`.
 
@@ -48,7 +48,7 @@ const VOLUME_SOURCES: [&str; 9] = [
 /// Sources a projected volume may have in this version.
 const PROJECTED_SOURCES: [&str; 4] = ["configMap", "downwardAPI", "secret", "serviceAccountToken"];
 
-/// Everything that is wrong with a defaulted pod; at most [`MAX_ERRORS`], empty if it may run.
+/// Checks a defaulted pod. Returns all errors, at most [`MAX_ERRORS`]; empty if the pod may run.
 #[must_use]
 pub fn pod(pod: &Pod) -> Vec<WrongValue> {
     let mut errors = Errors::default();
@@ -57,8 +57,8 @@ pub fn pod(pod: &Pod) -> Vec<WrongValue> {
     errors.0
 }
 
-/// What the raw object asks for and this version has no field for: volume sources. Anything else
-/// that is unknown is ignored, as upstream ignores it.
+/// Finds fields of the raw object that this version does not model: volume sources. Any other unknown field is ignored,
+/// as upstream ignores it.
 #[must_use]
 pub fn unmodelled(raw: &Value) -> Vec<WrongValue> {
     let mut errors = Errors::default();
@@ -73,8 +73,8 @@ pub fn unmodelled(raw: &Value) -> Vec<WrongValue> {
     errors.0
 }
 
-/// What a static pod must not refer to (SRC-21). ConfigMaps and Secrets are allowed: manifests beside the pod's serve
-/// them, and one that is missing holds up the pod as it would hold up a pod of an apiserver.
+/// Finds references that a static pod must not have (SRC-21). ConfigMaps and Secrets are allowed: manifests beside the
+/// pod's serve them, and a missing one holds up the pod as it would hold up a pod of an apiserver.
 #[must_use]
 pub fn static_references(pod: &Pod) -> Vec<WrongValue> {
     let mut errors = Errors::default();
@@ -342,7 +342,7 @@ fn ip(path: &str, text: &str, errors: &mut Errors) {
     }
 }
 
-/// Whether `text` is a path that stays below the directory it is joined to.
+/// Returns the error of a path that could leave the directory it is joined to.
 fn local_path(text: &str) -> Option<&'static str> {
     if text.starts_with('/') {
         return Some("must be a relative path");
@@ -352,7 +352,7 @@ fn local_path(text: &str) -> Option<&'static str> {
         .then_some("must not contain '..'")
 }
 
-/// A payload path of a projected volume: local, and not one of the names the volume itself uses.
+/// Checks a payload path of a projected volume: local, and not one of the names that the volume itself uses.
 fn payload_path(path: &str, text: &str, errors: &mut Errors) {
     if text.is_empty() {
         errors.required(path, "");

@@ -41,7 +41,7 @@ pub fn secret(object: &Secret) -> Result<(), Invalid> {
     data("Secret", &object.metadata, entries, errors)
 }
 
-/// What a Secret of a type that the API knows must hold; types it does not know may hold anything.
+/// Checks that a Secret of a type which the API knows has the required keys. Other types may hold any data.
 fn of_type(object: &Secret, errors: &mut Errors) {
     let has = |key: &str| object.data.contains_key(key);
     let mut need = |keys: &[&str]| {
@@ -72,7 +72,7 @@ fn of_type(object: &Secret, errors: &mut Errors) {
     }
 }
 
-/// Credentials of registries are a JSON object.
+/// Checks that credentials of registries are a JSON object.
 fn registries(object: &Secret, key: &str, errors: &mut Errors) {
     let path = format!("data[{key}]");
     match object.data.get(key) {
@@ -80,7 +80,7 @@ fn registries(object: &Secret, key: &str, errors: &mut Errors) {
         Some(text) => {
             let parsed = strict::from_json::<serde_json::Map<String, Value>>(&text.0);
             if parsed.is_err() {
-                // Not what is wrong with it: that would show a part of it.
+                // The parser's error would show a part of the secret.
                 errors.invalid(&path, "<secret contents redacted>", "not a JSON object");
             }
         }

@@ -1,5 +1,5 @@
-//! Schedules drawn from a seed: whatever is short at whatever moment, and however long everything takes, the promises hold.
-//! What is met and which conditions hold is reckoned here a second time, from all that was observed.
+//! Schedules drawn from a seed: the promises hold whichever resource is short at any moment, and however long actions
+//! take. Met thresholds and conditions are computed here a second time, from all observations.
 
 use alloc::collections::BTreeMap;
 
@@ -20,21 +20,21 @@ fn number(random: &mut Random, below: u64) -> u64 {
     random.below(below)
 }
 
-/// What the promises are reckoned from.
+/// Model of a node from which the promises are computed.
 struct World {
     random: Random,
     now: Mono,
     thresholds: Vec<Threshold>,
     transition: Duration,
-    /// Of memory, and of process numbers; 1000 of each.
+    /// Memory and process numbers that are left, of 1000 each.
     left: [i64; 2],
-    /// Since when each threshold is met at every look, minimum included once it was acted upon.
+    /// Time since which each threshold is met at every observation; after an eviction for it the minimum counts, too.
     met: Vec<Option<Mono>>,
     acted: Vec<bool>,
-    /// When a threshold of each condition was last met.
+    /// Time at which a threshold of each condition was last met.
     seen: [Option<Mono>; 2],
     last: Mono,
-    /// A round may evict one pod, after a look of its own.
+    /// Set if the round may evict a pod: one, after an observation of its own.
     may_evict: bool,
     /// Pods that were told to go and have not gone, with the grace they got.
     ending: BTreeMap<PodUid, Mono>,
@@ -178,7 +178,7 @@ fn run(seed: u64) -> u64 {
         max_grace_s: 20,
     };
     let mut manager = Manager::new(settings, world.now);
-    // What was asked of the machine and not answered yet.
+    // Actions that are not answered yet.
     let mut asked: Option<Action> = None;
     for _ in 0..STEPS {
         let time = number(&mut world.random, 12_000);
@@ -189,7 +189,7 @@ fn run(seed: u64) -> u64 {
         }
         match number(&mut world.random, 4) {
             0 => {
-                // Something ends, or the manager is told of what it knows nothing of.
+                // An action ends, or an event comes that the manager did not ask for.
                 let n = usize::try_from(number(&mut world.random, 5)).expect("small");
                 let uid = PodUid::from(PODS[n]);
                 let input = match number(&mut world.random, 3) {

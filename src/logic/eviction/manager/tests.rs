@@ -71,7 +71,7 @@ impl Bench {
         all
     }
 
-    /// What comes of the time.
+    /// Moves the time to `now` and returns the actions.
     fn at(&mut self, now: u64) -> Vec<String> {
         self.now = now;
         self.manager.handle_timeout(false, at(now));
@@ -83,7 +83,7 @@ impl Bench {
         self.done()
     }
 
-    /// So much memory and so much disk are left of 1000.
+    /// Observations with this much memory and disk left of 1000.
     fn left(&self, memory: i64, disk: u64) -> Observations {
         Observations {
             at: at(self.now),
@@ -165,7 +165,7 @@ fn one_pod_goes_and_then_all_is_looked_at_anew() {
     );
     let leaving: Vec<_> = bench.manager.leaving().map(ToString::to_string).collect();
     assert_eq!(leaving, ["big"]);
-    // What comes meanwhile is of no meaning.
+    // Events that come meanwhile are ignored.
     assert_eq!(bench.measured(&[("small", 10, false)]), [""; 0]);
     assert_eq!(bench.observed(1, 0), [""; 0]);
     assert_eq!(bench.at(5), [""; 0]);

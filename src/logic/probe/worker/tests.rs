@@ -208,7 +208,7 @@ fn a_new_instance_starts_over() {
         (worker.result_of("a"), worker.result_of("b")),
         (None, Some(Success))
     );
-    // Two failures of the one and one of the other are not three.
+    // Two failures of one instance and one of the next are not three.
     let mut worker = new(Liveness);
     outcomes(&mut worker, "--");
     let due = worker.due().expect("due");
@@ -330,7 +330,7 @@ fn what_a_pass_does() {
             assert_eq!(worker.result_of("a"), Some(Success), "{name}");
         }
     }
-    // Whether an instance follows is asked once.
+    // `restarts` is called once.
     let mut worker = new(Liveness);
     assert_eq!(pass(&mut worker, &exited, at(0)), Step::Wait);
     let (step, _) = worker.pass(&exited, |_| panic!("asked again"), at(10));
@@ -342,7 +342,7 @@ fn initial_delay_by_our_own_clock() {
     // PROBE-03
     let running = |age_s, adopted| SeenState::Running { age_s, adopted };
     for (name, made, age_s, adopted, passes) in [
-        // Of passes every 10 s from 60 s on, the first that probes.
+        // Passes come every 10 s from 60 s on; the last column is the first that probes.
         ("just started", 60, 0, false, 80),
         ("started when it was seen", 60, 3, false, 80),
         ("the worker waited for it", 0, 3, false, 80),
@@ -382,7 +382,7 @@ fn early_passes_count_as_due() {
         at(60),
     );
     let running = seen("a", RUNNING, true);
-    // The first sees the instance when it is due: only those after it come sooner than their age tells.
+    // The first pass sees the instance when it is due: only later passes come sooner than the age allows.
     let nows = [
         at(60),
         Mono(at(70).0 - millis(early)),
@@ -555,7 +555,7 @@ fn whatever_happens() {
                 }
             }
             if let Some(due) = worker.due() {
-                // Never more than a period away, and never more than that behind once it was looked at.
+                // The next pass is never more than a period away, nor, after the first, more than a period behind.
                 let period = 1000 * u64::from(worker.settings.period_s);
                 assert!(due.0 <= now.0.max(3000) + period, "{due:?} {now:?}");
             }

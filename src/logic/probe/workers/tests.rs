@@ -147,7 +147,7 @@ fn ends() {
     assert_eq!(all.of(uid).readiness(&id), Some(ProbeResult::Failure));
     all.stop(uid, Kept::WhileStopping);
     let all_of_a = |all: &Workers<()>| (all.of(uid).liveness(&id), all.of(uid).startup(&id));
-    // The sidecar's, which knows that instance too in this test.
+    // The results are the sidecar's, which knows that instance too in this test.
     assert_eq!(all_of_a(&all), (Some(ProbeResult::Success), None));
     assert_eq!(
         all.outcome(readiness, "x", Some(true), at(102)),
@@ -159,7 +159,7 @@ fn ends() {
     all.retain(|_| false, at(103));
     assert!(all.pods.is_empty() && all.next_due().is_none());
     assert_eq!(all.of(uid).readiness(&id), None);
-    // What comes too late finds nobody, also when the pod is there again.
+    // A late result finds no worker, even if the pod is there again.
     all.add(&pod, at(200), |_, _| (), |n| n);
     assert_eq!(all.outcome(readiness, "x", Some(true), at(201)), None);
     assert_eq!(all.begin(readiness, false, at(201)), None);
@@ -247,7 +247,7 @@ fn what_an_agent_before_this_one_knew() {
         assert_eq!(after.of(uid).readiness(&"y".into()), None);
         (after, keys[1].2)
     };
-    // However young it is: what was stored names the instance.
+    // The age of the instance does not count: the stored result names it.
     let after = || {
         after_as(true);
         after_as(false)
