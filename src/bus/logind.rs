@@ -1,4 +1,4 @@
-//! logind: the word that the machine goes down, and the lock that makes it wait for that.
+//! logind: its signal that the machine goes down, and the lock that delays that.
 //!
 //! Source: org.freedesktop.login1(5), "Inhibitor Locks"; kubelet `nodeshutdown/systemd/inhibit_linux.go`.
 
@@ -18,19 +18,19 @@ use super::{
 };
 use crate::{error::chain, sys::file};
 
-/// Until logind has to have answered; also until what it began to tell is told.
+/// Time limit of logind's answers, and of a message that has begun to come.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often it is asked whether it has read its configuration anew, and the pause in between.
+/// Most looks at logind's delay until it has read its configuration anew, and the pause between them.
 const LOOKS: u32 = 20;
 /// See [`LOOKS`].
 const LOOK_PAUSE: Duration = Duration::from_millis(100);
-/// A kubelet's own: whichever of the two was here last is heeded.
+/// Name of the drop-in, the same as a kubelet's: whichever of the two was here last is heeded.
 const DROP_IN: &str = "99-kubelet.conf";
-/// The signal.
+/// Name of the signal.
 const WORD: &str = "PrepareForShutdown";
-/// Nobody has the name.
+/// Error of a name that nobody on the bus has.
 const NO_OWNER: &str = "org.freedesktop.DBus.Error.NameHasNoOwner";
-/// It reads its configuration anew then.
+/// Signal on which logind reads its configuration anew.
 const SIGHUP: i32 = 1;
 
 const DAEMON: Target = Target {
@@ -53,12 +53,12 @@ const SYSTEMD: Target = Target {
     interface: "org.freedesktop.systemd1.Manager",
 };
 
-/// Where logind is found and configured.
+/// Paths of the bus and of logind's configuration.
 #[derive(Clone, Debug)]
 pub struct Places {
     /// Socket of the system's bus.
     pub bus: PathBuf,
-    /// Directory of drop-ins of its configuration.
+    /// Directory of drop-ins of logind's configuration.
     pub drop_ins: PathBuf,
 }
 
@@ -71,17 +71,18 @@ impl Default for Places {
     }
 }
 
-/// A lock that delays the end of the machine, and the connection on which its word comes. Whoever drops it lets go.
+/// A lock that delays the end of the machine, and the connection on which logind's signal comes. Dropping it lets go.
 #[derive(Debug)]
 pub struct Inhibitor {
     bus: Bus,
     lock: Option<OwnedFd>,
-    /// What logind waits at most.
+    /// Longest time that logind waits.
     delay: Duration,
 }
 
 impl Inhibitor {
-    /// Takes the lock. logind is told to wait `needed`, if it would wait less; whether it does so [`Self::delay`] tells. Blocks.
+    /// Takes the lock. Has logind wait `needed`, if it would wait less; [`Self::delay`] tells the time that it then
+    /// waits. Blocks.
     ///
     /// # Errors
     /// See [`BusError`]: there is no bus, no logind, or it does not let us.
@@ -95,7 +96,7 @@ impl Inhibitor {
         if delay < needed {
             match lengthen(&mut bus, &places.drop_ins, needed) {
                 Ok(lengthened) => delay = lengthened,
-                // What logind waits is better than nothing. Where the bus is gone, the lock fails, too.
+                // A shorter wait is better than none. If the bus is gone, taking the lock fails, too.
                 Err(e) => log::warn!("logind is not told to wait longer: {}", chain(&e)),
             }
         }
@@ -108,13 +109,13 @@ impl Inhibitor {
         Ok(inhibitor)
     }
 
-    /// What logind waits at most.
+    /// Longest time that logind waits.
     #[must_use]
     pub const fn delay(&self) -> Duration {
         self.delay
     }
 
-    /// Takes the lock again: the end of the machine was called off. Blocks.
+    /// Takes the lock again after the machine's shutdown was called off. Blocks.
     ///
     /// # Errors
     /// See [`BusError`].
@@ -132,24 +133,24 @@ impl Inhibitor {
         }
     }
 
-    /// The machine may go down.
+    /// Releases the lock: the machine may go down.
     pub fn let_go(&mut self) {
         self.lock = None;
     }
 
-    /// What can be read when there is something to hear.
+    /// Descriptor that can be read when there is something to hear.
     #[must_use]
     pub fn ear(&self) -> BorrowedFd<'_> {
         self.bus.as_fd()
     }
 
-    /// What logind has told: the machine goes down, or (`false`) it does not after all. `None`: nothing of that. Blocks for what
-    /// has begun to come.
+    /// Reads logind's word: true if the machine goes down, false if it does not after all. `None`: no such word. Blocks
+    /// until a message that has begun has come whole.
     ///
     /// # Errors
     /// See [`BusError`]: nothing will be heard on this connection any more.
     pub fn hear(&mut self) -> Result<Option<bool>, BusError> {
-        // Bounded: by what comes.
+        // Bounded: by the messages that come.
         loop {
             self.bus.within(Some(LOOK_PAUSE));
             let signal = match self.bus.signal(WORD) {
@@ -163,7 +164,8 @@ impl Inhibitor {
         }
     }
 
-    /// Whoever is on the bus may send us a signal of this name. The bus writes who did.
+    /// Returns true if the signal is logind's. Any client of the bus may send a signal of this name; the bus writes its
+    /// sender.
     fn is_from_logind(&mut self, signal: &Message) -> Result<bool, BusError> {
         self.bus.within(Some(PATIENCE));
         let name = Body::default().text(LOGIND.destination);
@@ -187,7 +189,7 @@ fn read_delay(bus: &mut Bus) -> Result<Duration, BusError> {
     }
 }
 
-/// Has logind wait longer (SHUT-02). Returns what it then waits.
+/// Has logind wait longer (SHUT-02). Returns the time that it then waits.
 fn lengthen(bus: &mut Bus, drop_ins: &Path, needed: Duration) -> Result<Duration, BusError> {
     let path = drop_ins.join(DROP_IN);
     let seconds = needed.as_millis().div_ceil(1000);
@@ -207,7 +209,7 @@ fn lengthen(bus: &mut Bus, drop_ins: &Path, needed: Duration) -> Result<Duration
     let mut looks = 0;
     while delay < needed && looks < LOOKS {
         bus.within(Some(LOOK_PAUSE));
-        // Nothing comes; what does is kept for later.
+        // A pause; messages that come are kept for later.
         bus.wait("logind's configuration");
         bus.within(Some(PATIENCE));
         delay = read_delay(bus)?;

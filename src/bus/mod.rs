@@ -1,15 +1,16 @@
 //! A small client of D-Bus that blocks, for the few calls that a kubelet makes of systemd (`crate::cgroup`) and logind.
 //!
-//! | file | what it is |
+//! | file | content |
 //! |---|---|
 //! | `wire` | messages: a body that is put together, a reader that trusts nothing |
-//! | `logind` | the word that the machine goes down, and the lock that delays it |
+//! | `logind` | the signal that the machine goes down, and the lock that delays it |
 //!
-//! Nothing is kept open but the connection that waits for logind's word: systemd tells who is connected to it of every unit,
-//! and ends the connection of who does not read that. It is called on threads where one may wait. Each call has a deadline.
+//! Only the connection that waits for logind's signal is kept open: systemd sends its clients a message for every unit,
+//! and cuts off those that do not read. Calls block, so they are made on threads that may wait. Each call has a
+//! deadline.
 //!
-//! Why it is our own: `rustbus`, the smallest crate that is kept up, is 102 kB of program and brings second versions of
-//! three crates.
+//! Reason for our own client: `rustbus`, the smallest crate that is maintained, is 102 kB of program and brings second
+//! versions of three crates.
 
 pub mod logind;
 #[cfg(test)]
@@ -37,21 +38,21 @@ use crate::{
     sys::{clock, socket},
 };
 
-/// Signals that came while an answer was waited for, and that were asked for; the oldest go first.
+/// Most wanted signals that are kept while an answer is waited for; the oldest are dropped first.
 const MAX_KEPT: usize = 256;
-/// Longest body of a signal that is kept, bytes. Those that are asked for have some hundred; anybody may send us others.
+/// Longest body of a signal that is kept, bytes. Wanted signals have some hundred; anybody may send us others.
 const MAX_SIGNAL: usize = 4096;
 /// Longest line of the greeting, bytes.
 const MAX_LINE: usize = 512;
-/// Pieces in which input is read, bytes.
+/// Bytes of input read at a time.
 const PIECE: usize = 4096;
 /// Longest text of an error that is passed on, bytes.
 const MAX_TEXT: usize = 1024;
 
-/// Why a call came to nothing.
+/// Reason why a call has failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BusError {
-    /// Nobody is there, or the connection broke.
+    /// No bus listens, or the connection broke.
     #[error("{}", path.display())]
     Io {
         /// The socket.
@@ -59,15 +60,15 @@ pub enum BusError {
         /// The cause.
         source: io::Error,
     },
-    /// Whoever is there does not let us in.
+    /// The bus does not let this program in.
     #[error("the bus refuses this program: {0}")]
     Refused(String),
     /// No answer came in time.
     #[error("no answer to {what} within {} s", after.as_secs())]
     Late {
-        /// The method, or what was waited for after it.
+        /// The method, or the event that was waited for after it.
         what: &'static str,
-        /// How long it was waited for.
+        /// Time that was waited.
         after: Duration,
     },
     /// The answer is an error.
@@ -75,26 +76,26 @@ pub enum BusError {
     Said {
         /// The method.
         what: &'static str,
-        /// Its name (`org.freedesktop.systemd1.NoSuchUnit`).
+        /// Name of the error (`org.freedesktop.systemd1.NoSuchUnit`).
         name: String,
-        /// What it says.
+        /// Text of the error.
         text: String,
     },
     /// A job of systemd did not end well.
     #[error("systemd says {result:?} of {unit}")]
     Job {
-        /// Of which unit.
+        /// The unit.
         unit: String,
         /// `failed`, `timeout`, `canceled`, …
         result: String,
     },
-    /// What came is no message, or not the one that was expected.
+    /// The bytes are no message, or not the one that was expected.
     #[error("the bus sent {0}")]
     Nonsense(&'static str),
 }
 
 impl BusError {
-    /// Whether the answer is the error of this name.
+    /// Returns true if the answer is the error of this name.
     #[must_use]
     pub fn is(&self, wanted: &str) -> bool {
         matches!(self, Self::Said { name, .. } if name == wanted)
@@ -107,19 +108,19 @@ pub struct Bus {
     stream: UnixStream,
     path: PathBuf,
     serial: u32,
-    /// What came and was not taken yet.
+    /// Bytes that have come and are not taken yet.
     input: Vec<u8>,
     /// Descriptor that came last.
     fd: Option<OwnedFd>,
     /// Signals of this name are kept.
     wanted: &'static str,
     signals: VecDeque<Message>,
-    /// When waiting ends, and how long it then was; `None`: never.
+    /// Time at which waiting ends, and the limit that was set; `None`: never.
     until: Option<(Mono, Duration)>,
 }
 
 impl Bus {
-    /// Connects to the socket at `path` and greets who is there. What follows has to end within `patience`. Signals named
+    /// Connects to the socket at `path` and greets the bus. What follows has to end within `patience`. Signals named
     /// `wanted` are kept until they are asked for.
     ///
     /// Source: D-Bus specification, "Authentication Protocol".
@@ -152,12 +153,12 @@ impl Bus {
         if !line.starts_with("OK ") {
             return Err(BusError::Refused(line));
         }
-        // Where descriptors are not passed on, whoever needs one finds that it did not come.
+        // If the bus does not pass descriptors on, a caller that needs one notices its absence.
         bus.line()?;
         Ok(bus)
     }
 
-    /// From now on, waiting ends after `patience`; `None`: never.
+    /// Sets the limit of waiting from now on; `None`: no limit.
     pub fn within(&mut self, patience: Option<Duration>) {
         self.until = patience.map(|patience| (clock::mono() + patience, patience));
     }
@@ -190,7 +191,8 @@ impl Bus {
         }
     }
 
-    /// The next signal that was asked for, one that came meanwhile first. `what`: what is waited for.
+    /// Waits for the next wanted signal; signals that came meanwhile are returned first. `what`: name of the wait, for
+    /// errors.
     pub fn signal(&mut self, what: &'static str) -> Result<Message, BusError> {
         loop {
             if let Some(signal) = self.signals.pop_front() {
@@ -201,14 +203,14 @@ impl Bus {
         }
     }
 
-    /// Waits until time is up, and keeps what comes meanwhile.
+    /// Waits until time is up, and keeps the messages that come meanwhile.
     pub fn wait(&mut self, what: &'static str) {
         while let Ok(message) = self.read(what) {
             self.keep(message);
         }
     }
 
-    /// The descriptor that came last.
+    /// Takes the descriptor that came last.
     pub const fn take_fd(&mut self) -> Option<OwnedFd> {
         self.fd.take()
     }
@@ -236,7 +238,7 @@ impl Bus {
         message
     }
 
-    /// A line of the greeting, without its end.
+    /// Reads a line of the greeting, without its end.
     fn line(&mut self) -> Result<String, BusError> {
         loop {
             if let Some(at) = self.input.windows(2).position(|pair| pair == b"\r\n") {
@@ -250,7 +252,7 @@ impl Bus {
         }
     }
 
-    /// Waits until so many bytes of input are there.
+    /// Waits until `count` bytes of input are there.
     fn fill(&mut self, count: usize, what: &'static str) -> Result<(), BusError> {
         let mut piece = [0; PIECE];
         while self.input.len() < count {
@@ -282,7 +284,7 @@ impl Bus {
         Ok(())
     }
 
-    /// What is sent is short: it waits only for a peer that has stopped reading.
+    /// Sends bytes. They are few, so this waits only for a peer that has stopped reading.
     fn send(&mut self, bytes: &[u8]) -> Result<(), BusError> {
         let patience = self.until.map(|(_, after)| after);
         self.stream
@@ -299,7 +301,8 @@ impl Bus {
     }
 }
 
-/// Connects to a peer that has this time to make room for one more. `WouldBlock`: it has not. Source: socket(7), `SO_SNDTIMEO`.
+/// Connects to a peer, which has this time to make room for one more connection. `WouldBlock`: it has made none.
+/// Source: socket(7), `SO_SNDTIMEO`.
 fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let socket = nix_socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)?;

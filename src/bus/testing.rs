@@ -14,7 +14,7 @@ use std::{
 use super::*;
 use crate::{bus::logind::Places, cgroup::Slices, sys::lane::Lane};
 
-/// What the double does when a method is called.
+/// Reaction of the double to a call of a method.
 #[derive(Clone)]
 pub(crate) enum Reply {
     /// Returns with a body of this signature.
@@ -27,9 +27,9 @@ pub(crate) enum Reply {
     Job(&'static str),
     /// Bytes as they are.
     Raw(Vec<u8>),
-    /// Nothing, and the end of the connection.
+    /// No answer, and the end of the connection.
     Close,
-    /// Nothing at all.
+    /// No answer at all.
     Hang,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct Double {
     calls: Arc<Mutex<Vec<Call>>>,
     /// The last connection.
     pub(crate) peer: Arc<Mutex<Option<UnixStream>>>,
-    /// Whoever holds a lock that was given out: the other end of its pipe.
+    /// Locks that were given out: the other ends of their pipes.
     pub(crate) locks: mpsc::Receiver<io::PipeReader>,
 }
 
@@ -126,7 +126,7 @@ fn job_removed(job: &str, result: &str) -> Vec<u8> {
     signal("", "JobRemoved", "uoss", &body)
 }
 
-/// logind's name on the bus that is its own.
+/// logind's unique name on the bus.
 const OWNER: &str = ":1.3";
 
 pub(crate) fn shutdown(begins: bool) -> Vec<u8> {
@@ -258,7 +258,7 @@ impl Double {
             .expect(member)
     }
 
-    /// Tells whoever is connected.
+    /// Sends a message to the client that is connected.
     pub(crate) fn tell(&self, bytes: &[u8]) {
         let peer = self.peer.lock().expect("peer");
         peer.as_ref()
@@ -285,7 +285,7 @@ pub(crate) fn logind(delay_us: u64) -> impl FnMut(&Call) -> Reply + Send + 'stat
             body.extend(delay.to_le_bytes());
             Reply::Return("v", body)
         }
-        // It reads its configuration anew.
+        // logind reads its configuration anew.
         "KillUnit" => {
             delay = 60_000_000;
             Reply::Return("", Vec::new())

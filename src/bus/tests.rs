@@ -123,7 +123,7 @@ fn what_systemd_does_not_do_is_told() {
     }
 }
 
-/// It closes all connections when it executes itself anew.
+/// systemd closes all connections when it executes itself anew.
 #[test]
 fn a_connection_that_breaks_off_is_made_again() {
     // SVC-32
@@ -215,7 +215,7 @@ fn the_end_of_the_machine_is_delayed() {
         "s",
         &text(":1.7"),
     ));
-    // Of others.
+    // Signals of other senders.
     let yes = 1_u32.to_le_bytes();
     for (sender, signature, body) in [
         (":1.66", "b", &yes[..]),
@@ -232,7 +232,7 @@ fn the_end_of_the_machine_is_delayed() {
     double.tell(&shutdown(true));
     assert_eq!(inhibitor.hear().expect("a word"), Some(true));
     inhibitor.let_go();
-    // Nobody else holds it.
+    // Nobody else holds the lock.
     assert_eq!(held.read(&mut [0]).expect("the end"), 0);
 
     double.tell(&shutdown(false));
@@ -275,7 +275,7 @@ fn a_lock_is_taken_although_the_delay_cannot_be_set() {
     assert_eq!(double.members(), ["Hello", "AddMatch", "Get", "Inhibit"]);
 }
 
-/// A bus of its own; `None`, and said so: there is no daemon here.
+/// A real bus for one test; `None`, with a message: there is no daemon here.
 struct Daemon {
     child: Child,
     dir: PathBuf,
@@ -298,7 +298,7 @@ impl Daemon {
             .spawn()
             .ok()?;
         let mut daemon = Self { child, dir };
-        // It says where it listens once it does.
+        // The daemon prints its address once it listens.
         let mut byte = [0];
         let told = daemon
             .child
@@ -354,7 +354,7 @@ fn the_real_daemon_understands_us() {
     assert!(e.is("org.freedesktop.DBus.Error.NameHasNoOwner"), "{e}");
     let rule = Body::default().text("type='signal',member='X'");
     bus.call(to, "AddMatch", rule).expect("a rule");
-    // It checks a message in full before it hands it on; nobody here has the method.
+    // The daemon checks a message in full before it passes it on; no client here has the method.
     let to = Target {
         destination: "org.freedesktop.systemd1",
         ..to

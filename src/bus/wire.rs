@@ -4,10 +4,10 @@
 
 use super::BusError;
 
-/// Longest header, and longest body, of a message that is taken in, bytes each. Answers are far shorter. What systemd tells of
-/// its units may be longer than them; no message that it was ever seen to send is near this.
+/// Longest header, and longest body, of a message that is taken in, bytes each. Answers are far shorter. systemd's
+/// signals about units may be longer than answers, but none near this limit was ever seen.
 pub(super) const MAX_PART: usize = 1 << 20;
-/// The part of a header that every message has: four bytes, length of the body, serial, length of the fields.
+/// Bytes of the part of a header that every message has: four bytes, length of the body, serial, length of the fields.
 pub(super) const FIXED: usize = 16;
 
 const CALL: u8 = 1;
@@ -25,14 +25,14 @@ const DESTINATION: u8 = 6;
 const SENDER: u8 = 7;
 const SIGNATURE: u8 = 8;
 
-/// Where a method is.
+/// Address of a method.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Who has it; empty where nobody is between us and the peer.
+    /// Name of its owner on the bus; empty without a bus in between.
     pub destination: &'static str,
-    /// Of which object.
+    /// Path of its object.
     pub path: &'static str,
-    /// In which interface.
+    /// Name of its interface.
     pub interface: &'static str,
 }
 
@@ -106,7 +106,7 @@ impl Body {
         self
     }
 
-    /// The whole call. `serial` is not 0.
+    /// Makes the whole call. `serial` is not 0.
     pub(super) fn into_call(self, serial: u32, to: Target, member: &str) -> Vec<u8> {
         let words = [
             (PATH, 'o', to.path),
@@ -157,7 +157,7 @@ impl Fields {
     }
 }
 
-/// What is written is short.
+/// Length of a part. Parts that are written are short.
 fn length(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.len()).unwrap_or(u32::MAX)
 }
@@ -209,7 +209,7 @@ fn put_variant(bytes: &mut Vec<u8>, value: &Value) {
     }
 }
 
-/// An array whose elements are aligned to `to`. Its length does not count what stands before the first one.
+/// Writes an array whose elements are aligned to `to`. Its length does not count the padding before the first one.
 fn put_array(bytes: &mut Vec<u8>, to: usize, put: impl FnOnce(&mut Vec<u8>)) {
     put_number(bytes, 0);
     let at = bytes.len() - 4;
@@ -220,7 +220,7 @@ fn put_array(bytes: &mut Vec<u8>, to: usize, put: impl FnOnce(&mut Vec<u8>)) {
     bytes[at..at + 4].copy_from_slice(&len.to_le_bytes());
 }
 
-/// How long a message is of which `fixed` is the first part: with its header, and altogether.
+/// Returns the lengths of a message's header and of the whole message. `fixed` is its first part.
 pub(super) fn lengths(fixed: &[u8; FIXED]) -> Result<(usize, usize), BusError> {
     let number = |at: usize| {
         let bytes: [u8; 4] = core::array::from_fn(|n| fixed[at + n]);
@@ -248,14 +248,14 @@ pub struct Message {
     /// Name of the signal.
     pub(super) member: String,
     pub(super) error: String,
-    /// Who sent it, as the bus says; empty where nobody is between us and the peer.
+    /// Sender, as the bus says; empty without a bus in between.
     pub(super) sender: String,
     signature: String,
     pub(super) body: Vec<u8>,
 }
 
 impl Message {
-    /// Reads one, of which `header` is the length with header, from all its bytes.
+    /// Reads a message from all its bytes. `header` is the length of its header.
     pub(super) fn read(bytes: &[u8], header: usize) -> Result<Self, BusError> {
         let mut message = Self {
             kind: bytes[1],
@@ -285,7 +285,7 @@ impl Message {
         Ok(message)
     }
 
-    /// Its arguments, which are to be these.
+    /// Reader of the arguments. An error, if they are not of this signature.
     pub fn arguments(&self, signature: &str) -> Result<Reader<'_>, BusError> {
         if self.signature != signature {
             return Err(BusError::Nonsense("an answer of another type"));
@@ -297,7 +297,7 @@ impl Message {
     }
 }
 
-/// Where a reader stands in a message. Whatever leads beyond its end is an error.
+/// Position of a reader in a message. Reading beyond its end is an error.
 pub struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,

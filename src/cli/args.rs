@@ -1,4 +1,4 @@
-//! Words of a command line, with the flags every client command takes.
+//! Words of a command line, with the flags that every client command takes.
 
 use std::{
     ffi::OsString,
@@ -9,12 +9,12 @@ use lexopt::{Arg, Parser};
 
 use super::{CliError, Client, commands::Command, default_socket};
 
-/// One word, understood as far as the table of commands goes.
+/// A word of a command line, understood as far as the table of commands goes.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Word {
     /// A flag of the command, in its long form, without its value.
     Flag(&'static str),
-    /// Anything else.
+    /// Any other word.
     Value(String),
 }
 
@@ -23,7 +23,7 @@ pub(super) struct Words {
     parser: Parser,
     command: &'static Command,
     socket: PathBuf,
-    /// The flag just read is a letter: others may follow it (`-it`).
+    /// Set if the flag just read is a letter: others may follow it (`-it`).
     is_letter: bool,
 }
 
@@ -37,7 +37,7 @@ impl Words {
         }
     }
 
-    /// The next word that is not a flag of all commands.
+    /// Reads the next word that is not a flag of all commands.
     pub(super) fn next(&mut self) -> Result<Option<Word>, CliError> {
         loop {
             let word = self.parser.next()?;
@@ -64,12 +64,12 @@ impl Words {
         }
     }
 
-    /// The value of the flag just read.
+    /// Reads the value of the flag just read.
     pub(super) fn value(&mut self) -> Result<String, CliError> {
         text(self.parser.value()?)
     }
 
-    /// The value of a switch just read: `--all`, `--all=false`, `-a`.
+    /// Reads the value of the switch just read: `--all`, `--all=false`, `-a`.
     pub(super) fn switch(&mut self) -> Result<bool, CliError> {
         if self.is_letter {
             return Ok(true);
@@ -84,7 +84,7 @@ impl Words {
         }
     }
 
-    /// The value of the flag just read, as a number.
+    /// Reads the value of the flag just read, as a number.
     pub(super) fn number<T: core::str::FromStr>(&mut self, flag: &str) -> Result<T, CliError> {
         let value = self.value()?;
         value.parse().map_err(|_| {
@@ -94,7 +94,7 @@ impl Words {
         })
     }
 
-    /// Everything that is left, untouched (the command after `--`).
+    /// Returns all words that are left, untouched (the command after `--`).
     pub(super) fn rest(&mut self) -> Result<Vec<String>, CliError> {
         self.parser.raw_args()?.map(text).collect()
     }
@@ -106,21 +106,21 @@ impl Words {
         }
     }
 
-    /// Whether a socket was named, by a flag or the environment.
+    /// Returns true if a socket was named, by a flag or the environment.
     pub(super) fn names_socket(&self) -> bool {
         self.socket != Path::new(super::DEFAULT_SOCKET)
     }
 
-    /// The client for the socket that was named.
+    /// Makes the client for the socket that was named.
     pub(super) fn client(&self) -> Client {
         Client::new(&self.socket)
     }
 }
 
-/// A command's own flags with their values, and what is left.
+/// A command's own flags with their values, and the words that are left.
 pub(super) type Split = (Vec<(&'static str, String)>, Vec<OsString>);
 
-/// Parts the own flags of a command from those that are the agent's. Values of switches are `true` unless given.
+/// Separates the flags of a command from those of the agent. Values of switches are `true` unless given.
 pub(super) fn split(command: &'static Command, words: Vec<OsString>) -> Result<Split, CliError> {
     let (mut own, mut rest) = (Vec::new(), Vec::new());
     let mut words = words.into_iter();
@@ -163,7 +163,7 @@ pub(super) fn split(command: &'static Command, words: Vec<OsString>) -> Result<S
     Ok((own, rest))
 }
 
-/// A word the command does not take at this place.
+/// Makes the error of a word that the command does not take at this place.
 pub(super) fn unexpected(word: Word) -> CliError {
     CliError::new(match word {
         Word::Flag(name) => format!("flag --{name} is of no use here"),

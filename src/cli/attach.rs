@@ -53,7 +53,7 @@ pub(super) fn run(mut words: Words) -> Result<ExitCode, CliError> {
     remote::run(&client, &target, streams)
 }
 
-/// What the container has not, nobody can have of it.
+/// Switches off the streams that the container has not, with kubectl's messages.
 fn settle(streams: &mut Streams, pod: Option<&Value>, container: &str) {
     let lists = ["containers", "initContainers", "ephemeralContainers"];
     let all = |pod: &Value| {
@@ -64,7 +64,7 @@ fn settle(streams: &mut Streams, pod: Option<&Value>, container: &str) {
     };
     let containers = pod.map(all).unwrap_or_default();
     let named = |c: &&Value| container.is_empty() || c["name"] == *container;
-    // Without a name it is the agent that chooses: only the first can be spoken for.
+    // Without a name the agent chooses the container. Only the first one can be judged here.
     let Some(found) = containers.iter().find(named) else {
         return;
     };

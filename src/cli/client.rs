@@ -12,16 +12,16 @@ use serde::de::DeserializeOwned;
 use super::CliError;
 use crate::api::strict::from_json;
 
-/// Bytes of an answer head.
+/// Most bytes of an answer's head.
 const MAX_HEAD_BYTES: usize = 16 * 1024;
-/// Bytes of an answer that is read whole (a list of pods or images).
+/// Most bytes of an answer that is read whole (a list of pods or images).
 const MAX_BODY_BYTES: u64 = 64 << 20;
 
-/// Where the agent listens.
+/// Connection to the agent's socket.
 #[derive(Clone, Debug)]
 pub(super) struct Client {
     socket: PathBuf,
-    /// So long the agent may say nothing; `None`: without end.
+    /// Longest silence of the agent; `None`: no limit.
     patience: Option<Duration>,
 }
 
@@ -39,7 +39,7 @@ impl Client {
         }
     }
 
-    /// The same for somebody who cannot wait: an agent that says nothing for so long is an error.
+    /// Makes a longer silence of the agent than this an error.
     pub(super) const fn with_patience(mut self, patience: Duration) -> Self {
         self.patience = Some(patience);
         self
@@ -88,7 +88,7 @@ impl Client {
         Ok(stream)
     }
 
-    /// Reads the head of the answer to what was asked.
+    /// Reads the head of the answer to a request that was sent.
     pub(super) fn answer(stream: UnixStream) -> Result<Answer, CliError> {
         let mut answer = Answer {
             status: 0,
@@ -126,19 +126,19 @@ impl Client {
         Ok(answer)
     }
 
-    /// A request whose whole answer is JSON.
+    /// Sends a request and reads the whole answer as JSON.
     pub(super) fn json(&self, method: &str, target: &str) -> Result<serde_json::Value, CliError> {
         self.send(method, target, "")?.read()
     }
 
-    /// What the agent says there of itself.
+    /// Reads the agent's answer to a `GET` of `target`.
     pub(super) fn read<T: DeserializeOwned>(&self, target: &str) -> Result<T, CliError> {
         self.send("GET", target, "")?.read()
     }
 }
 
 fn lost(e: &io::Error) -> CliError {
-    // So the kernel says that the time of `patience` is over.
+    // The kernel's error when the time of `patience` is over.
     if e.kind() == io::ErrorKind::WouldBlock {
         return CliError::new("the agent does not answer");
     }
@@ -151,7 +151,7 @@ impl Answer {
             .map_err(|e| CliError::new(format!("the agent's answer is not understood: {e}")))
     }
 
-    /// The whole body as text, at most [`MAX_BODY_BYTES`].
+    /// Reads the whole body as text, at most [`MAX_BODY_BYTES`].
     pub(super) fn text(&mut self) -> Result<String, CliError> {
         let mut text = String::new();
         (&mut self.body)
@@ -171,7 +171,7 @@ impl Answer {
             let n = chunk.len();
             match out.write_all(chunk).and_then(|()| out.flush()) {
                 Ok(()) => self.body.consume(n),
-                // The reader left (`| head`): that is the end, not an error.
+                // The reader of our output left (`| head`): that is the end, not an error.
                 Err(e) if e.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
                 Err(e) => return Err(CliError::new(format!("cannot write: {e}"))),
             }

@@ -1,5 +1,5 @@
-//! One table of commands and their flags: it feeds the parser, the help texts, completion and the man page. The flags of
-//! the agent are a table of their own (`config::flags`), taken by [`Command::agent_flags`].
+//! Table of commands and their flags, for the parser, the help texts, completion and the man page. The flags of the
+//! agent are a table of their own (`config::flags`), taken by [`Command::agent_flags`].
 
 use core::fmt::Write as _;
 
@@ -8,20 +8,20 @@ use crate::config;
 /// A flag of a command.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flag {
-    /// Without dashes.
+    /// Name without dashes.
     pub(super) name: &'static str,
     /// `-x`, if it has that form.
     pub(super) short: Option<char>,
-    /// What it takes, in capitals; empty for a switch. Words separated by `|` are all there is.
+    /// Kind of the flag's value, in capitals; empty for a switch. Words separated by `|` are the only values.
     pub(super) value: &'static str,
-    /// One line.
+    /// Help text in one line.
     pub(super) help: &'static str,
 }
 
-/// What stands behind a command, as completion knows it.
+/// Kind of words that completion offers behind a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Takes {
-    /// Nothing, or nothing that can be guessed.
+    /// No words, or none that can be guessed.
     Nothing,
     /// Names of pods.
     Pods,
@@ -40,19 +40,19 @@ pub(super) enum Takes {
 /// A command.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Command {
-    /// One word, or two: `image import`.
+    /// Name in one word or two: `image import`.
     pub(super) name: &'static str,
-    /// What stands behind it, as help shows it.
+    /// Arguments, as help shows them.
     pub(super) args: &'static str,
     /// Heading in the help.
     pub(super) group: &'static str,
-    /// One line.
+    /// Help text in one line.
     pub(super) help: &'static str,
-    /// Its own flags.
+    /// Flags of this command alone.
     pub(super) flags: &'static [Flag],
-    /// It takes the agent's flags too, `--socket` among them.
+    /// Set if the command takes the agent's flags too, `--socket` among them.
     pub(super) agent_flags: bool,
-    /// For completion.
+    /// Kind of words that completion offers.
     pub(super) takes: Takes,
 }
 
@@ -261,7 +261,7 @@ pub(super) const COMMANDS: &[Command] = &[
 ];
 
 impl Command {
-    /// Finds a command by its words, and how many words its name has.
+    /// Finds a command by its words. Returns also the number of words of its name.
     pub(super) fn find(first: &str, second: Option<&str>) -> Option<(&'static Self, usize)> {
         let named = |name: &str| COMMANDS.iter().find(|c| c.name == name);
         named(first).map(|c| (c, 1)).or_else(|| {
@@ -270,14 +270,14 @@ impl Command {
         })
     }
 
-    /// Whether some command's name begins with this word and has another.
+    /// Returns true if some command's name begins with this word and has another.
     pub(super) fn is_family(first: &str) -> bool {
         COMMANDS
             .iter()
             .any(|c| c.name.split_once(' ').is_some_and(|(f, _)| f == first))
     }
 
-    /// Its flags and those that every command takes; not the agent's.
+    /// Flags of this command and those that every command takes; not the agent's.
     pub(super) fn all_flags(&self) -> impl Iterator<Item = &Flag> {
         let common = COMMON
             .iter()
@@ -285,13 +285,13 @@ impl Command {
         self.flags.iter().chain(common)
     }
 
-    /// The name of a flag that was typed as one letter.
+    /// Finds the name of a flag that was typed as one letter.
     pub(super) fn long_of(&self, short: char) -> Option<&'static str> {
         let own = self.flags.iter().find(|f| f.short == Some(short));
         own.map(|f| f.name)
     }
 
-    /// Help for this command alone.
+    /// Makes the help for this command alone.
     pub(super) fn help(&self) -> String {
         let mut out = format!("{}.\n\nUsage: picolet {}", self.help, self.name);
         for part in [self.args, "[FLAGS]"] {
@@ -329,7 +329,7 @@ fn spaced(value: &str) -> String {
     }
 }
 
-/// The help for everything.
+/// Makes the help for all commands.
 pub(super) fn overview() -> String {
     let mut out =
         "picolet: a kubelet for very small machines\n\nUsage: picolet COMMAND [FLAGS]\n".to_owned();

@@ -1,5 +1,5 @@
-//! `picolet completion bash|zsh|fish`: scripts made from the tables of commands and flags. Names of pods and images are
-//! asked of the agent while one types; an agent that does not answer completes nothing.
+//! `picolet completion bash|zsh|fish`: scripts made from the tables of commands and flags. The agent is asked for the
+//! names of pods and images while the user types; without an answer no name is completed.
 
 use core::fmt::Write as _;
 
@@ -11,9 +11,9 @@ use super::{
 };
 use crate::config::flags::described;
 
-/// Prints the names of pods, one a line.
+/// Shell command that prints the names of pods, one a line.
 const POD_NAMES: &str = "picolet get pods -o name 2>/dev/null | sed s,pod/,,";
-/// Prints the references of images, one a line.
+/// Shell command that prints the references of images, one a line.
 const IMAGE_NAMES: &str = "picolet image ls --no-headers 2>/dev/null | awk '{print ($2 == \"<none>\") ? $3 : $1 \":\" $2}'";
 
 pub(super) fn run(mut words: Words) -> Result<(), CliError> {
@@ -37,7 +37,7 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     })
 }
 
-/// A flag, its own or the agent's, as completion needs it.
+/// A flag of a command or of the agent, as completion needs it.
 struct Known<'a> {
     name: &'a str,
     short: Option<char>,
@@ -45,15 +45,15 @@ struct Known<'a> {
     takes: Value<'a>,
 }
 
-/// What completes the value of a flag.
+/// Values that complete a flag.
 enum Value<'a> {
-    /// It takes none.
+    /// The flag takes no value.
     None,
-    /// Nothing is known about it.
+    /// Values that cannot be guessed.
     Anything,
     /// A path.
     Path,
-    /// One of these.
+    /// A word of this list.
     OneOf(Vec<&'a str>),
 }
 
@@ -90,7 +90,7 @@ fn flags_of(command: &Command) -> Vec<Known<'_>> {
     all
 }
 
-/// Words of the first place.
+/// Lists the words of the first place.
 fn first_words() -> Vec<&'static str> {
     let mut words: Vec<&str> = COMMANDS
         .iter()
@@ -100,7 +100,7 @@ fn first_words() -> Vec<&'static str> {
     words
 }
 
-/// Families of commands with their second words.
+/// Lists the families of commands with their second words.
 fn families() -> Vec<(&'static str, Vec<&'static str>)> {
     let mut families: Vec<(&str, Vec<&str>)> = Vec::new();
     for (family, verb) in COMMANDS.iter().filter_map(|c| c.name.split_once(' ')) {
@@ -112,7 +112,7 @@ fn families() -> Vec<(&'static str, Vec<&'static str>)> {
     families
 }
 
-/// A shell command that prints what may stand behind `command`, and whether files may.
+/// Makes a shell command that prints the words that may stand behind `command`. True: files may stand there, too.
 fn behind(command: &Command) -> (String, bool) {
     match command.takes {
         Takes::Nothing => (String::new(), false),
@@ -208,7 +208,7 @@ fn bash() -> String {
     out
 }
 
-/// Text inside of single quotes and brackets of `_arguments`.
+/// Escapes text for single quotes and brackets of `_arguments`.
 fn zsh_text(text: &str) -> String {
     let mut out = String::new();
     for c in text.chars() {
@@ -295,7 +295,7 @@ fn zsh() -> String {
     out
 }
 
-/// Text inside of single quotes of fish.
+/// Escapes text for single quotes of fish.
 fn fish_text(text: &str) -> String {
     text.replace('\\', "\\\\").replace('\'', "\\'")
 }

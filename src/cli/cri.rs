@@ -1,5 +1,5 @@
 //! `picolet cri`: answers kubeadm as a container runtime would (KADM-16). It is a process of its own, which a service manager
-//! starts when somebody connects: `kubeadm reset` stops the agent first and asks then.
+//! starts when a client connects: `kubeadm reset` stops the agent first and asks then.
 
 use alloc::rc::Rc;
 use core::{cell::Cell, time::Duration};
@@ -18,16 +18,16 @@ use smol::{Async, LocalExecutor, Timer, future::FutureExt as _};
 use super::{CliError, args, commands::Command};
 use crate::{agent::Remains, error::chain, runtime::cri::facade, sys::socket};
 
-/// It ends after so long without a client.
+/// Time without a client after which the process ends.
 const IDLE: Duration = Duration::from_secs(10);
-/// What one client may take: a hundred pods, two seconds each. It holds the locks of the agent.
+/// Time limit of a client: a hundred pods, two seconds each. The process holds the locks of the agent.
 const MAX_CLIENT: Duration = Duration::from_secs(5 * 60);
-/// After a client that could not be taken.
+/// Pause after a client that could not be accepted.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Clients at a time.
+/// Most clients at a time.
 const MAX_CLIENTS: usize = 4;
 
-/// `handed`: how many sockets the service manager says that it has handed over to this process.
+/// Runs the command. `handed`: number of sockets that the service manager has handed over to this process.
 pub(super) fn run(
     command: &'static Command,
     words: Vec<OsString>,
@@ -54,9 +54,9 @@ pub(super) fn run(
     smol::block_on(served).map_err(|e| CliError::new(format!("cannot accept: {e}")))
 }
 
-/// A socket for root alone.
+/// Makes a socket for root alone.
 fn listen(path: &Path) -> io::Result<UnixListener> {
-    // The socket of one before it; nothing else is in the way of somebody who mistook the path.
+    // Removes the socket of an earlier process, but no other file, for the path may be a mistake.
     if fs::symlink_metadata(path).is_ok_and(|is| is.file_type().is_socket()) {
         fs::remove_file(path)?;
     }
@@ -65,7 +65,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Until nobody has come for a while.
+/// Serves until no client has come for [`IDLE`].
 async fn serve(listener: UnixListener, remains: &Remains) -> io::Result<()> {
     let listener = Async::new(listener)?;
     let clients: Rc<Cell<usize>> = Rc::default();

@@ -101,7 +101,7 @@ fn node(client: &Client, names: &[String], order: bool) -> Result<(), CliError> 
     print(&elastic::align(&text))
 }
 
-/// A text of the object; empty if there is none.
+/// Returns a text of the object; empty if there is none.
 fn text<'a>(object: &'a Value, path: &str) -> &'a str {
     object.pointer(path).and_then(Value::as_str).unwrap_or("")
 }
@@ -117,7 +117,7 @@ fn or<'a>(text: &'a str, otherwise: &'a str) -> &'a str {
     if text.is_empty() { otherwise } else { text }
 }
 
-/// Text, number or truth value as one shows it.
+/// Formats a text, number or truth value for people.
 fn plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -126,7 +126,7 @@ fn plain(value: &Value) -> String {
     }
 }
 
-/// `Mon, 02 Jan 2006 15:04:05 +0000`: Go's RFC 1123 with a numeric zone, in UTC.
+/// Formats a time as `Mon, 02 Jan 2006 15:04:05 +0000`: Go's RFC 1123 with a numeric zone, in UTC.
 fn time(rfc3339: &str) -> String {
     let Some(at) = Wall::parse(rfc3339) else {
         return rfc3339.to_owned();
@@ -145,7 +145,7 @@ fn time(rfc3339: &str) -> String {
     )
 }
 
-/// `Labels:` and the like: the first pair beside the title, the others below it.
+/// Writes `Labels:` and the like: the first pair beside the title, the others below it.
 fn pairs(out: &mut String, title: &str, object: Option<&Value>, between: &str) {
     let pairs: Vec<String> = object
         .and_then(Value::as_object)
@@ -467,7 +467,7 @@ fn environment(out: &mut String, container: &Value) {
         } else if let (of @ Value::Object(_), what) = (&from["configMapKeyRef"], "config map") {
             reference(of, what, optional(of))
         } else {
-            // Every line of a value below the first one.
+            // Further lines of a value stand below the first one.
             text(variable, "/value").replace('\n', "\n      \t")
         };
         let _ = writeln!(out, "      {name}:\t{value}");
@@ -742,7 +742,7 @@ fn node_text(node: &Value, pods: &[Value], pressure: &Value, now: Wall) -> Strin
     out
 }
 
-/// Thousandths of processors, or bytes.
+/// Reads an amount: thousandths of processors, or bytes.
 fn amount_of(amount: Option<&Value>, resource: &str) -> i64 {
     let parsed = amount.and_then(|a| Quantity::parse(&plain(a)).ok());
     parsed.map_or(0, |q| {

@@ -1,5 +1,5 @@
-//! Columns as `describe` of kubectl has them: cells end in a tab, and a column is as wide as its widest cell in the
-//! lines that follow each other without a gap.
+//! Columns of kubectl's `describe`: cells end in a tab, and a column is as wide as its widest cell in the lines that
+//! follow each other without a gap.
 //!
 //! Source: Go text/tabwriter, with a padding of two blanks.
 

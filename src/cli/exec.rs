@@ -51,7 +51,7 @@ pub(super) fn run(mut words: Words) -> Result<ExitCode, CliError> {
     remote::run(&words.client(), &exec.target(), exec.streams)
 }
 
-/// The name of a pod, as it is or as `pod/NAME`.
+/// Reads the name of a pod: `NAME` or `pod/NAME`.
 pub(super) fn pod_name(word: String) -> String {
     let bare = word
         .strip_prefix("pod/")

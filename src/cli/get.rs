@@ -21,7 +21,7 @@ use crate::{
     sys::clock,
 };
 
-/// How the agent begins what it says of a pull.
+/// First words of the agent's message about a pull.
 const PULLING: &str = "Pulling image ";
 
 /// Namespace of pods that name none, as kubectl has it.
@@ -84,7 +84,7 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     }
 }
 
-/// What was asked for.
+/// Kind of things that was asked for.
 #[derive(Clone, Copy)]
 enum Named {
     Objects(&'static Kind),
@@ -132,7 +132,7 @@ fn output(text: &str) -> Result<Output, CliError> {
     })
 }
 
-/// Prints `value` as the caller asked; `None` if a table is wanted.
+/// Prints `value` in the form that was asked for; `None` if that is a table.
 fn print_object(value: &Value, output: &Output) -> Option<Result<(), CliError>> {
     let text = match output {
         Output::Json => serde_json::to_string_pretty(value)
@@ -147,7 +147,7 @@ fn print_object(value: &Value, output: &Output) -> Option<Result<(), CliError>> 
     )
 }
 
-/// A kind of namespaced objects, as it is asked for and shown.
+/// A kind of namespaced objects: its route and its table.
 struct Kind {
     /// Route, and the kind's name in the plural.
     route: &'static str,
@@ -192,7 +192,7 @@ fn objects(client: &Client, get: &Get, kind: &Kind) -> Result<(), CliError> {
     missing.map_or(Ok(()), Err)
 }
 
-/// The list without its items, those that were asked for, and what was asked for and is not there.
+/// The list without its items, the items that were asked for, and the error of a name that is missing.
 type Found = (Value, Vec<Value>, Option<CliError>);
 
 fn found(client: &Client, get: &Get, kind: &Kind) -> Result<Found, CliError> {
@@ -261,13 +261,14 @@ fn show_objects(
     let header = (kind.header)(get.all_namespaces, wide);
     show_table(&header, &rows, get.no_headers)?;
     for line in items.iter().flat_map(pulls) {
-        // A closed standard error leaves nobody to tell.
+        // If standard error is closed, nobody can be told.
         let _ = writeln!(std::io::stderr(), "{line}");
     }
     Ok(())
 }
 
-/// How far the images are that a pod waits for. Beside the table, which has kubectl's columns and is read by programs.
+/// Lines with the progress of the images that a pod waits for. They stand beside the table, which has kubectl's columns
+/// and is read by programs.
 pub(super) fn pulls(pod: &Value) -> Vec<String> {
     let mut lines = Vec::new();
     for list in ["initContainerStatuses", "containerStatuses"] {
@@ -286,7 +287,7 @@ pub(super) fn pulls(pod: &Value) -> Vec<String> {
 }
 
 fn nothing_found(get: &Get) {
-    // A closed standard error leaves nobody to tell.
+    // If standard error is closed, nobody can be told.
     let _ = writeln!(std::io::stderr(), "{}", nothing(get));
 }
 
@@ -466,7 +467,7 @@ fn node_row(node: &Value, now: Wall, wide: bool) -> Vec<String> {
     row
 }
 
-/// Between two looks of `get -w`.
+/// Time between two looks of `get -w`.
 const EVERY: Duration = Duration::from_secs(1);
 
 fn watch(client: Client, get: Get) -> Result<(), CliError> {
@@ -486,8 +487,8 @@ fn watch(client: Client, get: Get) -> Result<(), CliError> {
     live::watch(EVERY, no_headers, Box::new(look))
 }
 
-/// What there is now. Ages count from `since` where lines are compared, so that time alone is no change. `first`: names that
-/// are not there are an error; later they have ended.
+/// Reads the present objects. Ages count from `since` where lines are compared, so that time alone is no change.
+/// `first`: missing names are an error; later they have ended.
 fn look(
     client: &Client,
     get: &Get,

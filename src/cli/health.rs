@@ -16,7 +16,7 @@ use crate::{
 
 /// Longest time that is waited, seconds.
 const MAX_WAIT_S: u64 = 3600;
-/// Between two looks, milliseconds.
+/// Time between two looks, milliseconds.
 pub(super) const LOOK_MS: i32 = 500;
 
 pub(super) fn run(mut words: Words) -> Result<(), CliError> {
@@ -39,7 +39,7 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     }
 }
 
-/// What the agent says of itself, if it is well. That the apiserver does not answer is no fault of it.
+/// Reads the agent's health. An agent that is not well is an error; a silent apiserver is not its fault.
 pub(super) fn look(client: &Client) -> Result<Health, CliError> {
     let health: Health = client.read("/health")?;
     match check::trouble(&facts(health.clone())) {
@@ -48,7 +48,7 @@ pub(super) fn look(client: &Client) -> Result<Health, CliError> {
     }
 }
 
-/// The same in the words of the checks.
+/// Translates health into the facts of the checks.
 pub(super) fn facts(health: Health) -> check::AgentFacts {
     check::AgentFacts {
         version: health.version.into_owned(),

@@ -92,10 +92,10 @@ pub(super) fn run(verb: &str, mut words: Words) -> Result<(), CliError> {
     }
 }
 
-/// Bytes of one line of a transfer's answer: the last one names every image.
+/// Most bytes of one line of a transfer's answer: the last one names every image.
 const MAX_LINE_BYTES: u64 = 1 << 20;
 
-/// Shows the steps of a transfer until it has ended; the references it brought.
+/// Shows the steps of a transfer until it has ended. Returns the references that it brought.
 fn follow(answer: Answer, progress: &mut Progress) -> Result<Vec<String>, CliError> {
     match outcome(answer, progress)? {
         Line::Imported(names) => Ok(names),
@@ -103,7 +103,7 @@ fn follow(answer: Answer, progress: &mut Progress) -> Result<Vec<String>, CliErr
     }
 }
 
-/// Shows the steps of something until it has ended; its last line, which is no failure.
+/// Shows the steps of an operation until it has ended. Returns its last line, which is no failure.
 pub(super) fn outcome(mut answer: Answer, progress: &mut Progress) -> Result<Line, CliError> {
     let lost = |why: &str| CliError::new(format!("connection to the agent failed: {why}"));
     loop {
@@ -120,7 +120,7 @@ pub(super) fn outcome(mut answer: Answer, progress: &mut Progress) -> Result<Lin
     }
 }
 
-/// The agent said what nobody asked for.
+/// Makes the error of an answer that does not fit the request.
 pub(super) fn unforeseen(line: &Line) -> CliError {
     CliError::new(format!("the agent's answer is not understood: {line:?}"))
 }

@@ -1,5 +1,5 @@
 //! `picolet join`: makes this machine a node of a cluster. Everything is asked and checked first, then written beside its
-//! place, then renamed: whoever is told of an error finds the machine as it was. No error repeats what may be a token.
+//! place, then renamed: after an error the machine is as it was. No error repeats a text that may be a token.
 
 use std::{
     ffi::OsString,
@@ -52,11 +52,11 @@ struct Asked {
     no_start: bool,
 }
 
-/// What there is to do with, and where.
+/// State of the machine before the join: flags, configuration, places.
 struct Machine {
     flags: Flags,
     host: Host,
-    /// What the agent would do by now.
+    /// Configuration that an agent would have now.
     config: Config,
     /// The configuration file.
     file: PathBuf,
@@ -64,7 +64,7 @@ struct Machine {
     proxies: ProxyVariables,
 }
 
-/// What a cluster has said, ready to be written.
+/// Result of asking a cluster, ready to be written.
 struct Joined {
     document: Value,
     own: Map<String, Value>,
@@ -74,7 +74,7 @@ struct Joined {
     /// Certificates that the cluster has made already: chain and key of the client, then of the server.
     pairs: Vec<(String, String)>,
     server: String,
-    /// What the operator should know.
+    /// Notes for the operator.
     notes: Vec<String>,
     next: &'static str,
 }
@@ -189,7 +189,7 @@ fn read_token(file: &str) -> io::Result<String> {
     }
 }
 
-/// The agent's flags, and the one word that belongs to none of them.
+/// Reads the agent's flags, and the only word that belongs to none of them.
 fn typed(mut words: Vec<OsString>) -> Result<(Flags, Option<String>), CliError> {
     let cwd = std::env::current_dir()
         .map_err(|e| CliError::new(format!("cannot read the working directory: {e}")))?;
@@ -199,7 +199,7 @@ fn typed(mut words: Vec<OsString>) -> Result<(Flags, Option<String>), CliError> 
         match flags::parse(words.clone(), &cwd) {
             Ok(flags) => return Ok((flags, server)),
             Err(FlagError::Stray(word)) if server.is_none() => {
-                // The last one: before it, it may be a flag's value.
+                // The last such word: an earlier one may be a flag's value.
                 if let Some(at) = words.iter().rposition(|one| one.to_string_lossy() == *word) {
                     words.remove(at);
                 }
@@ -242,7 +242,7 @@ impl Alone {
 
 impl Drop for Alone {
     fn drop(&mut self) {
-        // It stays if there is something in it by now.
+        // The directory stays if it holds files by now.
         if let Some(dir) = &self.made {
             let _ = fs::remove_dir(dir);
         }
@@ -308,7 +308,7 @@ impl Machine {
         Ok(())
     }
 
-    /// A join that was cut off has left something to do.
+    /// Finishes a join that was cut off.
     fn finish(&self) -> Result<(), CliError> {
         let places = staged::places(&self.config);
         let finished = staged::finish_left(&self.file, &places, self.drop_ins().as_deref());
@@ -316,7 +316,7 @@ impl Machine {
         Ok(())
     }
 
-    /// A kubeconfig that is there belongs to somebody.
+    /// Refuses to overwrite a kubeconfig, unless forced.
     fn is_free(kubeconfig: &Path, asked: &Asked) -> Result<(), Refusal> {
         match asked.force || !kubeconfig.exists() {
             true => Ok(()),
@@ -324,7 +324,7 @@ impl Machine {
         }
     }
 
-    /// The directory of drop-ins that the agent will read.
+    /// Finds the directory of drop-ins that the agent will read.
     fn drop_ins(&self) -> Option<PathBuf> {
         let usual = || {
             self.flags
@@ -335,7 +335,7 @@ impl Machine {
         self.flags.config_dir.clone().or_else(usual)
     }
 
-    /// The version to tell the cluster: a node must not be newer than its apiserver (KADM-13).
+    /// Finds the version to tell the cluster, if not our own: a node must not be newer than its apiserver (KADM-13).
     fn told_version(&self, apiserver: &str) -> Option<String> {
         let minor = |version: &str| -> Option<(u32, u32)> {
             let (major, rest) = version.strip_prefix('v')?.split_once('.')?;
@@ -347,9 +347,9 @@ impl Machine {
         (is_newer && minor(apiserver).is_some()).then(|| apiserver.to_owned())
     }
 
-    /// Refuses what would come up as another node than the one that has joined.
+    /// Checks that the agent would start as the node that has joined.
     ///
-    /// - `seen`: what the agent will see in the file at `waiting`, and in the drop-ins.
+    /// - `seen`: configuration that the agent will read from the file at `waiting` and from the drop-ins.
     fn is_what_joined(
         &self,
         joined: &Joined,
@@ -357,16 +357,16 @@ impl Machine {
         waiting: &Path,
     ) -> Result<(), CliError> {
         let path = |path: Option<&PathBuf>| {
-            // However many slashes there are.
+            // Doubled slashes make no difference.
             let plain = |path: &PathBuf| path.components().collect::<PathBuf>();
             let text = path.map(|path| plain(path).display().to_string());
             text.unwrap_or_default()
         };
         let (files, cluster) = (&joined.files, &seen.cluster);
-        // Without one of the cluster nobody asks by it.
+        // If the cluster has none, the agent's own is not used.
         let asks_by = cluster.bootstrap_kubeconfig.as_ref();
         let asks_by = asks_by.filter(|_| files.bootstrap.is_some());
-        // What it is, the keys that say so, what was joined with, and what the agent will see.
+        // Name of the fact, the keys that decide it, the value of the join, and the value that the agent will see.
         let facts: [(&str, &[&str], String, String); 4] = [
             (
                 "name",
@@ -401,7 +401,8 @@ impl Machine {
         }
     }
 
-    /// The same where the agent would see nothing at all: without its kubeconfig, what else is of a cluster is wrong.
+    /// Checks that a kubeconfig is configured. An agent without one sees no cluster: its other settings of a cluster
+    /// are wrong then.
     fn has_kubeconfig(&self, joined: &Joined, waiting: &Path) -> Result<(), CliError> {
         const KEY: &str = "picolet.kubeconfig";
         let decided = node::decided_by(KEY, waiting, self.drop_ins().as_deref());
@@ -414,7 +415,8 @@ impl Machine {
         Err(self.another("kubeconfig", &[KEY], [&ours, ""], waiting)?)
     }
 
-    /// The error of a machine that would come up as another one. `values`: what was joined with, and what the agent would see.
+    /// Makes the error of a machine that would start with another value. `values`: the one it joins with, and the one
+    /// its agent would see.
     fn another(
         &self,
         what: &str,
@@ -428,9 +430,9 @@ impl Machine {
         )))
     }
 
-    /// What to do about a value that is not the one that was joined with.
+    /// Advises how to mend a value that is not the one that was joined with.
     ///
-    /// - `keys`: those that decide about it, the first one first.
+    /// - `keys`: keys that decide about the value, the first one first.
     fn way_out(&self, keys: &[&str], waiting: &Path) -> Result<String, CliError> {
         let drop_ins = self.drop_ins();
         // Bounded: two keys at most.
@@ -446,7 +448,7 @@ impl Machine {
             }
             let own = drop_ins.as_ref().map(|dir| dir.join(node::OWN_DROP_IN));
             if matches!(self.before, Before::Own(_)) && own.as_ref() == Some(&file) {
-                // The copy goes with this join.
+                // This join replaces the copy, so the file is named.
                 file.clone_from(&self.file);
             }
             return Ok(format!(
@@ -462,12 +464,12 @@ impl Machine {
         ))
     }
 
-    /// Writes all of it, or nothing.
+    /// Writes all files of the join, or none.
     fn write(&self, joined: &Joined) -> Result<(), CliError> {
         let failed = |e: &dyn core::error::Error| CliError::new(chain(e));
         let unwritten = |e: staged::StageError| failed(&e);
         let typed = self.flags.overlay.clone();
-        // It may hold what is not for everybody.
+        // The file may hold secrets.
         let before = fs::metadata(&self.file).map_or(0o644, |file| file.mode() & 0o777);
         let of_cluster = joined.document.as_object();
         let parts = [Some(&typed), of_cluster].into_iter().flatten();
@@ -482,7 +484,7 @@ impl Machine {
         let mut staged = Staged::begin(&self.file, text.as_bytes(), mode).map_err(unwritten)?;
         let drop_ins = self.drop_ins();
         if let (Before::Own(bytes), Some(dir)) = (&self.before, &drop_ins) {
-            // It says what the file says that is still there: it may count at once.
+            // The copy says the same as the operator's file, which is still there: it may count at once.
             let own = dir.join(node::OWN_DROP_IN);
             staged.add_now(&own, bytes, before).map_err(unwritten)?;
         }
@@ -518,7 +520,7 @@ impl Machine {
     }
 }
 
-/// Why this machine stays what it is.
+/// Reason why this machine does not join.
 #[derive(Debug, thiserror::Error)]
 enum Refusal {
     #[error(transparent)]
@@ -551,20 +553,20 @@ enum Refusal {
     Kubeconfig(#[from] crate::kube::kubeconfig::TextError),
 }
 
-/// `what`: which word it is. Errors do not repeat it: it may be a token at the wrong place.
+/// Reads a URL. `what`: name of the word. Errors do not repeat the text: it may be a token at the wrong place.
 fn url(text: &str, what: &'static str) -> Result<Url, Refusal> {
     let url = Url::parse(text).map_err(|e| Refusal::Server(what, e))?;
     if !url.https {
         return Err(Refusal::NoTls(what));
     }
-    // A host may be called so, as far as its form goes.
+    // A token has the form of a host name.
     if kubeadm::Token::parse(url.host()).is_ok() {
         return Err(Refusal::IsToken(what));
     }
     Ok(url)
 }
 
-/// The URL of `HOST`, `HOST:PORT`, or the same with `https://` before it.
+/// Makes the URL of `HOST`, `HOST:PORT`, or either with `https://` before it.
 fn apiserver(server: &str) -> Result<Url, Refusal> {
     let host = server.strip_prefix("https://").unwrap_or(server);
     let (_, port) = crate::net::url::split_port(host);
@@ -699,7 +701,7 @@ fn shown(config: &Kubeconfig) -> String {
     text.trim_end_matches('/').to_owned()
 }
 
-/// The password that the cluster knows the node by. A new one is on disk before anybody hears it (K3SJ-04).
+/// Reads the password by which the cluster knows the node. A new one is on disk before it is sent (K3SJ-04).
 fn password(path: &Path) -> Result<String, Refusal> {
     let failed = |source| Refusal::File {
         path: path.into(),
@@ -717,7 +719,7 @@ fn password(path: &Path) -> Result<String, Refusal> {
     Ok(password)
 }
 
-/// Has the service manager start the agent anew, if there is one.
+/// Has the service manager restart the agent, if there is one.
 fn start() {
     let asked = if Path::new("/run/systemd/system").is_dir() {
         check::ask("systemctl", &["restart", "--no-block", "picolet"])

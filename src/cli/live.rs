@@ -1,8 +1,8 @@
 //! `get -w` and `top -w`: a table that follows what happens.
 //!
-//! On a terminal the whole table is drawn over itself on the alternate screen, as `watch` and `top` do, and the screen is as
-//! before when the command ends. A frame is one write, without blanking first, and none if nothing has changed. Elsewhere each
-//! change is a line, as of `kubectl get -w`.
+//! On a terminal the whole table is drawn over itself on the alternate screen, as `watch` and `top` do, and the screen
+//! is as before when the command ends. A frame is one write, without blanking first; without a change there is none.
+//! Elsewhere each change is a line, as of `kubectl get -w`.
 
 use core::time::Duration;
 use std::io::{self, IsTerminal as _, Read as _, Write as _};
@@ -27,19 +27,19 @@ use crate::sys::{clock, start};
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J";
 const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 
-/// One line of a table.
+/// A line of a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Row {
-    /// What the line is of. A change of it is told only of the line with the same name.
+    /// Name of the line. Changes are found by comparing lines of the same name.
     pub(super) id: String,
-    /// The cells, without what only time changes.
+    /// Cells without the parts that change with time alone.
     pub(super) said: Vec<String>,
-    /// The cells as they are shown now.
+    /// Cells as they are shown now.
     pub(super) cells: Vec<String>,
 }
 
 impl Row {
-    /// A line whose first cells name it.
+    /// Makes a line whose first `names` cells name it.
     pub(super) fn named(cells: Vec<String>, names: usize) -> Self {
         let id: Vec<&str> = cells.iter().take(names).map(String::as_str).collect();
         Self {
@@ -50,24 +50,24 @@ impl Row {
     }
 }
 
-/// What was seen at one look.
+/// Result of one look.
 #[derive(Default)]
 pub(super) struct Seen {
     pub(super) header: Vec<&'static str>,
-    /// In the order in which they are shown.
+    /// Lines of the table, in the order in which they are shown.
     pub(super) rows: Vec<Row>,
     /// Lines below the table. Only terminals show them.
     pub(super) notes: Vec<String>,
 }
 
-/// So long an agent may say nothing: longer, and it is told.
+/// Longest silence of an agent before it is reported.
 pub(super) const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Looks once.
+/// Function that looks once.
 pub(super) type Look = Box<dyn FnMut() -> Result<Seen, CliError> + Send>;
 
-/// Looks every so often, and shows what is seen until the reader leaves. The first look has to succeed. Later a terminal shows
-/// what went wrong, and goes on.
+/// Looks at intervals of `every`, and shows the table until the reader leaves. The first look has to succeed. Later a
+/// terminal shows the error, and goes on.
 pub(super) fn watch(every: Duration, no_headers: bool, mut look: Look) -> Result<(), CliError> {
     let first = look()?;
     let done = match io::stdout().is_terminal() {
@@ -146,12 +146,13 @@ struct Lines {
 }
 
 impl Lines {
-    /// What is new, changed or gone since the look before. Of what is gone the last state is said once more, as kubectl does.
+    /// Returns the lines that are new, changed or gone since the look before. The last state of a line that is gone is
+    /// told once more, as kubectl does.
     fn tell(&mut self, seen: Seen) -> String {
         let mut before = core::mem::take(&mut self.last);
         let mut told = Vec::new();
         for row in seen.rows {
-            // Nearly always it is the first one of those that are left.
+            // Nearly always the first one of the lines that are left.
             let old = before.iter().position(|old| old.id == row.id);
             let old = old.map(|at| before.remove(at));
             if old.is_none_or(|old| old.said != row.said) {
@@ -181,7 +182,7 @@ impl Lines {
     }
 }
 
-/// The terminal while the table is on it.
+/// Guard of the alternate screen: it is left on drop.
 struct Screen;
 
 impl Screen {
@@ -210,7 +211,7 @@ fn on_terminal(
     signals.thread_block()?;
     let flags = SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC;
     let signals = SignalFd::with_flags(&signals, flags)?;
-    // An agent that hangs must not keep the terminal: who looks is another thread, which goes with the process.
+    // An agent that hangs must not block the terminal: another thread looks, which ends with the process.
     let (bell, other) = UnixStream::pair().map_err(|e| errno(&e))?;
     let looked = Arc::new(Mutex::new(None));
     let slot = Arc::clone(&looked);
@@ -285,7 +286,8 @@ fn errno(e: &io::Error) -> Errno {
     Errno::from_raw(e.raw_os_error().unwrap_or(0))
 }
 
-/// A whole picture of the terminal: never more lines than it has, each cut at its edge, the rest of each line cleared.
+/// Draws a whole picture of the terminal: never more lines than it has, each cut at its edge, the rest of each line
+/// cleared.
 fn frame(
     seen: &Seen,
     no_headers: bool,
@@ -307,7 +309,7 @@ fn frame(
         .into_iter()
         .chain(seen.notes.iter().map(String::as_str))
         .collect();
-    // What went wrong is seen in any case, the table comes before what else there is to say.
+    // The error is shown in any case; the table comes before the other notes.
     let room = rows.saturating_sub(usize::from(trouble.is_some())).max(1);
     let fits = all.len() <= room;
     let table_rows = if fits { all.len() } else { room - 1 };
@@ -327,7 +329,7 @@ fn frame(
         if n > 0 {
             out.push_str("\r\n");
         }
-        // Messages of events and names of images come from outside: what would move the cursor is left out.
+        // Messages of events and names of images come from outside: characters that would move the cursor are left out.
         out.extend(line.chars().filter(|c| !c.is_control()).take(columns));
         out.push_str("\x1b[K");
     }

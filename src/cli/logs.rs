@@ -76,7 +76,7 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     answer.copy_to(&mut std::io::stdout())
 }
 
-/// A path segment for "the container the agent would choose".
+/// Returns the path segment of a container; empty means the one that the agent would choose.
 pub(super) fn or_default(container: &str) -> &str {
     if container.is_empty() { "-" } else { container }
 }

@@ -7,7 +7,7 @@ use core::fmt::Write as _;
 use super::commands::{COMMANDS, Command};
 use crate::config::flags::described;
 
-/// The whole page.
+/// Makes the whole page.
 pub(super) fn page() -> String {
     let mut out = format!(
         ".TH PICOLET 8 \"\" \"picolet {}\" \"System administration\"\n.SH NAME\npicolet \\- a kubelet for very small machines\n.SH SYNOPSIS\n",
@@ -102,7 +102,7 @@ fn one(out: &mut String, command: &Command) {
         text(command.args)
     );
     let _ = writeln!(out, "{}.", line(command.help));
-    // What every command takes is told once, with the environment.
+    // Flags of all commands are described once, with the environment.
     for flag in command.flags {
         let short = flag.short.map_or_else(String::new, |c| format!("-{c}, "));
         tag(out, &format!("{short}--{}", flag.name), flag.value);
@@ -120,7 +120,7 @@ fn paragraph(out: &mut String, heading: &str, texts: &[&str]) {
     }
 }
 
-/// A hanging tag: bold, its value in italics.
+/// Writes a hanging tag: bold, its value in italics.
 fn tag(out: &mut String, bold: &str, italic: &str) {
     out.push_str(".TP\n");
     if italic.is_empty() {
@@ -130,7 +130,7 @@ fn tag(out: &mut String, bold: &str, italic: &str) {
     }
 }
 
-/// Text as roff shows it: dashes that can be typed, no escapes, and nothing outside of ASCII.
+/// Escapes text for roff: dashes that can be typed, no escapes, and nothing outside of ASCII.
 fn text(plain: &str) -> String {
     let mut out = String::with_capacity(plain.len());
     for c in plain.chars() {
@@ -146,7 +146,7 @@ fn text(plain: &str) -> String {
     out
 }
 
-/// Text at the start of a line, where a dot or an apostrophe would be a request.
+/// Escapes text at the start of a line, where a dot or an apostrophe would be a request.
 fn line(plain: &str) -> String {
     let text = text(plain);
     if text.starts_with('.') {

@@ -1,4 +1,4 @@
-//! What was typed, and the local commands. Habits of kubectl carry over: names, columns, flags, exit codes.
+//! Command line and local commands. Habits of kubectl carry over: names, columns, flags, exit codes.
 //!
 //! Two steps: words become one of the command structures (typed text first), then the command is carried out.
 
@@ -45,14 +45,14 @@ use crate::agent::{CalledAs, Manager};
 use crate::net::ProxyVariables;
 use crate::runtime::runc::{exec_wait, pod_init, process};
 
-/// Called by this name, a link or a copy, the program is `picolet run` with a kubelet's ways (KADM-02).
+/// Name under which the program, as a link or a copy, is `picolet run` with a kubelet's ways (KADM-02).
 const KUBELET: &str = "kubelet";
-/// Where the agent listens unless told otherwise.
+/// Socket of the agent, unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/picolet/picolet.sock";
 /// Environment variable that names the agent's socket.
 pub const SOCKET_VARIABLE: &str = "PICOLET_SOCKET";
 
-/// What a command could not do, and the exit code that says so.
+/// Error of a command, with its exit code.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct CliError {
@@ -68,12 +68,12 @@ impl CliError {
         }
     }
 
-    /// What it says, as a part of another sentence.
+    /// Message as a part of another sentence.
     fn bare(&self) -> &str {
         self.message.trim_start_matches("error: ")
     }
 
-    /// An answer of the agent, worded as kubectl words one of the apiserver.
+    /// Makes the error of an agent's answer, in kubectl's words for one of the apiserver.
     fn from_server(status: u16, text: &str) -> Self {
         let reason = match status {
             400 => "BadRequest",
@@ -133,7 +133,7 @@ pub fn main() -> ExitCode {
             if e.code == 0 {
                 let _ = print(&format!("{e}\n"));
             } else if !e.message.is_empty() {
-                // A closed standard error leaves nobody to tell.
+                // If standard error is closed, nobody can be told.
                 let _ = writeln!(std::io::stderr(), "{e}");
             }
             ExitCode::from(e.code)
@@ -160,7 +160,7 @@ fn run(command: &str, words: Vec<OsString>) -> Result<ExitCode, CliError> {
     carry_out(known, words)
 }
 
-/// Sockets that the service manager has handed over to this process. Source: sd_listen_fds(3).
+/// Counts the sockets that the service manager has handed over to this process. Source: sd_listen_fds(3).
 #[expect(
     clippy::disallowed_methods,
     reason = "the one place where the environment is read"
@@ -172,7 +172,7 @@ fn handed_sockets() -> usize {
     number("LISTEN_FDS").filter(|_| is_ours).unwrap_or(0)
 }
 
-/// What a service manager says.
+/// Reads the environment variables of a service manager.
 fn manager() -> Manager {
     Manager {
         socket: std::env::var_os("NOTIFY_SOCKET"),
@@ -182,7 +182,7 @@ fn manager() -> Manager {
     }
 }
 
-/// Takes the second word of a command of two out of the words behind the first.
+/// Finds a command. Takes the second word of a command of two out of the words behind the first.
 fn find(
     first: &str,
     mut words: Vec<OsString>,
@@ -191,7 +191,7 @@ fn find(
     if let Some((command, _)) = Command::find(first, None) {
         return Ok((command, words));
     }
-    // Flags may stand before it.
+    // Flags may stand before the second word.
     if let Some((at, command)) = words
         .iter()
         .enumerate()
@@ -257,7 +257,7 @@ fn carry_out(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode
         "version" => nothing_else(words).and_then(|()| version()).map(done),
         other => match other.split_once(' ') {
             Some(("image", verb)) => image::run(verb, words).map(done),
-            // A test holds that every command of the table is carried out.
+            // Not reached: a test checks that every command of the table is carried out.
             _ => Err(CliError::new(format!(
                 "command {other:?} is not carried out"
             ))),
@@ -277,12 +277,12 @@ fn dump(mut words: Words) -> Result<(), CliError> {
     answer.copy_to(&mut std::io::stdout())
 }
 
-/// A command without arguments.
+/// Checks that a command has no arguments.
 fn nothing_else(mut words: Words) -> Result<(), CliError> {
     words.next()?.map_or(Ok(()), |w| Err(args::unexpected(w)))
 }
 
-/// `help`, `help logs`, `help image import`.
+/// Runs `help`, `help logs`, `help image import`.
 fn help(mut words: Words) -> Result<(), CliError> {
     let mut names = Vec::new();
     while let Some(word) = words.next()? {
@@ -308,13 +308,13 @@ fn print(text: &str) -> Result<(), CliError> {
     }
 }
 
-/// The socket's path: environment, else the default.
+/// Finds the socket's path: environment, else the default.
 fn default_socket() -> PathBuf {
     named_socket().unwrap_or_else(|| DEFAULT_SOCKET.into())
 }
 
-/// Proxies from the environment. `http_proxy` in capitals can be set by whoever sends a CGI program a header; nothing here is
-/// one.
+/// Reads the proxies from the environment. A client of a CGI program can set `HTTP_PROXY` by a header, but this is no
+/// CGI program.
 #[expect(
     clippy::disallowed_methods,
     reason = "the one place where the environment is read"
@@ -323,12 +323,12 @@ fn proxies() -> ProxyVariables {
     ProxyVariables::of(|name| std::env::var(name).ok())
 }
 
-/// Where an agent with these flags is found. `configured`: where it listens by its flags and its configuration.
+/// Socket of an agent with these flags. `configured`: where it listens by its flags and its configuration.
 fn socket_of(flags: &[OsString], configured: &Path) -> PathBuf {
     chosen_socket(flags, named_socket(), configured)
 }
 
-/// `--socket` wins over the environment (`named`), and this over the file.
+/// Chooses a socket: `--socket` wins over the environment (`named`), and this over the file.
 fn chosen_socket(flags: &[OsString], named: Option<PathBuf>, configured: &Path) -> PathBuf {
     let typed = flags
         .iter()
@@ -337,7 +337,7 @@ fn chosen_socket(flags: &[OsString], named: Option<PathBuf>, configured: &Path) 
     named.unwrap_or_else(|| configured.to_owned())
 }
 
-/// The socket that the environment names.
+/// Reads the socket that the environment names.
 #[expect(
     clippy::disallowed_methods,
     reason = "the one place where the environment is read"

@@ -19,10 +19,10 @@ use crate::server::{http::encode, streaming::PROTOCOL};
 /// Most ports of one call.
 const MAX_PORTS: usize = 64;
 
-/// What is listened at, and what it leads to.
+/// A port that is listened on, and the pod's port that it leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Forward {
-    /// 0: any that is free.
+    /// Port to listen on; 0: any that is free.
     local: u16,
     remote: u16,
 }
@@ -65,7 +65,7 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
         }
     }
     for thread in listening {
-        // They go on until somebody ends the command.
+        // The threads go on until the command is ended.
         let _ = thread.join();
     }
     Ok(())
@@ -103,7 +103,7 @@ fn check_runs(client: &Client, namespace: &str, pod: &str) -> Result<(), CliErro
     Ok(())
 }
 
-/// Listens at every address that can be had; an error if there is none.
+/// Listens on every address that is possible; an error if none is.
 fn listen(addresses: &[String], forward: Forward) -> Result<Vec<TcpListener>, CliError> {
     let mut listeners: Vec<TcpListener> = Vec::new();
     let mut failed = None;
@@ -124,7 +124,7 @@ fn listen(addresses: &[String], forward: Forward) -> Result<Vec<TcpListener>, Cl
                 Ok(listener) => {
                     let bound = listener.local_addr();
                     let bound = bound.map_err(|e| CliError::new(e.to_string()))?;
-                    // The others follow the first.
+                    // The other addresses take the port of the first.
                     local = bound.port();
                     let _ = writeln!(
                         io::stdout(),
@@ -166,7 +166,7 @@ fn accept(listener: &TcpListener, client: &Client, target: &str, remote: u16) {
     }
 }
 
-/// One connection, to its end.
+/// Forwards one connection to its end.
 fn carry(client: &Client, target: &str, mut local: TcpStream) -> Result<(), CliError> {
     let headers = format!("Connection: Upgrade\r\nUpgrade: {PROTOCOL}\r\n");
     let mut answer = client.send("POST", target, &headers)?;

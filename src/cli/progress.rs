@@ -1,5 +1,5 @@
-//! How far a transfer is: a bar that is drawn over on a terminal, a line for each step elsewhere. On standard error, so that
-//! what a command prints can be taken on.
+//! Progress of a transfer: a bar that is drawn over on a terminal, a line for each step elsewhere. It goes to standard
+//! error, so that programs can read the output of a command.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -10,24 +10,24 @@ use crate::sys::tty;
 
 /// Cells of the bar.
 const BAR_CELLS: usize = 20;
-/// Columns of a terminal that does not tell.
+/// Columns of a terminal whose size is unknown.
 const DEFAULT_COLUMNS: usize = 80;
 
-/// Rows of a terminal that does not tell.
+/// Rows of a terminal whose size is unknown.
 const DEFAULT_ROWS: usize = 24;
 
-/// How far something is.
+/// Progress of a transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Shown {
-    /// What is done, in a word or two.
+    /// Present activity, in a word or two.
     pub(super) stage: &'static str,
-    /// So many parts of all are done.
+    /// Parts that are done.
     pub(super) done: u64,
-    /// All parts; 0 if nobody knows yet.
+    /// All parts; 0 while unknown.
     pub(super) all: u64,
-    /// What the parts are.
+    /// Name of the parts.
     pub(super) parts: &'static str,
-    /// Bytes so far and in the end (0: nobody knows); `None` where they do not count.
+    /// Bytes so far and in the end (0: unknown); `None` where bytes do not count.
     pub(super) bytes: Option<(u64, u64)>,
 }
 
@@ -44,7 +44,7 @@ impl From<Step> for Shown {
     }
 }
 
-/// How much is done, of so many cells: by bytes if it is known how many there will be.
+/// Number of the `cells` of a bar that are filled: by bytes if their total is known, else by parts.
 fn filled(shown: &Shown, cells: usize) -> usize {
     let all = u64::try_from(cells).unwrap_or(0);
     let by_parts = || shown.done.saturating_mul(all).checked_div(shown.all);
@@ -55,7 +55,7 @@ fn filled(shown: &Shown, cells: usize) -> usize {
         .min(cells)
 }
 
-/// Bytes in words, behind a gap.
+/// Formats the bytes, behind a gap.
 fn amount(shown: &Shown, gap: &str) -> String {
     match shown.bytes {
         None => String::new(),
@@ -64,7 +64,7 @@ fn amount(shown: &Shown, gap: &str) -> String {
     }
 }
 
-/// Whether a step is worth a line of its own behind `before`: another stage, a layer more, or a tenth.
+/// Returns true if a step is worth a line of its own behind `before`: another stage, a layer more, or a tenth.
 fn is_news(shown: &Shown, before: &Shown) -> bool {
     // Layers are few, and each is news. Other parts are many.
     let parts = |shown: &Shown| shown.bytes.map(|_| shown.done);
@@ -83,10 +83,10 @@ fn of_terminal(fd: BorrowedFd<'_>) -> (usize, usize) {
     (or(columns, DEFAULT_COLUMNS), or(rows, DEFAULT_ROWS))
 }
 
-/// Where progress is shown.
+/// Display of progress on standard error.
 pub(super) struct Progress {
     label: String,
-    /// Columns of the terminal; `None` where lines are written.
+    /// Columns of the terminal; `None` if lines are written.
     columns: Option<usize>,
     quiet: bool,
     shown: Option<Shown>,
@@ -97,7 +97,7 @@ impl Progress {
         let stderr = io::stderr();
         let columns = stderr.is_terminal().then(|| of_terminal(stderr.as_fd()).0);
         Self {
-            // Names come from the command line; what would move the cursor is left out.
+            // Names come from the command line: characters that would move the cursor are left out.
             label: label.chars().filter(|c| !c.is_control()).collect(),
             columns,
             quiet,
@@ -113,7 +113,7 @@ impl Progress {
         if self.quiet {
             return;
         }
-        // Nobody to tell is no reason to stop.
+        // A closed standard error is no reason to stop.
         let _ = match self.columns {
             Some(columns) => write!(io::stderr(), "\r\x1b[K{}", bar(&self.label, &step, columns)),
             None if self
@@ -130,7 +130,7 @@ impl Progress {
 }
 
 impl Drop for Progress {
-    /// What comes next begins at an empty line.
+    /// Clears the bar, so that the next output begins at an empty line.
     fn drop(&mut self) {
         if self.columns.is_some() && self.shown.is_some() {
             let _ = write!(io::stderr(), "\r\x1b[K");
@@ -155,7 +155,7 @@ fn words(label: &str, shown: &Shown) -> String {
     }
 }
 
-/// One line, never wider than the terminal.
+/// Makes a bar of one line, never wider than the terminal.
 fn bar(label: &str, shown: &Shown, columns: usize) -> String {
     let filled = filled(shown, BAR_CELLS);
     let Shown {

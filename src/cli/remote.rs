@@ -23,11 +23,11 @@ use super::{
 };
 use crate::{stream::websocket::Protocol, sys::tty};
 
-/// What is read of standard input at a time, bytes. A frame's length is two bytes.
+/// Bytes of standard input read at a time. A frame's length is two bytes.
 const INPUT_BYTES: usize = 16 * 1024;
-/// Most that a message of the agent has, bytes.
+/// Longest message of the agent, bytes.
 const MAX_MESSAGE_BYTES: usize = 64 * 1024;
-/// Nobody between here and the agent could take one connection for another.
+/// `Sec-WebSocket-Key`, always the same: no proxy between here and the agent could take one connection for another.
 const KEY: &str = "cGljb2xldC1sb2NhbC13cw==";
 
 const STDIN: u8 = 0;
@@ -41,24 +41,24 @@ const CLOSE: u8 = 255;
 const BINARY: u8 = 0x82;
 /// First byte of a frame that ends the connection.
 const GOODBYE: u8 = 0x88;
-/// In the second byte of a frame: what follows is masked. The mask is zero, and changes nothing.
+/// Bit in the second byte of a frame: the data are masked. The mask is zero, and changes nothing.
 const MASKED: u8 = 0x80;
 const MASK: [u8; 4] = [0; 4];
-/// Lengths above stand in two bytes.
+/// Longest length that stands in the second byte itself; greater ones follow it in two bytes.
 const SHORT: u8 = 125;
 const TWO_BYTES: u8 = 126;
 
-/// What passes between the terminal and the container.
+/// Streams between the terminal and the container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Streams {
-    /// Pass standard input on.
+    /// Set if standard input is passed on.
     pub(super) stdin: bool,
-    /// The other side is a terminal.
+    /// Set if the other side is a terminal.
     pub(super) tty: bool,
 }
 
 impl Streams {
-    /// Without a terminal here there can be none there.
+    /// Switches the other terminal off if there is none here.
     pub(super) fn settle(&mut self) {
         if self.tty && !is_terminal(io::stdin().as_fd()) {
             let text = "Unable to use a TTY - input is not a terminal or the right kind of file";
@@ -67,7 +67,7 @@ impl Streams {
         }
     }
 
-    /// As parameters of a request.
+    /// Makes the parameters of a request.
     pub(super) fn query(self) -> String {
         let bit = |on: bool| u8::from(on);
         format!(
@@ -101,7 +101,7 @@ fn is_terminal(fd: BorrowedFd<'_>) -> bool {
     tcgetattr(fd).is_ok()
 }
 
-/// The terminal in raw mode for as long as this lives.
+/// Guard of the terminal's raw mode: the former mode comes back on drop.
 struct RawTerminal(Termios);
 
 impl RawTerminal {
@@ -121,7 +121,7 @@ impl Drop for RawTerminal {
     }
 }
 
-/// Copies both ways until the agent says how it ended; returns that status object.
+/// Copies both ways until the agent sends the end of the command; returns its status object.
 fn talk(mut answer: Answer, streams: Streams) -> Result<serde_json::Value, CliError> {
     let lost = |e: io::Error| CliError::new(format!("connection to the agent failed: {e}"));
     let sender = answer.body.get_ref().try_clone().map_err(lost)?;
@@ -193,7 +193,7 @@ fn read_message(from: &mut impl io::Read, message: &mut Vec<u8>) -> io::Result<(
     }
 }
 
-/// A message as a frame. `bytes` is at most [`INPUT_BYTES`] long.
+/// Makes the frame of a message. `bytes` is at most [`INPUT_BYTES`] long.
 fn frame(channel: u8, bytes: &[u8]) -> Vec<u8> {
     let mut frame = vec![BINARY];
     let length = u16::try_from(bytes.len() + 1).unwrap_or(u16::MAX);
@@ -258,7 +258,7 @@ fn send_window_sizes(to: UnixStream) {
     });
 }
 
-/// The exit code kubectl would end with: the command's own.
+/// Finds the exit code as kubectl does: the command's own.
 fn finish(status: serde_json::Value) -> Result<ExitCode, CliError> {
     if status["status"] == "Success" {
         return Ok(ExitCode::SUCCESS);

@@ -1,4 +1,4 @@
-//! `picolet reset`: says what will go, asks, and lets it go.
+//! `picolet reset`: lists the things to remove, asks, and removes them.
 
 use std::{
     ffi::OsString,
@@ -11,7 +11,7 @@ use crate::{
     error::chain,
 };
 
-/// Bytes of an answer.
+/// Most bytes of an answer.
 const MAX_ANSWER_BYTES: u64 = 64;
 
 /// The command's own flags.
@@ -48,7 +48,7 @@ pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<(),
         }
     }
     if agent_runs {
-        // That of the directories that go, whatever another one the environment names.
+        // The agent of the directories that are removed, even if the environment names another socket.
         let client = Client::new(reset.socket());
         let service = stop::supervised(&client);
         client.send("POST", "/stop?all=true", "")?.text()?;

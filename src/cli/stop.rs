@@ -20,11 +20,12 @@ use super::{
 };
 use crate::{server::backend::Health, sys::start};
 
-/// So long an agent that ends its pods may say nothing of them.
+/// Longest silence of an agent that ends its pods.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Where OpenRC notes the services that run.
+/// Directory in which OpenRC notes the services that run.
 const STARTED: &str = "/run/openrc/started";
-/// What starts an agent again under OpenRC, whatever it ended with. The kernel keeps 15 characters of a name.
+/// Name of OpenRC's supervisor, which starts an agent again whatever it ended with. The kernel keeps 15 characters of a
+/// name.
 const SUPERVISOR: &str = "supervise-daemo";
 
 pub(super) fn run(mut words: Words) -> Result<(), CliError> {
@@ -42,7 +43,7 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
         (false, true) => "/stop?all=true",
         (false, false) => "/stop",
     };
-    // The units that call it so know none: what is configured counts.
+    // Units that call `stop --shutdown` name no socket: the configured one counts.
     let configured = || check::Place::of(Vec::new()).ok();
     let place = (shutdown && !words.names_socket()).then(configured);
     let client = match place.flatten() {
@@ -62,7 +63,7 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     told
 }
 
-/// The service of OpenRC whose supervisor would start this agent again, if there is one.
+/// Finds the service of OpenRC whose supervisor would start this agent again, if there is one.
 pub(super) fn supervised(client: &Client) -> Option<&'static str> {
     let started = Path::new(STARTED);
     if !started.is_dir() {
@@ -73,7 +74,7 @@ pub(super) fn supervised(client: &Client) -> Option<&'static str> {
     service_of(health.pid, Path::new("/proc"), started)
 }
 
-/// The service that a process is the agent of. Source: proc_pid_status(5).
+/// Finds the service whose agent a process is. Source: proc_pid_status(5).
 fn service_of(pid: u32, proc: &Path, started: &Path) -> Option<&'static str> {
     let status = fs::read_to_string(proc.join(format!("{pid}/status"))).ok()?;
     let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
@@ -83,7 +84,7 @@ fn service_of(pid: u32, proc: &Path, started: &Path) -> Option<&'static str> {
     names.find(|name| is_supervised && started.join(name).exists())
 }
 
-/// Has the supervisor end too, before it starts the agent again: it waits for seconds.
+/// Ends the supervisor too, before it starts the agent again, which takes it some seconds.
 pub(super) fn stay_ended(name: &str) {
     if !matches!(check::ask("rc-service", &[name, "stop"]), Some(Ok(_))) {
         let _ = writeln!(
@@ -93,9 +94,9 @@ pub(super) fn stay_ended(name: &str) {
     }
 }
 
-/// Asks, and tells how many pods have ended until the answer is there.
+/// Asks, and shows how many pods have ended until the answer comes.
 fn with_progress(client: &Client, path: &str) -> Result<Answer, CliError> {
-    // What is shown meanwhile keeps nobody from stopping.
+    // A failure of the display does not prevent the stop.
     let look = client.clone().with_patience(PATIENCE);
     let pods = running(&look).unwrap_or(0);
     let asked = client.ask("POST", path, "")?;
@@ -111,7 +112,7 @@ fn with_progress(client: &Client, path: &str) -> Result<Answer, CliError> {
             drop(progress);
             return Client::answer(asked);
         }
-        // It may have gone already; then its answer is on its way.
+        // The agent may have ended already; then its answer is on its way.
         if pods > 0
             && let Ok(left) = running(&look)
         {
@@ -126,7 +127,7 @@ fn with_progress(client: &Client, path: &str) -> Result<Answer, CliError> {
     }
 }
 
-/// Pods with a container that runs.
+/// Counts the pods with a container that runs.
 fn running(client: &Client) -> Result<u64, CliError> {
     let pods = client.json("GET", "/pods")?;
     let runs = |pod: &&Value| {

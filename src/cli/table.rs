@@ -1,4 +1,4 @@
-//! What `get` prints: kubectl's columns and words.
+//! Output of `get`: kubectl's columns and words.
 //!
 //! Source: kubernetes `pkg/printers/internalversion/printers.go` (`printPod`), apimachinery `util/duration`.
 
@@ -38,7 +38,7 @@ pub(super) fn widen(widths: &mut Vec<usize>, row: &[String]) {
 /// Writes one row, without the end of its line.
 pub(super) fn line(out: &mut String, widths: &[usize], row: &[String]) {
     for (i, cell) in row.iter().enumerate() {
-        // Messages come from outside: what would move the cursor, or look like another line, is a space.
+        // Messages come from outside: a character that would move the cursor, or begin a line, becomes a space.
         let shown = |c: char| if c.is_control() { ' ' } else { c };
         out.extend(cell.chars().map(shown));
         if i + 1 < row.len() {
@@ -48,7 +48,7 @@ pub(super) fn line(out: &mut String, widths: &[usize], row: &[String]) {
     }
 }
 
-/// `45s`, `3m10s`, `5h`, `2d3h`: kubectl's short form of a duration in seconds.
+/// Formats a duration in seconds in kubectl's short form: `45s`, `3m10s`, `5h`, `2d3h`.
 pub(super) fn human_duration(seconds: i64) -> String {
     let (m, h, d) = (seconds / 60, seconds / 3600, seconds / 86_400);
     match seconds {
@@ -70,7 +70,7 @@ pub(super) fn human_duration(seconds: i64) -> String {
     }
 }
 
-/// Time since then in short form.
+/// Formats the time since `since` in short form.
 pub(super) fn age(since: Option<Wall>, now: Wall) -> String {
     since.map_or_else(
         || "<unknown>".into(),
@@ -90,7 +90,7 @@ pub(super) fn pod_header(all_namespaces: bool, wide: bool) -> Vec<&'static str> 
     header
 }
 
-/// One row of `get pods`.
+/// Makes a row of `get pods`.
 pub(super) fn pod_row(pod: &Pod, now: Wall, all_namespaces: bool, wide: bool) -> Vec<String> {
     let summary = summarise(pod);
     let restarts = match summary.last_restart {
@@ -143,7 +143,7 @@ pub(super) fn object_header(all_namespaces: bool, typed: bool) -> Vec<&'static s
     header
 }
 
-/// One row below [`object_header`]: how many keys the object has, of whatever sort.
+/// Makes a row below [`object_header`]: it counts the keys of the object, of whatever sort.
 pub(super) fn object_row(
     object: &serde_json::Value,
     now: Wall,
@@ -173,7 +173,7 @@ pub(super) fn object_row(
     row
 }
 
-/// One row of `get events`.
+/// Makes a row of `get events`.
 pub(super) fn event_row(event: &Event, now: Wall, all_namespaces: bool) -> Vec<String> {
     let about = &event.involved_object;
     let mut row = vec![
@@ -181,7 +181,7 @@ pub(super) fn event_row(event: &Event, now: Wall, all_namespaces: bool) -> Vec<S
         event.severity.clone(),
         event.reason.clone(),
         format!("{}/{}", about.kind.to_ascii_lowercase(), about.name),
-        // A table has one line for each.
+        // An event has a single line in the table.
         event.message.replace('\n', " "),
     ];
     if all_namespaces {
@@ -212,7 +212,7 @@ fn exit_word(prefix: &str, state: &ContainerState) -> Option<String> {
     })
 }
 
-/// The words of the STATUS column and the counts beside it.
+/// Makes the words of the STATUS column and the counts beside it.
 pub(super) fn summarise(pod: &Pod) -> Summary {
     let status = &pod.status;
     let spec = &pod.spec;
@@ -327,7 +327,7 @@ pub(super) const IMAGE_HEADER: [&str; 4] = ["IMAGE", "TAG", "IMAGE ID", "SIZE"];
 /// Header of `get devices`.
 pub(super) const DEVICE_HEADER: [&str; 6] = ["RESOURCE", "ID", "NODES", "STATE", "USED", "HOLDERS"];
 
-/// A unit of a device, and who holds it.
+/// Makes a row of `get devices`: a unit, and the pod that holds it.
 pub(super) fn device_row(device: &DeviceShown) -> Vec<String> {
     let plain = |text: &str| match text {
         "" => "<none>".to_owned(),
@@ -349,7 +349,7 @@ pub(super) fn device_row(device: &DeviceShown) -> Vec<String> {
     ]
 }
 
-/// Rows of `get images`: one for each tag, or one for an image without any.
+/// Makes the rows of `get images`: one for each tag, or one for an image without any.
 pub(super) fn image_rows(image: &Image, wide: bool) -> Vec<Vec<String>> {
     let id = image.id.strip_prefix("sha256:").unwrap_or(&image.id);
     let id = if wide { id } else { id.get(..13).unwrap_or(id) };

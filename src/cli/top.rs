@@ -1,5 +1,5 @@
-//! `picolet top pods|node`: what runs costs, in kubectl's columns. `picolet top disk`: who writes to it. `picolet top net`: what
-//! went over the link.
+//! `picolet top pods|node`: usage, in kubectl's columns. `picolet top disk`: bytes written to the disk.
+//! `picolet top net`: bytes sent over the link.
 //!
 //! Source: kubectl `pkg/metricsutil/metrics_printer.go`.
 
@@ -20,10 +20,10 @@ use crate::{
     sys::start,
 };
 
-/// Between two reads, if the agent was not asked lately: a rate needs two. Milliseconds.
+/// Pause between two reads in milliseconds, if the agent was not asked lately: a rate needs two reads.
 const BETWEEN_MS: i32 = 1200;
 
-/// What is shown of a kubelet's summary. Absent is not zero.
+/// Figures taken from a kubelet's summary. An absent figure is not zero.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Summary {
@@ -31,19 +31,19 @@ struct Summary {
     pods: Vec<Usage>,
 }
 
-/// What the node, a pod or a container costs.
+/// Usage of the node, a pod or a container.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Usage {
-    /// Of a container.
+    /// Name of a container.
     name: String,
-    /// Of the node.
+    /// Name of the node.
     node_name: String,
-    /// Of a pod.
+    /// Name of a pod.
     pod_ref: PodRef,
     cpu: Option<Cpu>,
     memory: Memory,
-    /// Of a pod.
+    /// Containers of a pod.
     containers: Vec<Self>,
 }
 
@@ -85,7 +85,7 @@ enum SortBy {
     Memory,
 }
 
-/// Between two looks of `top -w`.
+/// Time between two looks of `top -w`.
 const EVERY: Duration = Duration::from_secs(2);
 
 pub(super) fn run(mut words: Words) -> Result<(), CliError> {
@@ -154,14 +154,14 @@ fn sort_by(text: &str) -> Result<SortBy, CliError> {
     }
 }
 
-/// The summary with rates. Who started a moment ago may have none.
+/// Reads the summary with rates. A container that started a moment ago may have none.
 fn summary(client: &Client) -> Result<Summary, CliError> {
     let read = || client.read("/stats/summary?only_cpu_and_memory=true");
     let first = read()?;
     if has_rates(&first) {
         return Ok(first);
     }
-    // No thread waits here: signals are for the one that has the terminal. Cut short, a rate is of less time.
+    // Signals go to the thread that has the terminal. If one cuts this wait short, the rate is of less time.
     let _ = start::poll(&mut [], BETWEEN_MS);
     read()
 }
@@ -175,7 +175,7 @@ fn has_rates(summary: &Summary) -> bool {
 }
 
 impl Usage {
-    /// Thousandths of processors, rounded up as kubectl does, and bytes; `None`: not both are known.
+    /// Returns thousandths of processors, rounded up as kubectl does, and bytes; `None`: not both are known.
     fn figures(&self) -> Option<(u64, u64)> {
         let nano = self.cpu.as_ref()?.usage_nano_cores?;
         let bytes = self.memory.working_set_bytes?;
@@ -225,7 +225,7 @@ fn pod_rows(summary: &Summary, top: &Top) -> (Vec<&'static str>, Vec<Row>) {
         }
         let parts: &[Usage] = match top.containers {
             true => &pod.containers,
-            // Without a group of its own a pod is the sum of its containers, which one line does not show.
+            // A pod without a cgroup of its own is the sum of its containers, which a single line does not show.
             false => core::slice::from_ref(pod),
         };
         for part in parts {
@@ -245,7 +245,7 @@ fn pod_rows(summary: &Summary, top: &Top) -> (Vec<&'static str>, Vec<Row>) {
         }
     }
     let default = if top.watch { SortBy::Cpu } else { SortBy::Name };
-    // The greatest first; of what is the same the names decide.
+    // The greatest first; the names decide between equal ones.
     let most = |(cpu, memory): (u64, u64)| match top.sort_by.unwrap_or(default) {
         SortBy::Name => 0,
         SortBy::Cpu => cpu,
@@ -279,7 +279,7 @@ fn net(client: &Client, _: &Top) -> Result<Seen, CliError> {
     })
 }
 
-/// A line for each class of which there was something, and one for all.
+/// Makes a line for each class with traffic, and one for all.
 fn net_rows(link: &LinkShown) -> Vec<Row> {
     let of = |name: &str, both: [u64; 2]| {
         let mut cells = vec![name.to_owned()];
@@ -315,7 +315,7 @@ fn node_row(stats: &Usage, node: &Node) -> Option<Vec<String>> {
     ])
 }
 
-/// Who writes to the disk of the root directory.
+/// A row of `top disk`: a writer to the disk of the root directory, or the disk itself.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Writer {
@@ -338,7 +338,7 @@ fn disk(client: &Client, _: &Top) -> Result<Seen, CliError> {
     })
 }
 
-/// `LIFE(%)`: how much of it is used at most.
+/// Makes a row of `top disk`. `LIFE(%)`: upper bound of the used life of the disk.
 fn writer_row(writer: &Writer) -> Vec<String> {
     let known = |text: Option<String>| text.unwrap_or_else(|| "<unknown>".into());
     let mib = |bytes: u64| format!("{}Mi", bytes.div_ceil(1 << 20));

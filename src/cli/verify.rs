@@ -1,4 +1,4 @@
-//! `picolet image verify`: asks the agent, or looks at the store itself where there is no agent.
+//! `picolet image verify`: asks the agent, or looks at the store itself if there is no agent.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ use crate::server::backend::Line;
 /// Directory of the store below the agent's root directory.
 const IMAGES: &str = "images";
 
-/// Fails with code 1, and nothing more to say, if an image is damaged.
+/// Runs the command. Fails with code 1 and no further message if an image is damaged.
 pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     let (mut repair, mut quiet, mut dir) = (false, false, String::new());
     while let Some(word) = words.next()? {
@@ -55,7 +55,7 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     })
 }
 
-/// Without an agent: what it would do at its start is done too.
+/// Verifies the store without an agent, and does what the agent would do at its start.
 fn by_itself(dir: &Path, progress: &mut Progress) -> Result<Verification, CliError> {
     if !dir.join("records").is_dir() {
         let text = format!("{} is not an image store", dir.display());
@@ -85,7 +85,7 @@ fn by_itself(dir: &Path, progress: &mut Progress) -> Result<Verification, CliErr
     })
 }
 
-/// A line for each problem, what was done about it, and a line for all.
+/// Makes a line for each problem with its remedy, and a line for all.
 fn told(verification: &Verification) -> String {
     let Verification { found, repairs } = verification;
     let mut text = String::new();

@@ -1,15 +1,15 @@
-//! What a configuration that is written for a kubelet asks for and this agent does in a way of its own. The document says
-//! afterwards what is so (`/configz` shows it), and a warning says what was asked.
+//! Settings of a kubelet that this agent fulfils in its own way. The document is changed to what the agent does
+//! (`/configz` shows it), and a warning says what was asked.
 
 use serde_json::{Map, Value, json};
 
-/// Where `kubeadm reset` looks for the identity of the node, wherever the root directory is (KADM-24).
+/// Directory in which `kubeadm reset` looks for the identity of the node, wherever the root directory is (KADM-24).
 const KUBELET_CERT_DIR: &str = "/var/lib/kubelet/pki";
 
-/// Makes `document` say what this agent does, and adds a sentence for each thing that is otherwise than it said.
+/// Changes `document` to what this agent does, and adds a warning for each difference.
 ///
-/// `as_kubelet`: the program was called as `kubelet`. What a kubelet has otherwise than `picolet run` holds then, unless the
-/// document says more: certificates are kept where a kubelet keeps them, and the agent runs containers itself.
+/// `as_kubelet`: the program was called as `kubelet`. Then other defaults hold than for `picolet run`, unless the
+/// document has values: certificates are kept where a kubelet keeps them, and the agent runs containers itself.
 pub(super) fn adapt(document: &mut Value, as_kubelet: bool, warnings: &mut Vec<String>) {
     if document.is_null() {
         *document = json!({});
@@ -17,7 +17,7 @@ pub(super) fn adapt(document: &mut Value, as_kubelet: bool, warnings: &mut Vec<S
     if as_kubelet && document["picolet"].is_null() {
         document["picolet"] = json!({});
     }
-    // Whoever reads the fields complains of anything else.
+    // The reader of the fields reports anything else.
     if as_kubelet && let Some(own) = document["picolet"].as_object_mut() {
         let mut unless_said = |name: &str, value: Value| {
             own.entry(name)
@@ -47,8 +47,8 @@ pub(super) fn adapt(document: &mut Value, as_kubelet: bool, warnings: &mut Vec<S
     }
 }
 
-/// kubeadm writes an endpoint for every node, that of containerd where it finds none (KADM-04, KADM-15). Whether something is
-/// there can change with every boot: what runs the pods must not.
+/// Removes the runtime's endpoints. kubeadm writes one for every node, that of containerd where it finds none (KADM-04,
+/// KADM-15). A runtime may be there at one boot and not at the next, but the pods' runtime must not change.
 fn drop_endpoints(fields: &mut Map<String, Value>, warnings: &mut Vec<String>) {
     let field = "containerRuntimeEndpoint";
     let named = ["imageServiceEndpoint", field].map(|field| fields.remove(field));
@@ -93,7 +93,7 @@ mod tests {
         assert!(warnings[0].contains("containerd.sock is not used"));
         assert!(warnings[1].starts_with("cgroupDriver: systemd is not used"));
 
-        // By its own name the agent asks the runtime that it is told.
+        // Called by its own name, the agent uses the configured runtime.
         let (document, warnings) = adapted(kubeadm(), false);
         assert_eq!(warnings, [""; 0]);
         assert_eq!(document["cgroupDriver"], "systemd");

@@ -18,7 +18,7 @@ pub(super) fn invalid<T>(field: &str, message: impl Into<String>) -> Result<T, I
     })
 }
 
-/// The path, or its default when absent or empty.
+/// Reads an absolute path, or its default when absent or empty.
 pub(super) fn absolute(field: &str, path: Option<&str>, default: &str) -> Result<PathBuf, Invalid> {
     let path = PathBuf::from(path.filter(|p| !p.is_empty()).unwrap_or(default));
     if !path.is_absolute() {
@@ -30,19 +30,19 @@ pub(super) fn absolute(field: &str, path: Option<&str>, default: &str) -> Result
     Ok(path)
 }
 
-/// A number whose range was checked, or its default.
+/// Converts a number whose range was checked; the default when absent.
 pub(super) fn count(value: Option<i64>, default: u32) -> u32 {
     value.map_or(default, |n| u32::try_from(n).unwrap_or(u32::MAX))
 }
 
-/// A duration whose zero means unset (CONF-05).
+/// Reads a duration whose zero means unset (CONF-05).
 pub(super) fn unset_if_zero(time: Option<GoDuration>, default: Duration) -> Duration {
     time.map(|t| t.0)
         .filter(|t| !t.is_zero())
         .unwrap_or(default)
 }
 
-/// A duration whose zero means zero (CONF-05).
+/// Reads a duration whose zero means zero (CONF-05).
 pub(super) fn kept(time: Option<GoDuration>, default: Duration) -> Duration {
     time.map_or(default, |t| t.0)
 }

@@ -1,4 +1,4 @@
-//! What is said of the apiserver (CONF-07, CONF-14, CONF-21).
+//! Settings of the connection to the apiserver (CONF-07, CONF-14, CONF-21).
 
 use std::path::{Path, PathBuf};
 
@@ -7,13 +7,13 @@ use super::file::Fields;
 use super::values::{ClusterConfig, OfflineSecrets};
 use crate::net::Url;
 
-/// Further URLs of the apiserver at most.
+/// Most further URLs of the apiserver.
 const MAX_SERVERS: usize = 16;
 
-/// Where an agent of k3s keeps what its node is known by.
+/// File in which an agent of k3s keeps the password of its node.
 pub const K3S_PASSWORD_FILE: &str = "/etc/rancher/node/password";
 
-/// Everything of [`ClusterConfig`].
+/// Resolves the fields of [`ClusterConfig`].
 pub(super) fn resolve(fields: &Fields, root: &Path) -> Result<ClusterConfig, Invalid> {
     let own = &fields.picolet;
     let file = |field: &str, path: Option<&str>| -> Result<Option<PathBuf>, Invalid> {

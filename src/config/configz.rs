@@ -1,13 +1,14 @@
-//! The configuration in force as a document, for `/configz` (SRV-13): what was said, over a kubelet's defaults and ours.
+//! The configuration in force as a document, for `/configz` (SRV-13): the configured fields over a kubelet's defaults
+//! and ours.
 
 use serde_json::{Map, Value};
 
 use crate::api::cri::CgroupDriver;
 
-/// Fields whose values are nobody's business but the operator's.
+/// Fields whose values only the operator may see.
 pub(super) const SECRET: [&str; 1] = ["staticPodURLHeader"];
 
-/// The document as JSON text.
+/// Makes the document as JSON text.
 pub(super) fn shown(document: &Value, member: bool) -> String {
     let mut all = defaults(member);
     if let Some(said) = document.as_object() {
@@ -21,7 +22,7 @@ pub(super) fn shown(document: &Value, member: bool) -> String {
     Value::Object(all).to_string()
 }
 
-/// The document with another cgroup driver.
+/// Changes the cgroup driver of the document.
 pub(super) fn with_cgroup_driver(document: &str, driver: CgroupDriver) -> String {
     let mut all: Value = serde_json::from_str(document).unwrap_or_default();
     all["cgroupDriver"] = driver.word().into();
@@ -41,7 +42,7 @@ fn lay_over(base: &mut Map<String, Value>, over: &Map<String, Value>) {
     }
 }
 
-/// Maps with keys of their own: one that is given replaces the default.
+/// Maps with keys of their own: a map that is given replaces the default whole.
 const MAPS: [&str; 3] = ["evictionHard", "systemReserved", "kubeReserved"];
 
 fn defaults(member: bool) -> Map<String, Value> {
@@ -54,7 +55,7 @@ fn defaults(member: bool) -> Map<String, Value> {
     }
 }
 
-/// What holds where nothing is said, but for what depends on whether there is an apiserver.
+/// Default document, but for the values that depend on whether there is an apiserver.
 const DEFAULTS: &str = r#"{"apiVersion":"kubelet.config.k8s.io/v1beta1","kind":"KubeletConfiguration","address":"0.0.0.0",
 "authentication":{"anonymous":{"enabled":false},"webhook":{"cacheTTL":"2m0s","enabled":false},"x509":{}},
 "authorization":{"mode":"Webhook","webhook":{"cacheAuthorizedTTL":"5m0s","cacheUnauthorizedTTL":"30s"}},

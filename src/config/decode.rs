@@ -1,8 +1,8 @@
 //! YAML or JSON text → JSON value → typed value.
 //!
-//! One reader for the configuration and for manifests. What it hands out is plain: `null` fields are dropped (Go reads
-//! them as absent), merge keys (`<<`) are resolved, aliases are expanded within a budget. Documents are hostile until
-//! read: size, depth, number of values and expanded size are bounded before memory is spent on them.
+//! One reader for the configuration and for manifests. Its values are plain: `null` fields are dropped (Go reads them
+//! as absent), merge keys (`<<`) are resolved, aliases are expanded within a budget. Documents are hostile until read:
+//! size, depth, number of values and expanded size are bounded before memory is spent on them.
 
 use alloc::collections::BTreeSet;
 use core::fmt;
@@ -12,21 +12,21 @@ use serde_json::{Map, Number, Value};
 
 use crate::api::strict;
 
-/// Bytes of one document; reaching the limit is an error (SRC-20).
+/// Limit of a document, bytes; reaching it is an error (SRC-20).
 pub const MAX_DOCUMENT_BYTES: usize = 10 << 20;
-/// Maps and lists within each other. A pod has about 12; each level takes stack, and lanes have little.
+/// Most maps and lists within each other. A pod has about 12; each level takes stack, and lanes have little.
 pub const MAX_DEPTH: usize = 40;
-/// Values in one document, each expansion of an alias counted.
+/// Most values in one document, each expansion of an alias counted.
 pub const MAX_VALUES: usize = 100_000;
-/// Bytes of all texts in one document, each expansion of an alias counted.
+/// Most bytes of all texts in one document, each expansion of an alias counted.
 pub const MAX_TEXT_BYTES: usize = 2 * MAX_DOCUMENT_BYTES;
-/// Places in a YAML text where a value may start. The parser keeps about 150 bytes for each before it hands out the
-/// first, so they are counted beforehand. A ConfigMap's 1 MiB of text may have a comma at every third byte.
+/// Most places in a YAML text where a value may start. The parser keeps about 150 bytes for each before it returns the
+/// first value, so they are counted beforehand. A ConfigMap's 1 MiB of text may have a comma at every third byte.
 const MAX_YAML_MARKS: usize = 400_000;
-/// `[` and `{` open at once. The YAML scanner's time per token grows with it, so it is counted beforehand.
+/// Most `[` and `{` open at once. The YAML scanner's time per token grows with them, so they are counted beforehand.
 const MAX_OPEN_BRACKETS: usize = 500;
 
-/// Duplicate fields that are named, and bytes of the path of each: messages, and no more of them than somebody reads.
+/// Most duplicate fields that are named, and bytes of the path of each: an operator reads no more messages.
 const MAX_DUPLICATES: usize = 100;
 const MAX_PATH_BYTES: usize = 500;
 
@@ -40,7 +40,7 @@ pub struct Document {
     pub duplicates: Vec<String>,
 }
 
-/// Why a text is not a document, or a document not what was expected.
+/// Reason why a text is not a document, or not the expected one.
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
     /// Larger than [`MAX_DOCUMENT_BYTES`].
@@ -49,7 +49,7 @@ pub enum DecodeError {
     /// Not UTF-8 text.
     #[error("not UTF-8 text: bad byte at offset {0}")]
     NotText(usize),
-    /// Nothing but space and comments.
+    /// No content but space and comments.
     #[error("document is empty")]
     Empty,
     /// More than one document in one file.
@@ -63,7 +63,7 @@ pub enum DecodeError {
     Value {
         /// Path of the field, such as `spec.containers[0].image`.
         path: String,
-        /// What was found and what was expected.
+        /// Kind of value that was found and the one that was expected.
         message: String,
     },
 }
@@ -75,12 +75,12 @@ pub fn parse(bytes: &[u8]) -> Result<Document, DecodeError> {
     read(bytes, Nulls::Dropped)
 }
 
-/// The same of a merge patch: `null` fields stay, for there they mean something.
+/// Reads one merge patch, as [`parse`] does, but keeps `null` fields, for there they mean something.
 pub fn parse_patch(bytes: &[u8]) -> Result<Document, DecodeError> {
     read(bytes, Nulls::Kept)
 }
 
-/// What becomes of fields that are `null`.
+/// Treatment of fields that are `null`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Nulls {
     #[default]
@@ -142,8 +142,8 @@ fn parse_yaml(text: &str, nulls: Nulls) -> Result<Document, DecodeError> {
     found.ok_or(DecodeError::Empty)
 }
 
-/// Bounds what the YAML parser will spend on `text`, from the text alone. Overestimates: brackets and commas inside
-/// quoted or block text count too, so the limits are far above any real manifest.
+/// Bounds the memory and time that the YAML parser will spend on `text`, from the text alone. Overestimates: brackets
+/// and commas inside quoted or block text count too, so the limits are far above any real manifest.
 fn check_shape(text: &str) -> Result<(), DecodeError> {
     let mut marks = 0usize;
     let mut open = 0usize;
@@ -181,7 +181,7 @@ fn check_shape(text: &str) -> Result<(), DecodeError> {
     Ok(())
 }
 
-/// What may still be spent on one document, and where the reader stands.
+/// Amounts read of one document so far, and the path at which the reader stands.
 #[derive(Default)]
 struct Budget {
     values: usize,

@@ -10,18 +10,18 @@ use super::file::{self, Document};
 use super::{ConfigError, eviction::DEFAULT_HARD, read_bounded};
 use crate::api::order::Order as _;
 
-/// How the name of a drop-in ends; other files are left alone.
+/// Extension of a drop-in's name; other files are left alone.
 const SUFFIX: &str = "conf";
-/// Drop-ins at most: each may be as large as a configuration.
+/// Most drop-ins: each may be as large as a configuration.
 const MAX_DROP_INS: usize = 100;
-/// Directories within each other.
+/// Most directories within each other.
 const MAX_DIRS: usize = 16;
 
 /// Lays every drop-in below `dir` over `document`, in the order of their paths.
 ///
-/// - `from_file`: whether there is a configuration below them. `evictionHard` has a default only then, and drop-ins change
-///   that key by key (CONF-10).
-/// - Errors: the directory or a file cannot be read, or a file is none of ours; the path of the file is told.
+/// - `from_file`: true if there is a configuration below them. `evictionHard` has a default only then, and drop-ins
+///   change that key by key (CONF-10).
+/// - Errors: the directory or a file cannot be read, or a file is not a drop-in; the error names the file.
 /// - Source: kubelet `cmd/kubelet/app/server.go`, `mergeKubeletConfigurations`.
 pub(super) fn lay_over(
     document: &mut Document,
@@ -49,13 +49,13 @@ pub(super) fn lay_over(
         let warnings = drop_in.warnings.into_iter();
         let named = warnings.map(|warning| format!("{}: {warning}", path.display()));
         document.warnings.extend(named);
-        // Now, while it is known whose value it is.
+        // Checked now, while it is known which file the value comes from.
         super::decode::typed::<file::Fields>(&document.value).map_err(of_file)?;
     }
     Ok(())
 }
 
-/// Paths of all drop-ins below `dir`, in lexical order: the later one goes before. At most [`MAX_DROP_INS`].
+/// Lists the paths of all drop-ins below `dir`, at most [`MAX_DROP_INS`], in lexical order: a later one wins.
 pub(super) fn paths(dir: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     let mut paths = Vec::new();
     collect(dir, MAX_DIRS, &mut paths)?;
@@ -82,7 +82,7 @@ fn collect(dir: &Path, dirs_left: usize, paths: &mut Vec<PathBuf>) -> Result<(),
     entries.order_by_key(fs::DirEntry::file_name);
     for entry in entries {
         let path = entry.path();
-        // A symbolic link is taken for the file that it names, never for a directory.
+        // A symbolic link counts as a file, never as a directory, even if it leads to one.
         if entry.file_type().map_err(of_dir)?.is_dir() {
             collect(&path, dirs_left - 1, paths)?;
         } else if path.extension().is_some_and(|e| e == SUFFIX) {
@@ -95,7 +95,7 @@ fn collect(dir: &Path, dirs_left: usize, paths: &mut Vec<PathBuf>) -> Result<(),
     Ok(())
 }
 
-/// JSON merge patch: maps are merged key by key, `null` deletes, everything else is replaced whole.
+/// Applies a JSON merge patch: maps are merged key by key, `null` deletes, everything else is replaced whole.
 ///
 /// - Source: RFC 7386, section 2. The decoder bounds the depth.
 fn merge(base: &mut Value, patch: Value) {

@@ -13,19 +13,19 @@ use crate::{
     runtime::runc::process::{Allowed, HANDLER},
 };
 
-/// The kernel's limit for addresses of sockets, its last byte left out. Source: unix(7).
+/// Longest path of a socket: the kernel's limit without its last byte. Source: unix(7).
 const MAX_PATH_BYTES: usize = 107;
 
-/// Providers of a node. Each has a task of its own.
+/// Most providers of a node. Each has a task of its own.
 pub(super) const MAX_PROVIDERS: usize = 8;
 
-/// Directories whose programs run as pods.
+/// Most directories whose programs run as pods.
 const MAX_PROCESS_DIRECTORIES: usize = 16;
 
 /// Variables that such programs may get.
 const MAX_PROCESS_VARIABLES: usize = 64;
 
-/// What runs as plain processes; `None`: nothing.
+/// Reads which directories hold programs that run as plain processes; `None`: no program does.
 pub(super) fn process(fields: &Fields) -> Result<Option<Allowed>, Invalid> {
     let own = &fields.picolet;
     let field = "picolet.process.directories";
@@ -89,7 +89,7 @@ pub(super) fn process(fields: &Fields) -> Result<Option<Allowed>, Invalid> {
     }))
 }
 
-/// Sockets of providers, by handler.
+/// Reads the sockets of providers, by handler.
 pub(super) fn providers(own: &Own) -> Result<BTreeMap<String, PathBuf>, Invalid> {
     let field = "picolet.providers";
     let all = &own.providers;
@@ -120,7 +120,8 @@ pub(super) fn providers(own: &Own) -> Result<BTreeMap<String, PathBuf>, Invalid>
     Ok(sockets)
 }
 
-/// The runtime's sockets. What only the agent's own backend can keep is refused beside them: it would be kept by nobody.
+/// Reads the runtime's sockets. Settings that only the agent's own backend fulfils are refused beside them: no program
+/// would fulfil them.
 pub(super) fn resolve(fields: &Fields) -> Result<Option<Endpoints>, Invalid> {
     let field = "containerRuntimeEndpoint";
     let runtime = endpoint(
@@ -187,7 +188,7 @@ pub(super) fn resolve(fields: &Fields) -> Result<Option<Endpoints>, Invalid> {
     }))
 }
 
-/// `unix:///path` or `/path` (CRI-01).
+/// Reads `unix:///path` or `/path` (CRI-01).
 fn endpoint(field: &str, server: &str, text: Option<&str>) -> Result<Option<PathBuf>, Invalid> {
     let text = text.unwrap_or_default();
     let path = text.strip_prefix("unix://").unwrap_or(text);

@@ -1,4 +1,4 @@
-//! What the node keeps free, and how it is freed (CONF-10).
+//! Settings of eviction: resources that the node keeps free, and how (CONF-10).
 
 use alloc::collections::BTreeMap;
 
@@ -19,7 +19,8 @@ pub(super) const DEFAULT_HARD: [(&str, &str); 5] = [
     ("imagefs.available", "15%"),
     ("imagefs.inodesFree", "5%"),
 ];
-/// The same with `picolet.profile: board`, for 256 MiB to 1 GiB of memory: 100 MiB would be nearly half of the smallest one.
+/// Default thresholds with `picolet.profile: board`, for 256 MiB to 1 GiB of memory: 100 MiB would be nearly half of
+/// the smallest one.
 const BOARD_HARD: [(&str, &str); 6] = [
     ("memory.available", "10%"),
     ("nodefs.available", "10%"),

@@ -26,7 +26,7 @@ pub struct Document {
     pub warnings: Vec<String>,
 }
 
-/// Reads a document: strictly first; if only unknown or duplicate fields are wrong they become warnings (CONF-01).
+/// Reads a document, strictly first. If only unknown or duplicate fields are wrong, they become warnings (CONF-01).
 ///
 /// `dir` is the directory of the file, against which relative paths are resolved; it should be absolute.
 pub fn read(bytes: &[u8], dir: &Path) -> Result<Document, DecodeError> {
@@ -129,9 +129,9 @@ fn unknown_fields(value: &Value, shown: &str, pattern: &str, unknown: &mut Vec<S
 }
 
 enum Known {
-    /// Known, and nothing below it is checked.
+    /// Known field; fields below it are not checked.
     Leaf,
-    /// Known, and so are some fields below it.
+    /// Known field with known fields below it.
     Branch,
     No,
 }
@@ -199,7 +199,7 @@ const FIELDS: &[&str] = &[
     "userNamespaces.idsPerPod", "volumePluginDir", "volumeStatsAggPeriod",
 ];
 
-/// The fields this version acts on. Absent is `None`; what absence means is decided in one place, [`super::Config`].
+/// Fields that this version acts on. An absent field is `None`; its default is decided in one place, [`super::Config`].
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 #[expect(
@@ -444,7 +444,7 @@ pub struct MemorySwap {
     pub swap_behavior: String,
 }
 
-/// `picolet`: what no kubelet has a field for.
+/// `picolet`: settings for which a kubelet has no field.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 #[expect(missing_docs, reason = "see the fields of Config they end in")]
@@ -589,9 +589,9 @@ pub(super) mod tests {
         read(format!("{HEAD}{text}").as_bytes(), Path::new("/etc/x"))
     }
 
-    /// Whether the document has this field, or fields below it where the table is finer.
+    /// Returns true if the document has this field, or fields below it where the table is finer.
     pub(in crate::config) fn is_known(field: &str) -> bool {
-        // `logging` is one entry: what is below it is not checked.
+        // `logging` is one entry: fields below it are not checked.
         field.starts_with("logging.") || !matches!(known(field), Known::No)
     }
 

@@ -1,7 +1,7 @@
-//! One table of flags: it feeds the parser and the help text.
+//! Table of flags, for the parser and the help text.
 //!
-//! Every flag stands for one field of the configuration document; what was typed becomes a document of its own that is
-//! laid over the file's (CONF-03).
+//! Every flag stands for one field of the configuration document. The flags of a command line become a document of
+//! their own that is laid over the file's (CONF-03).
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -12,14 +12,14 @@ use serde_json::{Map, Value, json};
 use super::{duration, without_effect};
 use crate::api::quantity::{Quantity, QuantityError};
 
-/// What a flag takes.
+/// Kind of a flag's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// `--name` or `--name=false`.
     Switch,
     Number,
     Text,
-    /// Relative ones count from the working directory.
+    /// A path; a relative one counts from the working directory.
     Path,
     Time,
     Size,
@@ -62,7 +62,7 @@ struct Flag {
 }
 
 impl Flag {
-    /// The field of the document that it stands for; empty if there is none.
+    /// Field of the document that the flag stands for; empty if there is none.
     fn key(&self) -> &'static str {
         match self.field {
             CONFIG | CONFIG_DIR => "",
@@ -82,11 +82,11 @@ const fn flag(name: &'static str, kind: Kind, field: &'static str, help: &'stati
 
 /// Field of the table for `--config`, which is no field of the document.
 const CONFIG: &str = "";
-/// The same for `--config-dir`.
+/// Field of the table for `--config-dir`, which is no field of the document either.
 const CONFIG_DIR: &str = ".d";
-/// A flag that the table does not have: without a value it asks for something else than with one.
+/// A flag that the table does not have, for its meaning differs with and without a value.
 const VERSION: &str = "version";
-/// The field that it stands for.
+/// Field that `--version=v…` sets.
 const KUBELET_VERSION: &str = "picolet.kubeletVersion";
 
 #[rustfmt::skip]
@@ -218,15 +218,15 @@ const FLAGS: &[Flag] = &[
 /// A flag of the table, for help, completion and the manual.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Described {
-    /// Without dashes.
+    /// Name without dashes.
     pub name: &'static str,
-    /// What it takes, in capitals with a blank before; empty for a switch.
+    /// Kind of the flag's value in capitals, with a blank before; empty for a switch.
     pub hint: &'static str,
-    /// One line.
+    /// Help text in one line.
     pub help: &'static str,
     /// The field of the configuration, dotted; empty for `--config` and `--config-dir`.
     pub field: &'static str,
-    /// It takes a path.
+    /// Set if the value is a path.
     pub path: bool,
 }
 
@@ -241,7 +241,7 @@ pub fn described() -> impl Iterator<Item = Described> {
     })
 }
 
-/// What was typed.
+/// Flags of a command line, read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Flags {
     /// `--config`, absolute.
@@ -250,17 +250,17 @@ pub struct Flags {
     pub config_dir: Option<PathBuf>,
     /// The other flags as a document without `apiVersion` and `kind`.
     pub overlay: Map<String, Value>,
-    /// `-h` or `--help` was among them: nothing else counts then.
+    /// Set if `-h` or `--help` was given: nothing else counts then.
     pub help: bool,
-    /// `--version` or `--version=raw` was among them: nothing else counts then.
+    /// Set if `--version` or `--version=raw` was given: nothing else counts then.
     pub version: bool,
     /// Flags of a kubelet that are without effect, each once, in the order of the command line.
     pub without_effect: Vec<&'static str>,
-    /// The program was called as `kubelet`: set by the caller.
+    /// Set by the caller if the program was called as `kubelet`.
     pub as_kubelet: bool,
 }
 
-/// Why the command line is wrong.
+/// Reason why a command line cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FlagError {
     /// No such flag.
@@ -274,39 +274,39 @@ pub enum FlagError {
     Value {
         /// The flag's name without dashes.
         flag: String,
-        /// What is wrong.
+        /// Fault of the value.
         why: ValueError,
     },
-    /// Not UTF-8, or otherwise no flag.
+    /// An argument that is not UTF-8, or not a flag for another reason.
     #[error("{0}")]
     Syntax(String),
 }
 
-/// Why a text is no value of a flag.
+/// Reason why a text cannot be the value of a flag.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ValueError {
-    /// There is none.
+    /// The value is missing.
     #[error("needs a value")]
     Missing,
-    /// Of a switch.
+    /// Not a value of a switch.
     #[error("{0:?} is neither true nor false")]
     Switch(String),
-    /// Of a number.
+    /// Not a number.
     #[error("{0:?} is not a number")]
     Number(String),
-    /// Of a path.
+    /// Not a path, which has to be UTF-8.
     #[error("is not UTF-8")]
     Path,
-    /// Of a time.
+    /// Not a duration.
     #[error("{0:?} is not a duration (such as 10s, 1m30s, 100ms)")]
     Time(String),
-    /// Of an amount of bytes.
+    /// Not an amount of bytes.
     #[error(transparent)]
     Size(#[from] QuantityError),
-    /// Of a taint.
+    /// Not a taint.
     #[error("{0:?} is not key=value:effect")]
     Taint(String),
-    /// Of a map: the part, and what has to be between key and value.
+    /// Not an entry of a map: the part, and the sign that must be between key and value.
     #[error("{0:?} has no {1:?}")]
     Pair(String, &'static str),
 }
@@ -372,7 +372,7 @@ pub fn parse(
             continue;
         }
         if flag.field == CONFIG_DIR {
-            // Empty is none, as for a kubelet.
+            // An empty text means no directory, as for a kubelet.
             flags.config_dir = Some(cwd.join(&text)).filter(|_| !text.is_empty());
             continue;
         }
@@ -381,7 +381,8 @@ pub fn parse(
     }
 }
 
-/// Takes `--version`, which needs no value, and whose value is no word of its own. Returns whether the version is asked for.
+/// Takes `--version`, which needs no value, and whose value cannot be a separate word. Returns true if the version is
+/// asked for.
 ///
 /// Source: Kubernetes `component-base/version/verflag`.
 fn set_version(value: Option<String>, flags: &mut Flags) -> Result<bool, ValueError> {
@@ -437,7 +438,7 @@ const MERGED: [&str; 8] = [
     "x509",
 ];
 
-/// Lays what was typed over the file's document. Of maps with keys of their own only `featureGates` is merged.
+/// Lays the typed flags over the file's document. Of maps with keys of their own only `featureGates` is merged.
 pub fn lay_over(document: &mut Value, overlay: Map<String, Value>) {
     if !document.is_object() {
         *document = Value::Object(Map::new());
@@ -673,7 +674,7 @@ mod tests {
             assert!(read(line).expect(line).version, "{line}");
         }
         assert!(!read("--version=false").expect("off").version);
-        // A path that is taken by another flag is no question.
+        // A word that is the value of another flag does not ask for help.
         assert!(
             !read("--hostname-override --version")
                 .expect("a name")

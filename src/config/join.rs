@@ -1,5 +1,5 @@
-//! The configuration of a node of a cluster, as `picolet join` writes it: what the cluster wants of its kubelets, where the
-//! files of the cluster are, and what was typed. What the operator had written before goes on counting as a drop-in.
+//! The configuration of a node of a cluster, as `picolet join` writes it: the cluster's settings for kubelets, the
+//! paths of the cluster's files, and the typed flags. The operator's earlier file goes on counting as a drop-in.
 
 use std::path::{Path, PathBuf};
 
@@ -8,14 +8,14 @@ use serde_json::{Map, Value, json};
 use super::decode::{self, DecodeError};
 use super::{ConfigError, Host, Loaded, configz, drop_in, file, flags, read_bounded};
 
-/// Name of the drop-in that the operator's file becomes, in [`drop_in_dir`]. It sorts before those that an operator has, as the
-/// file had a lower rank than all of them.
+/// Name of the drop-in that the operator's file becomes, in [`drop_in_dir`]. It sorts before the operator's drop-ins,
+/// for the file had a lower rank than all of them.
 pub const OWN_DROP_IN: &str = "00-before-join.conf";
-/// Its name on a machine that joined with an earlier version.
+/// Name of that drop-in on a machine that joined with an earlier version.
 pub const EARLIER_OWN_DROP_IN: &str = "50-before-join.conf";
-/// What the file begins with.
+/// First line of the configuration file.
 const HEAD: &str = "# Written by picolet join. Put settings of your own into a drop-in: config.d/NAME.conf beside this file.\n";
-/// What kubeadm sets for a kubelet that has its manifests and its runtime elsewhere.
+/// Fields that kubeadm sets for a kubelet with other manifests and another runtime.
 const OF_OTHERS: [&str; 4] = [
     "cgroupDriver",
     "containerRuntimeEndpoint",
@@ -23,7 +23,7 @@ const OF_OTHERS: [&str; 4] = [
     "staticPodPath",
 ];
 
-/// What stands where the configuration of a node is to be.
+/// Present content of the place of a node's configuration.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Before {
     /// No file.
@@ -57,13 +57,14 @@ pub fn before(path: &Path) -> Result<Before, ConfigError> {
     })
 }
 
-/// The directory of drop-ins that is read beside the file at `path` without `--config-dir`.
+/// Directory of drop-ins that is read beside the file at `path` without `--config-dir`.
 #[must_use]
 pub fn drop_in_dir(path: &Path) -> PathBuf {
     path.with_file_name("config.d")
 }
 
-/// The first drop-in below `dir` that is read before [`OWN_DROP_IN`]. Such a one would lose its rank to the operator's file.
+/// Finds the first drop-in below `dir` that is read before [`OWN_DROP_IN`]. Such a drop-in would lose its rank to the
+/// operator's file.
 ///
 /// - Errors: the directory cannot be read.
 pub fn sorts_before_own(dir: &Path) -> Result<Option<PathBuf>, ConfigError> {
@@ -75,8 +76,8 @@ pub fn sorts_before_own(dir: &Path) -> Result<Option<PathBuf>, ConfigError> {
     Ok(first.filter(|path| *path < own))
 }
 
-/// The file that has the last word about a key, and what it says: a drop-in, or the file at `path`. `None`: none of them says
-/// anything of it.
+/// Finds the file that decides about a key, and its value: a drop-in, or the file at `path`. `None`: no file has the
+/// key.
 ///
 /// - `key`: dotted.
 /// - Errors: the directory or a file cannot be read.
@@ -106,7 +107,7 @@ pub fn decided_by(
     Ok(None)
 }
 
-/// What a merge patch says of the dotted `key`; null: it deletes it.
+/// Value of the dotted `key` in a merge patch; null: the patch deletes the key.
 fn said<'a>(mut value: &'a Value, key: &str) -> Option<&'a Value> {
     for part in key.split('.') {
         value = value.get(part)?;
@@ -117,19 +118,19 @@ fn said<'a>(mut value: &'a Value, key: &str) -> Option<&'a Value> {
     Some(value)
 }
 
-/// Where the files of a cluster are on this machine.
+/// Paths of a cluster's files on this machine.
 #[derive(Clone, Debug, Default)]
 pub struct Files {
     /// The node's own kubeconfig.
     pub kubeconfig: PathBuf,
-    /// That which it asks for its certificate by.
+    /// Kubeconfig by which the node asks for its certificate.
     pub bootstrap: Option<PathBuf>,
-    /// CAs of those who call the node.
+    /// CAs of the clients that call the node.
     pub client_ca: PathBuf,
 }
 
 impl Files {
-    /// Takes what was typed over what is usual.
+    /// Replaces the usual paths by those that were typed.
     pub fn typed(&mut self, overlay: &Map<String, Value>) {
         let path = |value: &Value| value.as_str().map(PathBuf::from);
         let own = overlay.get("picolet").unwrap_or(&Value::Null);
@@ -146,7 +147,8 @@ impl Files {
     }
 }
 
-/// What a kubeadm cluster wants of its kubelets, as far as it is for this one. `text`: the document of its ConfigMap.
+/// Reads a kubeadm cluster's settings for kubelets, without those that are not for this one. `text`: the document of
+/// its ConfigMap.
 pub fn of_kubeadm(text: &str) -> Result<Value, DecodeError> {
     let mut document = decode::parse(text.as_bytes())?.value;
     if let Some(fields) = document.as_object_mut() {
@@ -163,7 +165,7 @@ pub fn of_kubeadm(text: &str) -> Result<Value, DecodeError> {
     Ok(document)
 }
 
-/// What a kubelet beside a k3s server has to know.
+/// Makes the settings of a kubelet beside a k3s server.
 #[must_use]
 pub fn of_k3s(dns: &[&str], domain: &str) -> Value {
     json!({
@@ -178,7 +180,7 @@ pub fn of_k3s(dns: &[&str], domain: &str) -> Value {
     })
 }
 
-/// The text of the file. `document`: what the cluster wants; `own`: keys of picolet; `typed`: flags.
+/// Makes the text of the file. `document`: settings of the cluster; `own`: keys of picolet; `typed`: flags.
 pub fn text(
     mut document: Value,
     files: &Files,
@@ -201,7 +203,7 @@ pub fn text(
     Ok(format!("{HEAD}{}", serde_yaml_ng::to_string(&document)?))
 }
 
-/// Mode of the file, given that of the one before and what is written into it: the operator's secrets are for root alone.
+/// Mode of the file, from that of the earlier file and the new content: the operator's secrets are for root alone.
 #[must_use]
 pub fn mode(before: u32, parts: &[&Map<String, Value>]) -> u32 {
     let is_secret =
@@ -212,7 +214,7 @@ pub fn mode(before: u32, parts: &[&Map<String, Value>]) -> u32 {
     }
 }
 
-/// What an agent would make of the file at `path` with these drop-ins: the way to find out before it counts.
+/// Loads the file at `path` with these drop-ins as an agent would, before the file counts.
 pub fn preview(path: &Path, drop_ins: Option<&Path>, host: &Host) -> Result<Loaded, ConfigError> {
     let flags = flags::Flags {
         config: Some(path.into()),

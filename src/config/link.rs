@@ -1,4 +1,4 @@
-//! What may go over the link, and what that costs (METER).
+//! Limits and cost of the link (METER).
 
 use super::checks::{Invalid, invalid};
 use super::file::{Link, Own};
@@ -12,7 +12,7 @@ const INTERFACES: &str = "picolet.link.meteredInterfaces";
 const STREAM: &str = "picolet.link.streamBytes";
 const WINDOW: &str = "picolet.link.pullWindow";
 
-/// Everything of [`LinkConfig`].
+/// Resolves the fields of [`LinkConfig`].
 pub(super) fn resolve(own: &Own) -> Result<LinkConfig, Invalid> {
     let link = &own.link;
     let interfaces = link.metered_interfaces.clone();
@@ -36,7 +36,7 @@ pub(super) fn resolve(own: &Own) -> Result<LinkConfig, Invalid> {
     })
 }
 
-/// What may go over the link in a day; `None`: as much as there is.
+/// Reads how much may go over the link in a day; `None`: no limit.
 fn budget(link: &Link) -> Result<Option<link_budget::Settings>, Invalid> {
     let text = link.pull_window.as_deref().filter(|text| !text.is_empty());
     let Some(bytes) = &link.daily_bytes else {

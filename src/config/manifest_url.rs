@@ -9,13 +9,13 @@ use crate::net::Url;
 
 /// Time between two looks.
 const CHECK: Duration = Duration::from_secs(20);
-/// The same where bytes cost money.
+/// Time between two looks where bytes cost money.
 const METERED_CHECK: Duration = Duration::from_secs(300);
-/// Headers at most, and bytes of a name and a value.
+/// Most headers, and most bytes of a name and a value.
 const MAX_HEADERS: usize = 32;
 const MAX_HEADER_BYTES: usize = 8 * 1024;
 
-/// Everything of [`ManifestUrlConfig`], if there is a URL.
+/// Resolves the fields of [`ManifestUrlConfig`], if there is a URL.
 pub(super) fn resolve(fields: &Fields) -> Result<Option<ManifestUrlConfig>, Invalid> {
     let Some(text) = fields.static_pod_url.as_deref().filter(|u| !u.is_empty()) else {
         return Ok(None);
@@ -28,7 +28,7 @@ pub(super) fn resolve(fields: &Fields) -> Result<Option<ManifestUrlConfig>, Inva
     for (name, values) in &fields.static_pod_url_header {
         for value in values {
             if !is_token(name) || !is_value(value) || name.len() + value.len() > MAX_HEADER_BYTES {
-                // The value may be a key.
+                // The value may be a secret key.
                 return invalid(
                     &format!("staticPodURLHeader[{name:?}]"),
                     "is no header of HTTP",
@@ -61,13 +61,13 @@ pub(super) fn resolve(fields: &Fields) -> Result<Option<ManifestUrlConfig>, Inva
     }))
 }
 
-/// Source: RFC 9110 section 5.6.2.
+/// Returns true for a valid name of a header. Source: RFC 9110 section 5.6.2.
 fn is_token(name: &str) -> bool {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
     !name.is_empty() && name.bytes().all(plain)
 }
 
-/// Source: RFC 9110 section 5.5, ASCII alone.
+/// Returns true for a valid value of a header. Source: RFC 9110 section 5.5, ASCII alone.
 fn is_value(value: &str) -> bool {
     let plain = |b: u8| b == b'\t' || (b' '..=b'~').contains(&b);
     value.bytes().all(plain) && value.trim() == value

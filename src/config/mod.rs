@@ -1,11 +1,11 @@
-//! KubeletConfiguration, flags and defaults: everything an operator can say, as one checked value.
+//! KubeletConfiguration, flags and defaults: all settings of an operator, as one checked value.
 //!
-//! - [`decode`]: YAML or JSON text → JSON value → typed value, with limits and with the path of what is wrong.
+//! - [`decode`]: YAML or JSON text → JSON value → typed value, with limits; errors name the field's path.
 //! - [`mod@file`]: the document named by `--config` and its known fields.
 //! - `drop_in`: documents below `--config-dir`, each merged over that.
 //! - [`flags`]: one table of flags that feeds the parser and the help text; `without_effect`: flags that only a kubelet has.
 //! - [`join`]: the file of a node that joins a cluster.
-//! - `adapt`: what a kubelet's configuration asks for and this agent does in a way of its own.
+//! - `adapt`: settings of a kubelet that this agent fulfils in its own way.
 //! - [`Config`]: the result: defaults < file < drop-ins < flags (CONF-03), every limit with its unit.
 //!
 //! Defaults are a kubelet's, with these exceptions, each made because the agent must start on a board as it comes:
@@ -53,34 +53,34 @@ pub use values::{
     UpdateSource,
 };
 
-/// Version reported as the kubelet's: it must parse as a Kubernetes version. The part behind the plus is ours.
+/// Version that is reported as the kubelet's: it must parse as a Kubernetes version. The part behind the plus is ours.
 pub const KUBELET_VERSION: &str = concat!("v1.36.0+picolet-", env!("CARGO_PKG_VERSION"));
 
 /// The file read when `--config` is absent and this one exists. Without `--config-dir`, drop-ins in `config.d` beside it are
 /// read too then.
 pub const DEFAULT_CONFIG_FILE: &str = "/etc/picolet/config.yaml";
 
-/// What the machine says of itself, read once by the caller.
+/// Facts about the machine, read once by the caller.
 #[derive(Clone, Debug, Default)]
 pub struct Host {
     /// Host name; used unless overridden (CONF-16).
     pub hostname: String,
 }
 
-/// A configuration and what to say about how it came about.
+/// A configuration, its files and its warnings.
 #[derive(Clone, Debug)]
 pub struct Loaded {
-    /// The result.
+    /// The checked configuration.
     pub config: Config,
     /// The file that was read, if any.
     pub file: Option<PathBuf>,
     /// The directory of drop-ins that was read, if any.
     pub drop_ins: Option<PathBuf>,
-    /// Sentences for the operator: unknown fields and the like. The configuration is usable all the same.
+    /// Warnings for the operator: unknown fields and the like. The configuration is usable all the same.
     pub warnings: Vec<String>,
 }
 
-/// Why there is no configuration.
+/// Reason why there is no configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -88,7 +88,7 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         source: io::Error,
     },
     /// The file is no document, or a field has a value of the wrong kind.
@@ -96,7 +96,7 @@ pub enum ConfigError {
     Decode {
         /// The file, or `command line`.
         path: String,
-        /// What is wrong, with the field's path.
+        /// Fault of the document, with the field's path.
         source: decode::DecodeError,
     },
     /// A field has a value that cannot be used.
@@ -106,7 +106,7 @@ pub enum ConfigError {
         path: String,
         /// The field's path.
         field: String,
-        /// What it must be.
+        /// Rule that the value breaks.
         message: String,
     },
 }
@@ -173,14 +173,14 @@ fn load_from(flags: flags::Flags, host: &Host, default_file: &Path) -> Result<Lo
 }
 
 impl Config {
-    /// Whether updates come from a server: those of a directory of this machine take no bytes of the link.
+    /// Returns true if updates come from a server: those in a directory of this machine take no bytes of the link.
     #[must_use]
     pub fn fetches_updates(&self) -> bool {
         let is_far = |update: &UpdateConfig| update.source.is_far();
         self.update.as_ref().is_some_and(is_far)
     }
 
-    /// Cgroups are made by who the runtime says, whatever was configured (CONF-18).
+    /// Takes the cgroup driver that the runtime names, whatever was configured (CONF-18).
     pub fn use_cgroup_driver(&mut self, driver: CgroupDriver) {
         if driver == self.cgroup.tree.driver {
             return;
@@ -191,7 +191,7 @@ impl Config {
     }
 }
 
-/// What holds where neither file nor flag says otherwise.
+/// Makes the configuration without file and flags.
 ///
 /// Errors: the host's name cannot be a node's.
 pub fn defaults(host: &Host) -> Result<Config, ConfigError> {

@@ -1,4 +1,4 @@
-//! What is said of this machine as a node: name, addresses, labels, taints, paces (CONF-14 to CONF-17).
+//! Settings of this machine as a node: name, addresses, labels, taints, intervals (CONF-14 to CONF-17).
 
 use core::time::Duration;
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use crate::api::{names, node::Taint};
 
 /// Port of a kubelet's HTTPS server.
 const DEFAULT_PORT: u16 = 10250;
-/// Images that a status names.
+/// Most images that a status names.
 const DEFAULT_IMAGES: i64 = 50;
 /// Seconds for which a sign of life counts.
 const DEFAULT_LEASE_S: u32 = 40;
@@ -33,7 +33,7 @@ const OWN_LABELS: [&str; 11] = [
 /// Domains of labels that a node may give itself, with all below them.
 const OWN_DOMAINS: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
 
-/// Everything of [`NodeConfig`].
+/// Resolves the fields of [`NodeConfig`].
 pub(super) fn resolve(fields: &Fields) -> Result<NodeConfig, Invalid> {
     let own = &fields.picolet;
     for (key, value) in &own.node_labels {
@@ -95,10 +95,10 @@ pub(super) fn resolve(fields: &Fields) -> Result<NodeConfig, Invalid> {
     })
 }
 
-/// Bytes of a version at most: that of a label, which is where tools put it.
+/// Most bytes of a version: those of a label's value, for tools put it into a label.
 const MAX_VERSION_BYTES: usize = 63;
 
-/// The version told to the cluster: one that Kubernetes can read (KADM-01, KADM-13).
+/// Reads the version told to the cluster, which Kubernetes has to be able to parse (KADM-01, KADM-13).
 fn version(text: Option<&str>) -> Result<String, Invalid> {
     let text = match text {
         None | Some("") => return Ok(super::KUBELET_VERSION.into()),
@@ -125,7 +125,7 @@ fn version(text: Option<&str>) -> Result<String, Invalid> {
     )
 }
 
-/// Whether NodeRestriction lets a node set the label.
+/// Returns true if NodeRestriction lets a node set the label.
 fn may_label(key: &str) -> bool {
     let within = |domain: &str, parent: &str| {
         domain
@@ -139,7 +139,7 @@ fn may_label(key: &str) -> bool {
     !reserved || OWN_LABELS.contains(&key) || OWN_DOMAINS.iter().any(|d| within(domain, d))
 }
 
-/// CONF-11.
+/// Checks the taints (CONF-11).
 fn taints(taints: &[Taint]) -> Result<(), Invalid> {
     for (n, taint) in taints.iter().enumerate() {
         let field = |name: &str| format!("registerWithTaints[{n}]{name}");
@@ -172,7 +172,7 @@ fn taints(taints: &[Taint]) -> Result<(), Invalid> {
     Ok(())
 }
 
-/// The override or the host's name, trimmed and lower case (CONF-16).
+/// Finds the node's name: the override or the host's name, trimmed and lower case (CONF-16).
 pub(super) fn name(over: Option<&str>, host: &Host) -> Result<String, Invalid> {
     let name = over.filter(|n| !n.is_empty()).unwrap_or(&host.hostname);
     let name = name.trim().to_lowercase();
@@ -182,7 +182,7 @@ pub(super) fn name(over: Option<&str>, host: &Host) -> Result<String, Invalid> {
             "the host has no name: set one, or --hostname-override",
         );
     }
-    // Names of static pods end in it.
+    // Names of static pods end in the node's name.
     if !names::is_dns_subdomain(&name) {
         return invalid(
             "picolet.hostnameOverride",
@@ -194,7 +194,7 @@ pub(super) fn name(over: Option<&str>, host: &Host) -> Result<String, Invalid> {
     Ok(name)
 }
 
-/// One address, or one of each family (CONF-17). Entries that do not parse are ignored, as a kubelet does.
+/// Reads one address, or one of each family (CONF-17). Entries that do not parse are ignored, as a kubelet does.
 pub(super) fn ips(text: &str) -> Result<Vec<IpAddr>, Invalid> {
     let ips: Vec<IpAddr> = text
         .split(',')

@@ -1,4 +1,4 @@
-//! From the fields of the document to the checked configuration: defaults and rules, one place for both.
+//! Makes the checked configuration from the fields of the document: defaults and rules are in this one place.
 
 use alloc::{collections::BTreeMap, sync::Arc};
 use core::ops::RangeInclusive;
@@ -27,7 +27,7 @@ use crate::logic::{
     pod_writes, shutdown,
 };
 
-/// Whole numbers that have a range, also those this version has no use for: a kubelet would refuse the file too.
+/// Ranges of whole numbers, also of fields that this version does not use: a kubelet would refuse the file too.
 const RANGES: &[(&str, RangeInclusive<i64>)] = &[
     ("containerLogMaxFiles", 2..=i32::MAX as i64),
     ("containerLogMaxWorkers", 1..=i32::MAX as i64),
@@ -53,18 +53,18 @@ const RANGES: &[(&str, RangeInclusive<i64>)] = &[
     ("registryPullQPS", 0..=i32::MAX as i64),
 ];
 
-/// OCI runtimes beside the default one.
+/// Most OCI runtimes beside the default one.
 const MAX_HANDLERS: usize = 16;
-/// Where vendors put CDI files, and how many such directories there may be.
+/// Directories in which vendors put CDI files. At most [`MAX_CDI_DIRS`] others may be configured.
 const CDI_DIRS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 const MAX_CDI_DIRS: usize = 16;
-/// Groups of pods that end one after the other with the machine.
+/// Most groups of pods that end one after the other with the machine.
 const MAX_SHUTDOWN_GROUPS: usize = 64;
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
-/// Where device plugins look for a kubelet, whatever its root directory is (DEV-01).
+/// Directory in which device plugins look for a kubelet, whatever its root directory is (DEV-01).
 const DEVICE_PLUGIN_DIR: &str = "/var/lib/kubelet/device-plugins";
-/// How long a pod of the apiserver waits for a device.
+/// Time for which a pod of the apiserver waits for a device.
 const DEVICE_WAIT: Duration = Duration::from_secs(120);
 
 /// Applies defaults and checks every rule. `from_file` says whether a document was loaded: only then has
@@ -168,7 +168,7 @@ pub(super) fn resolve(
     })
 }
 
-/// Devices that pods may ask for; `None`: there are none.
+/// Reads the devices that pods may ask for; `None`: there are none.
 fn devices(own: &Own) -> Result<Option<DeviceConfig>, Invalid> {
     let declared = devices::declared(&own.devices).map_err(|e| Invalid {
         field: e.path,
@@ -206,7 +206,7 @@ fn cdi_dirs(dirs: Option<&[String]>) -> Result<Vec<PathBuf>, Invalid> {
         .collect()
 }
 
-/// CRI has no words for nodes that come and go.
+/// Refuses live devices with a CRI runtime: CRI cannot express device nodes that come and go.
 fn no_live(declared: &Declared) -> Result<(), Invalid> {
     let mut entries = declared.entries.iter();
     match entries.position(|entry| entry.live) {
@@ -218,7 +218,7 @@ fn no_live(declared: &Declared) -> Result<(), Invalid> {
     }
 }
 
-/// Other OCI runtimes, by handler.
+/// Reads the other OCI runtimes, by handler.
 fn handlers(all: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, Invalid> {
     let field = "picolet.handlers";
     if all.len() > MAX_HANDLERS {
@@ -273,7 +273,7 @@ fn ranges(document: &Value) -> Result<(), Invalid> {
     Ok(())
 }
 
-/// What a kubelet can and this version cannot: refused, for doing something else in silence would be worse.
+/// Refuses settings that a kubelet has and this version has not: to do something else in silence would be worse.
 fn refuse(fields: &Fields) -> Result<(), Invalid> {
     if fields.run_once == Some(true) {
         return invalid("runOnce", "must be false");
@@ -302,7 +302,7 @@ fn times(fields: &Fields) -> Result<TimeConfig, Invalid> {
     })
 }
 
-/// How pods end with the machine (CONF-12, SHUT-01).
+/// Reads the groups of pods that end one after the other with the machine (CONF-12, SHUT-01).
 fn shutdown(fields: &Fields) -> Result<Vec<shutdown::Group>, Invalid> {
     let grace = kept(fields.shutdown_grace_period, Duration::ZERO);
     let critical = kept(fields.shutdown_grace_period_critical_pods, Duration::ZERO);
@@ -349,7 +349,7 @@ fn shutdown(fields: &Fields) -> Result<Vec<shutdown::Group>, Invalid> {
     Ok(groups)
 }
 
-/// `adapt` has left `systemd` to those who have a runtime that may have it.
+/// Reads the cgroup driver. `adapt` has left `systemd` only where a CRI runtime is configured.
 fn driver(fields: &Fields) -> Result<CgroupDriver, Invalid> {
     match fields.cgroup_driver.as_deref() {
         None | Some("" | "cgroupfs") => Ok(CgroupDriver::Cgroupfs),
@@ -416,7 +416,7 @@ fn cgroup(fields: &Fields) -> Result<CgroupConfig, Invalid> {
     })
 }
 
-/// What a pod may write, which its control group limits (WEAR-07).
+/// Reads a pod's limit of writes, bytes a second, which its cgroup holds (WEAR-07).
 fn pod_write_limit(fields: &Fields, per_qos: bool) -> Result<Option<u64>, Invalid> {
     let field = "picolet.podWriteLimit";
     let Some(limit) = &fields.picolet.pod_write_limit else {
@@ -431,7 +431,7 @@ fn pod_write_limit(fields: &Fields, per_qos: bool) -> Result<Option<u64>, Invali
     }
 }
 
-/// `MemoryQoS`, which is off unless its gate is named (CG-16).
+/// Reads the settings of `MemoryQoS`, which is off unless its gate is named (CG-16).
 fn memory_qos(
     fields: &Fields,
     throttling_permille: u32,
@@ -456,7 +456,7 @@ fn memory_qos(
     }))
 }
 
-/// What is limited: whether all pods together are, and groups of the operator's (CONF-12).
+/// Reads the limits to hold: true if all pods together are limited, and the limited groups of the operator (CONF-12).
 fn enforce(fields: &Fields, per_qos: bool) -> Result<(bool, Vec<ReservedGroup>), Invalid> {
     let field = "enforceNodeAllocatable";
     let tiers = fields.enforce_node_allocatable.clone();
@@ -506,7 +506,7 @@ fn enforce(fields: &Fields, per_qos: bool) -> Result<(bool, Vec<ReservedGroup>),
     Ok((has("pods"), groups))
 }
 
-/// What [`is_clean`] asks for.
+/// Rule of [`is_clean`], for messages.
 const CLEAN: &str = "must be an absolute path without '.', '..' and doubled slashes";
 
 fn is_clean(path: &str) -> bool {
@@ -556,7 +556,7 @@ fn reserved(fields: &Fields) -> Result<Reserved, Invalid> {
     })
 }
 
-/// `part` of 1 in thousandths; at least one if it is not zero.
+/// Converts a part of 1 into thousandths; at least one if it is not zero.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -567,7 +567,7 @@ fn permille(part: f64) -> u32 {
     if part > 0.0 { rounded.max(1) } else { rounded }
 }
 
-/// Number of processors in a list such as `0-1,3`.
+/// Counts the processors in a list such as `0-1,3`.
 fn cpu_list(text: &str) -> Option<usize> {
     /// Highest processor number a list may name: the kernel's own build-time limit.
     const MAX_CPU: u32 = 8191;
@@ -625,9 +625,9 @@ fn logs(fields: &Fields) -> Result<LogConfig, Invalid> {
     })
 }
 
-/// What logs may have in memory (WEAR-05).
+/// Reads the limit of logs in memory, bytes (WEAR-05).
 fn log_memory(own: &Own) -> Result<Option<u64>, Invalid> {
-    /// A hundred shims have a few pages each.
+    /// Least limit: a hundred shims have a few pages each.
     const MIN_BYTES: u64 = 1 << 20;
     let bytes = own.log_memory.as_ref();
     match bytes.map(|bytes| u64::try_from(bytes.value()).unwrap_or(0)) {

@@ -1,4 +1,4 @@
-//! What is said of the node's server (CONF-18, SRV-01 to SRV-10, BOOT-10 to BOOT-13).
+//! Settings of the node's server (CONF-18, SRV-01 to SRV-10, BOOT-10 to BOOT-13).
 
 use core::time::Duration;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -11,7 +11,7 @@ use crate::net::serving::is_suite;
 /// Port of `/healthz`.
 const HEALTHZ_PORT: u16 = 10248;
 
-/// Everything of [`ServerConfig`]. `member`: there is an apiserver to ask.
+/// Resolves the fields of [`ServerConfig`]. `member`: there is an apiserver to ask.
 pub(super) fn resolve(fields: &Fields, member: bool, port: u16) -> Result<ServerConfig, Invalid> {
     let client_ca = fields.authentication.x509.client_ca_file.as_deref();
     let client_ca = client_ca
@@ -31,7 +31,7 @@ pub(super) fn resolve(fields: &Fields, member: bool, port: u16) -> Result<Server
             );
         }
     };
-    // Alone, a node has nobody to serve, unless somebody is named who needs no leave.
+    // A node that stands alone has no clients, unless some are configured who need no permission of an apiserver.
     let serves = member || !asks && (client_ca.is_some() || anonymous);
     let enabled = fields.enable_server.unwrap_or(serves);
     let certificate = certificate(fields, member, enabled)?;
@@ -146,7 +146,8 @@ fn suites(names: &[String]) -> Result<(), Invalid> {
     Ok(())
 }
 
-/// Versions before 1.2 are not spoken: who allows them gets 1.2 and 1.3.
+/// Returns true if only TLS 1.3 is allowed. Versions before 1.2 are not spoken: a setting that allows them means 1.2
+/// and 1.3.
 fn only_1_3(name: Option<&str>) -> Result<bool, Invalid> {
     match name {
         None | Some("" | "VersionTLS10" | "VersionTLS11" | "VersionTLS12") => Ok(false),

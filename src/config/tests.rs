@@ -6,7 +6,7 @@ use super::*;
 use crate::api::cri::CgroupDriver;
 use crate::logic::eviction::{Signal, Threshold};
 
-/// A directory of its own that goes with the test.
+/// A directory for one test, removed at its end.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -52,7 +52,7 @@ fn load(name: &str, text: &str, line: &str) -> Result<Config, String> {
         .map_err(show)
 }
 
-/// The same, called as `kubelet`.
+/// Loads `text` as a file, called as `kubelet`.
 fn load_as_kubelet(name: &str, text: &str, line: &str) -> Result<Loaded, String> {
     let scratch = Scratch::new(name);
     let path = scratch.0.join("config.yaml");
@@ -417,7 +417,7 @@ fn a_negative_size_rotates_no_log() {
     assert_eq!(logs("--container-log-max-size=20Ki"), Some(20 << 10));
 }
 
-/// What `kubeadm` writes for the kubelet, and the words of its unit.
+/// Settings that `kubeadm` writes for the kubelet, and the words of its unit.
 #[test]
 fn how_pods_end_with_the_machine() {
     // SHUT-01 CONF-12

@@ -1,4 +1,4 @@
-//! What is said of the tunnel by which an apiserver reaches a node that nobody can dial (TUN-01, TUN-09, TUN-10).
+//! Settings of the tunnel by which an apiserver reaches a node that nobody can dial (TUN-01, TUN-09, TUN-10).
 
 use super::{
     checks::{Invalid, absolute, invalid},
@@ -6,12 +6,12 @@ use super::{
     values::{ServerConfig, TunnelConfig},
 };
 
-/// Servers of a tunnel. Each has a stream of its own.
+/// Most servers of a tunnel. Each has a stream of its own.
 const MAX_SERVERS: usize = 8;
-/// Where one listens for agents unless it is said.
+/// Port on which a server of a tunnel listens for agents, unless another is named.
 const PORT: u16 = 8091;
 
-/// The tunnel; `None`: there is none. `is_member`: there is an apiserver.
+/// Resolves the tunnel; `None`: there is none. `is_member`: there is an apiserver.
 pub(super) fn resolve(
     own: &Tunnel,
     is_member: bool,
@@ -60,7 +60,7 @@ pub(super) fn resolve(
     }))
 }
 
-/// Host, without brackets, and port.
+/// Reads host, without brackets, and port.
 fn address(text: &str) -> Option<(String, u16)> {
     let is_bare_v6 = text.parse::<core::net::Ipv6Addr>().is_ok();
     let (host, port) = match text.rsplit_once(':') {

@@ -1,4 +1,4 @@
-//! What is said of updates by themselves (UPD-02, UPD-07).
+//! Settings of updates by themselves (UPD-02, UPD-07).
 
 use core::time::Duration;
 
@@ -14,18 +14,18 @@ use crate::{
     net::{Url, url::is_loopback},
 };
 
-/// What the name of an artefact begins with.
+/// Prefix of an artefact's name.
 const OCI: &str = "oci://";
-/// Keys that a channel may be signed by.
+/// Most keys that a channel may be signed by.
 const MAX_KEYS: usize = 8;
-/// Bytes of the command that restarts the agent.
+/// Most bytes of the command that restarts the agent.
 const MAX_RESTART_BYTES: usize = 1024;
 const DAYS: [&str; 7] = ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"];
 const EVERY_DAY: u8 = 0x7f;
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// The updates; `None`: nobody looks for any.
+/// Resolves the updates; `None`: no updates.
 pub(super) fn resolve(own: &Update) -> Result<Option<UpdateConfig>, Invalid> {
     let field = "picolet.update.source";
     let Some(source) = own.source.as_deref().filter(|s| !s.is_empty()) else {
@@ -68,7 +68,7 @@ pub(super) fn resolve(own: &Update) -> Result<Option<UpdateConfig>, Invalid> {
     }))
 }
 
-/// The name of an artefact, in which the registry is written out.
+/// Reads the name of an artefact, in which the registry is written out.
 fn reference(field: &str, source: &str, name: &str) -> Result<Reference, Invalid> {
     let why = match Reference::parse(name) {
         Ok(name_of) if name.split('/').next() == Some(name_of.domain()) => return Ok(name_of),
@@ -147,7 +147,7 @@ fn schedule(own: &Update) -> Result<Schedule, Invalid> {
     })
 }
 
-/// Seconds of the day, from `02:30`.
+/// Reads a time such as `02:30` as seconds of the day.
 fn time_of_day(text: &str) -> Option<u32> {
     let (hours, minutes) = text.split_once(':')?;
     let number = |text: &str, end: u32| {

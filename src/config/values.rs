@@ -1,4 +1,4 @@
-//! The checked configuration: what the rest of the agent reads.
+//! The checked configuration, which the rest of the agent reads.
 
 use alloc::{collections::BTreeMap, sync::Arc};
 use core::time::Duration;
@@ -24,34 +24,34 @@ pub const DEFAULT_SUBNET: Subnet = Subnet {
 /// Bridge of the built-in network unless configured.
 pub const DEFAULT_BRIDGE: &str = "picolet0";
 
-/// Everything the agent needs to know from its operator.
+/// The checked configuration of an agent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// Name of the node: the override or the host name, trimmed and lower case (CONF-16).
     pub node_name: String,
     /// `--node-ip`: none, one, or one of each family (CONF-17).
     pub node_ips: Vec<IpAddr>,
-    /// What is said of this machine as a node.
+    /// Settings of this machine as a node.
     pub node: NodeConfig,
     /// Log level as klog counts: 0 to 1 info, 2 to 4 debug, 5 and more trace.
     pub verbosity: u8,
-    /// Whether notifications are used beside polling. Without them the agent is slower, never wrong.
+    /// Set if notifications are used beside polling. Without them the agent is slower, never wrong.
     pub doorbells: bool,
-    /// Devices of the machine that pods may ask for; `None`: there are none, and nothing looks at them.
+    /// Devices of the machine that pods may ask for; `None`: there are none, and nothing looks for them.
     pub devices: Option<DeviceConfig>,
     /// The apiserver.
     pub cluster: ClusterConfig,
-    /// What is served over the network.
+    /// Server of the node over the network.
     pub server: ServerConfig,
-    /// By which it is reached from a network that cannot dial this node; `None`: there is no tunnel.
+    /// Tunnel by which an apiserver reaches this node from a network that cannot dial it; `None`: no tunnel.
     pub tunnel: Option<TunnelConfig>,
-    /// What may go over the link, and what that costs.
+    /// Limits and cost of the link.
     pub link: LinkConfig,
-    /// Updates by themselves; `None`: nobody looks for any.
+    /// Updates by themselves; `None`: the agent does not look for any.
     pub update: Option<UpdateConfig>,
-    /// All of this as a `KubeletConfiguration`, JSON.
+    /// The whole configuration as a `KubeletConfiguration`, JSON.
     pub document: String,
-    /// Manifests at a URL; `None`: nowhere.
+    /// Manifests at a URL; `None`: no URL.
     pub manifest_url: Option<ManifestUrlConfig>,
     /// Every directory and file the agent touches.
     pub dirs: Dirs,
@@ -65,11 +65,12 @@ pub struct Config {
     pub runtime: RuntimeConfig,
     /// Cgroups, limits, swap.
     pub cgroup: CgroupConfig,
-    /// What is kept from pods.
+    /// Resources that are kept from pods.
     pub reserved: Reserved,
-    /// What is kept free, and how.
+    /// Resources that are kept free, and how.
     pub eviction: EvictionConfig,
-    /// How pods end with the machine; empty: all at once, and they start again with it.
+    /// Groups of pods that end one after the other with the machine; empty: all end at once, and they start again with
+    /// it.
     pub shutdown: Vec<shutdown::Group>,
     /// Container logs.
     pub logs: LogConfig,
@@ -83,14 +84,14 @@ pub struct Config {
     pub seccomp_default: bool,
     /// Sysctls, or patterns with a trailing `*`, allowed beside the safe ones.
     pub allowed_unsafe_sysctls: Vec<String>,
-    /// Feature gates by name. None changes anything in this version.
+    /// Feature gates by name. No gate changes anything in this version.
     pub feature_gates: BTreeMap<String, bool>,
 }
 
-/// What is said of this machine as a node, and how often.
+/// Settings of this machine as a node: content of its Node object, and how often that is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeConfig {
-    /// Create the Node object. Otherwise somebody else does. Default true.
+    /// Create the Node object. Otherwise another program creates it. Default true.
     pub register: bool,
     /// Labels beside those that every node has (CONF-15).
     pub labels: BTreeMap<String, String>,
@@ -116,95 +117,100 @@ pub struct NodeConfig {
     pub kubelet_version: String,
 }
 
-/// By which the apiserver reaches a node that nobody can dial.
+/// Tunnel by which the apiserver reaches a node that nobody can dial.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TunnelConfig {
-    /// Host and port of each server: names, or addresses without brackets. 1 to 8; the port is 8091 unless it is said.
+    /// Host and port of each server: names, or addresses without brackets. 1 to 8; default port 8091.
     pub servers: Vec<(String, u16)>,
     /// CAs of the servers; `None`: those of the apiserver.
     pub ca: Option<PathBuf>,
-    /// The token that is shown, read again for each connection; `None`: the node's own client certificate is shown.
+    /// File with the token that is shown, read again for each connection; `None`: the node's own client certificate is
+    /// shown.
     pub token_file: Option<PathBuf>,
 }
 
-/// Where this node finds its updates, and when.
+/// Channel of this node's updates, and the times to look at it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpdateConfig {
-    /// Where the channel is.
+    /// Place of the channel.
     pub source: UpdateSource,
-    /// CAs of its server; `None`: those of the system.
+    /// CAs of the channel's server; `None`: those of the system.
     pub ca: Option<PathBuf>,
-    /// Keys of who may sign it, for Ed25519. 1 to 8.
+    /// Public Ed25519 keys, one of which has to sign the channel. 1 to 8.
     pub keys: Vec<[u8; 32]>,
-    /// Default: every day, all day, spread over three quarters of it.
+    /// Times to look. Default: every day, all day, spread over three quarters of it.
     pub schedule: Schedule,
-    /// What restarts the agent; `None`: it is a service of systemd or OpenRC.
+    /// Command that restarts the agent; `None`: the agent is a service of systemd or OpenRC.
     pub restart: Option<String>,
 }
 
-/// Where a channel is.
+/// Place of a channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum UpdateSource {
-    /// The channel file. By https, or on this machine.
+    /// URL of the channel file, by https or on this machine.
     Url(Url),
-    /// An artefact of a registry that has it.
+    /// Artefact of a registry that holds the channel.
     Registry(Reference),
-    /// A directory that it lies in.
+    /// Directory that holds the channel.
     Dir(PathBuf),
 }
 
 impl UpdateSource {
-    /// Whether what it has comes over the link.
+    /// Returns true if updates come over the link.
     #[must_use]
     pub const fn is_far(&self) -> bool {
         !matches!(self, Self::Dir(_))
     }
 }
 
-/// What is served over the network, and to whom.
+/// Server of the node over the network, and its clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerConfig {
-    /// Where; `None`: nowhere. Default: port 10250 of all addresses if there is an apiserver, else nowhere.
+    /// Address to listen on; `None`: no server. Default: port 10250 of all addresses if there is an apiserver, else
+    /// `None`.
     pub listen: Option<SocketAddr>,
-    /// Where `/healthz` is in plain text; `None`: nowhere. Default 127.0.0.1:10248.
+    /// Address of `/healthz` in plain text; `None`: not served. Default 127.0.0.1:10248.
     pub healthz: Option<SocketAddr>,
-    /// What the server shows.
+    /// Certificate that the server shows.
     pub certificate: ServingCertificate,
     /// CAs of clients.
     pub client_ca: Option<PathBuf>,
-    /// Who has no credential may ask too. Default false.
+    /// Clients without a credential may ask too. Default false.
     pub anonymous: bool,
-    /// Tokens are reviewed by the apiserver, and its answer counts for so long. Default 2 min with an apiserver.
+    /// Time for which the apiserver's review of a token counts; `None`: tokens are not reviewed. Default 2 min with an
+    /// apiserver.
     pub tokens: Option<Duration>,
-    /// The apiserver says who may, and its yes and no count for so long: default 5 min and 30 s. `None`: all who are known.
+    /// Times for which the apiserver's yes and no to an access count: default 5 min and 30 s. `None`: every known
+    /// client may do everything.
     pub authorization: Option<(Duration, Duration)>,
     /// Cipher suites of TLS 1.2 that are offered; empty: all there are.
     pub cipher_suites: Vec<String>,
     /// Curves that are offered; empty: all there are.
     pub curves: Vec<String>,
-    /// Nothing before TLS 1.3.
+    /// Set if no version before TLS 1.3 is accepted.
     pub only_1_3: bool,
-    /// Logs and what runs commands are served too. Default true.
+    /// Logs and the commands of exec, attach and port forwarding are served too. Default true.
     pub debugging: bool,
 }
 
-/// Where the server's certificate comes from.
+/// Source of the server's certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServingCertificate {
-    /// Made at the first start, kept in the certificate directory.
+    /// Made by the agent at the first start, kept in the certificate directory.
     SelfSigned,
     /// Certificate and key.
     Files(PathBuf, PathBuf),
-    /// The apiserver's signer, if somebody approves. Until then nothing is served.
+    /// The apiserver's signer, once a request is approved. Until then nothing is served.
     Requested,
 }
 
-/// How the apiserver is reached, and how often.
+/// Connection to the apiserver: credentials, addresses, rates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterConfig {
-    /// Who we are and where it is; with neither this nor [`ClusterConfig::bootstrap_kubeconfig`] the node stands alone.
+    /// Credentials and address of the apiserver; with neither this nor [`ClusterConfig::bootstrap_kubeconfig`] the node
+    /// stands alone.
     pub kubeconfig: Option<PathBuf>,
-    /// How a first certificate is asked for; the kubeconfig is written then.
+    /// Kubeconfig by which the first certificate is asked for; the agent then writes [`ClusterConfig::kubeconfig`].
     pub bootstrap_kubeconfig: Option<PathBuf>,
     /// Certificates of the node. Default `pki` in the root directory.
     pub cert_dir: PathBuf,
@@ -212,25 +218,26 @@ pub struct ClusterConfig {
     pub rotate_certificates: bool,
     /// Further URLs of the same apiserver.
     pub servers: Vec<String>,
-    /// The supervisor that makes certificates in the place of the apiserver's signers: its URL, and the file with what it
-    /// knows this node by (K3SJ-08).
+    /// The supervisor that makes certificates instead of the apiserver's signers: its URL, and the file with the
+    /// password by which it knows this node (K3SJ-08).
     pub k3s: Option<(Url, PathBuf)>,
-    /// Requests a second, and at once. Default 50 and 100 (CONF-07).
+    /// Requests a second, and their burst. Default 50 and 100 (CONF-07).
     pub qps: (u32, u32),
-    /// The same for events; 0 a second: no limit.
+    /// Events a second, and their burst; 0 a second: no limit.
     pub event_qps: (u32, u32),
-    /// Where Secrets wait for a start without the apiserver.
+    /// Place where Secrets wait for a start without the apiserver.
     pub offline_secrets: OfflineSecrets,
 }
 
 impl ClusterConfig {
-    /// Whether there is an apiserver to speak to.
+    /// Returns true if there is an apiserver to speak to.
     #[must_use]
     pub const fn is_member(&self) -> bool {
         self.kubeconfig.is_some()
     }
 
-    /// Where the node keeps the client certificate that it renews; `None`: it shows that of the kubeconfig as it is.
+    /// Directory of the client certificate that the node renews; `None`: the node shows that of the kubeconfig as it
+    /// is.
     #[must_use]
     pub fn renewed_in(&self) -> Option<&Path> {
         let is_renewed = self.rotate_certificates || self.bootstrap_kubeconfig.is_some();
@@ -238,12 +245,12 @@ impl ClusterConfig {
     }
 }
 
-/// What may go over the link, and what that costs.
+/// Limits and cost of the link.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LinkConfig {
-    /// What may go over it in a day; `None`: as much as there is.
+    /// Limit of a day; `None`: no limit.
     pub budget: Option<link_budget::Settings>,
-    /// Whether bytes cost money: polls are further apart then and events fewer.
+    /// Ways on which bytes cost money: polls are further apart then and events fewer.
     pub cost: link_cost::Settings,
 }
 
@@ -254,13 +261,13 @@ pub struct ManifestUrlConfig {
     pub url: Url,
     /// `staticPodURLHeader`, in the order of the names.
     pub headers: Vec<(String, String)>,
-    /// Its CAs, instead of those of the system.
+    /// CAs of the server, instead of those of the system.
     pub ca: Option<PathBuf>,
-    /// Time between two looks, and the same while bytes cost money. Default 20 s and 5 min.
+    /// Time between two looks, and the longer one while bytes cost money. Default 20 s and 5 min.
     pub checks: [Duration; 2],
 }
 
-/// Where Secrets wait for a start without the apiserver.
+/// Place where Secrets wait for a start without the apiserver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OfflineSecrets {
     /// On disk, for root only: pods with Secrets start after a reboot without the apiserver.
@@ -273,17 +280,17 @@ pub enum OfflineSecrets {
 /// Every directory and file the agent touches; all absolute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dirs {
-    /// Survives a reboot: `pods/`, `images/`, `seccomp/`. Default `/var/lib/picolet`.
+    /// Root directory, which survives a reboot: `pods/`, `images/`, `seccomp/`. Default `/var/lib/picolet`.
     pub root: PathBuf,
-    /// Ends with a reboot: `sandboxes/`, `containers/`. Default `/run/picolet`.
+    /// Run directory, which ends with a reboot: `sandboxes/`, `containers/`. Default `/run/picolet`.
     pub run: PathBuf,
     /// Directory or file of static pods; `None` if turned off. Default `/etc/picolet/manifests`.
     pub manifests: Option<PathBuf>,
-    /// Image archives dropped here are imported. Default `<root>/import`.
+    /// Directory of image archives to import. Default `<root>/import`.
     pub image_drop_in: PathBuf,
-    /// Default `/var/log/pods`.
+    /// Directory of container logs. Default `/var/log/pods`.
     pub pod_logs: PathBuf,
-    /// Links to container logs. Default `/var/log/containers`.
+    /// Directory of links to container logs. Default `/var/log/containers`.
     pub container_logs: PathBuf,
     /// Socket of the local commands. Default `<run>/picolet.sock`.
     pub socket: PathBuf,
@@ -320,22 +327,22 @@ pub struct TimeConfig {
     pub max_restart_backoff: Duration,
     /// Time between two measurements of volumes. Default 1 min.
     pub volume_stats: Duration,
-    /// How long nothing may come or go on a connection of exec, attach or port forwarding. Default 4 h.
+    /// Time after which a connection of exec, attach or port forwarding without traffic is closed. Default 4 h.
     pub streaming_idle: Duration,
 }
 
 /// Devices of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceConfig {
-    /// What pods may ask for: at least one entry, or device plugins may come.
+    /// Devices that pods may ask for: at least one entry, unless device plugins may come.
     pub declared: Arc<Declared>,
-    /// Where sockets of device plugins are; `None`: none may come.
+    /// Directory of the sockets of device plugins; `None`: no plugin may come.
     pub plugins: Option<PathBuf>,
-    /// Below which `dev` and `sys` of the machine are. Default `/`.
+    /// Directory with the machine's `dev` and `sys`. Default `/`.
     pub root: PathBuf,
-    /// How long a pod of the apiserver waits for a device. Default 2 min.
+    /// Time for which a pod of the apiserver waits for a device. Default 2 min.
     pub wait: Duration,
-    /// Directories of CDI files, the later ones count. Default `/etc/cdi` and `/var/run/cdi`.
+    /// Directories of CDI files; a later directory wins. Default `/etc/cdi` and `/var/run/cdi`.
     pub cdi: Vec<PathBuf>,
     /// Hooks of CDI devices may run, as root on the machine. Default false.
     pub cdi_hooks: bool,
@@ -346,46 +353,47 @@ pub struct DeviceConfig {
 pub struct Endpoints {
     /// `containerRuntimeEndpoint`, without its scheme.
     pub runtime: PathBuf,
-    /// `imageServiceEndpoint`. Default: the same.
+    /// `imageServiceEndpoint`. Default: the socket of `runtime`.
     pub images: PathBuf,
 }
 
-/// What runs containers: a runtime that is there, or an OCI runtime.
+/// Programs that run containers: a CRI runtime that is there, or OCI runtimes, and providers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeConfig {
     /// Sockets of a runtime that serves CRI; `None`: the agent runs containers itself.
     pub endpoints: Option<Endpoints>,
-    /// Path, or name to look up in `PATH`. Default `runc`.
+    /// OCI runtime: a path, or a name to look up in `PATH`. Default `runc`.
     pub program: PathBuf,
     /// Other OCI runtimes, absolute paths, by the handler that RuntimeClasses name.
     pub handlers: BTreeMap<String, String>,
-    /// Programs of the machine that run as pods; `None`: none do.
+    /// Programs of the machine that run as pods; `None`: no program does.
     pub process: Option<Allowed>,
     /// Sockets of providers, by the handler that RuntimeClasses name.
     pub providers: BTreeMap<String, PathBuf>,
-    /// Its state directory (`--root`). Default `<run>/oci`.
+    /// State directory of the OCI runtime (`--root`). Default `<run>/oci`.
     pub root: PathBuf,
 }
 
-/// Cgroups and what is limited by them.
+/// Cgroups and their limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupConfig {
-    /// Absolute cgroup path below which `kubepods` is made, default `/`; who makes it. A runtime that says who makes its
-    /// groups is heeded when it is opened (CONF-18).
+    /// Cgroup below which `kubepods` is made (absolute path, default `/`), and its maker. If the runtime says who makes
+    /// its groups, that counts from the moment it is opened (CONF-18).
     pub tree: CgroupTree,
-    /// One cgroup per pod and quality of service.
+    /// A cgroup for each pod and each quality of service.
     pub per_qos: bool,
-    /// Whether the `kubepods` cgroup is limited to what is allocatable.
+    /// Set if the `kubepods` cgroup is limited to what is allocatable.
     pub enforce_pods: bool,
-    /// Control groups that are limited to what is reserved for them.
+    /// Cgroups that are limited to the resources reserved for them.
     pub reserved_groups: Vec<ReservedGroup>,
-    /// Whether cpu limits are held.
+    /// Set if cpu limits are held.
     pub cpu_cfs_quota: bool,
     /// Period of cpu limits, 1 ms to 1 s.
     pub cpu_cfs_quota_period: Duration,
-    /// Most processes per pod; `None`: no limit of its own.
+    /// Most processes of a pod; `None`: pods have no limit of their own.
     pub pod_pids_limit: Option<i64>,
-    /// What a pod may write to the disk of the root directory, bytes a second; `None`: as fast as it can. Only with version 2.
+    /// Limit of a pod's writes to the disk of the root directory, bytes a second; `None`: no limit. Only with cgroup
+    /// v2.
     pub pod_write_limit: Option<u64>,
     /// OOM score adjustment of the agent, -1000 to 1000.
     pub oom_score_adj: i32,
@@ -399,24 +407,24 @@ pub struct CgroupConfig {
     pub swap: SwapBehavior,
     /// `featureGates.MemoryQoS`; `None`: off, which is the default.
     pub memory_qos: Option<MemoryQosConfig>,
-    /// Whether an out-of-memory kill ends one process instead of the whole container (v2).
+    /// Set if an out-of-memory kill ends one process instead of the whole container (v2).
     pub single_process_oom_kill: bool,
 }
 
-/// A control group of the operator's that is limited to what is reserved for it (CG-13).
+/// A cgroup of the operator's that is limited to the resources reserved for it (CG-13).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReservedGroup {
-    /// The key that names it.
+    /// Field that names the group.
     pub field: &'static str,
     /// Absolute path.
     pub path: String,
-    /// It is the system's; otherwise the agent's.
+    /// Set for a group of the system; otherwise the group is the agent's.
     pub is_system: bool,
-    /// Only its processor time is limited.
+    /// Set if only the processor time of the group is limited.
     pub compressible: bool,
 }
 
-/// How memory of containers is throttled and protected (v2).
+/// Throttling and protection of containers' memory (v2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryQosConfig {
     /// `memoryThrottlingFactor`, thousandths, 1 to 1000.
@@ -425,7 +433,7 @@ pub struct MemoryQosConfig {
     pub reserves: bool,
 }
 
-/// Whether pods may swap.
+/// Swap of pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SwapBehavior {
     /// No pod swaps.
@@ -434,21 +442,21 @@ pub enum SwapBehavior {
     LimitedSwap,
 }
 
-/// What is kept from pods: allocatable is capacity less these.
+/// Resources that are kept from pods: allocatable is capacity less these.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reserved {
     /// `systemReserved`; keys cpu, memory, ephemeral-storage, pid.
     pub system: BTreeMap<String, Quantity>,
     /// `kubeReserved`; the same keys.
     pub kube: BTreeMap<String, Quantity>,
-    /// Whether ephemeral storage is counted.
+    /// Set if ephemeral storage is counted.
     pub local_storage: bool,
 }
 
-/// What is kept free, and how.
+/// Resources that are kept free, and how.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EvictionConfig {
-    /// What the kernel itself uses counts as used memory (`picolet.profile: board`); a kubelet leaves it out.
+    /// Memory of the kernel itself counts as used (`picolet.profile: board`); a kubelet leaves it out.
     pub counts_kernel: bool,
     /// Thresholds and times.
     pub settings: eviction::Settings,
@@ -461,12 +469,12 @@ pub struct EvictionConfig {
 pub struct LogConfig {
     /// Size at which a log is rotated, in bytes; `None`: never. Default 10 MiB.
     pub max_size_bytes: Option<u64>,
-    /// Files per log, the current one included; at least 2. Default 5.
+    /// Most files of a log, the current one included; at least 2. Default 5.
     pub max_files: u32,
-    /// What all logs may have together, bytes; `None`: no such limit, which is the default.
+    /// Limit of all logs together, bytes; `None`: no such limit, which is the default.
     pub max_all_bytes: Option<u64>,
-    /// What the ends of all logs may have together in memory before they are written to the disk, bytes; `None`: they are
-    /// written at once, which is the default.
+    /// Memory for the ends of all logs together before they are written to the disk, bytes; `None`: they are written at
+    /// once, which is the default.
     pub memory_bytes: Option<u64>,
     /// Rotations at once. Default 1.
     pub workers: u32,
@@ -481,7 +489,7 @@ pub struct ImageConfig {
     pub parallel_pulls: Option<u32>,
     /// Age below which an unused image stays. Default 2 min.
     pub min_age: Duration,
-    /// Age above which an unused image goes; `None`: never for its age.
+    /// Age above which an unused image is removed; `None`: no image is removed for its age.
     pub max_age: Option<Duration>,
     /// Disk use at which images are removed, in percent. Default 85.
     pub high_percent: u8,
@@ -499,7 +507,7 @@ pub struct ImageConfig {
     pub credential_providers: Option<(PathBuf, PathBuf)>,
     /// Patterns of registries and repositories that may be pulled from; empty: all.
     pub allowed_registries: Vec<String>,
-    /// Whether an image that is pulled must be named by digest.
+    /// Set if an image that is pulled must be named by digest.
     pub require_digest: bool,
 }
 
@@ -523,7 +531,7 @@ pub struct NetworkConfig {
     pub cni_bin: PathBuf,
     /// Subnet of the built-in network. Default [`DEFAULT_SUBNET`].
     pub builtin_subnet: Subnet,
-    /// Somebody chose it. Otherwise a cluster may choose another.
+    /// Set if the operator chose the subnet. Otherwise a cluster may choose another.
     pub subnet_is_given: bool,
     /// Bridge of the built-in network. Default [`DEFAULT_BRIDGE`].
     pub builtin_bridge: String,

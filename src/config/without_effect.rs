@@ -1,11 +1,12 @@
-//! Flags of a kubelet that this agent takes and does nothing with: a unit that is written for a kubelet starts it too (KADM-03).
+//! Flags of a kubelet that this agent accepts and ignores, so that a unit written for a kubelet starts it too
+//! (KADM-03).
 //!
-//! They are those of kubelet 1.36 that stand for nothing here, and those that went since 1.30. Each one that is given costs one
-//! warning. A value has to have the shape that a kubelet asks for.
+//! They are flags of kubelet 1.36 without a meaning here, and flags that were removed since 1.30. Each one that is
+//! given causes one warning. A value has to have the form that a kubelet asks for.
 
 use super::flags::Kind::{self, List, Map, Number, Size, Switch, Text, Time};
 
-/// Name without dashes, and what it takes. Sorted.
+/// Names without dashes, and kinds of their values. Sorted by name.
 #[rustfmt::skip]
 pub(super) const FLAGS: &[(&str, Kind)] = &[
     ("application-metrics-count-limit", Number),
@@ -65,7 +66,7 @@ pub(super) const FLAGS: &[(&str, Kind)] = &[
     ("volume-plugin-dir", Text),
 ];
 
-/// The flag of this name, and what it takes.
+/// Finds the flag of this name, with the kind of its value.
 pub(super) fn find(name: &str) -> Option<&'static (&'static str, Kind)> {
     let at = FLAGS.binary_search_by_key(&name, |(name, _)| name).ok()?;
     FLAGS.get(at)

@@ -1,7 +1,8 @@
-//! The seam: what this node asks of an apiserver. The real client and the simulation's stand behind it.
+//! The seam: requests of this node to an apiserver. The real client and the simulation's stand behind it.
 //!
-//! Calls block and are made on lanes (see [`super::lanes`]). What they return has been received whole; what they send is
-//! JSON that the caller has made. Objects come without `null` fields and without `metadata.managedFields`.
+//! Calls block and are made on lanes (see [`super::lanes`]). Their results have been received whole; the bodies that
+//! they send are JSON that the caller has made. Objects come without `null` fields and without
+//! `metadata.managedFields`.
 
 use alloc::sync::Arc;
 
@@ -12,14 +13,14 @@ use super::error::KubeError;
 use super::watch::{Ring, WatchEnd, WatchOptions};
 use crate::api::{ObjectMeta, PodUid};
 
-/// Pods of one node in one list. A node has a few hundred; those that have run to their end are not among them.
+/// Most pods of one node in one list. A node has a few hundred; those that have run to their end are not among them.
 pub const MAX_NODE_PODS: usize = 5000;
-/// Services in one list.
+/// Most Services in one list.
 pub const MAX_SERVICES: usize = 20_000;
 /// Items asked for in one page.
 pub const PAGE_ITEMS: usize = 500;
 
-/// How a patch is to be understood.
+/// Format of a patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patch {
     /// RFC 7386.
@@ -42,9 +43,9 @@ impl Patch {
 /// A list that has come whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listed {
-    /// The version at which all of it was true: where a watch begins.
+    /// Version at which all items were true; a watch begins there.
     pub resource_version: String,
-    /// How many there were.
+    /// Number of items handed out.
     pub items: usize,
 }
 
@@ -58,19 +59,19 @@ pub type Reply<T> = Result<T, KubeError>;
 pub trait Api: Send + Sync {
     /// Lists the metadata of the pods of `node` that have not run to their end, as of now (a quorum read).
     fn list_pods(&self, node: &str, each: &mut dyn FnMut(ObjectMeta)) -> Reply<Listed>;
-    /// The metadata of all pods of `node`, those included that have run to their end.
+    /// Lists the metadata of all pods of `node`, those included that have run to their end.
     fn list_all_pods(&self, node: &str, each: &mut dyn FnMut(ObjectMeta)) -> Reply<Listed>;
-    /// The pods of [`Api::list_pods`] as whole objects, one at a time in memory.
+    /// Lists the pods of [`Api::list_pods`] as whole objects, one at a time in memory.
     fn list_whole_pods(&self, node: &str, each: &mut dyn FnMut(Value)) -> Reply<Listed>;
-    /// Rings with every change of what [`Api::list_all_pods`] lists, from a version on. Blocks until it ends or `cancel` ends
-    /// it ([`KubeError::Cancelled`]). Any other error is a break: list.
+    /// Watches the pods of [`Api::list_all_pods`] from a version on, and rings with every change. Blocks until the
+    /// watch ends or `cancel` ends it ([`KubeError::Cancelled`]). Any other error is a break: a list is due.
     fn watch_pods(
         &self,
         options: &WatchOptions,
         cancel: &Arc<Cancel>,
         each: &mut dyn FnMut(Ring),
     ) -> Reply<WatchEnd>;
-    /// One pod of `node`; an error of status 404 says that there is none, one of 403 that there is none of this node.
+    /// Reads a pod of `node`. Status 404: there is no such pod. Status 403: this node has no such pod.
     fn pod(&self, node: &str, namespace: &str, name: &str) -> Reply<Value>;
     /// Patches a pod's status; a UID precondition is `metadata.uid` in `body`. Returns the pod as it is now.
     fn patch_pod_status(
@@ -85,45 +86,45 @@ pub trait Api: Send + Sync {
     /// Deletes a pod at once, if it is still this one. Returns it if its finalizers keep it.
     fn delete_pod(&self, namespace: &str, name: &str, uid: &PodUid) -> Reply<Option<Value>>;
 
-    /// One node.
+    /// Reads a node.
     fn node(&self, name: &str) -> Reply<Value>;
     /// Creates this node's object. Returns it.
     fn create_node(&self, body: &[u8]) -> Reply<Value>;
     /// Patches this node's status. Returns the node.
     fn patch_node_status(&self, name: &str, kind: Patch, body: &[u8]) -> Reply<Value>;
 
-    /// This node's lease.
+    /// Reads this node's lease.
     fn lease(&self, name: &str) -> Reply<Value>;
-    /// Creates it.
+    /// Creates this node's lease.
     fn create_lease(&self, body: &[u8]) -> Reply<Value>;
-    /// Patches it (RFC 7386): the smallest renewal. Returns its metadata only.
+    /// Patches this node's lease (RFC 7386): the smallest renewal. Returns its metadata only.
     fn patch_lease(&self, name: &str, body: &[u8]) -> Reply<Value>;
 
     /// Records an event. Returns its name and version.
     fn create_event(&self, namespace: &str, body: &[u8]) -> Reply<Value>;
-    /// Counts on an event that is there (strategic).
+    /// Counts up an event that is there (strategic patch).
     fn patch_event(&self, namespace: &str, name: &str, body: &[u8]) -> Reply<Value>;
 
     /// Asks for a token of a service account (`TokenRequest`).
     fn create_token(&self, namespace: &str, account: &str, body: &[u8]) -> Reply<Value>;
-    /// One ConfigMap. A 403 may only mean that the apiserver does not know yet that a pod here needs it (AUTHZ-08).
+    /// Reads a ConfigMap. A 403 may only mean that the apiserver does not know yet that a pod here needs it (AUTHZ-08).
     fn config_map(&self, namespace: &str, name: &str) -> Reply<Value>;
-    /// One Secret. As with [`Api::config_map`].
+    /// Reads a Secret. A 403 may pass, as with [`Api::config_map`].
     fn secret(&self, namespace: &str, name: &str) -> Reply<Value>;
-    /// One claim. As with [`Api::config_map`].
+    /// Reads a claim. A 403 may pass, as with [`Api::config_map`].
     fn persistent_volume_claim(&self, namespace: &str, name: &str) -> Reply<Value>;
-    /// One volume. As with [`Api::config_map`].
+    /// Reads a volume. A 403 may pass, as with [`Api::config_map`].
     fn persistent_volume(&self, name: &str) -> Reply<Value>;
-    /// One RuntimeClass.
+    /// Reads a RuntimeClass.
     fn runtime_class(&self, name: &str) -> Reply<Value>;
-    /// All services of a namespace, for environment variables.
+    /// Lists all Services of a namespace, for environment variables.
     fn list_services(&self, namespace: &str, each: &mut dyn FnMut(Value)) -> Reply<Listed>;
-    /// One service.
+    /// Reads a Service.
     fn service(&self, namespace: &str, name: &str) -> Reply<Value>;
 
     /// Creates a request for a certificate. Returns it.
     fn create_csr(&self, body: &[u8]) -> Reply<Value>;
-    /// A request for a certificate.
+    /// Reads a request for a certificate.
     fn csr(&self, name: &str) -> Reply<Value>;
 
     /// Asks whose a token is (`TokenReview`). Returns the review.

@@ -1,4 +1,4 @@
-//! What a cluster is known by: the certificates that its apiserver is verified with.
+//! Identity of a cluster: the certificates that its apiserver is verified with.
 
 use sha2::{Digest as _, Sha256};
 

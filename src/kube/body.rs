@@ -7,17 +7,17 @@ use flate2::bufread::GzDecoder;
 /// Buffer of packed bytes.
 const PACKED_BUFFER_BYTES: usize = 4 * 1024;
 
-/// Bytes as the server meant them. Its end is the end of the answer: the connection can be used again after it.
+/// Unpacked bytes of an answer. After their end the connection can be used again.
 ///
 /// - Errors: `UnexpectedEof` if the packed stream ends early, `InvalidData` if something follows it.
 pub(super) enum Body<R> {
-    /// As sent.
+    /// Body as it was sent.
     Plain(R),
     /// `content-encoding: gzip`
     Packed(Box<GzDecoder<BufReader<R>>>),
 }
 
-/// The server packed its answer in a way that nobody asked for.
+/// Error of an answer that is packed in a way that was not asked for.
 #[derive(Debug, thiserror::Error)]
 #[error("its encoding is {0:?}")]
 pub(super) struct UnknownEncoding(String);

@@ -23,22 +23,22 @@ use crate::api::strict::typed;
 use crate::error::chain;
 use crate::sys::file;
 
-/// Signs certificates that nodes show to the apiserver.
+/// Signer of certificates that nodes show to the apiserver.
 pub const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
-/// Signs certificates that nodes show to those who call them.
+/// Signer of certificates that nodes show to their callers.
 pub const SERVING_SIGNER: &str = "kubernetes.io/kubelet-serving";
 /// The group of nodes.
 pub const NODES_GROUP: &str = "system:nodes";
 /// Largest file of a certificate, bytes.
 const MAX_FILE_BYTES: u64 = 256 * 1024;
 
-/// Why this node's certificate and key are of no use.
+/// Reason why this node's certificate and key cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PairError {
-    /// The operator: the kubeconfig has none.
+    /// Fault of the operator: the kubeconfig has no certificate.
     #[error("the kubeconfig names no client certificate")]
     Unnamed,
-    /// This machine: one of its files.
+    /// Fault of this machine: one of its files.
     #[error("cannot {action} {}", path.display())]
     File {
         /// Verb.
@@ -51,30 +51,30 @@ pub enum PairError {
     /// A path cannot stand in a kubeconfig.
     #[error("cannot write a kubeconfig")]
     Kubeconfig(#[from] TextError),
-    /// Whoever wrote the files: the certificate is none.
+    /// Fault of the files' writer: the certificate is not a certificate.
     #[error(transparent)]
     Certificate(#[from] CertificateError),
-    /// The same: it, or the key, is no text.
+    /// Fault of the files' writer: the certificate or the key is not text.
     #[error("the client certificate or its key is no text")]
     NoText,
-    /// The same: the key is none.
+    /// Fault of the files' writer: the key is not a key.
     #[error("its key is of no use: {0}")]
     Key(rustls::pki_types::pem::Error),
-    /// The signer: what it issued is none, or one for another key.
+    /// Fault of the signer: it has issued no certificate, or one for another key.
     #[error("the certificate issued is of no use: {0}")]
     Issued(String),
 }
 
 /// A request that was made, and the key that nobody else has.
 pub struct Requested {
-    /// Its name.
+    /// Name of the request.
     pub name: String,
-    /// Its UID: another object of that name is another request.
+    /// UID of the request. An object of the same name with another UID is another request.
     pub uid: String,
     key: String,
 }
 
-/// What identity a node has.
+/// Makes the subject that names a node: CN `system:node:<name>`, O [`NODES_GROUP`].
 #[must_use]
 pub fn node_subject(node: &str) -> Subject {
     Subject {
@@ -86,8 +86,8 @@ pub fn node_subject(node: &str) -> Subject {
 
 /// Reads the kubeconfig at `path` as a running node uses it. `more` are further URLs of the same apiserver.
 ///
-/// - `kept`: where the node keeps the certificate that it renews, if it does. The pair in use there goes before the one that
-///   the file names.
+/// - `kept`: directory in which the node keeps the certificate that it renews, if it does. The pair in use there wins
+///   over the one that the file names.
 pub fn kubeconfig_in_use(
     path: &Path,
     more: &[String],
@@ -116,7 +116,7 @@ pub fn client_certificate(config: &Kubeconfig) -> Result<Option<Vec<Certificate>
     Ok(Some(chain))
 }
 
-/// The client certificate that a kubeconfig names, and its key, both PEM.
+/// Reads the client certificate that a kubeconfig names, and its key, both PEM.
 ///
 /// - Errors: it names none, or one is missing, unreadable or no text.
 pub fn client_pair(config: &Kubeconfig) -> Result<(String, String), PairError> {
@@ -203,7 +203,8 @@ fn decode(value: &Value) -> Reply<CertificateSigningRequest> {
 }
 
 impl Requested {
-    /// The chain and the key to store, both PEM. Errors: what was issued is of no use, such as for another key.
+    /// Returns the chain and the key to store, both PEM. Errors: the certificate cannot be used, such as one for
+    /// another key.
     ///
     /// `certificate`: `status.certificate`
     pub fn pair(&self, certificate: &str) -> Result<(String, &str), PairError> {
@@ -215,9 +216,9 @@ impl Requested {
     }
 }
 
-/// Errors: the certificate is none, or one for another key. Both are PEM.
+/// Checks that a certificate is one, and that it is for this key. Both are PEM.
 pub(super) fn check_pair(certificate: &str, key: &str) -> Result<(), PairError> {
-    // Whoever loads the pair compares certificate and key.
+    // Loading the pair compares certificate and key.
     let pem = |text| crate::net::tls::Pem::Text("the certificate issued", text);
     let identity = crate::net::tls::Identity {
         chain: pem(certificate.as_bytes()),

@@ -6,7 +6,7 @@ use ureq::Agent;
 
 /// Cuts the connection of a watch. One for each thread that watches; usable for one watch after the other.
 ///
-/// What is not cut is the search for an address and the connecting of a socket; both have a time limit.
+/// The search for an address and the connecting of a socket are not cut; both have a time limit.
 #[derive(Default)]
 pub struct Cancel {
     state: Mutex<State>,
@@ -42,13 +42,13 @@ impl Cancel {
         }
     }
 
-    /// Whether [`Cancel::cancel`] was called.
+    /// Returns true if [`Cancel::cancel`] was called.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.lock().cancelled
     }
 
-    /// The connections to cut. False if it is too late to begin.
+    /// Sets the connections to cut. False if it is too late to begin.
     pub(super) fn set(&self, agent: Agent) -> bool {
         let mut state = self.lock();
         if !state.cancelled {
@@ -57,7 +57,7 @@ impl Cancel {
         !state.cancelled
     }
 
-    /// Nothing is open any more.
+    /// Forgets the connections: none is open any more.
     pub(super) fn clear(&self) {
         self.lock().agent = None;
     }

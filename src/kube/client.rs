@@ -39,39 +39,40 @@ use crate::net::way::Peer;
 use crate::net::{Names, ProxyVariables, Url};
 use crate::sys::clock;
 
-/// Connecting and the TLS handshake.
+/// Time limit of connecting and the TLS handshake.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
-/// Until the head of an answer is there.
+/// Time limit until the head of an answer is there.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// Without a single byte for so long, an answer counts as cut.
+/// Time without a single byte after which an answer counts as cut.
 pub const STALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// One exchange of the heartbeat client from start to end, unless the configuration asks for less (CONF-21).
+/// Time limit of an exchange of the heartbeat client from start to end, unless the configuration asks for less
+/// (CONF-21).
 pub const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(10);
-/// An unused connection is closed after so long. The apiserver closes them after 90 s itself.
+/// Time after which an unused connection is closed. The apiserver closes it after 90 s itself.
 pub const MAX_IDLE: Duration = Duration::from_secs(80);
-/// A kept connection that turns out to be closed does so within this time; later errors are others.
+/// Time in which a kept connection turns out to be closed. A later error has another cause.
 const STALE_WITHIN: Duration = Duration::from_secs(1);
 /// Unused connections kept by one client.
 const MAX_IDLE_CONNECTIONS: usize = 2;
-/// Head of an answer, bytes.
+/// Largest head of an answer, bytes.
 const MAX_HEAD_BYTES: usize = 32 * 1024;
-/// A request with its token is written from it, bytes.
+/// Buffer that a request with its token is written from, bytes.
 const OUTPUT_BYTES: usize = 8 * 1024;
-/// What is read of an answer that nobody needs, so that its connection can be used again, bytes.
+/// Bytes read of an answer that nobody needs, so that its connection can be used again.
 const MAX_UNUSED_BYTES: u64 = 4 * 1024 * 1024;
 /// Watches that may be open on one apiserver.
 const MAX_WATCHES: usize = 4;
 
-/// Who asks, as servers see it.
+/// `User-Agent` header of requests.
 #[cfg(target_arch = "x86_64")]
 pub const USER_AGENT: &str = concat!("picolet/", env!("CARGO_PKG_VERSION"), " (linux/amd64)");
-/// Who asks, as servers see it.
+/// `User-Agent` header of requests.
 #[cfg(target_arch = "aarch64")]
 pub const USER_AGENT: &str = concat!("picolet/", env!("CARGO_PKG_VERSION"), " (linux/arm64)");
-/// Who asks, as servers see it.
+/// `User-Agent` header of requests.
 #[cfg(target_arch = "arm")]
 pub const USER_AGENT: &str = concat!("picolet/", env!("CARGO_PKG_VERSION"), " (linux/arm)");
-/// Who asks, as servers see it.
+/// `User-Agent` header of requests.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "arm")))]
 pub const USER_AGENT: &str = concat!("picolet/", env!("CARGO_PKG_VERSION"), " (linux)");
 
@@ -84,7 +85,7 @@ pub struct Timeouts {
     pub answer: Duration,
     /// [`STALL_TIMEOUT`]
     pub stall: Duration,
-    /// The whole exchange, if it is limited.
+    /// Time limit of the whole exchange, if it has one.
     pub whole: Option<Duration>,
 }
 
@@ -99,27 +100,27 @@ impl Default for Timeouts {
     }
 }
 
-/// Is told the apiserver's time and ours, to the second, with each answer that came over a trusted connection.
+/// Receiver of the apiserver's time and of ours, to the second, with each answer over a trusted connection.
 pub type OnDate = dyn Fn(Wall, Wall) + Send + Sync;
 
-/// One apiserver, under however many URLs: what all clients of it share.
+/// An apiserver, however many URLs it has: the state that all its clients share.
 pub struct Cluster {
     config: Kubeconfig,
     credentials: Credentials,
     proxies: ProxyVariables,
     on_date: Option<Box<OnDate>>,
     known_time: &'static Known,
-    /// Which of the servers is asked.
+    /// Index of the server in use, modulo their number.
     server: AtomicUsize,
     /// Number of the credentials that connections were last opened with; 0 before the first.
     generation: AtomicU64,
     watches: Mutex<Vec<Weak<Cancel>>>,
-    /// Where it was last reached.
+    /// Address at which the apiserver was last reached.
     peer: Arc<Peer>,
 }
 
 impl Cluster {
-    /// Nothing is read or sent yet.
+    /// Makes a cluster. Reads and sends nothing yet.
     #[must_use]
     pub fn new(config: Kubeconfig, proxies: ProxyVariables, on_date: Option<Box<OnDate>>) -> Self {
         Self {
@@ -140,7 +141,7 @@ impl Cluster {
         self.credentials.look_again();
     }
 
-    /// Where it was last reached, by whichever client.
+    /// Address at which the apiserver was last reached, by whichever client.
     #[must_use]
     pub fn peer(&self) -> Arc<Peer> {
         Arc::clone(&self.peer)
@@ -151,7 +152,7 @@ impl Cluster {
         (at, &self.config.servers[at])
     }
 
-    /// Goes on from server `at`, unless somebody else has.
+    /// Moves on from server `at`, unless another client has done so.
     fn next_server(&self, at: usize) {
         let next = (at + 1) % self.config.servers.len();
         let _ = self
@@ -159,7 +160,7 @@ impl Cluster {
             .compare_exchange(at, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// A watch that has to end when the credentials change.
+    /// Registers a watch, which has to end when the credentials change.
     pub(super) fn register(&self, cancel: &Arc<Cancel>) {
         let mut watches = self.lock_watches();
         watches.retain(|w| w.strong_count() > 0);
@@ -169,7 +170,8 @@ impl Cluster {
         }
     }
 
-    /// Connections that were opened with other credentials have to go, whichever client sees the new ones first.
+    /// Notes the number of the credentials. If it has changed, watches with the old ones are cut, whichever client sees
+    /// the new ones first.
     fn note_generation(&self, generation: u64) {
         let before = self.generation.swap(generation, Ordering::Relaxed);
         if before == 0 || before == generation {
@@ -188,19 +190,19 @@ impl Cluster {
 /// A request.
 pub(super) struct Ask<'a> {
     pub(super) method: Method,
-    /// From the slash on, with the query.
+    /// Path from its slash on, with the query.
     pub(super) path: &'a str,
     pub(super) accept: &'a str,
     pub(super) body: Option<(&'a str, &'a [u8])>,
     pub(super) packed: bool,
-    /// It waits for its turn. What takes the place of a kubelet's watch does not: that costs none either, and who asks bounds
-    /// it.
+    /// Set if the request waits for its turn. A request in place of a kubelet's watch does not wait: the watch costs no
+    /// turn either, and the caller limits such requests.
     pub(super) paced: bool,
     /// Headers beside the usual ones.
     pub(super) more: &'a [(&'a str, &'a str)],
 }
 
-/// What is asked for unless something else is.
+/// Media type of answers, unless another one is asked for.
 pub(super) const JSON: &str = "application/json";
 
 impl<'a> Ask<'a> {
@@ -234,7 +236,7 @@ pub struct Client {
     pub(super) cluster: Arc<Cluster>,
     timeouts: Timeouts,
     rate: Option<Arc<Rate>>,
-    /// What its bytes count as.
+    /// Class that the client's bytes count in.
     class: LinkClass,
     connections: Mutex<Option<Connections>>,
 }
@@ -280,7 +282,7 @@ impl Client {
             return Err(KubeError::Local("too many requests wait to be sent".into()));
         }
         let mut untried = self.cluster.config.servers.len() - 1;
-        // A kept connection may have been closed by the other side at this very moment.
+        // The server may have closed a kept connection at this very moment.
         let mut again = ask.method == Method::GET;
         let mut renew = true;
         let begun = clock::mono();
@@ -320,8 +322,7 @@ impl Client {
         }
     }
 
-    /// Sends a request whose answer may never end, over a connection that `cancel` can cut. The server is that of the
-    /// moment.
+    /// Sends a request whose answer may never end to the present server, over a connection that `cancel` can cut.
     pub(super) fn open(
         &self,
         ask: &Ask<'_>,
@@ -394,7 +395,7 @@ impl Client {
         })
     }
 
-    /// The connections to use now. With `stall`: fresh ones, for a watch.
+    /// Returns the connections to use now. With `stall`: fresh ones, for a watch.
     fn connections(&self, stall: Option<Duration>) -> Result<Connections, KubeError> {
         let cluster = &self.cluster;
         let (server, url) = cluster.server();
@@ -538,7 +539,7 @@ impl Answer {
         stream::list(Box::new(body), most, each).map_err(|e| unread(&url, e))
     }
 
-    /// Reads what nobody needs, so that the connection can be used again.
+    /// Reads a body that nobody needs, so that the connection can be used again.
     pub(super) fn pass_over(self) {
         if let Ok((_, body)) = self.into_reader() {
             let _ = std::io::copy(&mut body.take(MAX_UNUSED_BYTES), &mut std::io::sink());
@@ -550,7 +551,7 @@ impl Answer {
         let retry_after = header(&self.response, "retry-after").map(ToOwned::to_owned);
         let mut bytes = Vec::new();
         if let Ok((_, body)) = self.into_reader() {
-            // What there is of it: it is only a message.
+            // A part of it will do: it is only a message.
             let _ = body.take(MAX_STATUS_BYTES).read_to_end(&mut bytes);
         }
         KubeError::Api(ApiError::read(status, retry_after.as_deref(), &bytes))

@@ -1,4 +1,4 @@
-//! What goes wrong below an exchange: whether a request was sent, and whom not to trust.
+//! Errors below an exchange: they tell whether the request was sent, and which server is not to be trusted.
 
 use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::{ConnectionDetails, Connector, NextTimeout, Transport};
@@ -6,7 +6,7 @@ use ureq::unversioned::transport::{ConnectionDetails, Connector, NextTimeout, Tr
 use super::error::KubeError;
 use crate::net::Names;
 
-/// What went wrong before a request was sent.
+/// Error before the request was sent.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct NotConnected(ureq::Error);
@@ -46,7 +46,7 @@ impl Resolver for Finding {
     }
 }
 
-/// What the caller may make of it.
+/// Translates an error of the transport for the caller.
 pub(super) fn transport(url: &str, error: ureq::Error) -> KubeError {
     let (mut error, mut sent) = (error, true);
     while let ureq::Error::Other(inner) = error {
@@ -88,7 +88,7 @@ pub(super) fn transport(url: &str, error: ureq::Error) -> KubeError {
     }
 }
 
-/// Without its query.
+/// URL without its query.
 pub(super) fn shown(url: &str) -> &str {
     url.split('?').next().unwrap_or("")
 }

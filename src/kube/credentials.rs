@@ -1,4 +1,4 @@
-//! Who we are, as of now: tokens and certificates that change under a running client.
+//! Present credentials of this node: tokens and certificates that change under a running client.
 //!
 //! Nothing is read before the first request. A token file is read again within [`TOKEN_FILE_TIME`], a plugin asked again
 //! when its answer expires; a 401 brings both forward. The files of certificates are looked at every [`FILES_TIME`], and
@@ -25,14 +25,14 @@ use crate::net::known_time::Known;
 use crate::net::tls::{self, Identity, Pem, Roots, TlsError};
 use crate::sys::clock;
 
-/// A token file is read again when what was read is so old. Service account tokens are replaced well ahead of their end.
+/// Age of a token after which its file is read again. Service account tokens are replaced well ahead of their end.
 pub(super) const TOKEN_FILE_TIME: Duration = Duration::from_secs(50);
-/// Files of certificates are looked at so often.
+/// Interval of looks at the files of certificates.
 pub(super) const FILES_TIME: Duration = Duration::from_secs(10);
-/// The same while the first ones are not there, or not usable.
+/// Interval of looks at the files of certificates until the first ones are there and usable.
 pub(super) const FIRST_FILES_TIME: Duration = Duration::from_secs(1);
 
-/// Shared by all connections to one apiserver.
+/// Credentials in use, shared by all connections to one apiserver.
 pub(super) struct Credentials {
     state: Mutex<State>,
 }
@@ -43,14 +43,14 @@ struct State {
     token: Option<(String, Mono)>,
     plugin: Option<exec::Answer>,
     tls: Option<Tls>,
-    /// When certificates were last looked for in vain, and why.
+    /// Time and cause of the last failure to load the first certificates.
     failed: Option<(Mono, String)>,
 }
 
 /// Certificates in use.
 struct Tls {
     config: Arc<ClientConfig>,
-    /// What they were read from.
+    /// Versions of the files that the certificates were read from.
     stamps: Vec<Stamp>,
     /// The plugin's answer that the certificate is from.
     plugin: u64,
@@ -68,7 +68,7 @@ impl Credentials {
         }
     }
 
-    /// The token to present, if there is one. Blocks on a plugin.
+    /// Returns the token to present, if there is one. Blocks on a plugin.
     pub(super) fn token(&self, config: &Kubeconfig) -> Result<Option<String>, KubeError> {
         let now = clock::mono();
         let mut state = self.lock();
@@ -84,7 +84,7 @@ impl Credentials {
                     Ok(Some(token))
                 }
                 Err(why) => match &state.token {
-                    // A file that is just being replaced: what it held may still be good.
+                    // The file is perhaps just being replaced: the token that it held may still be good.
                     Some((token, _)) => {
                         log::warn!("token {}: {why}", path.display());
                         Ok(Some(token.clone()))
@@ -99,7 +99,8 @@ impl Credentials {
         Ok(state.plugin(config, now)?.and_then(|a| a.token.clone()))
     }
 
-    /// The apiserver does not know us: what was remembered is worth nothing. Returns whether asking again makes sense.
+    /// Forgets the token and the plugin's answer: the apiserver does not know us. Returns true if asking again makes
+    /// sense.
     pub(super) fn refused(&self, config: &Kubeconfig) -> bool {
         let mut state = self.lock();
         state.token = None;
@@ -107,7 +108,7 @@ impl Credentials {
         config.user.token_file.is_some() || config.user.exec.is_some()
     }
 
-    /// How TLS is spoken now, and a number that changes whenever that does.
+    /// Returns the TLS configuration in force and its number, which changes with the configuration.
     pub(super) fn tls(
         &self,
         config: &Kubeconfig,
@@ -133,7 +134,7 @@ impl Credentials {
         {
             return Err(KubeError::Local(why.clone()));
         }
-        // Before they are read: what changes meanwhile is seen the next time.
+        // Stamps first: a file that changes while it is read is seen the next time.
         let stamps = stamps(config);
         let generation = state.tls.as_ref().map_or(0, |tls| tls.generation);
         match build(config, state.plugin.as_ref(), known_time) {
@@ -180,7 +181,7 @@ impl Credentials {
 }
 
 impl State {
-    /// What the plugin says, asked anew if that no longer holds.
+    /// Returns the plugin's answer. Asks the plugin anew if the last answer has expired.
     fn plugin(
         &mut self,
         config: &Kubeconfig,
@@ -259,7 +260,7 @@ fn stamp(path: &Path) -> Stamp {
     ))
 }
 
-/// Errors: it cannot be read, or what it holds is no token.
+/// Reads a token. Errors: the file cannot be read, or does not hold a token.
 pub(super) fn read_token(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     File::open(path).and_then(|file| {

@@ -23,16 +23,16 @@ const EXTENDED_KEY_USAGE: &[u64] = &[2, 5, 29, 37];
 const SERVER_AUTH: &[u64] = &[1, 3, 6, 1, 5, 5, 7, 3, 1];
 /// A string of one bit, the first one: `digitalSignature`.
 const DIGITAL_SIGNATURE: [u8; 4] = [3, 2, 7, 0x80];
-/// When a certificate of our own begins: before any board was made.
+/// `notBefore` of a self-signed certificate: earlier than any board was made.
 const FROM: &str = "000101000000Z";
-/// How a certificate says that it does not end.
+/// `notAfter` of a certificate that does not expire.
 const FOR_EVER: &str = "99991231235959Z";
 /// Bytes of a serial number, drawn at random.
 const SERIAL_BYTES: usize = 16;
 /// Characters of a line of PEM.
 const PEM_LINE: usize = 64;
 
-/// Whom a certificate is for.
+/// Subject and names of a certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Subject {
     /// CN
@@ -45,13 +45,13 @@ pub struct Subject {
     pub ips: Vec<IpAddr>,
 }
 
-/// Why no key can be made: this machine is at fault.
+/// Reason why this machine cannot make a key.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// The kernel has none, or gives none.
+    /// The kernel has no random numbers, or gives none.
     #[error("the system gives no random numbers")]
     NoRandom,
-    /// It does not pass the checks of a key.
+    /// The new key does not pass the checks of a key.
     #[error("the new key is of no use: {0}")]
     Unusable(ring::error::KeyRejected),
 }
@@ -73,8 +73,8 @@ pub fn request(subject: &Subject) -> Result<Request, KeyError> {
     })
 }
 
-/// Makes an ECDSA P-256 key and a server's certificate that it signs itself, both PEM, the certificate first. It has no end:
-/// a board may not know what day it is, and whoever checks it compares it with itself.
+/// Makes an ECDSA P-256 key and a server's certificate that it signs itself, both PEM, the certificate first. The
+/// certificate does not expire: a board may not know what day it is, and whoever checks it compares it with a copy.
 ///
 /// - Errors: the system gives no random numbers.
 /// - Source: RFC 5280 section 4.1; 4.1.2.5 for the end.
@@ -93,7 +93,7 @@ fn no_random(_: ring::error::Unspecified) -> KeyError {
     KeyError::NoRandom
 }
 
-/// A fresh key, PKCS#8, and what `body` says of its public half, signed by it.
+/// Makes a fresh key, PKCS#8, and has it sign the text that `body` makes of its public half.
 fn signed(body: impl FnOnce(&[u8]) -> Vec<u8>) -> Result<(Vec<u8>, Vec<u8>), KeyError> {
     let random = SystemRandom::new();
     let algorithm = &ECDSA_P256_SHA256_ASN1_SIGNING;

@@ -19,7 +19,7 @@ const MONTHS: [(&str, Month); 12] = [
     ("Dec", Month::December),
 ];
 
-/// Reads `Sun, 06 Nov 1994 08:49:37 GMT`, the one form that servers send. Source: RFC 9110 section 5.6.7.
+/// Reads `Sun, 06 Nov 1994 08:49:37 GMT`, the only form that servers send. Source: RFC 9110 section 5.6.7.
 pub(super) fn parse(text: &str) -> Option<Wall> {
     let (_, rest) = text.split_once(", ")?;
     let mut words = rest.split(' ');

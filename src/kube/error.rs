@@ -1,4 +1,4 @@
-//! What can go wrong between this node and the apiserver.
+//! Errors of requests to the apiserver.
 
 use core::fmt;
 use core::time::Duration;
@@ -7,9 +7,9 @@ use serde::Deserialize;
 
 use crate::api::strict;
 
-/// Of an error's body, bytes read and characters of its message told.
+/// Bytes read of an error's body. At most [`MAX_MESSAGE_CHARS`] characters of its message are shown.
 pub const MAX_STATUS_BYTES: u64 = 64 * 1024;
-/// See [`MAX_STATUS_BYTES`].
+/// Characters shown of an error's message.
 pub const MAX_MESSAGE_CHARS: usize = 400;
 /// Longest `Retry-After` that is believed.
 pub const MAX_RETRY_AFTER: Duration = Duration::from_secs(10 * 60);
@@ -20,38 +20,38 @@ pub enum KubeError {
     /// The apiserver answers, and refuses.
     #[error(transparent)]
     Api(#[from] ApiError),
-    /// No answer, or half of one: name not found, refused, timed out, cut.
+    /// No answer, or a part of one: name not found, refused, timed out, cut.
     #[error("cannot reach {url}: {why}")]
     Unreachable {
-        /// Without its query.
+        /// URL without its query.
         url: String,
-        /// What the transport says.
+        /// Error of the transport.
         why: String,
-        /// Whether the request may have arrived.
+        /// Set if the request may have arrived.
         sent: bool,
     },
-    /// TLS: its certificate, ours, or the CAs to check it by.
+    /// Error of TLS: the server's certificate, ours, or the CAs to check it by.
     #[error("cannot trust {url}: {why}{}", clock_hint(*clock))]
     Tls {
-        /// Without its query.
+        /// URL without its query.
         url: String,
         /// What is wrong.
         why: String,
-        /// The certificate is of another time: the clock of this machine may be what is wrong.
+        /// Set if the certificate is not valid at this machine's time: its clock may be wrong.
         clock: bool,
     },
     /// The answer is not what it has to be: not JSON, too long, another kind.
     #[error("{url} answers what nobody can use: {why}")]
     Wrong {
-        /// Without its query.
+        /// URL without its query.
         url: String,
         /// What is wrong.
         why: String,
     },
-    /// This machine's own files and programs: the kubeconfig, a token, a key, an exec plugin.
+    /// Files and programs of this machine: the kubeconfig, a token, a key, an exec plugin.
     #[error("{0}")]
     Local(String),
-    /// The caller ended it.
+    /// The caller ended the request.
     #[error("cancelled")]
     Cancelled,
 }
@@ -74,28 +74,29 @@ impl KubeError {
         }
     }
 
-    /// Whether the object is not there.
+    /// Returns true if the object does not exist (404).
     #[must_use]
     pub const fn is_not_found(&self) -> bool {
         matches!(self.status(), Some(404))
     }
 
-    /// Whether a precondition failed, or somebody else was faster; also "already exists".
+    /// Returns true on a conflict (409): a precondition failed, another writer was faster, or the object already
+    /// exists.
     #[must_use]
     pub const fn is_conflict(&self) -> bool {
         matches!(self.status(), Some(409))
     }
 
-    /// Whether the apiserver is there at all, whatever it says (BOOT-09).
+    /// Returns true if the apiserver is there at all, whatever it answers (BOOT-09).
     #[must_use]
     pub const fn is_answer(&self) -> bool {
         matches!(self, Self::Api(_) | Self::Wrong { .. })
     }
 
-    /// Whether the same request may work later without anything being changed.
+    /// Returns true if the same request may succeed later without any change.
     ///
-    /// A 403 is among them only for objects of a pod: the authorizer's graph trails the binding (AUTHZ-08); that is the
-    /// caller's to know.
+    /// A 403 may pass only for objects of a pod: the authorizer's graph trails the binding (AUTHZ-08). The caller knows
+    /// which requests are such, so a 403 is not among them here.
     #[must_use]
     pub const fn may_pass(&self) -> bool {
         match self {
@@ -105,7 +106,7 @@ impl KubeError {
         }
     }
 
-    /// How long the apiserver asks to be left alone.
+    /// Time for which the apiserver asks for no further request.
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -120,11 +121,11 @@ impl KubeError {
 pub struct ApiError {
     /// HTTP status.
     pub status: u16,
-    /// Such as `AlreadyExists`; empty if the body is no `Status`.
+    /// Reason, such as `AlreadyExists`; empty if the body is no `Status`.
     pub reason: String,
-    /// One line, at most [`MAX_MESSAGE_CHARS`]; may be empty.
+    /// Message in a single line, at most [`MAX_MESSAGE_CHARS`]; may be empty.
     pub message: String,
-    /// From the header, or from the `Status`; at most [`MAX_RETRY_AFTER`].
+    /// Time from the header, or from the `Status`; at most [`MAX_RETRY_AFTER`].
     pub retry_after: Option<Duration>,
     /// Reasons of its causes, such as `ResourceVersionTooLarge`; at most [`MAX_CAUSES`].
     pub causes: Vec<String>,
@@ -208,7 +209,7 @@ impl ApiError {
     }
 }
 
-/// Made fit for a log line and an event.
+/// Makes a text fit for a log line and an event.
 fn one_line(text: &str) -> String {
     text.trim()
         .chars()

@@ -1,6 +1,6 @@
 //! Exec plugins: programs that know a token or a certificate.
 //!
-//! What one prints is never logged. Source: KEP-541, `client.authentication.k8s.io/v1`; client-go
+//! The output of a plugin is never logged. Source: KEP-541, `client.authentication.k8s.io/v1`; client-go
 //! `plugin/pkg/client/auth/exec/exec.go`.
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -17,49 +17,49 @@ use crate::api::strict::from_json;
 use crate::api::{Mono, Wall};
 use crate::sys::{child, clock};
 
-/// Time that a plugin has.
+/// Time limit of a plugin.
 pub const EXEC_TIMEOUT: Duration = Duration::from_secs(60);
-/// Bytes read of what it prints.
+/// Bytes read of a plugin's output.
 pub const MAX_EXEC_BYTES: usize = 256 * 1024;
-/// Longest time that an answer is used without asking again: it may be wrong about the time, or the clock here may.
+/// Longest use of an answer without asking again: its time of expiry may be wrong, or the clock here may.
 const MAX_HOLD: Duration = Duration::from_secs(24 * 3600);
-/// After an answer that has expired already: plugins are not asked with every request.
+/// Shortest use of an answer, also of one that has expired already: plugins are not asked with every request.
 const MIN_HOLD: Duration = Duration::from_secs(5);
-/// What plugins find in their environment besides what is configured, and where they are searched for.
+/// `PATH` in the environment of plugins, unless another is configured, and the folders searched for their programs.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/bin";
 
-/// Tells answers apart.
+/// Counter of answers, which tells them apart.
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
-/// Why a plugin is of no help. Never what it printed.
+/// Reason why a plugin gives no credentials. Never contains the plugin's output.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ExecError {
-    /// The operator: it is not installed.
+    /// Fault of the operator: the program is not installed.
     #[error("there is no such program")]
     Missing,
-    /// The same, with what the kubeconfig says about that.
+    /// Fault of the operator: the program is not installed. With the kubeconfig's hint on that.
     #[error("there is no such program; {0}")]
     Install(String),
-    /// This machine: it does not start, or not end in time.
+    /// Fault of this machine: the program does not start, or does not end in time.
     #[error("cannot run: {0}")]
     Run(io::ErrorKind),
-    /// The plugin: it failed.
+    /// Fault of the plugin: it failed.
     #[error("it ends with code {0}")]
     Code(i32),
-    /// The plugin: not what it has to print.
+    /// Fault of the plugin: its output is not of the required form.
     #[error("its answer is none")]
     NoAnswer,
-    /// Another kind, or another version than this.
+    /// The answer has another kind or another version than `version`.
     #[error("it answers with {kind:?} {found:?}, not with ExecCredential {version:?}")]
     Kind {
-        /// As printed.
+        /// Kind that was printed.
         kind: String,
-        /// As printed.
+        /// Version that was printed.
         found: String,
-        /// As in the kubeconfig.
+        /// Version of the kubeconfig.
         version: String,
     },
-    /// What its answer lacks, or has half of.
+    /// Part that the answer lacks, or has only half of.
     #[error("its answer has {0}")]
     Half(&'static str),
     /// A token that cannot be sent.
@@ -67,7 +67,7 @@ pub(super) enum ExecError {
     Token(#[from] TokenError),
 }
 
-/// What a plugin says.
+/// Credentials that a plugin has given.
 pub(super) struct Answer {
     pub(super) token: Option<String>,
     /// Certificate chain and key, PEM.
@@ -82,7 +82,7 @@ impl Answer {
     }
 }
 
-/// Runs a plugin. Errors: how it ended or what is wrong with what it printed.
+/// Runs a plugin. Errors: it failed, or its output cannot be used.
 pub(super) fn ask(plugin: &Exec, config: &Kubeconfig) -> Result<Answer, ExecError> {
     let program = find(&plugin.command).ok_or_else(|| match plugin.install_hint.as_str() {
         "" => ExecError::Missing,
@@ -119,7 +119,7 @@ fn find(command: &Path) -> Option<PathBuf> {
         .find(|path| path.exists())
 }
 
-/// What a plugin reads.
+/// Makes the `KUBERNETES_EXEC_INFO` that a plugin reads.
 fn info(plugin: &Exec, config: &Kubeconfig) -> Value {
     let mut spec = json!({"interactive": false});
     if plugin.cluster_info {
@@ -167,7 +167,7 @@ struct Status {
     client_key_data: String,
 }
 
-/// Reads what a plugin printed.
+/// Reads a plugin's output.
 pub(super) fn answer(
     bytes: &[u8],
     version: &str,

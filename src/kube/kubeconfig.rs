@@ -1,7 +1,7 @@
-//! The kubeconfig: where the apiserver is, how it is trusted, who we are.
+//! The kubeconfig: address of the apiserver, trust in it, and credentials of this node.
 //!
-//! One file, its current context, every form that a kubelet takes (CONF-20). What a kubelet takes and nobody can want on
-//! a node (`username`, `auth-provider`, impersonation) is refused by name rather than passed over in silence.
+//! One file, its current context, every form that a kubelet takes (CONF-20). Fields that a kubelet takes and nobody can
+//! want on a node (`username`, `auth-provider`, impersonation) are refused by name rather than passed over in silence.
 //!
 //! Source: client-go `tools/clientcmd`: `loader.go`, `validation.go`, `client_config.go`.
 
@@ -19,26 +19,26 @@ use crate::sys::file;
 
 /// Largest kubeconfig, bytes.
 pub const MAX_KUBECONFIG_BYTES: u64 = 1 << 20;
-/// Servers tried in turn.
+/// Most servers that are tried in turn.
 pub const MAX_SERVERS: usize = 8;
 /// Longest token, bytes: with its header it has to fit into the buffer that a request is written from.
 pub const MAX_TOKEN_BYTES: usize = 7 * 1024;
-/// Clusters, users and contexts in one file.
+/// Most clusters, users or contexts in one file.
 const MAX_ENTRIES: usize = 100;
 /// The extension of a cluster that is handed to exec plugins.
 const EXEC_EXTENSION: &str = "client.authentication.k8s.io/exec";
 
-/// Why a kubeconfig is of no use: the file, and what is wrong.
+/// Error of a kubeconfig that cannot be used: the file and its fault.
 #[derive(Debug, thiserror::Error)]
 #[error("kubeconfig {}: {why}", path.display())]
 pub struct KubeconfigError {
     /// The file.
     pub path: PathBuf,
-    /// What is wrong.
+    /// Fault of the file.
     pub why: Fault,
 }
 
-/// What is wrong with a kubeconfig. All but the first are its writer's to mend, and name the field.
+/// Fault of a kubeconfig. The writer of the file can mend all but the first; those about a field name it.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
     /// The file is not there (BOOT-01), or cannot be read.
@@ -56,30 +56,30 @@ pub enum Fault {
     /// A field that nobody can want on a node.
     #[error("{0}: is not supported")]
     Unsupported(String),
-    /// A field that names what is not in the file: its path, of what kind, the name.
+    /// A field that names a thing that is not in the file: the field's path, the kind of thing, the name.
     #[error("{0}: there is no {1} {2:?}")]
     Unknown(String, &'static str, String),
-    /// Items of a list: its path, how many it may have.
+    /// A list with too many items: its path, and the limit.
     #[error("{0}: has more than {1} items")]
     TooMany(&'static str, usize),
-    /// A server's URL: the field's path, its text.
+    /// A server's URL with an error: the field's path, its text.
     #[error("{0}: {1:?}: {2}")]
     Url(String, String, UrlError),
-    /// A URL that asks for something already.
+    /// A server's URL that has a query already: the field's path, its text.
     #[error("{0}: {1:?}: it has a query")]
     Query(String, String),
-    /// A field's path, and what is wrong with its text.
+    /// A field's path, and the fault of its token.
     #[error("{0}: {1}")]
     Token(String, TokenError),
-    /// The same of what has to be base64.
+    /// A field's path, and the error of its base64.
     #[error("{0}: {1}")]
     Base64(String, base64::DecodeError),
-    /// The same of any other field.
+    /// A field's path, and the fault of its value.
     #[error("{0}: {1}")]
     Value(String, String),
 }
 
-/// Why a text cannot be sent as a token.
+/// Reason why a text cannot be sent as a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenError {
     /// No text.
@@ -88,66 +88,66 @@ pub enum TokenError {
     /// More than [`MAX_TOKEN_BYTES`].
     #[error("is longer than {MAX_TOKEN_BYTES} bytes")]
     TooLong,
-    /// What would end the header, or is no ASCII.
+    /// Characters that would end the header, or are not ASCII.
     #[error("has characters that no token has")]
     Characters,
 }
 
 impl KubeconfigError {
-    /// Whether it is that the file is not there (BOOT-01).
+    /// Returns true if the file does not exist (BOOT-01).
     #[must_use]
     pub fn is_missing(&self) -> bool {
         matches!(&self.why, Fault::Read(e) if e.kind() == io::ErrorKind::NotFound)
     }
 }
 
-/// Why no text of a kubeconfig can be made.
+/// Reason why a kubeconfig cannot be written as text.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
-    /// Not UTF-8.
+    /// A path that is not UTF-8.
     #[error("the path {} is no text", .0.display())]
     Path(PathBuf),
-    /// What YAML cannot hold.
+    /// A value that YAML cannot express.
     #[error(transparent)]
     Yaml(#[from] serde_yaml_ng::Error),
 }
 
-/// What a kubeconfig's current context leads to. Paths are absolute if that of the file was.
+/// The current context of a kubeconfig, resolved. Paths are absolute if the path of the file was.
 #[derive(Clone, Debug)]
 pub struct Kubeconfig {
     /// The file.
     pub path: PathBuf,
-    /// At least one; the first is that of the file.
+    /// URLs of the apiserver, at least one; the first is that of the file.
     pub servers: Vec<Url>,
-    /// Whose certificate a server may show.
+    /// Certificates that a server may show.
     pub trust: Trust,
-    /// The name that it must have, if it is not that of its URL.
+    /// Name that the server's certificate must have, if it is not that of its URL.
     pub tls_server_name: Option<String>,
-    /// Goes before what the environment says.
+    /// URL of a proxy. Goes before the environment's.
     pub proxy_url: Option<String>,
-    /// Who we are.
+    /// Identity of this node: certificate, token or plugin.
     pub user: User,
     /// `extensions` of the cluster, for exec plugins.
     pub(super) exec_config: Option<Value>,
 }
 
-/// Which certificates of a server are taken.
+/// Certificates that are accepted from a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trust {
-    /// What the CAs of this machine signed.
+    /// Certificates signed by a CA of this machine.
     System,
-    /// What these signed.
+    /// Certificates signed by these CAs.
     Ca(Material),
-    /// Any.
+    /// Any certificate.
     Any,
 }
 
 /// Bytes that are in the kubeconfig, or in a file of their own.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Material {
-    /// Read when needed.
+    /// Path of a file, which is read when needed.
     File(PathBuf),
-    /// Decoded.
+    /// Bytes of the kubeconfig, decoded.
     Inline(Vec<u8>),
 }
 
@@ -167,9 +167,9 @@ pub struct User {
     pub certificate: Option<(Material, Material)>,
     /// A bearer token.
     pub token: Option<String>,
-    /// A file that holds one; goes before [`User::token`].
+    /// A file that holds a token; goes before [`User::token`].
     pub token_file: Option<PathBuf>,
-    /// A program that knows one.
+    /// A program that gives a token or a certificate.
     pub exec: Option<Exec>,
 }
 
@@ -189,15 +189,15 @@ impl fmt::Debug for User {
 pub struct Exec {
     /// Version of the protocol: `v1` or `v1beta1` of `client.authentication.k8s.io`.
     pub api_version: String,
-    /// Absolute, or a name that is searched for.
+    /// Program: an absolute path, or a name that is searched for.
     pub command: PathBuf,
     /// Arguments.
     pub args: Vec<String>,
     /// Variables beside the usual ones.
     pub env: Vec<(String, String)>,
-    /// Whether it is told about the cluster.
+    /// Set if the plugin is told about the cluster.
     pub cluster_info: bool,
-    /// What the operator may read when it is not there.
+    /// Hint for the operator if the plugin is not installed.
     pub install_hint: String,
 }
 
@@ -274,13 +274,13 @@ impl Kubeconfig {
         Ok(resolved)
     }
 
-    /// Has certificate and key read from `pem`, whatever the file names.
+    /// Takes certificate and key from `pem`, whatever the file names.
     pub fn show(&mut self, pem: &Path) {
         let file = || Material::File(pem.to_path_buf());
         self.user.certificate = Some((file(), file()));
     }
 
-    /// Every file that it reads and that may be replaced by others.
+    /// Files of the CA, the certificate and the key: they may be replaced while the agent runs.
     pub(super) fn tls_files(&self) -> impl Iterator<Item = &Path> {
         let ca = match &self.trust {
             Trust::Ca(material) => Some(material),
@@ -293,7 +293,7 @@ impl Kubeconfig {
         })
     }
 
-    /// The text of a kubeconfig for the same cluster with the certificate and key in `pem` (BOOT-02).
+    /// Makes the text of a kubeconfig for the same cluster, with the certificate and key in `pem` (BOOT-02).
     pub fn with_certificate(&self, pem: &Path) -> Result<String, TextError> {
         let mut cluster = json!({"server": self.servers.first().map(server_text)});
         match &self.trust {
@@ -496,7 +496,7 @@ impl ClusterDocument {
     }
 }
 
-/// The URL of an apiserver; without a scheme it is `https`. May have a path: gateways do.
+/// Reads the URL of an apiserver; without a scheme it is `https`. It may have a path, as gateways do.
 fn server(at: &str, text: &str) -> Result<Url, Fault> {
     let url = if text.contains("://") {
         Url::parse(text)
@@ -602,7 +602,7 @@ impl ExecDocument {
     }
 }
 
-/// What goes into a header: nothing that could end it.
+/// Checks that a text can be sent as a token: nothing in it may end the header.
 pub(super) fn check_token(token: &str) -> Result<(), TokenError> {
     if token.is_empty() {
         return Err(TokenError::Empty);

@@ -40,11 +40,11 @@ pub struct KubeLanes {
     way: Rc<dyn Way>,
 }
 
-/// What lies between those who ask and the apiserver's client.
+/// Path between callers and the apiserver's client.
 pub trait Way {
-    /// A request, or an answer, is on its way until this is over.
+    /// Time that a request or an answer takes on its way.
     fn travel(&self) -> Travel;
-    /// Has the bell at the other end of `rope` rung by watches of `api`.
+    /// Runs watches of `api`, which ring the bell at the other end of `rope`.
     ///
     /// # Errors
     /// The system refuses a thread.
@@ -54,7 +54,7 @@ pub trait Way {
 /// See [`Way::travel`].
 pub type Travel = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Threads of this process: what is asked is there at once.
+/// Threads of this process: requests and answers take no time on their way.
 pub(crate) struct Threads;
 
 impl Way for Threads {
@@ -79,7 +79,7 @@ impl KubeLanes {
         Ok(Self::by(api, [heartbeat, work], Rc::new(Threads)))
     }
 
-    /// By these lanes: for the heartbeat, and for all other requests.
+    /// Makes an apiserver that is asked on these lanes: one for the heartbeat, one for all other requests.
     pub(crate) fn by(api: Arc<dyn Api>, lanes: [Lane; 2], way: Rc<dyn Way>) -> Self {
         let [heartbeat, work] = lanes;
         Self {
@@ -129,18 +129,18 @@ impl KubeLanes {
     }
 }
 
-/// What the doorbell tells.
+/// News from the doorbell.
 #[derive(Debug)]
 pub enum Rung {
-    /// One event.
+    /// An event.
     Ring(Ring),
-    /// There were more than anybody took: which ones, nobody knows. A list is due.
+    /// Events were lost, for more came than were taken. A list is due.
     Overrun,
     /// The watch is over. Any error is a break: a list is due.
     Ended(Result<WatchEnd, KubeError>),
 }
 
-/// What hears of watches. With its value they end: what is open is cut.
+/// Receiver of the events of watches. When the value is dropped, open watches are cut.
 #[derive(Debug)]
 pub struct Doorbell {
     watches: Sender<WatchOptions>,
@@ -149,19 +149,19 @@ pub struct Doorbell {
     cancel: Arc<Cancel>,
 }
 
-/// The other end of a [`Doorbell`]: who watches.
+/// The other end of a [`Doorbell`], on the thread that watches.
 pub struct Rope {
-    /// What it is to watch.
+    /// Watches to make, in this order.
     pub(crate) watches: Receiver<WatchOptions>,
-    /// What it tells; one place is for the end.
+    /// News for the doorbell; one place is kept for the end of a watch.
     pub(crate) rungs: Sender<Rung>,
-    /// There was no place for a ring.
+    /// Set if there was no place for an event.
     pub(crate) overrun: Arc<AtomicBool>,
     cancel: Arc<Cancel>,
 }
 
 impl Rope {
-    /// Watches as it is told to, until the bell is gone. Blocks.
+    /// Runs the watches that are asked for, until the bell is gone. Blocks.
     fn pull(&self, api: &dyn Api) {
         while let Ok(options) = self.watches.recv_blocking() {
             let end = api.watch_pods(&options, &self.cancel, &mut |ring| {
@@ -182,7 +182,7 @@ impl Rope {
 impl Doorbell {
     fn new() -> (Self, Rope) {
         let (watches, wanted) = bounded(1);
-        // One place more than rings may take: the end is always told.
+        // One place more than rings may take, so that the end is always told.
         let (told, rungs) = bounded(RING_QUEUE + 1);
         let (overrun, cancel): (Arc<AtomicBool>, Arc<Cancel>) = Default::default();
         let rope = Rope {
@@ -206,7 +206,7 @@ impl Doorbell {
         let _ = self.watches.send(options).await;
     }
 
-    /// Waits for what the doorbell tells next. Dropping the future loses nothing.
+    /// Waits for the doorbell's next news. Dropping the future loses nothing.
     pub async fn next(&self) -> Rung {
         if self.overrun.swap(false, Ordering::SeqCst) {
             return Rung::Overrun;
@@ -294,7 +294,7 @@ mod tests {
                 bell.next().await,
                 Rung::Ended(Ok(WatchEnd::Clean))
             ));
-            // More than fit while nobody looks: known as such, and its end is told.
+            // More rings than fit while nobody takes them: the overrun is told, and the end.
             bell.watch(options()).await;
             let (mut rings, mut overrun) = (0, false);
             while bell.rungs.len() <= RING_QUEUE {
@@ -360,7 +360,7 @@ mod tests {
                     executor.tick().await;
                 }
             }
-            // Those that wait are let go by the server's end.
+            // The end of the server ends the requests that wait.
             drop(server);
             for task in stuck {
                 assert!(executor.run(task).await);
@@ -368,7 +368,7 @@ mod tests {
         });
     }
 
-    /// How much of a thread's stack was ever touched, KiB: the kernel's view of its mapping.
+    /// Measures the part of the calling thread's stack that was ever touched, KiB, as the kernel maps it.
     fn touched_kib() -> u64 {
         let here = 0_u8;
         let here = core::ptr::from_ref(&here).addr();

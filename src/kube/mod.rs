@@ -1,21 +1,22 @@
-//! The apiserver: transport and typed requests. What is asked when, and what follows from it, is decided elsewhere.
+//! The apiserver: transport and typed requests. The requests to send, and the reactions to answers, are decided
+//! elsewhere.
 //!
-//! | module | what it is |
+//! | module | content |
 //! |---|---|
 //! | [`api`] | the seam: trait [`Api`], which the simulation implements too |
 //! | [`requests`] | [`HttpApi`]: the seam over HTTP, by three clients |
 //! | [`client`], [`connect`] | one exchange: connections, servers in turn, time limits, errors |
-//! | [`kubeconfig`], [`credentials`], [`exec`] | where it is and who we are |
+//! | [`kubeconfig`], [`credentials`], [`exec`] | address of the apiserver, and our credentials |
 //! | [`stream`], [`body`] | lists of which one item at a time stands in memory |
 //! | [`watch`], [`cancel`] | the doorbell |
 //! | [`bootstrap`], [`csr`], [`store`], [`x509`] | certificates: asked for, made, kept, read |
-//! | `tunnel` | what is shown to the server of a tunnel |
+//! | `tunnel` | credentials for the server of a tunnel |
 //! | [`join`] | clusters, before this machine is a node of one |
 //! | [`lanes`] | the threads that all of this runs on |
 //! | [`rate`], [`date`], [`path`], [`error`] | small parts of an exchange |
 //!
-//! Everything blocks and runs on lanes. What the apiserver sends is bounded before it is believed: it stands below files of
-//! root in the order of trust, and may be anybody until TLS says otherwise.
+//! Everything blocks and runs on lanes. Data of the apiserver is bounded before it is believed: it is trusted less than
+//! files of root, and the server may be anybody until TLS says otherwise.
 //!
 //! Nothing here is started, read or allocated without a kubeconfig.
 

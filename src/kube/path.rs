@@ -7,7 +7,7 @@ use super::error::KubeError;
 /// Longest name of an object.
 const MAX_NAME_BYTES: usize = 253;
 
-/// A name as one step of a path. Errors: it is none.
+/// Encodes a name as one step of a path. Errors: it is not a name.
 pub(super) fn segment(name: &str) -> Result<String, KubeError> {
     let is_name = !name.is_empty()
         && name.len() <= MAX_NAME_BYTES
@@ -20,7 +20,7 @@ pub(super) fn segment(name: &str) -> Result<String, KubeError> {
     Ok(query(name))
 }
 
-/// A text as a value of a query.
+/// Encodes a text as a value of a query.
 pub(super) fn query(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -33,7 +33,7 @@ pub(super) fn query(text: &str) -> String {
     out
 }
 
-/// What this node may list (AUTHZ-03), without the pods that have run to their end.
+/// Makes the selector of the pods that this node may list (AUTHZ-03), without those that have run to their end.
 pub(super) fn pod_selector(node: &str) -> Result<String, KubeError> {
     let node = segment(node)?;
     Ok(format!(
@@ -41,7 +41,7 @@ pub(super) fn pod_selector(node: &str) -> Result<String, KubeError> {
     ))
 }
 
-/// All pods of this node.
+/// Makes the selector of all pods of this node.
 pub(super) fn node_selector(node: &str) -> Result<String, KubeError> {
     Ok(format!("fieldSelector=spec.nodeName%3D{}", segment(node)?))
 }

@@ -1,4 +1,4 @@
-//! How often requests may be sent (CONF-07, CONF-21).
+//! Rate limit of requests (CONF-07, CONF-21).
 //!
 //! Source: client-go `util/flowcontrol`, `NewTokenBucketRateLimiter`.
 
@@ -9,24 +9,25 @@ use crate::api::Mono;
 use crate::net::pace::Stop;
 use crate::sys::clock;
 
-/// Longest that one request waits for its turn. More than that behind means that somebody sends without end: it is told.
+/// Longest wait of a request for its turn. A longer queue means that a caller sends without end: this is reported.
 pub const MAX_TURN_TIME: Duration = Duration::from_secs(60);
 
-/// Tokens that come at a rate and are kept up to a number. Whoever finds none waits; turns are given in order.
+/// Token bucket: tokens come at a rate and are kept up to a number. A request that finds none waits; turns are given in
+/// order.
 #[derive(Debug)]
 pub struct Rate {
     /// Milliseconds times [`SCALE`] that one request costs; 0: no limit.
     cost: u64,
     burst: u64,
-    /// When, in milliseconds times [`SCALE`], all that was taken has been paid for.
+    /// Time, in milliseconds times [`SCALE`], at which all requests so far have been paid for.
     paid: Mutex<u64>,
 }
 
-/// So that rates above 1000 a second are more than zero.
+/// Factor of costs, so that a request still costs more than zero at rates above 1000 a second.
 const SCALE: u64 = 1000;
 
 impl Rate {
-    /// `per_second` 0: no limit. It begins full.
+    /// Makes a limit with a full burst. `per_second` 0: no limit.
     #[must_use]
     pub fn new(per_second: u32, burst: u32) -> Self {
         Self {
@@ -36,7 +37,8 @@ impl Rate {
         }
     }
 
-    /// Takes a turn and returns how long it is until then. `None`: longer than [`MAX_TURN_TIME`], and it was not taken.
+    /// Takes a turn and returns the time until then. `None`: it is longer than [`MAX_TURN_TIME`], and no turn was
+    /// taken.
     fn take(&self, now: Mono) -> Option<Duration> {
         let now = now.0.saturating_mul(SCALE);
         let mut paid = self.paid.lock().unwrap_or_else(PoisonError::into_inner);

@@ -17,18 +17,18 @@ use crate::api::link::LinkClass;
 use crate::api::strict::typed;
 use crate::api::{ObjectMeta, PodUid};
 
-/// Metadata instead of objects.
+/// Media type of the metadata of an object.
 pub(super) const META: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
-/// Metadata instead of the objects of a list.
+/// Media type of a list of the metadata of objects.
 const META_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
-/// Pages of one list.
+/// Most pages of one list.
 const MAX_PAGES: usize = 200;
-/// Where the leases of nodes are.
+/// Path of the leases of nodes.
 const LEASES: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
-/// Where requests for certificates are.
+/// Path of requests for certificates.
 const CSRS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 
-/// How fast requests are sent: per second, and at once after a pause. 0: as fast as wanted (CONF-07).
+/// Limits of requests: a rate per second, and a burst after a pause. Rate 0: no limit (CONF-07).
 #[derive(Clone, Copy, Debug)]
 pub struct Rates {
     /// `kubeAPIQPS` and `kubeAPIBurst`.
@@ -49,7 +49,8 @@ impl Default for Rates {
 /// The apiserver over HTTP, by three clients (CONF-21).
 pub struct HttpApi {
     pub(super) main: Client,
-    /// Shares nothing with the others but the credentials: a full rate or a stuck connection there must not cost the node.
+    /// Client that shares nothing with the others but the credentials: if their rate is used up or their connection
+    /// stuck, the node must not be lost.
     heartbeat: Client,
     events: Client,
 }
@@ -85,9 +86,11 @@ impl HttpApi {
         self.main.send(&Ask::get(path))?.document()
     }
 
-    /// Of a kind that may be large: an apiserver packs what has more than 128 KiB, and nothing that is smaller, for which the
-    /// header would only cost. It takes no packed body. Source: apiserver `endpoints/handlers/responsewriters/writers.go`,
-    /// `defaultGzipThresholdBytes`.
+    /// Reads an object that may be large, and lets the apiserver compress it.
+    ///
+    /// An apiserver compresses answers of more than 128 KiB. For smaller ones the header would only cost bytes. Request
+    /// bodies are sent plain, for it takes no compressed ones. Source: apiserver
+    /// `endpoints/handlers/responsewriters/writers.go`, `defaultGzipThresholdBytes`.
     fn get_packed(&self, path: &str) -> Reply<Value> {
         let ask = Ask {
             packed: true,
@@ -149,7 +152,7 @@ fn collection(kind: &str, namespace: &str) -> Reply<String> {
     Ok(format!("/api/v1/namespaces/{}/{kind}", segment(namespace)?))
 }
 
-/// The metadata of an item; an item without identity makes the list none.
+/// Reads the metadata of an item. An item without identity makes the whole list invalid.
 fn meta(item: &Value) -> Result<ObjectMeta, BadItem> {
     let meta: ObjectMeta = typed(&item["metadata"])?;
     if meta.uid.is_empty() || meta.name.is_empty() || meta.resource_version.is_empty() {
@@ -193,9 +196,9 @@ impl Api for HttpApi {
         watch::watch(&self.main, options, cancel, each)
     }
 
-    /// A list of one: the Node authorizer lets a node list its pods at any time, but get one only when its graph knows of
-    /// the binding, which is some milliseconds after the watch has told of it (AUTHZ-03, AUTHZ-08). That a pod is gone only a
-    /// get says: of lists there are stale ones.
+    /// Reads a pod by a list of one. The Node authorizer lets a node list its pods at any time. It lets it get one only
+    /// when its graph knows of the binding, some milliseconds after the watch has told of it (AUTHZ-03, AUTHZ-08). Only
+    /// a get proves that a pod is gone, for lists may be stale.
     fn pod(&self, node: &str, namespace: &str, name: &str) -> Reply<Value> {
         let (path, selector) = (collection("pods", namespace)?, one_selector(node, name)?);
         let mut found = None;

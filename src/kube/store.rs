@@ -1,4 +1,4 @@
-//! Where a node keeps its certificates: one file for each pair, and a link to the one in use.
+//! Store of a node's certificates: one file for each pair, and a link to the one in use.
 //!
 //! ```text
 //! <cert-dir>/kubelet-client-2026-11-21-22-00-00.pem     chain, then key; 0600, on disk before anything refers to it
@@ -22,14 +22,14 @@ use crate::sys::{crash, file};
 
 /// Largest file of a certificate and its key, bytes.
 const MAX_PAIR_BYTES: u64 = 256 * 1024;
-/// Files of the directory that are looked at, at most, for pairs that nobody needs.
+/// Most files of the directory that are looked at in the search for old pairs.
 const MAX_LISTED: usize = 100_000;
-/// Pairs that are told apart although they were stored in one second.
+/// Most pairs stored in one second that still get different names.
 const MAX_IN_ONE_SECOND: i64 = 16;
 /// The time in the name of a file; a letter stands for any digit.
 const DATE: &[u8] = b"YYYY-MM-DD-hh-mm-ss";
 
-/// Why a certificate cannot be kept or found.
+/// Reason why a certificate cannot be stored or found.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// A file or the directory.
@@ -37,12 +37,12 @@ pub enum StoreError {
     File {
         /// Verb.
         action: &'static str,
-        /// Which.
+        /// File or directory.
         path: PathBuf,
         /// Cause.
         source: io::Error,
     },
-    /// Somebody put a file where the link has to be.
+    /// A file is in the place of the link.
     #[error("{} is a file and not a link: nothing new can be stored over it", _0.display())]
     NotALink(PathBuf),
 }
@@ -63,12 +63,12 @@ pub struct Stored {
     pub chain: Vec<u8>,
     /// Key, PEM; may be the same text.
     pub key: Vec<u8>,
-    /// When the file was written, by this machine's clock of then.
+    /// Time at which the file was written, by this machine's clock of then.
     pub since: Wall,
 }
 
 impl Store {
-    /// `kubelet-client`: what this node shows to the apiserver.
+    /// Store of `kubelet-client`: certificates that this node shows to the apiserver.
     #[must_use]
     pub fn client(dir: &Path) -> Self {
         Self {
@@ -77,7 +77,7 @@ impl Store {
         }
     }
 
-    /// `kubelet-server`: what it shows to those who call it.
+    /// Store of `kubelet-server`: certificates that this node shows to its callers.
     #[must_use]
     pub fn server(dir: &Path) -> Self {
         Self {
@@ -108,7 +108,7 @@ impl Store {
             return Ok(());
         }
         if is_there(&current)? {
-            // The switch did not happen: what it led to is still only a file.
+            // The switch did not happen: the pair that the link leads to is not in use.
             fs::remove_file(&updated).map_err(failed("remove", &updated))?;
         } else {
             fs::rename(&updated, &current).map_err(failed("rename", &updated))?;
@@ -116,7 +116,7 @@ impl Store {
         file::sync_dir(&self.dir).map_err(failed("sync", &self.dir))
     }
 
-    /// The pair in use: behind the link, or `<prefix>.crt` and `<prefix>.key`. `None` if there is none.
+    /// Reads the pair in use: behind the link, or `<prefix>.crt` and `<prefix>.key`. `None` if there is none.
     pub fn current(&self) -> Result<Option<Stored>, StoreError> {
         let current = self.current_path();
         if let Some((text, since)) = read(&current)? {
@@ -165,7 +165,7 @@ impl Store {
 
     /// Keeps a pair beside the current one, on disk. Nothing leads to it yet.
     ///
-    /// - Errors: among others, that nothing could: see [`StoreError::NotALink`].
+    /// - Errors: among others [`StoreError::NotALink`]: no link could lead to it.
     pub fn keep(&self, chain: &str, key: &str, now: Wall) -> Result<PathBuf, StoreError> {
         let current = self.current_path();
         match fs::symlink_metadata(&current) {
@@ -204,8 +204,8 @@ impl Store {
         )
     }
 
-    /// Removes pairs that no link of the directory leads to, but for the one that was `replaced` just now. What cannot be
-    /// removed is tried again after the next pair.
+    /// Removes pairs that no link of the directory leads to, but for the one that was `replaced` just now. A pair that
+    /// cannot be removed is tried again after the next one is stored.
     fn remove_old(&self, replaced: Option<&Path>) {
         let Ok(listed) = fs::read_dir(&self.dir) else {
             return;
@@ -230,7 +230,7 @@ impl Store {
         }
     }
 
-    /// Whether it is named as [`Store::keep`] names a pair.
+    /// Returns true if `path` is named as [`Store::keep`] names a pair.
     fn is_dated(&self, path: &Path) -> bool {
         let name = path.file_name().and_then(|name| name.to_str());
         let date = name
@@ -261,7 +261,7 @@ fn is_there(path: &Path) -> Result<bool, StoreError> {
     }
 }
 
-/// Its content, and when it was written.
+/// Reads a file and the time at which it was written. `None`: there is no file.
 fn read(path: &Path) -> Result<Option<(Vec<u8>, Wall)>, StoreError> {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| {
@@ -351,7 +351,7 @@ mod tests {
         for name in others {
             fs::write(scratch.join(name), "other").expect("write");
         }
-        // What a join has made that does not count yet.
+        // A pair that a join has made and that does not count yet.
         let waits = store.keep("w", "k", Wall::from_secs(5)).expect("kept");
         symlink(&waits, scratch.join("kubelet-client-current.pem.joining")).expect("link");
         // The clock goes back: names say nothing about which one is older.

@@ -19,31 +19,31 @@ use crate::api::strict::{self, WrongValue};
 
 /// Largest item of a list, and largest object, bytes. etcd takes 1.5 MiB.
 pub const MAX_ITEM_BYTES: u64 = 3 * 1024 * 1024;
-/// What a list may have beside its items, between two of them, and behind them.
+/// Bytes that a list may have before its items, between two of them, and after them.
 const MAX_ENVELOPE_BYTES: u64 = 64 * 1024;
-/// Values in one item. A ConfigMap with a key for each of its 1 MiB's ten bytes has as many.
+/// Most values in one item. A ConfigMap of 1 MiB with a key for every ten bytes has as many.
 const MAX_VALUES: u32 = 100_000;
-/// Maps and lists within each other. Each level takes stack, and lanes have little.
+/// Most maps and lists within each other. Each level takes stack, and lanes have little.
 const MAX_DEPTH: u32 = 40;
 /// Buffer of a stream, bytes.
 pub(super) const BUFFER_BYTES: usize = 8 * 1024;
 
-/// Why there is no document.
+/// Reason why no document was read.
 #[derive(Debug)]
 pub(super) enum ReadError {
     /// The body ended early, or its reading failed.
     Cut(String),
-    /// It is whole, and of no use.
+    /// The body is whole, but cannot be used.
     Wrong(String),
 }
 
-/// Why an item makes the list that it is in none: the apiserver, or what stands for it, is at fault.
+/// Fault of an item that makes its whole list invalid: the apiserver, or what stands for it, is at fault.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BadItem {
-    /// It is of another kind.
+    /// A field of the item's metadata is of another kind.
     #[error("metadata.{0}")]
     Meta(#[from] WrongValue),
-    /// No name, UID or version.
+    /// The item has no name, UID or version.
     #[error("an item has no identity")]
     Nameless,
 }
@@ -69,7 +69,7 @@ impl<'a> Stream<'a> {
         Ok(self.input.skip_until(b'\n')? > 0)
     }
 
-    /// Whether nothing follows.
+    /// Returns true at the end of the input.
     pub(super) fn is_at_end(&mut self) -> io::Result<bool> {
         use io::BufRead as _;
         Ok(self.input.fill_buf()?.is_empty())
@@ -131,13 +131,13 @@ pub(super) fn document(input: Box<dyn Read + '_>) -> Result<Value, ReadError> {
     }
 }
 
-/// What a list says of itself.
+/// Metadata of a list.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ListMeta {
-    /// The version at which all of it was true.
+    /// Version at which all items were true.
     pub resource_version: String,
-    /// Where the next page begins; empty on the last.
+    /// Token of the next page; empty on the last.
     #[serde(rename = "continue")]
     pub continues: String,
 }

@@ -39,7 +39,7 @@ impl Pair {
     }
 }
 
-/// From and to, in seconds from now.
+/// Begin and end of a validity, in seconds from now.
 pub(crate) type Validity = (i64, i64);
 /// An hour before and after.
 pub(crate) const NOW: Validity = (-3600, 3600);
@@ -55,12 +55,12 @@ impl Authority {
         Self::made(&name, None)
     }
 
-    /// One that calls itself so.
+    /// Makes a CA of this name.
     pub(crate) fn named(name: &str) -> Self {
         Self::made(name, None)
     }
 
-    /// One that this one has signed.
+    /// Makes a CA that this one has signed.
     pub(crate) fn below(&self, name: &str) -> Self {
         Self::made(name, Some(self))
     }
@@ -81,7 +81,7 @@ impl Authority {
         }
     }
 
-    /// For a server with these names.
+    /// Issues a certificate for a server with these names.
     pub(crate) fn server(&self, names: &[&str], validity: Validity) -> Pair {
         let names: Vec<String> = names.iter().map(ToString::to_string).collect();
         let mut params = CertificateParams::new(names).expect("names");
@@ -89,7 +89,7 @@ impl Authority {
         self.sign(params, validity)
     }
 
-    /// For a client of this name.
+    /// Issues a certificate for a client of this name.
     pub(crate) fn client(&self, organization: &str, name: &str, validity: Validity) -> Pair {
         let mut params = CertificateParams::new(Vec::new()).expect("params");
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
@@ -125,20 +125,20 @@ impl Authority {
     }
 }
 
-/// What a client asked.
+/// A client's request, as the server received it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) method: String,
     pub(crate) path: String,
     pub(crate) headers: BTreeMap<String, String>,
     pub(crate) body: Vec<u8>,
-    /// Which connection, counted from 0.
+    /// Number of the connection, from 0.
     pub(crate) connection: usize,
-    /// Which request, counted from 0.
+    /// Number of the request, from 0.
     pub(crate) number: usize,
     /// The client's certificate.
     pub(crate) peer: Option<Vec<u8>>,
-    /// Its TLS went on with an earlier session.
+    /// Set if TLS resumed an earlier session.
     pub(crate) resumed: bool,
 }
 
@@ -148,7 +148,7 @@ impl Seen {
     }
 }
 
-/// What happens after an answer.
+/// The server's next step after an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Then {
     Keep,
@@ -284,7 +284,7 @@ impl Server {
         format!("{scheme}://127.0.0.1:{}", self.port)
     }
 
-    /// What was asked so far.
+    /// Requests received so far.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         lock(&self.inner.seen).clone()
     }

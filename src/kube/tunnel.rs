@@ -1,4 +1,4 @@
-//! What this node shows to the server of a tunnel: what it shows to the apiserver, or a token of its own (TUN-09).
+//! Credentials of this node for the server of a tunnel: those for the apiserver, or a token of its own (TUN-09).
 
 use alloc::sync::Arc;
 use std::path::Path;
@@ -17,9 +17,9 @@ use crate::{
     net::tls::{self, Identity, Pem, Roots},
 };
 
-/// Reads all of it anew: a certificate that was renewed is shown on the next connection. Reads a few small files.
+/// Reads the credentials anew, from a few small files: a renewed certificate is shown on the next connection.
 ///
-/// - `kept`: where this node keeps the certificate that it renews, if it does.
+/// - `kept`: directory in which this node keeps the certificate that it renews, if it does.
 /// - `ca`: CAs of the servers, if they are not the apiserver's.
 /// - `token_file`: a token is shown instead of the certificate. It is returned.
 pub(crate) fn credentials(

@@ -1,8 +1,8 @@
-//! The doorbell: one watch of this node's pods, of which only the rings are taken.
+//! The doorbell: one watch of this node's pods. Its events are only hints ("rings").
 //!
-//! Its objects are metadata alone, and of them only identity and version are read, through a buffer of fixed size. Memory
-//! does not depend on what the cluster does or on how long the watch lasts. What a watch says is never the truth, it only
-//! tells which pod to read: whatever is odd about it is answered by a list.
+//! Its objects are metadata alone, and of them only identity and version are read, through a buffer of fixed size.
+//! Memory does not depend on what the cluster does or on how long the watch lasts. An event is never taken for the
+//! truth: it only tells which pod to read. Whatever is odd about a watch is answered by a list.
 
 use alloc::sync::Arc;
 use core::cell::Cell;
@@ -19,48 +19,48 @@ use super::path::{node_selector, query};
 use super::requests::META;
 use super::stream::{Plain, ReadError, Stream};
 
-/// Longest event that is read to its end, bytes; of a longer one only what came before is known.
+/// Longest event that is read to its end, bytes; the rest of a longer one is unknown.
 pub const MAX_EVENT_BYTES: u64 = 256 * 1024;
 /// Longest identity or version taken from an event, bytes. Names have at most 253.
 const MAX_FIELD_BYTES: usize = 256;
-/// Silence beyond the time that the apiserver was asked to end the watch after.
+/// Silence that is allowed after the time at which the apiserver was to end the watch.
 const STALL_SLACK: Duration = Duration::from_secs(30);
 
-/// What to watch.
+/// Options of a watch.
 #[derive(Clone, Debug)]
 pub struct WatchOptions {
     /// The node whose pods are watched.
     pub node: String,
     /// The version of the last list.
     pub resource_version: String,
-    /// The apiserver ends the watch after so long.
+    /// Time after which the apiserver ends the watch.
     pub timeout: Duration,
-    /// Whether it tells about once a minute how far it has come: bytes for a version that expires later.
+    /// Set if the apiserver is to send bookmarks: bytes about once a minute, for a version that expires later.
     pub bookmarks: bool,
 }
 
-/// What happened to a pod.
+/// Kind of change of a pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RingKind {
-    /// It is there, or matches now.
+    /// The pod is new, or matches now.
     Added,
-    /// It has changed.
+    /// The pod has changed.
     Modified,
-    /// It is gone.
+    /// The pod is gone.
     Deleted,
-    /// To nothing: the version is that of the whole.
+    /// No pod changed: the version is that of the whole list.
     Bookmark,
-    /// Something; also all types that this agent does not know.
+    /// An unknown change; also every type that this agent does not know.
     #[default]
     Unknown,
 }
 
-/// One event. Fields that were not there, or came too late in too long an event, are empty.
+/// An event of a watch. Fields are empty that the event lacked, or had too late in too long an event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ring {
-    /// What happened.
+    /// Kind of the change.
     pub kind: RingKind,
-    /// Whom it is about. Empty: nobody can tell, list.
+    /// UID of the pod. Empty: unknown, so a list is due.
     pub uid: String,
     /// Version of the object.
     pub resource_version: String,
@@ -70,12 +70,12 @@ pub struct Ring {
     pub name: String,
 }
 
-/// How a watch ended that did not break.
+/// End of a watch that did not break.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WatchEnd {
-    /// Its time was over. All that happened until then was told.
+    /// The time of the watch was over. All events until then were told.
     Clean,
-    /// The apiserver said why in the stream: the version has expired, usually. A list is due.
+    /// The apiserver sent an error in the stream, usually that the version has expired. A list is due.
     Error(ApiError),
 }
 
@@ -101,7 +101,7 @@ pub(super) fn watch(
         .and_then(|answer| drain(answer, each));
     cancel.clear();
     match ended {
-        // Its end may look like any.
+        // A cancelled watch may end with any error.
         _ if cancel.is_cancelled() => Err(KubeError::Cancelled),
         ended => ended,
     }
@@ -128,7 +128,7 @@ pub(super) fn events(
         let read = Top(&mut event).deserialize(&mut Deserializer::from_reader(&mut stream));
         match read {
             Ok(()) => {}
-            // What came of it may tell whom it is about.
+            // The part that came may tell the pod.
             Err(_) if budget.get() == 0 => {
                 if event.error.is_some() {
                     return Err(ReadError::Wrong("its error is too long".into()));
@@ -186,7 +186,7 @@ impl<'de> Visitor<'de> for Top<'_> {
                     }
                 }
                 "object" if self.0.error.is_some() => {
-                    // A small object: it is read as one.
+                    // A `Status` is small, so it is read whole.
                     let status = fields.next_value_seed(Plain::new(&Cell::new(0)))?;
                     let text = status.to_string();
                     self.0.error = Some(ApiError::read(200, None, text.as_bytes()));
@@ -263,7 +263,7 @@ impl<'de> Visitor<'de> for Metadata<'_> {
     }
 }
 
-/// A text; empty if it is longer than any that matters.
+/// A text; empty if it is longer than [`MAX_FIELD_BYTES`].
 struct Short;
 
 impl<'de> DeserializeSeed<'de> for Short {

@@ -1,7 +1,7 @@
-//! What a certificate says of itself: whose it is and how long it holds. Nothing is verified here.
+//! Reader of certificates: their names and the time for which they hold. Nothing is verified here.
 //!
-//! A name is a credential: it is read by its type alone, and a certificate with one that cannot be read is none. The same
-//! bytes are another name as text of another type.
+//! A name is a credential, so it is read by its type alone: the same bytes as text of another type are another name. A
+//! certificate with a name that cannot be read is refused.
 //!
 //! Source: RFC 5280 section 4.1, ITU-T X.690; alphabets: ITU-T X.680 section 41.
 
@@ -16,7 +16,7 @@ use crate::net::tls;
 pub const MAX_CERTIFICATE_BYTES: usize = 64 * 1024;
 /// Certificates of one chain looked at.
 pub const MAX_CHAIN: usize = 16;
-/// Names of one certificate, of each kind; one with more is none.
+/// Most names of one certificate, of each kind; a certificate with more is refused.
 const MAX_NAMES: usize = 100;
 
 /// Object identifiers: CN, O, alternative names.
@@ -44,35 +44,35 @@ const EXTENSIONS: u8 = 0xa3;
 const DNS_NAME: u8 = 0x82;
 const IP_ADDRESS: u8 = 0x87;
 
-/// Why a certificate is none.
+/// Reason why bytes are not a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateError {
-    /// There is none.
+    /// There is no certificate.
     #[error("it holds no certificate")]
     Absent,
-    /// Not of the form that a certificate has.
+    /// The bytes do not have the form of a certificate.
     #[error("its certificate is not one")]
     Malformed,
-    /// Of a type that is not known, or bytes that are not of its type.
+    /// A name is of an unknown type, or has bytes that its type does not allow.
     #[error("a name in its certificate cannot be read")]
     BadName,
-    /// More than anybody needs.
+    /// More names than any certificate needs.
     #[error("its certificate has too many names")]
     ManyNames,
-    /// The same of bytes.
+    /// More bytes than any certificate needs.
     #[error("its certificate has more than {MAX_CERTIFICATE_BYTES} bytes")]
     TooLarge,
 }
 
-/// What was read.
+/// Result of reading a certificate.
 pub type Read<T> = Result<T, CertificateError>;
 
 /// A certificate as its holder sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Certificate {
-    /// Holds from then on.
+    /// Begin of its validity.
     pub not_before: Wall,
-    /// Holds until then.
+    /// End of its validity.
     pub not_after: Wall,
     /// CN of the subject; empty if there is none.
     pub common_name: String,
@@ -84,7 +84,7 @@ pub struct Certificate {
     pub ips: Vec<IpAddr>,
 }
 
-/// Reads all certificates in PEM text, the holder's first: of the others, who vouch for him, only the times are read.
+/// Reads all certificates in PEM text, the holder's first. Of the others, which vouch for it, only the times are read.
 pub fn read_chain(pem: &[u8]) -> Read<Vec<Certificate>> {
     let chain: Result<Vec<_>, _> = tls::certificates(pem)
         .iter()
@@ -103,7 +103,7 @@ pub fn read(der: &[u8]) -> Read<Certificate> {
     read_as(der, true)
 }
 
-/// The public key of a certificate in DER with all that says what it is (`SubjectPublicKeyInfo`): what digests are made of.
+/// Returns the public key of a certificate in DER with its type (`SubjectPublicKeyInfo`), which digests are made of.
 pub fn public_key(der: &[u8]) -> Read<&[u8]> {
     if der.len() > MAX_CERTIFICATE_BYTES {
         return Err(CertificateError::TooLarge);
@@ -201,7 +201,7 @@ fn alternative_names(extensions: &[u8], found: &mut Certificate) -> Read<()> {
     Ok(())
 }
 
-/// Nothing: a name that is none.
+/// Adds a name to `names`. `None` is a name that could not be read.
 fn add<T>(names: &mut Vec<T>, name: Option<T>) -> Read<()> {
     if names.len() >= MAX_NAMES {
         return Err(CertificateError::ManyNames);
@@ -243,7 +243,7 @@ type Value<'a> = (u8, &'a [u8]);
 struct Values<'a>(&'a [u8]);
 
 impl<'a> Values<'a> {
-    /// What is in the one value of `der`.
+    /// Returns the content of the single value in `der`.
     fn only(der: &'a [u8], tag: u8) -> Read<Self> {
         let mut one = Self(der);
         let content = one.expect(tag)?;
@@ -251,7 +251,8 @@ impl<'a> Values<'a> {
         Ok(Self(content))
     }
 
-    /// What is in the first of the values in the one of `der`: that which a certificate says.
+    /// Returns the content of the first sequence within the single sequence in `der`: a certificate's
+    /// `tbsCertificate`.
     fn only_first(der: &'a [u8]) -> Read<&'a [u8]> {
         Self::only(der, SEQUENCE)?.expect(SEQUENCE)
     }
@@ -289,7 +290,7 @@ impl<'a> Values<'a> {
     }
 }
 
-/// The first value, and what follows it. Nothing in a certificate has a tag or a length of more bytes than are read here.
+/// Splits off the first value. No tag and no length in a certificate has more bytes than are read here.
 fn split(der: &[u8]) -> Option<(Value<'_>, &[u8])> {
     let ([tag, length], rest) = der.split_first_chunk()?;
     if tag & 0x1f == 0x1f {
@@ -300,7 +301,7 @@ fn split(der: &[u8]) -> Option<(Value<'_>, &[u8])> {
         0x81..=0x83 => {
             let (bytes, rest) = rest.split_at_checked(usize::from(length & 3))?;
             let length = bytes.iter().fold(0, |n, b| n << 8 | usize::from(*b));
-            // DER knows one way to say a length: the shortest.
+            // DER allows only the shortest form of a length.
             if length < 0x80 || bytes.first() == Some(&0) {
                 return None;
             }
@@ -388,7 +389,7 @@ mod tests {
     const IA5: u8 = 22;
     const BMP: u8 = 30;
 
-    /// One value in DER: tag, length, value.
+    /// Encodes a value in DER: tag, length, value.
     fn der(tag: u8, value: &[u8]) -> Vec<u8> {
         let length = match value.len() {
             short @ ..128 => vec![u8::try_from(short).expect("short")],

@@ -28,22 +28,22 @@ const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
 const END: u8 = 3;
 const SIZE: u8 = 4;
-/// Bytes before those of a frame.
+/// Bytes of a frame's head.
 const HEAD_BYTES: usize = 5;
-/// Bytes of a frame that ends a command.
+/// Most bytes of a frame that ends a command.
 const MAX_END_BYTES: usize = 4096;
-/// Bytes of standard input in one frame.
+/// Most bytes of standard input in one frame.
 const MAX_INPUT_BYTES: usize = 8192;
-/// Bytes that may wait for the provider: sizes of the terminal beyond them are dropped.
+/// Most bytes that may wait for the provider: sizes of the terminal beyond them are dropped.
 const MAX_WAITING_BYTES: usize = 2 * MAX_INPUT_BYTES;
 
-/// Steps of reading in one poll: whoever sends frames without bytes keeps nobody else waiting.
+/// Most steps of reading in one poll, so that a provider that sends empty frames does not block other tasks.
 const MAX_FRAMES: usize = 64;
 
-/// How a command ended.
+/// Result of a command: its exit code, or the error; `None` while it runs.
 type Ended = Rc<RefCell<Option<Result<i32, RuntimeError>>>>;
 
-/// What the last frame says.
+/// Content of the last frame.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct End {
@@ -51,23 +51,24 @@ struct End {
     error: String,
 }
 
-/// The agent's end of such a connection.
+/// The agent's end of a connection with frames.
 pub struct Framed {
     socket: Async<UnixStream>,
-    /// Of the frame at hand: its head as far as it came.
+    /// Head of the frame at hand, as far as it came.
     head: [u8; HEAD_BYTES],
     known: usize,
-    /// Bytes of it that are still to come.
+    /// Bytes of the frame at hand that are still to come.
     left: usize,
     last: Vec<u8>,
-    /// What is still to be sent.
+    /// Bytes that are still to be sent.
     waiting: Vec<u8>,
     input_ended: bool,
     ended: Ended,
 }
 
 impl Framed {
-    /// The session over `socket`. Dropped, it closes the connection: what then becomes of the command is the provider's.
+    /// Makes a session over `socket`. Dropping it closes the connection; the provider then decides what becomes of the
+    /// command.
     #[must_use]
     pub fn session(socket: Async<UnixStream>) -> Session {
         let ended = Ended::default();
@@ -83,7 +84,7 @@ impl Framed {
         };
         Session {
             streams: Box::new(framed),
-            // Output is over, so that its end is known.
+            // Called after the end of the output, so the result is known.
             end: Box::pin(async move {
                 let ended = ended.borrow_mut().take();
                 ended.unwrap_or_else(|| {
@@ -101,9 +102,9 @@ impl Framed {
         self.waiting.extend_from_slice(bytes);
     }
 
-    /// Sends what waits.
+    /// Sends the bytes that wait.
     fn poll_sent(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // Bounded: by what waits, a few frames.
+        // Bounded: a few frames wait.
         while !self.waiting.is_empty() {
             let socket = Pin::new(&mut self.socket);
             let n = ready!(socket.poll_write(cx, &self.waiting))?;
@@ -141,7 +142,7 @@ impl Streams for Framed {
         room: Room,
         buffer: &mut [u8],
     ) -> Poll<io::Result<Output>> {
-        // Sizes of the terminal wait for nobody else.
+        // Sizes of the terminal that wait are sent here: there may be no input to send them with.
         if let Poll::Ready(Err(e)) = self.poll_sent(cx) {
             self.waiting.clear();
             log::debug!("provider: {e}");
@@ -219,7 +220,7 @@ impl Streams for Framed {
         ready!(self.poll_sent(cx))?;
         let n = bytes.len().min(MAX_INPUT_BYTES);
         self.queue(STDIN, &bytes[..n]);
-        // Whatever the socket does not take now goes before the next.
+        // Bytes that the socket does not take now are sent before the next frame.
         if let Poll::Ready(Err(e)) = self.poll_sent(cx) {
             return Poll::Ready(Err(e));
         }
@@ -243,7 +244,7 @@ impl Streams for Framed {
 }
 
 impl Framed {
-    /// Sends what the socket takes at once; the rest goes with the next poll.
+    /// Sends the bytes that the socket takes at once; the rest goes with the next poll.
     fn send_now(&mut self) {
         let sent = io::Write::write(&mut self.socket.get_ref(), &self.waiting);
         if let Ok(n) = sent {
@@ -267,7 +268,7 @@ mod tests {
         [&[channel][..], &length.to_be_bytes(), bytes].concat()
     }
 
-    /// What comes out of what a provider sends by `size` bytes: output, errors, the end.
+    /// Reads the bytes of a provider in pieces of `size`. Returns output, errors and the end.
     fn heard(sent: &[u8], size: usize) -> (String, String, Result<i32, String>) {
         let (ours, theirs) = UnixStream::pair().expect("sockets");
         let sent = sent.to_vec();

@@ -1,4 +1,4 @@
-//! Entry point of the fuzz target into what providers stream. See [`crate::fuzz`].
+//! Entry point of the fuzz target for streams of providers. See [`crate::fuzz`].
 
 use core::future::poll_fn;
 use std::{io::Write as _, os::unix::net::UnixStream};
@@ -8,17 +8,17 @@ use async_io::Async;
 use super::{Body, Framed};
 use crate::runtime::{Output, Room};
 
-/// Bytes of input: what the sockets of a pair hold without a reader.
+/// Most bytes of input: a pair of sockets holds as many without a reader.
 const MAX_INPUT_BYTES: usize = 64 * 1024;
 
-/// A connection on which all of `data` waits, and its end.
+/// Makes a connection on which all of `data` waits, and the end.
 fn sent(data: &[u8]) -> Async<UnixStream> {
     let (ours, mut theirs) = UnixStream::pair().expect("sockets");
     theirs.write_all(data).expect("it fits");
     Async::new(ours).expect("a socket")
 }
 
-/// An answer if the first byte is even, else frames.
+/// Reads an answer if the first byte is even, else frames.
 pub(crate) fn run(data: &[u8]) -> String {
     let Some((choice, data)) = data.split_first() else {
         return String::new();
@@ -56,7 +56,7 @@ async fn answer(data: &[u8]) -> String {
     format!("{} {} {end}", status / 100, all > 0)
 }
 
-/// Output, errors and the end, read `size` bytes at a time.
+/// Reads output, errors and the end, `size` bytes at a time.
 async fn frames(data: &[u8], size: usize) -> (Vec<u8>, Vec<u8>, String) {
     let session = Framed::session(sent(data));
     let (mut streams, end) = (session.streams, session.end);

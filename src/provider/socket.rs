@@ -19,24 +19,24 @@ use crate::{
     sys::turn,
 };
 
-/// The version of the protocol, as both sides say it in each head.
+/// Header with the version of the protocol, which both sides send in each head.
 const VERSION_HEADER: &str = "picolet-provider";
 const VERSION: &str = "1";
-/// Method of what asks for a connection.
+/// Method of requests for a connection.
 const UPGRADING: &str = "POST";
-/// No status opens what is asked for: all of the answer is read.
+/// Opening status of a call that opens no stream: no answer has it, so every answer is read whole.
 const NOTHING: u16 = 0;
-/// What streams are called in `Upgrade`.
+/// Protocol of streams in `Upgrade`.
 const PROTOCOL: &str = "picolet-stream";
-/// Bytes of the head of an answer.
+/// Most bytes of the head of an answer.
 const MAX_HEAD_BYTES: usize = 8 * 1024;
-/// Header lines of an answer.
+/// Most header lines of an answer.
 const MAX_HEADERS: usize = 32;
-/// Bytes of a refusal that are passed on.
+/// Most bytes of a refusal that are passed on.
 const MAX_REFUSAL_BYTES: usize = 512;
 /// Bytes read at a time.
 const STEP_BYTES: usize = 4096;
-/// Group and others may do nothing with the socket.
+/// Permissions that the socket must not have: those of group and others.
 const OTHERS: u32 = 0o077;
 
 /// The socket of a provider.
@@ -46,19 +46,19 @@ pub struct Socket(PathBuf);
 /// A body as it comes.
 pub struct Body {
     socket: Async<UnixStream>,
-    /// What was read, and not passed on.
+    /// Bytes that were read, but not passed on.
     ahead: Vec<u8>,
     framing: BodyFraming,
 }
 
 impl Socket {
-    /// At that path; nobody need listen yet.
+    /// Names the socket at that path; nobody need listen yet.
     #[must_use]
     pub const fn new(path: PathBuf) -> Self {
         Self(path)
     }
 
-    /// Connects to root's socket, and to nobody but root: what listens there is told secrets (PRVD-02).
+    /// Connects to the socket if it is root's, and root listens: the listener is told secrets (PRVD-02).
     async fn connect(&self) -> Result<Async<UnixStream>, ProviderError> {
         let path = &self.0;
         let meta = fs::symlink_metadata(path).map_err(ProviderError::Unreachable)?;
@@ -79,7 +79,7 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Asks, within the time that the request gives. With status `opens` the body is left to whoever asked, else it is read.
+    /// Asks, within the time of the request. With status `opens` the body is left to the caller, else it is read.
     fn exchange(&self, request: Request, opens: u16) -> Asking<'_, (Answer, Body)> {
         let time = request.time;
         let late = async move {
@@ -154,7 +154,7 @@ impl Wire for Socket {
 }
 
 impl Body {
-    /// What comes over a connection: a head first.
+    /// Makes the body of a new connection, which begins with a head.
     pub(super) const fn of(socket: Async<UnixStream>) -> Self {
         Self {
             socket,
@@ -163,13 +163,14 @@ impl Body {
         }
     }
 
-    /// The connection itself, behind the head of an answer that opened it.
+    /// Returns the connection itself, at the end of the answer's head that opened it.
     #[must_use]
     pub fn into_socket(self) -> Async<UnixStream> {
         self.socket
     }
 
-    /// Reads the head, byte by byte: what follows may be somebody else's. Heads of a socket on this machine are short.
+    /// Reads the head, byte by byte, for the bytes behind it may be read by another. Heads of a socket on this machine
+    /// are short.
     pub(super) async fn head(&mut self) -> Result<u16, ProviderError> {
         let mut head = Vec::new();
         let mut byte = [0];
@@ -192,11 +193,11 @@ impl Body {
         Ok(status)
     }
 
-    /// The next piece; `None` at its end.
+    /// Reads the next piece of the body; `None` at its end.
     ///
-    /// - Errors: it breaks off, or is none.
+    /// - Errors: the body breaks off, or is malformed.
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>, ProviderError> {
-        // Bounded: each round takes something away, or reads, after which others have their turn.
+        // Bounded: each round consumes bytes, or reads and lets others have their turn.
         loop {
             let mut rest = &*self.ahead;
             let piece = self.framing.next_piece(&mut rest);
@@ -226,7 +227,7 @@ impl Body {
     }
 }
 
-/// Status and what ends the body, of a head by somebody who speaks the protocol.
+/// Reads status and end of the body from a head. The provider has to speak the protocol's version.
 fn parse(head: &[u8]) -> Result<(u16, BodyFraming), ProviderError> {
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
     let nonsense = |why: String| ProviderError::Nonsense(why);
@@ -290,7 +291,7 @@ mod tests {
         assert!(of(&bad).is_err_and(|e| e.contains("Content-Length")));
     }
 
-    /// A body that comes in pieces of `size` bytes.
+    /// Reads a body that comes in pieces of `size` bytes.
     fn read(text: &str, framing: BodyFraming, size: usize) -> Result<String, String> {
         let (ours, theirs) = UnixStream::pair().expect("sockets");
         let text = text.as_bytes().to_vec();

@@ -1,4 +1,4 @@
-//! inotify on the manifest path: says that a read is worth while, never what changed.
+//! inotify on the manifest path: it tells when to read, never what changed.
 //!
 //! It rings when a file is complete (closed after writing, moved in, removed, its attributes changed), not while one
 //! is being written. If it cannot be armed, or an event is lost, the next poll finds the change (SRC-18).
@@ -16,7 +16,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDe
 #[derive(Debug)]
 pub struct Doorbell {
     path: PathBuf,
-    /// The instance and its watch; gone when the watch has to be laid anew.
+    /// inotify instance and its watch; `None` if the watch has to be laid anew.
     armed: Option<Armed>,
 }
 
@@ -24,12 +24,12 @@ pub struct Doorbell {
 struct Armed {
     inotify: Async<Inotify>,
     watch: WatchDescriptor,
-    /// The watched directory is the path itself, not its parent.
+    /// Set if the watched directory is the path itself, not its parent.
     is_path: bool,
 }
 
 impl Doorbell {
-    /// A doorbell that is not armed yet.
+    /// Makes a doorbell that is not armed yet.
     #[must_use]
     pub fn new(path: PathBuf) -> Self {
         Self { path, armed: None }
@@ -74,7 +74,7 @@ impl Doorbell {
         Ok(())
     }
 
-    /// Waits until a read is worth while; for ever if not armed. Dropping the future loses nothing.
+    /// Waits until the path may have changed; for ever if not armed. Dropping the future loses nothing.
     pub async fn rung(&mut self) {
         loop {
             let Some(armed) = &self.armed else {
@@ -114,7 +114,7 @@ impl Doorbell {
         if name.as_bytes().starts_with(b".") {
             return false;
         }
-        // A new regular file is written now and rings when it is closed; links are complete at once.
+        // A new regular file is still being written and rings when it is closed; links are complete at once.
         !event.mask.contains(AddWatchFlags::IN_CREATE) || is_complete(&self.path.join(name))
     }
 }

@@ -1,4 +1,4 @@
-//! One `GET` of a document that may not have changed: TLS, proxies, redirects, limits. No retries.
+//! Client for a document that may not have changed: one `GET` with TLS, proxies, redirects, limits. No retries.
 
 use alloc::sync::Arc;
 use core::time::Duration;
@@ -14,31 +14,31 @@ use crate::net::tls::{self, Pem, Roots};
 use crate::net::{ProxyVariables, Url, client};
 use crate::sys::clock;
 
-/// From the name of the server to the last byte, redirects included (SRC-22).
+/// Time limit of a look, from the name of the server to the last byte, redirects included (SRC-22).
 pub const WHOLE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Redirects followed for one look.
+/// Most redirects followed for one look.
 pub const MAX_REDIRECTS: usize = 5;
-/// Bytes of an entity tag, or of a date, that are remembered.
+/// Longest entity tag, or date, that is remembered, bytes.
 const MAX_TAG_BYTES: usize = 1024;
 /// Buffer of a connection, bytes.
 const BUFFER_BYTES: usize = 16 * 1024;
 
-/// Where the document is, and how its server is asked.
+/// Address of the document, and the way to ask its server.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// The document.
+    /// URL of the document.
     pub url: Url,
-    /// Sent to its server, and to no other one that it redirects to.
+    /// Headers that are sent to the URL's server, but to no other one that it redirects to.
     pub headers: Vec<(String, String)>,
     /// The CAs of `https`, instead of those of the system.
     pub ca: Option<PathBuf>,
-    /// The ways out of here.
+    /// Proxies of this machine.
     pub proxies: ProxyVariables,
     /// [`WHOLE_TIMEOUT`], shorter in tests.
     pub time: Duration,
 }
 
-/// What a server calls the state of a document: asked with it, it need not send the same again.
+/// Tags by which a server names the state of a document: asked with them, it need not send the same again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(super) struct Tags {
     /// `ETag`, quotes included.
@@ -49,38 +49,38 @@ pub(super) struct Tags {
     pub(super) modified: String,
 }
 
-/// What a server says.
+/// A server's answer.
 pub(super) enum Answer {
-    /// It is as it was.
+    /// The document is unchanged.
     Same,
-    /// All of it, and its state.
+    /// The whole document, and its state.
     Body(Vec<u8>, Tags),
 }
 
-/// Why there is no document. It is the server's, or the link's.
+/// Reason why there is no document: a fault of the server, of the link or of this machine.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HttpError {
-    /// Nobody answers, in time and whole.
+    /// No answer in time, or not a whole one.
     #[error("cannot be read: {0}")]
     Link(String),
-    /// It answers, with something else.
+    /// The answer is not the document.
     #[error("answers with status {0}")]
     Status(u16),
-    /// Where it leads.
+    /// A redirect that is not followed.
     #[error("{0}")]
     Redirect(String),
-    /// More than is read.
+    /// More bytes than are read.
     #[error("sends {MAX_DOCUMENT_BYTES} bytes or more: it is not used")]
     TooLarge,
-    /// Nothing that is unpacked here.
+    /// A compressed document: none is unpacked here.
     #[error("sends a document that is compressed: it is not used")]
     Packed,
-    /// This machine cannot ask.
+    /// Fault of this machine: it cannot ask.
     #[error("cannot be asked: {0}")]
     Local(String),
 }
 
-/// Asks for a document. Connections, and what TLS knows of a server, are kept until something fails.
+/// Client for a document. Connections, and TLS sessions of the server, are kept until a request fails.
 #[derive(Debug)]
 pub(super) struct Client {
     place: Place,
@@ -96,11 +96,11 @@ impl Client {
         &self.place.url
     }
 
-    /// Blocking, for [`WHOLE_TIMEOUT`] at most.
+    /// Asks for the document, unless it is unchanged. Blocks for [`WHOLE_TIMEOUT`] at most.
     pub(super) fn get(&mut self, tags: &Tags) -> Result<Answer, HttpError> {
         let answer = self.try_get(tags);
         if answer.is_err() {
-            // Files of CAs are read anew.
+            // Has the files of CAs read anew.
             self.agent = None;
         }
         answer
@@ -135,8 +135,8 @@ impl Client {
         Ok(Answer::Body(bytes, tags))
     }
 
-    /// Asks for `url` with these headers, those that are empty left out, and goes where it leads. All of it, its body too,
-    /// comes within `time`.
+    /// Asks for `url` with these headers, empty ones left out, and follows redirects. The whole answer, with its body,
+    /// has to come within `time`.
     pub(super) fn open(
         &mut self,
         url: &Url,
@@ -181,7 +181,7 @@ impl Client {
         headers: &[(&str, &str)],
         left: Duration,
     ) -> Result<Response<Body>, HttpError> {
-        // A proxy is one for a server.
+        // Each server may have a proxy of its own.
         let own = url.same_origin(&self.place.url);
         let agent = match &self.agent {
             Some(agent) if own => agent.clone(),
@@ -207,14 +207,14 @@ impl Client {
     }
 }
 
-/// A short header, or nothing.
+/// Returns a header; empty if it is absent or too long.
 pub(super) fn text(answer: &Response<Body>, name: &str) -> String {
     let value = answer.headers().get(name).and_then(|v| v.to_str().ok());
     let fits = value.filter(|v| v.len() <= MAX_TAG_BYTES);
     fits.unwrap_or("").to_owned()
 }
 
-/// The body, however long: who reads it bounds it.
+/// Returns the body, however long: the reader has to bound it.
 pub(super) fn body(answer: Response<Body>) -> impl io::Read {
     let body = answer.into_body().into_with_config();
     body.limit(u64::MAX).reader()
@@ -233,7 +233,7 @@ fn new_agent(place: &Place, url: &Url) -> Result<Agent, HttpError> {
     };
     let tls = url.https.then(|| tls::config(roots, None)).transpose();
     let tls = tls.map_err(|e| HttpError::Local(crate::error::chain(&e)))?;
-    // Nobody ends a look before its time.
+    // A look is not cancelled before its time.
     Ok(client::agent(
         config.build(),
         tls,

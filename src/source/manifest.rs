@@ -1,4 +1,4 @@
-//! One manifest file: bytes → pod, ConfigMap or Secret.
+//! Manifest files: bytes → pod, ConfigMap or Secret.
 
 use alloc::sync::Arc;
 use std::fs::{self, File, Metadata};
@@ -18,7 +18,7 @@ use crate::config::decode::{self, DecodeError, MAX_DOCUMENT_BYTES};
 /// tick, at most 10 ms ago.
 const TIME_GRAIN_NS: u64 = 20_000_000;
 
-/// What tells one version of a file from another without reading it.
+/// State of a file: tells one version from another without reading it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Stamp {
     device: u64,
@@ -40,13 +40,13 @@ impl Stamp {
         }
     }
 
-    /// Whether the file could change once more at `now` without the stamp showing it.
+    /// Returns true if the file could change once more at `now` without the stamp showing it.
     pub(super) fn is_fresh(&self, now: Wall) -> bool {
         now.0.abs_diff(self.changed_ns) < TIME_GRAIN_NS
     }
 }
 
-/// What a manifest holds.
+/// Object of a manifest.
 #[derive(Debug)]
 pub(super) enum Object {
     Pod(Box<ReceivedPod>),
@@ -54,20 +54,20 @@ pub(super) enum Object {
     Secret(Arc<Secret>),
 }
 
-/// An object and what is odd about its file.
+/// An object, and the oddities of its file.
 #[derive(Debug)]
 pub(super) struct Manifest {
     pub(super) object: Object,
     pub(super) notes: Vec<String>,
 }
 
-/// Why a file holds no object. Whoever put it there mends it.
+/// Reason why a file holds no object. Its author can mend it.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ManifestError {
-    /// It leads nowhere.
+    /// The file is a link that leads nowhere.
     #[error("link to a file that does not exist")]
     Link,
-    /// This machine cannot read it.
+    /// The file cannot be read.
     #[error("cannot be read: {0}")]
     Read(io::Error),
     /// A directory.
@@ -79,25 +79,25 @@ pub(super) enum ManifestError {
     /// No document, or a value of the wrong kind.
     #[error(transparent)]
     Text(#[from] DecodeError),
-    /// An object that cannot be.
+    /// An object that is not valid.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// It does not say what it is.
+    /// The object does not say what it is.
     #[error("apiVersion and kind are required")]
     Untyped,
-    /// More than one.
+    /// More than one object.
     #[error("kind: {0}: lists are not read, a file holds one object")]
     List(String),
     /// A list that is too long.
     #[error("items: has more than {MAX_ENTRIES} pods")]
     Many,
-    /// One of a list.
+    /// An item of a list, by its index.
     #[error("items[{0}]: {1}")]
     Item(usize, Box<Self>),
-    /// Version and kind of an object that is of no use at a URL.
+    /// Version and kind of an object that is not read from a URL.
     #[error("{0} {1:?} is not read from a URL: only a v1 Pod, PodList or List of pods is")]
     UrlKind(String, String),
-    /// Version and kind of an object that is of no use here.
+    /// Version and kind of an object that is not read from manifests.
     #[error("{0} {1} is not read from manifests: only v1 Pod, ConfigMap and Secret are")]
     Kind(String, String),
 }
@@ -110,7 +110,7 @@ pub(super) fn read(
 ) -> Option<(Stamp, Result<Manifest, ManifestError>)> {
     let (stamp, bytes) = match bytes(path) {
         Ok(read) => read,
-        // A link to nowhere is there, a file that went between listing and reading is not.
+        // A link to nowhere exists; a file that was removed between listing and reading does not.
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             return fs::symlink_metadata(path)
                 .is_ok()
@@ -122,11 +122,11 @@ pub(super) fn read(
     Some((stamp, manifest))
 }
 
-/// Bytes of what is said about one file: messages quote what the file holds.
+/// Longest message about one file, bytes: messages quote the file.
 const MAX_MESSAGE_BYTES: usize = 2048;
 
 impl ManifestError {
-    /// For people, cut if it is long.
+    /// Makes the message for people, cut if it is long.
     pub(super) fn message(&self) -> String {
         let mut message = self.to_string();
         if message.len() > MAX_MESSAGE_BYTES {
@@ -138,7 +138,7 @@ impl ManifestError {
     }
 }
 
-/// Bytes of a regular file, at most as many as show that it is too large.
+/// Reads a regular file, at most as many bytes as show that it is too large.
 fn bytes(path: &Path) -> io::Result<(Stamp, Result<Vec<u8>, ManifestError>)> {
     // O_NONBLOCK: opening a FIFO or a device must not wait for its other end.
     let file = File::options()
@@ -202,8 +202,8 @@ fn decode(
     Ok(Manifest { object, notes })
 }
 
-/// The pods of a document at a URL: one, or a list; and what is odd about it. One that is wrong makes all of it useless
-/// (SRC-24).
+/// Reads the pods of a document at a URL, one or a list, and the document's oddities. A single wrong pod makes the
+/// whole document invalid (SRC-24).
 pub(super) fn pods(
     bytes: &[u8],
     node: &str,
@@ -227,7 +227,7 @@ pub(super) fn pods(
     }
     let item = |mut item: Value| {
         let (mut version, mut own) = kind_of(&item);
-        // Those of a `PodList` need not say what they are.
+        // Items of a `PodList` may lack version and kind.
         if kind == "PodList" && version.is_empty() && own.is_empty() && item.is_object() {
             item["apiVersion"] = json!("v1");
             item["kind"] = json!("Pod");
@@ -245,7 +245,7 @@ pub(super) fn pods(
     Ok((pods.collect::<Result<_, _>>()?, notes))
 }
 
-/// A document, and what is odd about it.
+/// Reads a document, and its oddities.
 fn document(bytes: &[u8]) -> Result<(Value, Vec<String>), DecodeError> {
     let decode::Document { value, duplicates } = decode::parse(bytes)?;
     let notes = duplicates
@@ -254,13 +254,13 @@ fn document(bytes: &[u8]) -> Result<(Value, Vec<String>), DecodeError> {
     Ok((value, notes.collect()))
 }
 
-/// `apiVersion` and `kind`.
+/// Reads `apiVersion` and `kind`; empty if absent.
 fn kind_of(value: &Value) -> (String, String) {
     let text = |field: &str| value.get(field).and_then(Value::as_str).unwrap_or("");
     (text("apiVersion").to_owned(), text("kind").to_owned())
 }
 
-/// What an apiserver would fill in.
+/// Fills in the fields that an apiserver would.
 fn complete(metadata: &mut ObjectMeta, stamp: Stamp) {
     if metadata.namespace.is_empty() {
         metadata.namespace.push_str("default");

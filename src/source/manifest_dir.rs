@@ -14,18 +14,18 @@ use crate::api::received::{Delivered, ReceivedPod};
 use crate::api::{ConfigMap, ObjectMeta, PodUid, Secret};
 use crate::sys::clock;
 
-/// Entries of the directory, dotfiles left out. With more there is no snapshot.
+/// Most entries of the directory, dotfiles left out. With more there is no snapshot.
 pub const MAX_ENTRIES: usize = 4096;
 
 /// Reads a directory of manifests, or one manifest, and remembers of each file only what the next read needs.
 ///
 /// - Not recursive; dotfiles are skipped; names count in byte order (SRC-16). Links are followed.
 /// - A file is read again only if its size, times or inode moved.
-/// - Of two files with one pod the later name counts (SRC-19); so it is with two ConfigMaps or two Secrets of one name.
+/// - Of two files with one pod the later name wins (SRC-19), likewise of two ConfigMaps or two Secrets of one name.
 /// - An immutable ConfigMap or Secret stays as it was read first, until its file is found gone.
 /// - A missing path is an empty source, any other error is no snapshot (SRC-17).
-/// - A bad file harms only itself. Since it may just be half written, it is reported once it was found bad twice in the
-///   same state (at the first read at once); a pod it held before stays until a [`Trigger::Poll`] after that.
+/// - A bad file harms no other. It may just be half written, so it is reported once it was found bad twice in the same
+///   state (at the first read at once). A pod that it held before stays until a [`Trigger::Poll`] after that.
 ///
 /// Blocking: belongs on a lane.
 #[derive(Debug)]
@@ -36,11 +36,11 @@ pub struct ManifestDir {
     files: BTreeMap<OsString, Known>,
     started: bool,
     recheck: bool,
-    /// The last failure that was reported, so that it is reported once.
+    /// Last failure that was reported, so that it is reported once.
     failure: Option<String>,
 }
 
-/// What is remembered of one file.
+/// Memory of one file.
 #[derive(Debug, Default)]
 struct Known {
     /// State of the file that `held` comes from; `None` if it must be read again.
@@ -48,9 +48,9 @@ struct Known {
     held: Held,
     notes: Vec<String>,
     notes_reported: bool,
-    /// Why the file's last change does not count: the object it holds is immutable.
+    /// Reason why the file's last change does not count: the object it holds is immutable.
     refused: Option<String>,
-    /// What was last said about another file hiding this one, or about a change that does not count.
+    /// Last message about another file hiding this one, or about a change that does not count.
     unused_reported: Option<String>,
     bad: Option<Bad>,
 }
@@ -63,7 +63,7 @@ enum Held {
         uid: PodUid,
         key: ObjectKey,
     },
-    /// A pod or an object that another file's hides.
+    /// Message of a pod or an object that another file's hides.
     Hidden(String),
     ConfigMap(Arc<ConfigMap>),
     Secret(Arc<Secret>),
@@ -85,7 +85,7 @@ impl Held {
         }
     }
 
-    /// The field in which `new` differs from this object although this object is immutable.
+    /// Finds the field in which `new` differs from this object although this object is immutable.
     fn forbids(&self, new: &Object) -> Option<&'static str> {
         match (self, new) {
             (Self::ConfigMap(old), Object::ConfigMap(new))
@@ -108,20 +108,20 @@ impl Held {
     }
 }
 
-/// Whether two objects of one kind have one name.
+/// Returns true if two objects of one kind have one name.
 fn same(a: &ObjectMeta, b: &ObjectMeta) -> bool {
     (&a.namespace, &a.name) == (&b.namespace, &b.name)
 }
 
-/// Why a file is unusable.
+/// Reason why a file is unusable.
 #[derive(Debug)]
 struct Bad {
     /// State of the file when it was found bad.
     stamp: Stamp,
-    /// The file could have changed once more without its state showing it.
+    /// Set if the file could have changed once more without its state showing it.
     fresh: bool,
     message: String,
-    /// Found bad twice in the same state.
+    /// Set if the file was found bad twice in the same state.
     confirmed: bool,
     reported: bool,
 }
@@ -132,7 +132,7 @@ enum Listing {
     Directory(BTreeSet<OsString>),
 }
 
-/// One read in the making.
+/// A read in the making.
 #[derive(Default)]
 struct Round {
     changed: bool,
@@ -142,7 +142,7 @@ struct Round {
 }
 
 impl ManifestDir {
-    /// A source that has not read anything yet. `node` is the node's name.
+    /// Makes a source that has not read anything yet. `node` is the node's name.
     #[must_use]
     pub fn new(path: PathBuf, node: String, rules: Rules) -> Self {
         Self {
@@ -162,7 +162,7 @@ impl ManifestDir {
         &self.path
     }
 
-    /// Whether a file was found bad that may only have been half written: a read soon after settles it.
+    /// Returns true if a file was found bad that may only have been half written: a read soon after settles it.
     #[must_use]
     pub fn wants_recheck(&self) -> bool {
         self.recheck
@@ -188,7 +188,7 @@ impl ManifestDir {
             }
             Ok(Listing::File) => {
                 single = true;
-                // The file stands for itself: joining an empty name would add a slash.
+                // The file has an empty name here: joining it to the path would add a slash.
                 BTreeSet::from([OsString::new()])
             }
             Err(e) => return self.fail(format!("cannot be read: {e}")),
@@ -259,7 +259,7 @@ impl ManifestDir {
             .unwrap_or_default();
         let known = self.files.entry(name.clone()).or_default();
         if known.good == Some(stamp) {
-            // Bad for a moment, and back in the state it was good in.
+            // The file was bad for a moment, and is back in its last good state.
             round.changed |= known.bad.take().is_some_and(|bad| bad.reported);
             return;
         }
@@ -269,7 +269,7 @@ impl ManifestDir {
             bad.confirmed = true;
         } else {
             let Some((stamp, read)) = manifest::read(&path, &self.node, &self.rules) else {
-                // Gone since it was listed.
+                // The file was removed after it was listed.
                 if let Some(known) = self.files.remove(name) {
                     round.changed = true;
                     round.objects_changed |= known.held.is_object();
@@ -361,7 +361,8 @@ impl ManifestDir {
         snapshot
     }
 
-    /// Of pods with one name or one uid only the last stays (SRC-19), and of objects of one kind with one name.
+    /// Hides doubles: of pods with one name or one uid only the last stays (SRC-19), and of objects of one kind with
+    /// one name.
     fn hide_doubles(&mut self, round: &mut Round) {
         let mut keys = BTreeMap::new();
         let mut uids = BTreeMap::new();
@@ -392,7 +393,7 @@ impl ManifestDir {
 }
 
 impl Known {
-    /// Takes what the file holds now.
+    /// Takes the present object of the file.
     fn take(
         &mut self,
         manifest: Manifest,
@@ -433,7 +434,7 @@ impl Known {
         }
     }
 
-    /// Gives up what a bad file held, if it is time to.
+    /// Drops the object that a bad file held, if it is time to.
     fn let_go(&mut self, trigger: Trigger, round: &mut Round) {
         let sure = self.bad.as_ref().is_some_and(|bad| bad.confirmed);
         if sure && trigger == Trigger::Poll && !matches!(self.held, Held::Nothing) {

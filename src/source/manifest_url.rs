@@ -16,15 +16,15 @@ use crate::sys::{clock, file};
 
 /// Version of the form of a copy.
 const COPY_VERSION: u32 = 1;
-/// Bytes of a copy beside its document.
+/// Longest head of a copy, bytes.
 const MAX_HEAD_BYTES: usize = 32 * 1024;
 
 /// Looks at a URL.
 ///
-/// - What the server says counts only when it is whole and every pod of it can be: an answer that is none, late, wrong or
-///   too large changes nothing. Only an empty one is what it says: no pods.
+/// - An answer counts only if it is whole and all its pods are valid: one that is missing, late, wrong or too large
+///   changes nothing. An empty one means: no pods.
 /// - A server that knows the state of its document sends it once.
-/// - The last good answer is on disk. An agent that gets none at its start begins with that.
+/// - The last good answer is on disk. An agent that gets no answer at its start begins with that.
 ///
 /// Blocking, and for some seconds: belongs on a lane of its own.
 #[derive(Debug)]
@@ -33,42 +33,42 @@ pub struct ManifestUrl {
     /// Name of the node.
     node: String,
     rule: PodRule,
-    /// Where the last good answer is kept.
+    /// File with the last good answer.
     copy: PathBuf,
     copy_was_read: bool,
-    /// The last copy could not be written.
+    /// Set if the last copy could not be written.
     unwritten: bool,
     last: Option<Last>,
-    /// The agent has been told what there is.
+    /// Set if the agent has been told the pods.
     told: bool,
     trouble: Option<Trouble>,
 }
 
-/// The document that the server has, as far as it is known.
+/// Last document of the server, as far as it is known.
 #[derive(Debug)]
 struct Last {
     tags: Tags,
     sum: String,
-    /// Why it cannot be used.
+    /// Reason why the document cannot be used.
     wrong: Option<String>,
 }
 
-/// What was said of the server when it was last said. Two that are the same are told once.
+/// Fault of the server, as last reported. A fault that repeats is reported once.
 #[derive(Debug, PartialEq, Eq)]
 enum Trouble {
-    /// It does not answer, for whatever reason.
+    /// The server does not answer, for whatever reason.
     Link,
-    /// It says something of no use.
+    /// The answer cannot be used.
     Answer(String),
 }
 
-/// A good answer of before.
+/// An earlier good answer, as it was kept.
 struct Copy {
     head: CopyHead,
     document: Vec<u8>,
 }
 
-/// First line of its file; the document follows.
+/// First line of a copy's file; the document follows.
 #[derive(Serialize, Deserialize)]
 struct CopyHead {
     v: u32,
@@ -76,12 +76,12 @@ struct CopyHead {
     /// SHA-256 of the document, hexadecimal.
     sum: String,
     tags: Tags,
-    /// When it was read, for people.
+    /// Time at which the document was read, for people.
     at: String,
 }
 
 impl ManifestUrl {
-    /// A source that has asked nobody yet. `node` is the node's name; `copy` the file for the last good answer.
+    /// Makes a source that has not asked yet. `node` is the node's name; `copy` the file for the last good answer.
     #[must_use]
     pub const fn new(place: Place, node: String, rule: PodRule, copy: PathBuf) -> Self {
         Self {
@@ -97,7 +97,7 @@ impl ManifestUrl {
         }
     }
 
-    /// The next look delivers every pod anew.
+    /// Has the next look deliver every pod anew.
     pub const fn forget(&mut self) {
         self.told = false;
     }
@@ -120,7 +120,7 @@ impl ManifestUrl {
         }
     }
 
-    /// The server has what it had.
+    /// Takes the answer that the document is unchanged.
     fn same(&mut self) -> Reading {
         let Some(last) = &self.last else {
             return Reading::Unchanged;
@@ -134,7 +134,7 @@ impl ManifestUrl {
                 self.recover();
                 return self.tell(pods, Vec::new());
             }
-            // It was not kept, or is of no use to this agent: the next look fetches it.
+            // The document was not kept, or this agent cannot use it: the next look fetches it.
             self.last = None;
             return self.read();
         }
@@ -142,11 +142,11 @@ impl ManifestUrl {
         Reading::Unchanged
     }
 
-    /// The server has sent its document.
+    /// Takes a document that the server has sent.
     fn take(&mut self, document: &[u8], tags: Tags) -> Reading {
         let sum = sum(document);
         if document.is_empty() {
-            // Not remembered: the document that was there before may come back (SRC-23).
+            // The empty document is not remembered: the one before it may come back (SRC-23).
             self.last = None;
             let trouble = Trouble::Answer(String::new());
             let new = self.trouble.replace(trouble) != Some(Trouble::Answer(String::new()));
@@ -210,7 +210,8 @@ impl ManifestUrl {
         })
     }
 
-    /// Nothing changes; but who has not been told anything yet begins with the last good answer.
+    /// Reports a failed look. Nothing changes, but if the agent has not been told anything yet, it begins with the last
+    /// good answer.
     fn fail(&mut self, trouble: Trouble, message: String) -> Reading {
         let new = self.trouble.as_ref() != Some(&trouble);
         self.trouble = Some(trouble);
@@ -228,7 +229,7 @@ impl ManifestUrl {
         Reading::Failed(problem)
     }
 
-    /// The server says something of use.
+    /// Notes that the server gives good answers again.
     fn recover(&mut self) {
         if self.trouble.take().is_some() {
             log::info!("{}: answers again", self.client.url().shown());
@@ -244,7 +245,7 @@ impl ManifestUrl {
         }
     }
 
-    /// Keeps a good answer. What cannot be kept is only missed at a start without link.
+    /// Keeps a good answer. If it cannot be kept, it is only missing at a start without link.
     fn keep(&mut self, document: &[u8], tags: Tags, sum: String) -> Vec<Problem> {
         let head = CopyHead {
             v: COPY_VERSION,
@@ -267,7 +268,7 @@ impl ManifestUrl {
         }
     }
 
-    /// The last good answer of this URL, if it is whole.
+    /// Reads the last good answer of this URL, if it is whole.
     fn copy(&self) -> Option<Copy> {
         match read_copy(&self.copy) {
             Ok(copy) => Some(copy).filter(|copy| copy.head.url == self.client.url().to_string()),

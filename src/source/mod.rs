@@ -9,7 +9,7 @@
 //!
 //! - [`Channel`]: the signed file that names a release, and the release. Blocking; a process of its own reads it.
 //!
-//! What a manifest may say is not decided here: the rules come in as functions ([`Rules`]).
+//! The content of manifests is not judged here: the rules come in as functions ([`Rules`]).
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
@@ -35,36 +35,36 @@ pub use manifest_url::ManifestUrl;
 pub use poller::{MIN_GAP, Poller, RECHECK};
 pub use release::{ARTIFACT, CHANNEL, Channel, ChannelError};
 
-/// Turns a raw pod into a pod of this node, or says what is wrong: (object, node name, file path or URL).
+/// Function that turns a raw pod into a pod of this node, or names its fault: (object, node name, file path or URL).
 pub type PodRule = fn(Value, &str, &str) -> Result<Box<ReceivedPod>, Invalid>;
 
-/// The decisions a source needs, as functions: it reads files and knows nothing of pods.
+/// Rules that a source needs, as functions: the source reads files and knows nothing of pods.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
-    /// Pods.
+    /// Rule for pods.
     pub pod: PodRule,
-    /// Says what is wrong with a ConfigMap.
+    /// Rule for ConfigMaps: finds their faults.
     pub config_map: fn(&ConfigMap) -> Result<(), Invalid>,
-    /// Says what is wrong with a Secret; `stringData` is folded into `data` before.
+    /// Rule for Secrets: finds their faults; `stringData` is folded into `data` before.
     pub secret: fn(&Secret) -> Result<(), Invalid>,
 }
 
 /// Namespace and name of an object.
 pub type ObjectKey = (String, String);
 
-/// Why the source is read.
+/// Reason for reading the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trigger {
     /// The interval has passed. Only such a read takes a pod away whose file went bad (SRC-16).
     Poll,
-    /// Something seems to have changed.
+    /// The doorbell rang: a file may have changed.
     Bell,
 }
 
-/// What one read found.
+/// Result of one read.
 #[derive(Debug)]
 pub enum Reading {
-    /// Exactly what the previous read found.
+    /// The source is exactly as at the previous read.
     Unchanged,
     /// A full snapshot.
     Snapshot(Snapshot),
@@ -72,31 +72,31 @@ pub enum Reading {
     Failed(Problem),
 }
 
-/// All that the source holds.
+/// All objects of the source.
 #[derive(Debug, Default)]
 pub struct Snapshot {
-    /// In the order of their files' names; no two with one uid or one namespace and name.
+    /// Pods in the order of their files' names; no two with one uid, or with one namespace and name.
     pub pods: Vec<Delivered>,
     /// ConfigMaps by namespace and name, shared with the source.
     pub config_maps: BTreeMap<ObjectKey, Arc<ConfigMap>>,
     /// Secrets by namespace and name, shared with the source.
     pub secrets: BTreeMap<ObjectKey, Arc<Secret>>,
-    /// Whether a ConfigMap or Secret differs from the previous snapshot.
+    /// Set if a ConfigMap or Secret differs from the previous snapshot.
     pub objects_changed: bool,
-    /// What is wrong now, in the order of the files' names.
+    /// Present problems, in the order of the files' names.
     pub problems: Vec<Problem>,
 }
 
-/// Something the operator should know about one file, or about a URL.
+/// A problem of one file, or of a URL, that the operator should know about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// The file or directory, or the URL.
     pub path: PathBuf,
-    /// What is wrong and where in the file.
+    /// Fault and its place in the file.
     pub message: String,
-    /// Whether the file is unused because of it; otherwise it is only odd.
+    /// Set if the file is unused because of it; otherwise it is only odd.
     pub fatal: bool,
-    /// Whether this is the first snapshot that says so: log it then, and only then.
+    /// Set in the first snapshot with this problem: log it then, and only then.
     pub new: bool,
 }
 

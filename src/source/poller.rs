@@ -12,7 +12,7 @@ use crate::api::Mono;
 use crate::sys::clock;
 use crate::sys::lane::Lane;
 
-/// Shortest time between two reads that the doorbell asks for: a burst of files is read a few times, not once each.
+/// Shortest time between two reads for the doorbell: a burst of files causes a few reads, not one for each file.
 pub const MIN_GAP: Duration = Duration::from_millis(50);
 /// Time after which a file that may have been half written is looked at again.
 pub const RECHECK: Duration = Duration::from_secs(1);
@@ -23,15 +23,15 @@ pub struct Poller {
     dir: Arc<Mutex<ManifestDir>>,
     doorbell: Option<Doorbell>,
     interval: Duration,
-    /// When the last read ended, and when the last poll did.
+    /// Ends of the last read and of the last poll.
     last: Option<(Mono, Mono)>,
     wants_recheck: bool,
-    /// A read was started whose result nobody got.
+    /// Set if the next read delivers every pod anew: the result of a read may be lost, or [`Self::forget`] was called.
     lost: bool,
 }
 
 impl Poller {
-    /// `interval` is `fileCheckFrequency`. Without `doorbells` only the interval counts.
+    /// Makes a poller. `interval` is `fileCheckFrequency`. Without `doorbells` only the interval counts.
     #[must_use]
     pub fn new(dir: ManifestDir, interval: Duration, doorbells: bool) -> Self {
         Self {
@@ -44,15 +44,15 @@ impl Poller {
         }
     }
 
-    /// The next read delivers every pod anew, whether its file moved or not, and happens at once.
+    /// Has the next read happen at once and deliver every pod anew, even if its file did not change.
     pub fn forget(&mut self) {
         self.lost = true;
         self.last = None;
     }
 
-    /// Waits for the next snapshot, failure or poll. Of reads between two polls those that find nothing new are not returned.
+    /// Waits for the next snapshot, failure or poll. Reads between two polls that find nothing new are not returned.
     ///
-    /// Dropping the future is safe: a result that got lost is made up for by reading everything anew.
+    /// Dropping the future is safe: after a lost result everything is read anew.
     pub async fn next(&mut self, lane: &Lane) -> Reading {
         loop {
             let trigger = self.wait().await;
@@ -106,7 +106,7 @@ impl Poller {
                 Some(doorbell) => doorbell.rung().await,
                 None => core::future::pending().await,
             }
-            // Counted from the ring: whoever has not read for long need not wait.
+            // The gap counts from the last read: after a long time without reads there is no wait.
             Timer::after((read + MIN_GAP) - clock::mono()).await;
         };
         or(quiet, rung).await;

@@ -1,6 +1,6 @@
 //! A channel of releases: a small signed file that names one, and the tarball (UPD-01, UPD-02). Blocking.
 //!
-//! What is signed and wanted is not decided here: bytes come in, bounded, and nothing is written but the growing tarball.
+//! Signatures and wishes are judged elsewhere: bytes come in, bounded, and only the growing tarball is written.
 
 use core::time::Duration;
 use std::fs::{File, OpenOptions};
@@ -20,16 +20,16 @@ use crate::sys::file;
 pub const CHANNEL: &str = "channel.json";
 /// Type of an artefact whose files are a channel.
 pub const ARTIFACT: &str = "application/vnd.picolet.release.v1";
-/// Bytes of a channel file, and of its signature.
+/// Most bytes of a channel file, and of its signature.
 const MAX_CHANNEL_BYTES: usize = 16 * 1024;
-/// One answer of the server comes within this time, the tarball too: what is missing then is asked for again.
+/// Time limit of one answer of the server, also with the tarball: a part that is missing then is asked for again.
 const ANSWER_TIME: Duration = Duration::from_secs(600);
-/// Answers that bring a part of the tarball, in one go.
+/// Most answers in one go that each bring a part of the tarball.
 const MAX_PARTS: usize = 16;
 /// Bytes read at once.
 const PIECE_BYTES: usize = 16 * 1024;
 
-/// Where releases are offered.
+/// Place where releases are offered.
 #[derive(Debug)]
 pub struct Channel(At);
 
@@ -67,7 +67,7 @@ impl InRegistry {
     }
 }
 
-/// Why nothing came of a channel.
+/// Reason why a channel could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ChannelError {
     /// The server, or the link to it.
@@ -76,7 +76,7 @@ pub enum ChannelError {
     /// A file of this machine.
     #[error("cannot {0} {path}: {2}", path = .1.display())]
     File(&'static str, PathBuf, io::Error),
-    /// More than is read.
+    /// A file of more bytes than are read.
     #[error("{0} has more than {MAX_CHANNEL_BYTES} bytes")]
     TooLarge(String),
     /// The channel file leads nowhere.
@@ -88,19 +88,19 @@ pub enum ChannelError {
     /// The answer ended early, again and again.
     #[error("{0} ended at byte {1} of {2}")]
     Short(String, u64, u64),
-    /// See there.
+    /// Error of the artefact.
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
-    /// The artefact lacks one.
+    /// The artefact lacks a file.
     #[error("{0} has no file {1:?}")]
     NoFile(String, String),
-    /// The artefact has another one than was signed.
+    /// The artefact has another file than the channel file names.
     #[error("{0:?} is {1} of {2} bytes in the registry, and not what was released")]
     Other(String, Digest, u64),
 }
 
 impl ChannelError {
-    /// Whether it may be otherwise in a while.
+    /// Returns true if a later try may succeed.
     #[must_use]
     pub const fn may_pass(&self) -> bool {
         matches!(
@@ -118,20 +118,20 @@ fn at<'a>(action: &'static str, path: &'a Path) -> impl Fn(io::Error) -> Channel
 }
 
 impl Channel {
-    /// A directory of this machine.
+    /// Makes a channel in a directory of this machine.
     #[must_use]
     pub const fn in_dir(dir: PathBuf) -> Self {
         Self(At::Dir(dir))
     }
 
-    /// The channel file at a URL.
+    /// Makes a channel whose file is at a URL.
     #[must_use]
     pub fn at(place: Place) -> Self {
         Self(At::Server(Box::new(Client::new(place))))
     }
 
-    /// An artefact of a registry, of type [`ARTIFACT`]. It may hold the channels of several kinds of boards: `channel-BOARD.json`
-    /// comes before `channel.json`.
+    /// Makes a channel in an artefact of a registry, of type [`ARTIFACT`]. It may hold the channels of several kinds of
+    /// boards: `channel-BOARD.json` comes before `channel.json`.
     #[must_use]
     pub fn in_registry(artifact: Artifact, board: &str) -> Self {
         Self(At::Registry(Box::new(InRegistry {
@@ -141,7 +141,7 @@ impl Channel {
         })))
     }
 
-    /// The channel file and its signature.
+    /// Reads the channel file and its signature.
     pub fn read(&mut self) -> Result<(Vec<u8>, Vec<u8>), ChannelError> {
         match &mut self.0 {
             At::Dir(dir) => {
@@ -165,9 +165,10 @@ impl Channel {
         }
     }
 
-    /// Has the tarball in `part`, `size` bytes of it, on disk. `location`: where the channel file says that it is; `sum`: the
-    /// SHA-256 that it says, in hexadecimal. `part` may hold its beginning; nobody else writes it, which nobody says of what it
-    /// comes from. Returns whether not all of it came now and at once, and its sum was not looked at.
+    /// Fetches the tarball of `size` bytes into the file `part`, on disk. `location` and `sum`, the SHA-256 in
+    /// hexadecimal, are those of the channel file. `part` may hold the tarball's beginning; nobody else writes it, but
+    /// others may change its source. Returns true if the bytes may come from several answers or looks and their sum was
+    /// not checked.
     pub fn fetch(
         &mut self,
         location: &str,
@@ -218,7 +219,7 @@ fn small(client: &mut Client, url: &Url) -> Result<Vec<u8>, ChannelError> {
     bytes.ok_or_else(|| ChannelError::TooLarge(url.shown()))
 }
 
-/// `None`: there is more than is read.
+/// Reads at most [`MAX_CHANNEL_BYTES`]. `None`: there are more.
 fn bounded(from: impl Read) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
     let limit = u64::try_from(MAX_CHANNEL_BYTES + 1).unwrap_or(u64::MAX);
@@ -226,7 +227,7 @@ fn bounded(from: impl Read) -> io::Result<Option<Vec<u8>>> {
     Ok((bytes.len() <= MAX_CHANNEL_BYTES).then_some(bytes))
 }
 
-/// Opens what a tarball grows in. Returns it, and how much of it is there.
+/// Opens the file that a tarball grows in. Returns it, and the bytes that are there.
 fn open(part: &Path, size: u64) -> Result<(File, u64), ChannelError> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false);
@@ -234,20 +235,20 @@ fn open(part: &Path, size: u64) -> Result<(File, u64), ChannelError> {
     let out = options.open(part).map_err(at("open", part))?;
     let length = out.metadata().map_err(at("look at", part))?.len();
     if length > size {
-        // Of something else.
+        // The bytes are of another tarball.
         out.set_len(0).map_err(at("write", part))?;
         return Ok((out, 0));
     }
     Ok((out, length))
 }
 
-/// Has it on disk.
+/// Writes the file to the disk.
 fn sync(out: &File, part: &Path) -> Result<(), ChannelError> {
     out.sync_all().map_err(at("sync", part))?;
     if let Some(dir) = part.parent() {
         file::sync_dir(dir).map_err(at("sync", dir))?;
     }
-    // Who looks at it next reads what the disk has, not what memory has of it.
+    // The next reader gets the bytes from the disk, not from the page cache.
     let _ = posix_fadvise(out, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
     Ok(())
 }
@@ -271,7 +272,7 @@ fn copy(from: &Path, size: u64, part: &Path) -> Result<bool, ChannelError> {
     Ok(false)
 }
 
-/// Asks for what is missing until all is there, as long as each answer brings something.
+/// Asks for the missing bytes until all are there, as long as each answer brings some.
 fn grow(client: &mut Client, url: &Url, size: u64, part: &Path) -> Result<bool, ChannelError> {
     let (mut out, mut length) = open(part, size)?;
     let mut in_pieces = length > 0;
@@ -295,7 +296,7 @@ fn grow(client: &mut Client, url: &Url, size: u64, part: &Path) -> Result<bool, 
     }
 }
 
-/// One answer, as far as it goes. Returns what ended it, if that is the link's.
+/// Reads one answer, as far as it goes. Returns the error that ended it, if the server or the link is at fault.
 fn more(
     client: &mut Client,
     url: &Url,
@@ -315,7 +316,7 @@ fn more(
     let begins = format!("bytes {length}-");
     match answer.status().as_u16() {
         206 if text(&answer, "content-range").starts_with(&begins) => {}
-        // It knows no ranges, or has another one: all of it is written anew.
+        // The server knows no ranges, or sends another one: the whole tarball is written anew.
         200 => *length = 0,
         206 | 416 => {
             *length = 0;

@@ -7,7 +7,7 @@ use std::thread;
 use super::*;
 use crate::net::{ProxyVariables, Url};
 
-/// What a server does with a request of the tarball.
+/// A server's way with a request of the tarball.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     /// Ranges, and so many bytes an answer.
@@ -161,7 +161,7 @@ fn a_release_is_fetched_where_it_stopped() {
         assert_eq!(found.expect(name), !at_once, "{name}");
         assert_eq!(fs::read(&part).expect("read"), TARBALL, "{name}");
     }
-    // What came stays for the next look.
+    // The bytes that came stay for the next look.
     fs::write(&part, b"").expect("written");
     let short = Site::new(Way::Whole(9))
         .channel()
@@ -205,7 +205,7 @@ fn channels_are_read_with_bounds() {
     let mut fetch = |part| channel.fetch("t.tar.gz", (20, ""), part);
     let missing = fetch(&part).expect_err("nothing there");
     assert!(missing.may_pass(), "{missing}");
-    // Whoever changes it there after that changes no copy.
+    // A change of the original after that does not change the copy.
     let tarball = dir.0.join("t.tar.gz");
     fs::write(&tarball, &TARBALL[..9]).expect("written");
     let short = fetch(&part).expect_err("too short");

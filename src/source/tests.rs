@@ -8,10 +8,10 @@ use crate::api::strict::{WrongValue, typed};
 use crate::config::decode::{MAX_DEPTH, MAX_DOCUMENT_BYTES};
 use crate::sys::lane::Lane;
 
-/// Only what hangs takes so long, also where an emulator runs the tests beside others.
+/// Time limit of a wait. Only a hang reaches it, even if an emulator runs the tests beside others.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// A directory of its own that goes with the test.
+/// A directory for one test, removed at its end.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -27,7 +27,7 @@ impl Scratch {
         self.0.join("m")
     }
 
-    /// Writes a file as it would stand there for long: its times are in the past, and no two versions have the same.
+    /// Writes a file as if it was there for long: its times are in the past, and no two versions have the same.
     fn put(&self, name: &str, text: &str) {
         self.write(&self.dir().join(name), text);
     }
@@ -240,7 +240,7 @@ fn bad_edits() {
     assert_eq!(say(&dir.read(Trigger::Poll)), "unchanged");
     scratch.put("a.yaml", &pod("a", "2"));
     assert_eq!(say(&dir.read(Trigger::Bell)), "+a.yaml:2 =b.yaml:1");
-    // Good again before anyone was sure: nothing happened.
+    // Good again before it was confirmed bad: nothing happened.
     settle(&mut dir);
     scratch.put("b.yaml", "{");
     assert_eq!(say(&dir.read(Trigger::Poll)), "unchanged");
@@ -453,7 +453,7 @@ fn two_files_with_one_object() {
     };
     scratch.put("a.yaml", &map("1"));
     scratch.put("b.yaml", &map("2"));
-    // Of another kind or in another namespace a name is another's.
+    // The same name of another kind or in another namespace is another object.
     scratch.put(
         "c.yaml",
         "apiVersion: v1\nkind: Secret\nmetadata: {name: c}\n",
@@ -639,7 +639,7 @@ fn without_doorbell_the_poll_finds_it() {
     assert_eq!(say(&smol::block_on(poller.next(&lane))), "");
     scratch.put("a.yaml", &pod("a", "1"));
     wait_for(|| say(&smol::block_on(poller.next(&lane))) == "+a.yaml:1");
-    // Whoever asks for the agent's health is told when it last looked, not only when it last found something.
+    // The agent's health tells when it last looked, not only when it last found a change.
     wait_for(|| say(&smol::block_on(poller.next(&lane))) == "unchanged");
     assert_eq!(say(&smol::block_on(poller.next(&lane))), "unchanged");
 }

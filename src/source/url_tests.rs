@@ -18,7 +18,7 @@ use crate::image::testing::Scratch;
 use crate::kube::testing::{Authority, NOW, Say, Seen, Server, Then, ok, say};
 use crate::net::{ProxyVariables, Url};
 
-/// What the server says; a test exchanges it.
+/// Answers of the server; a test exchanges them.
 #[derive(Clone)]
 struct Script(Arc<Mutex<Answers>>);
 type Answers = Box<dyn Fn(&Seen) -> Say + Send>;
@@ -89,7 +89,7 @@ impl Bench {
         self.source = source(place(url), self.dir.join("copy"));
     }
 
-    /// What one look leads to: the pods of a snapshot, and what is said.
+    /// Has one look taken. Returns the pods of a snapshot, and the messages.
     fn look(&mut self) -> (Option<Vec<String>>, Vec<String>) {
         let new = |problem: super::Problem| problem.new.then_some(problem.message);
         match self.source.read() {
@@ -215,11 +215,11 @@ fn what_has_not_changed_is_not_sent_again() {
             .map(|s| s.header("if-none-match").to_owned()),
         Some("\"1\"".into())
     );
-    // Without the copy it has to.
+    // Without the copy it has to fetch.
     fs::remove_file(bench.dir.join("copy")).expect("removed");
     bench.source.forget();
     assert_eq!(bench.look(), (some(&["a"]), vec![]));
-    // A server that knows a date alone.
+    // A server that sends only a date.
     let document = pod("b").to_string();
     script.set(move |seen| match seen.header("if-modified-since") {
         "then" => say(304, "", b""),
@@ -227,12 +227,12 @@ fn what_has_not_changed_is_not_sent_again() {
     });
     assert_eq!(bench.look(), (some(&["b"]), vec![]));
     assert_eq!(bench.look(), (None, vec![]));
-    // One that knows nothing sends the same again, which is no news.
+    // A server without tags sends the same document again, which is no news.
     let document = pod("c").to_string();
     script.set(move |_| ok(&document));
     assert_eq!(bench.look(), (some(&["c"]), vec![]));
     assert_eq!(bench.look(), (None, vec![]));
-    // One that says 304 to who has nothing.
+    // A server that answers 304 to a client without a document.
     let mut bench = Bench::new(&server.url());
     script.set(|_| say(304, "", b""));
     assert_eq!(bench.look(), (None, vec!["answers with status 304".into()]));
@@ -337,7 +337,7 @@ fn an_answer_of_no_use_changes_nothing_and_is_told_once() {
         for _ in 0..2 {
             assert_eq!(bench.look(), (None, vec![]), "{name}: told once");
         }
-        // What was there is there again, and no news.
+        // The earlier document is there again, which is no news.
         script.set(tagged(&pod("a").to_string(), "\"1\""));
         bench.look();
         assert_eq!(bench.look(), (None, vec![]), "{name}");
@@ -388,7 +388,7 @@ fn redirects_are_followed_to_an_end() {
     assert_eq!(bench.look(), (some(&["o"]), vec![]));
     let paths: Vec<String> = server.seen().into_iter().map(|s| s.path).collect();
     assert_eq!(paths, ["/m/a", "/m/b", "/c?d"]);
-    // What the one server may be told is not the other's business.
+    // Headers for the one server must not go to the other.
     assert!(
         other
             .seen()
@@ -422,7 +422,7 @@ fn a_start_without_link_begins_with_the_last_good_answer() {
         .permissions()
         .mode();
     assert_eq!(mode & 0o777, 0o600, "a manifest may have keys in it");
-    // A bad answer is none, also at a start; the tag of what is kept stays.
+    // A bad answer counts as no answer, also at a start; the tag of the kept document stays.
     for bad in ["nonsense", ""] {
         bench.restart(&url);
         script.set(move |_| say(if bad.is_empty() { 503 } else { 200 }, "", bad.as_bytes()));
@@ -443,7 +443,7 @@ fn a_start_without_link_begins_with_the_last_good_answer() {
         matches!(&*said, [one] if one.starts_with("cannot be read: ") && !one.contains("key")),
         "{said:?}"
     );
-    // Another URL's is not this one's; nor is one that was damaged.
+    // A copy of another URL does not count, nor does a damaged one.
     bench.restart(&format!("http://127.0.0.1:{port}/other"));
     assert_eq!(bench.look().0, None);
     let mut copy = fs::read(bench.dir.join("copy")).expect("a copy");
@@ -506,7 +506,7 @@ fn whose_certificate_counts() {
             "{said:?}"
         );
     }
-    // From https nothing leads to plain text.
+    // No redirect leads from https to plain http.
     let plain = Server::plain(|_| ok(&pod("b").to_string())).url();
     let server = Server::tls(&pair, None, move |_| {
         say(301, &format!("location: {plain}\r\n"), b"")

@@ -1,4 +1,4 @@
-//! Looks at the kubeconfig, and asks the apiserver for this node's lease: whatever it says, it answers.
+//! Looks at the kubeconfig, and asks the apiserver for this node's lease: any answer shows that it is there.
 
 use alloc::sync::Arc;
 use core::{
@@ -23,10 +23,10 @@ use crate::{
     net::ProxyVariables,
 };
 
-/// An apiserver answers within this time, or counts as silent.
+/// Time after which an apiserver counts as silent.
 const ANSWER_TIME: Duration = Duration::from_secs(5);
 
-/// `None`: this machine is no node of a cluster.
+/// Looks at the apiserver. `None`: this machine is no node of a cluster.
 pub(super) fn look(cfg: &Config, proxies: ProxyVariables) -> Option<Apiserver> {
     let wanted = &cfg.cluster;
     let path = wanted.kubeconfig.as_ref()?;
@@ -100,7 +100,7 @@ pub(super) fn look(cfg: &Config, proxies: ProxyVariables) -> Option<Apiserver> {
     Some(facts)
 }
 
-/// When all of a chain hold.
+/// Returns the time in which all certificates of a chain are valid.
 fn validity(chain: &[Certificate]) -> Option<(Wall, Wall)> {
     let begins = chain.iter().map(|c| c.not_before).max()?;
     let ends = chain.iter().map(|c| c.not_after).min()?;

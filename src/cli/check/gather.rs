@@ -1,4 +1,4 @@
-//! Looks at the machine for the preflight. Nothing is changed by looking; what cannot be looked at stays absent.
+//! Looks at the machine for the preflight. Looks change nothing; facts that cannot be read stay absent.
 
 use core::time::Duration;
 use std::{
@@ -41,13 +41,13 @@ use crate::{
     },
 };
 
-/// Bytes read of one file.
+/// Most bytes read of one file.
 pub(super) const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Longest output of a program that is kept, bytes.
 const MAX_OUTPUT_BYTES: usize = 1 << 20;
-/// A program that is asked something answers within this time.
+/// Time in which a program that is asked something has to answer.
 pub(super) const ASK_TIMEOUT: Duration = Duration::from_secs(10);
-/// Where programs are looked for.
+/// Directories that are searched for programs.
 const PROGRAM_DIRS: [&str; 6] = [
     "/usr/local/sbin",
     "/usr/local/bin",
@@ -56,13 +56,13 @@ const PROGRAM_DIRS: [&str; 6] = [
     "/sbin",
     "/bin",
 ];
-/// What a manifest may say.
+/// Rules for manifests.
 const RULES: Rules = Rules {
     pod: static_pod::prepare,
     config_map: validation::config_map,
     secret: validation::secret,
 };
-/// Processes that run pods.
+/// Names of processes that run pods.
 const KUBELETS: [&str; 6] = [
     "kubelet",
     "k3s",
@@ -71,10 +71,11 @@ const KUBELETS: [&str; 6] = [
     "kubelite",
     "k0s",
 ];
-/// Where firmware of boards keeps its files: newer Raspberry Pi OS first.
+/// Directories in which firmware of boards keeps its files: newer Raspberry Pi OS first.
 const FIRMWARE_DIRS: [&str; 2] = ["/boot/firmware", "/boot"];
 
-/// What an agent with these flags is told, and where it listens. `is_kubelet`: it is called so.
+/// Loads the configuration of an agent with these flags. Returns it, the operator's wishes for the checks, and the
+/// agent's socket. `is_kubelet`: the agent is called as `kubelet`.
 fn configured(
     words: Vec<OsString>,
     is_kubelet: bool,
@@ -114,7 +115,8 @@ fn configured(
     Ok((cfg, wanted, socket))
 }
 
-/// Everything about this machine, as an agent with these flags would find it. `is_kubelet`: it is called so.
+/// Gathers the facts of this machine, as an agent with these flags would find them. `is_kubelet`: the agent is called
+/// as `kubelet`.
 pub(super) fn facts(flags: Vec<OsString>, is_kubelet: bool) -> Result<Facts, CliError> {
     let (cfg, mut wanted, socket) = configured(flags, is_kubelet)?;
     wanted.fail_swap_on = cfg.cgroup.fail_swap_on;
@@ -130,7 +132,7 @@ pub(super) fn facts(flags: Vec<OsString>, is_kubelet: bool) -> Result<Facts, Cli
         .collect();
     wanted.image_high_percent = cfg.images.high_percent;
     let thresholds = cfg.eviction.settings.thresholds.iter();
-    // What holds for all pods together follows another.
+    // The threshold for all pods together is derived from another one.
     let written = thresholds.filter(|t| t.signal != Signal::AllocatableMemory);
     wanted.kept_free = written.map(ToString::to_string).collect();
     wanted.evict_static_pods = cfg.eviction.static_pods;
@@ -170,7 +172,7 @@ pub(super) fn facts(flags: Vec<OsString>, is_kubelet: bool) -> Result<Facts, Cli
     })
 }
 
-/// `socket`: of the agent, if there is one.
+/// Gathers the facts of devices. `socket`: of the agent, if there is one.
 fn devices(cfg: &Config, v2: bool, socket: Option<&Path>) -> check::Devices {
     let Some(devices) = &cfg.devices else {
         return check::Devices::default();
@@ -201,13 +203,13 @@ fn devices(cfg: &Config, v2: bool, socket: Option<&Path>) -> check::Devices {
     }
 }
 
-/// Resources of device plugins, as the agent knows them; none if it does not say.
+/// Asks the agent for the resources of device plugins; none if it does not answer.
 fn plugins(socket: &Path) -> Vec<(String, usize)> {
     let known: Result<List<DeviceShown>, _> = Client::new(socket).read("/devices");
     healthy_units(known.map(|list| list.items).unwrap_or_default())
 }
 
-/// Resources of device plugins, and how many units of each are healthy. They come by their resources.
+/// Counts the healthy units of each resource of device plugins. The units come sorted by resource.
 fn healthy_units(units: Vec<DeviceShown>) -> Vec<(String, usize)> {
     let mut resources: Vec<(String, usize)> = Vec::new();
     for unit in units {
@@ -223,18 +225,18 @@ fn healthy_units(units: Vec<DeviceShown>) -> Vec<(String, usize)> {
     resources
 }
 
-/// Where an agent with these flags is found, and what is its own.
+/// Places of an agent with these flags: its socket, its root directory, its manifests.
 pub(in crate::cli) struct Place {
-    /// Its socket.
+    /// Socket of the agent.
     pub(in crate::cli) socket: PathBuf,
-    /// Its root directory.
+    /// Root directory of the agent.
     pub(in crate::cli) root: PathBuf,
     manifests: Option<PathBuf>,
     node_name: String,
 }
 
 impl Place {
-    /// Of an agent with these flags.
+    /// Finds the places of an agent with these flags.
     pub(in crate::cli) fn of(flags: Vec<OsString>) -> Result<Self, CliError> {
         let (cfg, _, socket) = configured(flags, false)?;
         Ok(Self {
@@ -245,7 +247,7 @@ impl Place {
         })
     }
 
-    /// The file that a pod comes from; `None`: no manifest has it.
+    /// Finds the file that a pod comes from; `None`: no manifest has it.
     pub(in crate::cli) fn manifest_of(&self, namespace: &str, pod: &str) -> Option<PathBuf> {
         let path = self.manifests.as_deref()?;
         let read = ManifestDir::new(path.into(), self.node_name.clone(), RULES).read(Trigger::Poll);
@@ -263,7 +265,7 @@ impl Place {
     }
 }
 
-/// For facts that do not depend on control groups, on a machine without any.
+/// Cgroups for facts that do not depend on them, on a machine without any.
 pub(super) fn no_cgroups() -> Cgroups {
     let line = "1 1 0:1 / /nowhere rw - cgroup2 none rw";
     Cgroups::with(Hierarchy::parse(line).expect("a version 2 tree"))
@@ -278,7 +280,7 @@ fn number(path: &str) -> u64 {
     text(path).trim().parse().unwrap_or(0)
 }
 
-/// A program of the machine, by its name.
+/// Finds a program of the machine by its name.
 pub(super) fn program(name: &str) -> Option<PathBuf> {
     PROGRAM_DIRS
         .iter()
@@ -286,18 +288,18 @@ pub(super) fn program(name: &str) -> Option<PathBuf> {
         .find(|path| path.exists())
 }
 
-/// Why a program says nothing of use.
+/// Reason why a program has given no usable answer.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::cli) enum AskError {
-    /// This machine: it does not start, or not end in time.
+    /// Fault of this machine: the program does not start, or does not end in time.
     #[error(transparent)]
     Run(#[from] io::Error),
-    /// It failed: the first line of its standard error.
+    /// Failure of the program: the first line of its standard error.
     #[error("{0}")]
     Failed(String),
 }
 
-/// What a program prints; `None` if there is no such program.
+/// Runs a program and returns its output; `None` if there is no such program.
 pub(in crate::cli) fn ask(name: &str, words: &[&str]) -> Option<Result<String, AskError>> {
     let command = Command::new(program(name)?)
         .args(words)
@@ -359,7 +361,7 @@ fn kernel(cgroups: &Cgroups) -> Kernel {
     }
 }
 
-/// Memory of all zram devices. Source: kernel documentation `admin-guide/blockdev/zram.rst` (`mm_stat`).
+/// Sums up the memory of all zram devices. Source: kernel documentation `admin-guide/blockdev/zram.rst` (`mm_stat`).
 fn zram_bytes() -> u64 {
     let disks = fs::read_dir("/sys/block").into_iter().flatten().flatten();
     let taken = disks.filter_map(|disk| {
@@ -369,7 +371,7 @@ fn zram_bytes() -> u64 {
     taken.sum()
 }
 
-/// The disk that `path` is on.
+/// Finds the disk that `path` is on.
 fn disk(path: &Path) -> Option<Disk> {
     let disk = disk_wear::of(path)?;
     Some(Disk {
@@ -380,7 +382,7 @@ fn disk(path: &Path) -> Option<Disk> {
     })
 }
 
-/// What this program was built for, the versions of 32-bit ARM apart.
+/// Architecture that this program was built for, the versions of 32-bit ARM apart.
 const fn program_architecture() -> &'static str {
     if cfg!(all(target_arch = "arm", target_feature = "v7")) {
         "armv7"
@@ -391,7 +393,7 @@ const fn program_architecture() -> &'static str {
     }
 }
 
-/// Width of a program. Source: elf(5), `EI_CLASS`.
+/// Reads the width of a program, 32 or 64. Source: elf(5), `EI_CLASS`.
 fn elf_bits(mut program: impl io::Read) -> Option<u8> {
     let mut head = [0; 5];
     program.read_exact(&mut head).ok()?;
@@ -473,7 +475,7 @@ fn network(cfg: &Config) -> Network {
     }
 }
 
-/// Who leads packets for Services to pods, as its traces in the kernel say.
+/// Finds the program that routes Services to pods, by its traces in the kernel.
 fn services() -> Option<String> {
     let answers = |name, words: &[&str]| matches!(ask(name, words), Some(Ok(_)));
     let found = if Path::new("/sys/class/net/kube-ipvs0").exists() {
@@ -490,7 +492,7 @@ fn services() -> Option<String> {
     Some(found.into())
 }
 
-/// Routes by a gateway that are not the default one. Source: proc_pid_net(5).
+/// Counts the routes by a gateway that are not the default one. Source: proc_pid_net(5).
 fn routes(table: &str) -> usize {
     let by_gateway = |line: &&str| {
         let mut fields = line.split_whitespace().skip(1);
@@ -501,7 +503,7 @@ fn routes(table: &str) -> usize {
     table.lines().skip(1).filter(by_gateway).count()
 }
 
-/// Addresses behind `nameserver`. Source: resolv.conf(5).
+/// Reads the addresses behind `nameserver`. Source: resolv.conf(5).
 fn name_servers(resolv_conf: &str) -> Vec<String> {
     resolv_conf
         .lines()
@@ -513,7 +515,7 @@ fn name_servers(resolv_conf: &str) -> Vec<String> {
         .collect()
 }
 
-/// Local ports of sockets that listen, sorted. Source: proc_pid_net(5), state `0A`.
+/// Lists the local ports of sockets that listen, sorted. Source: proc_pid_net(5), state `0A`.
 fn listening(tables: &[String]) -> Vec<u16> {
     let mut ports: Vec<u16> = tables
         .iter()
@@ -571,7 +573,8 @@ fn dirs(cfg: &Config, agent: Option<u32>) -> Dirs {
     }
 }
 
-/// What the agent writes to beside its three directories, and the flag that names another place, if there is one (SVC-20).
+/// Lists the other places that the agent writes to, beside its three directories, with the flag that names another
+/// place, if there is one (SVC-20).
 fn others(cfg: &Config) -> Vec<(PathBuf, &'static str)> {
     let cluster = &cfg.cluster;
     let mut all = vec![
@@ -581,7 +584,7 @@ fn others(cfg: &Config) -> Vec<(PathBuf, &'static str)> {
     if cluster.is_member() {
         all.push((cluster.cert_dir.clone(), "--cert-dir"));
     }
-    // It is written once the bootstrap has led to a certificate.
+    // The kubeconfig is written once the bootstrap has led to a certificate.
     if cluster.bootstrap_kubeconfig.is_some()
         && let Some(dir) = cluster.kubeconfig.as_deref().and_then(Path::parent)
     {
@@ -593,7 +596,7 @@ fn others(cfg: &Config) -> Vec<(PathBuf, &'static str)> {
     all
 }
 
-/// A record that is too new for this program, of pods, images, sandboxes and containers.
+/// Finds a record of a pod, image, sandbox or container that is too new for this program.
 fn foreign_record(cfg: &Config) -> Option<(String, u32)> {
     let images = cfg.dirs.images();
     [
@@ -618,7 +621,7 @@ fn foreign_record(cfg: &Config) -> Option<(String, u32)> {
     .into_iter()
     .find_map(|(dir, file, reads)| {
         let entries = fs::read_dir(dir).ok()?.flatten();
-        // Joined to nothing, a path ends by a slash.
+        // Joining an empty name would end the path in a slash.
         let paths = entries.map(|entry| match file {
             "" => entry.path(),
             file => entry.path().join(file),
@@ -629,7 +632,7 @@ fn foreign_record(cfg: &Config) -> Option<(String, u32)> {
     })
 }
 
-/// The version that a record begins with. What is damaged has none: the agent deals with it.
+/// Reads the version that a record begins with. A damaged record has none: the agent deals with it.
 fn record_version(path: &Path) -> Option<u32> {
     let mut head = [0; 32];
     let n = File::open(path).ok()?.read(&mut head).ok()?;
@@ -640,7 +643,7 @@ fn record_version(path: &Path) -> Option<u32> {
     rest[..end].parse().ok()
 }
 
-/// The file system on which a directory is, or will be once it is made.
+/// Finds the file system on which a directory is, or will be once it is made.
 fn dir(path: &Path, moved_by: &str, mounts: &[(PathBuf, String)]) -> Dir {
     let there = path.ancestors().find(|p| p.exists()).unwrap_or(path);
     let real = fs::canonicalize(there).unwrap_or_else(|_| there.to_owned());
@@ -724,7 +727,7 @@ fn manifests(cfg: &Config) -> Manifests {
     out
 }
 
-/// Files with a Secret that others than root can read: those of the file's group, or all.
+/// Lists the files with a Secret that users other than root can read: the file's group, or all.
 fn open_secrets(path: &Path) -> Vec<String> {
     let others = |path: &Path, bits: u32| {
         fs::metadata(path).is_ok_and(|m| m.permissions().mode() & bits != 0)
@@ -747,7 +750,7 @@ fn open_secrets(path: &Path) -> Vec<String> {
     open
 }
 
-/// Whether a manifest is that of a Secret, in YAML or JSON.
+/// Returns true if a manifest is that of a Secret, in YAML or JSON.
 fn holds_secret(manifest: &str) -> bool {
     manifest.match_indices("kind").any(|(at, word)| {
         let rest = manifest[at + word.len()..].trim_start_matches(['"', '\'', ' ', '\t', ':']);
@@ -771,7 +774,7 @@ fn kubelets() -> Vec<(String, u32)> {
     found
 }
 
-/// Asks the agent how it is, and for its process.
+/// Asks the agent for its health and its process id.
 fn agent(socket: &Path) -> (Agent, Option<u32>) {
     if std::os::unix::net::UnixStream::connect(socket).is_err() {
         return (Agent::Absent, None);

@@ -1,4 +1,4 @@
-//! Looks at what the checks of kubeadm look at.
+//! Gathers the facts that the checks of kubeadm need.
 
 use std::{
     fs::File,
@@ -14,7 +14,7 @@ use crate::{
     net::ProxyVariables,
 };
 
-/// The kernel's own, if it was built with it.
+/// Configuration of the running kernel, if the kernel was built to show it.
 const KERNEL_CONFIG: &str = "/proc/config.gz";
 
 pub(super) fn look(release: &str, node_name: &str, proxies: &ProxyVariables) -> Kubeadm {
@@ -43,7 +43,7 @@ pub(super) fn look(release: &str, node_name: &str, proxies: &ProxyVariables) -> 
     }
 }
 
-/// Where the kernel's configuration is, and what it lacks.
+/// Finds the kernel's configuration: its path, and the options that it lacks.
 pub(super) fn kernel(release: &str) -> Option<(String, Vec<String>)> {
     let packed = File::open(KERNEL_CONFIG).and_then(unpacked);
     let (path, config) = match packed {
@@ -64,7 +64,7 @@ fn unpacked(file: impl io::Read) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&config).into_owned())
 }
 
-/// Options that are neither built in nor modules.
+/// Lists the required options that are neither built in nor modules.
 fn lacks(config: &str) -> Vec<String> {
     let has = |option: &&str| {
         config.lines().any(|line| {

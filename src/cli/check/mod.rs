@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::{CliError, args, commands::Command, print};
 use crate::logic::check::{self, Finding, Level};
 
-/// Something is wrong that keeps pods from running.
+/// Exit code if pods cannot run.
 const EXIT_ERRORS: u8 = 1;
 
 pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode, CliError> {
@@ -63,7 +63,7 @@ fn count(findings: &Findings, level: Level) -> usize {
     findings.iter().filter(|(_, f)| f.level == level).count()
 }
 
-/// One line for each check, with its fix below, and a sum.
+/// Makes a line for each check, with its fix below, and a sum.
 fn as_lines(findings: &Findings, quiet: bool, color: bool) -> String {
     let width = findings.iter().map(|(n, _)| n.len()).max().unwrap_or(0);
     let mut out = String::new();
@@ -100,13 +100,14 @@ fn as_lines(findings: &Findings, quiet: bool, color: bool) -> String {
     out
 }
 
-/// What is found of an agent with these flags, as `check -o json` has it.
+/// Checks an agent with these flags, and reports as `check -o json` does.
 pub(super) fn found(flags: Vec<OsString>) -> Result<Value, CliError> {
     let facts = gather::facts(flags, false)?;
     Ok(report(&check::run(&facts), facts.apiserver_answers()))
 }
 
-/// `answers`: whether the apiserver does, for programs. Its finding tells people what matters most.
+/// Makes the report for programs. `answers`: true if the apiserver answers; `None`: it was not asked. People read its
+/// finding instead, which says what matters most.
 fn report(findings: &Findings, answers: Option<bool>) -> Value {
     let checks: Vec<_> = findings
         .iter()

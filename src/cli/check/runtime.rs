@@ -1,4 +1,4 @@
-//! Looks at what runs containers.
+//! Looks at the runtime of containers.
 
 use alloc::rc::Rc;
 use std::path::Path;
@@ -19,7 +19,7 @@ use crate::{
     sys::lane::Lane,
 };
 
-/// Who runs containers.
+/// Looks at the program that runs containers.
 pub(super) fn look(cfg: &Config) -> check::Runtime {
     let mut found = look_for(cfg);
     let root = cfg.cgroup.tree.root.clone();
@@ -75,7 +75,7 @@ fn shown(program: &Program) -> String {
     format!("{name} {version} at {}", path.display())
 }
 
-/// A runtime that serves CRI: who it is, and whether it has a network for pods.
+/// Asks a runtime that serves CRI for its name and its network for pods.
 fn cri(cfg: &Config, endpoints: &Endpoints) -> check::Runtime {
     let socket = endpoints.runtime.display().to_string();
     let settings = cri::Settings {

@@ -1,7 +1,7 @@
 //! `picolet dashboard`: one page that shows the node, served to a browser of this machine while the command runs. It asks the
 //! agent's socket, and only while a page asks it: the agent keeps nothing for it.
 //!
-//! [`serve`] answers requests, [`watch`] asks the agent, [`view`] says what of its answers is shown.
+//! [`serve`] answers requests, [`watch`] asks the agent, [`view`] chooses the parts of its answers that are shown.
 
 mod serve;
 mod view;
@@ -24,7 +24,7 @@ use crate::{api::hex::hex, sys::start};
 use serve::Dashboard;
 use watch::Watch;
 
-/// Where a browser finds it unless told otherwise.
+/// Address of the page, unless told otherwise.
 const DEFAULT_LISTEN: &str = "127.0.0.1:8899";
 /// Requests at once, a followed log being one; a further one is answered 503.
 const MAX_CONNECTIONS: usize = 16;
@@ -32,10 +32,10 @@ const MAX_CONNECTIONS: usize = 16;
 const TOKEN_BYTES: usize = 16;
 /// Stack of a thread that answers, bytes.
 const STACK_BYTES: usize = 512 * 1024;
-/// So long the agent may say nothing: to the page, which asks for two things one after the other, and to an action.
+/// Longest silence of the agent: to the page, which asks for two things one after the other, and to an action.
 const LOOK_PATIENCE: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(15);
-/// Further ones that are told so at once; of more the connection is closed.
+/// Further requests that are answered 503 at once; beyond them the connection is closed.
 const MAX_REFUSED: usize = 16;
 /// Pause after a connection that cannot be accepted.
 const RETRY_PAUSE_MS: i32 = 1000;
@@ -81,7 +81,7 @@ fn token() -> Result<String, CliError> {
     Ok(hex(&bytes))
 }
 
-/// What is printed: where the page is. Behind `#` a browser keeps the token to itself.
+/// Makes the text that is printed: the page's address. A browser keeps the token behind `#` to itself.
 fn told(bound: SocketAddr, token: &str) -> String {
     let mut text = format!("Open http://{bound}/#{token}\n");
     if bound.ip().is_unspecified() {
@@ -102,7 +102,7 @@ fn accept(listener: &TcpListener, dashboard: &Arc<Dashboard>) -> Result<(), CliE
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
             Err(e) => {
-                // Out of descriptors: what is being served must end first.
+                // Out of descriptors, perhaps: other requests must end first.
                 let _ = writeln!(std::io::stderr(), "error: cannot accept: {e}");
                 let _ = start::poll(&mut [], RETRY_PAUSE_MS);
                 continue;
@@ -111,7 +111,7 @@ fn accept(listener: &TcpListener, dashboard: &Arc<Dashboard>) -> Result<(), CliE
         let at_once = open.fetch_add(1, Ordering::Relaxed);
         let (dashboard, counted) = (Arc::clone(dashboard), Arc::clone(&open));
         let answer = move || {
-            // To be told that there are too many is as much as one gets then.
+            // Beyond the limit the only answer is that there are too many requests.
             dashboard.answer(stream, at_once >= MAX_CONNECTIONS);
             counted.fetch_sub(1, Ordering::Relaxed);
         };
@@ -122,7 +122,7 @@ fn accept(listener: &TcpListener, dashboard: &Arc<Dashboard>) -> Result<(), CliE
     }
 }
 
-/// Starts a thread. Where there is room for none, what it was to do is dropped.
+/// Starts a thread. If that fails, its work is dropped.
 fn spawn(stack_bytes: usize, work: Box<dyn FnOnce() + Send>) -> std::io::Result<()> {
     let thread = thread::Builder::new().stack_size(stack_bytes);
     thread.spawn(work).map(drop)

@@ -1,8 +1,8 @@
-//! What a browser asks, and the answers.
+//! Requests of a browser, and the answers.
 //!
 //! | request | answer |
 //! |---|---|
-//! | `GET /`, `/app.js`, `/style.css` | the page; it tells nothing |
+//! | `GET /`, `/app.js`, `/style.css` | the page, without data |
 //! | `GET /state?seen=&from=` | JSON: what changed; see [`super::watch`] |
 //! | `GET /log?namespace=&pod=&container=[&previous=true]` | text, followed |
 //! | `POST /restart?namespace=&pod=`, `/delete?…`, `/pull?reference=` | text; with `--allow-actions` |
@@ -39,20 +39,20 @@ use crate::{
     sys::file,
 };
 
-/// A request's head arrives within this time.
+/// Time in which a request's head has to arrive.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// So long a browser may take nothing of an answer.
+/// Time after which a browser that takes nothing of an answer is given up.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-/// A log that says nothing: so often is looked whether somebody still reads it.
+/// Interval of looks at whether the browser still reads a silent log.
 const LOOK: Duration = Duration::from_secs(1);
 /// Lines of a log that are shown at first.
 const LOG_LINES: u32 = 200;
-/// Manifests of one name that are set aside.
+/// Most manifests of one name that are set aside.
 const MAX_SET_ASIDE: u32 = 1000;
-/// Bytes of one line of a pull's answer.
+/// Most bytes of one line of a pull's answer.
 const MAX_LINE_BYTES: u64 = 1 << 20;
 
-/// With every answer: nothing of another place is loaded or run, and no other page shows this one.
+/// Headers of every answer: nothing of another place is loaded or run, and no other page shows this one.
 const HEADERS: &str = "Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'\r\n\
      X-Content-Type-Options: nosniff\r\n\
@@ -62,12 +62,12 @@ const HEADERS: &str = "Content-Security-Policy: default-src 'none'; script-src '
      Cross-Origin-Resource-Policy: same-origin\r\n\
      Cache-Control: no-store\r\n";
 
-/// Packed by gzip, which every browser unpacks: see `build.rs`.
+/// Files of the page, packed by gzip, which every browser unpacks: see `build.rs`.
 const PAGE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/page.html.gz"));
 const SCRIPT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/app.js.gz"));
 const STYLE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/style.css.gz"));
 
-/// What all answers need.
+/// State that all answers need.
 pub(super) struct Dashboard {
     pub(super) token: String,
     pub(super) allow_actions: bool,
@@ -186,7 +186,7 @@ impl Dashboard {
             .map_err(|denied| Refusal::new(denied.status(), denied.to_string()))
     }
 
-    /// What was done, or why not. Either way the page may show something new.
+    /// Answers with the result of an action, or the reason of its failure. Either way the page may show something new.
     async fn said(&self, connection: &mut Connection, told: Result<String, CliError>) -> Outcome {
         self.watch.stale();
         match told {
@@ -195,7 +195,7 @@ impl Dashboard {
         }
     }
 
-    /// A container's log, until it ends or the browser leaves.
+    /// Sends a container's log until it ends or the browser leaves.
     async fn log(
         &self,
         connection: &mut Connection,
@@ -237,7 +237,7 @@ impl Dashboard {
         }
     }
 
-    /// Pulls an image: a line for each step. A browser that leaves ends it, unless a pod waits for it too.
+    /// Pulls an image: a line for each step. A browser that leaves ends the pull, unless a pod waits for it too.
     async fn pull(&self, connection: &mut Connection, reference: &str) -> Outcome {
         let target = format!("/images/pull?reference={}", encode(reference));
         let mut answer = match self.client.send("POST", &target, "") {
@@ -272,7 +272,7 @@ impl Dashboard {
 
 const TEXT: &str = "text/plain; charset=utf-8";
 
-/// Reads on in a line. Whether it is whole.
+/// Reads on in a line. Returns true if it is whole.
 fn read_line(answer: &mut Answer, line: &mut Vec<u8>) -> io::Result<bool> {
     let room = MAX_LINE_BYTES - u64::try_from(line.len()).unwrap_or(MAX_LINE_BYTES);
     match (&mut answer.body).take(room).read_until(b'\n', line) {
@@ -283,7 +283,7 @@ fn read_line(answer: &mut Answer, line: &mut Vec<u8>) -> io::Result<bool> {
     }
 }
 
-/// Nothing came in time.
+/// Returns true if no byte came in time.
 fn is_pause(e: &io::Error) -> bool {
     matches!(
         e.kind(),
@@ -296,12 +296,13 @@ async fn whole(connection: &mut Connection, kind: &str, text: &str) -> Outcome {
     sent.map(Ok)
 }
 
-/// What the agent refuses.
+/// Makes the answer to a request that the agent refuses.
 fn refused(e: &CliError) -> Refusal {
     Refusal::new(502, e.message.clone())
 }
 
-/// Takes a static pod's manifest away, which ends the pod. The file stays beside the others: a name with a dot is not read.
+/// Sets a static pod's manifest aside, which ends the pod. The file stays beside the others under a name with a leading
+/// dot, which is not read.
 fn remove(place: &Place, namespace: &str, pod: &str) -> Result<String, CliError> {
     let file = place.manifest_of(namespace, pod).ok_or_else(|| {
         CliError::new(format!(
@@ -316,7 +317,8 @@ fn remove(place: &Place, namespace: &str, pod: &str) -> Result<String, CliError>
     ))
 }
 
-/// Renames a manifest to `.NAME.deleted`. What was set aside under that name before stays: then it is `.NAME.deleted.1`, and so on.
+/// Renames a manifest to `.NAME.deleted`. If a file has that name already, it stays, and the new name is
+/// `.NAME.deleted.1`, and so on.
 fn set_aside(file: &Path) -> io::Result<PathBuf> {
     let (Some(dir), Some(name)) = (file.parent(), file.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());

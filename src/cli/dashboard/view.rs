@@ -1,5 +1,5 @@
-//! What of the agent's answers is shown. No value of an environment, no annotation, no command line: a browser keeps what it
-//! gets, so fields are named one by one.
+//! Parts of the agent's answers that are shown. No value of an environment, no annotation, no command line: a browser
+//! keeps what it gets, so fields are named one by one.
 
 use serde_json::{Map, Value};
 
@@ -9,7 +9,7 @@ use crate::{
     logic::pod_kind,
 };
 
-/// Names in the view, and where each value is.
+/// Names in the view, and the path of each value.
 type Fields = &'static [(&'static str, &'static str)];
 
 const NODE: Fields = &[
@@ -21,7 +21,7 @@ const NODE: Fields = &[
     ("cpu", "/status/capacity/cpu"),
     ("memory", "/status/capacity/memory"),
 ];
-/// Without its heartbeat, which changes though nothing happens.
+/// Fields of a condition, without its heartbeat, which changes though nothing happens.
 const CONDITION: Fields = &[
     ("type", "/type"),
     ("status", "/status"),
@@ -64,7 +64,7 @@ const LISTS: [(&str, &str); 3] = [
 ];
 const PROBES: [&str; 3] = ["startupProbe", "readinessProbe", "livenessProbe"];
 
-/// Those fields of an object that are there, put into `shown`.
+/// Copies into `shown` the fields of an object that are there.
 fn pick(shown: &mut Map<String, Value>, object: &Value, fields: Fields) {
     for (name, path) in fields {
         if let Some(value) = object.pointer(path) {
@@ -84,7 +84,7 @@ fn list<'a>(object: &'a Value, path: &str) -> &'a [Value] {
     found.map_or(&[], Vec::as_slice)
 }
 
-/// An object of these fields.
+/// Makes an object of these fields.
 pub(super) fn object(fields: &mut [(&str, Value)]) -> Value {
     let mut all = Map::new();
     for (name, value) in fields {
@@ -93,7 +93,7 @@ pub(super) fn object(fields: &mut [(&str, Value)]) -> Value {
     all.into()
 }
 
-/// The node: what it is, and its conditions with since when.
+/// Shows the node: its facts, and its conditions with the time of their last change.
 pub(super) fn node(node: &Value) -> Value {
     let mut shown = picked(node, NODE);
     let conditions = list(node, "/status/conditions").iter();
@@ -101,7 +101,7 @@ pub(super) fn node(node: &Value) -> Value {
     shown
 }
 
-/// Pods in the agent's order.
+/// Shows the pods in the agent's order.
 pub(super) fn pods(all: &Value) -> Value {
     list(all, "/items").iter().filter_map(pod).collect()
 }
@@ -134,18 +134,18 @@ fn pod(raw: &Value) -> Option<Value> {
     Some(shown)
 }
 
-/// How far the pulls are that pods wait for, one line each.
+/// Lists the progress of the pulls that pods wait for, a line each.
 pub(super) fn pulls(pods: &Value) -> Value {
     list(pods, "/items").iter().flat_map(get::pulls).collect()
 }
 
-/// Events, the newest first.
+/// Shows the events, the newest first.
 pub(super) fn events(all: &Value) -> Value {
     let events = list(all, "/items").iter().rev();
     events.map(|e| picked(e, EVENT)).collect()
 }
 
-/// One row for each name of each image.
+/// Makes a row for each name of each image.
 pub(super) fn images(all: &[Image]) -> Value {
     let mut shown = Vec::new();
     for image in all {
@@ -163,7 +163,7 @@ pub(super) fn images(all: &[Image]) -> Value {
     Value::Array(shown)
 }
 
-/// Thousandths of processors and bytes that each pod uses, by `namespace/name`.
+/// Shows thousandths of processors and bytes that each pod uses, by `namespace/name`.
 pub(super) fn usage(stats: &Value) -> Value {
     let mut all = Map::new();
     for pod in list(stats, "/pods") {

@@ -1,4 +1,4 @@
-//! Asks the agent, when a page asks and what is known is old. Between pages nothing runs.
+//! Asks the agent if a page asks and the last answer is old. Without a page nothing runs.
 
 use alloc::{collections::VecDeque, sync::Arc};
 use core::{fmt::Write as _, time::Duration};
@@ -22,20 +22,20 @@ use crate::{
     sys::{clock, disk_usage},
 };
 
-/// The agent is not asked again before that.
+/// Age of the last answer below which the agent is not asked again.
 const FRESH: Duration = Duration::from_millis(500);
-/// Between two points of a plot.
+/// Time between two points of a plot.
 const SAMPLE: Duration = Duration::from_secs(5);
-/// Points that are kept: an hour.
+/// Most points that are kept: an hour.
 const MAX_SAMPLES: usize = 720;
-/// Between two rounds of checks, which look at the whole machine.
+/// Time between two rounds of checks, which look at the whole machine.
 const CHECK: Duration = Duration::from_secs(120);
-/// Stack of the thread that looks at it, bytes.
+/// Stack of the thread that runs the checks, bytes.
 const CHECK_STACK_BYTES: usize = 2 << 20;
-/// Events that are shown.
+/// Most events that are shown.
 const MAX_EVENTS: usize = 100;
 
-/// What is known of the node. One request at a time asks the agent; the others wait for its answer.
+/// Last known state of the node. One request at a time asks the agent; the others wait for its answer.
 pub(super) struct Watch {
     client: Client,
     root: PathBuf,
@@ -54,14 +54,14 @@ struct Known {
     /// Number of the first sample that is kept.
     first: u64,
     sampled: Option<Mono>,
-    /// Bytes received and sent when that was.
+    /// Bytes received and sent at the last sample.
     traffic: Option<(u64, u64)>,
-    /// What pods use, by `namespace/name`: JSON.
+    /// Usage of pods by `namespace/name`: JSON.
     usage: String,
 }
 
 /// A point of the plots: seconds since 1970, thousandths of processors, bytes of memory and of the disk, bytes a second
-/// received and sent. What is not known is null.
+/// received and sent. Unknown values are null.
 type Sample = [Option<u64>; 6];
 
 #[derive(Default)]
@@ -71,13 +71,13 @@ struct Checked {
     found: Value,
 }
 
-/// Told in place of what was asked.
+/// Makes the answer that tells an error instead of the state.
 fn trouble(e: CliError) -> Value {
     view::object(&mut [("trouble", e.message.into())])
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What a thread left behind that panicked is asked anew.
+    // State that a thread left behind in a panic is asked anew.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -96,12 +96,13 @@ impl Watch {
         }
     }
 
-    /// Something was done: what is known may be old.
+    /// Forgets when the agent was last asked: an action may have changed the state.
     pub(super) fn stale(&self) {
         lock(&self.known).asked = None;
     }
 
-    /// What the page does not know yet: it has seen the state of that hash, and the samples before number `from`.
+    /// Returns what the page does not know yet. The page has seen the state of hash `seen`, and the samples before
+    /// number `from`.
     pub(super) fn news(&self, seen: &str, from: u64, allow_actions: bool) -> String {
         let now = clock::mono();
         self.check(now);
@@ -138,7 +139,7 @@ impl Watch {
         ]))
     }
 
-    /// Looks at the machine, beside the answer that asks for it: it takes a while.
+    /// Checks the machine in a thread of its own, for that takes a while.
     fn check(&self, now: Mono) {
         let mut checked = lock(&self.checked);
         if checked.is_running || !is_due(checked.at, CHECK, now) {
@@ -230,13 +231,14 @@ impl Known {
     }
 }
 
-/// Bytes that are used of the file system with the agent's data.
+/// Measures the used bytes of the file system with the agent's data.
 fn disk(root: &Path) -> Option<u64> {
     let fs = disk_usage::file_system(root).ok()?;
     Some(DiskUsage::of_all(&fs).used_bytes)
 }
 
-/// Bytes received and sent by this machine. What goes over a bridge is counted where it leaves.
+/// Counts the bytes received and sent by this machine. Traffic over a bridge is counted at the interface by which it
+/// leaves.
 fn traffic() -> Option<(u64, u64)> {
     let mut all = traffic::of_this_thread().ok()?;
     all.retain(|of| {
@@ -288,7 +290,7 @@ mod tests {
         assert_eq!(some["state"], Value::Null);
         assert_eq!(some["samples"].as_array().map(Vec::len), Some(1));
         assert_eq!(told("h", 12)["samples"], json!([]));
-        // Of a dashboard before this one.
+        // The numbers of an earlier dashboard.
         assert_eq!(told("h", 5000)["samples"], json!([]));
     }
 }

@@ -44,7 +44,7 @@ fn shown(object: &Value) -> String {
     let metadata = |field: &str| object["metadata"].get(field);
     pairs(&mut head, "Labels", metadata("labels"), "=");
     pairs(&mut head, "Annotations", metadata("annotations"), ": ");
-    // What follows is the owner's text: its columns are its own.
+    // The rest is the owner's text, whose columns are left alone.
     let mut out = elastic::align(&head);
     if object["immutable"] == true {
         out.push_str("\nImmutable:  true\n");
@@ -77,7 +77,7 @@ fn fields<'a>(object: &'a Value, field: &str) -> impl Iterator<Item = (&'a Strin
     fields.into_iter().flat_map(Map::iter)
 }
 
-/// Bytes that padded base64 text stands for.
+/// Counts the bytes that padded base64 text stands for.
 fn decoded_len(base64: &str) -> usize {
     let padding = base64.bytes().rev().take_while(|b| *b == b'=').count();
     (base64.len() / 4 * 3).saturating_sub(padding)

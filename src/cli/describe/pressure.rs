@@ -1,4 +1,4 @@
-//! What the node is short of, and who would go for it.
+//! Resources that the node is short of, and the pods that would be evicted for them.
 
 use core::fmt::Write as _;
 
@@ -7,11 +7,11 @@ use serde_json::Value;
 use super::{super::table, list, or, text};
 use crate::api::Wall;
 
-/// Writes it; `pressure` is what `/pressure` answers.
+/// Writes the pressure; `pressure` is the answer of `/pressure`.
 pub(super) fn write(out: &mut String, pressure: &Value, now: Wall) {
     let short = list(pressure, "/short");
     if short.is_empty() {
-        // No cell of a table: it stands between two.
+        // Not a cell, for the line stands between two tables.
         out.push_str("Short of:  <none>\n");
     } else {
         out.push_str("Short of:\n  Signal\tAvailable\tThreshold\tSince\n  ------\t---------\t---------\t-----\n");

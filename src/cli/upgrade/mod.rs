@@ -1,8 +1,9 @@
 //! `picolet upgrade FILE`: takes another program in place of the one that runs, watches it, and puts the old one back if it
 //! does not become healthy (PKG-20 to PKG-22).
 //!
-//! Files beside the program, and who undoes what: `systemd/guard.sh`. Each step leaves one whole program; one that was cut
-//! off is gone on with by the guard at the next start of the agent, and by `upgrade --watch` of `picolet-upgrade.service`.
+//! `systemd/guard.sh` describes the files beside the program, and who undoes which step. Each step leaves one whole
+//! program. An upgrade that was cut off is continued by the guard at the next start of the agent, and by
+//! `upgrade --watch` of `picolet-upgrade.service`.
 
 mod release;
 mod running;
@@ -31,7 +32,7 @@ use running::{Finding, Running};
 use switch::Places;
 use watch::Outcome;
 
-/// How an upgrade is to be made.
+/// Options of an upgrade.
 #[derive(Debug)]
 struct Asked {
     proof: Proof,
@@ -73,7 +74,7 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     }
 }
 
-/// The time that a new program is given, if it can do with that.
+/// Checks the time that a new program is given: too little is refused, and too much.
 fn patience(seconds: u64) -> Result<u64, CliError> {
     if (MIN_PATIENCE_S..=MAX_PATIENCE_S).contains(&seconds) {
         return Ok(seconds);
@@ -83,12 +84,12 @@ fn patience(seconds: u64) -> Result<u64, CliError> {
     )))
 }
 
-/// Watches a trial that began before: the power failed, or its command was ended.
+/// Watches a trial that began earlier: the power failed, or its command was ended.
 fn resume(quiet: bool) -> Result<(), CliError> {
     let own = std::env::current_exe().map_err(|e| CliError::new(e.to_string()))?;
     let places = Places::of_old(&own);
     let file = File::open(&own).map_err(|e| failed("open", &own, &e))?;
-    // Whoever watches holds it.
+    // The process that watches holds this lock.
     file.lock().map_err(|e| failed("lock", &own, &e))?;
     match switch::read_trial(&places)? {
         Some(trial) => Ok(told(watch::watch(&places, &trial, quiet)?)?),
@@ -111,12 +112,12 @@ fn begin(client: &Client, asked: &Asked, file: &Path, dry_run: bool) -> Result<(
     }
 }
 
-/// Why a program does not take over.
+/// Reason why a program does not take over.
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
 struct NotTaken {
     why: CliError,
-    /// It is the program's fault, or the release's: another try comes to the same.
+    /// Set if the program or the release is at fault: another try would fail in the same way.
     lasts: bool,
 }
 
@@ -141,7 +142,7 @@ impl From<NotTaken> for CliError {
     }
 }
 
-/// A program that may take over, beside the one that runs. Dropped, it is removed, unless it has.
+/// A program that may take over, beside the one that runs. On drop its file is removed, unless it has taken over.
 struct Staged {
     running: Running,
     places: Places,
@@ -149,7 +150,7 @@ struct Staged {
     /// SHA-256 of the program, in hexadecimal.
     sum: String,
     restart: String,
-    /// Of the installed program: nobody else upgrades meanwhile.
+    /// Lock of the installed program: no other upgrade may begin meanwhile.
     _lock: File,
 }
 
@@ -159,7 +160,7 @@ impl Drop for Staged {
     }
 }
 
-/// Stages the program and looks whether it may take over. `None`: it is the one that is installed.
+/// Stages the program and checks that it may take over. `None`: it is the one that is installed.
 fn prepare(running: Running, asked: &Asked, file: &Path) -> Result<Option<Staged>, NotTaken> {
     let places = Places::of(&running.program);
     places.has_guard()?;
@@ -187,7 +188,7 @@ fn prepare(running: Running, asked: &Asked, file: &Path) -> Result<Option<Staged
     }))
 }
 
-/// Another program is on trial. Whoever started that may be gone.
+/// Makes the error of a program that is on trial already. Its upgrade may have been killed.
 fn busy(places: &Places) -> CliError {
     CliError::new(format!(
         "another upgrade is under way: wait some minutes for its end; if nobody watches it: {} upgrade --watch",
@@ -196,30 +197,30 @@ fn busy(places: &Places) -> CliError {
 }
 
 impl Staged {
-    /// Puts it in place, has the agent restarted, and watches it.
+    /// Puts the program in place, has the agent restarted, and watches it.
     fn take_over(self, asked: &Asked) -> Result<(), NotTaken> {
         let Self {
             running, places, ..
         } = &self;
         let trial = running.trial(&self.version, self.restart.clone(), asked.wait_s, places)?;
         switch::switch(places, &trial).map_err(|e| failed("replace", &places.program, &e))?;
-        // Nothing more may keep it from being restarted.
+        // A closed standard output must not prevent the restart.
         let _ = print(&format!("picolet {} is on trial\n", self.version));
         if let Err(e) = running::restart(&trial) {
             if running.still_runs(&places.old()) {
-                // No start would be counted: the trial would never end.
+                // Without a restart no start would be counted: the trial would never end.
                 switch::undo(places).map_err(|_| running::by_hand(&e))?;
                 let why = format!("{}: the old program is in its place again", e.bare());
                 return Err(NotTaken::lasting(why));
             }
-            // It has ended at least. What comes of it is seen.
+            // The old agent has ended at least. The watch sees the rest.
             let _ = print(&format!("{}\n", e.bare()));
         }
         told(watch::watch(places, &trial, asked.quiet)?)
     }
 }
 
-/// The version and the sum of the staged program, if it may take over. `None`: it is the one that is installed.
+/// Returns version and sum of the staged program, if it may take over. `None`: it is the one that is installed.
 fn inspect(
     places: &Places,
     running: &Running,
@@ -237,7 +238,7 @@ fn inspect(
     let before = running.findings(&places.program)?.checks;
     let is_new = |found: &&Finding| {
         let is_error = |other: &Finding| other.name == found.name && other.level == "error";
-        // No force makes it read what it cannot read.
+        // Records that the program cannot read stay unreadable with `--force`, too.
         let counts = !force || found.name == "records";
         counts && found.level == "error" && !before.iter().any(is_error)
     };
@@ -250,7 +251,7 @@ fn inspect(
     }
 }
 
-/// Questions that `--force` does not ask.
+/// Checks that `--force` leaves out.
 fn may_be_tried(
     places: &Places,
     running: &Running,

@@ -1,4 +1,4 @@
-//! Takes a program out of what a release consists of, and looks whether it is what was released, for this machine.
+//! Takes a program out of a release's tarball, and checks that it is the released one, for this machine.
 
 use std::{
     fs::{File, Permissions},
@@ -24,37 +24,37 @@ use crate::{
 /// The list of a release's files, in the form of sha256sum(1), and its signature: 64 bytes.
 const SUMS: &str = "SHA256SUMS";
 const SIGNATURE: &str = "SHA256SUMS.sig";
-/// Bytes of the list, of its signature, and of a key.
+/// Most bytes of the list, of its signature, and of a key.
 const MAX_SUMS_BYTES: u64 = 64 * 1024;
-/// Most bytes of a program, with all that a debugger wants to know.
+/// Most bytes of a program, debug information included.
 const MAX_PROGRAM_BYTES: u64 = 512 << 20;
-/// Unpacking takes no longer, on a slow card.
+/// Time limit of unpacking, on a slow card.
 const UNPACK_TIMEOUT: Duration = Duration::from_secs(120);
-/// Bytes that a disk takes that has room.
+/// Bytes written to find out if the disk is full.
 const PROBE_BYTES: usize = 64 * 1024;
 const TARBALL_END: &str = ".tar.gz";
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 const ELF: [u8; 4] = *b"\x7fELF";
 
-/// What a tarball has to be.
+/// Proof that a tarball has to pass.
 #[derive(Debug)]
 pub(super) enum Proof {
-    /// What a list beside it says, which is signed by the key of this file, or of the first release.
+    /// A list beside the tarball, signed by the key of this file, or of the first release.
     Listed(Option<PathBuf>),
-    /// What a channel says, whose signature was looked at.
+    /// An offer of a channel, whose signature was checked.
     Offered {
         /// SHA-256, in hexadecimal.
         sum: String,
-        /// Name of the directory in it.
+        /// Name of the directory in the tarball.
         base: String,
     },
 }
 
-/// Whether a new program can be put beside the installed one, as far as that is known before there is one: nothing is fetched
-/// for a disk that takes nothing.
+/// Checks that a new program can be put beside the installed one, as far as can be known before there is one: nothing
+/// is fetched for a disk that cannot be written.
 pub(super) fn may_stage(places: &Places) -> Result<(), NotTaken> {
     let dir = places.dir();
-    // What else is in the way is told when it is written.
+    // Other obstacles are reported when the file is written.
     if !statvfs(dir).is_ok_and(|of| of.flags().contains(FsFlags::ST_RDONLY)) {
         return Ok(());
     }
@@ -67,8 +67,8 @@ pub(super) fn may_stage(places: &Places) -> Result<(), NotTaken> {
     )))
 }
 
-/// Puts the program that `file` is, or holds, beside the installed one, whole and on disk. A tarball has to be the one that
-/// the owner of the key has released; the program itself is taken as it is.
+/// Puts a program, or the one of a tarball, beside the installed one, whole and on disk. A tarball has to be the one
+/// that the owner of the key has released; a bare program is taken as it is.
 pub(super) fn stage(path: &Path, proof: &Proof, places: &Places) -> Result<(), NotTaken> {
     may_stage(places)?;
     let cannot = |e: &io::Error| failed("read", path, e);
@@ -101,7 +101,7 @@ pub(super) fn stage(path: &Path, proof: &Proof, places: &Places) -> Result<(), N
                 .write_all(&[0; PROBE_BYTES])
                 .and_then(|()| out.set_len(0))
             {
-                // Not the tarball's fault.
+                // The disk is at fault, not the tarball.
                 Err(full) => failed("write", &to, &full).into(),
                 Ok(()) => e,
             }
@@ -112,14 +112,14 @@ pub(super) fn stage(path: &Path, proof: &Proof, places: &Places) -> Result<(), N
             path.display()
         )));
     }
-    // Whatever the umask is: everybody may run the installed program.
+    // Everybody may run the installed program, whatever the umask is.
     out.set_permissions(Permissions::from_mode(0o755))
         .and_then(|()| out.sync_all())
         .map_err(|e| failed("write", &to, &e))?;
     Ok(())
 }
 
-/// Whether the staged program is for the processor that this one runs on.
+/// Checks that the staged program is for the same kind of processor as the installed one.
 pub(super) fn fits(places: &Places) -> Result<(), NotTaken> {
     // Class, byte order, and machine of an ELF file.
     let kind = |path: &Path| -> Result<([u8; 2], [u8; 2]), CliError> {
@@ -136,7 +136,7 @@ pub(super) fn fits(places: &Places) -> Result<(), NotTaken> {
     ))
 }
 
-/// SHA-256 of a file, in hexadecimal.
+/// Computes the SHA-256 of a file, in hexadecimal.
 pub(super) fn sum(path: &Path) -> Result<String, CliError> {
     let read = |path: &Path| sum_of(&mut File::open(path)?);
     read(path).map_err(|e| failed("read", path, &e))
@@ -154,7 +154,7 @@ fn sum_of(file: &mut File) -> io::Result<String> {
     }
 }
 
-/// Whether the tarball is the one that was released. Returns the name of the directory in it.
+/// Checks that the tarball is the one that was released. Returns the name of the directory in it.
 fn verify(
     path: &Path,
     tarball: &mut File,
@@ -178,7 +178,7 @@ fn verify(
     Ok(base)
 }
 
-/// The sum of the tarball, as the signed list beside it has it.
+/// Reads the sum of the tarball from the signed list beside it.
 fn released(path: &Path, name: &str, key_path: &Path) -> Result<String, CliError> {
     let beside = |name: &str| -> Result<Vec<u8>, CliError> {
         let file = path.with_file_name(name);
@@ -212,7 +212,7 @@ fn released(path: &Path, name: &str, key_path: &Path) -> Result<String, CliError
     Ok(sum.to_owned())
 }
 
-/// Whether the owner of one of the keys has signed these bytes.
+/// Returns true if the owner of one of the keys has signed these bytes.
 pub(super) fn is_signed(bytes: &[u8], signature: &[u8], keys: &[[u8; 32]]) -> bool {
     let mut keys = keys.iter().map(|key| UnparsedPublicKey::new(&ED25519, key));
     keys.any(|key| key.verify(bytes, signature).is_ok())
@@ -226,7 +226,7 @@ fn small(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The sum that the list has for a file.
+/// Finds the sum that the list has for a file.
 fn listed<'a>(sums: &'a str, name: &str) -> Option<&'a str> {
     sums.lines()
         .filter_map(|line| line.split_once("  "))
@@ -234,7 +234,7 @@ fn listed<'a>(sums: &'a str, name: &str) -> Option<&'a str> {
         .map(|(sum, _)| sum)
 }
 
-/// The 32 bytes of a key in PEM.
+/// Reads the 32 bytes of a key in PEM.
 fn public_key(pem: &[u8]) -> Option<[u8; 32]> {
     let text = core::str::from_utf8(pem).ok()?;
     let text = text.split_once("-----BEGIN PUBLIC KEY-----")?.1;
@@ -243,7 +243,7 @@ fn public_key(pem: &[u8]) -> Option<[u8; 32]> {
     update::public_key(&line)
 }
 
-/// Has tar write the one program.
+/// Has tar write the program into `out`.
 fn unpack(path: &Path, base: &str, tarball: File, out: &File) -> Result<(), NotTaken> {
     let member = format!("{base}/picolet");
     let out = out.try_clone().map_err(|e| CliError::new(e.to_string()))?;

@@ -1,4 +1,5 @@
-//! The agent that runs now: its program, how it was called and is restarted, and what must not notice that it goes.
+//! The agent that runs now: its program, its flags, the command that restarts it, and the containers that must survive
+//! the restart.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -31,17 +32,17 @@ use crate::{
     },
 };
 
-/// Where programs are looked for.
+/// Directories that are searched for programs.
 pub(super) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// A program says its version within this time.
+/// Time in which a program has to say its version.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
-/// It looks at the machine within this time: it asks the runtime, and an apiserver that may not answer.
+/// Time limit of a program's look at the machine: it asks the runtime, and an apiserver that may not answer.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
-/// A service manager takes an order within this time.
+/// Time in which a service manager has to take an order.
 const RESTART_TIMEOUT: Duration = Duration::from_secs(60);
-/// Bytes of an answer.
+/// Most bytes of an answer.
 const MAX_ANSWER_BYTES: usize = 1 << 20;
-/// Bytes of an environment: more than the kernel lets a program start with by default.
+/// Most bytes of an environment: more than the kernel lets a program start with by default.
 const MAX_ENVIRON_BYTES: u64 = 8 << 20;
 
 /// A finding of `picolet check`.
@@ -52,26 +53,26 @@ pub(super) struct Finding {
     pub(super) message: String,
 }
 
-/// What `picolet check -o json` says.
+/// Report of `picolet check -o json`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Report {
     pub(super) checks: Vec<Finding>,
-    /// Whether the apiserver answers; `None`: it was not asked, or an older program does not tell.
+    /// True if the apiserver answers; `None`: it was not asked, or an older program does not tell.
     pub(super) apiserver_answers: Option<bool>,
 }
 
-/// What is known of it.
+/// Facts about the agent that runs.
 pub(super) struct Running {
     pub(super) client: Client,
     pub(super) program: PathBuf,
     health: Health,
-    /// Its flags, and the directory that relative paths in them are below.
+    /// Flags of the agent, and the directory that relative paths in them are below.
     words: Vec<OsString>,
     cwd: PathBuf,
-    /// Those that its unit sets: whoever asks the apiserver in its place takes the same way.
+    /// Proxies that the agent's unit sets: whoever asks the apiserver in its place goes the same way.
     proxies: ProxyVariables,
-    /// It was called as `kubelet`: its flags and its configuration mean something else then.
+    /// Set if the agent was called as `kubelet`: its flags and its configuration mean something else then.
     is_kubelet: bool,
 }
 
@@ -80,7 +81,7 @@ impl Running {
         let health: Health = client.read("/health")?;
         let of = |name: &str| PathBuf::from(format!("/proc/{}/{name}", health.pid));
         let link = |name: &str| fs::read_link(of(name)).map_err(|e| failed("read", &of(name), &e));
-        // It may have been replaced by hand.
+        // The file may have been replaced by hand.
         let program = link("exe")?.into_os_string().into_vec();
         let program = program.strip_suffix(b" (deleted)").unwrap_or(&program);
         let typed = fs::read(of("cmdline")).map_err(|e| failed("read", &of("cmdline"), &e))?;
@@ -97,13 +98,13 @@ impl Running {
         })
     }
 
-    /// Whether it still runs, as the program of this file.
+    /// Returns true if the agent still runs, as the program of this file.
     pub(super) fn still_runs(&self, program: &Path) -> bool {
         let own = PathBuf::from(format!("/proc/{}/exe", self.health.pid));
         switch::is_same(&own, program)
     }
 
-    /// How its service is restarted.
+    /// Finds the command that restarts the agent's service.
     pub(super) fn service(&self) -> Result<String, CliError> {
         let path = PathBuf::from(format!("/proc/{}/cgroup", self.health.pid));
         let groups = fs::read_to_string(&path).map_err(|e| failed("read", &path, &e))?;
@@ -120,7 +121,7 @@ impl Running {
         ))
     }
 
-    /// How this machine is in the eyes of `program`, with the configuration and the proxies of the agent.
+    /// Has `program` check this machine, with the configuration and the proxies of the agent.
     pub(super) fn findings(&self, program: &Path) -> Result<Report, NotTaken> {
         let mut check = Command::new(program)
             .args(["check", "-o", "json"])
@@ -144,7 +145,7 @@ impl Running {
         })
     }
 
-    /// The trial of the staged program.
+    /// Makes the trial of the staged program.
     pub(super) fn trial(
         &self,
         version: &str,
@@ -181,7 +182,7 @@ impl Running {
         Ok(self.config()?.dirs.run.join("containers"))
     }
 
-    /// The configuration that it would have if it was started now.
+    /// Loads the configuration that the agent would have if it was started now.
     pub(super) fn config(&self) -> Result<Config, CliError> {
         let wrong = |e: &dyn core::error::Error| {
             CliError::new(format!("the configuration of the agent: {}", chain(e)))
@@ -196,13 +197,13 @@ impl Running {
     }
 }
 
-/// The agent's flags among all that it was called with, and whether it was called as `kubelet`.
+/// Finds the agent's flags in its command line. True: it was called as `kubelet`.
 fn flags_of(typed: &[u8]) -> (Vec<OsString>, bool) {
     let words = typed
         .split(|b| *b == 0)
         .map(|w| OsString::from_vec(w.to_vec()));
     let mut words: Vec<OsString> = words.collect();
-    // The last word ends by a zero, too.
+    // The last word ends in a zero, too.
     words.pop();
     let is_kubelet = words
         .first()
@@ -219,7 +220,7 @@ fn environ(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The proxies that an environment names. Source: proc_pid_environ(5).
+/// Reads the proxies that an environment names. Source: proc_pid_environ(5).
 fn proxies_of(environ: &[u8]) -> ProxyVariables {
     ProxyVariables::of(|name| {
         let value = |line: &[u8]| {
@@ -230,7 +231,7 @@ fn proxies_of(environ: &[u8]) -> ProxyVariables {
     })
 }
 
-/// The service that a process belongs to. Source: proc_pid_cgroup(5).
+/// Finds the service that a process belongs to. Source: proc_pid_cgroup(5).
 fn unit_of(groups: &str) -> Option<&str> {
     let systemd = |line: &&str| line.starts_with("0::/") || line.contains(":name=systemd:/");
     let line = groups.lines().find(systemd)?;
@@ -238,7 +239,7 @@ fn unit_of(groups: &str) -> Option<&str> {
     parts.into_iter().find(|part| part.ends_with(".service"))
 }
 
-/// The containers that run, as their shims have recorded them.
+/// Lists the containers that run, as their shims have recorded them.
 fn kept(pods: &Value, dir: &Path) -> Vec<Kept> {
     let mut found = Vec::new();
     for pod in pods["items"].as_array().into_iter().flatten() {
@@ -251,7 +252,7 @@ fn kept(pods: &Value, dir: &Path) -> Vec<Kept> {
             for container in pod["status"][list].as_array().into_iter().flatten() {
                 let id = container["containerID"].as_str().unwrap_or("");
                 let id = id.rsplit('/').next().unwrap_or("");
-                // Without a record another runtime has it, which no agent can take along.
+                // A container without a record is another runtime's: the end of an agent cannot end it.
                 if let Ok(Some(state)) = shim::read_state(&dir.join(id))
                     && !id.is_empty()
                     && proc::start_time(state.pid).is_ok_and(|t| t == state.start_time)
@@ -269,7 +270,7 @@ fn kept(pods: &Value, dir: &Path) -> Vec<Kept> {
     found
 }
 
-/// The version that a program says it has.
+/// Asks a program for its version.
 pub(super) fn version(program: &Path) -> Result<String, NotTaken> {
     let asked = Command::new(program)
         .arg("--version")
@@ -293,7 +294,7 @@ pub(super) fn version(program: &Path) -> Result<String, NotTaken> {
     }
 }
 
-/// Has the service manager start the agent anew.
+/// Has the service manager restart the agent.
 pub(super) fn restart(trial: &Trial) -> Result<(), CliError> {
     let sh = Command::new("/bin/sh")
         .args(["-c", &trial.restart])
@@ -311,7 +312,7 @@ pub(super) fn restart(trial: &Trial) -> Result<(), CliError> {
     )))
 }
 
-/// The same where the operator has to do it.
+/// Makes the error of a restart that the operator has to do.
 pub(super) fn by_hand(e: &CliError) -> CliError {
     CliError::new(format!("{}: restart it by hand", e.bare()))
 }

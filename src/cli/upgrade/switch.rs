@@ -14,10 +14,10 @@ use crate::{
     sys::file,
 };
 
-/// Bytes that are read of what was put back.
+/// Most bytes read of the list of programs that were put back.
 const MAX_BAD_BYTES: u64 = 16 * 1024;
 
-/// The installed program, and what stands beside it.
+/// Paths of the installed program and of the files beside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Places {
     pub(super) program: PathBuf,
@@ -30,7 +30,7 @@ impl Places {
         }
     }
 
-    /// By the program that was before, which watches.
+    /// Finds the places from the path of the old program, which watches.
     pub(super) fn of_old(own: &Path) -> Self {
         let is_old = own.extension().is_some_and(|end| end == "old");
         Self::of(&if is_old {
@@ -46,12 +46,12 @@ impl Places {
         path.into()
     }
 
-    /// The new program, before it is in place.
+    /// Path of the new program before it is in place.
     pub(super) fn staged(&self) -> PathBuf {
         self.beside(".new")
     }
 
-    /// The program before.
+    /// Path of the old program.
     pub(super) fn old(&self) -> PathBuf {
         self.beside(".old")
     }
@@ -64,7 +64,7 @@ impl Places {
         self.beside(".part")
     }
 
-    /// The directory that all of them are in.
+    /// Directory of all these files.
     pub(super) fn dir(&self) -> &Path {
         self.program.parent().unwrap_or_else(|| Path::new("/"))
     }
@@ -74,17 +74,17 @@ impl Places {
         above.join("lib/picolet")
     }
 
-    /// `systemd/guard.sh`, as it is installed.
+    /// Path of the installed `systemd/guard.sh`.
     pub(super) fn guard(&self) -> PathBuf {
         self.library().join("guard")
     }
 
-    /// The key that releases are signed by.
+    /// Path of the key that releases are signed by.
     pub(super) fn key(&self) -> PathBuf {
         self.library().join("release.pub")
     }
 
-    /// Without it nobody would put the old program back.
+    /// Checks that the guard is installed: without it nobody would put the old program back.
     pub(super) fn has_guard(&self) -> Result<(), CliError> {
         let guard = self.guard();
         if guard.is_file() {
@@ -96,19 +96,19 @@ impl Places {
         )))
     }
 
-    /// Removes what an upgrade that does not take place has left.
+    /// Removes the files of an upgrade that does not take place.
     pub(super) fn forget_staged(&self) {
         let _ = fs::remove_file(self.staged());
     }
 }
 
-/// Whether both are one file.
+/// Returns true if both paths are one file.
 pub(super) fn is_same(one: &Path, other: &Path) -> bool {
     let of = |path: &Path| fs::metadata(path).map(|m| (m.dev(), m.ino()));
     matches!((of(one), of(other)), (Ok(one), Ok(other)) if one == other)
 }
 
-/// The program that is on trial, if one is.
+/// Reads which program is on trial, if one is.
 pub(super) fn read_trial(places: &Places) -> Result<Option<Trial>, CliError> {
     let path = places.trial();
     let mut text = String::new();
@@ -123,7 +123,7 @@ pub(super) fn read_trial(places: &Places) -> Result<Option<Trial>, CliError> {
     }
 }
 
-/// Why a program was put back, if it was: its version and the reason.
+/// Reads why a program was put back: its version and the reason; `None`: it was not put back.
 pub(super) fn bad(places: &Places, sum: &str) -> Option<String> {
     let mut text = String::new();
     let file = File::open(places.beside(".bad")).ok()?;
@@ -134,8 +134,8 @@ pub(super) fn bad(places: &Places, sum: &str) -> Option<String> {
 
 /// Puts the staged program, which is on disk, in place.
 ///
-/// - Order: the old one under its second name, then the trial, then the new one. The guard finds the first name and the
-///   second to be one file, and no trial then, as long as the new one is not in place.
+/// - Order: the old one under its second name, then the trial, then the new one. As long as the new one is not in
+///   place, both names are one file, and the guard sees no trial.
 pub(super) fn switch(places: &Places, trial: &Trial) -> io::Result<()> {
     let (program, old) = (&places.program, places.old());
     if !is_same(program, &old) {
@@ -152,14 +152,14 @@ pub(super) fn switch(places: &Places, trial: &Trial) -> io::Result<()> {
         }
         return Err(e);
     }
-    // An agent that started a moment ago took the trial for one of before.
+    // If the trial is gone, an agent that started a moment ago took it for an earlier one.
     if places.trial().exists() {
         return Ok(());
     }
     file::write_atomic(&places.trial(), text.as_bytes(), 0o600, true)
 }
 
-/// Puts the old program back, which still runs. The order is that of the guard, which goes on after a power cut.
+/// Puts the old program back, which still runs. The order is that of the guard, which continues after a power cut.
 pub(super) fn undo(places: &Places) -> io::Result<()> {
     let (program, old) = (&places.program, places.old());
     if !is_same(program, &old) {
@@ -169,7 +169,7 @@ pub(super) fn undo(places: &Places) -> io::Result<()> {
     end_trial(places)
 }
 
-/// Gives the file `of` the name `to` too, whatever had it, by a third name.
+/// Gives the file `of` the name `to` too, by a third name, even if another file has it.
 fn link_over(of: &Path, to: &Path, part: &Path) -> io::Result<()> {
     file::change(part)?;
     match fs::remove_file(part) {
@@ -182,7 +182,7 @@ fn link_over(of: &Path, to: &Path, part: &Path) -> io::Result<()> {
     fs::rename(part, to)
 }
 
-/// The program in place stays: from here on nothing counts its starts.
+/// Ends the trial: the program in place stays, and its starts are no longer counted.
 pub(super) fn end_trial(places: &Places) -> io::Result<()> {
     let trial = places.trial();
     file::change(&trial)?;
@@ -242,7 +242,7 @@ mod tests {
             self.guard(&[program], cut)
         }
 
-        /// Has the guard put the old program back, as who watches does.
+        /// Has the guard put the old program back, as the watching program does.
         fn back(&self, reason: &str, cut: Option<u32>) -> bool {
             let program = self.places.program.as_os_str();
             self.guard(&["--back".as_ref(), program, reason.as_ref()], cut)

@@ -1,5 +1,5 @@
-//! `picolet update`: a look at a channel, and the upgrade that follows from it. The agent calls it when its time has come; in
-//! a process of its own, so that an agent that looks for updates has no more code and memory at rest than others.
+//! `picolet update`: a look at a channel, and the upgrade that follows from it. The agent starts it at its time, as a
+//! process of its own: an agent that looks for updates needs no more memory at rest than others.
 
 use core::fmt;
 use std::{
@@ -40,23 +40,23 @@ use crate::{
     sys::{clock, file, on_term},
 };
 
-/// The board that this program was made for, as releases call it.
+/// Board that this program was made for, as releases call it.
 const BOARD: &str = env!("PICOLET_BOARD");
-/// Directory of what is remembered and fetched, below the root directory.
+/// Directory of the memory and of the fetched tarball, below the root directory.
 const DIR: &str = "update";
-/// What the last look came to, in the run directory.
+/// File with the result of the last look, in the run directory.
 const LAST: &str = "update";
-/// Bytes of that.
+/// Bytes read of that file.
 const MAX_LAST_BYTES: u64 = 2048;
 
-/// Who wants to know.
+/// Caller of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Who {
-    /// The agent: only if it may be now.
+    /// The agent: an update only if it may be now.
     Agent,
-    /// Somebody who wants it now.
+    /// An operator who wants it now.
     Operator {
-        /// Whatever was before.
+        /// Take the offer whatever earlier updates came to: also one that is installed, failed, or has a lower serial.
         force: bool,
     },
 }
@@ -98,7 +98,7 @@ pub(in crate::cli) fn run(mut words: Words) -> Result<(), CliError> {
     print(&format!("{}\n", outcome?))
 }
 
-/// How a look ends that comes to nothing. All that may pass has to be made up for.
+/// Makes the error of a look without an update. A failure that may pass has to be made up for.
 fn told(e: NotTaken) -> CliError {
     if e.lasts {
         return e.why;
@@ -117,7 +117,7 @@ fn later(why: impl fmt::Display) -> NotTaken {
     CliError::new(why.to_string()).into()
 }
 
-/// A look at the channel of the agent that runs.
+/// State of a look at the channel of the agent that runs.
 struct Visit {
     client: Client,
     config: Config,
@@ -144,7 +144,7 @@ impl Visit {
         })
     }
 
-    /// Has the agent count what this process spent of the link.
+    /// Has the agent count the bytes that this process used of the link.
     fn report(&self) {
         let spent = meter::counted().0;
         let sum = |way: usize| spent.iter().map(|class| class[way]).sum::<u64>();
@@ -167,7 +167,7 @@ impl Visit {
         }
         self.make_dir()?;
         let dir = self.dir();
-        // Held to the end of the trial: two looks would write one file.
+        // The lock is held to the end of the trial: two looks would write one file.
         let lock = fs::File::open(&dir).map_err(|e| failed("open", &dir, &e))?;
         if lock.try_lock().is_err() {
             return Err(later("another look is under way"));
@@ -176,7 +176,7 @@ impl Visit {
         if memory != self.memory()? {
             self.keep(&memory)?;
         }
-        // What a look has left that was killed.
+        // Removes the files of a look that was killed.
         if fs::File::open(&self.places.program).is_ok_and(|program| program.try_lock().is_ok()) {
             self.places.forget_staged();
         }
@@ -226,7 +226,7 @@ impl Visit {
         let staged = prepare(Running::find(&self.client)?, &asked, &part);
         let staged = staged.map_err(|e| {
             if !release::sum(&part).is_ok_and(|sum| sum == offer.sha256) {
-                // Of no use.
+                // The tarball is damaged.
                 let _ = fs::remove_file(&part);
             }
             if e.lasts { of_serial(e) } else { e }
@@ -246,25 +246,25 @@ impl Visit {
                 staged.version, offer.version
             )));
         }
-        // What was fetched may have taken long.
+        // The download may have taken long.
         self.may_begin(who)?;
         let sum = staged.sum.clone();
         memory.trying = Some(Trying { serial, sum });
         self.keep(&memory)?;
-        // It is beside the program by now, and taken at the next look only if this one comes to nothing.
+        // The program is staged by now. If this look fails, the next one fetches the tarball again.
         let _ = fs::remove_file(&part);
-        // The agent that has called ends now. Its end is not that of the trial.
+        // The agent that has started this process ends now, but the trial must go on.
         on_term::ignore().map_err(|e| CliError::new(format!("cannot ignore SIGTERM: {e}")))?;
         let version = &offer.version;
         self.keep_last(&format!("serial {serial}, picolet {version}, is on trial"));
         let told = staged.take_over(&asked);
-        // If not now, then at the next look.
+        // If this fails, the next look does it.
         let _ = self.settled().and_then(|memory| self.keep(&memory));
         told?;
         Ok(format!("serial {serial} stays"))
     }
 
-    /// Whether it may be now, as far as that matters to who asks.
+    /// Checks that an update may begin now, as far as that matters to the caller.
     fn may_begin(&self, who: Who) -> Result<(), NotTaken> {
         if who != Who::Agent {
             return Ok(());
@@ -278,7 +278,7 @@ impl Visit {
         let node = ask("/node")?;
         let conditions = node["status"]["conditions"].as_array();
         let mut conditions = conditions.into_iter().flatten();
-        // What the agent knows of the way counts beside what the configuration says of all ways.
+        // Bytes cost money if the configuration says so of all ways, or the agent of the present one.
         let costs = is_far && (self.config.link.cost.always || ask("/link")?["metered"] == true);
         let wall = clock::wall();
         let pods = ask("/pods")?;
@@ -326,7 +326,7 @@ impl Visit {
         })
     }
 
-    /// What the channel offers, if who may has signed it.
+    /// Reads the channel's offer. Its signature has to be one of the configured keys'.
     fn offer(&self, channel: &mut Channel) -> Result<Offer, NotTaken> {
         let (bytes, signature) = channel.read().map_err(|e| of_channel(&e))?;
         if !release::is_signed(&bytes, &signature, &self.update.keys) {
@@ -337,11 +337,11 @@ impl Visit {
         Offer::parse(&bytes).map_err(|e| refused(format_args!("the channel file: {e}")))
     }
 
-    /// Has the tarball where nobody but root writes. Returns its file.
+    /// Fetches the tarball into a directory that only root can write. Returns its file.
     fn fetch(&self, channel: &mut Channel, offer: &Offer) -> Result<PathBuf, NotTaken> {
         let dir = self.dir();
         let part = dir.join(format!("{}.part", offer.sha256));
-        // What was begun and is not offered any more.
+        // Removes parts of tarballs that are not offered any more.
         for entry in fs::read_dir(&dir).map_err(|e| failed("read", &dir, &e))? {
             let path = entry.map_err(|e| failed("read", &dir, &e))?.path();
             if path.extension().is_some_and(|end| end == "part") && path != part {
@@ -354,7 +354,7 @@ impl Visit {
             let fetched = channel.fetch(location, (offer.size, &offer.sha256), &part);
             fetched.map_err(|e| of_channel(&e))
         };
-        // What came piece by piece may be of several files.
+        // Pieces of several answers may be of different files.
         if fetch()? && release::sum(&part)? != offer.sha256 {
             fs::remove_file(&part).map_err(|e| failed("remove", &part, &e))?;
             fetch()?;
@@ -382,7 +382,7 @@ impl Visit {
             .map_err(|e| CliError::new(format!("{}: {e}: remove the file", path.display())))
     }
 
-    /// What is remembered, with the end of an update that was begun, which is not written down.
+    /// Reads the memory of updates. If an update was begun, its end is added, but not written down.
     fn settled(&self) -> Result<Memory, CliError> {
         let mut memory = self.memory()?;
         if let Some(trying) = &memory.trying
@@ -405,10 +405,10 @@ impl Visit {
         self.config.dirs.run.join(LAST)
     }
 
-    /// Keeps what came of a look, for people.
+    /// Keeps the result of a look, for people.
     fn keep_last(&self, text: &str) {
         let text = format!("{}: {text}\n", clock::wall());
-        // The look was the same without it.
+        // The look succeeds without it.
         let _ = file::write_atomic(&self.last_path(), text.as_bytes(), 0o600, false);
     }
 
@@ -458,7 +458,7 @@ fn of_channel(e: &ChannelError) -> NotTaken {
     if e.may_pass() { later(e) } else { refused(e) }
 }
 
-/// A pod in the form of the API.
+/// Reads a pod in the form of the API.
 fn on_its_way(pod: &Value) -> OnItsWay {
     let time = |value: &Value| value.as_str().and_then(Wall::parse);
     let status = &pod["status"];
@@ -475,7 +475,7 @@ fn on_its_way(pod: &Value) -> OnItsWay {
     }
 }
 
-/// A small file; empty if there is none.
+/// Reads a small file; empty if there is none.
 fn bounded(path: &Path, most: u64) -> io::Result<String> {
     let mut text = String::new();
     match fs::File::open(path) {

@@ -1,4 +1,4 @@
-//! Looks at the new program until it may stay or has to go.
+//! Watches the new program until it may stay or is put back.
 
 use std::{
     path::{Path, PathBuf},
@@ -26,15 +26,15 @@ use crate::{
     },
 };
 
-/// A new program that is asked how it is answers within this time, or is not well.
+/// Time in which a new program has to report its health.
 const LOOK_PATIENCE: Duration = Duration::from_secs(10);
-/// The guard puts a program back within this time.
+/// Time in which the guard has to put a program back.
 const BACK_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The program that watches: the old one.
+/// Path of the program that watches, which is the old one.
 const OWN: &str = "/proc/self/exe";
 
-/// How a trial has ended.
+/// Result of a trial.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// The new program of this version is the one from now on.
@@ -43,22 +43,22 @@ pub(super) enum Outcome {
     Back(String),
 }
 
-/// Watches a trial to its end. That comes after the time that the program has, and at most some looks and
-/// [`crate::logic::upgrade::LINK_GRACE`].
+/// Watches a trial to its end. That comes at the latest some looks and [`crate::logic::upgrade::LINK_GRACE`] after the
+/// time that the program has.
 pub(super) fn watch(places: &Places, trial: &Trial, quiet: bool) -> Result<Outcome, CliError> {
     let client = Client::new(Path::new(&trial.socket)).with_patience(LOOK_PATIENCE);
     let begun = clock::mono();
     let mut gate = Gate::new(trial, begun);
     let mut progress = Progress::new(&format!("picolet {}", trial.version), quiet);
     let boot = proc::boot_id().unwrap_or_default();
-    // Bounded: the gate waits until its deadline, for a program that is well as long as it needs to show it, and for a link.
+    // Bounded: by the gate's deadline, and the time that a healthy program and a link are given beyond it.
     loop {
         if switch::read_trial(places)?.is_none() {
             let version = &trial.version;
             if !switch::is_same(&places.program, &places.old()) {
                 return Ok(Outcome::Stays(version.clone()));
             }
-            // The guard counted the starts down. On a full disk it leaves no note.
+            // The guard has put the old program back: no starts were left. On a full disk it leaves no note.
             let why = switch::bad(places, &trial.sum);
             let why = why.unwrap_or_else(|| format!("{version} it did not become healthy"));
             return Ok(Outcome::Back(why));
@@ -131,7 +131,7 @@ fn uids(pods: &Value) -> Vec<(String, bool)> {
     items.map(uid).collect()
 }
 
-/// The remembered containers whose processes are not there any more.
+/// Lists the remembered containers whose processes are gone.
 fn gone(trial: &Trial, client: &Client) -> Vec<Gone> {
     let ended = trial
         .kept
@@ -163,11 +163,11 @@ fn gone(trial: &Trial, client: &Client) -> Vec<Gone> {
         .collect()
 }
 
-/// Whether the program `own` reaches the apiserver, which the one on trial does not. If that cannot be told, the apiserver is
-/// taken for out of reach.
+/// Returns true if the program `own` reaches the apiserver, which the one on trial does not. If that cannot be told,
+/// the apiserver is taken for out of reach.
 fn is_at_fault(client: &Client, own: &Path) -> bool {
     let found = Running::find(client).and_then(|running| Ok(running.findings(own)?));
-    // Not the level of the check, which tells of a wrong clock, too.
+    // The level of the check would not do: it tells of a wrong clock, too.
     found.is_ok_and(|found| found.apiserver_answers == Some(true))
 }
 

@@ -32,26 +32,26 @@ use crate::kube::client::Answer;
 use crate::kube::{csr, x509};
 use crate::net::tls;
 
-/// How a whole token begins.
+/// Prefix of a whole token.
 const PREFIX: &str = "K10";
-/// Answers that are certificates or a list, bytes.
+/// Largest answer that is certificates or a list, bytes.
 const MAX_PEM_BYTES: usize = 256 * 1024;
-/// Servers of one cluster that are taken.
+/// Most servers of one cluster that are taken.
 const MAX_SERVERS: usize = 16;
 /// Largest file with the password of a node, bytes.
 const MAX_PASSWORD_BYTES: u64 = 4096;
 /// Random bytes of a password.
 const PASSWORD_BYTES: usize = 16;
-/// Who asks by a password.
+/// User name of requests with a password.
 const USER: &str = "node";
-/// The part of every path.
+/// Prefix of every path.
 const V1: &str = "/v1-k3s";
 
 /// A token, whole or only its secret half.
 pub struct Token {
     /// SHA-256 of the CA, in lower-case digits.
     ca: Option<String>,
-    /// The header that says it.
+    /// `Authorization` header with the token.
     authorization: String,
 }
 
@@ -78,8 +78,8 @@ impl Token {
         let authorization = if halves(secret).is_some() {
             format!("Bearer {secret}")
         } else {
-            // Whom the token names does not matter: `node-token` is of the user `server`, and only `node` is in the group of
-            // agents. A bare token is the password as the server's operator has set it.
+            // The user in the token does not matter: `node-token` names the user `server`, and only `node` is in the
+            // group of agents. A bare token is the password as the server's operator has set it.
             let password = match &ca {
                 Some(_) => secret.split_once(':').map(|(_, password)| password),
                 None => Some(secret),
@@ -93,26 +93,26 @@ impl Token {
         Ok(Self { ca, authorization })
     }
 
-    /// Whether it says which CA the cluster has.
+    /// Returns true if the token names the cluster's CA.
     #[must_use]
     pub const fn names_ca(&self) -> bool {
         self.ca.is_some()
     }
 }
 
-/// What a supervisor says of its cluster.
+/// A supervisor's description of its cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "PascalCase")]
 pub struct Cluster {
     /// Name servers of pods.
     #[serde(rename = "ClusterDNSs")]
     dns: Option<Vec<String>>,
-    /// The same of older servers.
+    /// Name server of pods, as older servers name it.
     #[serde(rename = "ClusterDNS")]
     one_dns: Option<String>,
     /// Domain of Services.
     pub cluster_domain: String,
-    /// How the apiserver reaches nodes: `disabled` is directly.
+    /// Way of the apiserver to nodes: `disabled` is directly.
     pub egress_selector_mode: String,
     /// Port of the apiserver.
     #[serde(rename = "HTTPSPort")]
@@ -138,29 +138,29 @@ impl Cluster {
         other.flatten().unwrap_or_else(|| url.clone())
     }
 
-    /// Whether the apiserver reaches nodes only through a tunnel that each of them keeps open (K3SJ-09).
+    /// Returns true if the apiserver reaches nodes only through a tunnel that each of them keeps open (K3SJ-09).
     #[must_use]
     pub fn wants_tunnel(&self) -> bool {
         !matches!(&*self.egress_selector_mode, "" | "disabled")
     }
 }
 
-/// Who a node is to the supervisor.
+/// Identity of a node at the supervisor.
 pub struct Node {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
-    /// What it has been known by since it first joined.
+    /// Password that the node has had since it first joined.
     pub password: String,
-    /// Its addresses; empty: that from which the server is reached.
+    /// Addresses of the node; empty: the one from which the server is reached.
     pub ips: Vec<IpAddr>,
 }
 
-/// What a certificate is for.
+/// Purpose of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Shown to the apiserver.
+    /// Certificate that is shown to the apiserver.
     Client,
-    /// Shown to those who call the node.
+    /// Certificate that is shown to callers of the node.
     Serving,
 }
 
@@ -170,7 +170,7 @@ pub struct Supervisor {
     authorization: Option<String>,
 }
 
-/// Finds the supervisor at `url`. Returns its CAs too, PEM: those that prove it.
+/// Finds the supervisor at `url`. Returns also the CAs that prove it, PEM.
 pub fn find(
     url: &Url,
     token: Token,
@@ -190,7 +190,7 @@ pub fn find(
         asked: Asked::new(stranger(url, trust), proxies),
         authorization: Some(token.authorization),
     };
-    // The first exchange by that CA, and still without the token: what fails here fails for its certificate.
+    // The first exchange by that CA, and still without the token: an error here comes from its certificate.
     let verified = supervisor
         .asked
         .send(&ask, |answer| answer.bytes(MAX_PEM_BYTES));
@@ -198,8 +198,8 @@ pub fn find(
     Ok((supervisor, ca))
 }
 
-/// The CA with that digest (K3SJ-02). Of several only that one is trusted, for nothing proves the others: a server that needs
-/// one of them shows it.
+/// Finds the CA with that digest (K3SJ-02). Of several CAs only that one is trusted, for nothing proves the others. A
+/// server that needs one of them shows it.
 fn proven(served: &[u8], digest: Option<&str>, url: &Url) -> Result<Vec<u8>, JoinError> {
     let all = tls::certificates(served);
     if all.is_empty() {
@@ -225,8 +225,8 @@ fn proven(served: &[u8], digest: Option<&str>, url: &Url) -> Result<Vec<u8>, Joi
 }
 
 impl Supervisor {
-    /// The supervisor at `url` as a node of the cluster asks it, by its own certificate (K3SJ-08): once, for who asks will
-    /// ask again.
+    /// Makes the supervisor at `url` as a node of the cluster asks it, by its own certificate (K3SJ-08). A busy
+    /// supervisor is not asked twice, for the caller asks again later.
     #[must_use]
     pub fn of_member(config: Kubeconfig, url: &Url, proxies: &ProxyVariables) -> Self {
         let config = Kubeconfig {
@@ -260,7 +260,8 @@ impl Supervisor {
         self.asked.send(&ask, read)
     }
 
-    /// A token that has ended is not known any more, which is 401, or its user is in no group that may ask, which is 403.
+    /// Translates a refusal. A token that has ended is not known any more (401), or its user is in no group that may
+    /// ask (403).
     fn refused(&self, error: KubeError) -> JoinError {
         match error.status() {
             Some(401 | 403) if self.authorization.is_some() => JoinError::Refused {
@@ -271,7 +272,7 @@ impl Supervisor {
         }
     }
 
-    /// What it says of its cluster (K3SJ-07).
+    /// Asks for the configuration of the cluster (K3SJ-07).
     pub fn cluster(&self) -> Result<Cluster, JoinError> {
         let path = format!("{V1}/config");
         let answer = self.ask(Ask::get(&path), &[], Answer::document);
@@ -315,7 +316,7 @@ impl Supervisor {
 
     /// Has a fresh key certified (K3SJ-05). Returns chain and key, both PEM.
     ///
-    /// - Errors: among others, that the node has had another password.
+    /// - Errors: among others [`JoinError::NodePassword`]: the node has had another password.
     pub fn certify(&self, node: &Node, purpose: Purpose) -> Result<(String, String), JoinError> {
         let file = match purpose {
             Purpose::Client => "client-kubelet.crt",
@@ -362,10 +363,10 @@ impl Supervisor {
     }
 }
 
-/// Has a fresh key certified, under the name of the certificate in `config` (K3SJ-08): by the first of `servers` that answers,
-/// whatever it says.
+/// Has a fresh key certified, under the name of the certificate in `config` (K3SJ-08). The first of `servers` that
+/// answers decides, whatever it says.
 ///
-/// - Errors: what the last one that was asked has said, or why it is silent.
+/// - Errors: the error of the last server that was asked.
 pub fn renew(
     config: &Kubeconfig,
     servers: &[Url],
@@ -383,7 +384,7 @@ pub fn renew(
     result
 }
 
-/// A kubeconfig for the apiserver at `url`, yet without a name to ask under.
+/// Makes a kubeconfig for the apiserver at `url`, without a user yet.
 #[must_use]
 pub fn kubeconfig(url: &Url, trust: Trust) -> Kubeconfig {
     stranger(url, trust)
@@ -397,7 +398,7 @@ fn bracketed(host: &str) -> String {
     }
 }
 
-/// The address from which the server is reached. No packet is sent.
+/// Finds the address from which the server is reached. Sends no packet.
 fn own_address(url: &Url) -> Option<IpAddr> {
     let to: SocketAddr = (url.host(), url.port()).to_socket_addrs().ok()?.next()?;
     let any: SocketAddr = if to.is_ipv4() {
@@ -410,7 +411,7 @@ fn own_address(url: &Url) -> Option<IpAddr> {
     socket.local_addr().ok().map(|own| own.ip())
 }
 
-/// What the node is known by; `None`: nothing yet.
+/// Reads the password of the node; `None`: it has none yet.
 pub fn password(path: &Path) -> io::Result<Option<String>> {
     let mut text = String::new();
     let read = fs::File::open(path)
@@ -426,7 +427,7 @@ pub fn password(path: &Path) -> io::Result<Option<String>> {
     Ok(Some(text.to_owned()))
 }
 
-/// What a node is known by from now on (K3SJ-04).
+/// Makes a random password for a new node (K3SJ-04).
 pub fn new_password() -> Result<String, JoinError> {
     let mut bytes = [0; PASSWORD_BYTES];
     let filled = SystemRandom::new().fill(&mut bytes);

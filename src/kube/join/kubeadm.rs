@@ -26,9 +26,9 @@ use crate::net::tls;
 
 const CLUSTER_INFO: &str = "/api/v1/namespaces/kube-public/configmaps/cluster-info";
 const KUBELET_CONFIG: &str = "/api/v1/namespaces/kube-system/configmaps/kubelet-config";
-/// How the name of a digest begins.
+/// Prefix of a digest.
 const SHA256: &str = "sha256:";
-/// What answers of this module are called in errors.
+/// Name in errors of the answer that holds `cluster-info`.
 const INFO: &str = "ConfigMap cluster-info";
 const CONFIG: &str = "ConfigMap kubelet-config";
 
@@ -50,7 +50,7 @@ impl Token {
         })
     }
 
-    /// Whether `jws`, whose payload was left out, is of this `payload` and token.
+    /// Returns true if `jws`, whose payload was left out, signs this `payload` with this token.
     pub(super) fn has_signed(&self, jws: &str, payload: &[u8]) -> bool {
         let Some((header, signature)) = jws.split_once("..") else {
             return false;
@@ -88,13 +88,14 @@ impl Pins {
 pub struct Found {
     /// A kubeconfig with the token.
     pub text: String,
-    /// The same, read.
+    /// The kubeconfig of `text`, read.
     pub config: Kubeconfig,
-    /// Its CAs, PEM.
+    /// CAs of the cluster, PEM.
     pub ca: Vec<u8>,
 }
 
-/// Finds the cluster at `url`. Without `pins` the signature alone says that it is the right one: who has the token can make it.
+/// Finds the cluster at `url`. Without `pins` only the signature proves that it is the right one, and whoever has the
+/// token can make it.
 pub fn discover(
     url: &Url,
     token: &Token,
@@ -120,7 +121,7 @@ pub fn discover(
     if let Some(pins) = pins {
         pinned(&ca, pins, url)?;
     }
-    // What is trusted from here on is what was verified: the same words from a server that has that CA.
+    // From here on only the verified CA is trusted: a server that has it has to give the same answer.
     let trust = Trust::Ca(Material::Inline(ca.clone()));
     let again = Asked::new(stranger(url, trust), proxies);
     let again = again
@@ -135,7 +136,7 @@ pub fn discover(
     Ok(Found { text, config, ca })
 }
 
-/// Server and CAs of the one cluster in that kubeconfig, which names no user.
+/// Reads server and CAs of the only cluster in that kubeconfig, which names no user.
 fn cluster(kubeconfig: &str, url: &Url) -> Result<(String, Vec<u8>), JoinError> {
     let document = decode::parse(kubeconfig.as_bytes()).map_err(|e| wrong(INFO, url, e))?;
     let clusters = document.value["clusters"].as_array();
@@ -148,7 +149,7 @@ fn cluster(kubeconfig: &str, url: &Url) -> Result<(String, Vec<u8>), JoinError> 
     Ok((text("server").to_owned(), ca))
 }
 
-/// One of the CAs has to have one of the digests.
+/// Checks that at least one of the CAs has one of the digests.
 fn pinned(ca: &[u8], pins: &Pins, url: &Url) -> Result<(), JoinError> {
     let mut found = String::new();
     for der in tls::certificates(ca).iter().take(x509::MAX_CHAIN) {
@@ -167,7 +168,7 @@ fn pinned(ca: &[u8], pins: &Pins, url: &Url) -> Result<(), JoinError> {
     })
 }
 
-/// `bootstrap-kubelet.conf`, with kubeadm's names.
+/// Makes the text of `bootstrap-kubelet.conf`, with kubeadm's names.
 fn bootstrap(server: &str, ca: &[u8], token: &Token) -> Result<String, TextError> {
     let config = json!({
         "apiVersion": "v1",
@@ -186,8 +187,8 @@ fn bootstrap(server: &str, ca: &[u8], token: &Token) -> Result<String, TextError
     Ok(serde_yaml_ng::to_string(&config)?)
 }
 
-/// What the cluster wants of its kubelets: the text of a `KubeletConfiguration`. `version`: the apiserver's; before 1.24 it
-/// is in the name.
+/// Reads the cluster's settings for kubelets: the text of a `KubeletConfiguration`. `version` is that of the apiserver;
+/// before 1.24 it is part of the object's name.
 pub fn kubelet_config(
     found: &Found,
     version: &str,

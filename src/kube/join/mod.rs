@@ -5,7 +5,8 @@
 //! | [`kubeadm`] | kubeadm: ConfigMap `cluster-info`, signed with the token |
 //! | [`k3s`] | k3s: its supervisor, known by the digest in the token |
 //!
-//! A server is told nothing before it is verified. Nothing is written, but for [`mod@staged`]: it puts on disk what was found.
+//! A server is told nothing before it is verified. Nothing is written but by [`mod@staged`], which puts the findings on
+//! disk.
 
 pub mod k3s;
 pub mod kubeadm;
@@ -26,42 +27,42 @@ use super::kubeconfig::{Fault, Kubeconfig, Material, TextError, Trust, User};
 use crate::api::{Wall, link::LinkClass};
 use crate::net::{ProxyVariables, Url};
 
-/// One exchange from start to end.
+/// Time limit of an exchange from start to end.
 const ANSWER_TIME: Duration = Duration::from_secs(15);
-/// A server that is busy, or not ready yet, is asked so often.
+/// Requests to a server that is busy, or not ready yet, before giving up.
 const BUSY_TRIES: u32 = 6;
-/// It is left alone for so long, unless it says another time.
+/// Pause before a busy server is asked again, unless it says another time.
 const BUSY_PAUSE: Duration = Duration::from_secs(5);
-/// Longest time that it may say.
+/// Longest pause before another try, whatever the server asks for.
 const MAX_BUSY_PAUSE: Duration = Duration::from_secs(30);
-/// A clock that is off by so much is wrong, seconds. Certificates are dated back by five minutes.
+/// Difference from which a clock counts as wrong, seconds. Certificates are dated back by five minutes.
 const MAX_SKEW_S: u64 = 300;
 
-/// Why this machine cannot join. Each says what to do where that is known.
+/// Reason why this machine cannot join. The messages say what to do where that is known.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// Nobody answers, or not as an apiserver does.
+    /// No answer, or not that of an apiserver.
     #[error(transparent)]
     Kube(#[from] KubeError),
-    /// The clocks: certificates hold for a time.
+    /// The clocks differ, and certificates hold for a time.
     #[error(
         "{error}. This machine's clock says {ours}, the server's {theirs}. Set it: date -u -s '{theirs}'"
     )]
     Clock {
-        /// What went wrong by it.
+        /// Error that the difference has caused.
         error: KubeError,
-        /// Here.
+        /// Time of this machine.
         ours: Wall,
-        /// There.
+        /// Time of the server.
         theirs: Wall,
     },
-    /// What was typed as a token.
+    /// Fault of the text typed as a token.
     #[error("the token {0}")]
     Token(&'static str),
-    /// The same of a digest.
+    /// The text typed as a digest is not one.
     #[error("--discovery-token-ca-cert-hash: one is not sha256: and 64 hexadecimal digits")]
     Pin,
-    /// The server is another one than it should be.
+    /// The server is not the expected one.
     #[error(
         "{url} has no ConfigMap cluster-info that strangers may read: it is no cluster of kubeadm, or its operator has closed that"
     )]
@@ -77,7 +78,7 @@ pub enum JoinError {
         /// The part before the dot, which is no secret.
         id: String,
     },
-    /// Its second half is another one, or somebody else answers.
+    /// The token's second half is another one, or another server answers.
     #[error(
         "the answer of {url} is not signed with this token: the part behind the dot is wrong, or this is not the cluster"
     )]
@@ -92,10 +93,10 @@ pub enum JoinError {
     OtherCa {
         /// The server.
         url: String,
-        /// As the operator would name it.
+        /// Digest, as the operator would name it.
         found: String,
     },
-    /// Two answers that must be one.
+    /// Two answers that must be the same and are not.
     #[error(
         "{url} tells a stranger something else than one who knows its CA: somebody is in between"
     )]
@@ -110,15 +111,15 @@ pub enum JoinError {
     Refused {
         /// The server.
         url: String,
-        /// What it says.
+        /// The server's error.
         error: KubeError,
     },
-    /// It is let in, and may not do what joining needs.
+    /// The token is let in, but may not do what joining needs.
     #[error("this token may not read {what}: {error}")]
     Forbidden {
-        /// An object.
+        /// Object that may not be read.
         what: &'static str,
-        /// What the server says.
+        /// The server's error.
         error: KubeError,
     },
     /// The node has had a password before.
@@ -129,19 +130,19 @@ pub enum JoinError {
         /// Name of the node.
         node: String,
     },
-    /// What it answers is of no use.
+    /// The answer cannot be used.
     #[error("{what} of {url}: {why}")]
     Wrong {
-        /// Of what.
+        /// Name of the answer.
         what: &'static str,
         /// The server.
         url: String,
-        /// What is wrong.
+        /// Fault of the answer.
         why: String,
     },
 }
 
-/// What may be wrong with what a server answers: an error of this or that kind, which nobody tells apart.
+/// Makes the error of an answer that cannot be used. Nobody tells the faults apart, so `why` becomes text.
 fn wrong(what: &'static str, url: &Url, why: impl core::fmt::Display) -> JoinError {
     JoinError::Wrong {
         what,
@@ -154,9 +155,9 @@ fn wrong(what: &'static str, url: &Url, why: impl core::fmt::Display) -> JoinErr
 struct Asked {
     url: Url,
     client: Client,
-    /// How often it is asked while it is busy.
+    /// Requests made while the server is busy.
     tries: u32,
-    /// Theirs, in seconds since 1970, and ours at that moment; 0: not heard.
+    /// The server's time, in seconds since 1970, and ours at that moment; 0: not heard.
     dates: Arc<[AtomicI64; 2]>,
 }
 
@@ -207,7 +208,8 @@ impl Asked {
         self.send(&Ask::get(path), super::client::Answer::document)
     }
 
-    /// Says which clock is wrong, if that may be why a server is not trusted. `heard`: who told it the time.
+    /// Makes it an error of the clocks, if they may be why a server is not trusted. `heard`: the server that told the
+    /// time.
     fn or_clock(heard: &Self, error: KubeError) -> JoinError {
         let [theirs, ours] = [0, 1].map(|n| heard.dates[n].load(Ordering::Relaxed));
         match error {
@@ -225,11 +227,11 @@ impl Asked {
     }
 }
 
-/// One server, trusted in that way, asked by nobody in particular.
+/// Makes a kubeconfig for one server, trusted as `trust` says, without a user.
 fn stranger(url: &Url, trust: Trust) -> Kubeconfig {
     Kubeconfig {
         path: "join".into(),
-        // Paths are put behind it.
+        // Paths are appended to it.
         servers: vec![url.with_path(String::new())],
         trust,
         tls_server_name: None,
@@ -239,9 +241,9 @@ fn stranger(url: &Url, trust: Trust) -> Kubeconfig {
     }
 }
 
-/// The apiserver's version without what is behind the numbers, such as `v1.33.2`.
+/// Reads the apiserver's version without its suffix, such as `v1.33.2`.
 ///
-/// - Errors: it does not answer, or not so.
+/// - Errors: no answer, or not a version.
 pub fn version(config: Kubeconfig, proxies: &ProxyVariables) -> Result<String, JoinError> {
     let asked = Asked::new(config, proxies);
     let document = asked
@@ -258,7 +260,8 @@ pub fn version(config: Kubeconfig, proxies: &ProxyVariables) -> Result<String, J
     Ok(text[..end].to_owned())
 }
 
-/// Whether a `Node` of that name is in the cluster and well: another machine has it then. What may not be read is not there.
+/// Returns true if a `Node` of that name is in the cluster and well: another machine has the name then. A `Node` that
+/// may not be read counts as absent.
 pub fn is_taken(
     config: Kubeconfig,
     node: &str,
@@ -275,12 +278,12 @@ pub fn is_taken(
     Ok(conditions.is_some_and(|all| all.iter().any(ready)))
 }
 
-/// 32 bytes in hexadecimal digits.
+/// Returns true for 32 bytes in hexadecimal digits.
 fn is_digest(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
-/// `id.secret` of a bootstrap token.
+/// Splits a bootstrap token `id.secret`.
 ///
 /// - Source: `k8s.io/cluster-bootstrap` `token/api/types.go`.
 fn halves(token: &str) -> Option<(&str, &str)> {

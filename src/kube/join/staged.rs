@@ -6,8 +6,9 @@
 //!                  cut here: nothing has changed  │  cut here: the next start of the agent, or the next join, does the rest
 //! ```
 //!
-//! As long as a configuration waits, nothing that waits beside it counts. The copy of the operator's own file is in its place
-//! before: it says what the file says. Cut off, it would go on counting when the file is changed, so it is taken back.
+//! As long as a configuration waits, nothing that waits beside it counts. The copy of the operator's own file is in its
+//! place before, for it says what the file says. After a join that was cut off, the copy would go on counting when the
+//! file is changed, so it is taken back.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, TryLockError};
@@ -22,14 +23,14 @@ use crate::config::{
 use crate::kube::store::Store;
 use crate::sys::{file, mount};
 
-/// How the name of a file ends before it counts.
+/// Suffix of a file's name until it counts.
 const STAGED: &str = ".joining";
 
 /// A file that cannot be written, and why.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write {}", path.display())]
 pub struct StageError {
-    /// Its place.
+    /// Place of the file.
     pub path: PathBuf,
     /// Cause.
     pub source: io::Error,
@@ -40,7 +41,7 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> StageError {
     move |source| StageError { path, source }
 }
 
-/// Where files of a join go, on a machine with this configuration.
+/// Places of the files of a join, on a machine with this configuration.
 #[must_use]
 pub fn places(cfg: &Config) -> Vec<PathBuf> {
     let cluster = &cfg.cluster;
@@ -53,18 +54,19 @@ pub fn places(cfg: &Config) -> Vec<PathBuf> {
     files.into_iter().flatten().cloned().chain(links).collect()
 }
 
-/// Held while a join works: two at a time would take each other's files away. It is the lock of the directory that the
-/// configuration at `file` is in, so that no file is left.
+/// Takes the lock that a join holds: two joins at a time would take each other's files away. The directory of the
+/// configuration at `file` is locked, so that no lock file is left.
 pub fn lock(file: &Path) -> Result<File, TryLockError> {
     let dir = File::open(parent(file)).map_err(TryLockError::Error)?;
     dir.try_lock()?;
     Ok(dir)
 }
 
-/// Does what a join has left to do that was cut off. Only a configuration that a join has written decides about what waits: it
-/// may be of a join that never counted, on a machine that another way has made a node since. Returns whether there was anything.
+/// Finishes a join that was cut off. Files that wait count only if a join has written the configuration: otherwise they
+/// may be of a join that never counted, on a machine that has become a node in another way since. Returns true if there
+/// was anything to do.
 ///
-/// - `drop_ins`: their directory. `None`: there is none, or a join may be at work, which needs its copy.
+/// - `drop_ins`: directory of drop-ins. `None`: there is none, or a join may be at work, which needs its copy.
 /// - Errors: a file could not be put in its place, and still waits; or the copy of the operator's file could not be removed.
 pub fn finish_left(
     file: &Path,
@@ -74,12 +76,12 @@ pub fn finish_left(
     match (before(file), drop_ins) {
         (Ok(Before::Member(_)), _) => finish(file, places),
         (Ok(Before::Own(own)), Some(dir)) => take_back(file, &own, dir),
-        // Whoever reads it complains.
+        // The reader of the configuration reports an error.
         (Ok(Before::Nothing | Before::Own(_)) | Err(_), _) => Ok(false),
     }
 }
 
-/// Removes the copy of the operator's file, which still counts itself and says `own`.
+/// Removes the copy of the operator's file. The file itself says `own`, and still counts.
 fn take_back(file: &Path, own: &[u8], drop_ins: &Path) -> Result<bool, StageError> {
     if !is_there(&beside(file)) {
         return Ok(false);
@@ -98,7 +100,7 @@ fn take_back(file: &Path, own: &[u8], drop_ins: &Path) -> Result<bool, StageErro
     Ok(any)
 }
 
-/// The same for a configuration, at `file`, that a join has written.
+/// Finishes the join that has written the configuration at `file`. Returns true if anything changed.
 fn finish(file: &Path, places: &[PathBuf]) -> Result<bool, StageError> {
     if is_there(&beside(file)) {
         return Ok(false);
@@ -116,13 +118,13 @@ pub struct Staged {
     file: PathBuf,
     /// Places of the others.
     others: Vec<PathBuf>,
-    /// What counts already, and was not there before.
+    /// A file that counts already, and was not there before.
     early: Option<PathBuf>,
     counts: bool,
 }
 
 impl Staged {
-    /// Begins with the configuration: while it waits, nothing else counts.
+    /// Stages the configuration, as the first file: while it waits, nothing else counts.
     pub fn begin(file: &Path, content: &[u8], mode: u32) -> Result<Self, StageError> {
         may_be_replaced(file)?;
         let staged = Self {
@@ -135,13 +137,13 @@ impl Staged {
         Ok(staged)
     }
 
-    /// Where the configuration waits.
+    /// Place where the configuration waits.
     #[must_use]
     pub fn waiting(&self) -> PathBuf {
         beside(&self.file)
     }
 
-    /// Removes what a join that was cut off has left beside these places.
+    /// Removes the files that a join that was cut off has left beside these places.
     pub fn clear(&self, places: &[PathBuf]) -> Result<(), StageError> {
         for place in places.iter().filter(|place| is_there(&beside(place))) {
             remove(&beside(place))
@@ -151,10 +153,10 @@ impl Staged {
         Ok(())
     }
 
-    /// A file that says nothing new: it counts at once. One that is there with the same content stays, whatever comes of the
-    /// join.
+    /// Adds a file that changes nothing: it counts at once. If it is there with the same content already, it stays even
+    /// if the join fails.
     ///
-    /// - Errors: also if another file has the place: what it says would be lost.
+    /// - Errors: also if another file has the place: its content would be lost.
     pub fn add_now(&mut self, path: &Path, content: &[u8], mode: u32) -> Result<(), StageError> {
         may_be_replaced(path)?;
         match says(path, content).map_err(failed(path))? {
@@ -169,14 +171,14 @@ impl Staged {
         write(path, content, mode).map_err(failed(path))
     }
 
-    /// A file with this content, of which there is some.
+    /// Stages a file with this content, which is not empty.
     pub fn add(&mut self, path: &Path, content: &[u8], mode: u32) -> Result<(), StageError> {
         may_be_replaced(path)?;
         self.others.push(path.into());
         write(&beside(path), content, mode).map_err(failed(path))
     }
 
-    /// A link to `target`.
+    /// Stages a link to `target`.
     pub fn add_link(&mut self, path: &Path, target: &Path) -> Result<(), StageError> {
         self.others.push(path.into());
         let waiting = beside(path);
@@ -186,7 +188,7 @@ impl Staged {
             .map_err(failed(path))
     }
 
-    /// What is there must not count in the new cluster. An empty file stands for that.
+    /// Stages an empty file over `path`, if there is a file: the old content must not count in the new cluster.
     pub fn add_removal(&mut self, path: &Path) -> Result<(), StageError> {
         if is_there(path) {
             self.add(path, b"", 0o600)?;
@@ -194,9 +196,9 @@ impl Staged {
         Ok(())
     }
 
-    /// Has all of them count.
+    /// Puts all files in their places.
     ///
-    /// - Errors: the path is that of the configuration: nothing counts; another: the rest counts after [`finish_left`].
+    /// - Errors: if the path is that of the configuration, nothing counts; else the rest counts after [`finish_left`].
     pub fn commit(mut self) -> Result<(), StageError> {
         let file = &self.file;
         let renamed = file::change(file).and_then(|()| fs::rename(beside(file), file));
@@ -224,7 +226,7 @@ impl Drop for Staged {
     }
 }
 
-/// Where a file waits until it counts.
+/// Place where a file waits until it counts.
 fn beside(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(OsStr::new(STAGED));
@@ -239,8 +241,8 @@ fn is_there(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
 }
 
-/// Whether the file at `path` has this content, and nothing else; `None`: nothing is there. A link says something else: it
-/// is no copy.
+/// Returns true if the file at `path` has this content and no more; `None`: there is no file. A link counts as other
+/// content: it is no copy.
 fn says(path: &Path, content: &[u8]) -> io::Result<Option<bool>> {
     match fs::symlink_metadata(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -256,7 +258,7 @@ fn says(path: &Path, content: &[u8]) -> io::Result<Option<bool>> {
     Ok(Some(there == content))
 }
 
-/// A rename cannot put a file where a directory is, or something is mounted.
+/// Checks that a rename can put a file there: it cannot over a directory or a mount.
 fn may_be_replaced(path: &Path) -> Result<(), StageError> {
     let mut is_mount = false;
     let read = mount::each_mount(|mount| is_mount |= mount.target == path);
@@ -282,7 +284,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Puts what waits for this place there. Returns whether anything did.
+/// Puts the file that waits for this place there. Returns true if there was one.
 fn settle(path: &Path) -> io::Result<bool> {
     let waiting = beside(path);
     let found = match fs::symlink_metadata(&waiting) {
@@ -395,7 +397,7 @@ mod tests {
         let scratch = member();
         let copy = scratch.join("copy");
         let before = tree(&scratch.0);
-        // What is given up leaves what was there, and nothing else.
+        // A join that is given up leaves the files as they were.
         let begin = || Staged::begin(&scratch.join("config"), b"b", 0o644).expect("begun");
         let mut staged = begin();
         staged.add_now(&copy, b"a", 0o600).expect("written");
@@ -462,7 +464,7 @@ mod tests {
             .into()
     }
 
-    /// It joins cluster `b`, whose pair is there already, or which has it ask for one.
+    /// Joins cluster `b`, whose pair is there already, or else is to be asked for.
     fn join(scratch: &Scratch, has_pair: bool) -> Result<(), StageError> {
         let place = |name: &str| scratch.join(name);
         let mut staged = Staged::begin(&place("config"), b"b", 0o644)?;
