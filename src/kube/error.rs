@@ -35,7 +35,7 @@ pub enum KubeError {
     Tls {
         /// URL without its query.
         url: String,
-        /// What is wrong.
+        /// Fault, for people.
         why: String,
         /// Set if the certificate is not valid at this machine's time: its clock may be wrong.
         clock: bool,
@@ -45,7 +45,7 @@ pub enum KubeError {
     Wrong {
         /// URL without its query.
         url: String,
-        /// What is wrong.
+        /// Fault, for people.
         why: String,
     },
     /// Files and programs of this machine: the kubeconfig, a token, a key, an exec plugin.

@@ -66,7 +66,7 @@ impl<'h, 'b> ResponseHead<'h, 'b> {
 /// The framing of a body that comes in any pieces: where it ends, and how far it is. It keeps no bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BodyFraming {
-    /// So many bytes are left.
+    /// Number of bytes that are left.
     Length(u64),
     ToEnd,
     /// In the size of a chunk, with so many digits.
@@ -81,7 +81,7 @@ pub(crate) enum BodyFraming {
 impl BodyFraming {
     pub(crate) const CHUNKED: Self = Self::Size(0, 0);
 
-    /// Nothing of the body follows.
+    /// Returns true if the body is read to its end.
     pub(crate) const fn is_over(self) -> bool {
         matches!(self, Self::Length(0))
     }

@@ -23,7 +23,7 @@ const MODE: u32 = 0o755;
 /// Error for a link in its place.
 const IS_LINK: &str = "the directory is a link, behind which the agent makes and removes nothing: remove it, or name the directory itself by picolet.containerLogDir";
 
-/// That directory, open.
+/// The directory of links to logs, open.
 #[derive(Debug)]
 pub(crate) struct LogLinks(File);
 

@@ -100,8 +100,8 @@ pub struct Exit {
 }
 
 impl Exit {
-    /// Whether want of memory ended it: its cgroup counted a kill, of init or of a child of it, whatever init made of that.
-    /// One that was told to end and did so by the signal has not ended for it.
+    /// Returns true if want of memory ended the container: its cgroup counted a kill, of init or of a child of it,
+    /// whatever init made of that. A container that was told to end, and did so by the signal, does not count.
     ///
     /// Source: containerd `internal/cri/server/events.go`, `TaskOOM`.
     #[must_use]

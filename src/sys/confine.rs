@@ -19,7 +19,7 @@ use nix::{
 /// Bytes of an empty file system: a page, for 0 would be no limit.
 const EMPTY_BYTES: u64 = 4096;
 
-/// What the kernel calls the system calls of this architecture. Source: `uapi/linux/audit.h`.
+/// Number of the architecture's system call table. Source: `uapi/linux/audit.h`.
 #[cfg(target_arch = "x86_64")]
 const AUDIT_ARCH: u32 = 0xc000_003e;
 #[cfg(target_arch = "x86")]
@@ -38,7 +38,7 @@ const CAPABILITY_WORDS: usize = 2;
 pub struct AllowedCall {
     /// Number.
     pub number: libc::c_long,
-    /// What its first arguments have to be, in their lower 32 bits.
+    /// Values that its first arguments must have, in their lower 32 bits.
     pub first: Vec<u32>,
 }
 
@@ -184,7 +184,7 @@ mod tests {
 
     use super::*;
 
-    /// What a call came to, or the error.
+    /// Error number of a call; 0 if it succeeded.
     fn tried(done: libc::c_long) -> i32 {
         Errno::result(done).map_or_else(|e| e as i32, |_| 0)
     }

@@ -318,8 +318,8 @@ mod tests {
 
     use super::*;
 
-    /// Where the header says that the file begins in memory, and how far behind it the code does. Both are in the same place in
-    /// files of 32 bits.
+    /// Address at which the header loads the file, and place of the entry point in the header. Both are alike in files
+    /// of 32 bits.
     const BASE: u32 = 0x40_0000;
     const ENTRY: usize = 24;
 

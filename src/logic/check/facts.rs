@@ -145,7 +145,7 @@ pub struct Runtime {
     pub network_error: Option<String>,
     /// `runc 1.1.5+ds1`, `containerd 1.6.20`; empty if there is none.
     pub program: String,
-    /// Why there is none.
+    /// Reason why there is none.
     pub error: Option<String>,
     /// Drivers that make cgroups.
     pub drivers: Drivers,
@@ -177,7 +177,7 @@ pub struct Handler {
     pub name: String,
     /// `kata-runtime 3.2.0 at /opt/kata/bin/kata-runtime`; empty if the container runtime keeps it to itself.
     pub program: String,
-    /// Why there is none.
+    /// Reason why there is none.
     pub error: Option<String>,
 }
 

@@ -65,8 +65,8 @@ struct Linux {
     readonly_paths: Vec<String>,
 }
 
-/// Why a container must not be started: what hides the kernel's files in it, or its label, is not as asked for. Who made the
-/// image or wrote the pod misled the OCI runtime, which its operator should replace.
+/// Reason why a container must not be started: a mask of the kernel's files, or its label, is not as asked for. The
+/// author of the image or of the pod misled the OCI runtime, which the operator of the node should replace.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MaskError {
     #[error("cannot look at its masked paths")]

@@ -30,7 +30,7 @@ use crate::sys::{confine, pod_init_program, start};
 /// First argument that makes the program one.
 pub const COMMAND: &str = "pod-init";
 
-/// What the agent writes once it will find this process again, and has put it into its control group.
+/// Byte that the agent writes once the process is recorded and in its control group.
 pub const RECORDED: u8 = b'.';
 
 /// Becomes the program that runs until SIGTERM or SIGINT. `words`: the sandbox's directory.

@@ -61,7 +61,7 @@ pub struct SandboxRecord {
     pub boot_id: String,
     /// Place among all sandboxes and instances.
     pub created: Order,
-    /// When, for the API.
+    /// Time of the creation, for the API.
     pub created_at: Wall,
     /// Phase that the sandbox has reached.
     pub phase: SandboxPhase,
@@ -88,7 +88,7 @@ pub struct ContainerRecord {
     pub boot_id: String,
     /// Place among all sandboxes and instances.
     pub created: Order,
-    /// When, for the API.
+    /// Time of the creation, for the API.
     pub created_at: Wall,
     /// Set if the bundle is complete. False: the agent died while making it.
     pub made: bool,

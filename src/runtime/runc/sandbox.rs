@@ -47,10 +47,10 @@ const HOSTNAME_LIMIT: usize = 64;
 const HOST_FILE_LIMIT: u64 = 64 * 1024;
 /// Bytes that an init may say of why it failed.
 const INIT_TEXT_BYTES: usize = 512;
-/// How long an init may take to give up what is the host's.
+/// Longest time that an init may take to give up what is the host's.
 const INIT_WAIT: Duration = Duration::from_secs(60);
 
-/// Where the pins of a sandbox lie.
+/// Path of a namespace's pin.
 pub(super) fn pin(dir: &Path, kind: &str) -> PathBuf {
     dir.join("ns").join(kind)
 }

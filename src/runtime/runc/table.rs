@@ -55,7 +55,7 @@ pub(super) struct Container {
     pub(super) holds: Vec<Hold>,
     pub(super) stop_signal: String,
     pub(super) cgroup: String,
-    /// It may trace processes that it shares a PID namespace with.
+    /// Set if the container may trace processes of its PID namespace.
     pub(super) traces: bool,
     pub(super) termination_file: String,
     pub(super) termination_fallback: bool,

@@ -16,7 +16,7 @@ use crate::{
 /// The capability, and the word that has it with all others. As in a pod, with and without its prefix.
 const TRACING: [&str; 3] = ["SYS_PTRACE", "CAP_SYS_PTRACE", "ALL"];
 
-/// Whether a container was given the capability.
+/// Returns true if the container has the capability to trace.
 pub(super) fn may_trace(security: &LinuxSecurity) -> bool {
     let mut added = security.add_capabilities.iter();
     !security.privileged
