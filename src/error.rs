@@ -1,15 +1,15 @@
-//! What is common to all errors of this program: each names what failed, its causes are its sources, and only who shows it to
-//! people puts them together.
+//! Rules for all errors of this program: each names what failed, and its causes are its sources. Only code that shows
+//! an error to people puts them together.
 
 use core::error::Error;
 
-/// An error with all its causes in one line.
+/// Writes an error with all its causes in one line.
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
         let words = error.to_string();
-        // Errors of others may have their cause in their own text too.
+        // Errors of other crates may have their cause in their own text, too.
         if !text.ends_with(&words) {
             text = format!("{text}: {words}");
         }

@@ -10,18 +10,18 @@
 //! | [`agent`] | the event loop, sync tasks, the executor; the only one that knows logic and effects |
 //! | [`grpc`] | HTTP/2, HPACK and protobuf, without I/O; client and server; a crate of its own |
 //! | [`config`] | KubeletConfiguration, flags, defaults with units |
-//! | [`source`] | where pods come from: manifest directory |
+//! | [`source`] | sources of pods: manifest directory, URL; of updates: a channel |
 //! | [`runtime`] | traits `RuntimeService`, `ImageService`; `runc`, the direct backend |
 //! | [`shim`] | the process beside each container that outlives the agent |
 //! | [`image`], [`volume`], [`cgroup`] | one world each |
-//! | [`probe`] | asks what runs in a container how it is: HTTP, TCP, gRPC |
-//! | [`provider`] | asks programs that run pods which are no containers |
+//! | [`probe`] | probes of containers: HTTP, TCP, gRPC |
+//! | [`provider`] | requests to programs that run pods without containers |
 //! | [`kube`] | the apiserver: client, credentials, requests, the doorbell |
 //! | [`bus`] | systemd and logind, by D-Bus |
 //! | [`net`] | the way to servers: names, proxies, TLS |
 //! | [`server`] | HTTP over the unix socket |
 //! | [`stream`] | protocols of exec, attach, port-forward, pure: SPDY, WebSocket |
-//! | [`cli`] | what was typed, and the local commands |
+//! | [`cli`] | the command line, and the local commands |
 //! | [`sys`] | every unsafe block, every clock read |
 
 extern crate alloc;

@@ -30,7 +30,7 @@ mod entry {
         }
         start::as_runtime();
         let code = picolet::cli::main();
-        // An exit code shows its number to nobody; it can be compared.
+        // `ExitCode` does not show its number, but it can be compared.
         let number = (0..=u8::MAX).find(|n| ExitCode::from(*n) == code);
         c_int::from(number.unwrap_or(1))
     }

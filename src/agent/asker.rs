@@ -1,4 +1,5 @@
-//! Asking the loop. A question is an event: the loop answers it between two others, and nobody borrows the agent.
+//! Questions to the loop. A question is an event: the loop answers it between two others, so no other task borrows the
+//! agent.
 
 use alloc::collections::BTreeSet;
 use core::any::Any;
@@ -12,33 +13,34 @@ use super::{
 };
 use crate::api::device::Holdings;
 
-/// What a question reads of the agent.
+/// Part of a question that reads the agent and makes the answer.
 type Look = Box<dyn FnOnce(&Agent) -> Box<dyn Any>>;
 
-/// Whom to ask. Each question costs a turn of the loop: ask when somebody wants to know.
+/// Handle for questions to the loop. Each question costs a turn of the loop: ask only if the answer is wanted.
 #[derive(Clone)]
 pub(super) struct Asker {
     events: Sender<Event>,
 }
 
 impl Asker {
-    /// Whoever reads `events` answers.
+    /// Makes the handle; the reader of `events` answers.
     pub(super) const fn new(events: Sender<Event>) -> Self {
         Self { events }
     }
 
-    /// The answer of the loop. It never comes once the loop has ended: the agent ends then, too.
+    /// Asks the loop, and returns its answer. The answer never comes once the loop has ended: the agent ends then, too.
     pub(super) async fn ask<T: 'static>(&self, look: impl FnOnce(&Agent) -> T + 'static) -> T {
         let look: Look = Box::new(|agent| Box::new(look(agent)));
         let answer = self.answer(look).await;
         *answer.downcast().expect("it is what was asked for")
     }
 
-    /// For all questions, whatever is asked: this is in the program once, and not once for each.
+    /// Asks a question of any kind. Kept apart from [`Asker::ask`] so that it is in the program once, and not once for
+    /// each type of answer.
     async fn answer(&self, look: Look) -> Box<dyn Any> {
         let (answer, answered) = bounded(1);
         let question: Question = Box::new(move |agent| {
-            // Who asked may have gone.
+            // The asker may be gone.
             let _ = answer.try_send(look(agent));
         });
         self.send(Event::Ask(question)).await;
@@ -48,12 +50,12 @@ impl Asker {
         }
     }
 
-    /// Hands an event to the loop. Nothing comes of it once that has ended: the agent ends then, too.
+    /// Hands an event to the loop. The event is lost once the loop has ended: the agent ends then, too.
     pub(super) async fn send(&self, event: Event) {
         let _ = self.events.send(event).await;
     }
 
-    /// Hands what a source says to the loop; comes back when it is acted upon.
+    /// Hands news of a source to the loop; returns when the loop has acted upon them.
     pub(super) async fn deliver(&self, news: SourceNews) -> Result<Taken, LoopEnded> {
         let (answer, taken) = bounded(1);
         let delivery = Delivery { news, answer };

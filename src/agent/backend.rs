@@ -1,4 +1,4 @@
-//! The agent as the local server sees it.
+//! The agent as the local server and the node's server see it.
 
 use alloc::{rc::Rc, sync::Arc};
 use core::time::Duration;
@@ -58,33 +58,33 @@ use crate::{
 /// Annotation of `kubectl` that names a pod's default container.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
-/// What does not change while the agent runs.
+/// Settings and handles that do not change while the agent runs.
 pub(super) struct Settings {
     /// The configuration in force, as JSON.
     pub(super) document: String,
-    /// Gone at reboot.
+    /// Run directory, gone at reboot.
     pub(super) run_dir: PathBuf,
-    /// So long nothing may come or go on a stream.
+    /// Longest time without traffic on a stream.
     pub(super) streaming_idle: Duration,
-    /// When the agent started.
+    /// Time of the agent's start, by the wall clock.
     pub(super) started_at: Wall,
-    /// The same for reckoning.
+    /// Time of the agent's start, by the monotonic clock.
     pub(super) started: Mono,
-    /// What the Node says.
+    /// Kubelet version that the Node shows.
     pub(super) kubelet_version: String,
-    /// Who keeps logs that are not here, if anybody does.
+    /// Providers, which keep the logs that are not here; `None` without any.
     pub(super) providers: Option<Rc<Providers>>,
-    /// How the tunnel is, if there is one.
+    /// State of the tunnel, if there is one.
     pub(super) tunnel: Option<Rc<Board>>,
-    /// What may go over the link, if that is limited.
+    /// Budget of the link, if it is limited.
     pub(super) budget: Option<Arc<LinkBudget>>,
-    /// Whether it costs money.
+    /// Cost of the link: tells if it is metered.
     pub(super) cost: Rc<LinkCost>,
-    /// How the channel of updates was at the last look.
+    /// State of the update channel at the last look.
     pub(super) channel: Rc<ChannelState>,
-    /// What the wall clock has said.
+    /// History of the wall clock.
     pub(super) times: Rc<Times>,
-    /// Whether the loop moves.
+    /// Watch on the loop: tells if it moves.
     pub(super) loop_watch: LoopWatch,
     /// Device plugins, if they may come.
     pub(super) plugins: Option<Rc<Plugins>>,
@@ -104,48 +104,48 @@ pub(super) struct LocalBackend {
     pub(super) store: PodStore,
     /// Time.
     pub(super) clock: Rc<dyn Clock>,
-    /// Streams, pulls under way.
+    /// Runtime, for streams and pulls under way.
     pub(super) runtime: Rc<dyn RuntimeService>,
-    /// Where files are read.
+    /// Lane on which files are read.
     pub(super) disk: Lane,
-    /// What is done with images.
+    /// Commands on images.
     pub(super) images: ImageCommands,
-    /// Who measures pods.
+    /// Measures pods.
     pub(super) evictor: Evictor,
-    /// Answers may be large.
+    /// Told of answers that may be large.
     pub(super) heap: HeapUse,
-    /// Since when pods have no manifest any more.
+    /// Times at which pods were first shown without a manifest.
     pub(super) removed: Removed,
-    /// For what cannot be shown.
+    /// Warnings about things that cannot be shown.
     pub(super) complaints: Rc<Complaints>,
-    /// Where requests that only the loop can fulfil go.
+    /// To the loop, for requests that only the loop can fulfil.
     pub(super) commands: smol::channel::Sender<Command>,
-    /// What does not change.
+    /// Settings and handles that do not change.
     pub(super) settings: Settings,
 }
 
-/// The time so long ago, in whole seconds.
+/// Returns the time so long ago, in whole seconds.
 fn earlier(wall: Wall, ago: Duration) -> Wall {
     let ago = i64::try_from(ago.as_nanos()).unwrap_or(i64::MAX);
     Wall(wall.0.saturating_sub(ago)).truncated()
 }
 
 impl LocalBackend {
-    /// The pod as it was received; `None`: its record cannot be read.
+    /// Reads the pod as it was received; `None`: its record cannot be read.
     async fn record(&self, uid: &PodUid) -> Option<Value> {
         let (store, uid) = (self.store.clone(), uid.clone());
         let read = self.disk.run(move || store.read::<Value>(&uid)).await;
         read.ok().map(|(_, raw)| raw)
     }
 
-    /// Namespace and name of a pod that has no worker.
+    /// Reads the namespace and name of a pod that has no worker.
     async fn recorded_name(&self, uid: &PodUid) -> Option<(Box<str>, Box<str>)> {
         let raw = self.record(uid).await?;
         let text = |key: &str| raw["metadata"][key].as_str().unwrap_or("").into();
         Some((text("namespace"), text("name")))
     }
 
-    /// The pod as a Kubernetes object: what was received, defaults filled in, and the local status.
+    /// Makes the pod as a Kubernetes object: the object that was received, defaults filled in, and the local status.
     async fn object(&self, uid: &PodUid) -> Option<Value> {
         let raw = self.record(uid).await?;
         let mut pod = static_pod::decode(&raw).ok()?;
@@ -175,7 +175,7 @@ impl LocalBackend {
         if is_configured {
             self.removed.is_back(uid);
         } else if pod.metadata.deletion_timestamp.is_none() {
-            // Its manifest is gone and it still ends: kubectl's word for that comes from this field.
+            // The pod's manifest is gone and the pod still ends: kubectl shows `Terminating` if this field is set.
             let now = self.clock.now();
             let at = earlier(self.clock.wall(), now - self.removed.since(uid, now));
             meta["deletionTimestamp"] = at.to_string().into();
@@ -183,7 +183,8 @@ impl LocalBackend {
         Some(object)
     }
 
-    /// Containers that wait for an image, their own or a volume's, say how far it is. Only here: no status is written for it.
+    /// Adds the progress of a pull to containers that wait for an image, their own or a volume's. It is only shown
+    /// here: no status is written for it.
     fn tell_progress(&self, pod: &Pod, status: &mut Value) {
         for list in ["initContainerStatuses", "containerStatuses"] {
             let Some(containers) = status.get_mut(list).and_then(Value::as_array_mut) else {
@@ -210,13 +211,13 @@ impl LocalBackend {
         }
     }
 
-    /// The pod of that name, with its local status.
+    /// Finds the pod of that name, with its local status.
     pub(super) async fn find(&self, namespace: &str, name: &str) -> Result<Pod, Refusal> {
         let mut found: Option<Pod> = None;
         let (space, named) = (namespace.to_owned(), name.to_owned());
         let candidates = self.agent.ask(move |agent| {
             let mut uids = agent.shown_pods();
-            // A worker knows its pod's name; only of pods without one must the records be read to find out.
+            // A worker knows its pod's name; only for pods without a worker the record must be read.
             uids.retain(|uid| agent.is_named(uid, &space, &named) != Some(false));
             uids
         });
@@ -242,7 +243,7 @@ impl LocalBackend {
         found.ok_or_else(|| Refusal::not_found(format!("pods \"{name}\" not found")))
     }
 
-    /// What the runtime last said of a pod: an empty status if it does not know it.
+    /// Reads the last runtime status of a pod: an empty status if the runtime does not know the pod.
     pub(super) async fn runtime_status(&self, pod: &Pod) -> Result<Rc<PodRuntimeStatus>, Refusal> {
         let uid = pod.metadata.uid.clone();
         self.agent
@@ -251,7 +252,7 @@ impl LocalBackend {
             .map_err(|e| Refusal::new(500, format!("error determining status: {e}")))
     }
 
-    /// The container asked for, or the default one.
+    /// Returns the container asked for, or the default one.
     pub(super) fn container_name(pod: &Pod, asked: &str) -> Result<String, Refusal> {
         if !asked.is_empty() {
             if pod.spec.all_containers().any(|c| c.name == asked) {
@@ -299,7 +300,7 @@ fn status_of<'a>(pod: &'a Pod, container: &str) -> Option<&'a ContainerStatus> {
         .find(|c| c.name == container)
 }
 
-/// Which instance's log is meant (LOG-05).
+/// Chooses the container instance whose log is meant (LOG-05).
 fn instance_for_log(
     status: &ContainerStatus,
     pod: &str,
@@ -372,7 +373,7 @@ impl Backend for LocalBackend {
                 .keep(|uid| named.iter().any(|(_, shown)| shown == uid));
             let mut pods = Vec::new();
             for (name, uid) in named {
-                // Of a pod without a worker its record tells.
+                // The name of a pod without a worker is in its record.
                 let name = match name {
                     Some(name) => Some(name),
                     None => self.recorded_name(&uid).await,
@@ -454,7 +455,7 @@ impl Backend for LocalBackend {
     }
 
     fn config_maps(&self, namespace: Option<&str>) -> Reply<'_, Vec<Value>> {
-        // Theirs may be megabytes.
+        // The data of ConfigMaps may be megabytes.
         self.heap.note();
         let namespace = namespace.map(str::to_owned);
         let shown = self
@@ -680,7 +681,7 @@ impl Backend for LocalBackend {
 }
 
 impl LocalBackend {
-    /// Has something ended, and waits until it has.
+    /// Sends a command that ends something, and waits until that has ended.
     fn end(
         &self,
         what: impl FnOnce(smol::channel::Sender<String>) -> Command + 'static,

@@ -1,8 +1,8 @@
-//! The operations of a runtime that stands before another one, and hands most calls on.
+//! The operations of a runtime in front of another runtime, which hands most calls on.
 
 /// Writes the named operations of [`RuntimeService`](crate::runtime::RuntimeService) or
-/// [`ImageService`](crate::runtime::ImageService) for a type with `inner`, the runtime behind, and `pass`, which sees each call
-/// that may fail. The types of the traits have to be in scope.
+/// [`ImageService`](crate::runtime::ImageService) for a type with `inner`, the runtime behind, and `pass`, which sees
+/// each call that may fail. The types of the traits have to be in scope.
 macro_rules! forward {
     ($($name:ident)*) => { $(forward! { @$name })* };
 

@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-/// See the module.
+/// A runtime whose calls are counted and timed.
 pub(super) struct Metered {
     pub(super) inner: Rc<dyn RuntimeService>,
     pub(super) clock: Rc<dyn Clock>,
@@ -30,7 +30,8 @@ pub(super) struct Metered {
 }
 
 impl Metered {
-    /// A local stream counts when it begins, and each time it does; others when the runtime has said where they are.
+    /// Counts a stream. A local stream counts each time it begins; another one when the runtime has answered with its
+    /// address.
     fn stream<'a, T: 'a>(
         &'a self,
         operation: Operation,
@@ -53,7 +54,7 @@ impl Metered {
         self.counters.count(|c| c.called(operation, took, is_ok));
     }
 
-    /// A call that is dropped before its end is not counted.
+    /// Counts a call at its end. A call that is dropped before is not counted.
     fn pass<'a, T: 'a>(&'a self, operation: Operation, call: Call<'a, T>) -> Call<'a, T> {
         Box::pin(async move {
             let begun = self.clock.now();

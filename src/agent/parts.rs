@@ -1,4 +1,4 @@
-//! What an agent is put together from, in groups by who uses it. Only assembly sees a whole [`Parts`]; everybody else is given
+//! The parts of an agent, in groups by their users. Only assembly sees a whole [`Parts`]; every other module is given
 //! the few of these handles that it works with.
 
 use alloc::{rc::Rc, sync::Arc};
@@ -38,13 +38,13 @@ use crate::{
     volume::Volumes,
 };
 
-/// What differs between the program and its tests; the rest of [`Parts`] begins empty.
+/// Parts that differ between the program and its tests; the rest of [`Parts`] begins empty.
 pub(super) struct Given {
     pub(super) cfg: Config,
     pub(super) node: Rc<Node>,
     pub(super) clock: Box<dyn Clock>,
     pub(super) runtime: Rc<dyn RuntimeService>,
-    /// What runs pods that are no containers, if anything does; `runtime` leads to them too.
+    /// Providers that run pods without containers, if there are any; `runtime` leads to them too.
     pub(super) providers: Option<Rc<Providers>>,
     pub(super) images: Supply,
     pub(super) volumes: Volumes,
@@ -53,39 +53,39 @@ pub(super) struct Given {
     pub(super) joined: Option<Joined>,
     pub(super) wire: Rc<dyn Wire>,
     pub(super) gauge: Rc<dyn Gauge>,
-    /// Which boot of the machine this is.
+    /// Id of this boot.
     pub(super) boot_id: String,
-    /// Where devices are looked at, if pods may ask for any.
+    /// Machine on which devices are looked at, if pods may ask for any.
     pub(super) devices: Arc<dyn device::Machine>,
-    /// By which interface the apiserver is reached.
+    /// Interface by which the apiserver is reached.
     pub(super) way: Way,
 }
 
-/// What tells time, people and figures.
+/// Tools for time, events, warnings and figures.
 #[derive(Clone)]
 pub(super) struct Tools {
     /// Time.
     pub(super) clock: Rc<dyn Clock>,
-    /// What the wall clock has said.
+    /// History of the wall clock.
     pub(super) times: Rc<Times>,
     /// Kubernetes events.
     pub(super) recorder: Rc<Recorder>,
-    /// What was complained about lately.
+    /// Warnings that may come again and again, each told once a minute.
     pub(super) complaints: Rc<Complaints>,
-    /// What the agent counts of its own work.
+    /// Counters of the agent's own work.
     pub(super) counters: WorkCounters,
-    /// Whether the heap was used.
+    /// Notes that the heap was used.
     pub(super) heap: HeapUse,
-    /// When the loop last moved.
+    /// Time at which the loop last moved.
     pub(super) loop_watch: LoopWatch,
 }
 
-/// What effects are carried out with. Files are read and written on the disk lane.
+/// Tools that effects are carried out with. Files are read and written on the disk lane.
 #[derive(Clone)]
 pub(super) struct Machine {
     /// Containers.
     pub(super) runtime: Rc<dyn RuntimeService>,
-    /// Who runs pods that are no containers.
+    /// Providers that run pods without containers.
     pub(super) providers: Option<Rc<Providers>>,
     /// Pod records.
     pub(super) store: PodStore,
@@ -95,13 +95,13 @@ pub(super) struct Machine {
     pub(super) volumes: Volumes,
     /// Cgroups; every call blocks briefly.
     pub(super) cgroups: Arc<Cgroups>,
-    /// Those of pods and tiers.
+    /// Cgroups of pods and tiers.
     pub(super) pod_cgroups: PodCgroups,
     /// The network, for probes and hooks.
     pub(super) wire: Rc<dyn Wire>,
-    /// How much there is of everything.
+    /// Gauge of memory, disk space and process ids.
     pub(super) gauge: Rc<dyn Gauge>,
-    /// Who removes images that nobody uses.
+    /// To the remover of images that no pod uses.
     pub(super) unused_images: Option<UnusedImages>,
     /// Looks at devices, if pods may ask for any.
     pub(super) devices: Option<Devices>,
@@ -110,40 +110,40 @@ pub(super) struct Machine {
 /// Owners beside the loop, each with a state of its own that its own tasks work on.
 #[derive(Clone)]
 pub(super) struct Owners {
-    /// This machine as a node.
+    /// The machine as a node.
     pub(super) node: Rc<Node>,
     /// Images.
     pub(super) images: Rc<Images>,
     /// Probes.
     pub(super) probes: Rc<Probes>,
-    /// The apiserver; `None`: the node stands alone.
+    /// Connection to the apiserver; `None`: the node stands alone.
     pub(super) cluster: Option<Rc<Cluster>>,
-    /// Who works on which pod.
+    /// Claims on pods: one operation at a time for each.
     pub(super) claims: Rc<Claims>,
-    /// What is told of the tunnel; `None`: there is none.
+    /// State of the tunnel; `None`: there is none.
     pub(super) tunnel: Option<Rc<Board>>,
-    /// What may go over the link; `None`: as much as there is.
+    /// Budget of the link; `None`: the link is not limited.
     pub(super) budget: Option<Arc<LinkBudget>>,
-    /// Whether it costs money.
+    /// Cost of the link: tells if it is metered.
     pub(super) cost: Rc<LinkCost>,
-    /// How the channel of updates was at the last look.
+    /// State of the update channel at the last look.
     pub(super) channel: Rc<ChannelState>,
 }
 
-/// See the module's words.
+/// All parts of an agent; see the module.
 pub(super) struct Parts {
     pub(super) cfg: Config,
     pub(super) tools: Tools,
     pub(super) machine: Machine,
     pub(super) owners: Owners,
-    /// When the agent started.
+    /// Time of the agent's start, by the wall clock.
     pub(super) started_at: Wall,
-    /// The same for reckoning.
+    /// Time of the agent's start, by the monotonic clock.
     pub(super) started: Mono,
 }
 
 impl Parts {
-    /// Of an agent that knows of nothing yet.
+    /// Makes the parts of an agent that knows of no pod yet.
     pub(super) fn new(given: Given) -> Self {
         let cfg = given.cfg;
         let slots = pods::slots(&cfg).slots();
@@ -258,7 +258,7 @@ impl Parts {
         }
     }
 
-    /// Tools of those who speak with the apiserver.
+    /// Tools for the modules that speak with the apiserver.
     pub(super) fn cluster_tools(&self) -> cluster::Tools {
         cluster::Tools {
             clock: Rc::clone(&self.tools.clock),

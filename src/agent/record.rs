@@ -1,8 +1,8 @@
-//! Small files that an agent leaves to the next one: JSON, replaced by rename. A file that is longer than may be read of it, or
-//! is torn, counts as damaged.
+//! Small files that an agent leaves to the next one: JSON, replaced by rename. A file counts as damaged if it is torn,
+//! or longer than its limit.
 //!
-//! A [`BootRecord`] lies in the run dir and holds for one boot. On tmpfs as a rule, so that it costs no flash and a power cut
-//! takes all of them. What is kept in the root directory ([`keep`], [`recall`]) is durable.
+//! A [`BootRecord`] lies in the run dir and holds for one boot. The run dir is on tmpfs as a rule: records cost no
+//! flash, and a power cut takes all of them. Files in the root directory ([`keep`], [`recall`]) are durable.
 
 use std::{
     fs::{self, File},
@@ -22,7 +22,7 @@ use crate::{
 pub(super) fn boot_id() -> String {
     let mut text = String::new();
     let file = File::open("/proc/sys/kernel/random/boot_id");
-    // Without one, records are told apart by their times alone.
+    // Without an id, records are told apart by their times alone.
     let _ = file.and_then(|f| f.take(64).read_to_string(&mut text));
     text.trim().to_owned()
 }
@@ -31,11 +31,11 @@ pub(super) fn boot_id() -> String {
 pub(super) struct BootRecord {
     /// Name in the run dir.
     pub(super) name: &'static str,
-    /// Version of its form.
+    /// Version of the record's form.
     pub(super) version: u32,
-    /// Bytes that are read of it.
+    /// Most bytes that are read of the file.
     pub(super) max_bytes: u64,
-    /// A warning's words: what is not known if it cannot be read.
+    /// Words of the warning if the file cannot be read: the facts that are lost then.
     pub(super) lost: &'static str,
 }
 
@@ -67,7 +67,7 @@ impl BootRecord {
             .truncate(true)
             .mode(0o600)
             .open(&staged)?;
-        // One object: the fields of both.
+        // The fields of both become one object.
         let mut text = serde_json::to_vec(&header)?;
         text.pop();
         text.push(b',');
@@ -79,7 +79,8 @@ impl BootRecord {
         fs::rename(&staged, run.join(self.name))
     }
 
-    /// What an earlier agent of this boot wrote. No file is the usual case; one that cannot be read is told. Blocking.
+    /// Reads the record that an earlier agent of this boot wrote. No file is the usual case; a file that cannot be read
+    /// is logged. Blocking.
     pub(super) fn recall<T: DeserializeOwned>(&self, run: &Path, boot_id: &str) -> Option<T> {
         self.read(run, boot_id).unwrap_or_else(|e| {
             log::warn!("{}: {e}", self.lost);
@@ -120,7 +121,7 @@ pub(super) fn recall<T: DeserializeOwned>(path: &Path, max_bytes: u64) -> Option
     })
 }
 
-/// Keeps a record durably. It is written only if the file says something else. Blocking.
+/// Keeps a record durably. The file is written only if its content changes. Blocking.
 pub(super) fn keep<T>(path: &Path, content: &T, max_bytes: u64) -> io::Result<()>
 where
     T: Serialize + DeserializeOwned + PartialEq,

@@ -1,8 +1,8 @@
-//! What the loop lately heard and did: a ring in memory, bounded in bytes, that `picolet debug dump` prints and the
-//! simulator replays.
+//! The latest inputs and outputs of the loop: a ring in memory, bounded in bytes, that `picolet debug dump` prints and
+//! the simulator replays.
 //!
 //! A dump is text, one JSON object a line. The first is the [`Header`]; each other one is a [`Line`]: the time in
-//! milliseconds since the machine was switched on, and either what came `in` or what went `out`.
+//! milliseconds since the machine was switched on, and either an input (`in`) or an output (`out`).
 //!
 //! ```text
 //! {"v":2,"picolet":"0.1.0","nowMs":73512,"wall":"2026-01-31T12:00:00Z","lost":0,"state":"6c62272e07bb014262b821756295c58d"}
@@ -13,7 +13,8 @@
 //! {"t":1395,"in":{"done":{"pod":"0a1b","outcome":"done","untilMs":null}}}
 //! ```
 //!
-//! All that changes what the loop decides by is told, by each [`Event`](super::core::Event) that can:
+//! A dump tells every change of the facts by which the loop decides, by each [`Event`](super::core::Event) that can
+//! bring one:
 //!
 //! ```text
 //! sources      {"in":{"add":{…}}} update, reconcile, remove; objects, images
@@ -31,18 +32,18 @@
 //!              {"in":{"api":{"lists":false}}}                          lists of pods fail
 //!              {"in":{"api":{"write":{"pod":"0a1b","what":"status","word":"conflict"}}}}
 //!              {"in":{"shown":{"pod":"0a1b","version":"812","phase":"Running"}}}  after a write
-//!              {"in":{"resync":["0a1b"]}}                              something else that they need is another
+//!              {"in":{"resync":["0a1b"]}}                              another thing that they need has changed
 //! commands     {"in":{"stop":{"all":true}}} shutdown, shutdownCancelled, terminate
 //!              {"in":{"restart":{"pod":"0a1b"}}}                       a pod ends and starts anew
 //! ```
 //!
-//! Timers are told by what they lead to: a pod that is due shows as a `start`, with the time at which it became due as
-//! `sinceMs`; runs of housekeeping as `housekeeping`; records that are looked at as `recordsWait`. What changed nothing is
-//! not told: a question, a list without a difference, an answer of the apiserver like the one before.
+//! Timers are told by their result: a pod that is due shows as a `start`, with the time at which it became due as
+//! `sinceMs`; runs of housekeeping as `housekeeping`; a look at waiting records as `recordsWait`. An event that changed
+//! nothing is not told: a question, a list without a difference, an answer of the apiserver like the one before.
 //!
-//! An agent begins with an empty table, so a dump that has lost nothing replays from the start; `state` is then the digest
-//! of nothing. Else it is the digest of all lines that were lost, in their order: two dumps of one agent whose digests are
-//! equal begin in the same state.
+//! An agent begins with an empty table, so a dump that has lost nothing replays from the start; `state` is then the
+//! digest of no lines. Else `state` is the digest of all lines that were lost, in their order: two dumps of one agent
+//! with equal digests begin in the same state.
 //!
 //! Names, ids, phases and times are told. Specs, environments and Secrets never are.
 
@@ -57,8 +58,8 @@ pub(super) use line::{Heard, Line, Made, Seen, Stepped, cut};
 use crate::api::{Mono, Wall};
 use crate::logic::digest::Fnv;
 
-/// Version of the dump's form. The first knew no steps, probes and answers of the apiserver; its lines still are as they
-/// were.
+/// Version of the dump's form. Version 1 had no steps, probes and answers of the apiserver; its lines have the same
+/// form in version 2.
 pub(super) const VERSION: u32 = 2;
 /// Bytes of lines that are kept.
 pub(super) const RING_BYTES: usize = 48 * 1024;
@@ -71,13 +72,13 @@ pub(super) struct Header {
     pub(super) v: u32,
     /// Version of the program.
     pub(super) picolet: String,
-    /// When the dump was made.
+    /// Time of the dump, milliseconds since the machine was switched on.
     pub(super) now_ms: u64,
-    /// The same by the wall clock.
+    /// Time of the dump by the wall clock.
     pub(super) wall: String,
     /// Lines that came before the first one here.
     pub(super) lost: u64,
-    /// Digest of them.
+    /// Digest of the lines that were lost.
     pub(super) state: String,
 }
 
@@ -87,12 +88,12 @@ pub(super) struct Ring {
     /// Whole lines, each with its newline.
     lines: VecDeque<u8>,
     lost: u64,
-    /// Of the lines that were lost.
+    /// Digest of the lines that were lost.
     state: Fnv,
 }
 
 impl Ring {
-    /// Something came in.
+    /// Adds an input of the loop.
     pub(super) fn heard(&mut self, now: Mono, heard: Heard) {
         self.push(&Line {
             t: now.0,
@@ -101,7 +102,7 @@ impl Ring {
         });
     }
 
-    /// Something was made be done.
+    /// Adds an output of the loop.
     pub(super) fn made(&mut self, now: Mono, done: Made) {
         self.push(&Line {
             t: now.0,
@@ -111,7 +112,7 @@ impl Ring {
     }
 
     fn push(&mut self, line: &Line) {
-        // What is told consists of numbers and texts: it has a form.
+        // A line consists of numbers and texts, so it can always be serialized.
         let Ok(mut text) = serde_json::to_vec(line) else {
             return;
         };
@@ -127,14 +128,14 @@ impl Ring {
         if self.lines.capacity() < RING_BYTES
             && self.lines.capacity() < self.lines.len() + text.len()
         {
-            // Doubling, but never beyond what is kept.
+            // The capacity doubles, but never beyond the limit of the ring.
             let wanted = (self.lines.capacity() * 2).clamp(4096, RING_BYTES);
             self.lines.reserve_exact(wanted - self.lines.len());
         }
         self.lines.extend(text);
     }
 
-    /// The whole dump.
+    /// Writes the whole dump.
     pub(super) fn dump(&self, now: Mono, wall: Wall) -> String {
         let header = Header {
             v: VERSION,
@@ -147,7 +148,7 @@ impl Ring {
         let mut out = serde_json::to_string(&header).unwrap_or_default();
         out.push('\n');
         let (front, back) = self.lines.as_slices();
-        // A line may lie around the end of the ring: bytes are put together before they are text again.
+        // A line may lie around the end of the ring: its bytes are put together before they become text.
         out.push_str(&String::from_utf8_lossy(&[front, back].concat()));
         out
     }
@@ -160,7 +161,7 @@ pub(super) mod tests {
 
     /// Reads a dump.
     ///
-    /// Errors: the number of the line that is none, from 1.
+    /// Errors: the number, from 1, of the line that cannot be read.
     pub(in crate::agent) fn parse(dump: &str) -> Result<(Header, Vec<Line>), usize> {
         let mut lines = dump.lines();
         let header: Header =
@@ -258,7 +259,7 @@ pub(super) mod tests {
         assert_eq!(header.lost + u64::try_from(lines.len()).expect("few"), 5000);
         assert_eq!(lines.first().map(|l| l.t), Some(header.lost));
         assert_eq!(lines.last().map(|l| l.t), Some(4999));
-        // The digest is that of what was lost.
+        // The digest is that of the lines that were lost.
         let mut other = Ring::default();
         let mut digest = Fnv::default();
         for n in 0..header.lost {

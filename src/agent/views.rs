@@ -1,4 +1,4 @@
-//! What the apiserver's side is told of the agent's pods, and what it hands to the loop.
+//! Views of the agent's pods for the apiserver's side, and the changes that it hands to the loop.
 
 use core::pin::Pin;
 
@@ -13,15 +13,15 @@ use crate::{
     logic::{mirror::FullName, status_writer::Word},
 };
 
-/// What comes later.
+/// A boxed future of the loop's thread.
 pub(super) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// What is known of a configured pod.
+/// Facts of a configured pod.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Configured {
-    /// From a source other than the apiserver.
+    /// Set if the pod is from a source other than the apiserver.
     pub(super) is_static: bool,
-    /// Its object shows that it has ended.
+    /// Set if the pod's object shows a terminal phase.
     pub(super) has_ended: bool,
 }
 
@@ -30,9 +30,9 @@ pub(super) struct Configured {
 pub(super) struct StaticPod<'a> {
     pub(super) uid: &'a PodUid,
     pub(super) name: &'a FullName,
-    /// Its hash; empty if it has none.
+    /// Hash of the pod; empty if it has none.
     pub(super) hash: &'a str,
-    /// Its end was asked for.
+    /// Set if the pod's end was asked for.
     pub(super) ends: bool,
 }
 
@@ -40,39 +40,40 @@ pub(super) struct StaticPod<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LoopEnded;
 
-/// What became of pods that were handed to the agent.
+/// Pods that were handed to the agent and not taken.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Taken {
-    /// Named as unchanged, and nobody knows them: they are to be read anew.
+    /// Pods that the source named as unchanged and that are not known: they are to be read anew.
     pub(super) unknown: Vec<PodUid>,
-    /// Left out, for they could not be recorded.
+    /// Pods that were left out because they could not be recorded.
     pub(super) unrecorded: Vec<PodUid>,
 }
 
-/// News of the API's pods. They are compared with what is known of all sources, recorded on disk, and acted upon.
+/// News of the API's pods. They are compared with the known pods of all sources, recorded on disk, and acted upon.
 pub(super) enum Change {
     /// A pod was read.
     Read(Box<ReceivedPod>),
     /// A pod is gone.
     Gone(PodUid),
-    /// These are all there are.
+    /// All pods that there are.
     All(Vec<Delivered>),
-    /// A pod is on disk, with what came of it a boot ago. Another may have its name still: then it is left out,
-    /// which counts as unrecorded.
+    /// A pod is on disk, with its outcome of a boot ago. If another pod still has its name, it is left out and counts
+    /// as unrecorded.
     OnDisk(Box<ReceivedPod>, Option<Box<Recalled>>),
-    /// All that are on disk were told.
+    /// All pods on disk were told.
     AllOnDisk,
 }
 
-/// What the apiserver answers, as a dump of the loop's past has it. Only changes are told.
+/// A changed answer of the apiserver, as a dump of the loop's past has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum ApiAnswer {
-    /// It answers, or does not any more.
+    /// The apiserver answers (true), or does not any more.
     Answers(bool),
-    /// It lists the pods of this node, or does not any more.
+    /// The apiserver lists the pods of this node (true), or does not any more.
     Lists(bool),
-    /// The word on a write of a pod, its uid there, is another than on the one before; on the first one that is not done.
+    /// The word on a write of a pod has changed since the write before, or the first word is not done. `pod` is the uid
+    /// at the apiserver.
     Write {
         pod: PodUid,
         what: PodWrite,
@@ -80,7 +81,7 @@ pub(super) enum ApiAnswer {
     },
 }
 
-/// What is written of a pod.
+/// Kind of a write of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum PodWrite {

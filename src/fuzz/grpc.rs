@@ -10,9 +10,9 @@ use crate::grpc::{
 };
 
 const NOW: Duration = Duration::from_secs(1);
-/// What the fields of a block may come to.
+/// Most bytes of a block's fields.
 const LIST_BYTES: usize = 16 * 1024;
-/// More than waits to be sent if the peer does not read: the limit, and an answer.
+/// Bound for the bytes that wait to be sent if the peer does not read: the limit of a connection, and an answer.
 const OUTPUT_BYTES: usize = 320 * 1024;
 
 const REQUEST: [(&[u8], &[u8]); 4] = [
@@ -23,7 +23,8 @@ const REQUEST: [(&[u8], &[u8]); 4] = [
 ];
 const ANSWER: [(&[u8], &[u8]); 1] = [(b":status", b"200")];
 
-/// The first byte says for whom the rest is. It comes whole and in pieces, and must say the same both times.
+/// Feeds a connection. The first byte of `data` chooses its role, the rest is received: once whole and once in pieces,
+/// with the same outcome.
 pub(super) fn http2(data: &[u8]) -> String {
     let Some((first, bytes)) = data.split_first() else {
         return String::new();
@@ -37,7 +38,7 @@ pub(super) fn http2(data: &[u8]) -> String {
     kinds.concat()
 }
 
-/// What was said, and what was answered.
+/// Runs a conversation with `bytes` received in pieces of `size`. Returns the events, and the bytes of all answers.
 fn converse(role: Role, bytes: &[u8], size: usize) -> (Vec<String>, Vec<u8>) {
     let mut connection = Connection::new(role);
     if role == Role::Client {
@@ -86,7 +87,7 @@ fn kind(event: &Event<'_>) -> String {
     }
 }
 
-/// As a server or client does it: payload is read, some streams are answered, some given up.
+/// Reacts as a server or client: payload is read, some streams are answered, some given up.
 fn react(event: &Event<'_>) -> Box<dyn FnOnce(&mut Connection)> {
     match *event {
         Event::Headers { id, .. } if id % 8 == 7 => Box::new(move |c| c.reset(id, Reason::CANCEL)),
@@ -107,7 +108,7 @@ fn react(event: &Event<'_>) -> Box<dyn FnOnce(&mut Connection)> {
     }
 }
 
-/// All that is sent in the end. Only that little may wait which needs no window.
+/// Sends everything, and returns it. Only bytes that need no window may wait, fewer than [`OUTPUT_BYTES`] at a time.
 fn drain(connection: &mut Connection) -> Vec<u8> {
     let mut all = Vec::new();
     loop {
@@ -126,7 +127,7 @@ fn drain(connection: &mut Connection) -> Vec<u8> {
     all
 }
 
-/// Three blocks of one connection. What is read is written again, and read the same.
+/// Reads three header blocks of one connection. Fields that were read are written again, and read as the same fields.
 pub(super) fn hpack(data: &[u8]) -> String {
     let (mut decoder, mut encoder, mut again) =
         (Decoder::default(), Encoder::default(), Decoder::default());
@@ -181,7 +182,7 @@ message! {
     } oneof [15 path, 16 handle]
 }
 
-/// What is read is written again, and read the same.
+/// Reads a message. A message that was read is written again, and read as the same message.
 pub(super) fn protobuf(data: &[u8]) -> String {
     let limits = Limits {
         depth: 8,
@@ -196,7 +197,7 @@ pub(super) fn protobuf(data: &[u8]) -> String {
     let bytes = proto::encode(&mut message);
     let mut again = All::default();
     proto::decode(&mut again, &bytes, Limits::default()).expect("its own");
-    // Of floating numbers that are none, no two are equal.
+    // The written forms are compared, for two NaNs are never equal.
     assert_eq!(proto::encode(&mut again), bytes);
     let filled = message.numbers().iter().filter(|n| {
         let slot = message.clone();
@@ -219,7 +220,7 @@ fn is_filled(mut message: All, number: u32) -> bool {
 pub(super) mod tests {
     use super::*;
 
-    /// Good inputs.
+    /// Valid inputs.
     pub(in crate::fuzz) fn seeds(target: &str) -> Vec<Vec<u8>> {
         let trailers = || vec![(b"grpc-status".to_vec(), b"0".to_vec())];
         let send = |of: &mut Connection| {

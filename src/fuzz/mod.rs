@@ -1,8 +1,8 @@
-//! One entry point for each parser of what comes from outside, for fuzzing. Not part of the program.
+//! Entry points for fuzzing, one for each parser of data from outside. Not part of the program.
 //!
 //! Two drivers share them: `cargo xtask fuzz` (a plain mutator, any toolchain; a short run is among the tests), and
 //! `fuzz/` (libFuzzer, `cargo fuzz run NAME`). A target takes any bytes. It panics if an invariant of the parser is
-//! broken; what it returns tells kinds of outcome apart, which guides the plain mutator.
+//! broken; the text that it returns tells kinds of outcome apart, which guides the plain mutator.
 
 use core::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -32,11 +32,11 @@ mod seeds;
 pub struct Target {
     /// Name, also of the libFuzzer target.
     pub name: &'static str,
-    /// Feeds it.
+    /// Feeds the parser. Returns the kind of outcome.
     pub run: fn(&[u8]) -> String,
 }
 
-/// All of them.
+/// All targets.
 pub const TARGETS: &[Target] = &[
     target("manifest", manifest),
     target("config", config_document),
@@ -87,13 +87,14 @@ const fn target(name: &'static str, run: fn(&[u8]) -> String) -> Target {
 /// Runs the target called `name`.
 ///
 /// # Panics
-/// There is none, or it found something.
+/// There is no such target, or an invariant of its parser is broken.
 pub fn run(name: &str, data: &[u8]) {
     let target = TARGETS.iter().find(|t| t.name == name);
     (target.expect("a target of this name").run)(data);
 }
 
-/// A directory of this thread's own, in memory where there is one, for targets that need files. Stays behind.
+/// Makes a directory of this thread's own for targets that need files, in memory if possible. The directory stays
+/// behind.
 fn scratch() -> PathBuf {
     thread_local! {
         static MADE: Cell<bool> = const { Cell::new(false) };
@@ -120,7 +121,7 @@ fn outcome<T, E: ToString>(result: Result<T, E>) -> String {
     result.map_or_else(|e| e.to_string(), |_| "ok".into())
 }
 
-/// What a provider says, as a list, as an acknowledgement and as last words.
+/// Reads an answer of a provider as a list, as an acknowledgement and as last words.
 fn provider_words(data: &[u8]) -> String {
     const NOW: Wall = Wall::from_secs(1_700_000_000);
     let said: serde_json::Value = match strict::from_foreign_json(data) {
@@ -193,7 +194,7 @@ fn manifest(data: &[u8]) -> String {
                 assert!(!uid.is_empty() && !uid.contains('/') && !uid.starts_with('.'));
                 let name = &received.pod.metadata.name;
                 assert!(!name.contains('/') && name.len() <= 253, "{name}");
-                // As it is recorded, and read after a restart.
+                // The manifest is recorded, and read after a restart.
                 let again = static_pod::decode(&received.raw).expect("a record can be read");
                 assert_eq!(again.spec, received.pod.spec);
                 let text = serde_json::to_vec(&received.raw).expect("json");
@@ -214,7 +215,7 @@ fn config_document(data: &[u8]) -> String {
     outcome(config::file::read(data, Path::new("/etc/picolet")))
 }
 
-/// What a channel of updates says. It is signed, and all the same no name in it leads anywhere.
+/// Reads the file of an update channel. The file is signed; even so, no name in it may lead to another directory.
 fn channel(data: &[u8]) -> String {
     match Offer::parse(data) {
         Ok(offer) => {
@@ -261,7 +262,7 @@ fn registries(data: &[u8]) -> String {
     }
 }
 
-/// A file of a vendor, and what becomes of a container that gets its devices.
+/// Reads a CDI file of a vendor, and applies its devices to a container.
 fn cdi_file(data: &[u8]) -> String {
     let value = match decode::parse(data) {
         Ok(document) => document.value,
@@ -310,7 +311,7 @@ fn records(data: &[u8]) -> String {
     .join(" ")
 }
 
-/// Container output into records: nothing is lost, nothing added, no record over its limit.
+/// Splits container output into records: nothing is lost, nothing added, no record over its limit.
 fn log_lines(data: &[u8]) -> String {
     shim::fuzz::run(data)
 }
@@ -343,7 +344,7 @@ fn passwd(data: &[u8]) -> String {
     }
 }
 
-/// Small texts: durations, times, resolver files, seccomp profiles.
+/// Reads small texts: durations, times, resolver files, seccomp profiles, requests to the dashboard.
 fn texts(data: &[u8]) -> String {
     let source = text(data);
     if let Some(time) = Wall::parse(&source) {
@@ -362,7 +363,7 @@ fn texts(data: &[u8]) -> String {
     if let Err(denied) = &host {
         assert!(denied.to_string().len() < 1024);
     }
-    // Whatever else it says, it has no token.
+    // Without a token no data is shown, whatever else the request has.
     assert!(dashboard::may_ask(&asked, dashboard::Wanted::Data, "token", true).is_err());
     format!("{duration} {resolver} {profile} {}", host.is_ok())
 }

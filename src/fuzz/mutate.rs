@@ -1,4 +1,4 @@
-//! A plain mutator: no coverage, but words of the format and other inputs to take pieces from.
+//! A plain mutator: it has no coverage, but words of the formats, and other inputs to take pieces from.
 
 /// Longest input, bytes.
 pub(super) const MAX_INPUT_BYTES: usize = 64 * 1024;
@@ -82,7 +82,7 @@ pub(super) struct Dice(u64);
 
 impl Dice {
     pub(super) const fn new(seed: u64) -> Self {
-        // All zeroes would stay so.
+        // The state must not be all zeroes: it would stay so.
         Self(seed ^ 0x9e37_79b9_7f4a_7c15)
     }
 
@@ -93,7 +93,7 @@ impl Dice {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// 0 to `below` - 1; 0 for 0.
+    /// Returns a number from 0 to `below` - 1; 0 if `below` is 0.
     pub(super) fn roll(&mut self, below: usize) -> usize {
         let below = u64::try_from(below).unwrap_or(1).max(1);
         usize::try_from((self.next() >> 11) % below).unwrap_or(0)
@@ -104,7 +104,7 @@ impl Dice {
     }
 }
 
-/// A few changes to `input`; `other` is one to take pieces from.
+/// Makes a few changes to `input`; `other` is an input to take pieces from.
 pub(super) fn mutate(dice: &mut Dice, input: &[u8], other: &[u8]) -> Vec<u8> {
     let mut data = input.to_vec();
     for _ in 0..=dice.roll(4) {
@@ -121,7 +121,7 @@ pub(super) fn mutate(dice: &mut Dice, input: &[u8], other: &[u8]) -> Vec<u8> {
             }
             2 => drop(data.drain(at..end)),
             3 => {
-                // The same again, and again.
+                // A piece is repeated.
                 let piece = data[at..end].to_vec();
                 for _ in 0..=dice.roll(30) {
                     if data.len() + piece.len() <= MAX_INPUT_BYTES {
@@ -145,7 +145,7 @@ pub(super) fn mutate(dice: &mut Dice, input: &[u8], other: &[u8]) -> Vec<u8> {
     data
 }
 
-/// Puts another number in the place of the next one.
+/// Replaces the next number by another one.
 fn number(dice: &mut Dice, data: &mut Vec<u8>, at: usize) {
     let digit = |b: &u8| b.is_ascii_digit();
     let Some(start) = data[at..].iter().position(digit).map(|n| at + n) else {
@@ -172,7 +172,7 @@ fn number(dice: &mut Dice, data: &mut Vec<u8>, at: usize) {
     data.splice(start..end, dice.of(&numbers).bytes());
 }
 
-/// Wraps what comes into brackets, many times.
+/// Wraps all from `at` on into brackets, many times.
 fn nest(dice: &mut Dice, data: &mut Vec<u8>, at: usize) {
     let (open, close) = [
         ("[", "]"),

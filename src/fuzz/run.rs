@@ -9,16 +9,16 @@ use super::mutate::{Dice, mutate};
 use super::{TARGETS, Target, scratch, seeds};
 use crate::sys::{clock, lane::LANE_STACK_BYTES};
 
-/// Inputs a target keeps because they came out differently.
+/// Most inputs that a target keeps, each for a new kind of outcome.
 const MAX_KEPT: usize = 300;
-/// Time of the processor for one input of at most 64 KiB, in a build without optimisation, ms.
+/// Most processor time for one input of at most 64 KiB, in a build without optimisation, ms.
 const MAX_MS: i64 = 5000;
 /// Inputs of the short run.
 const SHORT_RUNS: u64 = 150;
 /// Most memory that the process of a longer run may ever have used, KiB.
 const MAX_PEAK_KIB: u64 = 512 * 1024;
 
-/// When a target has had enough.
+/// End of a target's run.
 #[derive(Clone, Copy)]
 enum Until {
     Runs(u64),
@@ -63,7 +63,8 @@ fn hunt(target: &'static Target, seed: u64, until: Until) -> (u64, usize) {
     }
 }
 
-/// One input. What breaks is written to a file, which `fuzz/` and a regression test can use.
+/// Runs a target on one input. An input that breaks it is written to a file, which `fuzz/` and a regression test can
+/// use.
 fn feed(target: &Target, input: &[u8]) -> String {
     let begun = cpu_ms();
     let done = catch_unwind(AssertUnwindSafe(|| (target.run)(input)));
@@ -87,7 +88,7 @@ fn cpu_ms() -> i64 {
     i64::from(time.tv_sec()) * 1000 + i64::from(time.tv_nsec()) / 1_000_000
 }
 
-/// An outcome without what differs from input to input: numbers, and all from the first quote to the last.
+/// Strips an outcome of all that differs from input to input: digits, and everything from the first quote to the last.
 fn kind(outcome: &str) -> String {
     let quote = ['"', '`', '\''];
     let (start, end) = match (outcome.find(quote), outcome.rfind(quote)) {
@@ -103,7 +104,7 @@ fn kind(outcome: &str) -> String {
 }
 
 fn applicable(target: &Target) -> bool {
-    // Unpacking sets owners and marks.
+    // Unpacking sets owners and extended attributes, which only root may.
     target.name != "layer" || nix::unistd::geteuid().is_root()
 }
 
@@ -116,7 +117,7 @@ fn seeds_and_a_short_run() {
     }
 }
 
-/// libFuzzer's list is the same.
+/// Compares the targets with those of libFuzzer.
 #[test]
 fn every_target_can_be_fuzzed_with_coverage() {
     let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz");
@@ -136,8 +137,8 @@ fn every_target_can_be_fuzzed_with_coverage() {
     assert_eq!(list.matches("[[bin]]").count(), TARGETS.len());
 }
 
-/// `cargo xtask fuzz` runs this one. `PICOLET_FUZZ` is `SECONDS RUNS SEED [TARGET]`: seconds for all targets together,
-/// or, if they are 0, so many inputs for each.
+/// The run of `cargo xtask fuzz`. `PICOLET_FUZZ` is `SECONDS RUNS SEED [TARGET]`: seconds for all targets together, or,
+/// if they are 0, so many inputs for each.
 #[ignore = "as long as it is asked to: cargo xtask fuzz"]
 #[expect(clippy::disallowed_methods, reason = "the settings of a test")]
 #[test]

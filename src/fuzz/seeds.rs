@@ -1,4 +1,4 @@
-//! Where the mutator starts: good inputs of each target.
+//! Start of the mutator: valid inputs of each target.
 
 use crate::image::testing::{
     Layout, Stream, config, docker_archive, estargz, gzip, zstd, zstd_chunked,

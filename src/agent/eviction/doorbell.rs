@@ -1,4 +1,4 @@
-//! The doorbell of memory, as an event of the loop.
+//! The doorbell of memory as an event of the loop.
 
 use alloc::rc::Rc;
 
@@ -10,13 +10,13 @@ use crate::{
     logic::eviction::MIN_POLL,
 };
 
-/// Tells the loop whenever it rings, at most as often as a look may be made. Ends if it cannot ring any more.
+/// Tells the loop of each ring, at most as often as a look may be made. Ends if the bell cannot ring any more.
 pub(in crate::agent) async fn listen(
     mut bell: MemoryBell,
     clock: Rc<dyn Clock>,
     events: Sender<Event>,
 ) {
-    // Bounded: one wait for the kernel and one of a second each time.
+    // Bounded: each round waits for the kernel, and then for a second.
     loop {
         if let Err(e) = bell.rung().await {
             log::warn!(

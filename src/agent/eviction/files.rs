@@ -1,4 +1,4 @@
-//! What the files of a pod take: walked through in slices on the disk lane, so that pods go on in between.
+//! Disk use of a pod's files: walked through in slices on the disk lane, so that pods go on in between.
 
 use alloc::rc::Rc;
 use std::{fs, io, os::unix::fs::MetadataExt as _, path::Path};
@@ -11,7 +11,7 @@ use crate::{
     volume::Volumes,
 };
 
-/// Counts them.
+/// Counts the files of pods.
 #[derive(Clone)]
 pub(in crate::agent) struct PodFiles {
     pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
@@ -20,20 +20,21 @@ pub(in crate::agent) struct PodFiles {
     pub(in crate::agent) store: PodStore,
 }
 
-/// What they take.
+/// Disk use of a pod's files.
 pub(in crate::agent) struct Files {
-    /// Of the containers that run, in the pod's order.
+    /// Disk use of the running containers, in the pod's order.
     pub(in crate::agent) containers: Vec<ContainerDisk>,
     /// Volumes with data of their own.
     pub(in crate::agent) volumes: Vec<VolumeUsage>,
-    /// The file that is their `/etc/hosts`.
+    /// The file that is the `/etc/hosts` of the containers.
     pub(in crate::agent) hosts: Option<DiskUsage>,
-    /// Some of what ends with the pod is too much to be counted. All else that has no figure is gone, or nothing is known of it.
+    /// Set if files that end with the pod are too many to be counted. Any other missing figure means: the files are
+    /// gone, or nothing is known of them.
     pub(in crate::agent) too_large: bool,
 }
 
 impl PodFiles {
-    /// All of a pod that runs.
+    /// Counts all files of a running pod.
     pub(in crate::agent) async fn of(&self, pod: &PodUsage) -> Files {
         let (mut containers, mut too_large) = (Vec::new(), false);
         for container in &pod.containers {

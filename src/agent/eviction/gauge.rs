@@ -1,4 +1,4 @@
-//! How much there is of everything: one read of a few small files, whatever runs (EVICT-02).
+//! Amounts of memory, disk space and process ids: one read of a few small files, whatever runs (EVICT-02).
 
 use alloc::{rc::Rc, sync::Arc};
 use std::{
@@ -15,13 +15,13 @@ use crate::{
     sys::{disk_usage, lane::Lane, proc},
 };
 
-/// Tells how much there is. Tests have one of their own.
+/// Reads how much memory, disk space and process ids there are. Tests have a gauge of their own.
 pub(in crate::agent) trait Gauge {
-    /// As it is now.
+    /// Reads the present amounts.
     fn read(&self) -> Later<'_, Observations>;
 }
 
-/// Of this machine.
+/// The gauge of this machine.
 pub(in crate::agent) struct MachineGauge {
     pub(in crate::agent) cgroups: Cgroups,
     pub(in crate::agent) disk: Lane,
@@ -29,7 +29,7 @@ pub(in crate::agent) struct MachineGauge {
     pub(in crate::agent) places: Arc<Places>,
 }
 
-/// Where to look, and what does not change.
+/// Paths to look at, and amounts that do not change.
 pub(in crate::agent) struct Places {
     root: PathBuf,
     images: PathBuf,
@@ -41,7 +41,8 @@ pub(in crate::agent) struct Places {
 }
 
 impl Places {
-    /// The root directory, those that the backend has for images and writable layers, and the control group of all pods.
+    /// Takes the root directory, the directories of the backend for images and writable layers, and the control group
+    /// of all pods.
     pub(in crate::agent) fn new(
         root: &Path,
         images: PathBuf,
@@ -66,7 +67,7 @@ impl Places {
         let Some(root) = of(&self.root) else {
             return Layout::default();
         };
-        // What is not there yet will be made there.
+        // A directory that does not exist yet will be made on the root's disk.
         let file_systems = FileSystems {
             root,
             images: of(&self.images).unwrap_or(root),
@@ -81,7 +82,7 @@ impl Places {
         let pods = pods.and_then(|usage| usage.memory);
         let all = |memory: Memory| {
             let mut reading = Reading::of_used(self.memory_bytes, memory.working_set_bytes)?;
-            // Of 256 MiB that is a quarter with thirty pods.
+            // The kernel's own memory: with thirty pods a quarter of 256 MiB.
             if self.counts_kernel
                 && let Some(left) = left_by_kernel()
             {
@@ -116,7 +117,7 @@ impl Gauge for MachineGauge {
     }
 }
 
-/// Memory that is free, or holds files that nobody used lately, bytes: what is left when the kernel's own counts as used.
+/// Memory that is free or holds files not used lately, bytes: the rest if the kernel's own memory counts as used.
 fn left_by_kernel() -> Option<i64> {
     let mut buffer = [0; 4096];
     let text = proc::read_small("/proc/meminfo", &mut buffer).ok()?;

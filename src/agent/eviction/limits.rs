@@ -1,5 +1,5 @@
-//! Pods that have more on the node's disk than they may (EVICT-11). A walk costs what its files cost: a round of walks that
-//! took some time is not made again for a hundred times that.
+//! Pods that use more of the node's disk than they may (EVICT-11). The cost of a walk grows with the number of files:
+//! after a round of walks there is none for a hundred times as long as it took.
 
 use core::{cell::RefCell, time::Duration};
 
@@ -13,19 +13,20 @@ use crate::{
 /// Walks take at most one part in so many of the time.
 const REST: u32 = 100;
 
-/// When the next round of walks is due, and with whom it begins. One number and one name, however many pods there are.
+/// Time at which the next round of walks is due, and the pod after which it goes on. One number and one name, however
+/// many pods there are.
 #[derive(Default)]
 pub(in crate::agent) struct Limits(RefCell<Due>);
 
 #[derive(Default)]
 struct Due {
     at: Mono,
-    /// The last pod that was counted, if the time was over then.
+    /// The last pod that was counted, if the time was over after it.
     after: Option<PodUid>,
 }
 
 impl Evictor {
-    /// Which of these pods have more than they may; none if it is too early to look. `uids` are sorted.
+    /// Returns the pods that use more of the disk than they may; none if it is too early to look. `uids` are sorted.
     pub(super) async fn check_limits(
         &self,
         mut uids: Vec<PodUid>,
@@ -37,7 +38,7 @@ impl Evictor {
             if begun < due.at {
                 return Vec::new();
             }
-            // Where the time was over last time it goes on.
+            // The round goes on behind the pod at which the last one ran out of time.
             let done = |uid: &PodUid| due.after.as_ref().is_some_and(|after| uid <= after);
             let split = uids.iter().filter(|uid| done(uid)).count();
             uids.rotate_left(split);
@@ -59,7 +60,7 @@ impl Evictor {
             let usage = usages.iter().find(|usage| usage.uid == uid);
             let pod = self.store.load(&self.files.disk, &uid).await;
             if let (Some(usage), Ok(pod)) = (usage, pod)
-                // One that cannot be counted in time is left alone: nobody knows that it has too much.
+                // A pod that cannot be counted in time is left alone: it is not known to use too much.
                 && let Walked::Counted(figures) = self.with_files(usage, until).await
             {
                 found.extend(violation(&pod, &figures, has_image_disk));

@@ -1,11 +1,12 @@
-//! What the rounds of `logic::eviction` need done: everything looked at, pods measured, what is nobody's thrown away.
+//! Work that the rounds of `logic::eviction` order: reading all amounts, measuring pods, removing dead containers and
+//! unused images.
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `doorbell` | what makes the next look at memory come sooner |
-//! | `gauge` | how much there is of everything |
-//! | `files` | what the files of a pod take |
-//! | `limits` | pods that have more on the node's disk than they may |
+//! | `doorbell` | an event that makes the next look at memory come sooner |
+//! | `gauge` | amounts of memory, disk space and process ids |
+//! | `files` | disk use of a pod's files |
+//! | `limits` | pods that use more of the node's disk than they may |
 
 mod doorbell;
 mod files;
@@ -44,7 +45,7 @@ use crate::{
     runtime::RuntimeService,
 };
 
-/// Does it.
+/// Carries out the work of eviction rounds.
 pub(super) struct Evictor {
     pub(super) gauge: Rc<dyn Gauge>,
     pub(super) runtime: Rc<dyn RuntimeService>,
@@ -53,15 +54,15 @@ pub(super) struct Evictor {
     pub(super) store: PodStore,
     pub(super) files: PodFiles,
     pub(super) garbage: Rc<Garbage>,
-    /// `None`: nobody removes images.
+    /// Remover of unused images; `None`: the agent removes no images.
     pub(super) unused_images: Option<UnusedImages>,
     pub(super) limits: Limits,
-    /// Whose files come first.
+    /// Order in which the files of pods are walked.
     pub(super) walks: RefCell<Walks>,
 }
 
 impl Evictor {
-    /// Does it, and says what came of it.
+    /// Carries out one order, and returns the result as the round's next input.
     pub(super) async fn carry_out(&self, work: EvictionWork) -> Input {
         match work {
             EvictionWork::Observe => Input::Observed(self.gauge.read().await, false),
@@ -83,7 +84,7 @@ impl Evictor {
         }
     }
 
-    /// Has unused images removed, and waits for that only so long: it goes on all the same.
+    /// Has unused images removed, and waits for that only so long. The removal goes on after that.
     async fn remove_unused_images(&self) {
         let Some(ask) = &self.unused_images else {
             return;
@@ -104,7 +105,7 @@ impl Evictor {
         }
     }
 
-    /// The candidates with what they take; none if the runtime cannot say.
+    /// Returns the candidates with their figures; none if the runtime cannot list the use of pods.
     pub(super) async fn measure(
         &self,
         what: Measure,
@@ -141,7 +142,7 @@ impl Evictor {
         candidates
     }
 
-    /// What the pod takes, files included, as far as it can be counted by then.
+    /// Measures a pod, files included, as far as these can be counted before `until`.
     async fn with_files(&self, usage: &PodUsage, until: Mono) -> Walked {
         let mut figures = figures(usage);
         if self.clock.now() >= until {
@@ -159,7 +160,7 @@ impl Evictor {
         if files.too_large {
             return Walked::TooLarge;
         }
-        // What has no figure went meanwhile: it takes nothing.
+        // Files without a figure were removed meanwhile: they use nothing.
         for (container, disk) in figures.containers.iter_mut().zip(&files.containers) {
             container.rootfs = disk.layer;
             container.logs = disk.logs;
@@ -167,14 +168,14 @@ impl Evictor {
         let volumes = files.volumes.into_iter().filter(|v| v.ephemeral);
         let counted = volumes.filter_map(|v| Some((v.name, v.used?)));
         figures.volumes.extend(counted);
-        // It has no name that a volume could have.
+        // The empty name is one that no volume can have.
         let hosts = files.hosts.map(|used| (String::new(), used));
         figures.volumes.extend(hosts);
         Walked::Counted(figures)
     }
 }
 
-/// What control groups say.
+/// Takes a pod's figures from its control groups.
 fn figures(usage: &PodUsage) -> PodFigures {
     let containers = usage.containers.iter().map(|c| ContainerFigures {
         name: c.name.clone(),

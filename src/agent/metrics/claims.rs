@@ -1,6 +1,6 @@
-//! What there is in volumes that claims are bound to: directories of the node's own disk, as their file systems say, at most
-//! once in `volumeStatsAggPeriod`. Paths of the host have no figures (nor have they of a kubelet), and a share of the network
-//! may not answer.
+//! Disk figures of volumes that claims are bound to: directories of the node's own disk, as their file systems say, at
+//! most once in `volumeStatsAggPeriod`. Paths of the host have no figures, as with a kubelet. A share of the network
+//! has none either: it may not answer.
 
 use alloc::rc::Rc;
 
@@ -11,10 +11,10 @@ use crate::{
     logic::{pod_kind, static_pod},
 };
 
-/// Volumes of claims that are told of, of all pods: about 200 bytes each. Pods have a few of them.
+/// Most volumes of claims with figures, of all pods together: about 200 bytes each. A pod has a few of them.
 const MAX_CLAIMS: usize = 1024;
 
-/// Figures at most one period old, of each pod that uses a claim.
+/// Returns the figures of each pod that uses a claim, at most one period old.
 pub(super) async fn usage(metrics: &Metrics) -> Rc<[ClaimUsage]> {
     let now = metrics.tools.clock.now();
     if let Some((at, claims)) = &*metrics.claims.borrow()
@@ -50,7 +50,7 @@ async fn read(tools: &Tools) -> Vec<ClaimUsage> {
     });
     for (pod, locals) in shown.await {
         let meta = &pod.metadata;
-        // Claims are the API's.
+        // Claims are objects of the API: those of static pods are not looked up.
         if pod_kind::is_static(&pod) {
             continue;
         }

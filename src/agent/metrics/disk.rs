@@ -1,7 +1,7 @@
-//! What files take: walked through when somebody asks, and at most once in `volumeStatsAggPeriod`.
+//! Disk use of files: walked through when somebody asks, and at most once in `volumeStatsAggPeriod`.
 //!
-//! Everything runs in slices on the disk lane, so that pods go on in between. What takes too long is left out, and tried
-//! again with the next period.
+//! Everything runs in slices on the disk lane, so that pods go on in between. Files that take too long are left out,
+//! and tried again with the next period.
 
 use alloc::rc::Rc;
 use core::time::Duration;
@@ -19,12 +19,12 @@ use crate::{
     sys::disk_usage,
 };
 
-/// All walks of one round together.
+/// Time of all walks of one round together.
 const MAX_TIME: Duration = Duration::from_secs(10);
-/// Mounts that are looked through for the device of the root directory, bytes.
+/// Bytes of the mount table that are looked through for the device of the root directory.
 const MAX_MOUNTS: u64 = 256 * 1024;
 
-/// What files take, at most one period old.
+/// Returns the disk use of files, at most one period old.
 pub(super) async fn usage(metrics: &Metrics, pods: &[PodUsage]) -> Rc<Disk> {
     let now = metrics.tools.clock.now();
     if let Some((at, disk)) = &*metrics.disk.borrow()
@@ -104,7 +104,8 @@ fn device_of(dir: &Path) -> Option<String> {
     device_in(&text, dir).map(str::to_owned)
 }
 
-/// Of mounts on top of each other the last one counts.
+/// Finds the device of `dir` in a mount table. The longest mount point counts; of mounts on top of each other, the last
+/// one.
 fn device_in<'a>(mounts: &'a str, dir: &Path) -> Option<&'a str> {
     let covering = mounts.lines().filter_map(|line| {
         let (left, right) = line.split_once(" - ")?;

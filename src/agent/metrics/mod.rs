@@ -1,5 +1,5 @@
-//! Figures of what runs, read when somebody asks and never before. What of them is said, and how, is decided in
-//! [`crate::logic::metrics`].
+//! Figures of the agent, its pods and the machine, read when somebody asks and never before. Their choice and form is
+//! decided in [`crate::logic::metrics`].
 
 mod claims;
 mod disk;
@@ -53,35 +53,36 @@ use crate::{
     volume::Volumes,
 };
 
-/// A sample that is no older serves everybody who still reads, or asks meanwhile.
+/// Age up to which a sample serves all who still read it, or ask meanwhile.
 const FRESH: Duration = Duration::from_secs(1);
 /// Answers under way at a time; a further one is refused. Each holds a sample: about 1 KiB for each container.
 const MAX_READERS: usize = 4;
 
-/// What is counted of pods, and of what reaches the apiserver.
+/// Counts of pods, and times of the apiserver.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counts {
     /// Pods, as of the last pass of housekeeping.
     pub(super) gauges: Gauges,
     /// Pods since the start.
     pub(super) totals: Totals,
-    /// What ran at the last relist.
+    /// Sandboxes and containers of the last relist.
     pub(super) running: RunningCounts,
     /// Places of the pod table that are taken.
     pub(super) slots_taken: usize,
-    /// When the apiserver last answered.
+    /// Time of the apiserver's last answer.
     pub(super) answered: Option<Mono>,
-    /// When this node's client certificate ends, if it is the agent's to keep; the inner one: if there is one.
+    /// End of this node's client certificate. Outer `None`: the agent does not keep the certificate; inner `None`:
+    /// there is none.
     pub(super) certificate: Option<Option<Wall>>,
 }
 
-/// What figures are read with.
+/// Tools that figures are read with.
 pub(super) struct Tools {
     /// Time.
     pub(super) clock: Rc<dyn Clock>,
     /// Figures of containers.
     pub(super) runtime: Rc<dyn RuntimeService>,
-    /// Where files are counted.
+    /// Lane on which files are counted.
     pub(super) disk: Lane,
     /// Volumes of pods.
     pub(super) volumes: Volumes,
@@ -89,53 +90,53 @@ pub(super) struct Tools {
     pub(super) files: PodFiles,
     /// Figures of the machine.
     pub(super) cgroups: Arc<Cgroups>,
-    /// What the machine has.
+    /// Facts of the machine.
     pub(super) facts: Rc<NodeFacts>,
-    /// What the agent counts of its work.
+    /// Counters of the agent's own work.
     pub(super) counters: WorkCounters,
-    /// Whether its loop moves.
+    /// Watch on the loop: tells if it moves.
     pub(super) loop_watch: LoopWatch,
-    /// Samples use it.
+    /// Told of each sample: a sample uses much of the heap.
     pub(super) heap: HeapUse,
-    /// For what cannot be read.
+    /// Warnings about figures that cannot be read.
     pub(super) complaints: Rc<Complaints>,
     /// The agent.
     pub(super) agent: Asker,
-    /// What claims are bound to; `None` on a node that stands alone.
+    /// Objects of the cluster, for the volumes that claims are bound to; `None` on a node that stands alone.
     pub(super) objects: Option<Rc<Objects>>,
-    /// Those who come in from outside.
+    /// Peers that come in from outside.
     pub(super) peers: Peers,
-    /// What does not change.
+    /// Settings that do not change.
     pub(super) settings: Settings,
 }
 
-/// Who may come in from outside, each if it may.
+/// Peers that may come in from outside; `None` for a peer that may not.
 pub(super) struct Peers {
-    /// How the tunnel is.
+    /// State of the tunnel.
     pub(super) tunnel: Option<Rc<Board>>,
     /// Device plugins.
     pub(super) plugins: Option<Rc<Plugins>>,
 }
 
-/// What of the configuration and the start shapes figures.
+/// Settings from the configuration and the start that shape figures.
 pub(super) struct Settings {
-    /// Whose disk is looked at.
+    /// Directory whose disk is looked at.
     pub(super) root_dir: PathBuf,
-    /// Below which pods have their groups.
+    /// Cgroup tree below which pods have their groups.
     pub(super) tree: CgroupTree,
-    /// So long what files take is not counted anew.
+    /// Period in which the disk use of files is counted only once.
     pub(super) volume_stats: Duration,
     /// Places of the pod table.
     pub(super) slots: usize,
-    /// When the agent started.
+    /// Time of the agent's start.
     pub(super) started_at: Wall,
 }
 
-/// Figures of the agent and of what runs. What is kept between questions is one number for each control group, and what files
-/// take; samples live as long as somebody reads them. The local commands and the node's server ask.
+/// Figures of the agent, its pods and the machine. One number for each control group and the disk use of files are kept
+/// between questions; samples live as long as they are read. The local commands and the node's server ask.
 pub(super) struct Metrics {
     tools: Tools,
-    /// One reads, others wait for what it finds.
+    /// Lock of the reader: the others wait, and share its sample.
     turn: smol::lock::Mutex<()>,
     last: RefCell<Option<(Mono, Detail, Weak<Sample>)>>,
     rates: RefCell<Rates>,
@@ -165,7 +166,7 @@ impl Drop for Reader {
 }
 
 impl Metrics {
-    /// Nobody has asked yet.
+    /// Makes the metrics; no figures are kept yet.
     pub(super) fn new(tools: Tools) -> Self {
         Self {
             tools,
@@ -178,7 +179,7 @@ impl Metrics {
         }
     }
 
-    /// The figures asked for, as text, piece by piece.
+    /// Returns the figures asked for, as text, piece by piece.
     pub(super) async fn page(&self, figures: Figures) -> Result<Pieces, Refusal> {
         let reader = Reader::enter(&self.readers)?;
         let pieces: Pieces = match figures {
@@ -201,7 +202,7 @@ impl Metrics {
         Ok(Box::new(pieces.inspect(move |_| _ = &reader)))
     }
 
-    /// All figures as they are now.
+    /// Returns all figures as they are now.
     async fn sample(&self, detail: Detail) -> Rc<Sample> {
         let turn = self.turn.lock().await;
         let now = self.tools.clock.now();
@@ -295,18 +296,18 @@ impl Metrics {
     }
 }
 
-/// Names of the system's groups in statistics (MET-14), and where they are; `None`: where this agent is.
+/// Names of the system's groups in statistics (MET-14), and their paths; `None`: the group of this agent.
 fn system_groups(tree: &CgroupTree) -> [(&'static str, Option<String>); 3] {
     let root = tree.root.trim_end_matches('/');
     [
         ("kubelet", None),
-        // What stays with a container, and does its logs.
+        // The shims: each stays with a container, and writes its logs.
         ("runtime", Some(format!("{root}/picolet-shims"))),
         ("pods", Some(tree.kubepods())),
     ]
 }
 
-/// The agent's own group; none if that is the root.
+/// Path of the agent's own group; none if that is the root.
 fn own_group() -> Option<String> {
     // A line for each tree of version 1, with a path.
     let mut buffer = vec![0; 16 * 1024];
@@ -314,7 +315,7 @@ fn own_group() -> Option<String> {
     group_of(text).map(str::to_owned)
 }
 
-/// Of version 1 the one that counts memory. Source: cgroups(7).
+/// Finds the control group of a process: of version 1 the group that counts memory. Source: cgroups(7).
 fn group_of(text: &str) -> Option<&str> {
     let lines = text.lines().filter_map(|line| {
         let (_, rest) = line.split_once(':')?;

@@ -1,4 +1,4 @@
-//! What the agent says of itself.
+//! The agent's figures of itself.
 
 use std::fs;
 
@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// `/metrics`.
+/// Writes the page `/metrics`.
 pub(super) async fn page(metrics: &Metrics) -> String {
     let tools = &metrics.tools;
     let now = tools.clock.now();
@@ -65,7 +65,7 @@ pub(super) async fn page(metrics: &Metrics) -> String {
     tools.counters.with(page)
 }
 
-/// `/metrics/slis`: the checks of `/healthz`, as they are now.
+/// Writes the page `/metrics/slis`: the checks of `/healthz`, as they are now.
 pub(super) fn slis(tools: &Tools) -> String {
     let moves = tools.loop_watch.is_healthy(tools.clock.now());
     let mut text = Text::default();
@@ -94,7 +94,7 @@ fn process() -> Option<Process> {
 
 fn of_stat(stat: &str) -> Option<Process> {
     let (_, rest) = stat.rsplit_once(')')?;
-    // The first field behind the name is the third.
+    // Fields count from 1; the first one behind the name is the third.
     let field = |n: usize| -> Option<u64> {
         let mut fields = rest.split_ascii_whitespace();
         fields.nth(n - 3)?.parse().ok()
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn this_process() {
-        // No more than that: an emulator makes most of the file up.
+        // No more is checked: an emulator makes most of the file up.
         let own = process().expect("figures");
         assert!(own.files > 2);
     }

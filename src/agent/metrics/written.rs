@@ -1,4 +1,4 @@
-//! Who writes to the disk of the root directory, read when somebody asks (`picolet top disk`).
+//! Bytes written to the disk of the root directory, by writer, read when somebody asks (`picolet top disk`).
 
 use super::{super::node::machine, Metrics};
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
     sys::proc,
 };
 
-/// `/stats/disk`.
+/// Writes the page `/stats/disk`.
 pub(super) async fn page(metrics: &Metrics) -> String {
     let tools = &metrics.tools;
     let root = tools.settings.root_dir.clone();
@@ -29,7 +29,7 @@ pub(super) async fn page(metrics: &Metrics) -> String {
         flash::Facts {
             agent,
             images_bytes: image::written_bytes(),
-            // A kernel that does not count it for one process does so for none.
+            // A kernel that does not count written bytes for the agent counts them for no process.
             shims: shims
                 .filter(|_| agent.is_some())
                 .map(|pids| pids.filter_map(of_process).collect()),

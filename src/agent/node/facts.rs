@@ -1,4 +1,4 @@
-//! What the machine is and has, and what the operator says of it: read once, at the start.
+//! Facts of the machine, and settings of the operator for it: read once, at the start.
 
 use core::net::IpAddr;
 
@@ -16,15 +16,16 @@ use crate::{
     sys::pages,
 };
 
-/// Its name says it: exec, attach and port forwarding may come as WebSocket in their newest forms (STREAM-11).
+/// Feature that the node declares: exec, attach and port forwarding may come as WebSocket in their newest forms
+/// (STREAM-11).
 const WEB_SOCKETS: &str = "ExtendWebSocketsToKubelet";
 
-/// What the machine is, read once at start.
+/// Facts of the machine, read once at start.
 #[derive(Clone, Debug)]
 pub(in crate::agent) struct NodeFacts {
     /// Node name.
     pub(in crate::agent) name: String,
-    /// Host IPs at the start, primary first; [`Node::host_ips`](super::Node::host_ips) knows those of now.
+    /// Host IPs at the start, primary first; [`Node::host_ips`](super::Node::host_ips) knows the present ones.
     pub(in crate::agent) host_ips: Vec<IpAddr>,
     /// Memory of the machine, bytes.
     pub(in crate::agent) memory_bytes: u64,
@@ -32,22 +33,23 @@ pub(in crate::agent) struct NodeFacts {
     pub(in crate::agent) cpu_milli: u64,
     /// Bytes of the file system of the root dir.
     pub(in crate::agent) storage_bytes: u64,
-    /// Whether the disk of the root dir will last, or why not; `None`: it does not tell. The kernel reads that when it finds
-    /// the disk, so it stays the same until the machine is started again.
+    /// Condition that says if the disk of the root dir will last, or why not; `None`: the disk does not tell. The
+    /// kernel reads that when it finds the disk, so it stays the same until the machine is started again.
     pub(in crate::agent) storage: Option<Condition>,
     /// Swap of the machine, bytes.
     pub(in crate::agent) swap_bytes: u64,
     /// Bytes of a page of memory.
     pub(in crate::agent) page_bytes: u64,
-    /// Page sizes the kernel offers as huge pages, and memory that is such pages already: bytes, sorted by size.
+    /// Sizes of huge pages that the kernel offers, and memory in pages of this size, used or not: bytes, sorted by
+    /// size.
     pub(in crate::agent) hugepages: Vec<(u64, u64)>,
     /// Most processes and threads at a time; 0: not known.
     pub(in crate::agent) pids: u64,
-    /// What is kept from pods.
+    /// Resources kept from pods.
     pub(in crate::agent) kept: Reservations,
-    /// What tells this machine from others.
+    /// Ids, kernel and system of this machine.
     pub(in crate::agent) identity: node::Identity,
-    /// What the operator says of it.
+    /// Settings of the operator for the node.
     pub(in crate::agent) settings: Settings,
 }
 
@@ -56,7 +58,7 @@ fn signed(n: u64) -> i64 {
 }
 
 impl NodeFacts {
-    /// What the machine has.
+    /// Resources that the machine has.
     pub(in crate::agent) fn capacity(&self) -> Capacity {
         let huge = self.hugepages.iter().map(|(_, bytes)| *bytes);
         Capacity {
@@ -68,7 +70,7 @@ impl NodeFacts {
         }
     }
 
-    /// The same as the Node object says it.
+    /// Resources as the Node object shows them. `devices` is empty.
     pub(in crate::agent) fn resources(&self) -> node::Resources {
         let pages = self.hugepages.iter();
         node::Resources {
@@ -82,7 +84,7 @@ impl NodeFacts {
         }
     }
 
-    /// What pods may ask for together.
+    /// Resources that pods may ask for together.
     pub(in crate::agent) fn allocatable(&self) -> Allocatable {
         node_resources::allocatable(self.capacity(), self.kept)
     }
@@ -93,7 +95,7 @@ impl NodeFacts {
 /// - Errors: more is kept from pods than there is.
 pub(in crate::agent) fn facts(cfg: &Config) -> Result<NodeFacts, OverReserved> {
     let local = network::local(&cfg.node_name);
-    // Later looks may find one.
+    // A later look may find an address.
     let host_ips = node::host_ips(&cfg.node_ips, &cfg.node_name, &local).unwrap_or_else(|e| {
         log::warn!("{e}");
         given(cfg)
@@ -123,13 +125,13 @@ pub(in crate::agent) fn facts(cfg: &Config) -> Result<NodeFacts, OverReserved> {
     Ok(facts)
 }
 
-/// Addresses asked for that cannot be checked: what pods are told, for want of better.
+/// Addresses from the configuration that could not be checked: pods are told these if no others are known.
 fn given(cfg: &Config) -> Vec<IpAddr> {
     let given = cfg.node_ips.iter().copied();
     given.filter(|ip| !ip.is_unspecified()).collect()
 }
 
-/// What the operator says of the node.
+/// Settings of the operator for the node.
 pub(in crate::agent) fn settings(cfg: &Config, facts: &NodeFacts) -> Settings {
     Settings {
         name: cfg.node_name.clone(),
@@ -142,7 +144,7 @@ pub(in crate::agent) fn settings(cfg: &Config, facts: &NodeFacts) -> Settings {
         max_images: cfg.node.max_images,
         max_pods: max_pods(cfg, facts),
         local_storage: cfg.reserved.local_storage,
-        // An apiserver that is told a port where nobody listens would call it in vain.
+        // Without a listener there is no port: the apiserver would call it in vain.
         port: cfg.server.listen.map(|listen| listen.port()),
         declared_features: cfg
             .server
@@ -177,7 +179,7 @@ fn reservations(reserved: &Reserved, thresholds: &[Threshold], capacity: Capacit
     }
 }
 
-/// Most pods that run here.
+/// Largest number of pods on this node.
 pub(in crate::agent) fn max_pods(cfg: &Config, node: &NodeFacts) -> i64 {
     let most = i64::from(cfg.max_pods);
     match i64::from(cfg.pods_per_core) {

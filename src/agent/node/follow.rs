@@ -1,4 +1,4 @@
-//! Where the node is, while no cluster's Node object says it.
+//! Addresses of the node, while no cluster's Node object says them.
 
 use alloc::rc::Rc;
 use core::{net::IpAddr, time::Duration};
@@ -13,8 +13,8 @@ use crate::{
 /// Time between two looks at the addresses of the machine.
 pub(in crate::agent) const LOOK: Duration = Duration::from_secs(60);
 
-/// Looks for as long as the agent runs: a cable may come after the agent, and a lease may bring another address. `asked`: the
-/// addresses that the configuration names.
+/// Looks at the addresses again and again, as long as the agent runs: a cable may come after the agent, and a lease may
+/// bring another address. `asked`: the addresses that the configuration names.
 pub(in crate::agent) async fn follow(
     own: Rc<Node>,
     asked: Vec<IpAddr>,
@@ -26,7 +26,7 @@ pub(in crate::agent) async fn follow(
         clock.until(in_step(now + LOOK, now)).await;
         let (addresses, name, asked) = (own.addresses, own.name.clone(), asked.clone());
         let look = disk.run(move || {
-            // Without any the last one stays.
+            // If none is found, the last ones stay.
             node::host_ips(&asked, &name, &addresses(&name)).unwrap_or_default()
         });
         own.set_host_ips(look.await);

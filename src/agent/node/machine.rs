@@ -1,4 +1,5 @@
-//! What `/proc`, `/sys` and `/etc` say of the machine. A fact that cannot be read is empty or zero; what needs it says so.
+//! Facts of the machine from `/proc`, `/sys` and `/etc`. A fact that cannot be read is empty or zero; what needs it
+//! says so.
 
 use std::{fs, path::Path};
 
@@ -11,25 +12,25 @@ use crate::{
     sys::{disk_wear, file},
 };
 
-/// Bytes read of one file below `/proc`, `/sys` or `/etc`.
+/// Most bytes read of one file below `/proc`, `/sys` or `/etc`.
 const MAX_FACT_BYTES: u64 = 64 * 1024;
 /// Sizes of huge pages that are looked at; kernels have up to four.
 const MAX_PAGE_SIZES: usize = 16;
-/// Where the kernel tells of huge pages.
+/// Directory in which the kernel shows its huge pages.
 const HUGEPAGES: &str = "/sys/kernel/mm/hugepages";
 
-/// The head of a file; empty if it cannot be read or is no text.
+/// Reads the head of a file; empty if it cannot be read. Bytes that are no text are replaced.
 pub(super) fn read(path: &str) -> String {
     read_head(path, MAX_FACT_BYTES)
 }
 
-/// At most `limit` bytes of a file, whatever is not text replaced.
+/// Reads at most `limit` bytes of a file; empty if it cannot be read. Bytes that are no text are replaced.
 pub(super) fn read_head(path: &str, limit: u64) -> String {
     let bytes = file::read_start(path.as_ref(), limit).unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The disk that `path` is on, and its number; `None`: it is on none that could tell.
+/// The disk that `path` is on, and its number; `None`: it is on no disk that tells of its wear.
 pub(in crate::agent) fn disk(path: &Path) -> Option<(Disk, String)> {
     let wear = disk_wear::of(path)?;
     let disk = Disk {
@@ -41,7 +42,7 @@ pub(in crate::agent) fn disk(path: &Path) -> Option<(Disk, String)> {
     Some((disk, wear.number))
 }
 
-/// What tells this machine from others, and one boot from the next (NODE-12).
+/// Reads the ids that tell this machine from others and one boot from the next, and its kernel and system (NODE-12).
 pub(super) fn identity() -> Identity {
     let first = |paths: &[&str]| {
         let texts = paths.iter().map(|path| plain(&read(path)));
@@ -67,7 +68,7 @@ pub(super) fn identity() -> Identity {
     }
 }
 
-/// Without blanks at the ends, and without the zero that ends a text of the device tree.
+/// Trims a text: blanks at both ends, and the zero that ends a text of the device tree.
 fn plain(text: &str) -> String {
     text.trim_matches(|c: char| c == '\0' || c.is_whitespace())
         .to_owned()
@@ -138,7 +139,7 @@ fn smaller(pid_max: &str, threads_max: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// Page sizes the kernel offers as huge pages, and how much memory is such pages, used or not: bytes, sorted by size.
+/// Sizes of huge pages that the kernel offers, and memory in pages of this size, used or not: bytes, sorted by size.
 pub(super) fn hugepages() -> Vec<(u64, u64)> {
     let Ok(entries) = fs::read_dir(HUGEPAGES) else {
         return Vec::new();

@@ -1,9 +1,10 @@
-//! The machine as a node: facts read at start, and the Node object: one, whether it is registered or only shown by
-//! `get node`. What it says is decided in [`crate::logic::node`].
+//! The machine as a node: facts read at start, and the Node object. There is one object, registered or only shown by
+//! `get node`. Its content is decided in [`crate::logic::node`].
 //!
-//! - [`mod@facts`]: what is read once. [`machine`]: what `/proc`, `/sys` and `/etc` say. [`network`]: its addresses;
-//!   [`follow`](mod@follow): whether these change.
-//! - [`Node`] owns all of it; [`Node::gather`] reads what may have changed, [`Node::bring_up_to_date`] puts it into an object.
+//! - [`mod@facts`]: facts read once. [`machine`]: facts from `/proc`, `/sys` and `/etc`. [`network`]: addresses of the
+//!   machine; [`follow`](mod@follow): changes of them.
+//! - [`Node`] owns all of it; [`Node::gather`] reads what may have changed, [`Node::bring_up_to_date`] puts it into an
+//!   object.
 
 pub(super) mod facts;
 pub(in crate::agent) mod follow;
@@ -39,28 +40,29 @@ use crate::{
     runtime::RuntimeService,
 };
 
-/// What the Node object says that others know.
+/// Facts of the Node object that other owners know.
 #[derive(Debug)]
 pub(super) struct Standing {
-    /// Why the node is not ready, as far as the runtime goes; empty if it is.
+    /// Reasons of the runtime why the node is not ready; empty if it is.
     pub(super) not_ready: Vec<String>,
-    /// Records of pods wait for a disk that cannot be written.
+    /// Set while records of pods wait for a disk that cannot be written.
     pub(super) records_wait: bool,
-    /// What the node is short of.
+    /// Conditions of pressure: resources that the node is short of.
     pub(super) pressure: Conditions,
-    /// How long a condition holds after its cause was last seen.
+    /// Time for which a condition holds after its cause was last seen.
     pub(super) transition: Duration,
-    /// Whether an apiserver has the Node.
+    /// Set if an apiserver has the Node.
     pub(super) is_member: bool,
-    /// Whether that answers, for people; `None` without one.
+    /// Condition that tells people if the apiserver answers; `None` without an apiserver.
     pub(super) apiserver: Option<NodeCondition>,
 }
 
-/// What is known now of the addresses of the machine with that name.
+/// Reads the present addresses of the machine with this name.
 pub(super) type Addresses = fn(&str) -> Local;
 
-/// This node: the machine's facts, its addresses, what pods may ask of it, and its Node object. One of each, so that nothing
-/// of it grows. The apiserver's answers come in by [`Node::learn`]; whoever starts pods or tells of the node asks.
+/// The machine as a node: its facts, its addresses, the resources that pods may ask for, and its Node object. There is
+/// one of each, so nothing here grows. The apiserver's answers come in by [`Node::learn`]; the starters of pods and the
+/// reporters of the node ask.
 pub(super) struct Node {
     facts: Rc<NodeFacts>,
     addresses: Addresses,
@@ -70,15 +72,15 @@ pub(super) struct Node {
     admission: RefCell<admission::NodeFacts>,
     /// Devices that are given to pods.
     devices: RefCell<Vec<Amount>>,
-    /// When a disk was last seen that cannot be written.
+    /// Last time at which a disk was seen that cannot be written or is too full.
     disk_trouble: Cell<Option<Mono>>,
-    /// The Node object without its images. Of a cluster: as the apiserver last had it; `None` until it was read. Of a node
-    /// that stands alone: as it was last shown, for conditions say since when they hold.
+    /// The Node object without its images. In a cluster: as the apiserver last had it; `None` until it was read. On a
+    /// node that stands alone: as it was last shown, because conditions say since when they hold.
     object: RefCell<Option<Object>>,
 }
 
 impl Node {
-    /// A node that nobody has heard of yet.
+    /// Makes the node; no Node object is known yet.
     pub(super) fn new(
         facts: NodeFacts,
         addresses: Addresses,
@@ -97,12 +99,12 @@ impl Node {
         }
     }
 
-    /// What was read at the start.
+    /// Facts that were read at the start.
     pub(super) fn facts(&self) -> &Rc<NodeFacts> {
         &self.facts
     }
 
-    /// What shapes sandboxes and containers, with the addresses of the start.
+    /// Facts that shape sandboxes and containers, with the addresses of the start.
     pub(super) fn context(&self) -> &Rc<NodeContext> {
         &self.context
     }
@@ -112,12 +114,12 @@ impl Node {
         self.host_ips.borrow().clone()
     }
 
-    /// Where the node can be asked from itself.
+    /// Address at which the node is reached from itself.
     pub(super) fn host_ip(&self) -> IpAddr {
         node::own_address(&self.host_ips.borrow())
     }
 
-    /// The Node has these addresses now. None is no news.
+    /// Takes the present addresses of the Node. An empty list changes nothing.
     pub(super) fn set_host_ips(&self, ips: Vec<IpAddr>) {
         let mut known = self.host_ips.borrow_mut();
         if !ips.is_empty() && *known != ips {
@@ -126,23 +128,23 @@ impl Node {
         }
     }
 
-    /// Hands what admission knows of the node to `look`, which must not ask this owner for anything.
+    /// Hands the facts of the node for admission to `look`, which must not ask this owner for anything.
     pub(super) fn with_admission<T>(&self, look: impl FnOnce(&admission::NodeFacts) -> T) -> T {
         look(&self.admission.borrow())
     }
 
-    /// The node is one of a cluster, of which an agent before this one has kept that.
+    /// Takes over the node of a cluster as an agent before this one has kept it.
     pub(super) fn recall(&self, kept: Option<admission::KeptNode>) {
         self.admission.borrow_mut().recall(kept);
     }
 
-    /// Names of the conditions that speak against new pods.
+    /// Sets the names of the conditions that speak against new pods.
     pub(super) fn set_pressure(&self, names: Vec<String>) {
         self.admission.borrow_mut().pressure = names;
     }
 
-    /// Amounts of the devices that are given to pods. What a plugin begins to offer is its own from then on, whatever the Node
-    /// had of it.
+    /// Sets the amounts of the devices that are given to pods. A resource that a plugin begins to offer is the plugin's
+    /// from then on: the Node's own amount of it is dropped.
     pub(super) fn set_devices(&self, amounts: Vec<Amount>) {
         let mut admission = self.admission.borrow_mut();
         admission.devices = amounts.iter().map(|a| a.resource.clone()).collect();
@@ -163,14 +165,14 @@ impl Node {
         (!addresses.is_empty()).then(|| addresses.clone())
     }
 
-    /// The Node as the apiserver has it now, its images taken away.
+    /// Takes the Node as the apiserver has it now, without its images.
     pub(super) fn learn(&self, object: Object) {
         self.admission.borrow_mut().learn(&object);
         self.set_host_ips(node::of_node(&object));
         *self.object.borrow_mut() = Some(object);
     }
 
-    /// All that pods can have, as it is now.
+    /// All resources that pods can have at present.
     fn resources(&self) -> Resources {
         Resources {
             devices: self.devices.borrow().clone(),
@@ -178,7 +180,7 @@ impl Node {
         }
     }
 
-    /// Reads what a Node says. A few small files, and the list of images.
+    /// Reads the facts of a Node that may have changed: a few small files, and the list of images.
     pub(super) async fn gather(
         &self,
         runtime: &dyn RuntimeService,
@@ -194,7 +196,8 @@ impl Node {
         if trouble.is_some() {
             self.disk_trouble.set(Some(now));
         }
-        // A pull that fails over and over for want of room fills and empties the disk: the condition must not come and go with it.
+        // A pull that fails again and again for want of room fills and empties the disk each time: the condition must
+        // not come and go with it.
         let seen = self.disk_trouble.get();
         let has_trouble = seen.is_some_and(|seen| is_recent(seen, now, standing.transition));
         let (Version { name, version }, capabilities) = (runtime.version(), runtime.capabilities());
@@ -234,12 +237,12 @@ impl Node {
         }
     }
 
-    /// The Node to create, and what there is to tell of its first conditions.
+    /// Makes the Node to create, and the events that tell of its first conditions.
     pub(super) fn initial(&self, gathered: &Gathered, wall: Wall) -> (Object, Vec<NodeEvent>) {
         node::initial(&self.view(gathered), wall)
     }
 
-    /// Puts what was gathered into a Node, as last seen in the API or as last shown.
+    /// Puts gathered facts into a Node, as last seen in the API or as last shown.
     pub(super) fn bring_up_to_date(
         &self,
         object: &mut Object,
@@ -252,8 +255,8 @@ impl Node {
         applied
     }
 
-    /// The Node object of this machine, for people: as it is, or would be, registered. `made`: when it was made, if it is
-    /// nowhere yet.
+    /// Makes the Node object of this machine for people, as it is, or would be, registered. `made`: its creation time,
+    /// if it does not exist yet.
     pub(super) async fn show(
         &self,
         runtime: &dyn RuntimeService,
@@ -278,7 +281,8 @@ impl Node {
             }
         };
         if !standing.is_member {
-            // Kept without its largest part, which is made anew each time. What a cluster has is the apiserver's to say.
+            // It is kept without the images, its largest part, which is made anew each time. In a cluster the object
+            // comes from the apiserver alone.
             let images = core::mem::take(&mut object.status.images);
             *self.object.borrow_mut() = Some(object.clone());
             object.status.images = images;
@@ -289,7 +293,7 @@ impl Node {
     }
 }
 
-/// Conditions may have been dated before the clock was right.
+/// Corrects the times of conditions that were dated before the clock was right.
 pub(super) fn put_right(conditions: &mut [NodeCondition], times: &Times) {
     for condition in conditions {
         let since = &mut condition.last_transition_time;
@@ -306,7 +310,8 @@ impl Deref for Node {
     }
 }
 
-/// Why no image can be pulled or imported any more, if the disk is the reason. Images that are there can be used.
+/// Returns the reason why no image can be pulled or imported any more, if it is the disk. Images that are there can be
+/// used.
 fn too_full(fs: &FsInfo) -> Option<String> {
     if fs.read_only {
         return Some("the disk of the images is read-only".into());
@@ -318,7 +323,7 @@ fn too_full(fs: &FsInfo) -> Option<String> {
             RESERVE_BYTES >> 20
         ));
     }
-    // File systems without an inode table say 0 of 0.
+    // File systems without an inode table report 0 of 0 inodes.
     (fs.inodes > 0 && fs.inodes_free <= RESERVE_INODES).then(|| {
         format!(
             "the disk of the images has {} inodes left, {RESERVE_INODES} are kept free: nothing can be pulled or imported",
@@ -337,7 +342,7 @@ fn shown(handler: Handler) -> RuntimeHandler {
     }
 }
 
-/// What a Node says that may change while the agent runs, as it was when it was read.
+/// Facts of a Node that may change while the agent runs, as of their reading.
 pub(super) struct Gathered {
     resources: Resources,
     local: Local,

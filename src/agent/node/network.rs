@@ -1,4 +1,4 @@
-//! Addresses of this machine, as the kernel and the hosts file have them. Nothing here asks the network.
+//! Addresses of this machine, from the kernel and the hosts file. Nothing here asks the network.
 
 use core::net::IpAddr;
 
@@ -9,13 +9,13 @@ use crate::logic::node::{
     Interface, Local, default_interfaces_v4, default_interfaces_v6, in_hosts_file,
 };
 
-/// Bytes read of a table of routes: default routes stand among its first, but for those of a router with many tables.
+/// Most bytes read of a table of routes: default routes are among its first, except on a router with many tables.
 const MAX_ROUTE_BYTES: u64 = 512 * 1024;
-/// Addresses that are looked at: a board has some ten, one with many pods one interface for each.
+/// Most addresses that are looked at: a board has some ten, and with many pods one interface for each.
 const MAX_ADDRESSES: usize = 1024;
 
-/// What this machine knows of its addresses now. `name` is looked up in the hosts file alone: a name server is asked over
-/// the link whose address is sought, and an agent must start without it.
+/// Reads the present addresses of this machine. `name` is looked up in the hosts file alone: a name server is asked
+/// over the link whose address is sought, and an agent must start without it.
 pub(in crate::agent) fn local(name: &str) -> Local {
     Local {
         interfaces: interfaces(),

@@ -1,4 +1,4 @@
-//! What is remembered of each configured pod besides its worker: enough for admission and for asking who uses what.
+//! Facts remembered of each configured pod besides its worker: enough for admission and to find the users of an object.
 
 use crate::{
     api::{Pod, PodUid, pod::CONFIG_HASH, pod_status::QosClass},
@@ -8,33 +8,33 @@ use crate::{
     },
 };
 
-/// One configured pod.
+/// A configured pod.
 #[derive(Clone, Debug)]
 pub(in crate::agent) struct ConfigPod {
-    /// From a source other than the apiserver.
+    /// Set if the pod is from a source other than the apiserver.
     pub(in crate::agent) is_static: bool,
-    /// `metadata.deletionTimestamp` is set.
+    /// Set if `metadata.deletionTimestamp` is.
     pub(in crate::agent) deletion_requested: bool,
-    /// Phase of the delivered object is terminal.
+    /// Set if the phase of the delivered object is terminal.
     pub(in crate::agent) api_phase_terminal: bool,
-    /// Mounts or reads a ConfigMap or Secret.
+    /// Set if the pod mounts or reads a ConfigMap or Secret.
     pub(in crate::agent) uses_objects: bool,
-    /// Has limits of its own on the node's disk.
+    /// Set if the pod has limits of its own on the node's disk.
     pub(in crate::agent) limits_storage: bool,
-    /// Its class.
+    /// QoS class of the pod.
     pub(in crate::agent) qos: QosClass,
-    /// What it takes of the node.
+    /// Resources that the pod takes of the node.
     pub(in crate::agent) takes: ActivePod,
-    /// How it is called, and ended.
+    /// Name and grace periods of the pod.
     pub(in crate::agent) id: Box<Identity>,
 }
 
-/// What tells a pod, and how much time it has to end.
+/// Name of a pod, hash of its mirror, and time that it has to end.
 #[derive(Clone, Debug)]
 pub(in crate::agent) struct Identity {
-    /// Its name.
+    /// Full name of the pod.
     pub(in crate::agent) name: FullName,
-    /// What tells its mirror, of a static pod; empty if it has none.
+    /// Hash that a static pod's mirror carries; empty without one.
     pub(in crate::agent) hash: String,
     /// `metadata.deletionGracePeriodSeconds`.
     deletion_grace_s: Option<i64>,
@@ -43,7 +43,7 @@ pub(in crate::agent) struct Identity {
 }
 
 impl ConfigPod {
-    /// What is remembered of `pod`.
+    /// Takes the facts of `pod` that are remembered.
     #[must_use]
     pub(in crate::agent) fn of(source: Source, pod: &Pod) -> Self {
         let volumes = pod.spec.volumes.iter().any(|v| {
@@ -82,7 +82,7 @@ impl ConfigPod {
         }
     }
 
-    /// What its worker must know of it.
+    /// Facts that the pod's worker needs.
     pub(in crate::agent) fn facts<'a>(&'a self, uid: &'a PodUid) -> PodFacts<'a> {
         PodFacts {
             uid,

@@ -1,4 +1,4 @@
-//! What is known of one pod between events.
+//! Everything that is known of one pod between events.
 
 use super::ConfigPod;
 use crate::{
@@ -10,22 +10,22 @@ use crate::{
     },
 };
 
-/// One pod. An empty one is dropped.
+/// Everything that is known of one pod. An empty entry is dropped.
 #[derive(Debug, Default)]
 pub(super) struct PodEntry {
-    /// As a source has it.
+    /// Facts of the pod from its source; `None` if no source has it.
     pub(super) config: Option<ConfigPod>,
-    /// The status to tell: of configured pods and of pods on their way out.
+    /// Status to tell, of configured pods and of pods on their way out.
     pub(super) status: StatusCache,
-    /// Since when it is known, as long as it has not run yet.
+    /// Time at which the pod became known, as long as it has not run yet.
     pub(super) starting: Option<Mono>,
-    /// Records of it that are being written, or are written and not told to the loop yet: nobody wants it on paper, yet
-    /// nothing of it may be removed.
+    /// Number of the pod's records that are being written, or are written and not told to the loop yet. No source need
+    /// have the pod then, yet nothing of it may be removed.
     pub(super) arriving: u32,
-    /// Its containers that had succeeded a boot ago, and of which the runtime has forgotten. None as a rule.
+    /// Containers of the pod that had succeeded a boot ago and that the runtime has forgotten. None as a rule.
     #[expect(clippy::box_collection, reason = "one word for each of many pods")]
     pub(super) succeeded: Option<Box<Vec<ContainerStatus>>>,
-    /// This agent has made its cgroup, or brought its limits up to date.
+    /// Set if this agent has made the pod's cgroup, or brought its limits up to date.
     pub(super) limited: bool,
 }
 
@@ -35,7 +35,7 @@ const _: () = assert!(
 );
 
 impl PodEntry {
-    /// Whether nothing is known of the pod.
+    /// Returns true if nothing is known of the pod.
     pub(super) fn is_empty(&self) -> bool {
         let Self {
             config,
@@ -53,7 +53,7 @@ impl PodEntry {
             && !limited
     }
 
-    /// Whether the pod counts for admission and shares.
+    /// Returns true if the pod counts for admission and shares.
     pub(super) fn is_active(&self, uid: &PodUid, table: &PodTable) -> bool {
         let config = self.config.as_ref();
         dispatch::is_active(Activity {

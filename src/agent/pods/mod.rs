@@ -2,13 +2,13 @@
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `config` | what is remembered of a configured pod |
+//! | `config` | facts remembered of a configured pod |
 //! | `entry` | one pod's entry |
 //!
-//! An entry begins with whatever is first known of a pod (its record is being written, a source has it, it has a status, the
-//! runtime has something of it) and ends in one place, when nothing is known any more. At most as many as configured pods,
-//! pods on their way in and out, and pods that the runtime knows: the pod table and the sources bound all three.
-//! Specs are not here: they are read from their records.
+//! An entry begins with the first fact that is known of a pod (its record is being written, a source has it, it has a
+//! status, the runtime has something of it) and ends in one place, when nothing is known any more. There are at most as
+//! many as configured pods, pods on their way in and out, and pods that the runtime knows: the pod table and the
+//! sources bound all three. Specs are not here: they are read from their records.
 
 mod config;
 mod entry;
@@ -48,7 +48,7 @@ const MARGIN_SLOTS: u16 = 20;
 /// Containers whose restarts can be delayed: eight a pod of the largest table; see [`Backoff`] for when it is full.
 pub(super) const BACKOFF_ENTRIES_PER_POD: usize = 8;
 
-/// Places of the pod table.
+/// Capacity of the pod table.
 pub(super) fn slots(cfg: &Config) -> Capacity {
     Capacity {
         max_pods: u16::try_from(cfg.max_pods).unwrap_or(u16::MAX / 2),
@@ -57,23 +57,23 @@ pub(super) fn slots(cfg: &Config) -> Capacity {
     }
 }
 
-/// See the module's words.
+/// Owner of all that is known of pods; see the module.
 pub(super) struct Pods {
     entries: BTreeMap<PodUid, PodEntry>,
     table: PodTable,
-    /// Why containers did not start.
+    /// Reasons why containers did not start.
     reasons: ReasonCache,
     /// Crash-loop delays.
     crash_loop: Backoff,
     totals: Totals,
-    /// As of the last pass of housekeeping.
+    /// Counts as of the last pass of housekeeping.
     gauges: Gauges,
-    /// Records wait for a disk that cannot be written.
+    /// Set while records wait for a disk that cannot be written.
     records_wait: bool,
 }
 
 impl Pods {
-    /// No pod is known yet. `seed` spreads delays.
+    /// Makes the owner; no pod is known yet. `seed` spreads delays.
     pub(super) fn new(cfg: &Config, seed: u64) -> Self {
         let slots = slots(cfg);
         let delays = slots.slots() * BACKOFF_ENTRIES_PER_POD;
@@ -101,24 +101,24 @@ impl Pods {
         changed
     }
 
-    // What sources say.
+    // Sources.
 
-    /// A source has the pod, or has it differently.
+    /// Takes the facts of a pod that is new or changed in its source.
     pub(super) fn configure(&mut self, uid: &PodUid, pod: ConfigPod) {
         self.change(uid, |entry| entry.config = Some(pod));
     }
 
-    /// No source has the pod any more. Returns what one had.
+    /// Drops the facts of a pod that no source has any more, and returns them.
     pub(super) fn unconfigure(&mut self, uid: &PodUid) -> Option<ConfigPod> {
         self.change(uid, |entry| entry.config.take())
     }
 
-    /// Whether a source has the pod.
+    /// Returns true if a source has the pod.
     pub(super) fn is_configured(&self, uid: &PodUid) -> bool {
         self.config(uid).is_some()
     }
 
-    /// What a source said of the pod; `None` if none has it.
+    /// Facts of the pod from its source; `None` if no source has it.
     pub(super) fn config(&self, uid: &PodUid) -> Option<&ConfigPod> {
         self.entries.get(uid)?.config.as_ref()
     }
@@ -140,29 +140,29 @@ impl Pods {
         wanted.map(|(uid, _)| uid.clone()).collect()
     }
 
-    /// A pod's record is about to be written. [`Pods::arrived`] follows for each.
+    /// Notes that a pod's record is about to be written. [`Pods::arrived`] follows for each.
     pub(super) fn arrives(&mut self, uid: &PodUid) {
         self.change(uid, |entry| entry.arriving += 1);
     }
 
-    /// The loop knows the pod now, or its record could not be written.
+    /// Notes that the loop knows the pod now, or that its record could not be written.
     pub(super) fn arrived(&mut self, uid: &PodUid) {
         self.change(uid, |entry| {
             entry.arriving = entry.arriving.saturating_sub(1);
         });
     }
 
-    /// Whether a record of the pod is being written, or was and the loop has not heard of it.
+    /// Returns true if a record of the pod is being written, or is written and the loop has not been told yet.
     pub(super) fn is_arriving(&self, uid: &PodUid) -> bool {
         self.entries.get(uid).is_some_and(|e| e.arriving > 0)
     }
 
-    /// Whether any pod is.
+    /// Returns true if a record of any pod is being written, or is written and the loop has not been told yet.
     pub(super) fn some_arrive(&self) -> bool {
         self.entries.values().any(|e| e.arriving > 0)
     }
 
-    /// Whether nobody here wants the pod any more: not configured, without a worker, not on its way in.
+    /// Returns true if the pod has no owner here any more: not configured, without a worker, not on its way in.
     pub(super) fn is_unclaimed(&self, uid: &PodUid) -> bool {
         !self.is_configured(uid) && !self.is_arriving(uid) && !self.has_worker(uid)
     }
@@ -174,22 +174,22 @@ impl Pods {
         &self.table
     }
 
-    /// Whether the pod has a worker.
+    /// Returns true if the pod has a worker.
     pub(super) fn has_worker(&self, uid: &PodUid) -> bool {
         self.table.handle(uid).is_some()
     }
 
-    /// UID of the pod in a slot; `None` if the slot is another's by now.
+    /// UID of the pod in a slot; `None` if the slot is another pod's by now.
     pub(super) fn uid(&self, handle: Handle) -> Option<PodUid> {
         self.table.identity(handle).map(|i| i.uid.clone())
     }
 
-    /// Whether the pod is to end, or has ended.
+    /// Returns true if the pod is to end, or has ended.
     pub(super) fn is_to_end(&self, uid: &PodUid) -> bool {
         self.table.is_pod_termination_requested(uid)
     }
 
-    /// Whether the pod begins once more under its UID as soon as it has ended.
+    /// Returns true if the pod begins once more under its UID as soon as it has ended.
     pub(super) fn comes_back(&self, uid: &PodUid) -> bool {
         self.table.is_restart_requested(uid)
     }
@@ -209,7 +209,7 @@ impl Pods {
         entry.is_active(uid, &self.table).then_some(config)
     }
 
-    /// Active pods other than `uid` and `gone`, and what they take of the node.
+    /// Active pods other than `uid` and `gone`, and the resources that they take of the node.
     pub(super) fn active_but(
         &self,
         uid: &PodUid,
@@ -222,7 +222,7 @@ impl Pods {
             .unzip()
     }
 
-    /// What the active pods ask for together.
+    /// Requests of all active pods together.
     pub(super) fn asked(&self) -> Asked {
         let sum = |qos, name: &str| {
             self.active()
@@ -237,7 +237,7 @@ impl Pods {
         }
     }
 
-    /// What housekeeping must know of a configured pod.
+    /// Facts of a configured pod for housekeeping.
     pub(super) fn for_housekeeping<'a>(
         &self,
         uid: &'a PodUid,
@@ -266,7 +266,7 @@ impl Pods {
         self.table.resync(uid, now);
     }
 
-    /// A call of a worker has ended.
+    /// Takes the end of a worker's call.
     pub(super) fn on_done(&mut self, handle: Handle, outcome: Outcome, now: Mono) {
         self.table.on_done(handle, outcome, now);
     }
@@ -278,12 +278,12 @@ impl Pods {
         self.table.on_timeout(&is_configured, now);
     }
 
-    /// The next thing that a worker wants done.
+    /// Returns the next effect that a worker wants.
     pub(super) fn poll_effect(&mut self, ages: &dyn StatusAge, now: Mono) -> Option<Effect> {
         self.table.poll_effect(ages, now)
     }
 
-    /// Forgets workers that have ended and are no longer configured. Returns what is known of each that is left.
+    /// Forgets workers that have ended and are no longer configured. Returns the state of each worker that is left.
     pub(super) fn sync_known(&mut self) -> Vec<crate::logic::pod_table::Known> {
         let entries = &self.entries;
         let is_configured = |uid: &PodUid| entries.get(uid).is_some_and(|e| e.config.is_some());
@@ -316,19 +316,19 @@ impl Pods {
         })
     }
 
-    /// Everything of the pod is cleaned up: stores its last status (SM-10, DEL-03).
+    /// Stores the last status of a pod that is cleaned up (SM-10, DEL-03).
     pub(super) fn finish_status(&mut self, pod: &Pod, now: Wall) -> Update {
         self.change(&pod.metadata.uid, |entry| entry.status.finish(pod, now))
     }
 
-    /// The clock is right for the first time: what was dated before it was moves.
+    /// Corrects times that were noted before the clock was right.
     pub(super) fn redate(&mut self, clock: &ClockHistory) {
         for entry in self.entries.values_mut() {
             entry.status.redate(clock);
         }
     }
 
-    /// Drops the status: a finished static pod is started again under its UID (CLEAN-09).
+    /// Drops the status of a finished static pod that is started again under its UID (CLEAN-09).
     pub(super) fn forget_status(&mut self, uid: &PodUid) {
         self.change(uid, |entry| {
             entry.status = StatusCache::default();
@@ -336,20 +336,20 @@ impl Pods {
         });
     }
 
-    /// The pod's containers that had succeeded a boot ago, and of which the runtime has forgotten.
+    /// Containers of the pod that had succeeded a boot ago and that the runtime has forgotten.
     pub(super) fn succeeded(&self, uid: &PodUid) -> &[ContainerStatus] {
         let entry = self.entries.get(uid);
         let kept = entry.and_then(|entry| entry.succeeded.as_deref());
         kept.map_or(&[], Vec::as_slice)
     }
 
-    /// These had; none if the pod starts over.
+    /// Sets the containers of the pod that had succeeded a boot ago; none if the pod starts over.
     pub(super) fn set_succeeded(&mut self, uid: &PodUid, containers: Vec<ContainerStatus>) {
         let kept = (!containers.is_empty()).then(|| Box::new(containers));
         self.change(uid, |entry| entry.succeeded = kept);
     }
 
-    /// Drops what is known of pods without a worker: since when they are starting, and the statuses that are not to be kept
+    /// Drops facts of pods without a worker: the time since which they start, and the statuses that are not to be kept
     /// (CLEAN-04).
     pub(super) fn retain(
         &mut self,
@@ -369,7 +369,7 @@ impl Pods {
         });
     }
 
-    /// All of it, for the writer of statuses.
+    /// Returns a view of all that is known of pods, for the writer of statuses.
     pub(super) const fn known(&self) -> Known<'_> {
         Known {
             entries: &self.entries,
@@ -379,32 +379,33 @@ impl Pods {
 
     // Starts.
 
-    /// The pod is new, and nothing of it runs: it is starting since `now`, if not since before.
+    /// Notes that the pod is new and nothing of it runs: it is starting since `now`, if not since an earlier time.
     pub(super) fn note_created(&mut self, uid: &PodUid, now: Mono) {
         self.change(uid, |entry| _ = entry.starting.get_or_insert(now));
     }
 
-    /// The pod runs for the first time, or never will. Returns since when it is known; `None` if it ran before.
+    /// Notes that the pod runs for the first time, or never will. Returns the time at which it became known; `None` if
+    /// it ran before.
     pub(super) fn take_start(&mut self, uid: &PodUid) -> Option<Mono> {
         self.change(uid, |entry| entry.starting.take())
     }
 
-    /// Whether this agent has given the pod's cgroup its limits.
+    /// Returns true if this agent has given the pod's cgroup its limits.
     pub(super) fn is_limited(&self, uid: &PodUid) -> bool {
         self.entries.get(uid).is_some_and(|e| e.limited)
     }
 
-    /// The pod's cgroup has its limits, or has gone.
+    /// Notes that the pod's cgroup has its limits, or is gone.
     pub(super) fn set_limited(&mut self, uid: &PodUid, limited: bool) {
         self.change(uid, |entry| entry.limited = limited);
     }
 
-    /// Why containers did not start.
+    /// Reasons why containers did not start.
     pub(super) const fn reasons(&self) -> &ReasonCache {
         &self.reasons
     }
 
-    /// A container did not start.
+    /// Keeps the reason why a container did not start.
     pub(super) fn start_failed(
         &mut self,
         uid: &PodUid,
@@ -415,7 +416,7 @@ impl Pods {
         self.reasons.failed(uid, container, reason, message);
     }
 
-    /// A container started.
+    /// Forgets the reason, as the container started.
     pub(super) fn started(&mut self, uid: &PodUid, container: &str) {
         self.reasons.started(uid, container);
     }
@@ -425,8 +426,8 @@ impl Pods {
         self.reasons.forget_pod(uid);
     }
 
-    /// Grants a start, and has the next one wait longer, or says how long this one has to wait. `ended`: when the instance
-    /// before it did. `all`: its end restarts the whole pod.
+    /// Grants a start and makes the next one wait longer, or says how long this one has to wait. `ended`: the end of
+    /// the instance before. `all`: its end restarts the whole pod.
     pub(super) fn grant_start(
         &mut self,
         pod: &Pod,
@@ -464,7 +465,7 @@ impl Pods {
         self.totals
     }
 
-    /// Counts something.
+    /// Changes the counters.
     pub(super) fn count(&mut self, count: impl FnOnce(&mut Totals)) {
         count(&mut self.totals);
     }
@@ -474,30 +475,30 @@ impl Pods {
         self.gauges
     }
 
-    /// Housekeeping has counted.
+    /// Takes the counts of housekeeping.
     pub(super) const fn set_gauges(&mut self, gauges: Gauges) {
         self.gauges = gauges;
     }
 
-    /// Whether records wait for a disk that cannot be written.
+    /// Returns true if records wait for a disk that cannot be written.
     pub(super) const fn records_wait(&self) -> bool {
         self.records_wait
     }
 
-    /// Records wait for the disk, or no longer do.
+    /// Notes that records wait for the disk, or no longer do.
     pub(super) const fn set_records_wait(&mut self, wait: bool) {
         self.records_wait = wait;
     }
 }
 
-/// A look at what is known of pods.
+/// A view of all that is known of pods.
 pub(super) struct Known<'a> {
     entries: &'a BTreeMap<PodUid, PodEntry>,
     table: &'a PodTable,
 }
 
 impl<'a> Known<'a> {
-    /// What the writer of statuses must know of a pod, by the agent's own UID.
+    /// Facts of a pod for the writer of statuses, by the agent's own UID.
     pub(super) fn truth(&self, uid: &PodUid) -> Option<Truth<'a>> {
         let status = &self.entries.get(uid)?.status;
         Some(Truth {

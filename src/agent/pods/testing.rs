@@ -1,4 +1,4 @@
-//! What tests ask of pods. Only built for tests.
+//! Questions of tests about pods. Only built for tests.
 
 use alloc::collections::BTreeMap;
 
@@ -6,19 +6,19 @@ use super::Pods;
 use crate::api::{PodStatus, PodUid};
 
 impl Pods {
-    /// All stored statuses.
+    /// All stored statuses, by UID.
     pub(in crate::agent) fn statuses(&self) -> BTreeMap<&PodUid, &PodStatus> {
         let stored = self.entries.iter();
         let stored = stored.map(|(uid, e)| Some((uid, e.status.get()?)));
         stored.flatten().collect()
     }
 
-    /// Whether anything is known of the pod.
+    /// Returns true if anything is known of the pod.
     pub(in crate::agent) fn holds(&self, uid: &PodUid) -> bool {
         self.entries.contains_key(uid)
     }
 
-    /// Whether some pod has not run yet.
+    /// Returns true if some pod has not run yet.
     pub(in crate::agent) fn some_start(&self) -> bool {
         self.entries.values().any(|e| e.starting.is_some())
     }

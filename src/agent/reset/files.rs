@@ -1,4 +1,4 @@
-//! The directories of a reset: what is the agent's own in them goes, what an operator put there stays.
+//! The directories of a reset: entries of the agent go, entries of an operator stay.
 
 use std::{
     fs, io,
@@ -12,8 +12,8 @@ use crate::{
     sys::{lock, mount, remove},
 };
 
-/// What lies in the root directory beside images: all of it is the agent's own. Secrets are among `objects`, and in what a URL
-/// gave. The node's certificates stay: a kubeconfig names them.
+/// Entries of the root directory beside images: all of it is the agent's own. Secrets are among `objects`, and in the
+/// manifests that a URL gave. The node's certificates stay: a kubeconfig names them.
 const ROOT_ENTRIES: [&str; 13] = [
     "pods",
     "objects",
@@ -29,22 +29,22 @@ const ROOT_ENTRIES: [&str; 13] = [
     "pod-cidrs",
     "update",
 ];
-/// Images, and who may use them.
+/// Entries for images, and for the pods that may use them.
 const IMAGE_ENTRIES: [&str; 2] = ["images", "image_manager"];
 /// Name of the lock of a directory.
 const LOCK: &str = "picolet.lock";
 
-/// What could not be removed.
+/// A path that could not be removed, and why.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum KeptError {
     #[error("{}", .0.display())]
     Io(PathBuf, #[source] io::Error),
-    /// A volume that could not be unmounted has somebody's data behind it: nothing below is deleted through a mount.
+    /// A volume could not be unmounted. Nothing below it is deleted: the data behind a mount belongs to somebody else.
     #[error("{} is still mounted", .0.display())]
     Mounted(PathBuf),
 }
 
-/// `path` stays.
+/// Makes the error of a `path` that stays.
 fn kept(path: &Path) -> impl FnOnce(io::Error) -> KeptError {
     let path = path.to_owned();
     move |e| KeptError::Io(path, e)
@@ -61,19 +61,19 @@ pub(super) fn remove_run(run: &Path) -> Result<(), KeptError> {
     }
     let gone = mount::unbind(run).map_err(kept(run));
     result = result.and(gone);
-    // What the operator mounted there stays, empty.
+    // A disk that the operator mounted there stays, empty.
     let _ = fs::remove_dir(run);
     result
 }
 
-/// Names of what is the agent's own in the root directory.
+/// Names of the agent's own entries in the root directory.
 fn entries(images: bool) -> impl Iterator<Item = &'static str> {
     let own = ROOT_ENTRIES.iter().copied();
     let of_images = IMAGE_ENTRIES.into_iter().filter(move |_| images);
     own.chain(of_images)
 }
 
-/// What is there of that, with how many entries each directory has.
+/// Lists the agent's own entries that the root directory has, with the number of entries in each directory.
 pub(super) fn root_entries(root: &Path, images: bool) -> Vec<(PathBuf, usize)> {
     let paths = entries(images).map(|name| root.join(name));
     let there = paths.filter(|path| path.exists());
@@ -82,12 +82,12 @@ pub(super) fn root_entries(root: &Path, images: bool) -> Vec<(PathBuf, usize)> {
         .collect()
 }
 
-/// Whether an agent holds the lock of a directory.
+/// Returns true if an agent holds the lock of a directory.
 pub(super) fn is_locked(dir: &Path) -> bool {
     lock::is_locked(&dir.join(LOCK)).unwrap_or(false)
 }
 
-/// Removes what is the agent's own in the root directory, and the directory itself if nothing else is there.
+/// Removes the agent's own entries of the root directory, and the directory itself if nothing else is there.
 pub(super) fn remove_root(root: &Path, images: bool) -> Result<(), KeptError> {
     let pods = root.join("pods");
     let mounts = mount::mounts_below(&pods).map_err(kept(&pods))?;
@@ -132,7 +132,7 @@ pub(super) fn remove_logs(pods: &Path, links: &Path) -> Result<(), KeptError> {
         }
     }
     for dir in [pods, links] {
-        // Others may have theirs there.
+        // Other programs may have their logs there.
         let _ = fs::remove_dir(dir);
     }
     result
@@ -171,7 +171,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// It may be a mount point itself; what lies in it is none.
+/// Removes a directory. The directory may be a mount point itself; nothing below it is one.
 fn remove_dir(path: &Path) -> io::Result<()> {
     let entries = fs::read_dir(path)?.collect::<Result<Vec<_>, _>>()?;
     for entry in entries {

@@ -1,10 +1,11 @@
-//! `picolet reset`: removes everything that agents made with one configuration. What an operator put down stays: manifests,
+//! `picolet reset`: removes everything that agents made with one configuration. Files of an operator stay: manifests,
 //! the configuration, archives in the drop-in directory, seccomp profiles.
 //!
-//! Each step goes on after an error and may be repeated: a reset that was interrupted is finished by the next.
+//! The reset goes on after an error of a step, and each step may be repeated: the next reset finishes one that was
+//! interrupted.
 //!
-//! Pods get the grace of their manifests. Their hooks are the agent's to run: they run if a running agent is told to end
-//! them first, which is what `--stop` does.
+//! Pods get the grace of their manifests. Only an agent runs their hooks: with `--stop` a running agent is told to end
+//! the pods first.
 
 mod files;
 mod remains;
@@ -44,17 +45,17 @@ use crate::{
     volume::{VolumeError, Volumes},
 };
 
-/// How often the locks of an agent that was told to end are tried, and the pause between: its process outlives its answer
-/// by the time a process takes to exit.
+/// Number of tries to take the locks of an agent that was told to end, and the pause between them: its process outlives
+/// its answer by the time a process takes to exit.
 const LOCK_TRIES: u32 = 100;
 const LOCK_PAUSE: Duration = Duration::from_millis(100);
 
-/// What a reset shall do.
+/// Options of a reset.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Choice {
-    /// Images stay.
+    /// Set if images stay.
     pub keep_images: bool,
-    /// No pod gets more seconds than this to end.
+    /// Most seconds that a pod gets to end.
     pub grace_s: Option<i64>,
 }
 
@@ -72,7 +73,7 @@ pub struct Locked {
     _neighbours: Vec<fs::File>,
 }
 
-/// Why a reset cannot begin: one line for the operator.
+/// Reason why a reset cannot begin: one line for the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum ResetError {
     /// The flags or the configuration are wrong, this is not root, or an agent or a kubelet uses what would be removed.
@@ -90,7 +91,7 @@ impl From<StartError> for ResetError {
 }
 
 impl Reset {
-    /// The reset of what the agent with the flags `words` made.
+    /// Makes the reset of everything that the agent with the flags `words` made.
     ///
     /// # Errors
     /// The flags or the configuration are wrong, or this is not root.
@@ -103,7 +104,7 @@ impl Reset {
         run::start_logging(cfg.verbosity);
         log::set_max_level(log::LevelFilter::Warn);
         run::check_ground()?;
-        // The mount table knows real paths only.
+        // The mount table has real paths only.
         for dir in [&mut cfg.dirs.root, &mut cfg.dirs.run] {
             if let Ok(real) = fs::canonicalize(&*dir) {
                 *dir = real;
@@ -112,25 +113,25 @@ impl Reset {
         Ok(Self { cfg, choice })
     }
 
-    /// What there is to remove, one thing a line. Empty: nothing.
+    /// Lists the things to remove, one thing a line; empty if there are none.
     #[must_use]
     pub fn survey(&self) -> Vec<String> {
         survey::lines(&self.cfg, self.choice.keep_images)
     }
 
-    /// Where an agent of this configuration listens.
+    /// Socket on which an agent of this configuration listens.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.cfg.dirs.socket
     }
 
-    /// Whether an agent of this configuration runs.
+    /// Returns true if an agent of this configuration runs.
     #[must_use]
     pub fn agent_runs(&self) -> bool {
         files::is_locked(&self.cfg.dirs.root) || files::is_locked(&self.cfg.dirs.run)
     }
 
-    /// Takes the locks of the agent; with `wait` one that ends is waited for.
+    /// Takes the locks of the agent; with `wait` an agent that is ending is waited for.
     ///
     /// # Errors
     /// An agent or a kubelet uses what would be removed, or the directories cannot be used.
@@ -165,7 +166,7 @@ impl Reset {
 impl Locked {
     /// Removes everything.
     ///
-    /// Errors: what could not be removed, one line each; the rest was tried.
+    /// Errors: the things that could not be removed, one line each; the rest was tried.
     pub fn carry_out(self) -> Result<(), Vec<String>> {
         smol::block_on(self.reset.remove_all())
     }
@@ -178,7 +179,7 @@ impl Reset {
         match self.cgroups() {
             Ok(cgroups) => {
                 left.note("containers", self.remove_runtime(cgroups.clone()).await);
-                // What the runtime knew nothing of; this also ends its processes.
+                // Groups that the runtime does not know of; this also ends their processes.
                 for path in groups(cfg) {
                     left.note(&path, cgroups.destroy(&path).await);
                 }
@@ -207,7 +208,7 @@ impl Reset {
         }
     }
 
-    /// Those of the machine. Slices are systemd's, where it is there.
+    /// Opens the cgroups of the machine. Slices are systemd's, where it is there.
     fn cgroups(&self) -> Result<Cgroups, CgroupError> {
         let cgroups = Cgroups::detect()?;
         if self.cfg.runtime.endpoints.is_none() {
@@ -224,7 +225,7 @@ impl Reset {
         })
     }
 
-    /// Ends and removes what the records of the run directory tell of: containers, networks, namespaces, the bridge.
+    /// Ends and removes everything in the records of the run directory: containers, networks, namespaces, the bridge.
     async fn remove_runtime(&self, cgroups: Cgroups) -> Result<(), RuntimeError> {
         if let Some(endpoints) = &self.cfg.runtime.endpoints {
             return self.empty_runtime(endpoints, cgroups).await;
@@ -234,7 +235,7 @@ impl Reset {
         runtime.reset().await
     }
 
-    /// What runs containers here, for what is left of them.
+    /// Opens the runtime of this machine's containers, to end and remove the remaining ones.
     async fn open_runtime(&self, cgroups: Cgroups) -> Result<Runc, RuntimeError> {
         let failed = |e: &dyn Error| RuntimeError::Failed(chain(e));
         let cfg = &self.cfg;
@@ -242,14 +243,14 @@ impl Reset {
         let host = runc::host::facts(&cgroups);
         let settings = backends::runc_settings(cfg, host, Arc::new(OwnedFd::from(exe)));
         let lane = Lane::start("disk").map_err(|e| failed(&e))?;
-        // The backend asks for images only to make containers of.
+        // The backend needs images only to make containers.
         let store = cfg.dirs.run.join("no-images");
         let opened = StoreImages::open(store, Settings::default(), lane.clone(), lane.clone());
         let images = opened.await.map_err(|e| failed(&e))?;
         Runc::open(settings, Box::new(images), lane, cgroups).await
     }
 
-    /// Ends and removes all pods of a runtime that is somebody else's; its images stay.
+    /// Ends and removes all pods of a runtime that another program runs; its images stay.
     async fn empty_runtime(
         &self,
         endpoints: &Endpoints,
@@ -279,7 +280,7 @@ impl Reset {
         executor.run(emptied).await
     }
 
-    /// Ends all pods as far as they let themselves be ended; the rest is killed by what follows.
+    /// Ends all pods as far as they can be ended; the following steps kill the rest.
     async fn end_pods(
         &self,
         runtime: &dyn RuntimeService,
@@ -335,7 +336,7 @@ impl Reset {
                     Timer::after((started + grace) - clock::mono()).await;
                 };
                 turn.or(late).await;
-                // Who names a shorter one waits no longer than that: kubeadm asks anew after two seconds.
+                // A shorter grace that the caller named holds here, too: kubeadm asks anew after two seconds.
                 let left = kill::stop_grace(left_s()).min(most);
                 let stopped = runtime.stop_container(&target.id, left);
                 if let Err(e) = stopped.await {
@@ -348,7 +349,7 @@ impl Reset {
     }
 }
 
-/// The groups of pods and of shims. Those of a runtime may have been made in either way.
+/// The groups of pods and of shims. The groups of a runtime may have been made by either cgroup driver.
 fn groups(cfg: &Config) -> Vec<String> {
     let root = &cfg.cgroup.tree.root;
     let tree = |driver| {
@@ -363,7 +364,7 @@ fn groups(cfg: &Config) -> Vec<String> {
     groups
 }
 
-/// What could not be removed, one line each.
+/// Things that could not be removed, one line each.
 #[derive(Default)]
 struct Left(Vec<String>);
 
@@ -375,10 +376,10 @@ impl Left {
     }
 }
 
-/// Why volumes stay.
+/// Reason why volumes stay.
 #[derive(Debug, thiserror::Error)]
 enum VolumesError {
-    /// Nobody knows which there are.
+    /// The volumes that exist are not known.
     #[error(transparent)]
     Io(#[from] io::Error),
     #[error(transparent)]

@@ -1,7 +1,7 @@
-//! The pods that agents left on this machine, for who asks as if this were a container runtime (KADM-16).
+//! The pods that agents left on this machine, shown as a container runtime shows its pods (KADM-16).
 //!
-//! Listing reads records and disturbs nobody. To stop and remove takes the locks of the agent, as a reset does: an agent that
-//! runs would start the pod again.
+//! Listing reads records and disturbs no agent. Stopping and removing take the locks of the agent, as a reset does: a
+//! running agent would start the pod again.
 
 use alloc::rc::{Rc, Weak};
 use core::cell::RefCell;
@@ -28,13 +28,13 @@ use crate::{
 
 /// Seconds that a container has to end: kubeadm waits two for each call.
 const GRACE_S: i64 = 1;
-/// Sandboxes that are shown; there are fewer pods.
+/// Most sandboxes that are shown; there are fewer pods.
 const MAX_SANDBOXES: usize = 4096;
 
-/// What one client is shown. The locks are held as long as a client is there that needed them.
+/// View of one client of the pods that are left. The locks are held as long as a client is there that needed them.
 pub struct Remains {
     reset: Reset,
-    /// Of all clients.
+    /// Runtime, records and locks, shared by all clients.
     opened: Rc<Mutex<Weak<Opened>>>,
     mine: RefCell<Option<Rc<Opened>>>,
 }
@@ -46,10 +46,10 @@ struct Opened {
 }
 
 impl Remains {
-    /// Of the agent with the flags `words`.
+    /// Makes the view for the first client, of the agent with the flags `words`.
     ///
     /// # Errors
-    /// As [`Reset::new`]; and somebody else runs the containers.
+    /// As [`Reset::new`]; and a runtime of another process has the pods.
     pub fn new(words: Vec<OsString>) -> Result<Self, ResetError> {
         let choice = Choice {
             keep_images: true,
@@ -68,7 +68,7 @@ impl Remains {
         })
     }
 
-    /// For another client.
+    /// Makes the view for another client.
     #[must_use]
     pub fn again(&self) -> Self {
         Self {
@@ -118,7 +118,7 @@ impl Remains {
         Ok(records)
     }
 
-    /// Whose sandbox it is; `None`: nobody's.
+    /// Finds the pod of a sandbox; `None`: no record has this sandbox.
     fn pod_of(&self, id: &SandboxId) -> Result<Option<PodUid>, RuntimeError> {
         let mut records = self.records()?.into_iter();
         let found = records.find(|record| record.id == *id);

@@ -1,4 +1,4 @@
-//! What a reset would remove, told without touching anything.
+//! The things that a reset would remove, told without touching anything.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -14,7 +14,7 @@ use crate::{
     sys::mount,
 };
 
-/// One thing a line, pods first; empty if there is nothing.
+/// Lists the things that a reset would remove, one thing a line, pods first; empty if there are none.
 pub(super) fn lines(cfg: &Config, keep_images: bool) -> Vec<String> {
     let dirs = &cfg.dirs;
     let mut lines = pods(cfg);
@@ -30,7 +30,7 @@ pub(super) fn lines(cfg: &Config, keep_images: bool) -> Vec<String> {
         }
     }
     for dir in [&dirs.run, &dirs.root] {
-        // The directory itself is one where the agent shares its mounts.
+        // The directory itself is a mount where the agent shares its mounts.
         let mounts = mount::mounts_below(dir).unwrap_or_default();
         let below = mounts.iter().filter(|m| *m != dir).count();
         if below > 0 {
@@ -72,7 +72,7 @@ pub(super) fn lines(cfg: &Config, keep_images: bool) -> Vec<String> {
     lines
 }
 
-/// The pods that there are sandboxes or directories of.
+/// Lists the pods that have a sandbox or a directory.
 fn pods(cfg: &Config) -> Vec<String> {
     let mut known: BTreeMap<PodUid, Option<String>> = BTreeMap::new();
     for name in files::names(&cfg.dirs.pods()) {

@@ -1,4 +1,4 @@
-//! One line of a dump: its form, and how it is made of what the loop knows.
+//! Lines of a dump: their form, and how they are made from the loop's events and effects.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -17,15 +17,15 @@ use crate::{
 /// Bytes of one text in a line; names and ids are shorter.
 pub(super) const MAX_TEXT_BYTES: usize = 320;
 
-/// Another line of a dump; exactly one of the two is there.
+/// A line of a dump after its header; exactly one of `heard` and `done` is set.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::agent) struct Line {
     /// Milliseconds since the machine was switched on.
     pub(in crate::agent) t: u64,
-    /// What the loop heard.
+    /// Input of the loop.
     #[serde(rename = "in", default, skip_serializing_if = "Option::is_none")]
     pub(in crate::agent) heard: Option<Heard>,
-    /// What it made be done.
+    /// Output of the loop.
     #[serde(rename = "out", default, skip_serializing_if = "Option::is_none")]
     pub(in crate::agent) done: Option<Made>,
 }
@@ -36,19 +36,19 @@ pub(in crate::agent) struct Line {
 pub(in crate::agent) enum Heard {
     /// A pod is new in its source.
     Add(Seen),
-    /// It changed, deletion included.
+    /// A pod changed in its source, deletion included.
     Update(Seen),
-    /// Only its status differs.
+    /// Only the status of a pod differs in its source.
     Reconcile(Seen),
-    /// It is no longer in its source.
+    /// A pod is no longer in its source.
     Remove { pod: String },
-    /// Somebody wants it to end and start anew.
+    /// A local command: end the pod and start it anew.
     Restart { pod: String },
     /// ConfigMaps or Secrets changed.
     Objects,
     /// Images were imported.
     Images,
-    /// The runtime was found changed.
+    /// A change was found at the runtime.
     Pleg {
         pod: String,
         kind: String,
@@ -56,64 +56,64 @@ pub(in crate::agent) enum Heard {
     },
     /// A record of a pod could not be written.
     Unrecorded { pod: String },
-    /// It could not be read.
+    /// The record of a pod could not be read.
     Unread {
         pod: String,
-        /// `create`, `show`, `image`, `evict`: for what.
+        /// Purpose of the read: `create`, `show`, `image`, `evict`.
         wanted: String,
     },
-    /// Whether records wait for a disk that cannot be written.
+    /// Records wait for a disk that cannot be written (true), or no longer do.
     RecordsWait(bool),
-    /// The runtime was listed, for the first time or after that had failed for too long.
+    /// The runtime was listed, for the first time or after listing had failed for too long.
     #[serde(rename_all = "camelCase")]
     Listed {
-        /// Age of the list before.
+        /// Age of the list before, in milliseconds.
         after_ms: Option<u64>,
     },
-    /// Whether the runtime and its network are ready, as it says for the first time, after a long silence, or otherwise
-    /// than before.
+    /// Readiness of the runtime and of its network: the first report, one after a long silence, or one that differs
+    /// from the report before.
     Conditions { runtime: bool, network: bool },
-    /// A call of a worker came to something.
+    /// A call of a worker reported a step.
     Step(Stepped),
-    /// A probe's result is another.
+    /// A probe's result has changed.
     Probed {
         pod: String,
-        /// Of the instance, as the API names it.
+        /// Id of the container instance, as the API names it.
         id: String,
         kind: ProbeKind,
         result: ProbeResult,
     },
-    /// The apiserver answers otherwise than before.
+    /// An answer of the apiserver differs from the one before.
     Api(ApiAnswer),
-    /// What the API shows of a pod, after a write.
+    /// A pod as the API shows it after a write.
     Shown {
         pod: String,
-        /// Of the object.
+        /// `resourceVersion` of the object.
         version: String,
         phase: String,
     },
-    /// Pods are synced, for something else that they need is another.
+    /// Pods are synced, because something else that they need has changed.
     Resync(Vec<String>),
-    /// A call of a worker ended; the pod is empty if its slot is another's by now.
+    /// A call of a worker ended; the pod is empty if its slot is another pod's by now.
     #[serde(rename_all = "camelCase")]
     Done {
         pod: String,
         /// `done`, `terminal`, `canceled`, `failed`, `networkNotReady`, `backOff`.
         outcome: String,
-        /// When the back-off ends.
+        /// End of the back-off, milliseconds as in [`Line::t`].
         until_ms: Option<u64>,
     },
     /// A local command: end the agent, with `all` every pod first.
     Stop { all: bool },
-    /// A local command, or logind: the machine goes down.
+    /// A local command, or logind: the machine is about to shut down.
     Shutdown,
-    /// It does not after all.
+    /// The shutdown of the machine is cancelled.
     ShutdownCancelled,
-    /// A signal.
+    /// The agent is to end, pods go on: a signal, or no client certificate can be had any more.
     Terminate,
 }
 
-/// What a call of a worker came to. The pod is empty if its slot is another's by now.
+/// A step that a call of a worker reports. The pod is empty if its slot is another pod's by now.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(in crate::agent) struct Stepped {
@@ -121,16 +121,17 @@ pub(in crate::agent) struct Stepped {
     /// `begun`, `outcomeKept`, `limited`, `unlimited`, `probed`, `sandboxUp`, `restarts`, `started`, `stopping`, `killed`, `stopped`,
     /// `cleanedUp`.
     pub(in crate::agent) step: String,
-    /// Of `begun`, `stopping`, `stopped`: what the status says from now on.
+    /// Phase in the pod's status from now on, with `begun`, `stopping`, `stopped`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(in crate::agent) phase: Option<String>,
-    /// Of `restarts`, `started`.
+    /// Container, with `restarts` and `started`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(in crate::agent) container: Option<String>,
-    /// Of `restarts`: not before. Without it: at once.
+    /// Earliest time of the start, with `restarts`, milliseconds as in [`Line::t`]. Without it the start is at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(in crate::agent) until_ms: Option<u64>,
-    /// Of `begun`, `runtime`, `name` or `network`: for which nothing may start. Of `started`: why it was not, as its status says.
+    /// With `begun`: the cause for which no container may start, `runtime`, `name`, `network` or `clock`. With
+    /// `started`: the reason in the status why the container was not started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(in crate::agent) reason: Option<String>,
 }
@@ -144,15 +145,15 @@ pub(in crate::agent) struct Seen {
     pub(in crate::agent) name: String,
     #[serde(rename = "static")]
     pub(in crate::agent) is_static: bool,
-    /// Its end is announced.
+    /// Set if the pod's end is announced (`metadata.deletionTimestamp`).
     pub(in crate::agent) deleted: bool,
-    /// Of the announcement, else of the spec.
+    /// Grace period of the announcement, else of the spec, in seconds.
     pub(in crate::agent) grace_s: Option<i64>,
     /// Restart policy.
     pub(in crate::agent) restart: String,
-    /// Init containers.
+    /// Number of init containers.
     pub(in crate::agent) init: usize,
-    /// Containers.
+    /// Number of containers.
     pub(in crate::agent) containers: usize,
 }
 
@@ -166,9 +167,9 @@ pub(in crate::agent) enum Made {
         pod: String,
         /// `sync`, `terminating`, `terminatingRuntime`, `terminated`.
         call: String,
-        /// Of `terminating`, if one was said.
+        /// Grace period of `terminating` in seconds, if one was given.
         grace_s: Option<u32>,
-        /// The update that it serves.
+        /// The kind of update that the call serves.
         kind: UpdateKind,
         since_ms: u64,
         first: bool,
@@ -177,7 +178,7 @@ pub(in crate::agent) enum Made {
     Relist { pod: String },
     /// A running call was told to end early.
     Cancel { pod: String },
-    /// Nothing of the pod runs any more.
+    /// No container of the pod runs any more.
     Stopped { pod: String },
     /// The pod's status could not be read.
     StatusFailed { pod: String },
@@ -185,12 +186,12 @@ pub(in crate::agent) enum Made {
     Gone { pod: String, restart: bool },
     /// Surplus dead instances are removed.
     TidyDead { pod: String, id: String },
-    /// Housekeeping removes what nobody owns.
+    /// Housekeeping removes everything without an owner.
     Housekeeping,
 }
 
 impl Seen {
-    /// What is told of `pod`.
+    /// Takes the facts of `pod` that a dump tells.
     pub(in crate::agent) fn of(pod: &Pod, is_static: bool) -> Self {
         let meta = &pod.metadata;
         Self {
@@ -209,7 +210,7 @@ impl Seen {
 }
 
 impl Stepped {
-    /// A call of that pod came to that.
+    /// Makes a step of a call of this pod.
     pub(in crate::agent) fn of(pod: &str, step: &str) -> Self {
         Self {
             pod: cut(pod),
@@ -218,7 +219,7 @@ impl Stepped {
         }
     }
 
-    /// The same, with what the pod's status says from now on.
+    /// Makes a step with the phase that the pod's status has from now on.
     pub(in crate::agent) fn to(pod: &Pod, step: &str, phase: Phase) -> Self {
         Self {
             phase: Some(phase.as_str().into()),
@@ -226,19 +227,19 @@ impl Stepped {
         }
     }
 
-    /// About a container.
+    /// Adds the container.
     pub(in crate::agent) fn about(mut self, container: &str) -> Self {
         self.container = Some(cut(container));
         self
     }
 
-    /// Not before.
+    /// Adds the earliest time of the start.
     pub(in crate::agent) fn until(mut self, until: Option<Mono>) -> Self {
         self.until_ms = until.map(|until| until.0);
         self
     }
 
-    /// Why not.
+    /// Adds the reason why nothing starts, if there is one.
     pub(in crate::agent) fn because(mut self, reason: Option<&str>) -> Self {
         self.reason = reason.map(cut);
         self
@@ -246,12 +247,12 @@ impl Stepped {
 }
 
 impl Heard {
-    /// The record of a pod could not be written.
+    /// Makes the input for a record that could not be written.
     pub(in crate::agent) fn unrecorded(pod: &str) -> Self {
         Self::Unrecorded { pod: cut(pod) }
     }
 
-    /// The record of a pod could not be read.
+    /// Makes the input for a record that could not be read.
     pub(in crate::agent) fn unread(pod: &str, wanted: &Purpose) -> Self {
         let wanted = match wanted {
             Purpose::Create => "create",
@@ -265,7 +266,7 @@ impl Heard {
         }
     }
 
-    /// A probe's result.
+    /// Makes the input for a probe's result.
     pub(in crate::agent) fn probed(probed: &Probed) -> Self {
         Self::Probed {
             pod: cut(probed.uid.as_str()),
@@ -275,7 +276,7 @@ impl Heard {
         }
     }
 
-    /// What the API shows of a pod.
+    /// Makes the input for a pod as the API shows it.
     pub(in crate::agent) fn shown(pod: &str, object: &Value) -> Self {
         let text = |value: &Value| cut(value.as_str().unwrap_or(""));
         Self::Shown {
@@ -285,7 +286,7 @@ impl Heard {
         }
     }
 
-    /// The end of a call.
+    /// Makes the input for the end of a call.
     pub(in crate::agent) fn done(pod: &str, outcome: Outcome) -> Self {
         let (word, until) = match outcome {
             Outcome::Done => ("done", None),
@@ -304,7 +305,7 @@ impl Heard {
 }
 
 impl Made {
-    /// The begin of a call.
+    /// Makes the output for the begin of a call.
     pub(in crate::agent) fn start(pod: &str, start: &Start) -> Self {
         let (call, grace_s) = match start.call {
             Call::Sync => ("sync", None),
@@ -323,7 +324,7 @@ impl Made {
     }
 }
 
-/// The head of a text.
+/// Cuts a text to [`MAX_TEXT_BYTES`] bytes.
 pub(in crate::agent) fn cut(text: &str) -> String {
     let mut end = text.len().min(MAX_TEXT_BYTES);
     while !text.is_char_boundary(end) {

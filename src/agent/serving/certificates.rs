@@ -1,5 +1,5 @@
-//! The certificate that the server shows and the CAs that it trusts, as files (BOOT-10, BOOT-13). They are looked at once a
-//! minute: what cannot be used leaves what was read before.
+//! The certificate that the server shows and the CAs that it trusts, as files (BOOT-10, BOOT-13). They are looked at
+//! once a minute. If they cannot be used then, those that were read before stay.
 
 use core::{net::IpAddr, time::Duration};
 use std::{
@@ -28,7 +28,7 @@ const LOOK: Duration = Duration::from_secs(60);
 /// Largest file read, bytes.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
-/// What was read, in short: the same number means that nothing has changed.
+/// Digest of the files that were read: an equal number means that nothing has changed.
 type Seen = u64;
 
 fn seen(texts: [&[u8]; 2]) -> Seen {
@@ -36,7 +36,7 @@ fn seen(texts: [&[u8]; 2]) -> Seen {
     fnv1a(all)
 }
 
-/// Why a certificate, or the CAs of clients, cannot be used. Who put the files there mends them.
+/// Reason why a certificate, or the CAs of clients, cannot be used. The owner of the files mends them.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::agent) enum FileError {
     #[error("authentication.x509.clientCAFile: cannot read {}", .0.display())]
@@ -53,10 +53,10 @@ pub(in crate::agent) enum FileError {
         .missing.display()
     )]
     Half { there: PathBuf, missing: PathBuf },
-    /// This machine makes none.
+    /// No key can be made on this machine.
     #[error(transparent)]
     Own(#[from] KeyError),
-    /// The disk.
+    /// The disk does not keep a certificate that was made.
     #[error("cannot keep a certificate in {}", .0.display())]
     Unkept(PathBuf, #[source] io::Error),
 }
@@ -69,7 +69,7 @@ fn read_authorities(path: &Path) -> Result<Vec<u8>, FileError> {
     read(path).map_err(|e| FileError::NoAuthorities(path.to_owned(), e))
 }
 
-/// What files are looked at with, again and again.
+/// Tools for looking at files again and again.
 pub(super) struct Looker {
     pub(super) clock: Rc<dyn Clock>,
     pub(super) disk: Lane,
@@ -77,7 +77,7 @@ pub(super) struct Looker {
 }
 
 impl Looker {
-    /// Reads with `read` in a minute's time.
+    /// Waits for a minute, and reads with `read`.
     async fn look<T: Send + 'static>(
         &self,
         read: impl FnOnce() -> Result<T, FileError> + Send + 'static,
@@ -99,7 +99,7 @@ fn take_authorities(path: &Path, text: &[u8], access: &Access) -> Result<Seen, F
     Ok(seen([text, b""]))
 }
 
-/// Looks at the file again and again.
+/// Looks at the file of CAs again and again.
 pub(super) fn trust_again(
     looker: Rc<Looker>,
     path: PathBuf,
@@ -156,7 +156,7 @@ pub(super) fn show_again(
         let asked = files.clone();
         match looker.look(move || read_pair(&asked)).await {
             Ok(pair) if seen([&pair.0, &pair.1]) == before => {}
-            // Of two files that are replaced, one may be new already.
+            // The two files may be read between their replacements: one is new then, the other old.
             Ok(pair) => match take_pair(&files, &pair, &shown) {
                 Ok(now) => {
                     log::info!("a new serving certificate is shown");
@@ -169,8 +169,8 @@ pub(super) fn show_again(
     }
 }
 
-/// Shows the certificate of this node's own, and makes one at the first start. A key alone counts as none: a power cut has left
-/// it there. A certificate alone has been in use, and somebody has taken its key away.
+/// Shows the certificate of this node's own, and makes one at the first start. A key alone counts as no pair: a power
+/// cut has left it there. A certificate alone has been in use, and its key was taken away: that is an error.
 pub(super) fn own(dir: &Path, name: &str, ips: &[IpAddr], shown: &Shown) -> Result<(), FileError> {
     let files = (dir.join("kubelet.crt"), dir.join("kubelet.key"));
     let is_there = |path: &Path| match fs::symlink_metadata(path) {
@@ -204,7 +204,7 @@ fn write(dir: &Path, files: &Files, certificate: &str, key: &str) -> io::Result<
         .recursive(true)
         .mode(0o755)
         .create(dir)?;
-    // The certificate is the last one: where it is, its key is.
+    // The certificate is written last: if it is there, so is its key.
     file::write_atomic(&files.1, key.as_bytes(), 0o600, true)?;
     let kept = file::write_atomic(&files.0, certificate.as_bytes(), 0o644, true);
     if kept.is_err() {
@@ -274,7 +274,7 @@ mod tests {
         start(&scratch.0).expect("made");
         let first = fs::read(key).expect("key");
         fs::remove_file(certificate).expect("removed");
-        // That of an operator is never made.
+        // A pair of the operator is never made.
         let pair = (certificate.clone(), key.clone());
         let why = chain(&show(&pair, &Shown::default()).expect_err("half"));
         assert!(

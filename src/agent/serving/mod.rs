@@ -1,9 +1,9 @@
-//! The node's server, put together: what it listens with, whom it asks, what it shows.
+//! The node's server, put together: its certificate, its reviews of clients, the agent that it serves.
 //!
 //! | file | what it is |
 //! |---|---|
-//! | `certificates` | the certificate it shows, and the CAs of its clients: made, read, read again |
-//! | `reviews` | what the apiserver is asked about clients |
+//! | `certificates` | the certificate that it shows, and the CAs of its clients: made, read, read again |
+//! | `reviews` | questions to the apiserver about clients |
 //!
 //! A certificate that the apiserver's signer issues is kept by [`super::cluster`].
 
@@ -37,43 +37,43 @@ use crate::{
 /// Shows the certificate that the apiserver's signer issues.
 pub(super) type Issued = Box<dyn FnOnce(Arc<Shown>) -> Task>;
 
-/// What the server is put together from.
+/// Parts of the server.
 pub(super) struct Parts<'a> {
-    /// What the configuration says of it.
+    /// Configuration of the server.
     pub(super) cfg: &'a ServerConfig,
-    /// Where a certificate of its own is kept.
+    /// Directory for a certificate of the server's own.
     pub(super) cert_dir: PathBuf,
-    /// Whom that names.
+    /// Facts of the node that the certificate names.
     pub(super) node: Rc<NodeFacts>,
     /// Time.
     pub(super) clock: Rc<dyn Clock>,
-    /// Where files are read.
+    /// Lane on which files are read.
     pub(super) disk: Lane,
-    /// For files that cannot be used.
+    /// Warnings about files that cannot be used.
     pub(super) complaints: Rc<Complaints>,
-    /// Whom it asks about clients; `None`: there is no apiserver.
+    /// Asks the apiserver about clients; `None`: there is no apiserver.
     pub(super) reviews: Option<Reviews>,
-    /// If the configuration wants that certificate.
+    /// Shows an issued certificate, if the configuration wants one.
     pub(super) issued: Issued,
-    /// What it serves.
+    /// The agent that is served.
     pub(super) backend: Rc<dyn Backend>,
 }
 
-/// Why nothing can be served over the network. The operator mends it.
+/// Reason why nothing can be served over the network. The operator mends it.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ServingError {
-    /// The configuration.
+    /// The TLS settings of the configuration cannot be used.
     #[error("TLS as configured cannot be spoken")]
     Offer(#[from] TlsError),
     #[error(transparent)]
     File(#[from] FileError),
 }
 
-/// What serves, and what it serves with; `None`: nothing over the network.
+/// Tasks of the server, and the server itself.
 pub(super) struct Served {
-    /// To be run.
+    /// Tasks to be run.
     pub(super) tasks: Vec<Task>,
-    /// For connections that are made otherwise.
+    /// Server for connections that are made otherwise; `None`: nothing is served over the network.
     pub(super) network: Option<Rc<Network>>,
 }
 

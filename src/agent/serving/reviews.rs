@@ -1,4 +1,4 @@
-//! What the apiserver is asked about clients of the server: `TokenReview`, `SubjectAccessReview` (SRV-06, SRV-08).
+//! Questions to the apiserver about clients of the server: `TokenReview`, `SubjectAccessReview` (SRV-06, SRV-08).
 
 use alloc::collections::BTreeMap;
 
@@ -13,14 +13,14 @@ use crate::{
     },
 };
 
-/// Groups, and values of one kind, taken of a user.
+/// Most groups, and most values of one key, that are taken of a user.
 const MAX_WORDS: usize = 1000;
 
-/// Asks on the lanes of the cluster.
+/// Asks the apiserver on the lanes of the cluster.
 pub(in crate::agent) struct Reviews {
     /// The way to the apiserver.
     pub(in crate::agent) lanes: KubeLanes,
-    /// Whether the apiserver answers nobody.
+    /// Returns true while the apiserver answers no request.
     pub(in crate::agent) is_away: Box<dyn Fn() -> bool>,
     /// Name of this node.
     pub(in crate::agent) node: String,
@@ -32,7 +32,7 @@ impl Reviews {
         job: impl FnOnce(&dyn Api) -> Reply<Value> + Send + 'static,
     ) -> Result<Value, ReviewError> {
         let asked = self.lanes.work(job).await;
-        // While nobody else hears from it, the same question again is for nothing, and keeps others waiting (OFF-05).
+        // While the apiserver answers no request, asking again is in vain and keeps other questions waiting (OFF-05).
         asked.map_err(|e| failed(&e, (self.is_away)()))
     }
 }
@@ -93,7 +93,7 @@ fn access_review(question: &Question, node: &str) -> String {
     .to_string()
 }
 
-/// Whom a review names; `None`: the token is nobody's.
+/// Takes the user that a review names; `None`: the token is no user's.
 ///
 /// - Errors: the apiserver could not tell, which says nothing of the token.
 fn identity(review: &Value) -> Result<Option<Identity>, ReviewError> {

@@ -1,5 +1,5 @@
-//! Pods that the Node's labels and taints are for or against: as it was last read, as it is, and as an agent before this one
-//! has known it.
+//! Pods that are admitted or refused by the Node's labels and taints: the Node as it was last read, as it is, and as an
+//! agent before this one has known it.
 
 use alloc::sync::Arc;
 use core::time::Duration;
@@ -16,7 +16,7 @@ const fn s(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-/// A report of the node comes at least so often, with the Node as it is.
+/// Longest time between two reports of the node. Each reads the Node as it is.
 const REPORT: Duration = s(600);
 
 fn world(flags: &'static [&'static str]) -> (World, Arc<FakeApi>) {
@@ -31,7 +31,7 @@ fn on_ssd() -> Value {
     json!({"nodeSelector": {"disk": "ssd"}})
 }
 
-/// As `kubectl label node` does; `None` takes the label away.
+/// Sets a label as `kubectl label node` does; `None` takes the label away.
 fn label(api: &FakeApi, value: Option<&str>) {
     api.edit_node(|node| match value {
         Some(value) => node["metadata"]["labels"]["disk"] = value.into(),
@@ -57,7 +57,7 @@ fn reason(api: &FakeApi, name: &str) -> String {
     pod["status"]["reason"].as_str().unwrap_or("").into()
 }
 
-/// Reads of the Node until now, and since the last time that somebody asked.
+/// Number of reads of the Node since this was last called.
 fn reads(api: &FakeApi) -> usize {
     api.take_node_reads()
 }
@@ -71,7 +71,7 @@ fn a_label_of_others_is_known_to_the_next_agent() {
     let uid = api.create("a", on_ssd());
     runs(&world, &api, "a");
     let before = container(&world, &uid);
-    // With an apiserver in reach the pod is taken up from disk too, before the Node was read.
+    // The pod is taken up from disk before the Node was read, also with an apiserver in reach.
     let world = world.restart_agent();
     world.apply(&[]);
     world.advance(s(60));
@@ -90,7 +90,7 @@ fn a_label_of_others_is_known_to_the_next_agent() {
     api.set_link(Link::Up);
     runs(&world, &api, "a");
     assert_eq!(reason(&api, "a"), "");
-    // What the API has said goes on to count: nothing is left of the label.
+    // The API's word is kept: the label is gone for good.
     label(&api, None);
     world.advance(REPORT);
     assert_eq!(api.phase("a"), "Running", "ADM-01");
@@ -110,7 +110,7 @@ fn where_nothing_is_known_of_the_node_pods_from_disk_go_on() {
     runs(&world, &api, "a");
     let before = container(&world, &uid);
     api.set_link(Link::Down);
-    // As after an agent that did not keep it; and what no agent has written.
+    // The file is missing, as after an agent that did not keep it; later it has a content that no agent has written.
     let path = world.dir().join("root/node-labels.json");
     std::fs::remove_file(&path).expect("kept");
     let world = world.restart_agent();
@@ -123,7 +123,7 @@ fn where_nothing_is_known_of_the_node_pods_from_disk_go_on() {
     world.advance(s(300));
     assert_eq!(world.phase(&uid), Some(Phase::Running));
     assert_eq!(container(&world, &uid), before);
-    // A static pod is judged by the Node that would be registered, once nobody has answered for a while.
+    // A static pod is judged by the Node that would be registered, once the apiserver has not answered for a while.
     assert_eq!(world.phase("static"), Some(Phase::Failed));
 }
 
@@ -153,7 +153,7 @@ fn the_node_is_read_once_more_before_a_pod_is_refused() {
     let (world, api) = world(&["--register-with-taints=dedicated=x:NoExecute"]);
     world.advance(s(120));
     reads(&api);
-    // Labels are set, a taint goes, and pods come before the next report.
+    // Labels are set, a taint is removed, and pods come before the next report.
     label(&api, Some("ssd"));
     api.edit_node(|node| node["spec"]["taints"] = json!([]));
     let since = world.now();
@@ -168,14 +168,14 @@ fn the_node_is_read_once_more_before_a_pod_is_refused() {
         "they do not wait for the report"
     );
     assert!((1..=2).contains(&reads(&api)), "they share a read");
-    // Where the label is not there, the read is for nothing, and not made again.
+    // If the label is not there, the read does not help, and is not made again.
     let uid = api.create("d", json!({"nodeSelector": {"disk": "tape"}}));
     world.until("is refused", |_| api.phase("d") == "Failed");
     assert_eq!(reason(&api, "d"), "NodeAffinity");
     world.advance(s(60));
     assert_eq!(reads(&api), 1);
     assert_eq!(container(&world, &uid), None);
-    // Another such crowd: reads have a pace.
+    // Many more such pods come: the rate of reads is limited.
     for at in 0..20 {
         api.create(&format!("e{at}"), json!({"nodeSelector": {"disk": "tape"}}));
     }
@@ -195,13 +195,13 @@ fn a_pod_waits_for_the_node_for_a_while() {
     let uid = api.create("a", on_ssd());
     world.advance(s(60));
     assert_eq!(api.phase("a"), "Pending", "it is not refused");
-    // An edit does not start it.
+    // An edit does not start the pod.
     api.edit("a", |pod| pod["metadata"]["labels"] = json!({"x": "y"}));
     world.advance(s(20));
     assert_eq!(container(&world, &uid), None);
     api.refuse_nodes(false);
     runs(&world, &api, "a");
-    // One that is deleted meanwhile goes.
+    // A pod that is deleted meanwhile goes.
     api.refuse_nodes(true);
     let tape = || json!({"nodeSelector": {"disk": "tape"}});
     let gone = api.create("gone", tape());
@@ -210,7 +210,7 @@ fn a_pod_waits_for_the_node_for_a_while() {
     world.until("is gone", |w| {
         api.get("ns", "gone").is_none() && w.is_gone(&gone)
     });
-    // Where nobody answers at all it is refused in the end.
+    // If the Node is not answered at all, the pod is refused in the end.
     api.create("late", tape());
     let since = world.now();
     world.until("is refused", |_| api.phase("late") == "Failed");

@@ -1,4 +1,5 @@
-//! An apiserver in memory behind the seam: the one of the poller's simulation, with a link that fails on demand or by chance.
+//! An apiserver in memory behind the [`Api`] trait: that of the poller's simulation, with a link that fails on demand
+//! or by chance.
 
 use alloc::{collections::BTreeMap, sync::Arc};
 use core::time::Duration;
@@ -28,31 +29,31 @@ use crate::{
 /// UID of the Node object.
 pub(super) const NODE_UID: &str = "node-uid";
 
-/// What the link does.
+/// State of the link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::agent) enum Link {
     #[default]
     Up,
-    /// Nothing arrives.
+    /// No request arrives.
     Down,
-    /// All is done, and no answer arrives.
+    /// Requests are done, and no answer arrives.
     Mute,
-    /// Lists end in their midst.
+    /// Lists end before their last object.
     Cut,
 }
 
-/// How often a request goes wrong, in hundredths.
+/// Odds that a request goes wrong, in hundredths.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::agent) struct Odds {
-    /// It does not arrive.
+    /// The request does not arrive.
     pub(in crate::agent) lost: u64,
-    /// It is done, and its answer does not arrive.
+    /// The request is done, and its answer does not arrive.
     pub(in crate::agent) answerless: u64,
     /// The server answers 500, 503, 409, 403 or 404 of its own.
     pub(in crate::agent) refused: u64,
-    /// 429 or 503 with a time.
+    /// The answer is 429, or 503 with a time to wait.
     pub(in crate::agent) busy: u64,
-    /// A list ends in its midst.
+    /// A list ends before its last object.
     pub(in crate::agent) cut: u64,
     /// A list shows an older state.
     pub(in crate::agent) stale: u64,
@@ -62,18 +63,18 @@ pub(in crate::agent) struct Odds {
     pub(in crate::agent) foreign: u64,
 }
 
-/// What the agent has asked for, as far as it has to be right to be asked for.
+/// A request of the agent that is right only in some states of the pod; a simulation judges it.
 #[derive(Clone, Debug)]
 pub(in crate::agent) enum Claim {
     /// The pod with this uid is to be deleted.
     Delete {
         uid: String,
-        /// What has the name.
+        /// Object that had the pod's name; null: there was none.
         found: Value,
-        /// It no longer has.
+        /// Set if the object was removed.
         removed: bool,
     },
-    /// This pod has come to its end.
+    /// The status says that this pod has ended.
     End { uid: String },
 }
 
@@ -82,39 +83,39 @@ struct State {
     link: Link,
     odds: Odds,
     random: Random,
-    /// Lists may show an older state.
+    /// Set if lists may show an older state.
     may_be_stale: bool,
-    /// A whole list was answered since the store was restored.
+    /// Set if a whole list was answered since the last [`FakeApi::take_listed`].
     listed: bool,
     claims: Vec<Claim>,
     /// A request that no agent may make.
     violation: Option<String>,
-    /// How often what went wrong.
+    /// Number of times that each kind of trouble came.
     tally: BTreeMap<&'static str, u64>,
-    /// `VERB namespace/name` of each request that arrived, with what a patch says.
+    /// `VERB namespace/name` of each request that arrived, with the content of a patch.
     seen: Vec<String>,
     events: BTreeMap<String, Value>,
     node: OwnNode,
-    /// Null: there is none.
+    /// The node's Lease; null: there is none.
     lease: Value,
-    /// What pods refer to.
+    /// Objects that pods refer to.
     stored: Stored,
-    /// Statuses of pods are answered so.
+    /// Refusal that answers each status of a pod.
     refusal: Option<(u16, &'static str)>,
 }
 
-/// The Node.
+/// The Node object of the agent.
 #[derive(Default)]
 struct OwnNode {
-    /// Null: there is none.
+    /// The object; null: there is none.
     object: Value,
-    /// How often it was read.
+    /// Number of reads.
     reads: usize,
-    /// It is not given out.
+    /// Set while the Node is not given out, nor its status taken.
     refuses_reads: bool,
 }
 
-/// See the module's words.
+/// The apiserver in memory; see the module.
 #[derive(Default)]
 pub(in crate::agent) struct FakeApi(Mutex<State>);
 
@@ -149,7 +150,7 @@ impl State {
         hit
     }
 
-    /// An answer that is none of the store's.
+    /// Draws an answer that does not come from the store: a refusal, or one that asks to wait.
     fn whim(&mut self) -> Option<KubeError> {
         if self.chance(self.odds.busy, "busy") {
             let (status, wait_s) = [(429, 1), (429, 5), (503, 2)][self.pick(3)];
@@ -227,7 +228,7 @@ impl FakeApi {
         self.state().link
     }
 
-    /// From now on requests go wrong so often.
+    /// Sets the odds that requests go wrong from now on.
     pub(in crate::agent) fn set_odds(&self, odds: Odds, seed: u64) {
         let mut state = self.state();
         state.odds = odds;
@@ -238,7 +239,7 @@ impl FakeApi {
         self.state().may_be_stale = may_be_stale;
     }
 
-    /// Whether a whole list was answered since this was last asked.
+    /// Returns true if a whole list was answered since this was last asked.
     pub(in crate::agent) fn take_listed(&self) -> bool {
         core::mem::take(&mut self.state().listed)
     }
@@ -255,12 +256,12 @@ impl FakeApi {
         core::mem::take(&mut self.state().claims)
     }
 
-    /// From now on statuses of pods are answered so, or done.
+    /// Refuses statuses of pods with this answer from now on; `None`: takes them.
     pub(super) fn refuse_statuses(&self, answer: Option<(u16, &'static str)>) {
         self.state().refusal = answer;
     }
 
-    /// Looks at the store, or changes it as others do.
+    /// Looks at the store, or changes it as another client does.
     pub(in crate::agent) fn with<T>(&self, act: impl FnOnce(&mut Server) -> T) -> T {
         act(&mut self.state().server)
     }
@@ -295,7 +296,7 @@ impl FakeApi {
         state.server.put(key, object);
     }
 
-    /// As a user deletes: with grace.
+    /// Deletes a pod as a user does: with grace.
     pub(super) fn delete(&self, name: &str) {
         let key = key("ns", name);
         self.state()
@@ -303,7 +304,7 @@ impl FakeApi {
             .delete_gracefully(&key, Wall::from_secs(1), 30);
     }
 
-    /// `kubectl delete --force --grace-period=0`.
+    /// Removes a pod as `kubectl delete --force --grace-period=0` does.
     pub(super) fn remove(&self, namespace: &str, name: &str) {
         self.state().server.remove(&key(namespace, name));
     }
@@ -321,16 +322,16 @@ impl FakeApi {
         pod["status"]["phase"].as_str().unwrap_or("").into()
     }
 
-    /// Keeps what is there now, for [`FakeApi::restore`].
+    /// Keeps the present state of the store for [`FakeApi::restore`].
     pub(super) fn keep(&self) {
         self.state().server.keep_state();
     }
 
-    /// The store is restored from a backup: objects and versions go back.
+    /// Restores the store from the backup: objects and versions go back.
     pub(super) fn restore(&self) {
         let mut state = self.state();
         state.server.restore();
-        // Nobody writes before a list here.
+        // The agent does not write before it has listed here.
         state.server.is_fresh = false;
     }
 
@@ -350,17 +351,17 @@ impl FakeApi {
         edit(&mut self.state().node.object);
     }
 
-    /// How often the Node was read since this was last asked.
+    /// Number of reads of the Node since this was last asked.
     pub(super) fn take_node_reads(&self) -> usize {
         core::mem::take(&mut self.state().node.reads)
     }
 
-    /// From now on the Node is not given out, nor its status taken, or both are.
+    /// Refuses the Node and its status from now on, or takes requests for both again.
     pub(super) fn refuse_nodes(&self, refuses: bool) {
         self.state().node.refuses_reads = refuses;
     }
 
-    /// Puts what pods refer to at a path such as `configmaps/ns/name`, in place of what is there.
+    /// Puts an object that pods refer to at a path such as `configmaps/ns/name`, in place of the one there.
     pub(in crate::agent) fn put_object(&self, path: &str, object: Value) {
         self.state().stored.put(path, object);
     }
@@ -369,28 +370,28 @@ impl FakeApi {
         self.state().stored.remove(path);
     }
 
-    /// The next `times` requests for objects whose paths begin with `prefix` go wrong.
+    /// Makes the next `times` requests for objects whose paths begin with `prefix` go wrong.
     pub(in crate::agent) fn trouble(&self, prefix: &str, times: u32, trouble: Trouble) {
         let troubles = &mut self.state().stored.troubles;
         troubles.push((prefix.into(), times, trouble));
     }
 
-    /// Nothing goes wrong with objects any more.
+    /// Ends all trouble with objects.
     pub(in crate::agent) fn heal(&self) {
         self.state().stored.troubles.clear();
     }
 
-    /// Paths of objects that were asked for since the last time.
+    /// Paths of objects that were asked for since this was last called.
     pub(super) fn take_asked(&self) -> Vec<String> {
         core::mem::take(&mut self.state().stored.asked)
     }
 
-    /// Its clock.
+    /// Sets the clock of the apiserver.
     pub(in crate::agent) fn set_now(&self, now: Wall) {
         self.state().stored.now_s = now.secs();
     }
 
-    /// One request: processed as far as the link lets it.
+    /// Processes one request as far as the link lets it.
     fn serve<T>(&self, what: String, serve: impl FnOnce(&mut State) -> Reply<T>) -> Reply<T> {
         let mut state = self.state();
         let odds = state.odds;
@@ -401,7 +402,7 @@ impl FakeApi {
         if let Some(refusal) = state.whim() {
             return Err(refusal);
         }
-        // An executor keeps to itself that a task of nobody's has panicked.
+        // An executor does not tell that a detached task has panicked.
         let served = catch_unwind(AssertUnwindSafe(|| serve(&mut state)));
         let answer = match served {
             Ok(answer) => answer,
@@ -423,7 +424,7 @@ impl FakeApi {
         self.not_noted(|state| serve(&mut state.stored))
     }
 
-    /// What is no request about pods is not noted.
+    /// Processes a request that is not about pods, without a note of it.
     fn not_noted<T>(&self, serve: impl FnOnce(&mut State) -> Reply<T>) -> Reply<T> {
         let answer = self.serve(String::new(), serve);
         self.state().seen.retain(|what| !what.is_empty());
@@ -434,7 +435,7 @@ impl FakeApi {
         self.serve(format!("LIST {list:?}"), |state| {
             let odds = state.odds;
             let fresh = state.server.is_fresh || !state.may_be_stale;
-            // A list of all phases is asked for once in half an hour: what one leaves out stays out for so long.
+            // A list of all phases is asked for once in half an hour: a pod that it leaves out stays out for so long.
             let stale = !fresh && list != List::All && state.chance(odds.stale, "stale");
             let mut objects = state.server.list(list, stale);
             if state.chance(odds.doubled, "object doubled") {
@@ -481,7 +482,7 @@ fn patched(object: &mut Value, body: &[u8]) -> Reply<Value> {
     Ok(object.clone())
 }
 
-/// Lists of what has a `type` are merged by it, other lists replaced.
+/// Merges a patch: lists whose items have a `type` are merged by it, other lists replaced.
 fn merge(into: &mut Value, patch: &Value) {
     match (into, patch) {
         (Value::Object(into), Value::Object(patch)) => {

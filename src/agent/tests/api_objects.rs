@@ -1,5 +1,5 @@
-//! What pods refer to, as the fake apiserver keeps it: objects by path, and trouble on request. It checks nothing; the test
-//! server does.
+//! Objects that pods refer to, as the fake apiserver keeps them: by path, with trouble on request. Nothing is checked
+//! here; the test server checks.
 
 use alloc::collections::BTreeMap;
 
@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 use super::api::{broken, refused};
 use crate::{api::Wall, kube::api::Reply};
 
-/// What goes wrong.
+/// Kinds of trouble with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::agent) enum Trouble {
-    /// Nobody answers.
+    /// No answer comes.
     Silent,
-    /// A refusal with this status.
+    /// The answer is a refusal with this status.
     Refuses(u16),
 }
 
@@ -24,9 +24,9 @@ pub(super) struct Stored {
     objects: BTreeMap<String, Value>,
     /// Paths that were asked for.
     pub(super) asked: Vec<String>,
-    /// Of paths that begin so, the next requests.
+    /// Trouble of the next requests: prefix of their paths, number of requests, kind of trouble.
     pub(super) troubles: Vec<(String, u32, Trouble)>,
-    /// Its clock, seconds since 1970.
+    /// Clock of the apiserver, seconds since 1970.
     pub(super) now_s: i64,
     tokens: u32,
 }
@@ -72,7 +72,7 @@ impl Stored {
         Ok(found.map(|(_, object)| object.clone()).collect())
     }
 
-    /// A token that says its times and which one it is.
+    /// Makes a token that says its times and its number.
     pub(super) fn token(&mut self, namespace: &str, account: &str, body: &[u8]) -> Reply<Value> {
         self.arrive(&format!("tokens/{namespace}/{account}"))?;
         let mut request: Value = serde_json::from_slice(body).expect("json");

@@ -1,4 +1,4 @@
-//! Pods of an apiserver, whole: from the object to what the runtime was told, and back into the object.
+//! Pods of an apiserver, from the object to the calls of the runtime, and back into the object.
 
 use alloc::sync::Arc;
 use core::time::Duration;
@@ -69,7 +69,7 @@ fn a_pod_comes_and_goes() {
         seen.iter().all(|what| what.starts_with("LIST")),
         "nothing is written or read while nothing changes: {seen:?}"
     );
-    // The node controller, after an outage.
+    // The node controller does this after an outage.
     api.edit("a", |pod| {
         let all = pod["status"]["conditions"].as_array_mut().expect("list");
         let ready = all.iter_mut().find(|c| c["type"] == "Ready");
@@ -138,7 +138,7 @@ fn an_end_is_told_before_the_deletion() {
     world.advance(s(120));
     assert_eq!(world.phase(&uid), Some(Phase::Succeeded));
     assert_eq!(starts(&world), 1);
-    // An ended pod goes at once when a user deletes it; without a doorbell the list of all phases tells.
+    // An ended pod goes at once when a user deletes it. Without a doorbell the list of all phases shows the deletion.
     api.delete("job");
     world.advance(s(70));
     assert!(world.is_gone(&uid));
@@ -206,7 +206,7 @@ fn a_container_that_is_replaced_does_not_end_its_pod() {
         pod["spec"]["containers"][0]["image"] = "new:1".into();
     });
     world.until("hangs", |w| w.fake.hanging(Op::CreateContainer) == 1);
-    // Long enough to be seen without a container that runs.
+    // The time is long enough for a look at the pod without a running container.
     world.advance(s(10));
     world.fake.release(Op::CreateContainer);
     world.until("is told", |_| {
@@ -222,7 +222,7 @@ fn the_name_of_another() {
     let (world, api) = world();
     let old = api.create("a", json!({}));
     world.until("runs", |_| is_ready(&api, "a"));
-    // Deleted by force and made again between two polls.
+    // The pod is deleted by force and made again between two polls.
     api.remove("ns", "a");
     let new = api.create("a", json!({}));
     world.until("the new one runs", |w| {
@@ -246,7 +246,7 @@ fn no_news_removes_nothing() {
             assert!(world.fake.runs(&PodUid::from(&**uid)), "{link:?}");
         }
     }
-    // What ends meanwhile is started again, and told later.
+    // A container that ends meanwhile is started again, and its end is told later.
     api.set_link(Link::Down);
     exit(&world, &uids[0], 1);
     world.until("is started again", |w| {
@@ -312,7 +312,8 @@ fn pods_of_another_cluster_are_not_started_and_end() {
     world.until("it runs", |_| is_ready(&api, "a"));
     starts(&world);
     api.set_link(Link::Down);
-    // Its record is older than such names; then the cluster gets a new authority, by a bundle of both.
+    // The pod's record is older than identities of clusters; then the cluster gets a new authority, by a bundle of
+    // both.
     let world = ["old", "new,old", "new"]
         .into_iter()
         .fold(world, |world, authority| {
@@ -385,7 +386,7 @@ fn how_containers_of_a_pod_ended_that_others_have_failed_is_known_after_a_boot()
     world.until("is being stopped", |w| {
         w.fake.hanging(Op::StopContainer) == 1
     });
-    // Nobody hears how its container ends.
+    // The end of its container is not told to the apiserver.
     api.set_link(Link::Down);
     exit(&world, &uid, 3);
     world.fake.release(Op::StopContainer);
@@ -469,7 +470,7 @@ fn mirrors_of_static_pods() {
         mirror().is_some_and(|pod| ready(&pod) == Some("True"))
     });
     assert_eq!(starts(&world), 1, "and the static pod never stopped");
-    // One that another node left, or an older version.
+    // The mirror was left by another node, or by an older version.
     let (pod, hash) = (mirror().expect("there"), "another".to_owned());
     api.remove("default", &name);
     let mut stale = pod;
@@ -478,7 +479,7 @@ fn mirrors_of_static_pods() {
     world.until("it is replaced", |_| {
         mirror().is_some_and(|pod| pod["metadata"]["annotations"][CONFIG_MIRROR] != *hash)
     });
-    // Another agent finds it and makes none.
+    // Another agent finds the mirror and makes no new one.
     let before = mirror().expect("there")["metadata"]["uid"].clone();
     let world = world.restart_agent();
     world.apply(&[manifest("s", json!({}))]);
@@ -509,7 +510,7 @@ fn an_edited_manifest_gives_its_name_on() {
         hash() == "second" && w.is_gone("first")
     });
     world.advance(s(60));
-    // What found the pod by its name before finds the new one: its status is told.
+    // The index by name leads to the new pod: its status is told.
     let mirror = api.get("default", &name).expect("there");
     assert_eq!(ready(&mirror), Some("True"));
     let dump = world.agent.borrow().dump();
@@ -543,7 +544,7 @@ fn a_mirror_that_cannot_be_deleted_is_no_concern_of_its_pod() {
         seen
     };
     deletions(&api);
-    // Between two polls somebody removes one, and makes another anew.
+    // Between two polls another client removes one mirror, and makes another one anew.
     let copy = api.get("default", &name("other")).expect("there");
     api.remove("default", &name("gone"));
     api.remove("default", &name("other"));
@@ -555,10 +556,10 @@ fn a_mirror_that_cannot_be_deleted_is_no_concern_of_its_pod() {
     asked.dedup();
     let both = ["gone", "other"].map(|pod| format!("DELETE default/{}", name(pod)));
     assert_eq!(asked, both);
-    // Of the second one the first request concerned another uid.
+    // For the second mirror the first request had an old uid.
     assert!(!is_there("gone") && !is_there("other"));
 
-    // An apiserver that is away ends nothing else, and is asked again.
+    // While the apiserver is away no other pod ends, and the request is repeated later.
     api.set_link(Link::Down);
     world.apply(&[manifest("next", json!({}))]);
     world.advance(s(60));
@@ -627,7 +628,7 @@ fn what_cannot_be_taken() {
 #[test]
 fn files_come_before_the_apiserver() {
     let (world, api) = world();
-    // The first uid is the mirror's.
+    // The mirror has the first uid of the apiserver.
     world.apply(&[manifest("u2", json!({}))]);
     world.until("runs", |w| w.phase("u2") == Some(Phase::Running));
     world.advance(s(20));
@@ -670,7 +671,7 @@ fn housekeeping_waits_for_the_whole() {
     let uid = api.create("a", json!({}));
     world.until("runs", |_| is_ready(&api, "a"));
     starts(&world);
-    // Its record is lost, and the apiserver away: nobody knows it, and it runs on.
+    // The pod's record is lost, and the apiserver away: the agent does not know the pod, and the pod runs on.
     let world = world.restart_agent_with(|_| api.set_link(Link::Down));
     world.apply(&[]);
     std::fs::remove_file(

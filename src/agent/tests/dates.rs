@@ -14,28 +14,28 @@ use crate::{
     runtime::fake::Op,
 };
 
-/// A clock that was never set, seconds.
+/// Seconds by which a clock is behind that was never set.
 const YEARS_53_S: i64 = 53 * 31_557_600;
 
 const fn s(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-/// A node of a cluster that boots in 1970.
+/// Makes a node of a cluster that boots in 1970.
 fn world() -> (World, Arc<FakeApi>) {
     let api = Arc::new(FakeApi::default());
     let world = World::with_wrong_clock(-YEARS_53_S, &api);
     (world, api)
 }
 
-/// First the clock is set, then it counts as right.
+/// Sets the clock; some seconds later it counts as right.
 fn set_right(world: &World) {
     world.jump(YEARS_53_S);
     world.advance(s(3));
     world.set_wrong(false);
 }
 
-/// Everything that is dated in it.
+/// Collects all dates of a value.
 fn dates(value: &Value, found: &mut Vec<Wall>) {
     match value {
         Value::String(text) => found.extend(Wall::parse(text)),
@@ -57,7 +57,7 @@ fn is_ready(api: &FakeApi, namespace: &str, name: &str) -> bool {
     pod["status"]["containerStatuses"][0]["ready"] == true
 }
 
-/// A pod of each source, both ready.
+/// Makes a pod of each source, and waits until both are ready.
 fn two_pods(world: &World, api: &FakeApi) -> [(&'static str, &'static str); 2] {
     world.apply(&[manifest("own", json!({}))]);
     api.create("a", json!({}));
@@ -111,7 +111,7 @@ fn what_began_in_1970_is_dated_right_once_the_clock_is() {
         of_node.len() >= 8 && of_node.iter().all(since_1971),
         "{of_node:?}"
     );
-    // It is told once.
+    // The new dates are told once.
     api.take_seen();
     world.advance(s(60));
     let seen = api.take_seen();
@@ -119,7 +119,7 @@ fn what_began_in_1970_is_dated_right_once_the_clock_is() {
         !seen.iter().any(|what| what.starts_with("PATCH")),
         "{seen:?}"
     );
-    // A clock that is set later moves nothing.
+    // A clock that is set later changes no dates.
     let before = pods.map(|(namespace, name)| dates_of(&api, namespace, name));
     world.set_wrong(true);
     world.jump(-YEARS_53_S);
@@ -202,7 +202,7 @@ fn a_pod_that_wants_a_right_clock_waits_for_it() {
     let began = world.fake.take_calls().into_iter();
     let began = began.filter(|(op, _)| *op == Op::StartContainer);
     assert_eq!(began.count(), 1, "the other one goes on");
-    // Once it was right, it may be lost again, also for another agent: the pod does not begin anew.
+    // Once the clock was right it may be wrong again, also for another agent: the pod does not begin anew.
     world.set_wrong(true);
     let world = world.restart_agent();
     world.apply(&both);

@@ -1,4 +1,4 @@
-//! Devices of the machine, which come and go as a test wants it.
+//! Devices of the machine, which a test adds and removes.
 
 use alloc::sync::Arc;
 use core::time::Duration;
@@ -25,12 +25,12 @@ use crate::{
     server::backend::Figures,
 };
 
-/// Devices of a machine.
+/// Devices of a machine, set by a test.
 #[derive(Default)]
 pub(in crate::agent) struct FakeDevices(Mutex<Seen>);
 
 impl FakeDevices {
-    /// These nodes are there now: names, and minor numbers.
+    /// Sets the device nodes of the machine: names, and minor numbers.
     pub(in crate::agent) fn set(&self, nodes: &[(&str, u32)]) {
         *self.0.lock().expect("devices") = seen(nodes);
     }
@@ -64,7 +64,7 @@ const fn s(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-/// A spec whose container asks for one of `picolet/serial`.
+/// Spec whose container asks for one `picolet/serial`.
 fn asking() -> Value {
     json!({"containers": [{"name": "c", "image": IMAGE, "command": ["sleep"],
         "resources": {"limits": {"picolet/serial": "1"}}}]})
@@ -80,7 +80,7 @@ fn runs(world: &World, uid: &str) {
     world.until("runs", |w| w.phase(uid) == Some(Phase::Running));
 }
 
-/// Nodes of the newest instance of `c`.
+/// Device nodes of the newest instance of `c`.
 fn nodes(world: &World, uid: &str) -> Vec<String> {
     let config = world.fake.config(&PodUid::from(uid), "c");
     let nodes = config.expect("made").devices.into_iter();
@@ -140,7 +140,7 @@ fn one_has_it_and_the_other_waits() {
         "a static pod waits for ever"
     );
     assert_eq!(world.events_of("DeviceNotReady"), 1);
-    // The first one goes.
+    // The first pod goes.
     world.apply(&[manifest("b", asking())]);
     runs(&world, "b");
     assert_eq!(nodes(&world, "b"), ["/dev/ttyUSB0"]);
@@ -176,7 +176,7 @@ fn a_pod_waits_until_its_device_is_there() {
         "waits for a device: no healthy devices present; cannot allocate unhealthy devices picolet/serial"
     );
     assert_eq!(amounts(&world), ("0".into(), "0".into()));
-    // An edit does not start it, its end does not either.
+    // An edit does not start the pod, and neither does its end.
     let mut edited = manifest("a", asking());
     edited["metadata"]["labels"] = json!({"x": "y"});
     world.apply(&[edited.clone()]);
@@ -227,7 +227,7 @@ fn pods_of_an_apiserver_wait_for_two_minutes() {
         "Pod was rejected: Allocate failed due to requested number of devices unavailable for picolet/serial. \
          Requested: 1, Available: 0, which is unexpected"
     );
-    // One that waits is deleted.
+    // A pod that waits is deleted.
     api.create("d", asking());
     world.until("waits", |_| {
         api.get("ns", "d")
@@ -279,7 +279,7 @@ fn one_that_waits_after_a_reboot_is_not_ready_and_keeps_what_is_known_of_it() {
     assert!(status["reason"].is_null(), "{status}");
     api.delete("a");
     world.until("is gone", |_| api.get("ns", "a").is_none());
-    // What cannot run again has ended, waits for nothing, and is taken down as any.
+    // A pod that cannot run again has ended: it waits for no device, and is taken down as any other pod.
     let uid = api.create("b", once);
     world.until("runs", |_| api.phase("b") == "Running");
     let its_data = pod_dir(&world, &uid).join("volumes/kubernetes.io~empty-dir/own");
@@ -305,12 +305,12 @@ fn unplugged_and_back() {
     world.advance(s(60));
     assert_eq!(instance(&world, "a").id, first.id, "it runs on");
     assert_eq!(world.phase("a"), Some(Phase::Running));
-    // As it was: nothing is to be done.
+    // The device is back unchanged: nothing is to be done.
     devices.set(&[("/dev/ttyUSB0", 0)]);
     world.until("is told", |w| w.events_of("DeviceBack") == 1);
     world.advance(s(60));
     assert_eq!(instance(&world, "a").id, first.id);
-    // Under another number: who has it open cannot go on.
+    // The device is back under another number: a container that has it open cannot go on.
     devices.set(&[]);
     world.until("is told", |w| w.events_of("DeviceLost") == 2);
     devices.set(&[("/dev/ttyUSB0", 4)]);
@@ -320,7 +320,7 @@ fn unplugged_and_back() {
     let second = instance(&world, "a");
     world.advance(s(60));
     assert_eq!(instance(&world, "a").id, second.id, "once");
-    // One that ends while its device is away waits for it.
+    // A container that ends while its device is away waits for it.
     devices.set(&[]);
     world.until("is told", |w| w.events_of("DeviceLost") == 3);
     assert!(world.fake.exit(&second.id, 1));
@@ -392,13 +392,13 @@ fn who_sees_devices_live_is_restarted_only_if_it_cannot_go_on() {
         };
         world.events.try_send(event).expect("room");
     };
-    // It is another node, and back: nobody cares.
+    // The node changes, and changes back. Its holder sees devices live and can go on: nothing is restarted.
     look(&[("/dev/ttyUSB0", 7)], Vec::new());
     look(&line, Vec::new());
     world.settle();
     world.advance(s(60));
     assert_eq!(instances(), [first.clone(), other.clone()]);
-    // It is told again while its restart is on its way.
+    // The holder cannot go on. That is told again while its restart is under way.
     look(&line, holder());
     look(&line, holder());
     world.until("is restarted", |w| instance(w, "a").id != first);
@@ -413,7 +413,7 @@ fn what_runs_keeps_its_device_until_it_has_ended() {
     let (world, _) = world(&[("/dev/ttyUSB0", 0)]);
     world.apply(&[manifest("a", asking())]);
     runs(&world, "a");
-    // Its manifest goes while no agent is there, and it does not end at once.
+    // The pod's manifest goes while no agent runs, and the pod does not end at once.
     let world = world.restart_agent_with(|fake| {
         fake.add_fault(fault(Op::StopContainer, 1, Trouble::Hangs));
     });
@@ -458,7 +458,7 @@ fn what_runs_without_a_record_gets_a_device_when_it_starts_again() {
     world.advance(s(60));
     assert_eq!(instance(&world, "a").id, first.id, "it runs on");
     assert_eq!(held(&world), [""; 0]);
-    // By then another pod has what it had.
+    // Another pod gets the device first.
     world.apply(&[manifest("a", asking()), manifest("b", asking())]);
     runs(&world, "b");
     assert!(world.fake.exit(&first.id, 1));
@@ -488,7 +488,7 @@ fn what_is_offered_no_more_is_none() {
     };
     let world = World::with_devices(LINES, &devices, Some(&api));
     world.until("is told", |_| both("picolet/serial") == ["1", "1"]);
-    // Somebody else counts dongles.
+    // Another program counts dongles.
     api.edit_node(|node| node["status"]["capacity"]["example.com/dongle"] = "4".into());
     let world = world.restart_agent_declaring("[]");
     world.until("is told", |_| both("picolet/serial") == ["0", "0"]);
@@ -498,7 +498,7 @@ fn what_is_offered_no_more_is_none() {
     let world = world.restart_agent_declaring(LINES);
     world.until("is told", |_| both("picolet/serial") == ["1", "1"]);
     assert_eq!(both("example.com/dongle"), ["4", "4"]);
-    // Nobody knows what was offered here.
+    // The record of offered resources is lost.
     std::fs::remove_file(world.dir().join("root/node-resources.json")).expect("there");
     let world = world.restart_agent();
     world.until("is told", |_| both("example.com/dongle") == ["0", "0"]);
@@ -542,7 +542,7 @@ fn another_agent_takes_over() {
     assert_eq!(instance(&world, "b").id, running.id);
     assert_eq!(world.phase("b"), Some(Phase::Running));
     assert_eq!(amounts(&world), ("2".into(), "1".into()));
-    // Whose device is whose is known over a boot too.
+    // The assignment of devices is kept over a boot, too.
     devices.set(&[("/dev/ttyUSB0", 0), ("/dev/ttyUSB1", 1)]);
     let world = world.reboot();
     world.apply(&[manifest("b", asking()), manifest("a", asking())]);
@@ -553,7 +553,7 @@ fn another_agent_takes_over() {
     assert_eq!((nodes(&world, "a"), nodes(&world, "b")), (of_a, of_b));
 }
 
-/// A machine to which plugins may come.
+/// Makes a machine on which device plugins may register.
 fn plugged() -> World {
     let devices = Arc::new(FakeDevices::default());
     World::with_devices("[]\n  devicePlugins: true", &devices, None)
@@ -561,7 +561,7 @@ fn plugged() -> World {
 
 const OF_PLUGIN: &str = "example.com/x";
 
-/// A spec whose container asks for one of a plugin's.
+/// Spec whose container asks for one unit of a plugin's resource.
 fn asking_a_plugin() -> Value {
     let mut spec = asking();
     spec["containers"][0]["resources"] = json!({"limits": {OF_PLUGIN: 1}});
@@ -573,7 +573,7 @@ fn tell(world: &World, news: News) {
     world.events.try_send(event).expect("room");
 }
 
-/// The plugin lists these units.
+/// Has the plugin list these units.
 fn lists(world: &World, units: &[(&str, bool)]) {
     let units = units.iter().map(|(id, healthy)| Listed {
         id: (*id).into(),
@@ -586,7 +586,7 @@ fn lists(world: &World, units: &[(&str, bool)]) {
     tell(world, news);
 }
 
-/// Units that a pod holds.
+/// Units that are held by pods.
 fn held(world: &World) -> Vec<String> {
     let all = world.agent.borrow().devices().into_iter();
     let held = all.filter(|unit| !unit.holders.is_empty());
@@ -611,7 +611,7 @@ fn one_that_waits_for_a_plugin_is_not_created_again_and_again() {
     assert_eq!(count, Some("0"), "{page}");
 }
 
-/// A plugin has two units, and a pod asks for one. It is no plugin that could be asked.
+/// Makes a world where a plugin has two units and a pod asks for one. The plugin itself cannot be called.
 fn asked_for_one_of_two() -> World {
     let world = plugged();
     let news = News::Registered {
@@ -633,7 +633,7 @@ fn a_unit_that_went_bad_before_it_was_used_is_replaced() {
     assert_eq!(held(&world), ["one"], "which is well");
     lists(&world, &[("one", false), ("two", true)]);
     world.until("has another one", |w| held(w) == ["two"]);
-    // There is no other one: a static pod waits.
+    // No healthy unit is left: a static pod waits.
     lists(&world, &[("one", false), ("two", false)]);
     world.advance(s(600));
     assert_eq!(held(&world), ["two"]);
@@ -711,7 +711,7 @@ fn a_resource_that_nobody_needs_makes_room() {
     }
     world.advance(s(60));
     assert_eq!(remember(&name(64)), full, "they may come back");
-    // One that a pod waits for stays.
+    // A resource that a pod waits for stays.
     let mut waits = asking();
     waits["containers"][0]["resources"] = json!({"limits": {name(5): 1}});
     world.apply(&[manifest("a", waits)]);
@@ -730,7 +730,7 @@ fn a_resource_that_nobody_needs_makes_room() {
     assert_eq!(remember(&name(65)), full);
 }
 
-/// What the API shows of the health of what `c` holds.
+/// Health of the devices of `c`, as the API shows it.
 fn health(api: &FakeApi, name: &str) -> Value {
     let pod = api.get("ns", name).expect("there");
     pod["status"]["containerStatuses"][0]["allocatedResourcesStatus"].clone()
@@ -761,7 +761,7 @@ fn how_devices_are_is_told() {
         first.id,
         "it runs on"
     );
-    // Nothing is written for it at rest, and nothing because another agent begins.
+    // The health causes no writes while it does not change, also under another agent.
     let version = || api.get("ns", "a").expect("there")["metadata"]["resourceVersion"].clone();
     let before = version();
     world.advance(s(300));
@@ -809,13 +809,13 @@ fn how_devices_of_plugins_are_is_told() {
     let resource = OF_PLUGIN.into();
     tell(&world, News::Gone { resource });
     world.until("is told", |w| is_told(w, "Unhealthy"));
-    // It is back, and what it lists is awaited.
+    // The plugin is back, and its list is awaited.
     tell(&world, registers());
     world.advance(s(60));
     assert!(is_told(&world, "Unhealthy"));
     lists(&world, &[("one", true)]);
     world.until("is told", |w| is_told(w, "Healthy"));
-    // It lists others.
+    // The list does not have the unit any more.
     lists(&world, &[]);
     world.until("is told", |w| is_told(w, "Unhealthy"));
 }

@@ -1,4 +1,4 @@
-//! Ready tasks in drawn order: one that is to go on may find itself behind all others that are ready.
+//! Ready tasks in random order: a task that is to go on may be put behind all others that are ready.
 
 use core::{
     cell::Cell,
@@ -6,33 +6,33 @@ use core::{
     task::{Context, Poll},
 };
 
-/// Bits of a draw that say how often out of 64 a task waits.
+/// Bits of a draw that decide if a task waits.
 const ODDS: u64 = 63;
 
 thread_local! {
-    /// How often out of 64 a task waits, and what the next draw is made of.
+    /// Odds out of 64 that a task waits, and the state of the random numbers.
     static DRAW: Cell<(u64, u64)> = const { Cell::new((0, 1)) };
     static WAITED: Cell<u64> = const { Cell::new(0) };
 }
 
-/// From now on tasks of this thread wait so often out of 64; 0 ends it.
+/// Sets the odds out of 64 that a task of this thread waits from now on; 0 ends it.
 pub(in crate::agent) fn set(often: u64, seed: u64) {
     DRAW.set((often.min(ODDS), seed | 1));
 }
 
-/// How often one has waited since this was last asked.
+/// Number of times that a task has waited since this was last asked.
 pub(in crate::agent) fn take_waited() -> u64 {
     WAITED.take()
 }
 
-/// What a task becomes that is started.
+/// Wraps a task that is started.
 ///
-/// Only what runs as long as the agent is wrapped: calls of workers come before or after all of that.
+/// Only tasks that run as long as the agent are wrapped: calls of workers come before or after all of them.
 pub(in crate::agent) fn started<F: Future<Output = ()>>(task: F) -> Drawn<F> {
     Drawn(Box::pin(task))
 }
 
-/// A task that waits at times.
+/// A task that waits at random times.
 pub(in crate::agent) struct Drawn<F>(Pin<Box<F>>);
 
 impl<F: Future> Future for Drawn<F> {

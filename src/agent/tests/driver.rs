@@ -1,4 +1,4 @@
-//! A driver that runs no container: what it needs is all that a driver needs.
+//! A driver that runs no containers: a sample of all that a driver has to do.
 
 use alloc::{collections::BTreeMap, rc::Rc};
 use core::{cell::RefCell, future};
@@ -27,7 +27,7 @@ use crate::{
     sys::lane::Lane,
 };
 
-/// Machines that stand outside: each container of a pod is one, and is switched on and off.
+/// Machines in the field: each container of a pod is one, and is switched on and off.
 struct Devices {
     store: PodStore,
     disk: Lane,
@@ -171,7 +171,7 @@ fn pods_need_no_containers() {
         let runs = |uid: &&str| w.phase(uid) == Some(Phase::Running);
         ["lamp", "pump"].iter().all(runs)
     });
-    // A change of the spec, and time, switch nothing twice.
+    // Neither a change of the spec nor time switches a machine twice.
     world.advance(s(120));
     assert_eq!(world.phase("pump"), Some(Phase::Running));
 
@@ -180,7 +180,7 @@ fn pods_need_no_containers() {
     assert_eq!(world.phase("pump"), Some(Phase::Running));
 
     let _answer = world.stop(true);
-    // It ends once nothing runs any more, as the driver says.
+    // The agent ends once the driver says that nothing runs any more.
     world.until("the agent ends", World::has_ended);
     assert!(
         world.fake.pods().is_empty(),

@@ -1,4 +1,4 @@
-//! What comes before what at an end. Each test holds one step up, or breaks it, and looks at the next ones.
+//! Order of the steps at a pod's end. Each test delays or breaks one step, and looks at the next ones.
 
 use alloc::sync::Arc;
 use std::fs;
@@ -44,7 +44,7 @@ fn an_end_takes_its_steps_in_order() {
     let volumes = dir.join("volumes");
     let its_data = volumes.join("kubernetes.io~empty-dir/d");
     assert!(its_data.exists());
-    // A volume that nobody here takes down.
+    // A volume of another program, which the agent does not take down.
     let foreign = volumes.join("example.com~thing");
     fs::create_dir_all(foreign.join("claim")).expect("directory");
     fs::write(foreign.join("claim/kept"), "x").expect("file");
@@ -94,13 +94,13 @@ fn an_end_takes_its_steps_in_order() {
     assert_eq!(copies(), made, "before its volumes are gone");
     assert!(its_group.exists() && api.get("ns", "a").is_some());
     assert!(!steps(&world, &uid).contains(&"cleanedUp".into()));
-    // What it had is free, for its containers have stopped.
+    // The pod's resources are free, for its containers have stopped.
     let late = api.create("late", json!({"containers": [container(json!([]))]}));
     group_of(&late);
     runs(&world, &late);
 
     fs::remove_dir_all(&foreign).expect("removed");
-    // A kernel's files go with their group.
+    // A real kernel removes these files together with their group.
     for file in GROUP_FILES {
         fs::remove_file(its_group.join(file)).expect("removed");
     }
@@ -148,7 +148,7 @@ fn how_a_pod_ended_is_read_from_the_runtime_itself() {
     world.fake.release(Op::ListPods);
     world.until("is gone", |w| w.is_gone(&uid));
 
-    // All of them without a failure; and one whose sandbox was removed meanwhile.
+    // A pod whose containers all end without a failure, and whose sandbox is removed meanwhile.
     world.fake.on_stop("d", OnStop::Exits(0));
     let uid = api.create("b", json!({"containers": [container("c"), container("d")]}));
     runs(&world, &uid);
@@ -166,7 +166,7 @@ fn containers_are_killed_together_and_what_survives_is_killed_again() {
     world.apply(&[manifest("a", all)]);
     runs(&world, "a");
     world.advance(s(5));
-    // Hangs in the kernel.
+    // The container hangs in the kernel.
     world.fake.on_stop("d", OnStop::Survives);
     world
         .fake
@@ -252,7 +252,7 @@ fn a_deadline_is_told_when_nothing_runs_any_more() {
         (&json!("DeadlineExceeded"), &json!(text))
     );
     assert_eq!(world.events_of("DeadlineExceeded"), 1);
-    // Set later, it counts from the same start.
+    // A deadline that is set later counts from the same start.
     api.edit("free", |pod| {
         pod["spec"]["activeDeadlineSeconds"] = 600.into()
     });
@@ -281,7 +281,7 @@ fn another_agent_tells_the_end_of_what_had_ended() {
     world.fake.exit(&id, 3);
     world.until("its end is told", |_| api.phase("a") == "Failed");
     world.advance(s(10));
-    // Somebody wrote less of it, while no agent was there.
+    // Another client has removed part of the status while no agent ran.
     api.edit("a", |pod| {
         pod["status"]["containerStatuses"] = json!([]);
     });
@@ -297,7 +297,7 @@ fn another_agent_tells_the_end_of_what_had_ended() {
             .is_some_and(|last| last == "cleanedUp")
     };
     world.until("is over", is_over);
-    // The runtime says that nothing of it runs.
+    // The runtime says that no container of the pod runs.
     assert_eq!(steps(&world, &uid), ["stopped", "cleanedUp"]);
     world.advance(s(60));
     let status = world.status(&uid).expect("status");
@@ -326,7 +326,7 @@ fn objects_are_followed_from_the_first_sync_to_the_last_unmount() {
         asked.len()
     };
     api.put_object("configmaps/ns/cm", json!({"data": {"key": "text"}}));
-    // One that comes with its end is never synced.
+    // A pod that is already deleted when it comes is never synced.
     let ended = api.create("ended", spec());
     api.delete("ended");
     world.until("is gone", |w| {
@@ -356,7 +356,7 @@ fn objects_are_followed_from_the_first_sync_to_the_last_unmount() {
     asked();
     world.advance(s(300));
     assert_eq!(asked(), 0, "nobody follows it any more");
-    // What it said and how it ended can be read for as long as it is there.
+    // Its log and its end can be read as long as the object is there.
     assert_eq!(state(&world, &uid, "c"), Some(ContainerState::Exited));
     assert!(log.exists());
     api.remove("ns", "a");
@@ -376,7 +376,7 @@ fn a_grace_only_shrinks() {
             pod["metadata"]["deletionGracePeriodSeconds"] = grace_s.into()
         });
     };
-    // That of the deletion, which is 30 s, not that of the spec; a longer one comes too late.
+    // The grace of the deletion, which is 30 s, counts, not that of the spec; a longer one comes too late.
     let uid = api.create("a", json!({"terminationGracePeriodSeconds": 300}));
     runs(&world, &uid);
     api.delete("a");
@@ -390,7 +390,7 @@ fn a_grace_only_shrinks() {
     });
     assert_eq!((world.now() - before).as_secs(), 30);
 
-    // A shorter one is for the next attempt: the first one fails, at the sandbox too.
+    // A shorter grace is for the next attempt: the first one fails, at the sandbox too.
     world.fake.add_fault(fails(Op::StopPodSandbox, 1));
     let uid = api.create("b", json!({"terminationGracePeriodSeconds": 300}));
     runs(&world, &uid);
@@ -410,7 +410,7 @@ fn a_grace_only_shrinks() {
     let took = (world.now() - before).as_secs();
     assert!((32..=36).contains(&took), "{took} s");
 
-    // None at all is one second, and the runtime is given two.
+    // A grace of 0 counts as one second, and the runtime is given two.
     let uid = api.create("d", json!({"terminationGracePeriodSeconds": 300}));
     runs(&world, &uid);
     world.advance(s(5));

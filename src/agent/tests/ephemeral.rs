@@ -1,4 +1,4 @@
-//! What an operator adds to a pod that runs: ephemeral containers, and conditions behind readiness gates.
+//! Additions of an operator to a running pod: ephemeral containers, and conditions of readiness gates.
 
 use alloc::sync::Arc;
 use core::time::Duration;
@@ -21,7 +21,7 @@ const fn s(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-/// A node on which the pod `a` runs: one container `c`.
+/// Makes a node on which the pod `a` runs, with one container `c`.
 fn running(more: Value) -> (World, Arc<FakeApi>, PodUid) {
     let api = Arc::new(FakeApi::default());
     let world = World::with_api(&api);
@@ -31,7 +31,7 @@ fn running(more: Value) -> (World, Arc<FakeApi>, PodUid) {
     (world, api, PodUid::from(&*uid))
 }
 
-/// As the subresource `ephemeralcontainers` does it.
+/// Adds an ephemeral container as the subresource `ephemeralcontainers` does.
 fn debug(api: &FakeApi, name: &str, more: &Value) {
     let mut container = json!({"name": name, "image": IMAGE, "command": ["sh"]});
     for (key, value) in more.as_object().expect("fields") {
@@ -47,7 +47,7 @@ fn debug(api: &FakeApi, name: &str, more: &Value) {
     });
 }
 
-/// The status of one in the API.
+/// Status of an ephemeral container in the API.
 fn shown(api: &FakeApi, name: &str) -> Value {
     let pod = api.get("ns", "a").expect("there");
     let all = pod["status"]["ephemeralContainerStatuses"].as_array();
@@ -82,14 +82,14 @@ fn one_is_started_once() {
     assert_eq!(status["ready"], false);
     assert_eq!(status["started"], Value::Null);
     assert_eq!(status["restartCount"], 0);
-    // Another beside it, without a target.
+    // Another ephemeral container beside it, without a target.
     debug(&api, "e", &json!({}));
     world.until("the other runs", |_| {
         shown(&api, "e")["state"]["running"].is_object()
     });
     let config = world.fake.config(&uid, "e").expect("made");
     assert_eq!(config.security.namespaces.pid, NamespaceMode::Container);
-    // Its end is no concern of the pod's, whatever its policy.
+    // Its end does not matter to the pod, whatever the restart policy is.
     let id = world.fake.container(&uid, "d").expect("runs").id;
     starts(&world);
     world.fake.exit(&id, 3);
@@ -104,14 +104,14 @@ fn one_is_started_once() {
     let conditions = pod["status"]["conditions"].as_array().expect("conditions");
     let ready = conditions.iter().find(|c| c["type"] == "Ready");
     assert_eq!(ready.expect("ready")["status"], "True");
-    // Nor under another agent.
+    // The container is not started again under another agent either.
     let world = world.restart_agent();
     world.apply(&[]);
     world.advance(s(60));
     assert_eq!(starts(&world), 0);
     assert_eq!(shown(&api, "d")["state"]["terminated"]["exitCode"], 3);
     assert!(shown(&api, "e")["state"]["running"].is_object());
-    // It does not keep its pod from ending.
+    // An ephemeral container does not keep its pod from ending.
     api.delete("a");
     world.until("is gone", |w| {
         api.get("ns", "a").is_none() && w.is_gone(uid.as_str())
@@ -133,7 +133,7 @@ fn one_does_not_begin_again_with_the_next_boot() {
     world.until("its end is shown", |_| {
         shown(&api, "d")["state"]["terminated"]["exitCode"] == 3
     });
-    // The record knows of both, also where the apiserver does not answer.
+    // The record has both, so they are known without an answer of the apiserver.
     let mut world = world;
     for link in [Link::Down, Link::Up] {
         starts(&world);

@@ -1,4 +1,4 @@
-//! The node runs short: which pod goes, and what is told of it.
+//! A node that runs short of resources: the choice of pods to evict, and their statuses.
 
 use alloc::sync::Arc;
 use core::time::Duration;
@@ -36,7 +36,7 @@ fn world(flags: &'static [&'static str]) -> (World, Arc<FakeApi>) {
     (world, api)
 }
 
-/// A spec whose container asks for so much memory; every container of the fake runtime uses 2 MiB.
+/// Spec whose container requests so much memory; every container of the fake runtime uses 2 MiB.
 fn asking(memory: &str) -> Value {
     json!({"containers": [{"name": "c", "image": IMAGE, "command": ["sleep"],
         "resources": {"requests": {"memory": memory}}}]})
@@ -120,7 +120,7 @@ fn the_pod_that_takes_more_than_it_asked_for_goes() {
     ] {
         assert!(page.contains(line), "{page}");
     }
-    // It is kept as it is, also by the next agent.
+    // The status is kept unchanged, also by the next agent.
     world.advance(s(120));
     let world = world.restart_agent();
     world.left.set_memory(500 * MIB);
@@ -138,7 +138,7 @@ fn a_container_that_never_ran_stays_ended_for_the_next_agent() {
     // SM-10
     let (world, api) = world(&[]);
     world.fake.add_fault(fails(Op::CreateContainer, u32::MAX));
-    // Where it would never run again, SM-03 keeps its end anyway.
+    // With `Never` SM-03 would keep its end anyway.
     let uid = api.create("late", json!({"restartPolicy": "OnFailure"}));
     let shown = || api.get("ns", "late").expect("it stays")["status"].clone();
     let state = || shown()["containerStatuses"][0]["state"].clone();
@@ -150,12 +150,12 @@ fn a_container_that_never_ran_stays_ended_for_the_next_agent() {
         (&before["phase"], &before["reason"]),
         (&json!("Failed"), &json!("Evicted"))
     );
-    // It was killed after it had told the last word, and before it kept that.
+    // The agent was killed after it had told the last status, and before it had kept it.
     let path = pod_dir(&world, &uid).join("outcome.json");
     let mut kept: Value = serde_json::from_slice(&fs::read(&path).expect("kept")).expect("JSON");
     kept["status"]["containerStatuses"][0]["state"] = json!({"waiting": {"reason": "no"}});
     fs::write(&path, kept.to_string()).expect("written");
-    // The next agent cannot look at anything for a while: it tells what is known from before, or nothing.
+    // The next agent cannot list pods for a while: it tells the status known from before, or nothing.
     world.fake.add_fault(fails(Op::ListPods, 40));
     let world = world.restart_agent();
     world.left.set_memory(500 * MIB);
@@ -202,7 +202,7 @@ fn one_pod_a_round_as_long_as_it_is_short() {
     world.left.set_memory(90 * MIB);
     world.until("one goes", |w| w.events_of("Evicted") > 0);
     assert_eq!(world.events_of("Evicted"), 1);
-    // It has stopped before the next one is chosen: no two end at a time.
+    // A pod has stopped before the next one is chosen: no two end at a time.
     for _ in 0..600 {
         world.advance(Duration::from_millis(100));
         let ending = names.iter().filter(|name| {
@@ -221,7 +221,7 @@ fn one_pod_a_round_as_long_as_it_is_short() {
 fn conditions_and_what_they_keep_out() {
     // EVICT-05 EVICT-15 ADM-03 ADM-11
     let (world, api) = world(&[]);
-    // Critical pods stay: nothing is there that could go.
+    // Critical pods stay: there is no pod that could be evicted.
     world.apply(&[manifest("static", json!({}))]);
     world.until("runs", |w| w.phase("static") == Some(Phase::Running));
     world.left.set_memory(99 * MIB);
@@ -288,7 +288,7 @@ fn disk_and_processes() {
     assert_eq!(condition(&world, "PIDPressure"), "True");
 }
 
-/// Calls about this pod meet trouble.
+/// Makes trouble with all calls about this pod.
 fn about(uid: &str, op: Op, trouble: Trouble) -> Fault {
     Fault {
         target: Some(uid.into()),
@@ -307,7 +307,7 @@ fn who_has_no_figure_of_a_container_is_not_the_largest() {
     });
     let large = api.create("large", with_data);
     let names = ["crashes", "large"];
-    // Its container ends between the list and the look at its files.
+    // The container of this pod ends between the list and the look at its files.
     let crashes = api.create("crashes", json!({}));
     runs(&world, &api, &names);
     let gone = RuntimeError::Failed("container is not running".into());
@@ -415,7 +415,7 @@ fn static_pods_go_only_if_they_may() {
         assert_eq!(world.phase("critical"), Some(Phase::Running));
         let ended = world.phase("a") == Some(Phase::Failed);
         assert_eq!(ended, want == 1);
-        // It stays as it is, until its manifest is another or the agent starts anew.
+        // The pod stays as it is, until its manifest changes or the agent starts anew.
         world.left.set_memory(500 * MIB);
         world.advance(s(120));
         assert_eq!(world.phase("a") == Some(Phase::Failed), want == 1);
@@ -430,7 +430,7 @@ fn a_critical_pod_makes_others_go() {
         "resources": {"limits": {"cpu": "1", "memory": "300Mi"}}}]});
     api.create("guaranteed", guaranteed);
     api.create("big", asking("400Mi"));
-    // Large enough, and the smaller one.
+    // This pod is the smaller one of those that are large enough.
     let small = api.create("small", asking("200Mi"));
     runs(&world, &api, &["guaranteed", "big", "small"]);
     world
@@ -466,7 +466,7 @@ fn a_critical_pod_makes_others_go() {
     for stays in ["guaranteed", "big"] {
         assert_eq!(api.phase(stays), "Running", "{stays}");
     }
-    // Nobody dies for a pod for which there will be no room.
+    // No pod is evicted for a pod that would not fit even then.
     world.apply(&[
         manifest("static", asking("300Mi")),
         manifest("huge", asking("2Gi")),
@@ -562,7 +562,7 @@ fn a_pod_that_is_to_be_deleted_is_not_refused() {
     let (world, api) = world(&[]);
     world.left.set_memory(99 * MIB);
     world.until("is short", |w| condition(w, "MemoryPressure") == "True");
-    // Before the agent sees it.
+    // The pod is deleted before the agent sees it.
     let uid = api.create("late", json!({}));
     api.delete("late");
     world.until("is gone", |w| {
@@ -585,13 +585,13 @@ fn images_that_are_not_removed_in_time_hold_up_nothing_else() {
     runs(&world, &api, &["a"]);
     world.left.set_disk(1 << 30);
     world.until("images are to go", |_| !asked.is_empty());
-    // Who removes them unpacks an image, and never answers; the disk gets room by itself.
+    // The remover of images unpacks one, and never answers; the disk gets room by itself.
     let _removal = asked.try_recv().expect("asked");
     world.advance(s(25));
     assert_eq!(api.phase("a"), "Running", "the round waits");
     world.left.set_disk(1 << 33);
     world.advance(s(10));
-    // Nothing else is held up.
+    // No other work is delayed.
     world.left.set_memory(90 * MIB);
     world.until("goes", |_| api.phase("a") == "Failed");
     let pod = api.get("ns", "a").expect("there");
@@ -611,7 +611,7 @@ fn an_edit_does_not_start_a_pod_that_waits_for_room() {
     let label = json!({"fieldRef": {"fieldPath": "metadata.labels['x']"}});
     critical["spec"]["containers"][0]["env"] = json!([{"name": "X", "valueFrom": label}]);
     let uid = PodUid::from("static");
-    // Somebody has to go for it, and takes his time.
+    // Another pod has to be evicted for it, and ends slowly.
     let begin = |name: &str| {
         api.create(name, asking("900Mi"));
         runs(&world, &api, &[name]);
@@ -620,7 +620,7 @@ fn an_edit_does_not_start_a_pod_that_waits_for_room() {
         world.apply(core::slice::from_ref(&critical));
         world.until("stops", |w| w.fake.hanging(Op::StopContainer) == 1);
     };
-    // One that goes while it waits is not begun again.
+    // A pod that is removed while it waits is not begun again.
     begin("a");
     world.apply(&[]);
     world.until("is gone", |w| w.is_gone("static"));

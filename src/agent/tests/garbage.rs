@@ -1,4 +1,4 @@
-//! What is left over, and goes.
+//! Leftovers that garbage collection removes.
 
 use core::time::Duration;
 use std::{fs, os::unix::fs::symlink};
@@ -18,7 +18,7 @@ const fn s(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-/// Sandboxes and instances of a pod at the runtime.
+/// Numbers of sandboxes and of container instances of a pod at the runtime.
 fn counts(world: &World, uid: &str) -> (usize, usize) {
     let status = smol::future::block_on(world.fake.pod_status(&PodUid::from(uid))).expect("status");
     (status.sandboxes.len(), status.containers.len())
@@ -155,11 +155,11 @@ fn logs_of_what_runs_are_rotated() {
             name.starts_with("0.log.20") && name.len() == "0.log.20231114-221320".len()
         };
         assert!(first.len() == 1 && form(&first[0]), "{first:?}");
-        // The writer is told again, for its file is missing.
+        // The writer is told again to reopen its log, for its file is missing.
         world.advance(s(11));
         assert!(reopened() > 0);
         assert_eq!(names(), first);
-        // It cannot be told: the file keeps its name.
+        // The writer cannot be told: the file keeps its name.
         write("runs", 2000);
         world.fake.add_fault(Fault {
             op: Op::ReopenLog,
@@ -205,7 +205,7 @@ fn a_failure_is_told_and_tried_again() {
     });
     world.fake.lose_sandbox(&one.sandbox);
     for _ in 0..3 {
-        // Its last instance refers to it until the next one has ended.
+        // The last instance refers to the sandbox until the next one has ended.
         world.until("runs", |w| w.phase("a") == Some(Phase::Running));
         let now = world.fake.container(&PodUid::from("a"), "c").expect("runs");
         world.fake.exit(&now.id, 1);

@@ -1,4 +1,4 @@
-//! How much there is of everything, as tests want it.
+//! Gauge of memory, disk space and process ids, with amounts that tests set.
 
 use alloc::rc::Rc;
 use core::cell::Cell;
@@ -10,14 +10,15 @@ use crate::{
     logic::eviction::{Observations, Reading, Signal},
 };
 
-/// Bytes of the only disk, and its inodes.
+/// Bytes and inodes of the only disk.
 const DISK: (u64, u64) = (1 << 34, 1_000_000);
-/// Process numbers.
+/// Number of process ids.
 const PIDS: i64 = 1000;
-/// Thresholds whose looks are counted: memory, bytes and inodes of the disk, process numbers. That of memory is a kubelet's.
+/// Thresholds whose looks are counted: memory, bytes and inodes of the disk, process ids. The threshold of memory is a
+/// kubelet's.
 pub(in crate::agent) const HARD: &str = "--eviction-hard=memory.available<100Mi,nodefs.available<2Gi,nodefs.inodesFree<50k,\
     pid.available<100";
-/// The same as numbers.
+/// The thresholds of [`HARD`] as numbers.
 const LEAST: [(Signal, i64); 4] = [
     (Signal::MemoryAvailable, 100 << 20),
     (Signal::NodeFsAvailable, 2 << 30),
@@ -25,19 +26,19 @@ const LEAST: [(Signal, i64); 4] = [
     (Signal::PidAvailable, 100),
 ];
 
-/// How often something was found short, and when last.
+/// Looks at one signal that found it short.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::agent) struct Looks {
     pub(in crate::agent) count: u64,
     pub(in crate::agent) last: Option<Mono>,
-    /// When it was found short at two looks in a row, the first of them: of two one begins a round. The other may be that
-    /// after a reclaim, which changes no condition.
+    /// Time of the first of two looks in a row that found it short: one of the two begins a round. The other one may be
+    /// the look after a reclaim, which changes no condition.
     pub(in crate::agent) twice: Option<Mono>,
-    /// The last look, if it was found short.
+    /// Time of the last look, if it found the signal short.
     latest: Option<Mono>,
 }
 
-/// What is left; nothing is known as long as nothing is said, and then nothing is short.
+/// Amounts that are left, as a test sets them. A signal that was not set is not known, and so not short.
 #[derive(Debug, Default)]
 pub(in crate::agent) struct Left {
     left: Cell<Observations>,
@@ -45,12 +46,12 @@ pub(in crate::agent) struct Left {
 }
 
 impl Left {
-    /// How often each was found short, in the order of [`LEAST`].
+    /// Looks that found each signal short, in the order of [`LEAST`].
     pub(in crate::agent) fn short_looks(&self) -> [Looks; 4] {
         self.looks.get()
     }
 
-    /// Another agent looks from now on.
+    /// Forgets all looks: another agent looks from now on.
     pub(in crate::agent) fn forget_looks(&self) {
         self.looks.take();
     }
@@ -70,7 +71,7 @@ impl Left {
         self.looks.set(all);
     }
 
-    /// So many bytes of memory are left of a GiB.
+    /// Sets the bytes of memory that are left, of a GiB.
     pub(in crate::agent) fn set_memory(&self, available: i64) {
         let capacity = 1 << 30;
         self.change(|left| {
@@ -81,7 +82,7 @@ impl Left {
         });
     }
 
-    /// So many bytes are left of 16 GiB on the only disk.
+    /// Sets the bytes that are left on the only disk, of 16 GiB.
     pub(in crate::agent) fn set_disk(&self, available_bytes: u64) {
         let inodes_free = self.file_system().inodes_free;
         self.set_file_system(available_bytes, inodes_free);
@@ -92,7 +93,7 @@ impl Left {
         self.left.get().nodefs.unwrap_or_default()
     }
 
-    /// So many bytes and inodes are left of 16 GiB and a million.
+    /// Sets the bytes and inodes that are left, of 16 GiB and a million. 0 inodes: the file system has no inode table.
     pub(in crate::agent) fn set_file_system(&self, available_bytes: u64, inodes_free: u64) {
         let (capacity_bytes, inodes) = DISK;
         let fs = FsInfo {
@@ -109,7 +110,7 @@ impl Left {
         });
     }
 
-    /// So many numbers of processes are left of 1000.
+    /// Sets the process ids that are left, of 1000.
     pub(in crate::agent) fn set_pids(&self, available: i64) {
         let capacity = PIDS;
         self.change(|left| {
@@ -127,7 +128,7 @@ impl Left {
     }
 }
 
-/// What an agent reads.
+/// Gauge that an agent reads.
 pub(in crate::agent) struct TestGauge {
     pub(in crate::agent) left: Rc<Left>,
     pub(in crate::agent) hands: Rc<Hands>,

@@ -1,4 +1,4 @@
-//! Images of containers and of their volumes, and what a container that cannot start shows.
+//! Images of containers and of their volumes, and the status of a container that cannot start.
 
 use core::time::Duration;
 
@@ -30,7 +30,7 @@ fn fails(op: Op, target: &str, times: u32) -> Fault {
     }
 }
 
-/// A pod whose first container mounts no image, and whose others mount `image` as their volume.
+/// Manifest of a pod whose first container mounts no image, and whose others mount `image` as their volume.
 fn with_volume(uid: &str, image: Value) -> Value {
     let container = |name: &str, mounts: Value| json!({"name": name, "image": IMAGE, "command": ["sleep"], "volumeMounts": mounts});
     manifest(
@@ -64,7 +64,7 @@ fn running(world: &World, uid: &str, name: &str) -> bool {
     container.is_some_and(|c| c.state == ContainerState::Running)
 }
 
-/// Events as (reason, message, what they are about: a container, or nothing for the pod).
+/// Events with this reason: the field path of the container, empty for the pod, and the message.
 fn events(world: &World, reason: &str) -> Vec<(String, String)> {
     let recorder = &world.parts.tools.recorder;
     let mut all: Vec<_> = recorder
@@ -87,7 +87,7 @@ fn pulls(world: &World, image: &str) -> usize {
 #[test]
 fn an_image_volume_that_is_missing_holds_up_those_that_mount_it_alone() {
     // IMG-21 VOL-18 WAIT-13
-    // Reference, policy as written, there before, pulls of it in the first pass, reason, part of the message.
+    // Reference, policy as written, present before, pulls of it in the first pass, reason, part of the message.
     for (reference, policy, there, asked, reason, part) in [
         (MODEL, "", false, 1, "ErrImagePull", "model:1 not found"),
         (MODEL, "IfNotPresent", false, 1, "ErrImagePull", "not found"),
@@ -160,7 +160,7 @@ fn an_image_volume_that_is_missing_holds_up_those_that_mount_it_alone() {
             asked,
             "{what}: once, whoever mounts it"
         );
-        // Of the image events of the pod tell, of the start each container that waits.
+        // Events of the pod tell of the image, events of each waiting container of its start.
         let mut told: Vec<String> = events(&world, "Failed")
             .into_iter()
             .filter(|(_, message)| message.starts_with("Error: "))
@@ -207,7 +207,7 @@ fn what_waits_for_an_image_volume_starts_when_it_is_there() {
     world.events.try_send(Event::ImagesArrived).expect("room");
     world.until("runs", |w| w.phase("a") == Some(Phase::Running));
     assert!(world.now() - before < s(2), "nobody waits out a back-off");
-    // Nobody asked for what no container mounts.
+    // An image that no container mounts was not pulled.
     assert_eq!(pulls(&world, "nobody/s:1"), 0);
 }
 
@@ -301,7 +301,7 @@ fn what_was_pulled_is_noted_for_a_pod_that_is_to_end_too() {
     world.until("looks", |w| w.fake.hanging(Op::ImageStatus) == 1);
     world.apply(&[]);
     world.advance(s(5));
-    // A call that is left before its end is a violation.
+    // Dropping a call before its end is a violation.
     world.fake.release(Op::ImageStatus);
     world.until("is gone", |w| w.is_gone("a"));
 }
@@ -309,7 +309,7 @@ fn what_was_pulled_is_noted_for_a_pod_that_is_to_end_too() {
 #[test]
 fn a_container_is_made_of_what_lookup_or_pull_returned() {
     // IMG-19
-    // The image as the pod has it, its reference, there before.
+    // The image as the pod has it, its reference, present before.
     for (written, reference, there) in [
         ("a:1", "a:1", true),
         ("a:1", "a:1", false),
@@ -350,7 +350,7 @@ fn a_runtime_that_refuses_is_the_reason_a_container_waits() {
         assert_eq!(world.phase("a"), Some(Phase::Pending));
         let told = [("spec.containers{c}".to_owned(), "Error: broken".to_owned())];
         assert_eq!(events(&world, "Failed"), told, "{reason}");
-        // What was refused once is tried again.
+        // A call that was refused once is tried again.
         world.until("runs", |w| w.phase("a") == Some(Phase::Running));
         assert_eq!(waiting(&world, "a", "c"), None);
     }
@@ -360,7 +360,8 @@ fn a_runtime_that_refuses_is_the_reason_a_container_waits() {
 fn whatever_keeps_a_container_from_starting_is_told_of_it() {
     // EVT-11 IMG-01 IMG-04 IMG-08
     type Told = &'static [(&'static str, &'static str)];
-    // Fields of the container, what goes wrong, why it waits, events: reason and how it begins.
+    // Name of the case, fields of the container, failing operation, waiting reason, events: reason and begin of the
+    // message.
     let cases: [(&str, Value, Option<Op>, &str, Told); 6] = [
         (
             "it cannot be pulled",

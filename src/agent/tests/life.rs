@@ -59,7 +59,7 @@ fn a_missing_image_arrives() {
 #[test]
 fn when_a_registry_is_asked() {
     // IMG-03 IMG-04 IMG-08 EVT-10
-    // There or not, policy as written, pulls, waiting reason or none if it runs, events.
+    // Image, present or not, policy as written, pulls, waiting reason or none if it runs, events.
     for (image, there, policy, pulls, reason, events) in [
         ("a:1", true, "", 0, None, &["Pulled"][..]),
         ("a:1", true, "IfNotPresent", 0, None, &["Pulled"]),
@@ -142,7 +142,7 @@ fn when_a_registry_is_asked() {
             "{what}"
         );
     }
-    // What a registry has is pulled with `Always`, again for each start.
+    // An image that the registry has is pulled with `Always`, again for each start.
     let world = World::new();
     world.fake.offer_image("a:1");
     let container = json!({"name": "c", "image": "a:1", "imagePullPolicy": "Always"});
@@ -323,7 +323,7 @@ fn a_pod_that_returns_right_after_its_end_runs_as_it_is_now() {
                 .is_some_and(|c| c.state == ContainerState::Running)
         });
         world.apply(&[]);
-        // At every instant of its end.
+        // The pod comes back at a different time of its end each round.
         world.advance(Duration::from_millis(150 * round));
     }
 }
@@ -366,7 +366,7 @@ fn what_runs_is_admitted_again_under_another_agent() {
     let id = |w: &World, uid: &str| w.fake.container(&PodUid::from(uid), "c").map(|c| c.id);
     let before = id(&world, "a");
     world.fake.on_stop("c", OnStop::Ignores);
-    // The next one has room for one pod.
+    // The next agent has room for one pod.
     let world = world.restart_agent_by(&["--max-pods=1"]);
     world.advance(s(1));
     world.fake.take_calls();
@@ -374,7 +374,7 @@ fn what_runs_is_admitted_again_under_another_agent() {
     for uid in ["b", "new"] {
         world.until("is refused", |w| w.phase(uid) == Some(Phase::Failed));
         let status = world.status(uid).expect("status");
-        // Static pods are critical (ADM-14): that nobody can go for them is what is told.
+        // Static pods are critical (ADM-14): the message tells that no pod can be evicted for them.
         assert_eq!(status.reason, "UnexpectedAdmissionError", "{uid}");
         assert!(
             status.message.starts_with("Pod was rejected: "),
@@ -481,7 +481,7 @@ fn what_has_ended_for_good_stays_so_after_a_reboot() {
     world.until("they ran", |w| w.phase("failed") == Some(Phase::Failed));
     world.until("they ran", |w| w.phase("done") == Some(Phase::Succeeded));
     assert_eq!(starts(&world), 3);
-    // Under its own uid a changed manifest is another pod as well.
+    // A changed manifest is another pod, too, even with the same uid.
     let world = world.reboot();
     world.apply(&[manifest("done", json!({"restartPolicy": "Never"}))]);
     world.until("it runs", |w| w.phase("done") == Some(Phase::Running));
@@ -499,7 +499,7 @@ fn a_pod_edited_while_no_agent_ran_waits_for_the_one_that_had_its_name() {
     let world = World::new();
     world.apply(&[pod("old")]);
     world.until("runs", |w| w.phase("old") == Some(Phase::Running));
-    // The old one takes its time to end.
+    // The old pod ends slowly.
     world.fake.on_stop("c", OnStop::Ignores);
     let world = world.restart_agent();
     world.apply(&[pod("new")]);
@@ -536,12 +536,12 @@ fn pods_at_a_url() {
         [source(&world, "file"), source(&world, "url")],
         ["file", "http"]
     );
-    // The directory has nothing to say about pods at the URL, nor has the URL about those in the directory.
+    // The directory does not change pods of the URL, and the URL does not change those of the directory.
     world.apply(&[]);
     world.until("is gone", |w| w.is_gone("file"));
     world.apply(&[manifest("file", json!({}))]);
     world.until("runs", |w| w.phase("file") == Some(Phase::Running));
-    // Until the URL was heard of, nobody knows that its pods are none.
+    // Until the URL was read, its pods cannot be known as removed.
     let url = PodUid::from("url");
     let world = world.restart_agent();
     world.apply(&[manifest("file", json!({}))]);
@@ -592,7 +592,7 @@ fn a_container_that_has_succeeded_stays_so_after_a_reboot_while_its_pod_goes_on(
     let first = ended(&world, "c");
     assert_eq!(first.as_ref().map(|(code, _)| *code), Some(0));
 
-    // Nor in a boot after that one, nor under another agent of the same boot.
+    // The container does not run again in a later boot, nor under another agent of the same boot.
     for restart in [World::reboot, World::restart_agent, World::reboot] {
         world = restart(world);
         world.apply(&pod);
@@ -602,7 +602,7 @@ fn a_container_that_has_succeeded_stays_so_after_a_reboot_while_its_pod_goes_on(
         assert_eq!(ended(&world, "c"), first, "and is shown as it ended");
         assert_eq!(world.phase("half"), Some(Phase::Running));
     }
-    // One more succeeds, and the last one: that is the end of the pod.
+    // The other two succeed, one after the other: that is the end of the pod.
     for name in ["d", "e"] {
         let id = instance(&world, name).expect("runs").id;
         assert!(world.fake.exit(&id, 0));
@@ -636,7 +636,7 @@ fn stop_ends_the_agent_and_stop_all_its_pods_first() {
     world.advance(s(30));
     let answer = world.stop(true);
     world.settle();
-    // One that comes meanwhile does not start, and holds up nothing.
+    // A pod that comes meanwhile does not start, and does not delay the end.
     world.apply(&[
         manifest("a", json!({})),
         manifest("b", json!({})),
@@ -689,7 +689,7 @@ fn a_dump_tells_all_and_replays() {
     world.advance(s(3));
     let told = dump(&world);
 
-    // What a pod went through can be read off.
+    // The dump shows the life of a pod.
     let of_a: Vec<&str> = told
         .iter()
         .filter_map(|line| match (&line.heard, &line.done) {
@@ -714,7 +714,7 @@ fn a_dump_tells_all_and_replays() {
         "every call that began has ended"
     );
 
-    // A second agent that is told the same at the same times does the same.
+    // A second agent with the same inputs at the same times has the same outputs.
     let again = World::new();
     let mut configured: Vec<String> = Vec::new();
     let mut at = 0;

@@ -48,7 +48,7 @@ fn is_ready(server: &TestServer) -> bool {
     node.is_some_and(|node| condition(&node, "Ready")["status"] == "True")
 }
 
-/// Requests of a kind since the log was last cleared.
+/// Number of requests of a kind since the log was last cleared.
 fn asked(server: &TestServer, method: &str, part: &str) -> usize {
     let is = |e: &&Entry| e.method == method && e.uri.contains(part);
     server.audit().iter().filter(is).count()
@@ -162,14 +162,14 @@ fn what_others_wrote_during_an_outage_is_repaired() {
         .as_array()
         .map(Vec::len);
     assert_eq!(kinds, Some(4));
-    // The node controller comes back later than the apiserver, and acts on what it knew.
+    // The node controller comes back later than the apiserver, and acts on old knowledge.
     world.advance(s(40));
     server
         .patch("nodes", "", NODE, "status", &unknown)
         .expect("patch");
     world.advance(s(15));
     assert!(is_ready(&server));
-    // And that is all.
+    // After that the Node is not read again.
     world.advance(s(120));
     server.clear_audit();
     world.advance(s(60));
@@ -183,7 +183,7 @@ fn a_long_sleep_of_the_machine_is_no_secret_to_others() {
     let (server, world) = cluster(&[]);
     world.advance(s(90));
     server.clear_audit();
-    // Nothing fails here; the clock alone tells.
+    // No request fails here; only the clock shows the sleep.
     let unknown = json!({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}});
     server
         .patch("nodes", "", NODE, "status", &unknown)
@@ -200,7 +200,7 @@ fn a_clock_that_is_set_back_does_not_cost_the_node_its_ready() {
     let server = server.expect("server");
     let world = World::with(&[], Some(api(&server)));
     world.advance(s(30));
-    // Another node of the same age, which says nothing more: the controller looks at both in one round.
+    // Another node of the same age, which never reports again: the controller looks at both in one round.
     let silent = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "silent"}});
     server.create(&silent).expect("created");
     let ready = json!({"status": {"conditions": [{"type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-01T00:00:00Z"}]}});
@@ -313,7 +313,7 @@ fn trouble_at_the_start_holds_up_only_itself() {
     world.advance(s(10));
     assert!(!waits());
     assert!(is_ready(&server));
-    // What was created although nobody heard of it.
+    // One request has created the Node although its answer did not arrive.
     assert_eq!(asked(&server, "POST", "/nodes"), 5);
     assert_eq!(server.list("nodes", "").len(), 1);
 }
@@ -339,7 +339,8 @@ fn pod_cidrs_are_kept_for_the_next_start() {
         fs::write(&kept, text).expect("write");
         assert_eq!(subnets(), "10.85.0.0/16", "{name}");
     }
-    // Nobody asks any more once it is there, and no longer than a minute if nobody gives any.
+    // The agent does not ask any more once the range is known, and asks for no longer than a minute if none is
+    // assigned.
     let reads = asked(&server, "GET", "/nodes/");
     world.advance(s(100));
     assert_eq!(asked(&server, "GET", "/nodes/"), reads);
@@ -386,10 +387,10 @@ fn what_the_link_costs_changes_with_the_way() {
     // METER-06
     let server = TestServer::builder().start().expect("server");
     let line = "link: {meteredInterfaces: [\"wwan*\"]}";
-    // Without a watch every list is one that is due.
+    // Without a watch a list is made only when it is due.
     let world = World::with_line(&["--doorbells=false"], line, api(&server), "eth0");
     let in_100_s = || {
-        // Those whose time was set before.
+        // Requests whose times were set before are let pass.
         world.advance(s(61));
         server.clear_audit();
         world.advance(s(100));
@@ -415,7 +416,7 @@ fn what_the_link_costs_changes_with_the_way() {
         (&*status, &*says),
         ("True", "the link is metered: its way leaves by wwan0")
     );
-    // No way is not another way.
+    // A missing way does not count as a change of the way.
     world.leave_by(None);
     let (renewals, _) = in_100_s();
     assert!((4..=5).contains(&renewals), "{renewals}");

@@ -72,7 +72,7 @@ fn rates_come_with_the_second_question() {
     };
     assert_eq!(cpu()["usageNanoCores"], Value::Null);
     world.advance(Duration::from_secs(10));
-    // What every container of the fake uses.
+    // Every container of the fake uses this much.
     assert_eq!(cpu()["usageNanoCores"], 10_000_000);
     let text = text(&world, Figures::Resource);
     assert!(text.contains("container_cpu_usage_seconds_total{container="));

@@ -1,4 +1,4 @@
-//! The agent whole, over the fake runtime and a clock that tests move: from a manifest to what the runtime was told.
+//! The whole agent over the fake runtime and a clock that tests move: from a manifest to the calls of the runtime.
 
 mod admission;
 pub(super) mod api;

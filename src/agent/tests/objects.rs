@@ -1,5 +1,5 @@
-//! Pods of an apiserver and what they refer to: read when it is due, followed when it changes, used as it was while nobody
-//! answers.
+//! Pods of an apiserver and the objects that they refer to: read when they are due, followed when they change, used as
+//! they were while the apiserver does not answer.
 
 use alloc::{rc::Rc, sync::Arc};
 use core::time::Duration;
@@ -51,7 +51,7 @@ fn secret() -> Value {
     json!({"data": {"key": "aGk="}, "type": "Opaque"})
 }
 
-/// One container that mounts these volumes, each below its name.
+/// Pod spec with one container that mounts these volumes, each below its name.
 fn mounting(volumes: &[Value]) -> Value {
     let mounts: Vec<_> = volumes
         .iter()
@@ -78,7 +78,7 @@ fn pull_secret(uid: &str, password: &str) -> Value {
     json!({"type": "kubernetes.io/dockerconfigjson", "data": {".dockerconfigjson": text}, "metadata": {"uid": uid}})
 }
 
-/// One container whose image is pulled with these Secrets.
+/// Pod spec with one container whose image is pulled with these Secrets.
 fn pulling(secrets: &[&str], policy: &str) -> Value {
     let named: Vec<_> = secrets.iter().map(|name| json!({"name": name})).collect();
     json!({"imagePullSecrets": named, "containers": [
@@ -104,14 +104,14 @@ fn runs(world: &World, uid: &str) {
     world.until("runs", |w| w.phase(uid) == Some(Phase::Running));
 }
 
-/// Creates a pod that runs.
+/// Creates a pod, and waits until it runs.
 fn run(world: &World, api: &FakeApi, name: &str, spec: Value) -> String {
     let uid = api.create(name, spec);
     runs(world, &uid);
     uid
 }
 
-/// A user deletes a pod.
+/// Deletes a pod as a user does.
 fn end(world: &World, api: &FakeApi, name: &str, uid: &str) {
     api.delete(name);
     world.until("is gone", |w| {
@@ -146,7 +146,7 @@ fn a_config_map_is_followed_and_never_emptied_by_trouble() {
         Trouble::Silent,
         Trouble::Refuses(500),
         Trouble::Refuses(403),
-        // A proxy that does not know the path.
+        // The 404 comes from a proxy that does not know the path.
         Trouble::Refuses(404),
     ] {
         api.trouble("configmaps/", 1000, trouble);
@@ -156,7 +156,7 @@ fn a_config_map_is_followed_and_never_emptied_by_trouble() {
         assert!(asked(&api, "configmaps/") > 0, "{trouble:?}");
         api.heal();
     }
-    // Gone: an optional source is empty from then on.
+    // The ConfigMap is gone: an optional source is empty from then on.
     api.remove_object("configmaps/ns/cm");
     world.until("is emptied", |w| text(w).is_none());
     assert_eq!(world.phase(&uid), Some(Phase::Running));
@@ -176,7 +176,7 @@ fn a_pod_waits_for_what_it_requires() {
     api.put_object("configmaps/ns/cm", config_map("one"));
     runs(&world, &uid);
     assert!(!copies(&world).is_empty());
-    // A required one keeps its files.
+    // The files of a required source stay.
     api.remove_object("configmaps/ns/cm");
     world.advance(SYNC + SYNC);
     assert_eq!(file(&world, &uid, CONFIG_FILE).as_deref(), Some("one"));
@@ -198,7 +198,7 @@ fn an_environment_waits_for_its_objects() {
         {"name": "Y", "valueFrom": {"configMapKeyRef": from("none", true)}}]});
     let uid = api.create("a", json!({"containers": [container]}));
     let waits = |w: &World| w.waiting(&uid).as_deref() == Some("CreateContainerConfigError");
-    // Not to be read is not the same as not to be there, even for what is optional.
+    // An object that cannot be read does not count as absent, even if it is optional.
     api.trouble("configmaps/", 1000, Trouble::Refuses(403));
     world.until("waits", waits);
     api.put_object("secrets/ns/s", secret());
@@ -237,7 +237,7 @@ fn environments_wait_for_services() {
     let config = world.fake.config(&PodUid::from(&*uid), "c").expect("made");
     let has = |name: &str, value: &str| config.env.iter().any(|(n, v)| n == name && v == value);
     assert!(has("MY_DB_SERVICE_PORT", "5432") && has("KUBERNETES_SERVICE_PORT_HTTPS", "443"));
-    // Of services a pod is told that were there when it came, at one request a pod.
+    // A pod is told of the services that existed when it came, with one request a pod.
     api.put_object(
         "services/ns/new",
         json!({"spec": {"clusterIP": "10.0.0.3", "ports": [{"port": 1}]}}),
@@ -289,13 +289,13 @@ fn tokens_are_replaced_in_time_and_go_with_the_pod() {
     let second = token(&world).expect("token");
     assert_ne!(first, second, "before it expires");
     assert_eq!(asked(&api, "tokens/"), 1);
-    // Another agent reads it where it is, and asks for none before it is due.
+    // Another agent reads the token from its file, and requests no new one before it is due.
     let world = world.restart_agent();
     world.apply(&[]);
     world.advance(SYNC);
     assert_eq!(token(&world).as_ref(), Some(&second));
     assert_eq!(asked(&api, "tokens/"), 0);
-    // One that cannot be replaced goes on, and stays when it has expired.
+    // A token that cannot be replaced goes on in use, and stays when it has expired.
     api.trouble("tokens/", 1000, Trouble::Refuses(500));
     world.advance(s(900));
     assert_eq!(token(&world).as_ref(), Some(&second));
@@ -312,7 +312,7 @@ fn tokens_are_replaced_in_time_and_go_with_the_pod() {
     assert_eq!(kept(&world), 1, "the first");
     end(&world, &api, "a", &uid);
     assert_eq!(kept(&world), 0);
-    // The same name is another pod.
+    // A new pod with the same name gets a token of its own.
     let again = run(&world, &api, "a", mounting(&[token_volume(600)]));
     assert_ne!(file(&world, &again, TOKEN_FILE), Some(second));
 }
@@ -350,7 +350,8 @@ fn a_clock_that_is_set_does_not_outdate_tokens() {
         world.advance(SYNC);
     }
     assert_eq!(asked(&api, "tokens/"), 0);
-    // One that another agent asked for is as old as the clock says: once that is right, it is replaced in time.
+    // The age of a token that another agent asked for is taken from the clock: once that is right, the token is
+    // replaced in time.
     world.jump_clock(-1_000_000_000);
     let world = world.restart_agent();
     world.apply(&[]);
@@ -371,7 +372,7 @@ fn a_clock_that_is_set_while_nobody_answers_ends_no_token() {
     world.apply(&[]);
     let uid = run(&world, &api, "a", mounting(&[token_volume(YEAR_S)]));
     let first = file(&world, &uid, TOKEN_FILE).expect("token");
-    // Another agent knows of it only what it says itself: that it was given days ago, and is to be replaced.
+    // Another agent knows only the token's own dates: it was issued days ago, and is to be replaced.
     let world = world.restart_agent();
     world.apply(&[]);
     let cluster = world.parts.owners.cluster.as_ref().expect("a cluster");
@@ -416,14 +417,14 @@ fn a_boot_without_the_apiserver_uses_what_was_known() {
         Some(HI)
     );
     assert_eq!(file(&world, &uid, TOKEN_FILE), token);
-    // Back again: what has changed meanwhile is followed.
+    // The apiserver is back: changes that were made meanwhile are followed.
     api.put_object("configmaps/ns/cm", config_map("two"));
     world.advance(s(600));
     api.set_link(Link::Up);
     world.until("follows", |w| {
         file(w, &uid, CONFIG_FILE).as_deref() == Some("two")
     });
-    // What was never known is waited for.
+    // A pod waits for an object that was never known.
     api.trouble("", u32::MAX, Trouble::Silent);
     let other = json!({"name": "v", "configMap": {"name": "other", "defaultMode": 420}});
     let uid = api.create("b", mounting(&[other]));
@@ -558,7 +559,7 @@ fn claims_are_read_live_once() {
             .any(|a| a.starts_with("claims") || a.starts_with("volumes")),
         "bound is bound: {asked:?}"
     );
-    // The files are those of the pod that was first.
+    // The files keep the group of the first pod.
     let mut sharing = mounting(core::slice::from_ref(&claimed));
     sharing["securityContext"] = json!({"fsGroup": 4321});
     let second = api.create("second", sharing);
@@ -567,7 +568,7 @@ fn claims_are_read_live_once() {
     end(&world, &api, "second", &second);
     end(&world, &api, "a", &uid);
     assert!(disk.join("x").exists());
-    // Another pod has to ask for itself.
+    // The claim is read anew for another pod.
     api.trouble("claims/", 1000, Trouble::Silent);
     let told = world.events_of("FailedMount");
     api.create("b", mounting(&[claimed]));
@@ -606,7 +607,7 @@ fn an_image_that_a_secret_brought_is_not_everybodys() {
     };
     run(&world, &api, "first", of(&["pull"], "IfNotPresent"));
     assert_eq!(pulls(&world), 1);
-    // With the same Secret, changed or not, and with the same credential in another Secret.
+    // The image may be used with the same Secret, changed or not, and with the same credential in another Secret.
     run(&world, &api, "same", of(&["pull"], "Never"));
     api.put_object("secrets/ns/copy", pull_secret("s2", "p"));
     run(&world, &api, "copy", of(&["copy"], "IfNotPresent"));
@@ -614,7 +615,7 @@ fn an_image_that_a_secret_brought_is_not_everybodys() {
     api.put_object("secrets/ns/pull", pull_secret("s1", "another"));
     run(&world, &api, "changed", of(&["pull"], "IfNotPresent"));
     assert_eq!(pulls(&world), 0);
-    // Without, the registry is asked, and refuses; also by another agent.
+    // Without the Secret the registry is asked, and refuses; also under another agent.
     let world = world.restart_agent();
     world.apply(&[]);
     let without = api.create("without", of(&[], "IfNotPresent"));
@@ -625,14 +626,14 @@ fn an_image_that_a_secret_brought_is_not_everybodys() {
     });
     assert_eq!(world.waiting(&never).as_deref(), Some("ErrImageNeverPull"));
     assert!(pulls(&world) > 0);
-    // One that everybody gets is everybody's.
+    // An image that the registry gives without a credential may be used by every pod.
     world.fake.offer_image("registry.test/public:1");
     let users = [("public", &["pull"][..]), ("anybody", &[])].map(|(name, secrets)| {
         let mut spec = pulling(secrets, "IfNotPresent");
         spec["containers"][0]["image"] = "registry.test/public:1".into();
         (name, run(&world, &api, name, spec))
     });
-    // What is gone is forgotten.
+    // Records of images that are gone are removed.
     let records = || {
         let dir = world.parts.cfg.dirs.root.join("image_manager");
         ["pulled", "pulling"].map(|kind| fs::read_dir(dir.join(kind)).expect("directory").count())
@@ -670,7 +671,7 @@ fn what_an_image_was_pulled_with_ends_with_it() {
         runtime: Rc::clone(&parts.machine.runtime),
     };
     smol::future::block_on(commands.remove(PRIVATE)).expect("removed");
-    // Somebody puts the same bytes there, and the registry is away.
+    // The same image comes back by other means, and the registry is away.
     world.fake.add_image(PRIVATE);
     world.fake.add_fault(fault(
         Op::PullImage,
@@ -698,7 +699,7 @@ fn a_pull_that_a_crash_ended_is_asked_for_again() {
     world.until("the pull has begun", |w| {
         w.fake.under_way().contains(&Op::PullImage)
     });
-    // The image is there, and the agent is not.
+    // The image arrives while no agent runs.
     let world = world.restart_agent_with(|fake| {
         fake.add_image(PRIVATE);
     });
@@ -712,7 +713,7 @@ fn a_pull_that_a_crash_ended_is_asked_for_again() {
     assert_ne!(world.phase(&other), Some(Phase::Running));
 }
 
-/// The same over HTTPS, with a server that refuses what a node may not ask.
+/// Objects over HTTPS, from a server that refuses every request that a node may not make.
 #[test]
 fn over_the_wire() {
     // AUTHZ-04 AUTHZ-05 AUTHZ-06 AUTHZ-07 AUTHZ-13 TOK-01 TOK-03 VOL-02 VOL-07
@@ -797,7 +798,7 @@ fn over_the_wire() {
         Some(token),
         "replaced in time"
     );
-    // Down and up again: nothing is lost in between.
+    // The server is down for a while: no content is lost meanwhile.
     server.set_down(true);
     world.advance(SYNC);
     assert_eq!(file(&world, &uid, CONFIG_FILE).as_deref(), Some("two"));

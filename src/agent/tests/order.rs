@@ -1,4 +1,4 @@
-//! What comes before what in a sync. Each test holds one step up, or breaks it, and looks at the next ones.
+//! Order of the steps of a sync. Each test delays or breaks one step, and looks at the next ones.
 
 use alloc::sync::Arc;
 use std::{fs, path::PathBuf};
@@ -18,7 +18,7 @@ use crate::{
     runtime::fake::{Op, Trouble},
 };
 
-/// Files that a kernel makes in a new cgroup.
+/// Files that the kernel makes in a new cgroup.
 pub(super) const GROUP_FILES: [&str; 6] = [
     "cgroup.controllers",
     "cgroup.subtree_control",
@@ -30,7 +30,7 @@ pub(super) const GROUP_FILES: [&str; 6] = [
 /// Cgroup of a pod without requests.
 const GROUP_OF_A: &str = "kubepods/besteffort/poda";
 
-/// A directory that is a cgroup from now on.
+/// Makes a directory that looks like a cgroup.
 pub(super) fn group(world: &World, path: &str) -> PathBuf {
     let dir = world.dir().join("cgroup").join(path);
     fs::create_dir_all(&dir).expect("directory");
@@ -40,14 +40,14 @@ pub(super) fn group(world: &World, path: &str) -> PathBuf {
     dir
 }
 
-/// Groups that a pod's group lies in.
+/// Makes the groups above the groups of pods.
 pub(super) fn groups_above(world: &World) {
     for path in ["", "kubepods", "kubepods/burstable", "kubepods/besteffort"] {
         group(world, path);
     }
 }
 
-/// Messages of the events of that reason.
+/// Messages of the events with this reason.
 fn told(world: &World, reason: &str) -> Vec<String> {
     let recorder = &world.parts.tools.recorder;
     let of = recorder
@@ -57,7 +57,7 @@ fn told(world: &World, reason: &str) -> Vec<String> {
     of.map(|e| e.message).collect()
 }
 
-/// Steps that calls of the pod came to.
+/// Steps that calls of the pod reported.
 pub(super) fn steps(world: &World, uid: &str) -> Vec<String> {
     let lines = dump(world).into_iter();
     lines
@@ -81,7 +81,7 @@ pub(super) fn pod_dir(world: &World, uid: &str) -> PathBuf {
     world.parts.machine.store.dir(&PodUid::from(uid))
 }
 
-/// What was called that changes pods, and of whom.
+/// Calls at the runtime that change pods, with their targets.
 pub(super) fn operations(world: &World) -> Vec<(Op, String)> {
     let mut calls = world.fake.take_calls();
     calls.retain(|(op, _)| {
@@ -139,7 +139,7 @@ fn a_sync_takes_its_steps_in_order_and_ends_where_one_fails() {
     };
     let reaches = |what: &str, expected: [bool; 5]| {
         world.until(what, |w| counts(w) == expected);
-        // What fails is tried again, and goes no further.
+        // The failing step is tried again, and no later one is reached.
         world.advance(s(40));
         assert_eq!(counts(&world), expected, "{what}");
         assert!(!steps(&world, &uid).contains(&"probed".into()), "{what}");
@@ -153,7 +153,7 @@ fn a_sync_takes_its_steps_in_order_and_ends_where_one_fails() {
         told_of_network[0].starts_with("network is not ready: "),
         "{told_of_network:?}"
     );
-    // The status was there before.
+    // The status was told before the step.
     assert_eq!(world.phase(&uid), Some(Phase::Pending));
     assert_eq!(world.waiting(&uid).as_deref(), Some("ContainerCreating"));
     let tries = u64::from(world.events_of("NetworkNotReady"));
@@ -239,7 +239,7 @@ fn a_pod_whose_cgroup_has_gone_starts_anew_with_its_limits() {
             assert_eq!(world.events_of("FailedCreatePodContainer"), 0);
             continue;
         }
-        // This kernel makes no files by itself: what is made is half a group.
+        // No kernel makes the files here, so the new group is incomplete.
         world.advance(s(60));
         assert!(dir.exists() && weight().is_empty());
         assert_eq!(
@@ -280,7 +280,7 @@ fn actions_at_the_runtime_have_an_order() {
     );
     runs(&world, &uid);
     world.advance(s(5));
-    // One pass: both are of another image, and one more is to look into the pod.
+    // One pass has all of it: new images of two containers, and one more container to look into the pod.
     world.fake.take_calls();
     api.edit("a", |pod| {
         pod["spec"]["initContainers"][1]["image"] = "busybox:2".into();
@@ -313,7 +313,7 @@ fn actions_at_the_runtime_have_an_order() {
     }
     assert_eq!(started, ["look", "side", "c"], "{calls:?}");
 
-    // The sandbox is lost: all is killed, the past of init containers removed, and it begins again.
+    // The sandbox is lost: all containers are killed, instances of init containers removed, and the pod begins again.
     world.advance(s(20));
     world.fake.take_calls();
     let lost = world
@@ -412,7 +412,7 @@ fn a_start_under_way_is_not_left_when_its_pod_is_to_end() {
     world.advance(s(20));
     assert_eq!(world.fake.hanging(Op::CreateContainer), 1);
     assert_eq!(operations(&world), [], "one call of a pod at a time");
-    // A call that is dropped before its end is a violation.
+    // Dropping a call before its end is a violation.
     world.fake.release(Op::CreateContainer);
     world.until("is gone", |w| w.is_gone("a"));
     assert!(
@@ -421,7 +421,7 @@ fn a_start_under_way_is_not_left_when_its_pod_is_to_end() {
             .any(|(op, _)| *op == Op::StartContainer)
     );
 
-    // What a pass came to is remembered, and shown until it has come to something else.
+    // The result of a pass is remembered, and shown until there is another one.
     world.fake.add_fault(fails(Op::CreateContainer, 2));
     world.apply(&[manifest("b", json!({}))]);
     world.until("says why not", |w| {
@@ -435,7 +435,7 @@ fn a_start_under_way_is_not_left_when_its_pod_is_to_end() {
 fn errors_of_the_runtime_are_told_once_and_say_when_to_try_again() {
     // SYNC-15
     let world = World::new();
-    // A sandbox that fails while its pod is to end is no failure.
+    // If a sandbox fails while its pod is to end, that is no failure.
     let slow = Trouble::TimesOut(s(20));
     world.fake.add_fault(fault(Op::RunPodSandbox, 2, slow));
     world.apply(&[manifest("a", json!({}))]);
@@ -445,13 +445,13 @@ fn errors_of_the_runtime_are_told_once_and_say_when_to_try_again() {
     world.apply(&[]);
     world.until("is gone", |w| w.is_gone("a"));
     assert_eq!(world.events_of("FailedCreatePodSandBox"), 0);
-    // Otherwise it is one, told by whoever made it.
+    // Otherwise it is a failure, told by the step that made the sandbox.
     world.apply(&[manifest("b", json!({}))]);
     runs(&world, "b");
     assert_eq!(world.events_of("FailedCreatePodSandBox"), 1);
     assert_eq!(world.events_of("FailedSync"), 0);
 
-    // A crash loop says when it may go on, and is tried then.
+    // A container in a crash loop is tried again at the end of its back-off.
     let crashes = json!([{"name": "c", "image": IMAGE, "command": ["sh", "-c", "exit 1"]}]);
     world.apply(&[manifest("c", json!({"containers": crashes}))]);
     world.until("waits", |w| {
@@ -582,7 +582,7 @@ fn a_container_whose_hook_fails_waits_for_that_reason() {
         .add_fault(fault(Op::StopContainer, 1, Trouble::Hangs));
     world.apply(&[manifest("a", json!({"containers": containers}))]);
     world.until("is killed", |w| w.fake.hanging(Op::StopContainer) == 1);
-    // No newer look comes between what is shown and us.
+    // No newer relist comes between the kill and the check of the status.
     world.fake.add_fault(fault(Op::ListPods, 1, Trouble::Hangs));
     world.until("no relist ends", |w| w.fake.hanging(Op::ListPods) == 1);
     world.fake.release(Op::StopContainer);

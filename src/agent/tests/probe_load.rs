@@ -1,4 +1,4 @@
-//! Probes when there are many, or some are slow: bounds, turns, and what is counted.
+//! Probes when there are many, or some are slow: bounds, turns, and counters.
 
 use core::time::Duration;
 
@@ -225,7 +225,7 @@ fn silence_is_a_failure_of_its_pod_alone() {
         (60..=100).contains(&asked),
         "one at a time of each: {asked}"
     );
-    // Their time was over three times: told once.
+    // The probes ran out of time three times; that is told once.
     assert_eq!(
         told(&world, "Unhealthy")
             .iter()

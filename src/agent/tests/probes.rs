@@ -1,4 +1,4 @@
-//! Probes and hooks, whole: from an answer on the network to the status, and to what the runtime is told.
+//! Probes and hooks, from an answer on the network to the status, and to the calls of the runtime.
 
 use alloc::{rc::Rc, sync::Arc};
 use core::{net::IpAddr, pin::pin, time::Duration};
@@ -29,14 +29,14 @@ pub(super) const fn s(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-/// A world whose agent was started long ago: nothing is spread any more.
+/// Makes a world whose agent was started long ago: first probes are not spread any more.
 pub(super) fn settled() -> World {
     let world = World::new();
     world.advance(s(30));
     world
 }
 
-/// A TCP probe of that port once a second.
+/// Probes a TCP port once a second.
 pub(super) fn tcp(port: u16) -> Value {
     json!({"tcpSocket": {"port": port}, "periodSeconds": 1})
 }
@@ -45,7 +45,7 @@ pub(super) fn exec(words: &[&str]) -> Value {
     json!({"exec": {"command": words}, "periodSeconds": 1})
 }
 
-/// Container `c` with these fields more.
+/// Manifest of a pod whose container `c` has these fields, too.
 pub(super) fn probed(uid: &str, more: Value) -> Value {
     let mut container = json!({"name": "c", "image": IMAGE, "command": ["sleep"]});
     for (key, value) in more.as_object().expect("fields") {
@@ -80,7 +80,7 @@ fn restarts(world: &World, uid: &str) -> u32 {
     container(world, uid).restart_count
 }
 
-/// Messages of events of that reason, as they were first told.
+/// Messages of the events with this reason, as they were first told.
 pub(super) fn told(world: &World, reason: &str) -> Vec<String> {
     let recorder = &world.parts.tools.recorder;
     let named = recorder
@@ -226,7 +226,7 @@ fn commands() {
     ]);
     world.until("b is killed", |w| restarts(w, "b") >= 1);
     assert_eq!(restarts(&world, "a"), 0);
-    // One that errs does not count, and is tried three times.
+    // A probe that ends with an error does not count, and is tried three times.
     let id = world
         .fake
         .container(&PodUid::from("a"), "c")
@@ -314,7 +314,7 @@ fn a_pod_that_goes_during_a_probe() {
     world.advance(s(10));
     assert_eq!(world.wire.take_asked(80), 0);
     assert_eq!(told(&world, "Unhealthy"), [""; 0]);
-    // It comes again under its UID.
+    // The pod comes again under its UID.
     world.wire.is_well(80, true);
     world.apply(&[probed("a", json!({"readinessProbe": slow(80)}))]);
     world.until("is ready", |w| is_ready(w, "a"));
@@ -442,7 +442,7 @@ fn another_agent_flips_nothing() {
             .restart_count,
         0
     );
-    // One whose instance is new is not ready because the last one was.
+    // A container with a new instance is not ready just because the last instance was.
     world.wire.is_well(80, true);
     world.until("is ready again", |_| ready(&api));
     world.wire.set(80, Port::Hangs);
@@ -462,7 +462,7 @@ fn another_agent_flips_nothing() {
     assert!(!ready(&api));
 }
 
-/// Seconds after which what an answer has changed is in the API.
+/// Seconds after which a change by an answer is in the API.
 const SHOWN_S: u64 = 1;
 
 #[test]
@@ -529,7 +529,7 @@ fn a_pod_in_the_hosts_network_is_asked_where_the_node_is() {
     assert_eq!(world.wire.last_asked(), Some(moved));
     let shown = world.status("a").expect("status").pod_ip;
     assert_eq!(shown.parse().ok(), known.first().copied());
-    // Without a cluster, the node looks where it is.
+    // Without a cluster the node looks at its own addresses.
     let (disk, clock) = (world.parts.machine.disk.clone(), &world.parts.tools.clock);
     let followed = follow(Rc::clone(node), Vec::new(), disk, Rc::clone(clock));
     let mut followed = pin!(followed);
@@ -584,7 +584,7 @@ fn hooks() {
         told(&world, "FailedPostStartHook"),
         ["PostStartHook failed"]
     );
-    // No address to ask, no port, no handler.
+    // A hook without an address, without a port, or without a handler.
     let containers = json!([{"name": "c", "image": IMAGE, "command": ["sleep"],
         "lifecycle": {"preStop": {"sleep": {"seconds": 3}}}}]);
     world.apply(&[manifest("d", json!({"containers": containers}))]);

@@ -1,4 +1,5 @@
-//! Pods at a provider, which may be slow, silent, forgetful, repeating, lying or started anew; and those of containers beside it.
+//! Pods of a provider that may be slow, silent, forgetful, repeating, lying or started anew; and pods of containers
+//! beside them.
 
 use alloc::{collections::BTreeMap, rc::Rc};
 use core::cell::RefCell;
@@ -16,27 +17,27 @@ use crate::{
     provider::{Answer, Asking, Body, CALL_TIMEOUT, MAX_POD_BYTES, ProviderError, Request, Wire},
 };
 
-/// Handler of its pods.
+/// Handler of the provider's pods.
 pub(super) const HANDLER: &str = "lamps";
 /// A moment before all tests.
 const THEN: &str = "2023-11-14T22:13:20Z";
 
-/// How it behaves.
+/// Behaviour of the provider.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Mood {
     #[default]
     Good,
-    /// Nobody listens.
+    /// The socket has no listener.
     Silent,
-    /// No call ends in time.
+    /// Calls do not end in time.
     Slow,
-    /// It answers 500.
+    /// Every call is answered with 500.
     Broken,
-    /// It lists each pod twice.
+    /// A list has each pod twice.
     Repeats,
-    /// It answers 500 to whoever asks for a list, and does what it is told.
+    /// A request for a list is answered with 500; other calls are carried out.
     NoLists,
-    /// What it takes it says it has not, and says nothing of it.
+    /// A pod that is handed over is refused, and does not come into the lists.
     Refuses,
 }
 
@@ -44,18 +45,18 @@ enum Mood {
 struct State {
     mood: Mood,
     instance: u32,
-    /// By UID, as they are listed.
+    /// Pods by UID, as they are listed.
     pods: BTreeMap<String, Value>,
     told: Vec<Value>,
-    /// Methods and paths, but for lists.
+    /// Methods and paths of calls, except lists.
     calls: Vec<String>,
     lists: u32,
-    /// Its pods do not end when they are told to.
+    /// Set if its pods do not end when they are told to.
     is_stubborn: bool,
     cursor: u32,
 }
 
-/// See the module.
+/// A provider in memory; see the module.
 #[derive(Default)]
 pub(super) struct FakeProvider(RefCell<State>);
 
@@ -150,7 +151,7 @@ impl Wire for Rc<FakeProvider> {
         if request.target.starts_with("/changes") {
             let provider = Self::clone(self);
             return Box::pin(core::future::poll_fn(move |_| {
-                // Looked at whenever anything happens at all, as the tests' time does.
+                // The cursor is looked at with every poll: anything that happens in a test polls this task.
                 let state = provider.0.borrow();
                 let now = format!("/changes?after=t%3A{}", state.cursor);
                 if now == request.target || state.mood != Mood::Good {
@@ -176,7 +177,7 @@ impl FakeProvider {
         self.0.borrow_mut().mood = mood;
     }
 
-    /// Calls since the last time, but for lists.
+    /// Calls since this was last asked, except lists.
     fn calls(&self) -> Vec<String> {
         core::mem::take(&mut self.0.borrow_mut().calls)
     }
@@ -185,14 +186,14 @@ impl FakeProvider {
         self.0.borrow().pods.contains_key(uid)
     }
 
-    /// Changes what it says of the first container of a pod.
+    /// Changes the status of a pod's first container, as the provider lists it.
     fn say(&self, uid: &str, change: impl FnOnce(&mut Value)) {
         let mut state = self.0.borrow_mut();
         state.cursor += 1;
         change(&mut state.pods.get_mut(uid).expect("pod")["status"]["containers"][0]);
     }
 
-    /// It is another one from now on; with `memory`, it has forgotten nothing.
+    /// Starts the provider anew; with `memory` it has forgotten no pod.
     fn restart(&self, memory: bool) {
         let mut state = self.0.borrow_mut();
         state.instance += 1;
@@ -212,7 +213,6 @@ fn lamp_with(uid: &str, more: Value) -> Value {
     pod
 }
 
-/// A world with a provider, a lamp, and a container beside it.
 #[test]
 fn a_node_without_providers_pays_nothing_for_them() {
     let plain = World::new();
@@ -223,6 +223,7 @@ fn a_node_without_providers_pays_nothing_for_them() {
     assert_eq!(watchers(&with_one), 1);
 }
 
+/// Makes a world with a provider, a pod of it named `lamp`, and a pod of a container named `box`. Both run.
 fn world() -> (World, Rc<FakeProvider>) {
     let provider = Rc::new(FakeProvider::default());
     let world = World::with_provider(&provider);
@@ -238,7 +239,7 @@ fn runs(world: &World, uid: &str) {
     world.until(uid, |w| w.phase(uid) == Some(Phase::Running));
 }
 
-/// Nothing at all was done to containers, and theirs still run.
+/// Checks that no container was touched: that of the pod beside the provider's still runs.
 fn box_is_untouched(world: &World) {
     let container = world.fake.container(&"box".into(), "c").expect("it runs");
     assert_eq!(container.restart_count, 0);
@@ -271,7 +272,7 @@ fn a_pod_is_told_once_and_ends_by_the_handshake() {
     world.advance(s(600));
     assert_eq!(provider.calls(), [""; 0], "nothing is said twice");
 
-    // It does not end by a timer, however long that takes.
+    // The pod does not end by a timer, however long its end takes.
     provider.0.borrow_mut().is_stubborn = true;
     world.apply(&[manifest("box", json!({}))]);
     world.advance(s(600));
@@ -302,7 +303,7 @@ fn what_it_changes_is_heard_and_what_changes_here_is_told() {
     world.advance(s(60));
     assert_eq!(provider.calls(), [""; 0]);
 
-    // A doorbell is heard before the next look is due; without one it is seen all the same.
+    // With a doorbell a change is seen before the next look is due; without one it is seen then.
     world.advance(s(600));
     let lists = provider.0.borrow().lists;
     world.until("a look at the interval", |_| {
@@ -405,7 +406,7 @@ fn silence_changes_nothing_but_that_new_pods_wait() {
         assert_eq!(condition(&world, "ProviderReady"), "False", "{mood:?}");
         assert_eq!(condition(&world, "Ready"), "True", "{mood:?}");
         if mood != Mood::Repeats {
-            // What cannot be asked is not lost: it is asked for as soon as it answers.
+            // A pod that cannot be handed over is not lost: it is handed over as soon as the provider answers.
             assert_eq!(world.phase("new"), Some(Phase::Pending), "{mood:?}");
             world.apply(&[
                 manifest("box", json!({})),
@@ -449,7 +450,7 @@ fn one_that_has_forgotten_how_often_containers_ran_counts_anew() {
     world.until("three restarts", |w| count(w) == 3);
     provider.restart(false);
     world.until("told again", |_| provider.has("lamp"));
-    // Restarts are counted on in what the cluster sees. What it says is believed.
+    // The cluster's count of restarts goes on. The provider's status is believed.
     provider.say("lamp", |c| end(c, 7));
     world.until("its end", |w| {
         let status = w.status("lamp").expect("status").container_statuses[0].clone();
@@ -470,7 +471,7 @@ fn a_pod_between_two_runs_is_told_to_stop_and_waited_for() {
         let status = w.status("lamp").expect("status");
         status.container_statuses[0].state.running.is_none()
     });
-    // It runs once more by the time that it is told, and does not end.
+    // The container runs once more when the stop is told, and does not end.
     let mut state = provider.0.borrow_mut();
     let pod = state.pods.get_mut("lamp").expect("pod");
     pod["status"]["containers"][0] = container("c");
@@ -524,7 +525,7 @@ fn a_provider_takes_no_pod_of_others() {
         !left.iter().any(|pod| pod.uid.as_str() == "box"),
         "its container runs on"
     );
-    // What cannot be a UID makes the list one that does not count.
+    // A text that cannot be a UID makes the whole list invalid.
     claim("../lamp");
     world.until("it is not believed", |w| {
         condition(w, "ProviderReady") == "False"
@@ -647,7 +648,7 @@ fn what_has_ended_stays_so() {
         ["PUT /pods/job"],
         "it is left where it is, for its logs"
     );
-    // Neither its provider nor a new agent begins it again.
+    // Neither its provider nor a new agent begins the pod again.
     provider.restart(false);
     world.advance(s(60));
     let world = world.restart_agent();
@@ -683,7 +684,7 @@ fn what_has_ended_is_kept_until_its_object_goes() {
     world.advance(s(600));
     assert_eq!(provider.calls(), [""; 0]);
     assert!(provider.has("job"));
-    // A word about it that is another by now is none.
+    // A later status that differs does not count.
     provider.say("job", |c| *c = container("c"));
     world.advance(s(60));
     assert_eq!(world.phase("job"), Some(Phase::Failed));
@@ -741,7 +742,7 @@ fn an_agent_that_starts_tells_nothing_again_and_ends_what_went_meanwhile() {
         "{calls:?}"
     );
 
-    // A provider that is silent when the agent starts and the pod goes: it is ended there once it speaks.
+    // The provider is silent when the agent starts and the pod goes: the pod is ended there once the provider answers.
     provider.mood(Mood::Silent);
     let world = world.restart_agent();
     world.apply(&[manifest("box", json!({}))]);

@@ -1,4 +1,4 @@
-//! What the ring keeps of a node of a cluster, and that it is all that the agent went by: an agent whose surroundings are
+//! The ring of a node in a cluster, and a check that it holds all inputs of the agent: an agent whose surroundings are
 //! made of nothing but the lines of a dump writes the same dump.
 
 use alloc::sync::Arc;
@@ -34,7 +34,7 @@ fn world() -> (World, Arc<FakeApi>) {
     (world, api)
 }
 
-/// One answer of its probe decides.
+/// Spec of a pod whose readiness changes with one answer of its probe.
 fn spec() -> Value {
     let probe = json!({"tcpSocket": {"port": PORT}, "periodSeconds": 1, "failureThreshold": 1});
     let container =
@@ -49,7 +49,7 @@ fn is_ready(api: &FakeApi, name: &str) -> bool {
     ready.is_some_and(|ready| ready["status"] == "True")
 }
 
-/// What the agent of that world went by happens around another one.
+/// A world in which the events of another agent's dump happen.
 struct Around {
     world: World,
     api: Arc<FakeApi>,
@@ -61,7 +61,7 @@ impl Around {
         Self { world, api }
     }
 
-    /// All that was heard, each the instant before it was.
+    /// Repeats all inputs of a dump, each one millisecond before its time.
     fn replay(&self, told: &[Line], end: Mono) {
         for line in told {
             let Some(heard) = &line.heard else { continue };
@@ -92,7 +92,7 @@ impl Around {
                 api.set_link(if answers { Link::Up } else { Link::Down });
                 api.refuse_statuses((*word == Word::Conflict).then_some(CONFLICT));
             }
-            // The agent's own doing: what came of its calls, of its writes, of its clock.
+            // All else is the agent's own work: results of its calls, of its writes, of its clock.
             _ => {}
         }
     }
@@ -127,7 +127,7 @@ fn a_run_of_a_cluster_replays_from_its_dump() {
     world.advance(s(3));
     let told = dump(&world);
 
-    // What happened can be read off, in its order.
+    // The dump shows the events in their order.
     let story: Vec<String> = told.iter().filter_map(|line| word(line, &uid)).collect();
     assert_eq!(
         story,
@@ -171,7 +171,7 @@ fn a_run_of_a_cluster_replays_from_its_dump() {
 
     assert_replays(&told, &world);
 
-    // Not for want of lines that could differ: without one probe's word all after it is another.
+    // The check can fail: without the lines of one probe result, all later lines differ.
     let without: Vec<Line> = told
         .iter()
         .filter(|line| !matches!(&line.heard, Some(Heard::Probed { result, .. }) if *result == ProbeResult::Failure))
@@ -196,7 +196,7 @@ fn a_status_that_waits_for_the_end_of_an_outage() {
     api.set_link(Link::Up);
     world.until("is told", |_| !is_ready(&api, "a"));
     world.advance(s(100));
-    // The pauses between tries are spread by numbers of which each failure takes one.
+    // The pauses between tries are spread by random numbers; each failure takes one.
     api.refuse_statuses(Some(CONFLICT));
     world.wire.is_well(PORT, true);
     world.advance(s(10));
@@ -217,7 +217,7 @@ fn a_status_that_waits_for_the_end_of_an_outage() {
     assert_replays(&told, &world);
 }
 
-/// An agent that hears what `told` has, until that of `world` was asked, tells the same.
+/// Checks that an agent with the inputs of `told`, run until the present time of `world`, writes the same dump.
 fn assert_replays(told: &[Line], world: &World) {
     let again = Around::new();
     again.replay(told, world.now());
@@ -228,7 +228,7 @@ fn assert_replays(told: &[Line], world: &World) {
     assert_eq!(retold.len(), told.len());
 }
 
-/// A line of the story of that pod.
+/// Word for a line that is about this pod or the apiserver.
 fn word(line: &Line, uid: &str) -> Option<String> {
     Some(match (&line.heard, &line.done) {
         (Some(Heard::Add(seen)), _) if seen.pod == uid => "add".into(),

@@ -1,4 +1,4 @@
-//! RuntimeClasses of pods: whose handler makes the sandbox, and what a pod shows while there is none.
+//! RuntimeClasses of pods: the handler that makes the sandbox, and the status of a pod while its class is missing.
 
 use alloc::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{api::pod_status::Phase, runtime::fake::HANDLER};
 
-/// The only handler of the runtime, and the class of that.
+/// Path of the class of the runtime's only handler.
 const CLASS: &str = "runtimeclasses//slow";
 
 fn spec(class: &str) -> Value {
@@ -46,7 +46,7 @@ fn runs_by(world: &World, uid: &str, handler: &str) {
     assert_eq!(handlers(world, uid), [handler], "{uid}");
 }
 
-/// The pod waits, and is told of by its event.
+/// Checks that the pod waits, and that an event tells it.
 fn is_refused(world: &World, uid: &str) {
     let before = world.events_of("FailedCreatePodSandBox");
     world.until("it is refused", |w| {
@@ -65,11 +65,11 @@ fn a_class_names_the_handler() {
     let plain = api.create("b", json!({"containers": spec("")["containers"]}));
     runs_by(&world, &classed, HANDLER);
     runs_by(&world, &plain, "");
-    // Static pods ask for it as any other.
+    // Static pods ask for a class as any other pod.
     world.apply(&[manifest("static", spec("slow"))]);
     runs_by(&world, "static", HANDLER);
 
-    // Known classes need nobody who answers, also after a reboot.
+    // Known classes do not need the apiserver, also after a reboot.
     world.advance(s(3600));
     let world = world.reboot();
     api.trouble("runtimeclasses/", 1000, Trouble::Silent);
@@ -88,10 +88,10 @@ fn a_pod_waits_for_its_class() {
     let (world, api) = cluster();
     let uid = api.create("a", spec("slow"));
     is_refused(&world, &uid);
-    // A handler that the runtime does not have.
+    // The class has a handler that the runtime does not have.
     api.put_object(CLASS, json!({"handler": "nobody"}));
     is_refused(&world, &uid);
-    // Handlers of a class do not change: it is made anew.
+    // The handler of a class does not change: the class is made anew.
     api.put_object(CLASS, json!({"handler": HANDLER}));
     world.advance(s(600));
     runs_by(&world, &uid, HANDLER);

@@ -1,4 +1,4 @@
-//! The machine goes down.
+//! Shutdown of the machine.
 
 use alloc::sync::Arc;
 use core::time::Duration;
@@ -22,7 +22,7 @@ const fn s(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
-/// Flags that name a configuration with these fields. Nothing is kept free.
+/// Flags that name a configuration with these fields. Its eviction threshold keeps almost no memory free.
 fn configured(fields: &str) -> &'static [&'static str] {
     let name = format!(
         "picolet-shutdown-{}-{}.yaml",
@@ -77,7 +77,7 @@ fn pods_end_in_the_order_of_their_priorities() {
         .expect("runs");
     world.fake.exit(&container.id, 0);
     world.until("one has succeeded", |_| api.phase("done") == "Succeeded");
-    // Nobody heeds a signal: each has its seconds.
+    // Containers ignore the signal: each pod has its seconds.
     world.fake.on_stop("c", OnStop::Ignores);
     let begun = world.now();
     let answer = world.shut_down();
@@ -129,7 +129,7 @@ fn pods_end_in_the_order_of_their_priorities() {
         api.get("ns", "done").expect("there")["status"]["reason"],
         Value::Null
     );
-    // Who asks again is answered at once.
+    // A second request is answered at once.
     let again = world.shut_down();
     world.settle();
     assert!(again.is_closed());
@@ -202,7 +202,7 @@ fn a_shutdown_that_is_called_off() {
         api.edit_node(|object| node = object.clone());
         condition(&node, "Ready")["status"] == wanted
     };
-    // Nothing goes down: there is nothing to call off.
+    // The machine does not go down, so there is nothing to call off.
     world.call_off();
     let answer = world.shut_down();
     world.until("the node is not ready", |_| ready("False"));
@@ -210,11 +210,11 @@ fn a_shutdown_that_is_called_off() {
     world.until("the node is ready again", |_| ready("True"));
     assert!(answer.is_closed());
     assert_eq!(world.events_of("Shutdown"), 2);
-    // What was told to end does so; what comes now is taken.
+    // Pods that were told to end do so; new pods are taken.
     world.until("it has ended", |_| api.phase("first") == "Failed");
     let second = api.create("second", json!({}));
     world.until("another runs", |w| runs(w, &second));
-    // The next one is heeded again.
+    // The next shutdown works again.
     let answer = world.shut_down();
     world.until("the machine may go down", |_| answer.is_closed());
     assert!(!runs(&world, &second));

@@ -1,4 +1,4 @@
-//! The pods of `tests/common/pods.rs` over the fake runtime: what it does with them is what the real ones do.
+//! The pods of `tests/common/pods.rs` over the fake runtime, which treats them as the real runtimes do.
 
 #[path = "../../../tests/common/pods.rs"]
 mod pods;

@@ -1,4 +1,4 @@
-//! The steps of a sync, in their order, as far as somebody can see them from outside.
+//! The steps of a sync in their order, as far as they can be seen from outside.
 
 use core::time::Duration;
 
@@ -191,7 +191,7 @@ fn a_pod_that_starts_over_again_and_again_waits_longer_each_time() {
                 c.started_at > first.started_at && c.state == ContainerState::Running
             })
         });
-        // The requeue adds up to a half.
+        // The spread of the requeue adds up to a half.
         let waited = (world.now() - before).as_secs();
         let most = wait + wait / 2 + 5;
         assert!((wait..=most).contains(&waited), "{waited} s for {wait} s");

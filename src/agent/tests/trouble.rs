@@ -1,4 +1,4 @@
-//! What goes wrong, and what must not.
+//! Failures of the runtime, the disk and the clock, and their consequences.
 
 use alloc::{rc::Rc, sync::Arc};
 use core::{cell::RefCell, time::Duration};
@@ -58,7 +58,7 @@ fn a_program_built_for_smaller_pages_is_named() {
         world.apply(&[manifest(name, spec)]);
         world.until("runs", |w| w.phase(name) == Some(Phase::Running));
         let id = world.fake.container(&PodUid::from(name), "c");
-        // Its own fault.
+        // The program ends by its own fault.
         world.fake.exit(&id.expect("runs").id, 1);
         world.advance(s(5));
         assert_eq!(told(&world), 0, "{policy}");
@@ -141,7 +141,7 @@ fn a_relist_that_fails_is_no_news() {
     assert_eq!(standing(), before);
     let calls = world.fake.take_calls();
     assert!(calls.iter().any(|(op, _)| *op == Op::ListPods));
-    // Its log is nowhere, which whoever looks at logs tells again and again.
+    // The pod's log does not exist: the rotation of logs calls the runtime again and again.
     let known = [Op::ListPods, Op::Status, Op::ReopenLog];
     let others = |(op, _): &&(Op, String)| !known.contains(op);
     let others: Vec<_> = calls.iter().filter(others).collect();
@@ -171,7 +171,7 @@ fn a_status_that_cannot_be_read_any_more_when_a_sync_has_its_turn() {
     world.until("runs", |w| runs(w, "c", 0) && runs(w, "d", 0));
     world.fake.exit(&newest(&world, "c").id, 1);
     world.until("runs again", |w| runs(w, "c", 1));
-    // What removes the first instance has the pod's turn for as long as it takes.
+    // The removal of the first instance holds the pod's claim for as long as it takes.
     let hangs = Fault {
         op: Op::RemoveContainer,
         target: None,
@@ -207,7 +207,7 @@ fn without_a_fresh_list_housekeeping_removes_and_creates_nothing() {
     let world = World::new();
     let dir = world.parts.machine.store.dir(&"nobody".into());
     fs::create_dir_all(dir.join("containers/c")).expect("directory");
-    // Before the manifests are read nobody knows whose it is.
+    // Before the manifests are read, the owner of the directory is not known.
     world.advance(s(130));
     assert!(dir.exists());
     world.fake.add_fault(fails(Op::ListPods, 1000));
@@ -234,7 +234,7 @@ fn inputs_are_handled_in_their_order_and_a_closed_queue_ends_the_loop() {
     for n in 0..200 {
         let order = Rc::clone(&order);
         let event = match n % 10 {
-            // What comes from elsewhere takes its place in the line as well.
+            // Events of other sources have their place in the queue, too.
             3 => Event::Housekeeping,
             _ => Event::Ask(Box::new(move |_| order.borrow_mut().push(n))),
         };
@@ -270,7 +270,7 @@ fn a_relist_that_fails_holds_up_and_loses_nothing() {
 #[test]
 fn a_hook_that_never_ends_does_not_keep_its_pod() {
     let mut world = World::new();
-    // The runtime kills a command whose caller leaves.
+    // The runtime kills a command whose call is dropped.
     world.forgiven = Some("Exec was dropped");
     let hook = json!({"postStart": {"exec": {"command": ["sleep", "infinity"]}}});
     let containers =
@@ -301,7 +301,7 @@ fn a_record_that_cannot_be_written_harms_its_pod_alone_and_is_tried_again() {
     assert_eq!(world.events_of("FailedCreatePodRecord"), 1);
     world.until("the other runs", |w| w.phase("b") == Some(Phase::Running));
     assert!(world.fake.container(&uid, "c").is_none());
-    // The source says that nothing changed; it is then asked for everything.
+    // The source says that nothing has changed; it is then asked for the whole pod.
     let known = ["a", "b"].map(|u| Delivered::Known(u.into())).to_vec();
     let expected = Taken {
         unknown: vec![uid.clone()],
@@ -327,7 +327,7 @@ fn a_record_that_is_lost_is_no_end_and_no_obstacle_to_one() {
     world.until("is gone", |w| w.is_gone("a"));
 }
 
-/// The disk does not give the pod's record any more. Returns what ends that.
+/// Makes the pod's record unreadable. The returned function ends that.
 fn hide_record(world: &World, uid: &PodUid) -> impl FnOnce() + use<> {
     let record = world.parts.machine.store.dir(uid).join("pod.json");
     let kept = record.with_file_name("kept");
@@ -339,7 +339,7 @@ fn hide_record(world: &World, uid: &PodUid) -> impl FnOnce() + use<> {
     }
 }
 
-/// A static pod `a` with 40 s of grace and a hook.
+/// Manifest of a static pod `a` with 40 s of grace and a hook.
 fn slow() -> serde_json::Value {
     let hook = json!({"preStop": {"exec": {"command": ["sleep", "1"]}}});
     let containers =
@@ -418,7 +418,7 @@ fn nothing_is_removed_of_a_pod_that_is_on_its_way_in() {
     world.apply(&[]);
     world.advance(s(5));
     let uid = PodUid::from("a");
-    // As between the writing of a record and the loop's hearing of it.
+    // The state is that between the writing of a record and its event in the loop.
     world.agent.borrow_mut().pods_mut().arrives(&uid);
     fs::create_dir_all(world.parts.machine.store.dir(&uid)).expect("directory");
     world.advance(s(130));
@@ -435,7 +435,7 @@ fn what_was_found_is_older_than_what_is_configured() {
     let world = World::new();
     let both = ["new", "old"].map(PodUid::from);
     let group = |uid: &PodUid| (uid.clone(), format!("/kubepods/pod{uid}"));
-    // Disk and cgroups are looked through, and then a pod comes that lies there.
+    // Disk and cgroups are searched, and after that a pod comes that was found there.
     let found = Found {
         dirs: both.to_vec(),
         groups: both.iter().map(group).collect(),
@@ -583,7 +583,7 @@ fn a_runtime_that_can_stop_containers_shows_and_ends_what_runs_and_starts_nothin
     world.fake.set_conditions(None, None);
     world.until("what waited runs", |w| running(w, "new"));
 
-    // Also all of them, of which none was synced yet.
+    // All pods end, too, if none of them was synced yet.
     let world = world.restart_agent_with(broken);
     world.apply(&pods[1..]);
     let answer = world.stop(true);

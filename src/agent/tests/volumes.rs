@@ -1,4 +1,4 @@
-//! What lies on the disk for a pod: where, how long, and under the next agent.
+//! Files of a pod on the disk: their places, their lifetime, and their state under the next agent.
 
 use alloc::sync::Arc;
 use std::fs;
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::api::{PodUid, cri::ContainerState, pod_status::Phase};
 
-/// A pod with a volume on the disk and one in memory.
+/// Manifest of a pod with a volume on the disk and one in memory.
 fn with_volumes(uid: &str, more: Value) -> Value {
     let mounts = json!([{"name": "d", "mountPath": "/d"}, {"name": "m", "mountPath": "/m"}]);
     let mut pod = manifest(
@@ -68,7 +68,7 @@ fn volumes_wait_for_the_sources_of_the_next_agent() {
     });
     assert!(base.join("ended").exists(), "it is configured");
 
-    // Nothing of one pod runs when the next agent starts, and it knows of no manifest.
+    // No container of one pod runs when the next agent starts, and the agent has no manifest of it.
     let world = world.restart_agent_with(|fake| {
         let one = fake.container(&"removed".into(), "c").expect("runs");
         fake.exit(&one.id, 1);

@@ -1,4 +1,4 @@
-//! A network on which a test decides what answers.
+//! A network whose answers a test decides.
 
 use core::{
     cell::{Cell, RefCell},
@@ -17,18 +17,18 @@ use super::super::{
 };
 use crate::probe::{Action, Answer, HttpGet, Unanswered, http::Hooked};
 
-/// What a port does.
+/// Behaviour of a port.
 #[derive(Clone, Debug)]
 pub(in crate::agent) enum Port {
-    /// Answers so.
+    /// The port gives this answer.
     Answers(Answer),
-    /// Is silent until the time is over.
+    /// The port is silent until the time is over.
     Hangs,
-    /// Is silent until [`FakeWire::release`], then answers so.
+    /// The port is silent until [`FakeWire::release`], then gives this answer.
     Waits(Answer),
 }
 
-/// Ports do the same for every address; one that was not set up answers well.
+/// A network of ports, each the same for every address. A port that was not set up answers well.
 #[derive(Debug, Default)]
 pub(in crate::agent) struct FakeWire {
     ports: RefCell<BTreeMap<u16, Port>>,
@@ -39,17 +39,17 @@ pub(in crate::agent) struct FakeWire {
 }
 
 impl FakeWire {
-    /// From now on that port does so.
+    /// Sets the behaviour of a port from now on.
     pub(in crate::agent) fn set(&self, port: u16, what: Port) {
         self.ports.borrow_mut().insert(port, what);
     }
 
-    /// From now on that port answers so.
+    /// Sets the answer of a port from now on.
     pub(in crate::agent) fn answers(&self, port: u16, answer: Answer) {
         self.set(port, Port::Answers(answer));
     }
 
-    /// From now on it is well, or not.
+    /// Makes a port answer well from now on, or fail.
     pub(in crate::agent) fn is_well(&self, port: u16, well: bool) {
         let answer = if well {
             Answer::Success
@@ -59,18 +59,18 @@ impl FakeWire {
         self.answers(port, answer);
     }
 
-    /// What the next hook comes to, last one first.
+    /// Sets the end of the next hook; the end that was set last comes first.
     pub(in crate::agent) fn hook_ends(&self, end: Result<Hooked, Unanswered>) {
         self.hooks.borrow_mut().push(end);
     }
 
-    /// Those that wait are answered.
+    /// Answers all probes that wait.
     pub(in crate::agent) fn release(&self) {
         self.releases.set(self.releases.get() + 1);
         self.waiters.wake_all();
     }
 
-    /// How often a port was asked since the last time.
+    /// Number of times that a port was asked since this was last called.
     pub(in crate::agent) fn take_asked(&self, port: u16) -> usize {
         let mut asked = self.asked.borrow_mut();
         let before = asked.len();

@@ -1,5 +1,5 @@
-//! A machine of its own: directories, a fake runtime, a clock. Nothing runs by itself; [`World::advance`] lets time pass
-//! and everything happen that is due.
+//! A machine for one test: directories, a fake runtime, a clock. Nothing runs by itself; [`World::advance`] lets time
+//! pass and runs everything that is due.
 
 use core::{
     cell::{Cell, RefCell},
@@ -71,13 +71,13 @@ use crate::{
     volume::Volumes,
 };
 
-/// No lane waits beside the executor: whatever a list tells has to find room.
+/// No lane waits beside the executor, so all answers of a list need room at once.
 pub(in crate::agent) const MANY_ANSWERS: usize = 4096;
 /// Image that is there from the beginning.
 pub(in crate::agent) const IMAGE: &str = "busybox:1";
 /// Name of the node.
 pub(in crate::agent) const NODE: &str = "node";
-/// Seconds since the epoch when the clock says 0.
+/// Seconds since 1970 when the monotonic clock says 0.
 const EPOCH_S: i64 = 1_700_000_000;
 
 /// Address of the machine.
@@ -95,17 +95,17 @@ fn addresses(_: &str) -> Local {
     }
 }
 
-/// Time as tests want it.
+/// Time of the machine, as tests set it.
 #[derive(Debug, Default)]
 pub(in crate::agent) struct Hands {
     now: Cell<Mono>,
     /// Seconds by which the wall clock is off.
     off_s: Cell<i64>,
-    /// Nobody keeps the wall clock right.
+    /// Set while the wall clock is not kept right.
     is_wrong: Cell<bool>,
-    /// Times that the machine was booted after the first.
+    /// Number of boots of the machine after the first.
     boots: Cell<u32>,
-    /// By which interface the way to the apiserver leaves; none: there is no way.
+    /// Interface by which the way to the apiserver leaves; `None`: there is no way.
     interface: Cell<Option<&'static str>>,
     alarms: RefCell<Vec<(Mono, Waker)>>,
 }
@@ -121,7 +121,7 @@ impl Hands {
         Wall(second * 1_000_000_000 + i64::try_from(ms).expect("small") * 1_000_000)
     }
 
-    /// What a clock shows that is never wrong.
+    /// Time of a wall clock that is never wrong.
     fn true_wall(&self) -> Wall {
         let seconds = i64::try_from(self.now.get().0 / 1000).expect("small");
         Wall::from_secs(EPOCH_S + seconds)
@@ -132,22 +132,22 @@ impl Hands {
         self.off_s.set(self.off_s.get() + by_s);
     }
 
-    /// Whether nobody keeps the wall clock right.
+    /// Sets that the wall clock is not kept right, or is.
     pub(in crate::agent) fn set_wrong(&self, is_wrong: bool) {
         self.is_wrong.set(is_wrong);
     }
 
-    /// The machine was booted.
+    /// Counts a boot of the machine.
     pub(in crate::agent) fn boot(&self) {
         self.boots.set(self.boots.get() + 1);
     }
 
-    /// The way to the apiserver leaves by this interface from now on.
+    /// Sets the interface by which the way to the apiserver leaves from now on.
     pub(in crate::agent) fn leave_by(&self, interface: Option<&'static str>) {
         self.interface.set(interface);
     }
 
-    /// Nobody waits any more.
+    /// Drops all alarms.
     pub(in crate::agent) fn forget_alarms(&self) {
         self.alarms.take();
     }
@@ -197,32 +197,31 @@ impl Clock for TestClock {
     }
 }
 
-/// What runs the pods of an agent.
+/// Makes the driver that runs the pods of an agent.
 type Driver = fn(&Parts) -> Rc<dyn PodDriver>;
 
-/// Flags of an agent, the apiserver that it belongs to, and what runs its pods.
+/// Flags of an agent, the apiserver that it belongs to, and the driver of its pods.
 #[derive(Clone)]
 struct Way {
     flags: &'static [&'static str],
     api: Option<Arc<dyn Api>>,
     driver: Driver,
-    /// Who runs pods that are no containers.
-    /// With their handlers.
+    /// Providers that run pods without containers, with their handlers.
     providers: Vec<(&'static str, Rc<FakeProvider>)>,
-    /// What the cluster is known by.
+    /// Identity of the cluster.
     authority: &'static str,
     /// Devices of the machine.
     devices: Arc<FakeDevices>,
     /// A line of `picolet` in the configuration.
     declared: String,
-    /// Seconds by which the wall clock is off at the first boot, if nobody keeps it right.
+    /// Seconds by which the wall clock is off at the first boot, if it is not kept right.
     off_s: Option<i64>,
-    /// Who is to remove images that nobody uses.
+    /// To the remover of unused images.
     unused_images: Option<UnusedImages>,
 }
 
 impl Way {
-    /// On a machine that has nothing but containers.
+    /// Makes the way of a machine that has nothing but containers.
     fn plain(driver: Driver) -> Self {
         Self {
             flags: &[],
@@ -238,15 +237,15 @@ impl Way {
     }
 }
 
-/// One machine, and the agent that runs on it.
+/// A machine, and the agent that runs on it.
 pub(super) struct World {
     pub(super) parts: Parts,
-    /// The deciding side.
+    /// The agent, which decides.
     pub(super) agent: Rc<RefCell<Agent>>,
     pub(super) fake: Rc<Fake>,
     pub(super) events: Sender<Event>,
     pub(super) wire: Rc<FakeWire>,
-    /// What there is of everything.
+    /// Amounts of memory, disk space and process ids that are left.
     pub(super) left: Rc<Left>,
     root: PathBuf,
     way: Way,
@@ -257,7 +256,7 @@ pub(super) struct World {
     pub(super) api: Option<Arc<FakeApi>>,
     pub(super) metrics: Metrics,
     pub(super) asker: Asker,
-    /// What the fake may complain about all the same.
+    /// Begin of the violations of the fake that are allowed.
     pub(super) forgiven: Option<&'static str>,
 }
 
@@ -266,12 +265,12 @@ impl World {
         Self::with(&[], None)
     }
 
-    /// A node of a cluster, which does not ring.
+    /// Makes a node of a cluster whose apiserver has no doorbell.
     pub(super) fn with_api(api: &Arc<FakeApi>) -> Self {
         Self::with_flags_and_api(&[], api)
     }
 
-    /// The same with more flags.
+    /// Makes a node of a cluster, its agent with more flags.
     pub(super) fn with_flags_and_api(flags: &'static [&'static str], api: &Arc<FakeApi>) -> Self {
         let mut world = Self::with(flags, Some(Arc::clone(api) as Arc<dyn Api>));
         world.api = Some(Arc::clone(api));
@@ -279,7 +278,7 @@ impl World {
         world
     }
 
-    /// On a node of the cluster behind `api`; with more flags.
+    /// Makes a node of the cluster behind `api`, its agent with more flags; without `api` a node that stands alone.
     pub(super) fn with(flags: &'static [&'static str], api: Option<Arc<dyn Api>>) -> Self {
         Self::make(Way {
             flags,
@@ -288,7 +287,8 @@ impl World {
         })
     }
 
-    /// The same, with a line of `picolet` in its configuration; the way to the apiserver leaves by `interface`.
+    /// Makes a node of a cluster with a line of `picolet` in its configuration; the way to the apiserver leaves by
+    /// `interface`.
     pub(super) fn with_line(
         flags: &'static [&'static str],
         line: &str,
@@ -305,12 +305,12 @@ impl World {
         world
     }
 
-    /// The way to the apiserver leaves by this interface from now on; `None`: there is no way.
+    /// Sets the interface by which the way to the apiserver leaves from now on; `None`: there is no way.
     pub(super) fn leave_by(&self, interface: Option<&'static str>) {
         self.hands.leave_by(interface);
     }
 
-    /// A node of a cluster whose wall clock is off by so many seconds when it boots, and nobody keeps it right.
+    /// Makes a node of a cluster whose wall clock is off by so many seconds when it boots, and is not kept right.
     pub(super) fn with_wrong_clock(off_s: i64, api: &Arc<FakeApi>) -> Self {
         let mut world = Self::make(Way {
             api: Some(Arc::clone(api) as Arc<dyn Api>),
@@ -322,7 +322,7 @@ impl World {
         world
     }
 
-    /// Whoever has the other end of `unused` is asked to remove images that nobody uses.
+    /// Makes a node whose unused images are removed by the reader of `unused`.
     pub(super) fn with_unused_images(
         flags: &'static [&'static str],
         api: &Arc<FakeApi>,
@@ -339,22 +339,22 @@ impl World {
         world
     }
 
-    /// Somebody keeps the wall clock right from now on, or nobody does.
+    /// Sets that the wall clock is kept right from now on, or is not.
     pub(super) fn set_wrong(&self, is_wrong: bool) {
         self.hands.set_wrong(is_wrong);
     }
 
-    /// What time it is in truth.
+    /// Time of a wall clock that is never wrong.
     pub(super) fn true_wall(&self) -> Wall {
         self.hands.true_wall()
     }
 
-    /// Beside the runtime there is a provider.
+    /// Makes a machine with a provider beside the runtime.
     pub(super) fn with_provider(provider: &Rc<FakeProvider>) -> Self {
         Self::with_providers(vec![(HANDLER, Rc::clone(provider))])
     }
 
-    /// Beside the runtime there are some, asked in this order.
+    /// Makes a machine with providers beside the runtime, asked in this order.
     pub(super) fn with_providers(providers: Vec<(&'static str, Rc<FakeProvider>)>) -> Self {
         Self::make(Way {
             providers,
@@ -362,19 +362,19 @@ impl World {
         })
     }
 
-    /// Pods are run by something else.
+    /// Makes a machine whose pods are run by another driver.
     pub(super) fn driven_by(driver: Driver) -> Self {
         Self::make(Way::plain(driver))
     }
 
-    /// Pods may ask for devices: `declared` is `picolet.devices`.
+    /// Makes a machine whose pods may ask for devices: `declared` is `picolet.devices`.
     pub(super) fn with_devices(
         declared: &'static str,
         devices: &Arc<FakeDevices>,
         api: Option<&Arc<FakeApi>>,
     ) -> Self {
         let mut world = Self::make(Way {
-            // The kernel under the test has nothing to say of them.
+            // The real kernel below the test does not know these devices.
             flags: &["--doorbells=false"],
             api: api.map(|api| Arc::clone(api) as Arc<dyn Api>),
             devices: Arc::clone(devices),
@@ -472,30 +472,30 @@ impl World {
         world
     }
 
-    /// Another agent takes the machine over, as after a SIGKILL.
+    /// Starts another agent on the machine, as after a SIGKILL.
     pub(super) fn restart_agent(self) -> Self {
         self.restart_agent_with(|_| ())
     }
 
-    /// The same; the other one has these flags.
+    /// Starts another agent with these flags, as [`World::restart_agent`].
     pub(super) fn restart_agent_by(mut self, flags: &'static [&'static str]) -> Self {
         self.way.flags = flags;
         self.restart_agent()
     }
 
-    /// The same; for the other one these devices are declared.
+    /// Starts another agent for which these devices are declared, as [`World::restart_agent`].
     pub(super) fn restart_agent_declaring(mut self, declared: &'static str) -> Self {
         self.way.declared = format!("devices: {declared}");
         self.restart_agent()
     }
 
-    /// The same; the other one is of the cluster that is known by this.
+    /// Starts another agent as a member of the cluster with this identity, as [`World::restart_agent`].
     pub(super) fn restart_agent_of(mut self, authority: &'static str) -> Self {
         self.way.authority = authority;
         self.restart_agent()
     }
 
-    /// As [`World::restart_agent`]; in between something happens to the runtime.
+    /// Changes the runtime, and starts another agent, as [`World::restart_agent`].
     pub(super) fn restart_agent_with(mut self, happens: impl FnOnce(&Fake)) -> Self {
         self.verify();
         let (fake, hands) = (Rc::clone(&self.fake), Rc::clone(&self.hands));
@@ -508,7 +508,7 @@ impl World {
         world
     }
 
-    /// The machine is booted: the run directory and with it all that the runtime knew is gone; then an agent starts.
+    /// Boots the machine: the run directory and all that the runtime knew are gone; then an agent starts.
     pub(super) fn reboot(self) -> Self {
         self.fake.reboot_and_forget();
         self.hands.boot();
@@ -517,7 +517,7 @@ impl World {
         self.restart_agent()
     }
 
-    /// What `get node` shows.
+    /// The Node object that `get node` shows.
     pub(super) fn node_object(&self) -> Value {
         let Parts {
             tools,
@@ -541,7 +541,7 @@ impl World {
         self.hands.now.get()
     }
 
-    /// What comes of something at this instant.
+    /// Runs a future to its end at this instant, and returns its output.
     pub(super) fn wait<T>(&self, what: impl Future<Output = T>) -> T {
         smol::future::block_on(self.executor.run(what))
     }
@@ -576,18 +576,18 @@ impl World {
         self.set(self.now());
     }
 
-    /// The machine is suspended for so long.
+    /// Suspends the machine for so long.
     pub(super) fn sleep(&self, time: Duration) {
         self.settle();
         self.set(self.now() + time);
     }
 
-    /// Somebody sets the machine's clock.
+    /// Sets the wall clock alone; nothing runs after it.
     pub(super) fn jump_clock(&self, by_s: i64) {
         self.hands.jump(by_s);
     }
 
-    /// Lets time pass until `so`; at most an hour.
+    /// Lets time pass until `so` is true; at most an hour.
     pub(super) fn until(&self, what: &str, so: impl Fn(&Self) -> bool) {
         for _ in 0..36_000 {
             self.settle();
@@ -613,7 +613,7 @@ impl World {
         self.deliver(pods)
     }
 
-    /// What is at the URL now.
+    /// Delivers the manifests that are at the URL now.
     pub(super) fn apply_from_url(&self, manifests: &[Value]) {
         let pods = manifests.iter().map(|raw| {
             let pod = static_pod::prepare_from_url(raw.clone(), NODE, "http://h/m");
@@ -663,7 +663,7 @@ impl World {
         first.state.waiting.as_ref().map(|w| w.reason.clone())
     }
 
-    /// Whether nothing of the pod is left anywhere.
+    /// Returns true if nothing of the pod is left anywhere.
     pub(super) fn is_gone(&self, uid: &str) -> bool {
         let uid = PodUid::from(uid);
         let Ok(listed) = smol::future::block_on(self.fake.pod_status(&uid)) else {
@@ -678,7 +678,7 @@ impl World {
             && self.status(&uid).is_none()
     }
 
-    /// Asks the agent to end, with its pods or without. What comes back is closed when it has.
+    /// Asks the agent to end, with its pods or without. The channel is closed when it has ended.
     pub(super) fn stop(&self, all: bool) -> Receiver<String> {
         let (done, answer) = smol::channel::bounded(1);
         let stop = Event::Command(Command::Stop { all, done });
@@ -686,7 +686,7 @@ impl World {
         answer
     }
 
-    /// Tells the agent that the machine goes down. What comes back is closed when it may.
+    /// Tells the agent that the machine goes down. The channel is closed when the machine may.
     pub(super) fn shut_down(&self) -> Receiver<String> {
         let (done, answer) = smol::channel::bounded(1);
         let shutdown = Event::Command(Command::Shutdown { done });
@@ -694,7 +694,7 @@ impl World {
         answer
     }
 
-    /// Tells it that the machine does not go down after all.
+    /// Tells the agent that the shutdown of the machine is cancelled.
     pub(super) fn call_off(&self) {
         let cancelled = Event::Command(Command::ShutdownCancelled);
         self.events.try_send(cancelled).expect("room");
@@ -708,7 +708,7 @@ impl World {
         &self.root
     }
 
-    /// How often an event was recorded.
+    /// Number of times that an event with this reason was recorded.
     pub(super) fn events_of(&self, reason: &str) -> u32 {
         let recorder = &self.parts.tools.recorder;
         let named = recorder
@@ -733,31 +733,31 @@ impl Drop for World {
         if !std::thread::panicking() {
             self.verify();
         }
-        // Volumes in memory, of pods that run to the end.
+        // Pods that still run may have volumes in memory.
         let _ = crate::sys::mount::unmount_below(&self.root);
         let _ = fs::remove_dir_all(&self.root);
     }
 }
 
-/// The loop leaves the agent where tests may look at it between two turns.
+/// Leaves the agent where tests may look at it between two turns of the loop.
 impl Seat for Rc<RefCell<Agent>> {
     fn with<T>(&mut self, turn: impl FnOnce(&mut Agent) -> T) -> T {
         turn(&mut self.borrow_mut())
     }
 }
 
-/// An agent that runs.
+/// A running agent.
 pub(in crate::agent) struct Running {
     pub(in crate::agent) parts: Parts,
     pub(in crate::agent) agent: Rc<RefCell<Agent>>,
-    /// Its loop.
+    /// The agent's loop.
     pub(in crate::agent) task: Task<()>,
-    /// What speaks with the apiserver.
+    /// Tasks that speak with the apiserver.
     pub(in crate::agent) members: Vec<Task<()>>,
 }
 
 impl Running {
-    /// Starts an agent on `executor`. Its loop reads `queue`; everybody else tells `events`.
+    /// Starts an agent on `executor`. Its loop reads `queue`; all other tasks send to `events`.
     pub(in crate::agent) fn start(
         given: Given,
         driver: Driver,
@@ -795,26 +795,26 @@ impl Running {
     }
 }
 
-/// What an agent needs to know, read once for many of them.
+/// Configuration and facts of an agent, read once for many agents.
 pub(in crate::agent) struct Template {
     cfg: Config,
     node: NodeFacts,
     root: PathBuf,
     pub(in crate::agent) volumes: Volumes,
     wire: Rc<FakeWire>,
-    /// What there is of everything.
+    /// Amounts of memory, disk space and process ids that are left.
     pub(in crate::agent) left: Rc<Left>,
     /// Devices of the machine.
     pub(in crate::agent) devices: Arc<FakeDevices>,
 }
 
 impl Template {
-    /// For agents with their directories below `root`, which `more` flags may change.
+    /// Makes the template of agents with their directories below `root`, and with `more` flags.
     pub(in crate::agent) fn new(root: &Path, more: &[&str]) -> Self {
         Self::declaring(root, more, "")
     }
 
-    /// The same; `own` is a line of `picolet`.
+    /// Makes the template of agents with the line `own` of `picolet` in their configuration.
     fn declaring(root: &Path, more: &[&str], own: &str) -> Self {
         let file = root.join("config.yaml");
         let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
@@ -852,7 +852,7 @@ impl Template {
             storage_bytes: 1 << 34,
             storage: None,
             swap_bytes: 0,
-            // As a Raspberry Pi 5 has them.
+            // A Raspberry Pi 5 has pages of this size.
             page_bytes: 16_384,
             hugepages: Vec::new(),
             pids: 1000,
@@ -875,17 +875,17 @@ impl Template {
         }
     }
 
-    /// What survives a boot.
+    /// Root directory, which survives a boot.
     pub(in crate::agent) fn root_dir(&self) -> &Path {
         &self.cfg.dirs.root
     }
 
-    /// What does not.
+    /// Run directory, which does not survive a boot.
     pub(in crate::agent) fn run_dir(&self) -> &Path {
         &self.cfg.dirs.run
     }
 
-    /// Forgets what earlier machines left on disk.
+    /// Removes everything that earlier machines left on disk.
     pub(in crate::agent) fn wipe(&self) {
         fs::remove_dir_all(&self.cfg.dirs.run).expect("removed");
         fs::create_dir(&self.cfg.dirs.run).expect("made");
@@ -906,7 +906,7 @@ impl Template {
         }
     }
 
-    /// What an agent is given.
+    /// Makes the parts that an agent is given.
     pub(in crate::agent) fn given(
         &self,
         fake: Rc<Fake>,
@@ -976,7 +976,7 @@ pub(super) fn manifest(uid: &str, more: Value) -> Value {
     pod
 }
 
-/// That trouble with the next calls of `op`.
+/// Makes trouble with the next calls of `op`.
 pub(super) fn fault(op: Op, times: u32, trouble: Trouble) -> Fault {
     Fault {
         op,
@@ -986,7 +986,7 @@ pub(super) fn fault(op: Op, times: u32, trouble: Trouble) -> Fault {
     }
 }
 
-/// The next calls of `op` fail.
+/// Makes the next calls of `op` fail.
 pub(super) fn fails(op: Op, times: u32) -> Fault {
     fault(op, times, Trouble::Fails(RuntimeError::Failed("no".into())))
 }

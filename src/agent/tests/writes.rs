@@ -1,4 +1,4 @@
-//! Who writes much to the disk.
+//! Pods that write much to the disk.
 
 use alloc::{rc::Rc, sync::Arc};
 use core::time::Duration;
@@ -56,7 +56,7 @@ fn a_pod_that_writes_much_is_told_of_once() {
     wrote("a", 9 << 30);
     world.advance(TEN_MINUTES);
     assert_eq!(told(&world), 1, "once a day");
-    // The next agent goes on where this one was, whatever the clock says.
+    // The next agent goes on with the counts of this one, whatever the clock says.
     world.jump(400 * 24 * 3600);
     let world = world.restart_agent();
     world.apply(&both);
