@@ -16,7 +16,7 @@ pub const MAX_MEMBERS: u64 = 20_000;
 /// Longest member name taken note of, bytes.
 pub const MAX_MEMBER_NAME_BYTES: usize = 512;
 
-/// What a member is.
+/// Kind of an archive's member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum MemberKind {
     /// A file of this many bytes.
@@ -33,17 +33,17 @@ pub(super) struct Archive {
 
 enum Form {
     Directory,
-    /// These members of a directory, whatever else is there.
+    /// Members of a directory by name; its other files are ignored.
     Some(Vec<String>),
     Tar,
 }
 
-/// Gets each member. What it does not read of the data is skipped.
+/// Gets each member. Data that it does not read is skipped.
 pub(super) type Visit<'v> =
     &'v mut dyn FnMut(&str, &MemberKind, &mut dyn Read) -> Result<(), Problem>;
 
 impl Archive {
-    /// Looks at what `path` is. Only regular files and directories are archives.
+    /// Opens the archive at `path`. Only regular files and directories are archives.
     pub(super) fn open(path: &Path) -> Result<Self, Problem> {
         let kind = fs::metadata(path).map_err(Problem::Read)?;
         let form = if kind.is_dir() {
@@ -61,7 +61,7 @@ impl Archive {
         })
     }
 
-    /// Certain members of an OCI layout directory; what else lies in it is not looked at.
+    /// Opens certain members of an OCI layout directory. Its other files are not looked at.
     pub(super) const fn of_members(layout: PathBuf, members: Vec<String>) -> Self {
         Self {
             path: layout,
@@ -186,7 +186,7 @@ fn each_of_tar(input: &mut dyn Input, visit: Visit<'_>) -> Result<(), Problem> {
     Ok(())
 }
 
-/// A file whose very first block is no tar header is not a damaged archive but something else.
+/// Problem of an archive that cannot be read. If the very first block is no tar header, the file is no archive at all.
 fn first_entry(members: u64, error: io::Error) -> Problem {
     if members == 0 && error.kind() == io::ErrorKind::InvalidData {
         return Problem::Unsupported(
@@ -196,7 +196,7 @@ fn first_entry(members: u64, error: io::Error) -> Problem {
     Problem::from_read(error)
 }
 
-/// The name of a member, relative paths resolved against `dir`. `None` for what no document can name.
+/// The name of a member, relative paths resolved against `dir`. `None` for a path that no document can name.
 pub(super) fn member_name(dir: &str, path: &[u8]) -> Option<String> {
     let path = core::str::from_utf8(path).ok()?;
     let mut parts: Vec<&str> = if path.starts_with('/') {

@@ -1,4 +1,4 @@
-//! What a layer does to the layers below it: takes over the metadata of their directories, writes through their links,
+//! View of the layers below a layer: it takes over the metadata of their directories, writes through their links, and
 //! links to their files.
 //!
 //! A layer is unpacked alone as a rule, and [`settle`] afterwards copies metadata to directories that it used without
@@ -25,12 +25,12 @@ pub const MAX_LOOKUPS: u64 = 50_000_000;
 /// The layers below, as one tree.
 #[derive(Debug)]
 pub(super) struct Below {
-    /// Nearest first.
+    /// Roots of the layers, nearest first.
     layers: Vec<Rc<OwnedFd>>,
     lookups_left: u64,
 }
 
-/// What the layers below have under a name.
+/// Entry that the layers below show under a name.
 #[derive(Debug)]
 pub(super) enum Found {
     Nothing,
@@ -54,8 +54,8 @@ impl Below {
         self.layers.clear();
     }
 
-    /// What is below at `name` in the directory `path`, which has no links on the way. `upper` is the root of the layer
-    /// above: its opaque directories hide what is below.
+    /// Looks up `name` in the directory `path` of the layers below. `path` has no links on the way. `upper` is the root
+    /// of the layer above: its opaque directories hide the layers below.
     pub(super) fn find(
         &mut self,
         upper: BorrowedFd<'_>,
@@ -126,11 +126,12 @@ impl Below {
     }
 }
 
-/// What came of [`settle`].
+/// Result of [`settle`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Settled {
     Yes,
-    /// There is a symbolic link below in the place of a directory: the layer must be unpacked with a view of those below.
+    /// A symbolic link is below in the place of a directory: the layer must be unpacked with a view of the layers
+    /// below.
     Link,
 }
 
@@ -169,7 +170,7 @@ fn settle_one(layer: BorrowedFd<'_>, path: &[u8], below: &mut Below) -> Result<S
     Ok(Settled::Yes)
 }
 
-/// Whether overlayfs shows nothing of the layers below this directory.
+/// Returns true if overlayfs shows nothing of the layers below this directory.
 pub(super) fn is_opaque(dir: BorrowedFd<'_>) -> Result<bool, Blocked> {
     xattr::read(dir, tree::OPAQUE)
         .map(|value| value.as_deref() == Some(b"y"))
@@ -212,7 +213,7 @@ mod tests {
     use super::super::testing::{Scratch, Stream};
     use super::*;
 
-    /// Layers unpacked over each other, and something beside them that nobody may touch.
+    /// Layers unpacked over each other, and files beside them that must not be touched.
     struct Pile {
         scratch: Scratch,
         layers: usize,
@@ -532,7 +533,7 @@ mod tests {
         assert_eq!(again.text("a/f"), "text");
         let other = removed(link("a/f").file("a/f", b"new").file(".wh.a", b""));
         assert_eq!(other.text("a/f"), "new");
-        // What was removed before cannot be linked to.
+        // A file that was removed before cannot be linked to.
         for (name, stream) in [
             (
                 "itself",

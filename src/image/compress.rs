@@ -1,4 +1,4 @@
-//! Decompression by what the bytes are, not by what a name or media type claims.
+//! Decompression by the first bytes of a stream, not by its name or media type.
 
 use std::io::{self, BufRead, BufReader, Read};
 
@@ -13,10 +13,10 @@ const BUFFER_BYTES: usize = 64 * 1024;
 /// Bytes looked at to tell the coding.
 const MAGIC_BYTES: usize = 6;
 
-/// How a stream is coded.
+/// Compression of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Coding {
-    /// Not at all.
+    /// No compression.
     Plain,
     /// gzip, any number of members.
     Gzip,

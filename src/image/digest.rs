@@ -7,16 +7,16 @@ use sha2::{Digest as _, Sha256};
 
 use crate::api::hex;
 
-/// What makes a text no digest: it, or its algorithm.
+/// Reason why a text is no digest. Each has the text, or its algorithm.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DigestError {
-    /// There is no colon.
+    /// The text has no colon.
     #[error("digest {0:?} names no algorithm")]
     NoAlgorithm(String),
-    /// Not SHA-256.
+    /// The algorithm is not SHA-256.
     #[error("digest algorithm {0:?} is not supported")]
     Algorithm(String),
-    /// Its digits.
+    /// The digits are wrong.
     #[error("digest {0:?} is not 64 lower-case hex digits")]
     Digits(String),
 }
@@ -90,7 +90,7 @@ impl fmt::Debug for Digest {
     }
 }
 
-/// Hashes what is read through it, if asked.
+/// Reader that hashes the bytes read through it, if asked.
 pub(super) struct Hashing<R> {
     inner: R,
     hash: Option<Sha256>,

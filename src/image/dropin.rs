@@ -1,14 +1,14 @@
-//! The image drop-in directory: archives that lie in it are imported, each once, and again when it changes; images that
-//! lists in it (`.txt`) name are pulled, each once.
+//! The image drop-in directory. Archives in it are imported, each once, and again when it changes. Images named by
+//! lists in it (`.txt`) are pulled, each once.
 //!
-//! Polled; [`Doorbell`] only makes the next look come sooner. A file is taken up when two looks at least
-//! [`SETTLE`] apart saw it with the same size, time and inode: one that is still being copied is left alone.
-//! What was imported is remembered on disk, so that a restart imports nothing again. Hidden files (`.name`, as copying
-//! tools write them) are passed over.
+//! Polled; [`Doorbell`] only makes the next look come sooner. A file is taken up when two looks at least [`SETTLE`]
+//! apart saw it with the same size, time and inode: one that is still being copied is left alone. Imports are
+//! remembered on disk, so that a restart imports nothing again. Hidden files (`.name`, as copying tools write them) are
+//! passed over.
 //!
 //! A list has one reference a line; `#` begins a comment. Pulling is not done here, for it takes as long as the link
-//! takes: [`DropIn::next_pull`] says what is wanted, [`DropIn::pulled`] hears how it ended. A list that changes brings
-//! what is new in it, and what was removed from the store since.
+//! takes: [`DropIn::next_pull`] gives the next reference, [`DropIn::pulled`] hears how its pull ended. When a list
+//! changes, its new references are pulled, and images that were removed from the store since.
 //!
 //! Images from here are pinned while their file lies here: a board without a registry could not get them back.
 //! Removing a file removes no image. An image that was removed comes back when its file is touched.
@@ -37,7 +37,7 @@ use crate::api::order::Gather;
 use crate::api::strict::from_json;
 use crate::error::chain;
 
-/// How long a file must stay the same before it is read.
+/// Time that a file must stay unchanged before it is read.
 pub const SETTLE: Duration = Duration::from_secs(1);
 /// First wait after an error that may pass by itself (disk full); doubles up to [`RETRY_MAX`].
 pub const RETRY_FIRST: Duration = Duration::from_secs(60);
@@ -45,7 +45,7 @@ pub const RETRY_FIRST: Duration = Duration::from_secs(60);
 pub const RETRY_MAX: Duration = Duration::from_secs(3600);
 /// Files looked at. More are an error that is reported once.
 pub const MAX_FILES: usize = 1000;
-/// How the name of a list ends.
+/// End of a list's file name.
 const LIST: &str = ".txt";
 /// Longest list read, bytes, and most references in it.
 pub const MAX_LIST_BYTES: u64 = 256 * 1024;
@@ -58,7 +58,7 @@ const MAX_STATE_BYTES: u64 = 8 * 1024 * 1024;
 /// Version of the memory file.
 const STATE_VERSION: u32 = 1;
 
-/// What tells one version of a file from another.
+/// Stamp of a file's version: two versions of a file differ in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Stamp {
@@ -75,10 +75,10 @@ struct Done {
     stamp: Stamp,
     /// Ids of its images; empty if it could not be imported, and for a list.
     images: Vec<String>,
-    /// Of a list: the id that each reference brought, empty as long as it has not.
+    /// For a list: image id by reference. The id is empty until the reference is pulled.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pulls: BTreeMap<String, String>,
-    /// What is wrong with the file.
+    /// Last error with the file; empty if there was none.
     error: String,
 }
 
@@ -101,7 +101,7 @@ struct State {
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     stamp: Stamp,
-    /// Not before.
+    /// Earliest time of the next try.
     due: Mono,
     /// Wait before the last try; zero if there was none.
     delay: Duration,
@@ -112,23 +112,23 @@ struct Waiting {
 pub struct Wanted {
     /// Name of the list in the directory.
     pub file: String,
-    /// As written there.
+    /// Reference as the list has it.
     pub reference: String,
 }
 
-/// Something worth a log line or an event.
+/// Event of a look or a pull that is worth a log line or an event.
 #[derive(Clone, Debug)]
 pub enum Report {
     /// A file was imported.
     Imported {
         /// Name in the directory.
         file: String,
-        /// Its images.
+        /// Images of the file.
         images: Vec<Arc<ImageRecord>>,
     },
     /// A reference of a list was pulled.
     Pulled {
-        /// Which, and whose.
+        /// The reference, and its list.
         wanted: Wanted,
         /// Id of its image.
         id: String,
@@ -147,7 +147,7 @@ pub enum Report {
 /// Result of one look.
 #[derive(Debug, Default)]
 pub struct Look {
-    /// In order of names.
+    /// Reports, in order of files' names.
     pub reports: Vec<Report>,
     /// Look again after this, even without a ring: a file is settling or waits for another try.
     pub again: Option<Duration>,
@@ -167,8 +167,8 @@ pub struct DropIn {
 }
 
 impl DropIn {
-    /// Starts from what was remembered. An unreadable memory only means that files are imported again, which is cheap:
-    /// their layers are there.
+    /// Starts from the memory file. An unreadable one only means that files are imported again, which is cheap: their
+    /// layers are there.
     #[must_use]
     pub fn open(store: Store, dir: PathBuf) -> Self {
         let state = read_state(&store.root().join("dropin.json")).unwrap_or_else(|error| {
@@ -191,7 +191,8 @@ impl DropIn {
         }
     }
 
-    /// Looks at the directory and imports what has settled. `tick` may cancel, which counts as an error that passes.
+    /// Looks at the directory and imports files that have settled. `tick` may cancel, which counts as an error that
+    /// passes.
     pub fn look(&mut self, now: Mono, tick: Tick<'_>) -> Look {
         let mut look = Look::default();
         let files = match self.list() {
@@ -223,8 +224,8 @@ impl DropIn {
         look
     }
 
-    /// What is to be pulled now, if anything: in order of files and references, those that failed when it is their time.
-    /// Tell [`DropIn::pulled`] of its end before asking again.
+    /// The next reference to pull now, if any, in order of files and references. A failed one comes back when its wait
+    /// is over. Tell [`DropIn::pulled`] of its end before asking again.
     #[must_use]
     pub fn next_pull(&self, now: Mono) -> Option<Wanted> {
         for (file, done) in &self.state.files {
@@ -255,7 +256,7 @@ impl DropIn {
         now: Mono,
     ) -> Option<Report> {
         let file = self.state.files.get_mut(&wanted.file);
-        // Taken off the list meanwhile: nobody waits for it.
+        // Taken off the list meanwhile: the result is not wanted any more.
         let entry = file.and_then(|done| done.pulls.get_mut(&wanted.reference))?;
         let result = result.map_err(|e| chain(&e));
         let result = result.and_then(|id| match self.store.set_pinned(&id, true) {
@@ -382,7 +383,7 @@ impl DropIn {
         }
     }
 
-    /// Replaces what is known of a file. Images that it had before and nothing else has are no longer pinned.
+    /// Replaces the memory of a file. Images that only the file's former version had are no longer pinned.
     fn remember(&mut self, name: &str, done: Done) {
         let old = self.state.files.insert(name.to_owned(), done);
         // Before it is forgotten that they were pinned.
@@ -390,7 +391,8 @@ impl DropIn {
         self.save();
     }
 
-    /// Takes up a list that is new or has changed. What it brought before and the store still has is not pulled again.
+    /// Takes up a list that is new or has changed. An image that it brought before is not pulled again while the store
+    /// has it.
     fn take_list(&mut self, name: &str, stamp: Stamp) -> Option<Report> {
         let mut done = Done {
             stamp,
@@ -453,8 +455,8 @@ impl DropIn {
         self.save();
     }
 
-    /// Images that were damaged and removed come again: their archives count as new, and what lists named is pulled anew.
-    /// The notes go once that is on disk.
+    /// Has images that were damaged and removed come again: their archives count as new, and references in lists are
+    /// pulled anew. The notes on lost images go once that is on disk.
     fn forget_lost(&mut self) {
         let lost = self.store.lost();
         if lost.is_empty() {
@@ -533,8 +535,8 @@ impl DropIn {
         Ok(files)
     }
 
-    /// Not being able to remember costs an import at the next start, nothing else.
-    /// Whether the disk took it; if not, the log tells.
+    /// Writes the memory file. Returns false if the disk did not take it, which is logged and costs only imports at the
+    /// next start.
     fn save(&mut self) -> bool {
         self.state.v = STATE_VERSION;
         let path = self.store.root().join("dropin.json");
@@ -549,7 +551,7 @@ impl DropIn {
     }
 }
 
-/// The references of a list, and what is wrong with its other lines.
+/// The references of a list, and the faults of its other lines.
 fn read_list(path: &Path) -> io::Result<(BTreeSet<String>, String)> {
     let mut bytes = Vec::new();
     File::open(path)?
@@ -689,7 +691,7 @@ mod tests {
             fs::write(self.scratch.join("drop").join(name), data).expect("scratch");
         }
 
-        /// One look now, as short texts.
+        /// Takes one look now and returns its reports as short texts.
         fn look(&mut self) -> Vec<String> {
             let look = self.dropin.look(self.now, &mut go);
             look.reports

@@ -1,4 +1,4 @@
-//! What can go wrong with images.
+//! Errors of images and their store.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,12 +9,12 @@ use super::reference::ReferenceError;
 /// Errors of the image store. The cause is in `source`: print the chain ([`crate::error::chain`]).
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// Not a reference. The API's reason is `InvalidImageName`; repeating is useless.
+    /// The text is no reference. The API's reason is `InvalidImageName`; repeating is useless.
     #[error("invalid image reference {reference:?}: {reason}")]
     InvalidReference {
-        /// As given, cut.
+        /// Text as given, cut.
         reference: String,
-        /// What is wrong.
+        /// Fault of the reference.
         reason: ReferenceError,
     },
     /// No such image.
@@ -32,10 +32,10 @@ pub enum ImageError {
         blob: Option<String>,
         /// Entry of the layer, if the problem lies in one.
         entry: Option<String>,
-        /// What is wrong.
+        /// Fault of the archive, or of its unpacking.
         source: Box<Problem>,
     },
-    /// Another process has the store open.
+    /// The store is open in another process.
     #[error("image store {} is in use by another process", .0.display())]
     Locked(PathBuf),
     /// The store's own files.
@@ -43,7 +43,7 @@ pub enum ImageError {
     Store {
         /// Verb.
         action: &'static str,
-        /// What.
+        /// The file.
         path: PathBuf,
         /// Cause.
         source: io::Error,
@@ -62,7 +62,7 @@ fn place(blob: Option<&str>, entry: Option<&str>) -> String {
     text
 }
 
-/// What is wrong with an archive, a blob or an entry of a layer.
+/// Problem with an archive, a blob or an entry of a layer.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
     /// The bytes do not follow the format.
@@ -74,7 +74,7 @@ pub enum Problem {
     /// A limit of this program is passed.
     #[error("more than {limit} {what}")]
     Limit {
-        /// What there is too much of, with its unit.
+        /// The counted thing, with its unit.
         what: &'static str,
         /// The limit.
         limit: u64,
@@ -95,16 +95,16 @@ pub enum Problem {
         "not enough disk space: {available} bytes may be used, the layers unpacked so far need more"
     )]
     NoSpace {
-        /// What may be used: free bytes without the reserve.
+        /// Bytes that may be used: the free ones without the reserve.
         available: u64,
     },
     /// The file system would be out of inodes.
     #[error("not enough inodes: {available} may be used, the layers unpacked so far need more")]
     NoInodes {
-        /// What may be used.
+        /// Inodes that may be used.
         available: u64,
     },
-    /// The archive ends before what it announces.
+    /// The archive ends earlier than its headers say.
     #[error("archive ends early (truncated, or still being copied)")]
     Truncated,
     /// The caller asked to stop.
@@ -140,7 +140,7 @@ impl Problem {
         }
     }
 
-    /// Whether the disk has no room for what was to be unpacked.
+    /// Returns true if the disk had no room for the unpacked files.
     pub(super) fn is_full(&self) -> bool {
         match self {
             Self::NoSpace { .. } | Self::NoInodes { .. } => true,
@@ -152,7 +152,7 @@ impl Problem {
         }
     }
 
-    /// For `map_err`: a failed write, with its verb.
+    /// Makes the error of a failed write, with its verb; for `map_err`.
     pub(super) fn write<E: Into<io::Error>>(action: &'static str) -> impl FnOnce(E) -> Self {
         move |source| Self::Write {
             action,
@@ -160,8 +160,8 @@ impl Problem {
         }
     }
 
-    /// A file system without `user.*` (older tmpfs) or ACLs, or an entry that cannot have them: the file is good without.
-    /// Capabilities must not get lost in silence.
+    /// Passes over the error of a file system without `user.*` attributes (older tmpfs) or ACLs, or of an entry that
+    /// cannot have them: the file is good without. A lost capability stays an error.
     pub(super) fn unless_unsupported(done: io::Result<()>) -> Result<(), Self> {
         match done {
             Err(e) if matches!(e.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EPERM)) => {
@@ -173,7 +173,7 @@ impl Problem {
     }
 }
 
-/// What is wrong, and with which entry.
+/// Problem of a layer, with the entry that has it.
 #[derive(Debug)]
 pub(super) struct LayerError {
     pub(super) entry: Option<String>,
@@ -196,7 +196,7 @@ impl From<DigestError> for Problem {
 }
 
 impl ImageError {
-    /// For `map_err`: an error of the store's own files.
+    /// Makes the error of a file of the store; for `map_err`.
     pub(super) fn store<E: Into<io::Error>>(
         action: &'static str,
         path: impl Into<PathBuf>,
@@ -209,7 +209,7 @@ impl ImageError {
         }
     }
 
-    /// Whether the same call may succeed later without the archive being changed (disk full, I/O error).
+    /// Returns true if the same call may succeed later with the same archive (disk full, I/O error).
     #[must_use]
     pub fn is_transient(&self) -> bool {
         match self {

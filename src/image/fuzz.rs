@@ -23,7 +23,7 @@ const BUDGET: Budget = Budget {
     inodes: 500,
     inodes_left: 500,
 };
-/// Bytes read of what a decoder yields.
+/// Bytes read of a decoder's output.
 const DECODED_BYTES: u64 = 4 << 20;
 
 struct Bytes<'a>(&'a [u8]);

@@ -30,14 +30,14 @@ use crate::api::order::Gather as _;
 pub const RESERVE_BYTES: u64 = 64 * 1024 * 1024;
 /// Inodes that unpacking leaves free.
 pub const RESERVE_INODES: u64 = 2048;
-/// Bytes written between two looks at what is free: others write to the disk as well.
+/// Bytes written between two looks at the free space: other programs write to the disk as well.
 const LOOK_BYTES: u64 = 4 * 1024 * 1024;
-/// The same in entries of layers and pieces of files.
+/// Entries of layers and pieces of files between two such looks.
 const LOOK_STEPS: u32 = 4096;
 /// Bytes between two reports of progress.
 const TICK_BYTES: u64 = 4 * 1024 * 1024;
 
-/// How to import.
+/// Options of an import.
 #[derive(Clone, Debug, Default)]
 pub struct ImportOptions {
     /// Names for the image instead of the archive's own. Only for archives that hold one image.
@@ -49,7 +49,7 @@ pub struct ImportOptions {
 /// Hears of progress: at each layer's end and every few MiB. `Break` cancels the import.
 pub type Tick<'t> = &'t mut dyn FnMut(Progress) -> ControlFlow<()>;
 
-/// What an import may use.
+/// Limits of an import, and the machine that it is for.
 #[derive(Clone, Debug)]
 pub(super) struct Limits {
     pub(super) machine: Machine,
@@ -72,7 +72,7 @@ impl Default for Limits {
     }
 }
 
-/// Where images come from.
+/// Source of images.
 #[derive(Clone, Copy)]
 enum Origin<'a> {
     Archive { pinned: bool },
@@ -80,7 +80,7 @@ enum Origin<'a> {
 }
 
 impl Origin<'_> {
-    /// Notes whose a layer is now.
+    /// Notes the holders that a layer has gained.
     fn note(self, layer: &mut LayerRecord, planned: &PlannedLayer) {
         match self {
             Self::Archive { .. } => {
@@ -139,7 +139,7 @@ pub(super) fn run_planned(
             })?;
         }
     }
-    // Beside them lies what is left of other pulls, any number of it.
+    // Files of other pulls lie beside them, in any number.
     let members: BTreeSet<String> = planned.layers.iter().map(|l| l.member.clone()).collect();
     let archive = Archive::of_members(layout.into(), members.into_iter().collect());
     let mut images = carry_out(
@@ -190,7 +190,7 @@ fn may_have(shares: &Shares<'_>, record: &LayerRecord, layer: &PlannedLayer) -> 
     shares.judge(record, layer.blob.map(|(digest, _)| digest)) == Answer::Yes
 }
 
-/// Each layer of an image with what the store has of it.
+/// Each layer of an image with its record in the store, if there is one.
 fn with_known<'a>(
     known: &'a BTreeMap<String, LayerRecord>,
     image: &'a PlannedImage,
@@ -315,7 +315,7 @@ fn budget(store: &Store) -> Result<Budget, ImageError> {
     })
 }
 
-/// When to look at what is free.
+/// Counter that says when to look at the free space again.
 #[derive(Default)]
 struct Looks {
     bytes: u64,
@@ -323,7 +323,7 @@ struct Looks {
 }
 
 impl Looks {
-    /// A step, with so many bytes written in all.
+    /// Counts a step; `bytes` are written in all. Returns true if it is time for a look.
     const fn is_due(&mut self, bytes: u64) -> bool {
         self.steps += 1;
         let is_due = self.steps >= LOOK_STEPS || bytes - self.bytes >= LOOK_BYTES;
@@ -334,9 +334,10 @@ impl Looks {
     }
 }
 
-/// Whether the disk has more left than has to stay free, whoever has written to it; `budget`: what could be used at first.
+/// Checks that the disk has more left than has to stay free, whoever has written to it. `budget`: the space at the
+/// start, for the error.
 fn room(store: &Store, budget: Budget) -> Result<(), Problem> {
-    // That it cannot be told now is no reason to stop.
+    // A disk that cannot be asked now is no reason to stop.
     let Ok(fs) = store.fs_info() else {
         return Ok(());
     };
@@ -403,17 +404,18 @@ struct Staged {
     cost: (u64, u64),
 }
 
-/// What is to be unpacked from one member of the archive.
+/// Layers to unpack from one member of the archive.
 #[derive(Default)]
 struct Wish {
     /// Layers, alone. Two diff ids for one member cannot both be right, so the first is held against it.
     alone: Vec<PlannedLayer>,
-    /// One layer with a view of those below it, and its chain id.
+    /// A layer to unpack with a view of the layers below it, and its chain id.
     viewed: Option<(PlannedLayer, Digest, Vec<LayerRecord>)>,
 }
 
 impl Import<'_> {
-    /// One pass over the archive: unpacks what is neither in the store nor unpacked yet. Any order will do.
+    /// Goes over the archive once and unpacks each layer that is neither in the store nor unpacked yet. The order of
+    /// members does not matter.
     fn unpack_missing(
         &mut self,
         archive: &Archive,
@@ -566,7 +568,8 @@ impl Import<'_> {
         }
     }
 
-    /// Throws away what was unpacked alone of a layer that needs a view of those below; `id` is its diff id or chain id.
+    /// Throws away a layer that was unpacked alone and needs a view of the layers below; `id` is its diff id or chain
+    /// id.
     fn unpack_again(&mut self, id: Digest, staged: &Staged) -> Result<(), LayerError> {
         let staging = self.store.root().join("staging");
         fs::File::open(&staging)
@@ -582,7 +585,7 @@ impl Import<'_> {
         shared(&self.known, chain, diff_id, at)
     }
 
-    /// The layers of an image from what is known and unpacked. `None` if one must be unpacked once more.
+    /// Puts together the layers of an image from known and unpacked ones. `None` if one must be unpacked once more.
     fn assemble(&mut self, image: &PlannedImage) -> Result<Option<Vec<LayerRecord>>, ImageError> {
         let mut layers: Vec<LayerRecord> = Vec::new();
         let mut chain = None;
@@ -638,7 +641,7 @@ impl Import<'_> {
         Ok(Some(layers))
     }
 
-    /// What the layer is now that it is settled.
+    /// Sums up a settled layer in `staging`.
     fn sum(&self, staged: &Staged) -> Result<LayerSum, LayerError> {
         let path = self.store.root().join("staging").join(&staged.name);
         sum::of_layer(open_layer(&path)?, staged.unpacked.content)
@@ -690,7 +693,7 @@ impl Import<'_> {
     }
 }
 
-/// A layer that can be used as it is: settled for this very chain, or independent of what is below.
+/// Finds a layer that can be used as it is: settled for this very chain, or independent of the layers below.
 fn shared(
     known: &BTreeMap<String, LayerRecord>,
     chain: Digest,
@@ -795,7 +798,7 @@ mod tests {
             error
         }
 
-        /// Nothing but the images' own layers lies about.
+        /// Asserts that the store holds the layers and records of its images and no other files.
         fn is_clean(&self) {
             let names = |dir: &str| {
                 let list = fs::read_dir(self.store.root().join(dir)).expect("store");

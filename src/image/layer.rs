@@ -5,10 +5,10 @@
 //! itself, if it was made from a directory of overlayfs: they are whiteouts too.
 //!
 //! **Leaning.** A layer may write to `etc/x` without declaring `etc`. The directory made for it would hide mode, owner
-//! and time of the one below. Such paths are returned in [`Unpacked::implied`]; [`super::below::settle`] copies what is
-//! below, and the layer is then shared only where the layers below are the same (keyed by chain id, not diff id).
-//! Where the name below is a symbolic link to a directory, or a hard link names a file of a layer below, the layer cannot
-//! be unpacked alone: it is unpacked once more with a view of those below ([`Below`]).
+//! and time of the one below. Such paths are returned in [`Unpacked::implied`]; [`super::below::settle`] copies these
+//! from below, and the layer is then shared only where the layers below are the same (keyed by chain id, not diff id).
+//! Where the name below is a symbolic link to a directory, or a hard link names a file of a layer below, the layer
+//! cannot be unpacked alone: it is unpacked once more with a view of those below ([`Below`]).
 
 use alloc::collections::BTreeSet;
 use std::ffi::CString;
@@ -48,7 +48,7 @@ const OPAQUE_MARK: &[u8] = b".wh..wh..opq";
 /// Other names that start like this are aufs's own.
 const AUFS: &[u8] = b".wh..wh.";
 
-/// What may still be written, over all layers of one import.
+/// Space that may still be written, over all layers of one import.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Budget {
     /// Bytes at the start.
@@ -91,7 +91,7 @@ impl Budget {
 
 /// Disk space counted for an entry besides its data.
 const INODE_BYTES: u64 = 256;
-/// What file systems in use give out at once, bytes.
+/// Block size of common file systems, bytes.
 pub(super) const BLOCK_BYTES: u64 = 4096;
 const _: () = assert!(
     (COPY_BYTES as u64).is_multiple_of(BLOCK_BYTES),
@@ -109,7 +109,7 @@ pub(super) struct Unpacked {
     pub(super) implied: BTreeSet<Vec<u8>>,
     /// The root is opaque.
     pub(super) opaque: bool,
-    /// Sum over what was written to its files; unknown if some of them were replaced or have holes.
+    /// Sum over the bytes written to its files; unknown if some of them were replaced or have holes.
     pub(super) content: Option<Content>,
     /// A hard link names a file that the layer does not have, and the layers below were not shown: it is not whole.
     pub(super) needs_below: bool,
@@ -211,11 +211,11 @@ pub(super) fn unpack(
     })
 }
 
-/// Whether a directory could be entered.
+/// Result of entering a directory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Entered {
     Yes,
-    /// Something on the way is no directory in this layer.
+    /// A name on the way is no directory in this layer.
     NotDirectory,
 }
 
@@ -350,7 +350,7 @@ impl Target<'_> {
         }
     }
 
-    /// Removes what an earlier entry of the same layer put here.
+    /// Removes the file or directory that an earlier entry of the same layer put here.
     fn remove(&mut self, name: &[u8]) -> Result<(), Problem> {
         tree::remove(self.parent(), name).map_err(Problem::write("replace what was there"))?;
         // What was in it is not known any more.
@@ -366,8 +366,9 @@ impl Target<'_> {
         Ok(())
     }
 
-    /// Removes what is at `hidden`, or in it, only because something else of this layer needed it: files copied from below,
-    /// then directories that hold nothing of their own. Returns whether `hidden` itself was such a file.
+    /// Removes at `hidden`, or in it, entries that are there only because another entry of this layer needed them:
+    /// files copied from below, then directories without entries of their own. Returns whether `hidden` itself was such
+    /// a file.
     fn remove_copied(&mut self, hidden: &[u8]) -> Result<bool, Problem> {
         if self.copied.is_empty() {
             return Ok(false);
@@ -455,7 +456,8 @@ impl Target<'_> {
         }
         let was_copied = self.remove_copied(hidden)?;
         match tree::entry(self.parent(), hidden) {
-            // A whiteout hides what is below, never what its own layer has. A file hides it anyway.
+            // A whiteout hides entries of the layers below, never those of its own layer. A file hides the entry below
+            // anyway.
             Ok(stat) if tree::kind(&stat) == SFlag::S_IFDIR => {
                 let dir = tree::beneath(self.parent(), &[hidden.into()])
                     .map_err(Problem::write("open the directory"))?;
@@ -565,7 +567,7 @@ impl Target<'_> {
         }
     }
 
-    /// Whether a hard link entry names the very file that it is.
+    /// Returns true if a hard link entry names the very file that is there under its own name (`present`).
     fn is_own_target(&self, entry: &Entry, present: &FileStat) -> Result<bool, Problem> {
         let Some((dir, name)) = self.link_target(entry)? else {
             return Ok(false);
@@ -735,7 +737,7 @@ impl Target<'_> {
         self.own(entry, name)
     }
 
-    /// Owner, attributes, mode and time of what cannot be opened.
+    /// Sets owner, attributes, mode and time of an entry that cannot be opened.
     fn own(&self, entry: &Entry, name: &[u8]) -> Result<(), Problem> {
         let parent = self.parent();
         let (uid, gid) = owner(entry)?;
@@ -887,7 +889,7 @@ mod tests {
     }
 
     impl Bench {
-        /// A root directory between things that nobody may touch.
+        /// Makes a root directory between files that must not be touched.
         fn new() -> Self {
             let scratch = Scratch::new();
             fs::create_dir(scratch.join("root")).expect("scratch");
@@ -1517,7 +1519,7 @@ mod tests {
         }
         let error = bench.unpack(&stream.bytes()).expect_err("inodes");
         assert!(matches!(error.problem, Problem::NoInodes { available: 10 }));
-        // Directories that nobody declared count as well.
+        // Directories that no entry declares count as well.
         let error = bench
             .unpack(&Stream::new().file("a/b/c/d/e/f/g/h/i/j/k/l", b"").bytes())
             .expect_err("implied");

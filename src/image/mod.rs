@@ -1,24 +1,24 @@
 //! Images: from archives, unpacked, ready for overlayfs.
 //!
-//! | module | what it is |
+//! | module | content |
 //! |---|---|
-//! | [`mod@reference`], [`digest`], [`platform`] | names, digests, which machine an image is for |
-//! | [`store`], [`record`] | what is there: durable before visible, repaired at open |
+//! | [`mod@reference`], [`digest`], [`platform`] | names, digests, the machine that an image is for |
+//! | [`store`], [`record`] | images on disk: durable before visible, repaired at open |
 //! | [`archive`], [`plan`], [`import`] | docker-archives and OCI layouts: first the documents, then the layers |
 //! | [`compress`], [`tarball`] | bounded readers |
 //! | [`layer`], [`tree`] | unpacking, never leaving the layer's root |
-//! | [`below`] | what a layer does to those below it |
+//! | [`below`] | view of the layers below a layer |
 //! | [`registry`] | the client: from a reference to blobs whose digest is right |
 //! | [`mod@pull`] | pulls: queued, joined, resumed, through the client into the store |
-//! | [`progress`] | how far an image on its way is |
-//! | [`mod@sum`], [`verify`] | what a layer was when it was unpacked, and whether it still is |
+//! | [`progress`] | progress of an image on its way |
+//! | [`mod@sum`], [`verify`] | sums of unpacked layers, and the check against them |
 //! | [`dropin`] | the directory whose archives are imported as they change |
 //!
-//! What comes from an archive is untrusted: every length is bounded by a named constant, every digest checked, and an
-//! error names archive, member, entry and what is wrong. An archive is read front to back, once for its documents and
+//! The content of an archive is untrusted: every length is bounded by a named constant, every digest checked, and an
+//! error names archive, member, entry and fault. An archive is read front to back, once for its documents and
 //! once for its layers (once more for layers that write through links of those below); memory does not grow with it.
 //!
-//! What comes from a registry passes through a directory of growing files and then through the same import.
+//! Layers from a registry pass through a directory of growing files and then through the same import.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,4 +1,4 @@
-//! What an archive holds: read from its documents in a first pass, before any layer is unpacked.
+//! Plan of an import: the images of an archive, read from its documents in a first pass, before any layer is unpacked.
 
 use alloc::borrow::Cow;
 use alloc::collections::BTreeMap;
@@ -20,7 +20,7 @@ use crate::api::strict::from_foreign_json;
 
 /// Largest document (manifest, index, configuration), bytes.
 pub const MAX_JSON_BYTES: u64 = 4 * 1024 * 1024;
-/// All documents of one archive together, bytes: what a pass keeps in memory.
+/// Largest sum of all documents of one archive, bytes: a pass keeps them in memory.
 pub const MAX_JSON_TOTAL_BYTES: u64 = 16 * 1024 * 1024;
 /// Layers of one image. The kernel's overlayfs takes 500, every runtime in use at least this many.
 pub const MAX_LAYERS: usize = 127;
@@ -31,11 +31,11 @@ pub const MAX_ARCHIVE_IMAGES: usize = 256;
 /// Times that documents of one archive are followed: an index, a manifest and a configuration for each image that it may hold,
 /// and some more.
 pub const MAX_ARCHIVE_DOCUMENTS: usize = 4 * MAX_ARCHIVE_IMAGES;
-/// The same in bytes: a document counts each time that something leads to it.
+/// Bytes of documents of one archive that are followed: a document counts each time that a descriptor leads to it.
 pub const MAX_FOLLOWED_BYTES: u64 = 4 * MAX_JSON_TOTAL_BYTES;
 /// Indexes within indexes.
 const MAX_NESTING: usize = 4;
-/// Of an index without an image for this machine, platforms told and characters of each.
+/// Platforms named in the error of an index without an image for this machine, and characters of each.
 const MAX_PLATFORMS_TOLD: usize = 16;
 const MAX_PLATFORM_CHARS: usize = 64;
 /// Links from member to member.
@@ -123,7 +123,7 @@ pub(super) fn plan(
     Ok(images)
 }
 
-/// The caller's names instead of the archive's. Names by digest keep what was found about the manifest.
+/// Gives an image the caller's names instead of the archive's. Names by digest keep the digests of the manifest.
 fn name_as_asked(image: &mut PlannedImage, names: &[Reference]) -> Result<(), Problem> {
     let manifests: Vec<Digest> = image
         .digests
@@ -162,10 +162,10 @@ fn add_name(
     Ok(())
 }
 
-/// What the members are, and the text of those that may be documents.
+/// Members of an archive, with the text of those that may be documents.
 struct Members {
     all: BTreeMap<String, Member>,
-    /// How many documents were followed, and their bytes.
+    /// Number of documents followed, and their bytes.
     followed: Cell<(usize, u64)>,
 }
 
@@ -222,8 +222,8 @@ impl Members {
         }
     }
 
-    /// Counts a document of so many bytes that something leads to. An archive may lead to the same one again and again, and each
-    /// time it is read as a whole.
+    /// Counts a followed document of `bytes`. An archive may lead to one document again and again, and each time it is
+    /// read as a whole.
     fn follow(&self, bytes: usize) -> Result<(), Problem> {
         let limit = |what, limit| Err(Problem::Limit { what, limit });
         let (documents, total) = self.followed.get();
@@ -242,7 +242,7 @@ impl Members {
     }
 }
 
-/// Where the documents that a descriptor leads to come from.
+/// Source of the documents that a descriptor leads to.
 pub(super) trait Documents {
     /// The document that `descriptor` names, at most [`MAX_JSON_BYTES`], its digest checked.
     fn blob(&self, descriptor: &Descriptor) -> Result<(Digest, Cow<'_, [u8]>), Located>;
@@ -273,7 +273,8 @@ impl Documents for Members {
     }
 }
 
-/// Plans an image of a registry: follows `top`, the descriptor of what `reference` leads to there.
+/// Plans an image of a registry. Follows `top`, the descriptor of the manifest or index that `reference` leads to
+/// there.
 pub(super) fn plan_remote(
     documents: &dyn Documents,
     top: &Descriptor,
@@ -300,7 +301,7 @@ pub(super) fn plan_remote(
     };
     add_name(&mut image, reference, &manifests).map_err(|problem| (None, problem))?;
     if reference.digest().is_some() {
-        // The registry said nothing of the tag: it may lead elsewhere, here for everybody.
+        // The registry said nothing of the tag: it may lead to another image, and here it would do so for every pod.
         image.names.clear();
     }
     Ok(image)
@@ -321,7 +322,7 @@ fn read_document(
 ) -> Result<Option<Vec<u8>>, Problem> {
     let candidate = name == "oci-layout"
         || name.starts_with("blobs/")
-        // The directories of old layers have a document each that nobody needs.
+        // The directories of old layers have a document each that is not needed.
         || (name.ends_with(".json") && !name.contains('/'));
     if !candidate || size > MAX_JSON_BYTES || size == 0 {
         return Ok(None);
@@ -437,7 +438,7 @@ fn from_layout(
     Ok(images)
 }
 
-/// Of images listed side by side, 32-bit ones count only where there are no others, or if they have names of their own: else
+/// Drops 32-bit images that are listed beside the machine's own ones, unless they have names of their own: without,
 /// they are most often the same image for another board, and would take its name.
 fn prefer_own(images: &mut Vec<PlannedImage>, machine: Machine) {
     let is_own = |image: &PlannedImage| is_own(&image.config, machine);
@@ -452,7 +453,8 @@ fn prefer_own(images: &mut Vec<PlannedImage>, machine: Machine) {
     images.retain(|image| is_own(image) || has_own_names(image));
 }
 
-/// Whether it is no 32-bit image that the machine runs as well. One that says nothing is trusted.
+/// Returns true if the image is of the machine's own architecture, not a 32-bit one that it runs as well. An image
+/// without an architecture is trusted.
 fn is_own(config: &ImageConfig, machine: Machine) -> bool {
     config.architecture.is_empty() || machine.is_own(&config.architecture)
 }
@@ -468,12 +470,12 @@ fn check_blob_present(members: &Members, layer: &PlannedLayer) -> Result<(), Loc
     }
 }
 
-/// Platforms of images that this machine cannot run, each once, cut, and one more at most than are told.
+/// Platforms of images that this machine cannot run, each once, cut; at most one more than are told.
 #[derive(Default)]
 struct Others(Vec<String>);
 
 impl Others {
-    /// Whether further ones make no difference.
+    /// Returns true if further platforms make no difference.
     const fn is_full(&self) -> bool {
         self.0.len() > MAX_PLATFORMS_TOLD
     }
@@ -521,7 +523,7 @@ fn is_not_an_image(descriptor: &Descriptor) -> bool {
 
 enum Choice {
     Image(Box<(Digest, Manifest, Digest, ImageConfig)>),
-    /// Nothing for this machine: what there is instead.
+    /// No image for this machine; the platforms that there are instead.
     OtherMachines(Others),
 }
 

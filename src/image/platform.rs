@@ -8,7 +8,7 @@ use crate::api::oci::Platform;
 /// Added to the rank of an arm64 image: above all variants of arm.
 const ARM64: u8 = 16;
 
-/// What this machine runs: Go's architecture name and the variant number (arm 5–8, amd64 1–4; else 0).
+/// Platform of this machine: Go's architecture name and the variant number (arm 5–8, amd64 1–4; else 0).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Machine {
     /// `amd64`, `arm64`, `arm`, …
@@ -35,14 +35,14 @@ impl Machine {
         }
     }
 
-    /// Whether images of this architecture are the machine's own, not 32-bit ones that it runs as well.
+    /// Returns true if images of this architecture are the machine's own, not 32-bit ones that it runs as well.
     #[must_use]
     pub fn is_own(&self, architecture: &str) -> bool {
         architecture == self.architecture
     }
 
-    /// How well an image for `platform` suits: `None` if it cannot run, else the higher the better. A 32-bit image is
-    /// worse than every 64-bit one. Some processors cannot run it: then its program does not start.
+    /// Ranks an image for `platform`: `None` if it cannot run, else the higher the better. A 32-bit image ranks below
+    /// every 64-bit one. Some processors cannot run it: then its program does not start.
     #[must_use]
     pub fn rank(&self, platform: &Platform) -> Option<u8> {
         if platform.os != "linux" {

@@ -1,18 +1,18 @@
-//! How far an image on its way into the store is, for people who wait: pulled or imported, said the same way.
+//! Progress of an image on its way into the store, for people who wait: pulls and imports have the same words.
 
 use core::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-/// What is done.
+/// Stage of a pull, an import or a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Stage {
     /// Other pulls come first.
     #[default]
     Waiting,
-    /// Asks what is behind the name.
+    /// The registry is asked for the image of the name.
     Resolving,
     /// Layers arrive.
     Fetching,
@@ -23,7 +23,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// One word for it.
+    /// The stage as one word.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -36,11 +36,11 @@ impl Stage {
     }
 }
 
-/// How far it is.
+/// Progress of an image on its way into the store, or of a check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Progress {
-    /// What is done.
+    /// Stage that is under way.
     pub stage: Stage,
     /// Layers that are through this stage.
     pub layers_done: usize,
@@ -48,11 +48,11 @@ pub struct Progress {
     pub layers: usize,
     /// Bytes in this stage so far, over all layers: fetched ones (those of earlier attempts included) or unpacked ones.
     pub bytes: u64,
-    /// Bytes that it will be in the end; 0 if nobody knows.
+    /// Bytes of the stage at its end; 0 if unknown.
     pub bytes_total: u64,
 }
 
-/// In the words of events: `fetching 12 of 45 MiB (27%), 1 of 4 layers`.
+/// Progress in the words of events: `fetching 12 of 45 MiB (27%), 1 of 4 layers`.
 impl fmt::Display for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.stage {
@@ -77,7 +77,7 @@ impl fmt::Display for Progress {
     }
 }
 
-/// Written by the threads of a pull, read by whoever asks.
+/// Progress that the threads of a pull write, and any thread reads.
 #[derive(Debug, Default)]
 pub(super) struct Tracker(Mutex<Progress>);
 

@@ -1,4 +1,4 @@
-//! What the store remembers of an image: one versioned JSON file each.
+//! The store's record of an image: one versioned JSON file each.
 
 use serde::{Deserialize, Serialize};
 
@@ -28,9 +28,9 @@ pub struct ImageRecord {
     pub digests: Vec<String>,
     /// Bytes of the files of all layers, unpacked.
     pub size_bytes: u64,
-    /// Kept by `prune` and image GC: its archive lies in the drop-in directory.
+    /// Set if `prune` and image GC keep the image: its archive lies in the drop-in directory.
     pub pinned: bool,
-    /// It came from a registry, at least once: it may be had again from there, so image GC may take it.
+    /// Set if the image came from a registry at least once: it can be pulled again, so image GC may remove it.
     #[serde(skip_serializing_if = "core::ops::Not::not")]
     pub pulled: bool,
     /// Lowest first, at most [`super::MAX_LAYERS`].
@@ -39,11 +39,11 @@ pub struct ImageRecord {
     pub config: ImageConfig,
 }
 
-/// One unpacked layer, shared by every image that has it.
+/// An unpacked layer, shared by every image that has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LayerRecord {
-    /// What it is shared by: the diff id, or the chain id if its content depends on the layers below
+    /// Key by which images share the layer: the diff id, or the chain id if its content depends on the layers below
     /// (see [`super::layer`]).
     pub key: String,
     /// Digest of its uncompressed tar stream.
@@ -52,17 +52,18 @@ pub struct LayerRecord {
     pub dir: String,
     /// Bytes of its files.
     pub size_bytes: u64,
-    /// It leaves directories to the layers below, so that it may be shared as lowest layer only.
+    /// Set if the layer leaves directories to the layers below. Then it may be shared as lowest layer only.
     pub leans: bool,
-    /// It hides every layer below.
+    /// Set if the layer hides every layer below.
     pub opaque: bool,
-    /// Every pod may have it: see [`super::whose`].
+    /// Set if every pod may have the layer: see [`super::whose`].
     #[serde(skip_serializing_if = "core::ops::Not::not")]
     pub open: bool,
-    /// Else who may. Pulled layers of records written before this was kept are nobody's: they are fetched once more.
+    /// Holders of the layer if it is not open. Records written before this was kept have none: their pulled layers are
+    /// fetched once more.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub holders: Vec<Holder>,
-    /// What it was when it was unpacked. Records written before this was kept have none.
+    /// Sum of the layer as it was unpacked. Records written before this was kept have none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sum: Option<LayerSum>,
 }
@@ -89,7 +90,7 @@ impl ImageRecord {
         }
     }
 
-    /// What the API shows as `imageID`: the first name by digest, else the id.
+    /// The `imageID` of the API: the first name by digest, else the id.
     #[must_use]
     pub fn image_id(&self) -> &str {
         self.digests.first().unwrap_or(&self.id)

@@ -1,7 +1,7 @@
 //! Image references: `[domain/]path[:tag][@digest]`.
 //!
-//! What a pod writes stays as it is in the API: the kubelet appends `:latest` and expands nothing. The *store* keeps
-//! and looks up normalised names (`busybox` is `docker.io/library/busybox:latest`), so both forms find an image.
+//! A pod's reference stays in the API as it is written: the kubelet appends `:latest` and expands nothing. The *store*
+//! keeps and looks up normalised names (`busybox` is `docker.io/library/busybox:latest`), so both forms find an image.
 //!
 //! Source: the grammar of distribution/reference.
 
@@ -19,28 +19,28 @@ const DEFAULT_DOMAIN: &str = "docker.io";
 /// Path prefix of one-word names at the default domain.
 const OFFICIAL: &str = "library/";
 
-/// What makes a text no reference.
+/// Reason why a text is no reference.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReferenceError {
-    /// There is none.
+    /// The text is empty.
     #[error("it is empty")]
     Empty,
     /// An image's id.
     #[error("64 hex digits are an id, not a name; write sha256: before them")]
     Id,
-    /// Domain and path.
+    /// Domain and path together are too long.
     #[error("its name is longer than {MAX_REPOSITORY_BYTES} bytes")]
     TooLong,
     /// A name is wanted that can be given to an image.
     #[error("a digest cannot be given as a name")]
     ByDigest,
-    /// What follows the `@`.
+    /// The digest behind the `@`.
     #[error(transparent)]
     Digest(#[from] DigestError),
     /// The tag.
     #[error("tag {0:?} is not 1 to {MAX_TAG_BYTES} letters, digits, `_`, `.`, `-`")]
     Tag(String),
-    /// The domain, and what is wrong with it.
+    /// The domain, and its fault.
     #[error("domain {0:?} {1}")]
     Domain(String, &'static str),
     /// Capitals in the path.

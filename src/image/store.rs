@@ -5,15 +5,15 @@
 //!   lock             held while the store is open
 //!   records/<64 hex>.json   one per image, written last
 //!   layers/<16 hex>/        one per unpacked layer, root of its own, 0755; `layers/empty` for images without any
-//!   lost/<64 hex>           one per image that was damaged and removed: whoever has it brings it again
-//!   staging/                what is being unpacked or removed; emptied at open
+//!   lost/<64 hex>           one per image that was damaged and removed, and is to come again
+//!   staging/                layers being unpacked or removed; emptied at open
 //!   pulls/blobs/sha256/     layers on their way from a registry, `.part` while they grow; see [`super::pull`]
-//!   dropin.json             what was imported from the drop-in directory
+//!   dropin.json             imports from the drop-in directory
 //! ```
 //!
 //! Order of a commit: files unpacked into `staging` → `syncfs` → layers renamed → directory synced → record written
 //! by rename. A power cut in between leaves staging files or layers without a record; [`Store::open`] removes both.
-//! Neither manifests nor blobs are kept: the record carries what running an image needs.
+//! Neither manifests nor blobs are kept: the record has all that running an image needs.
 //!
 //! **Mounting.** Layer names are short so that 127 of them fit into the 4096 bytes of `mount(2)` data: change into
 //! [`Store::layers_root`] and name them relative ([`Store::layer_names`], 17 bytes each), or add them one by one with
@@ -42,28 +42,28 @@ use crate::api::strict::{TextError, from_json};
 use crate::error::chain;
 use crate::sys::{crash, disk_usage, file, lock};
 
-/// Why a record on disk is of no use. Whatever wrote it, the image is removed and brought again.
+/// Reason why a record on disk is of no use. Whatever wrote it, the image is removed and brought again.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RecordError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error(transparent)]
     Read(#[from] io::Error),
-    /// It is half, or something else.
+    /// The text is cut short, or is no record.
     #[error(transparent)]
     Text(#[from] TextError),
     /// A later agent wrote it.
     #[error("version {0} is not known")]
     Version(u32),
-    /// Another image's, by its id.
+    /// The record is of another image, with this id.
     #[error("it is about {0:?}")]
     Other(String),
     /// The directory of a layer has no such name.
     #[error("{0:?} is not a layer")]
     NoLayer(String),
-    /// That directory is not there.
+    /// The directory of a layer is not there.
     #[error("layer {0} is missing")]
     Missing(String),
-    /// It is another than in memory.
+    /// The record differs from the one in memory.
     #[error("it is not what was written")]
     Changed,
 }
@@ -88,26 +88,26 @@ struct Inner {
     root: PathBuf,
     limits: Limits,
     index: Mutex<Index>,
-    /// One change at a time.
+    /// Lock of calls that change the store: one change at a time.
     change: Mutex<()>,
     _lock: File,
 }
 
 #[derive(Default)]
 struct Index {
-    /// By id.
+    /// Images by id.
     images: BTreeMap<String, Arc<ImageRecord>>,
     /// Highest sequence number given.
     sequence: u64,
     /// Ids of images that were damaged and removed, and did not come back.
     lost: BTreeSet<String>,
-    /// How often each image is held.
+    /// Number of holds by image id.
     held: BTreeMap<String, usize>,
     /// The image that is being removed: too late to hold it.
     going: Option<String>,
 }
 
-/// Keeps an image in the store until it is dropped, whatever somebody who wants to remove it knows of its users.
+/// Keeps an image in the store until it is dropped, whatever the remover knows of the image's users.
 pub struct Hold {
     store: Store,
     id: String,
@@ -129,12 +129,12 @@ impl Drop for Hold {
 pub(super) struct StagedLayer {
     /// Name below `staging/`.
     pub(super) staged: String,
-    /// What it will be.
+    /// Record that the layer gets in the store.
     pub(super) record: LayerRecord,
 }
 
 impl Store {
-    /// Opens the store at `root` (made if absent) and repairs what a power cut left.
+    /// Opens the store at `root` (made if absent) and repairs it after a power cut.
     ///
     /// Errors: [`ImageError::Locked`] if another process has it open; [`ImageError::Store`].
     pub fn open(root: &Path) -> Result<Self, ImageError> {
@@ -154,7 +154,7 @@ impl Store {
         // A store of an earlier version has none, and may be on a disk that cannot be written any more.
         unless_read_only(make_dir(&root.join("lost"), 0o700))?;
         make_dir(&root.join("layers").join(EMPTY), 0o755)?;
-        // What stands in a directory is on disk only if the directory is, and the names that lead to it.
+        // An entry of a directory is on disk only if the directory is, and the names that lead to it.
         let named = |dir: &&Path| !dir.as_os_str().is_empty();
         for dir in root.ancestors().take_while(named) {
             sync_dir(dir)?;
@@ -186,7 +186,7 @@ impl Store {
     /// Returns the images in the order of the archive. Layers that the store has are not unpacked again.
     /// A name that another image had moves to the new one.
     ///
-    /// Errors: [`ImageError::Import`] names archive, blob, entry and what is wrong; see [`ImageError::is_transient`].
+    /// Errors: [`ImageError::Import`] names archive, blob, entry and fault; see [`ImageError::is_transient`].
     pub fn import_archive(
         &self,
         archive: &Path,
@@ -195,7 +195,7 @@ impl Store {
     ) -> Result<Vec<Arc<ImageRecord>>, ImageError> {
         let _change = self.change();
         let result = import::run(self, archive, options, tick);
-        // What a failed import unpacked, or what two members held alike. The import's own error comes first.
+        // Layers of a failed import, or a layer that two members held alike. The import's own error comes first.
         let cleared = self.clear_staging();
         let images = result?;
         cleared?;
@@ -242,8 +242,8 @@ impl Store {
 
     /// Keeps the image with this id from being removed; `None` if it is not there.
     ///
-    /// What a caller of [`Store::remove`] or [`Store::prune`] knows to be in use is what it knew when it asked. A container
-    /// may have been made since, for a removal waits its turn behind imports.
+    /// A caller of [`Store::remove`] or [`Store::prune`] knows the images in use as of its request. A container may
+    /// have been made since, for a removal waits its turn behind imports.
     #[must_use]
     pub fn hold(&self, id: &str) -> Option<Hold> {
         let mut index = self.index();
@@ -301,7 +301,7 @@ impl Store {
     /// Removes an image with all its names, and the layers that no other image has.
     /// Returns the bytes freed; an image that is not there is a success.
     ///
-    /// Errors: [`ImageError::InUse`] if `in_use` (ids of images that containers use) has it, or somebody holds it.
+    /// Errors: [`ImageError::InUse`] if `in_use` (ids of images that containers use) has it, or a [`Hold`] keeps it.
     pub fn remove(&self, id: &str, in_use: &BTreeSet<String>) -> Result<u64, ImageError> {
         let _change = self.change();
         self.remove_locked(id, in_use)
@@ -338,7 +338,8 @@ impl Store {
         Some(names.iter().map(|name| root.join(name)).collect())
     }
 
-    /// The same as names below [`Store::layers_root`], at most 16 bytes each.
+    /// Layer directories of an image as [`Store::layer_dirs`] has them, as names below [`Store::layers_root`], at most
+    /// 16 bytes each.
     #[must_use]
     pub fn layer_names(&self, id: &str) -> Option<Vec<String>> {
         let image = self.get(id)?;
@@ -470,7 +471,7 @@ impl Store {
                     .insert(loser.id.clone(), Arc::new(loser.clone()));
             }
         }
-        // After a crash in between, the sequence numbers tell whose the name is.
+        // After a crash in between, the sequence numbers tell which image has the name.
         for loser in &losers {
             self.write_record(loser)?;
         }
@@ -545,12 +546,12 @@ impl Store {
         Ok(())
     }
 
-    /// Images that were damaged and removed. Who has them brings them again.
+    /// Ids of images that were damaged and removed, and are to come again.
     pub(super) fn lost(&self) -> BTreeSet<String> {
         self.index().lost.clone()
     }
 
-    /// Nobody needs to bring this one again. A note that stays costs one more import.
+    /// Removes the note that an image is lost: it need not be brought again. A note that stays costs one more import.
     pub(super) fn found(&self, id: &str) {
         if self.index().lost.remove(id) {
             let hex = id.strip_prefix("sha256:").unwrap_or(id);
@@ -569,7 +570,7 @@ impl Store {
         file::write_atomic(&path, &bytes, 0o600, true).map_err(ImageError::store("write", path))
     }
 
-    /// What a cut left of a file that was being replaced.
+    /// Removes temporary files that a power cut left while a file was being replaced.
     fn remove_temporary(&self) -> Result<(), ImageError> {
         let root = &self.inner.root;
         for entry in fs::read_dir(root).map_err(ImageError::store("list", root))? {
@@ -598,7 +599,7 @@ impl Store {
                 Ok(record) => records.push(record),
                 Err(reason) => {
                     log::warn!("image record {} is dropped: {reason}", path.display());
-                    // Not so for what a write left behind: its image was never there, or still is.
+                    // A file that a cut write left behind is no lost image: its image was never there, or still is.
                     let hex = path
                         .file_name()
                         .and_then(|n| n.to_str()?.strip_suffix(".json"));
@@ -649,7 +650,7 @@ impl Store {
             .gather())
     }
 
-    /// Whether the record on disk is the one in memory.
+    /// Compares the record on disk with the one in memory, but for the names.
     pub(super) fn check_record(&self, image: &ImageRecord) -> Result<(), RecordError> {
         let found = self.load_one(&self.record_path(&image.id))?;
         // A name that moved to another image may still stand in this one's record.
@@ -743,7 +744,7 @@ impl Index {
                     .entry(layer.key.clone())
                     .or_insert_with(|| layer.clone());
                 whose::join(known, layer);
-                // A file of the operator's is everybody's.
+                // A layer from a file of the operator's is open to every pod.
                 known.open |= !image.pulled;
             }
         }
@@ -758,8 +759,8 @@ pub(super) fn insert_sorted(list: &mut Vec<String>, item: String) {
     }
 }
 
-/// Removes names that were there before until there are at most [`MAX_NAMES`]: what was just asked for must be found under its
-/// name. `fresh`: the names that stay, sorted.
+/// Removes former names until there are at most [`MAX_NAMES`]: an image must be found under the name just asked for.
+/// `fresh`: the names that stay, sorted.
 fn make_room(list: &mut Vec<String>, fresh: &[String]) {
     let mut over = list.len().saturating_sub(MAX_NAMES);
     list.retain(|name| {
@@ -780,7 +781,7 @@ fn is_layer_name(name: &str) -> bool {
 /// Permission, set-id and sticky bits of a mode.
 const MODE_BITS: u32 = 0o7777;
 
-/// A disk that can only be read is no reason not to run what is on it: nothing is repaired, and what is left over stays.
+/// Passes over the error of a disk that can only be read: its images can still be run. Leftovers stay there.
 fn unless_read_only(result: Result<(), ImageError>) -> Result<(), ImageError> {
     match result {
         Err(ImageError::Store { source, .. })
@@ -804,7 +805,7 @@ fn make_dir(path: &Path, mode: u32) -> Result<(), ImageError> {
     let made = DirBuilder::new().recursive(true).mode(mode).create(path);
     let settled = || {
         let wanted = fs::Permissions::from_mode(mode);
-        // On a disk that has become read-only what is right can stay.
+        // On a disk that has become read-only, a directory with the right mode can stay.
         if fs::metadata(path)?.permissions().mode() & MODE_BITS == mode {
             return Ok(());
         }

@@ -1,9 +1,9 @@
-//! What a layer was when it was unpacked, in three numbers: enough to tell later that it is not that any more.
+//! Sums of a layer as it was unpacked: three numbers that tell later whether it has changed.
 //!
 //! A diff id cannot be computed from an unpacked tree, and a list of all files would take megabytes. So the layer's
 //! record keeps sums, which need neither order nor memory: one over the entries (paths, types, modes, owners,
-//! attributes, sizes), one over what is in the files. They say that a layer is damaged, not which of its files is.
-//! Times are left out. Against disks, not against people: who can change a layer can change its record.
+//! attributes, sizes), one over the contents of the files. They say that a layer is damaged, not which of its files is.
+//! Times are left out. Sums protect against disks, not against people: who can change a layer can change its record.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -28,20 +28,20 @@ pub(super) const PIECE_BYTES: usize = 64 * 1024;
 /// Attributes that the machine sets by itself.
 const OWN_XATTRS: [&[u8]; 3] = [b"security.selinux", b"security.ima", b"security.evm"];
 
-/// What is kept of a layer.
+/// Sum of a layer, kept in its record.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LayerSum {
     /// Entries below its root.
     pub entries: u64,
-    /// Sum over the entries, without what is in the files: 32 hex digits.
+    /// Sum over the entries, without the contents of files: 32 hex digits.
     pub tree: String,
-    /// Sum over what is in the files: 16 hex digits.
+    /// Sum over the contents of files: 16 hex digits.
     pub content: String,
 }
 
 impl LayerSum {
-    /// What differs, in words; `None` if nothing does.
+    /// Returns the first difference, in words; `None` if there is none.
     #[must_use]
     pub fn differs(&self, found: &Self) -> Option<String> {
         if self.entries != found.entries {
@@ -61,7 +61,7 @@ impl LayerSum {
     }
 }
 
-/// The sum over what is in files, in the making.
+/// The sum over the contents of files, in the making.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Content(u64);
 
@@ -83,7 +83,7 @@ impl Content {
     }
 }
 
-/// Sums up the layer whose root is `root`. What is in its files is read only if it was not summed while it was written.
+/// Sums up the layer whose root is `root`. Its files are read only if they were not summed while they were written.
 ///
 /// Errors: an entry that cannot be read, with its path.
 pub(super) fn of_layer(root: OwnedFd, content: Option<Content>) -> Result<LayerSum, LayerError> {
@@ -213,7 +213,7 @@ impl Walk {
         }
         let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
         let mut file = File::from(openat(dir, name, flags, Mode::empty())?);
-        // From the disk, not from what the kernel remembers of it; and nothing else is to leave memory for this.
+        // Read from the disk, not from the kernel's cache; and no other page is to leave the cache for this.
         let forget = |file: &File| {
             let _ = posix_fadvise(file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
         };
@@ -231,7 +231,7 @@ impl Walk {
     }
 }
 
-/// Where data begin at `at` or behind; `None`: there are no more. Source: lseek(2).
+/// Finds the first data of a file at `at` or behind; `None`: there are no more. Source: lseek(2).
 fn next_data(file: &File, at: u64) -> io::Result<Option<u64>> {
     use nix::unistd::{Whence, lseek};
     let Ok(offset) = at.try_into() else {

@@ -20,7 +20,7 @@ pub const MAX_XATTRS: usize = 64;
 /// Extents of one sparse file.
 pub const MAX_EXTENTS: usize = 65_536;
 
-/// Where tar bytes come from.
+/// Source of tar bytes.
 pub(super) trait Input: Read {
     /// Passes over `n` bytes. An input that ends before is an [`io::ErrorKind::UnexpectedEof`].
     fn skip(&mut self, n: u64) -> io::Result<()> {
@@ -32,7 +32,7 @@ pub(super) trait Input: Read {
     }
 }
 
-/// What an entry is.
+/// Type of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Regular file.
@@ -51,14 +51,14 @@ pub(super) enum Kind {
     Fifo,
 }
 
-/// One entry.
+/// An entry of a tar stream.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// As written, at most [`MAX_PATH_BYTES`].
+    /// Path as written, at most [`MAX_PATH_BYTES`].
     pub(super) path: Vec<u8>,
     /// Target of a link, as written.
     pub(super) link: Vec<u8>,
-    /// What it is.
+    /// Type.
     pub(super) kind: Kind,
     /// Permission bits with set-id and sticky.
     pub(super) mode: u32,
@@ -74,7 +74,7 @@ pub(super) struct Entry {
     pub(super) device: (u64, u64),
     /// Extended attributes: name, value.
     pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
-    /// For a sparse file: where its data goes.
+    /// Layout of the data, for a sparse file.
     pub(super) sparse: Option<Sparse>,
 }
 
@@ -96,7 +96,7 @@ pub(super) struct Tar<'a> {
     padding: usize,
 }
 
-/// What extended headers say about the next entry.
+/// Values that extended headers give for the next entry.
 #[derive(Default)]
 struct Extension {
     path: Option<Vec<u8>>,
@@ -464,7 +464,7 @@ impl Extension {
     }
 }
 
-/// One header block.
+/// A header block.
 struct Header<'b>(&'b [u8; BLOCK]);
 
 impl Header<'_> {

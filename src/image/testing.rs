@@ -131,7 +131,7 @@ fn member(name: &str, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// What a table of contents says of files in pieces of their own, and these, compressed and not.
+/// Makes files in pieces of their own, compressed and plain, and the table of contents that lists them.
 fn pieces(
     files: &[(&str, &[u8])],
     compress: fn(&[u8]) -> Vec<u8>,

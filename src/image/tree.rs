@@ -1,8 +1,8 @@
 //! File system calls below one directory that never leave it.
 //!
 //! Every directory is reached by `openat2` beneath the root without following any symbolic link; links inside a layer
-//! are resolved here, step by step, with the layer's root as `/`. What the layers announce can therefore not reach
-//! anything else on the machine, whatever their order. See `openat2(2)`.
+//! are resolved here, step by step, with the layer's root as `/`. So no entry of a layer can reach other files of the
+//! machine, whatever the order of entries. See `openat2(2)`.
 
 use alloc::collections::VecDeque;
 use core::ffi::CStr;
@@ -31,16 +31,16 @@ pub const MAX_DEPTH: usize = 200;
 pub const MAX_NAME_BYTES: usize = 255;
 /// Symbolic links followed on the way to one entry, as in the kernel.
 pub const MAX_LINKS: usize = 40;
-/// Overlayfs's mark on a directory that hides what is below.
+/// Overlayfs's mark on a directory that hides the layers below.
 pub(super) const OPAQUE: &CStr = c"trusted.overlay.opaque";
 
-/// One name of a path: neither empty nor `.` nor `..`, without `/` and NUL.
+/// A name of a path: neither empty nor `.` nor `..`, without `/` and NUL.
 pub(super) type Name = Box<[u8]>;
 
-/// Why a path could not be reached.
+/// Reason why a path could not be reached.
 #[derive(Debug)]
 pub(super) enum Blocked {
-    /// It has a NUL, or leads outside.
+    /// The path has a NUL, or leads outside.
     Escape,
     /// More than [`MAX_DEPTH`] directories or [`MAX_LINKS`] links.
     TooDeep,
@@ -115,12 +115,12 @@ pub(super) fn split(path: &[u8]) -> Result<Vec<Name>, Blocked> {
     Ok(names)
 }
 
-/// What to do where a directory on the way is missing.
+/// Action where a directory on the way is missing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Absent {
-    /// Make it, 0755, and tell. A name that the layer removes becomes an opaque directory.
+    /// Make it, 0755, and report it. A name that the layer removes becomes an opaque directory.
     Make,
-    /// Make it as well, but what the layer removes stays removed: for whiteouts.
+    /// Make it as well, but leave removed what the layer removes: for whiteouts.
     MakeForWhiteout,
     /// Give up.
     Fail,
@@ -130,7 +130,7 @@ pub(super) enum Absent {
 pub(super) struct Reached {
     /// Open for reading.
     pub(super) dir: OwnedFd,
-    /// Where it is: without links.
+    /// Path of the directory, without links.
     pub(super) real: Vec<Name>,
     /// Directories made on the way, joined with `/`, real paths from the root.
     pub(super) made: Vec<Vec<u8>>,
@@ -286,7 +286,7 @@ fn make_dir(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Blocked> {
     Ok(dir)
 }
 
-/// Sets the modification time back to what `before` says.
+/// Sets the modification time back to that of `before`.
 pub(super) fn restore_mtime(dir: BorrowedFd<'_>, before: &FileStat) -> Result<(), Errno> {
     futimens(
         dir,
@@ -316,12 +316,12 @@ pub(super) fn kind(stat: &FileStat) -> SFlag {
     SFlag::from_bits_truncate(stat.st_mode & SFlag::S_IFMT.bits())
 }
 
-/// Whether it is overlayfs's mark for a removed name: a character device 0:0.
+/// Returns true for overlayfs's mark of a removed name: a character device 0:0.
 pub(super) fn is_whiteout(stat: &FileStat) -> bool {
     kind(stat) == SFlag::S_IFCHR && stat.st_rdev == 0
 }
 
-/// Makes such a mark.
+/// Makes overlayfs's mark of a removed name.
 pub(super) fn make_whiteout(parent: BorrowedFd<'_>, name: &[u8]) -> Result<(), Errno> {
     mknodat(parent, name, SFlag::S_IFCHR, Mode::empty(), makedev(0, 0))
 }
@@ -352,7 +352,7 @@ pub(super) fn clear(dir: OwnedFd) -> io::Result<()> {
     struct Level {
         dir: OwnedFd,
         list: OwningIter,
-        /// Its name in the level above.
+        /// Name of the directory in the level above.
         name: CString,
     }
     fn level(dir: OwnedFd, name: CString) -> io::Result<Level> {
@@ -400,7 +400,7 @@ pub(super) fn clear(dir: OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-/// What is gone already need not be removed.
+/// Takes a missing entry for a removed one.
 fn gone(result: Result<(), Errno>) -> Result<(), Errno> {
     match result {
         Err(Errno::ENOENT) => Ok(()),
@@ -408,7 +408,7 @@ fn gone(result: Result<(), Errno>) -> Result<(), Errno> {
     }
 }
 
-/// Whether a directory holds nothing but marks for removed names.
+/// Returns true if a directory holds nothing but marks of removed names.
 pub(super) fn only_whiteouts(dir: OwnedFd) -> io::Result<bool> {
     for entry in Dir::from_fd(dir.try_clone()?)? {
         let entry = entry?;
@@ -420,7 +420,7 @@ pub(super) fn only_whiteouts(dir: OwnedFd) -> io::Result<bool> {
     Ok(true)
 }
 
-/// For messages: a path of a layer as text.
+/// A path of a layer as text, for messages.
 pub(super) fn display(path: &[u8]) -> String {
     OsStr::from_bytes(path).to_string_lossy().into_owned()
 }

@@ -1,7 +1,7 @@
-//! Whether the images of a store still are what was unpacked, and what to do about those that are not.
+//! Check of a store's images: is each layer still what was unpacked? Damaged images can be repaired.
 //!
-//! Everything is read, from the disk rather than from what the kernel remembers of it, one layer after the other, so
-//! that others who wait for the same lane come in between. Nothing is changed but by [`Verifying::repair`].
+//! Everything is read, from the disk rather than from the kernel's cache, one layer after the other: other work on the
+//! same lane comes in between. Only [`Verifying::repair`] changes anything.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -20,16 +20,16 @@ use crate::error::chain;
 /// A store that is being checked.
 pub struct Verifying {
     store: Store,
-    /// What is left to do, last one first.
+    /// Layers that are still to be checked, last one first.
     todo: Vec<LayerRecord>,
     layers: usize,
     bytes: u64,
     unrecorded: usize,
-    /// What is wrong with a layer, by its directory.
+    /// Damage of layers, in words, by the layer's directory.
     damaged: BTreeMap<String, String>,
 }
 
-/// What was found.
+/// Findings of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Verified {
@@ -37,49 +37,49 @@ pub struct Verified {
     pub images: usize,
     /// Layers that were checked.
     pub layers: usize,
-    /// Layers of an earlier version, of which it was not kept what they were.
+    /// Layers of an earlier version, without a kept sum to compare with.
     pub unrecorded: usize,
-    /// Images that are not what they were, by id.
+    /// Damaged images, by id.
     pub damaged: Vec<Damaged>,
 }
 
-/// An image that is not what it was.
+/// An image that differs from what was unpacked or written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Damaged {
-    /// Its id.
+    /// Id of the image.
     pub id: String,
-    /// Its names; may be none.
+    /// Names of the image; may be none.
     pub names: Vec<String>,
-    /// What is wrong, at least one.
+    /// Problems in words, at least one.
     pub problems: Vec<String>,
-    /// Whether all that is wrong is the record, which is written again from memory.
+    /// Set if only the record is wrong. A record is written again from memory.
     pub record_only: bool,
 }
 
-/// What became of a damaged image.
+/// Result of repairing a damaged image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Repair {
-    /// Its record was written again.
+    /// The record was written again.
     Rewritten,
-    /// It was removed.
+    /// The image was removed.
     Removed,
-    /// It has come again since it was checked, and is whole now.
+    /// The image has come again since it was checked, and is whole now.
     Whole,
-    /// A container uses it, or another image that has the damaged layer: this one's id.
+    /// A container uses the image, or another image with the damaged layer. The id is that of the image in use.
     InUse(String),
-    /// It could not be removed.
+    /// The image could not be removed.
     Failed(String),
 }
 
-/// What a check of all images came to.
+/// Result of a check of all images.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Verification {
-    /// What was found.
+    /// Findings of the check.
     pub found: Verified,
-    /// What became of each damaged image, if anything was to.
+    /// Repair of each damaged image, in the same order; `None` where no repair was wanted.
     pub repairs: Vec<Option<Repair>>,
 }
 
@@ -136,7 +136,7 @@ impl Verifying {
         true
     }
 
-    /// What is wrong with a layer.
+    /// Checks a layer and returns its damage in words, if it has any.
     fn check(&self, layer: &LayerRecord) -> Option<String> {
         let path = self.store.layers_root().join(&layer.dir);
         let root = match File::open(&path) {
@@ -159,7 +159,7 @@ impl Verifying {
         }
     }
 
-    /// What was found so far. Reads the records.
+    /// Findings so far. Reads the records.
     #[must_use]
     pub fn found(&self) -> Verified {
         let images = self.store.list();
@@ -196,9 +196,9 @@ impl Verifying {
         verified
     }
 
-    /// Removes a damaged image, so that whoever has it brings it again; `in_use` has the ids of images that containers
-    /// were made from. One of those is kept, and so is an image that shares the damage with one: it would find the
-    /// damaged layer again.
+    /// Removes a damaged image, so that it comes again from its source; `in_use` has the ids of images that containers
+    /// were made from. An image in use is kept, and so is one that shares the damaged layer with it: coming again, it
+    /// would find that layer.
     pub fn repair(&self, image: &Damaged, in_use: &BTreeSet<String>) -> Repair {
         let done = self.try_repair(image, in_use);
         done.unwrap_or_else(|e| Repair::Failed(chain(&e)))
@@ -213,7 +213,7 @@ impl Verifying {
             self.store.write_record(&record)?;
             return Ok(Repair::Rewritten);
         }
-        // Directories are named by what they hold: one that was removed meanwhile and came again stands under the same name.
+        // A directory is named by its content: a layer that was removed meanwhile and came again has the same name.
         let again = |layer: &LayerRecord| {
             self.damaged.contains_key(&layer.dir) && self.check(layer).is_some()
         };
@@ -234,7 +234,7 @@ impl Verifying {
         if let Some(user) = user {
             return Ok(Repair::InUse(user.id.clone()));
         }
-        // First what brings it again, then what takes it away.
+        // The note that brings the image again comes first, then the removal.
         self.store.lose(&image.id)?;
         self.store.remove_locked(&image.id, in_use)?;
         Ok(Repair::Removed)
@@ -502,10 +502,10 @@ mod tests {
         assert_eq!(look(&mut dropin), 1, "again");
         assert_eq!(bench.verify().1.damaged, []);
         assert_eq!(look(&mut dropin), 0);
-        // One that somebody removes does not come back by itself.
+        // An image that is removed on purpose does not come back by itself.
         bench.store.remove(&id, &BTreeSet::new()).expect("removed");
         assert_eq!(look(&mut dropin), 0);
-        // What a start finds damaged comes again too.
+        // An image that a start finds damaged comes again too.
         fs::remove_file(files.join("a.tar")).expect("scratch");
         assert_eq!(look(&mut dropin), 0);
         fs::write(files.join("a.tar"), docker_archive("a:1", &[&layer])).expect("scratch");

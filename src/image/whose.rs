@@ -1,15 +1,16 @@
-//! Whose a layer is: who may have it from the store without fetching it.
+//! Holders of a layer: the pods that may have it from the store without fetching it.
 //!
 //! An image names its layers by digest, and whoever writes an image can name any. A layer that came with a pod's own
-//! Secret is therefore no other pod's because that one's image names it: with a registry of her own its author would read
-//! what she may not pull. A pull takes such a layer from the store
+//! Secret is therefore not given to another pod just because that pod's image names it: with a registry of her own the
+//! other pod's author would read what she may not pull. A pull takes such a layer from the store
 //!
 //! - if the same credential had it from the same registry before, or
 //! - if the registry that it came from has the very blob in this repository, for these credentials (a HEAD request; the word
 //!   of another registry counts for nothing).
 //!
-//! Else it is fetched like one that is missing, and thrown away once its digests are right: who has the bytes may have the
-//! layer. What came anonymously, with what the node itself has, or from a file of the operator's, is everybody's.
+//! Else it is fetched like a missing one, and the copy is thrown away once its digests are right: who has the bytes may
+//! have the layer. A layer that came anonymously, with the node's own credentials, or from a file of the operator's is
+//! open to every pod.
 
 use alloc::collections::BTreeSet;
 
@@ -19,26 +20,26 @@ use super::digest::Digest;
 use super::record::LayerRecord;
 use super::registry::Credential;
 
-/// Who is remembered for one layer; of more the first go, and are asked for again.
+/// Holders kept for one layer; with more the first ones go, and have to ask again.
 const MAX_HOLDERS: usize = 8;
 /// Hex digits of a hash that is kept.
 const HEX_DIGITS: usize = 32;
 
-/// Somebody who had a layer. Hashes: nothing of a Secret is kept.
+/// A holder of a layer, in hashes: nothing of a Secret is kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Holder {
-    /// Of the registry and the credential.
+    /// Hash of the registry and the credential.
     pub by: String,
-    /// Of the registry and the layer's blob there.
+    /// Hash of the registry and the layer's blob there.
     pub blob: String,
 }
 
-/// One way into a registry.
+/// A way into a registry.
 #[derive(Clone, Debug)]
 pub(super) struct Way {
     registry: String,
-    /// Hash of registry and credential; `None`: every pod of the node may go it.
+    /// Hash of registry and credential; `None`: the way is open to every pod of the node.
     by: Option<String>,
 }
 
@@ -56,7 +57,7 @@ impl Way {
         &self.registry
     }
 
-    /// What tells it from other ways into the registry; `None`: it is everybody's.
+    /// Hash that tells this way from other ways into the registry; `None`: it is open to every pod.
     pub(super) fn by(&self) -> Option<&str> {
         self.by.as_deref()
     }
@@ -65,7 +66,8 @@ impl Way {
         hash(&[&self.registry, &blob.to_string()])
     }
 
-    /// Whether every pod that goes this way had this layer, or it is not known who had it: a record of an earlier version.
+    /// Returns true if every pod that goes this way had this layer, or if its holders are not known (a record of an
+    /// earlier version).
     pub(super) fn knows(&self, layer: &LayerRecord) -> bool {
         let had = |holder: &Holder| Some(holder.by.as_str()) == self.by();
         layer.open || layer.holders.is_empty() || layer.holders.iter().any(had)
@@ -85,7 +87,7 @@ impl Way {
             by: by.clone(),
             blob: blob.map(|blob| self.blob(blob)).unwrap_or_default(),
         };
-        // Who has the layer already was not asked for this blob: another layer may be behind its digest.
+        // A pod that has the layer already was not asked for this blob: another layer may be behind its digest.
         let has = layer.holders.iter().any(|h| h.by == holder.by);
         let known = layer.holders.iter().any(|h| h.blob == holder.blob);
         if !layer.holders.contains(&holder) && (known || !has) {
@@ -96,7 +98,7 @@ impl Way {
     }
 }
 
-/// What a pull may take from the store.
+/// Layers that a pull may take from the store.
 #[derive(Clone, Debug)]
 pub(super) struct Shares<'a> {
     pub(super) way: &'a Way,
@@ -104,17 +106,17 @@ pub(super) struct Shares<'a> {
     pub(super) confirmed: BTreeSet<Digest>,
 }
 
-/// Whether a layer may be taken.
+/// Permission to take a layer from the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     Yes,
-    /// If the registry has the blob.
+    /// Yes, if the registry has the blob.
     Ask,
     No,
 }
 
 impl Shares<'_> {
-    /// `blob`: what the image's manifest calls the layer.
+    /// Judges a layer. `blob`: its digest in the image's manifest.
     pub(super) fn judge(&self, layer: &LayerRecord, blob: Option<Digest>) -> Answer {
         let had = |holder: &Holder| Some(holder.by.as_str()) == self.way.by();
         if layer.open || layer.holders.iter().any(had) {
@@ -134,7 +136,7 @@ impl Shares<'_> {
     }
 }
 
-/// Adds who had another copy of the record.
+/// Adds the holders of another copy of the record.
 pub(super) fn join(layer: &mut LayerRecord, other: &LayerRecord) {
     layer.open |= other.open;
     if layer.open {

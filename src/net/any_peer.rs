@@ -13,15 +13,15 @@ use rustls::{
 /// hundred that one message of a handshake holds only the budget of the search ends it: 100 signatures, or 200,000 steps
 /// that each look at all of them.
 pub(crate) const MAX_CHAIN: usize = 5;
-/// Bytes of them all. They are kept with the connection.
+/// Bytes of all certificates of a chain. They are kept with the connection.
 pub(crate) const MAX_CHAIN_BYTES: usize = 16 * 1024;
 
-/// What a peer has to prove.
+/// Proof that is asked of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Proof {
-    /// That it has the key of the certificate that it shows.
+    /// The peer has the key of the certificate that it shows.
     Key,
-    /// Nothing: every signature is taken too, also of kinds that a careful client refuses.
+    /// No proof: every signature is taken too, also of kinds that a careful client refuses.
     Nothing,
 }
 

@@ -18,7 +18,8 @@ use crate::api::link::LinkClass;
 /// Head of an answer, bytes.
 const MAX_HEAD_BYTES: usize = 32 * 1024;
 
-/// What is common to all of them: the caller sees statuses and follows redirects itself, and unpacks nothing.
+/// Makes the settings common to all clients: the caller sees statuses and follows redirects itself, and unpacks
+/// nothing.
 pub(crate) fn config() -> ConfigBuilder<AgentScope> {
     Agent::config_builder()
         .http_status_as_error(false)
@@ -29,7 +30,8 @@ pub(crate) fn config() -> ConfigBuilder<AgentScope> {
         .max_response_header_size(MAX_HEAD_BYTES)
 }
 
-/// Asks as `config` says, by `tls` where a URL wants it. Its reads end soon once `stop` says so. Bytes count as `class`.
+/// Makes a client with `config`, and with `tls` for URLs that want it. Its reads end soon once `stop` says so. Bytes
+/// count as `class`.
 pub(crate) fn agent(
     config: Config,
     tls: Option<Arc<ClientConfig>>,

@@ -1,4 +1,4 @@
-//! Questions to name servers and what they answer, as bytes.
+//! Questions to name servers and their answers, as bytes.
 //!
 //! Source: RFC 1035 section 4, RFC 3596 section 2.
 
@@ -20,7 +20,7 @@ const CLASS: u16 = 1;
 /// Type of an alias.
 const CNAME: u16 = 5;
 
-/// What is asked for.
+/// Type of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// `A`
@@ -49,12 +49,12 @@ impl Kind {
     }
 }
 
-/// What a message says.
+/// Content of a message that a server sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
-    /// It answers another question, or is no answer.
+    /// The message answers another question, or is no answer.
     Other,
-    /// The whole did not fit.
+    /// The answer was cut: the whole did not fit.
     Cut,
     /// The server cannot answer: the next one may.
     Failed,
@@ -84,7 +84,7 @@ pub(crate) fn question(id: u16, name: &str, kind: Kind) -> Option<Vec<u8>> {
     Some(message)
 }
 
-/// Reads what may be the answer to [`question`].
+/// Reads a message that may be the answer to [`question`].
 pub(crate) fn answer(id: u16, name: &str, kind: Kind, message: &[u8]) -> Reply {
     read(id, name, kind, message).unwrap_or(Reply::Other)
 }
@@ -114,7 +114,7 @@ fn read(id: u16, name: &str, kind: Kind, message: &[u8]) -> Option<Reply> {
     let mut aliases: Vec<(String, String)> = Vec::new();
     let mut addresses: Vec<(String, IpAddr)> = Vec::new();
     for _ in 0..answers {
-        // What is there in front of nonsense may still be of use; nothing else is.
+        // A broken record makes the whole answer useless: the next server may do better.
         let Some((owner, record, data)) = input.record() else {
             return Some(Reply::Failed);
         };
@@ -158,7 +158,8 @@ impl Input<'_> {
         Some(u16::from_be_bytes([self.byte()?, self.byte()?]))
     }
 
-    /// Owner, type and place of the data of a record of our class; a type that nobody asks for if it is of another.
+    /// Reads a record: owner, type and place of its data. The type is 0, which is never asked for, in another class
+    /// than ours.
     fn record(&mut self) -> Option<(String, u16, core::ops::Range<usize>)> {
         let owner = self.name()?;
         let (kind, class) = (self.number()?, self.number()?);

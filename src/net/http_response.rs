@@ -1,6 +1,6 @@
 //! Responses of HTTP/1.1 taken apart without I/O: the head, where the body ends, the bytes of chunks (RFC 9112).
 //!
-//! Limits, and the judgement of a response that is wrong, belong to those who read it. Trailers are left unread.
+//! Limits, and the judgement of a wrong response, belong to the reader. Trailers are left unread.
 
 use httparse::{Header, Response, Status};
 
@@ -69,7 +69,7 @@ pub(crate) enum BodyFraming {
     /// Number of bytes that are left.
     Length(u64),
     ToEnd,
-    /// In the size of a chunk, with so many digits.
+    /// In the size of a chunk: the size so far, and its digits.
     Size(u64, u8),
     /// After a size, before the end of its line.
     Extension(u64),
@@ -86,7 +86,8 @@ impl BodyFraming {
         matches!(self, Self::Length(0))
     }
 
-    /// Takes the next piece of the body off `bytes`, with what frames it. Empty: it is over, or more bytes are needed.
+    /// Takes the next piece of the body off `bytes`, with its framing. Empty: the body is over, or more bytes are
+    /// needed.
     pub(crate) fn next_piece<'b>(&mut self, bytes: &mut &'b [u8]) -> Result<&'b [u8], ChunkError> {
         while let Some((first, rest)) = bytes.split_first() {
             *self = match (*self, *first) {

@@ -1,10 +1,11 @@
-//! What day it is, as far as certificates ask, on a machine whose clock nobody keeps right (TIME-02, TIME-03).
+//! Time for certificates on a machine whose clock is not kept right (TIME-02, TIME-03).
 //!
-//! A board without a battery boots in 1970, or in the hour of its last power cut. It is later than that, and later than the
-//! begin of every certificate that was made for it. So a clock that is behind is helped forward, and a certificate that begins
-//! later than that is taken: it only shows that the clock is wrong. One that had ended by then is refused. As soon as an
-//! apiserver with a good certificate has said what time it is, that is the time, for as long as it answers: one whose own clock
-//! was far ahead for a moment must not lock the node out. The clock of the machine is never set.
+//! A board without a battery boots in 1970, or in the hour of its last power cut. The true time is later than that, and
+//! later than the begin of every certificate that was made for the board. So a clock that is behind is helped forward,
+//! and a certificate that begins later is taken: it only shows that the clock is wrong. A certificate that had ended by
+//! then is refused. As soon as an apiserver with a good certificate has told the time, that is the time for as long as
+//! it answers: an apiserver whose own clock was far ahead for a moment must not lock the node out. The machine's clock
+//! is never set.
 
 use core::time::Duration;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,21 +17,21 @@ use super::tls::unix_time;
 use crate::api::{Mono, Wall};
 use crate::sys::clock;
 
-/// How long a word about the time counts: some renewals of the lease, each of which brings another.
+/// Time for which a word about the time counts: some renewals of the lease, each of which brings another.
 const TOLD_FOR: Duration = Duration::from_secs(300);
 /// Certificates of a chain that may begin later than the one before.
 const MAX_LATER: u32 = 3;
-/// When this program was made, seconds since 1970; builds that are no release do not say.
+/// Time at which this program was made, seconds since 1970; `None` in builds that are no release.
 const BUILT: Option<&str> = option_env!("SOURCE_DATE_EPOCH");
 
-/// What this process knows.
+/// The process's knowledge of the time.
 pub(crate) static KNOWN: Known = Known::new();
 
 /// See the module.
 pub(crate) struct Known(Mutex<KnownTime>);
 
 impl Known {
-    /// Nothing.
+    /// Knows no time yet.
     pub(crate) const fn new() -> Self {
         Self(Mutex::new(KnownTime {
             floor: Wall(i64::MIN),
@@ -38,13 +39,13 @@ impl Known {
         }))
     }
 
-    /// It is later than `moment`: somebody signed that.
+    /// Notes that it is later than `moment`: a signature shows that.
     pub(crate) fn passed(&self, moment: Wall) {
         let mut known = self.lock();
         known.floor = known.floor.max(moment);
     }
 
-    /// Somebody who is trusted says what time it is.
+    /// Takes the present time from a source that is trusted.
     pub(crate) fn told(&self, time: Wall) {
         self.lock().told = Some((time, clock::mono()));
     }
@@ -62,9 +63,9 @@ impl Known {
 
 #[derive(Debug)]
 struct KnownTime {
-    /// It is later than that.
+    /// Lower bound: the present is later.
     floor: Wall,
-    /// What was said last, and when.
+    /// Last time that was told, and the monotonic time at which it was.
     told: Option<(Wall, Mono)>,
 }
 
@@ -72,12 +73,12 @@ struct KnownTime {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Moment {
     pub(crate) at: Wall,
-    /// Else it may be later, by years.
+    /// Set if the time is known to be right. Else it may be later, by years.
     pub(crate) is_sure: bool,
 }
 
 impl KnownTime {
-    /// `synchronized`: the kernel says that somebody keeps `wall` right.
+    /// The best time to judge by. `synchronized`: the kernel says that `wall` is kept right.
     fn now(&self, wall: Wall, now: Mono, synchronized: bool) -> Moment {
         if synchronized {
             return Moment {
@@ -87,7 +88,7 @@ impl KnownTime {
         }
         let built = BUILT.and_then(|text| text.parse().ok());
         let earliest = built.map_or(self.floor, |at| self.floor.max(Wall::from_secs(at)));
-        // Who says that it is earlier is wrong.
+        // An earlier time that was told is wrong.
         let told = self.told.filter(|(time, _)| *time >= earliest);
         match told.map(|(time, then)| (time, now - then)) {
             Some((time, since)) if since < TOLD_FOR => {
@@ -106,7 +107,7 @@ impl KnownTime {
 }
 
 impl Moment {
-    /// What a verifier says at this time; if it may be later, then also at the times when certificates of the chain begin.
+    /// Asks a verifier at this time; if it may be later, then also at the times when certificates of the chain begin.
     pub(crate) fn judge<T>(
         self,
         verify: impl Fn(UnixTime) -> Result<T, Error>,
@@ -129,12 +130,12 @@ impl Moment {
 
 #[cfg(test)]
 mod testing {
-    //! What tests ask.
+    //! Looks for tests.
     use super::{Known, Moment};
     use crate::api::{Mono, Wall};
 
     impl Known {
-        /// What is known while nobody keeps the clock right.
+        /// The time for certificates while the clock is not kept right.
         pub(crate) fn at(&self, wall: Wall, now: Mono) -> Moment {
             self.lock().now(wall, now, false)
         }
@@ -168,7 +169,7 @@ mod tests {
         known.passed(late);
         known.passed(early);
         assert_eq!(now(early, Mono(0), false), of(late, false));
-        // What is told counts until somebody keeps the clock right, whatever the clock shows, and goes on by uptime.
+        // A told time counts until the clock is kept right, whatever the clock shows, and goes on by uptime.
         let told = Wall::from_secs(built + 9_000_000);
         known.lock().told = Some((told, Mono(7_000)));
         let later = Wall(told.0 + 3 * S);
@@ -176,15 +177,15 @@ mod tests {
             assert_eq!(now(wall, Mono(10_000), false), of(later, true));
             assert_eq!(now(wall, Mono(10_000), true), of(wall, true));
         }
-        // Who has been silent for long is not believed for ever, nor is who says what cannot be.
+        // An old word is not believed for ever, nor is an impossible one.
         let then = Mono(7_000) + TOLD_FOR;
         assert_eq!(now(early, then, false), of(late, false));
         known.lock().told = Some((early, Mono(10_000)));
         assert_eq!(now(early, Mono(10_000), false), of(late, false));
     }
 
-    /// A verifier of one CA, and what it says of a chain: a CA below it that begins and ends so many seconds from now, and a
-    /// certificate of that one.
+    /// Has a verifier of one CA judge a chain: a CA below it that begins and ends so many seconds from now, and a
+    /// certificate signed by that CA.
     fn verify(below: (i64, i64), own: (i64, i64), moment: Moment, name: &str) -> Result<(), Error> {
         let at = |seconds| clock::wall().date_time() + time::Duration::seconds(seconds);
         let made = |times: (i64, i64), is_ca: bool| {

@@ -1,9 +1,9 @@
-//! Bytes that go over the link, counted at the sockets: TLS, what was sent again, and headers of TCP and IP included, as who
-//! charges for them counts them.
+//! Bytes that go over the link, counted at the sockets as a carrier charges them: TLS, repeated segments, and headers
+//! of TCP and IP included.
 //!
 //! The kernel counts bytes and segments of each connection. They are read with every exchange and added to one table of the
-//! process. What stays within this machine is not counted: other ends at an own address, and at a bridge that leads to
-//! pods only. The headers below IP are not either: who sells bytes does not see them.
+//! process. Connections that stay within this machine are not counted: the other end has an own address, or is behind a
+//! bridge that leads to pods only. Headers below IP are not counted either: a carrier does not see them.
 
 use core::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -29,7 +29,7 @@ use crate::{
     sys::socket::{TcpCounts, tcp_counts},
 };
 
-/// Header of a segment without options, and what a timestamp adds to it, bytes.
+/// Header of a segment without options, and the timestamp option, bytes.
 const TCP_HEADER: u64 = 20;
 const TIMESTAMP: u64 = 12;
 /// Headers of IP, bytes.
@@ -39,7 +39,7 @@ const IPV6_HEADER: u64 = 40;
 const UDP_HEADER: u64 = 8;
 /// Interfaces above one another that are looked at: a VLAN over a bond over a card has three.
 const MAX_STACK: u32 = 8;
-/// Segments each way by which a connection ends: nobody counts them once it is closed.
+/// Segments each way by which a connection ends: the kernel does not count them once it is closed.
 const LAST_SEGMENTS: u64 = 2;
 
 /// Received and sent, by class.
@@ -53,14 +53,14 @@ pub fn counted() -> LinkBytes {
     }))
 }
 
-/// Counts what went received and sent.
+/// Counts bytes, received and sent.
 pub(crate) fn add(class: LinkClass, bytes: [u64; 2]) {
     for (sum, more) in TABLE[class as usize].iter().zip(bytes) {
         sum.fetch_add(more, Ordering::Relaxed);
     }
 }
 
-/// Counts a datagram of so many bytes received or sent.
+/// Counts a datagram by its bytes, received and sent; 0 where there is none.
 pub(super) fn datagram(other: SocketAddr, class: LinkClass, [received, sent]: [usize; 2]) {
     if other.ip().is_loopback() {
         return;
@@ -80,16 +80,16 @@ const fn ip_header(ip: IpAddr) -> u64 {
     }
 }
 
-/// What is counted of one connection.
+/// Meter of one connection's bytes.
 #[derive(Debug)]
 pub(crate) struct Meter {
     known: TcpCounts,
-    /// Header of IP, bytes; `None`: it does not leave this machine.
+    /// Header of IP, bytes; `None`: the connection does not leave this machine.
     header: Option<u64>,
 }
 
 impl Meter {
-    /// Of a connection of which nothing is counted yet.
+    /// Makes the meter of a connection. No byte of it is counted yet.
     pub(crate) fn new(socket: &TcpStream) -> Self {
         let ends = socket
             .local_addr()
@@ -105,7 +105,7 @@ impl Meter {
         }
     }
 
-    /// Counts what it has carried since this was last asked.
+    /// Counts the bytes that the connection has carried since the last look.
     pub(crate) fn look(&mut self, socket: &TcpStream, class: LinkClass) {
         let Some(header) = self.header else {
             return;
@@ -117,7 +117,7 @@ impl Meter {
         self.known = now;
     }
 
-    /// The same at its end.
+    /// Counts the last bytes of a connection at its end.
     pub(crate) fn end(&mut self, socket: &TcpStream, class: LinkClass) {
         self.look(socket, class);
         if let Some(header) = self.header {
@@ -142,7 +142,8 @@ fn more(before: &TcpCounts, now: &TcpCounts, header: u64) -> [u64; 2] {
     })
 }
 
-/// Whether packets to `ip` leave by a bridge to which no device of the machine is bound, nor anything over one.
+/// Returns true if packets to `ip` leave by a bridge to which neither a device of the machine is bound, nor an
+/// interface over one.
 fn leads_to_pods(ip: IpAddr) -> bool {
     let any: IpAddr = match ip {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -185,7 +186,7 @@ fn is_bridge_of_pods(interface: &Path) -> bool {
     !ports.flatten().any(has_device)
 }
 
-/// Whether it is a device, or a VLAN, a bond or the like over one.
+/// Returns true if the interface is a device, or a VLAN, a bond or the like over one.
 fn leads_to_device(interface: &Path, most: u32) -> bool {
     if interface.join("device").exists() {
         return true;
@@ -212,7 +213,7 @@ pub(crate) struct Counted {
 }
 
 impl Counted {
-    /// `class` may change: what comes then is of the new one.
+    /// Counts `stream` by `class`, which may change: later bytes are of the new class.
     pub(crate) fn new(stream: Async<TcpStream>, class: Rc<Cell<LinkClass>>) -> Self {
         let meter = Meter::new(stream.get_ref());
         Self {
@@ -222,7 +223,7 @@ impl Counted {
         }
     }
 
-    /// Whether the other side is on another machine.
+    /// Returns true if the other side is on another machine.
     pub(crate) const fn leaves_machine(&self) -> bool {
         self.meter.header.is_some()
     }

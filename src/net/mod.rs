@@ -1,22 +1,22 @@
-//! The way to servers: names, proxies, trust. What the registries and the apiserver have in common below HTTP.
+//! The way to servers: names, proxies, trust. Registries and the apiserver share it below HTTP.
 //!
-//! | module | what it is |
+//! | module | content |
 //! |---|---|
-//! | `any_peer` | TLS with whoever answers, or asks |
+//! | `any_peer` | TLS with any peer, as a client or as a server |
 //! | `client` | HTTP for documents |
 //! | [`url`] | absolute `http` and `https` URLs |
 //! | [`dns`], [`names`] | name servers asked by ourselves |
 //! | `http_response` | responses of HTTP/1.1 taken apart, without I/O |
-//! | `known_time` | what day it is, for certificates |
+//! | `known_time` | the time, for certificates |
 //! | [`meter`] | bytes that go over the link |
 //! | [`pace`] | delays between attempts, stopping |
 //! | [`proxies`] | which requests go through a proxy |
 //! | [`serving`] | TLS as a server: its certificate, those of its clients |
 //! | [`tcp`] | connections that may be silent for long |
-//! | [`traffic`] | what went through the interfaces of a network namespace |
+//! | [`traffic`] | traffic through the interfaces of a network namespace |
 //! | [`tls`] | TLS below HTTP: CAs, client certificates, our clock |
 //! | `watch` | reads that end when a pull does |
-//! | [`way`] | by which interface what is sent leaves |
+//! | [`way`] | the interface by which packets to a server leave |
 //!
 //! Everything blocks: it runs on lanes and on threads of a pull, never on the deciding one. Nothing here is built or read
 //! before a server is first asked: a board without peers pays for none of it.

@@ -1,8 +1,8 @@
-//! From a host's name to its addresses: `/etc/hosts`, then the name servers of `/etc/resolv.conf`.
+//! Look-up of a host's addresses: `/etc/hosts`, then the name servers of `/etc/resolv.conf`.
 //!
-//! Not by the C library: a static program's calls that of another installation, if there is one, and none of them ends in
-//! a time of our choosing. Nothing is remembered, no other program is asked: whoever resolves names in a way of its own
-//! (mDNS, LDAP) has to offer a name server, as systemd-resolved does.
+//! Not by the C library: a static program's calls that of another installation, if there is one, and none of them ends
+//! in a time of our choosing. Nothing is remembered, no other program is asked: a program that resolves names in
+//! another way (mDNS, LDAP) has to offer a name server, as systemd-resolved does.
 //!
 //! Source: resolv.conf(5), hosts(5).
 
@@ -31,14 +31,14 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Name servers asked, and domains tried. The C library's own limits.
 const MAX_SERVERS: usize = 3;
 const MAX_DOMAINS: usize = 6;
-/// Addresses kept of a name. What the transport takes.
+/// Addresses kept of a name: as many as the transport takes.
 const MAX_ADDRESSES: usize = 16;
-/// Addresses they are chosen from: as many as the answers for both kinds hold.
+/// Addresses from which the kept ones are chosen: as many as the answers for both kinds hold.
 const MAX_FOUND: usize = 32;
 /// Time for one server to answer, and rounds, unless the file says otherwise.
 const ANSWER_TIME: Duration = Duration::from_secs(5);
 const ROUNDS: u32 = 2;
-/// With addresses of one kind here, time for those of the other. Servers that know of IPv4 only are common.
+/// Time for addresses of one kind once those of the other are here. Servers that know of IPv4 only are common.
 const OTHER_KIND_TIME: Duration = Duration::from_millis(500);
 /// Longest such time and most rounds that the file may ask for.
 const MAX_ANSWER_TIME: Duration = Duration::from_secs(30);
@@ -55,23 +55,23 @@ pub(crate) struct Names {
     port: u16,
 }
 
-/// What `/etc/resolv.conf` says.
+/// Settings in `/etc/resolv.conf`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Settings {
     servers: Vec<SocketAddr>,
     domains: Vec<String>,
-    /// Names with so many dots are tried as they are first.
+    /// Number of dots from which a name is first tried as it is.
     dots: usize,
     time: Duration,
     rounds: u32,
 }
 
-/// Why there is no address.
+/// Reason why a look-up found no address.
 #[derive(Debug)]
 enum Unknown {
     /// The servers say so.
     NoSuchName,
-    /// No server answers: what the last one did.
+    /// No server answers; the last one's error.
     NoAnswer(String),
 }
 
@@ -84,7 +84,7 @@ impl Unknown {
     }
 }
 
-/// Why a host has no address.
+/// Error of a host without an address.
 #[derive(Debug)]
 pub(crate) struct Unresolved {
     host: String,
@@ -107,7 +107,7 @@ impl fmt::Display for Unresolved {
 impl core::error::Error for Unresolved {}
 
 impl Names {
-    /// As this machine is configured.
+    /// Look-ups with this machine's configuration.
     pub(crate) fn system() -> Self {
         Self {
             hosts: "/etc/hosts".into(),
@@ -291,7 +291,7 @@ fn ask_all(
     Err(silent.unwrap_or(Unknown::NoSuchName))
 }
 
-/// Asks the servers, one after the other, until one can tell. Errors: what the last one did.
+/// Asks the servers, one after the other, until one can tell. Errors: that of the last one.
 fn ask(settings: &Settings, name: &str, end: Mono) -> Result<Vec<IpAddr>, Unknown> {
     let mut why = Unknown::NoAnswer("none is named".into());
     for _ in 0..settings.rounds {
@@ -343,7 +343,7 @@ fn ask_server(server: SocketAddr, name: &str, until: Mono) -> io::Result<Vec<IpA
             }
         };
         meter::datagram(server, LinkClass::Api, [length, 0]);
-        // Whoever guesses a question right has to guess its number too.
+        // A forger that guesses a question right has to guess its number too.
         let mut n = 0;
         while n < open.len() {
             let (id, kind, question) = &open[n];
@@ -367,13 +367,13 @@ fn ask_server(server: SocketAddr, name: &str, until: Mono) -> io::Result<Vec<IpA
         }
     }
     match failed {
-        // What one kind brought is not lost for the other.
+        // A failure for one kind does not lose the addresses of the other.
         Some(e) if found.is_empty() => Err(e),
         _ => Ok(found),
     }
 }
 
-/// For answers that do not fit into a datagram.
+/// Asks over TCP, after an answer that did not fit into a datagram.
 fn ask_by_stream(
     server: SocketAddr,
     name: &str,
@@ -421,8 +421,8 @@ fn random() -> io::Result<u16> {
     Ok(u16::from_be_bytes(bytes))
 }
 
-/// Those that are kept: first those with a way there, of these IPv6 first. A name may have more addresses of the kind that
-/// leads nowhere than are kept in all.
+/// Picks the addresses to keep: first those with a route, of these IPv6 first. A name may have more addresses of the
+/// kind without a route than are kept in all.
 fn best(found: Vec<IpAddr>, has_route: impl Fn(IpAddr) -> bool) -> Vec<IpAddr> {
     let found = found.into_iter().take(MAX_FOUND);
     let (mut best, mut rest): (Vec<_>, Vec<_>) = found.partition(|ip| has_route(*ip));
@@ -433,7 +433,7 @@ fn best(found: Vec<IpAddr>, has_route: impl Fn(IpAddr) -> bool) -> Vec<IpAddr> {
     best
 }
 
-/// Whether this machine knows a way to an address. Nothing is sent.
+/// Returns true if this machine has a route to an address. No packet is sent.
 fn has_route(ip: IpAddr) -> bool {
     let any: IpAddr = match ip {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -712,7 +712,7 @@ mod tests {
             true => (0, Vec::new()),
             false => (0, vec![(String::new(), 1, vec![127, 0, 0, 3])]),
         });
-        // Bound, so that nobody refuses, and never read.
+        // Bound, so that the kernel does not refuse, and never read.
         let silent = UdpSocket::bind(("127.0.0.9", port)).expect("loopback");
         let scratch = Scratch::new();
         let names = names(

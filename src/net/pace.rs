@@ -6,7 +6,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::sys::clock;
 
-/// Tells those who wait that they need not go on.
+/// Tells waiting threads to end.
 #[derive(Debug, Default)]
 pub struct Stop {
     stopped: Mutex<bool>,
@@ -20,7 +20,7 @@ impl Stop {
         self.bell.notify_all();
     }
 
-    /// Whether [`Stop::stop`] was called.
+    /// Returns true if [`Stop::stop`] was called.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         *self.lock()

@@ -19,8 +19,8 @@ pub struct ProxyVariables {
 }
 
 impl ProxyVariables {
-    /// Takes them from an environment, in capitals or not. `value`: of the variable of a name, if it is there. One that is
-    /// empty counts as not there.
+    /// Reads the variables from an environment, in capitals or not. `value`: the value of a variable, if it is there.
+    /// An empty one counts as not there.
     ///
     /// - Source: Go's `golang.org/x/net/http/httpproxy`, for the order.
     pub(crate) fn of(value: impl Fn(&str) -> Option<String>) -> Self {
@@ -50,10 +50,10 @@ impl ProxyVariables {
         .collect()
     }
 
-    /// The proxy for a request, as the library takes it. Requests in plain text are tunnelled too: what a proxy caches it
-    /// may also change.
+    /// The proxy for a request, as the library takes it. Requests in plain text are tunnelled too: a proxy that caches
+    /// an answer may also change it.
     ///
-    /// Errors: what is wrong with the variable, whose text may hold a password.
+    /// Errors: the fault of the variable, without its text, which may hold a password.
     pub(crate) fn tunnel_for(&self, url: &Url) -> Result<Option<ureq::Proxy>, &'static str> {
         let Some(text) = self.proxy_for(url) else {
             return Ok(None);
@@ -104,7 +104,7 @@ impl ProxyVariables {
     }
 }
 
-/// Whether `host` is the domain `name` or below it; below it only, if `name` begins with a dot or `*.`.
+/// Returns true if `host` is the domain `name` or below it; below it only, if `name` begins with a dot or `*.`.
 fn is_below(host: &str, name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     let name = name.strip_prefix('*').unwrap_or(&name);

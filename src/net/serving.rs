@@ -1,9 +1,8 @@
-//! TLS as a server speaks it: the certificate that it shows, which may change at any time, and whose clients' certificates it
-//! takes.
+//! TLS as a server: its own certificate, which may change at any time, and the check of clients' certificates.
 //!
-//! A handshake takes any client certificate whose key the client has, in a chain of at most [`MAX_CHAIN`](super::any_peer::MAX_CHAIN). Whether its issuer
-//! is trusted is asked with a request: who shows a wrong one may still have a token, and hears a refusal instead of a broken
-//! connection.
+//! A handshake takes any client certificate whose key the client has, in a chain of at most
+//! [`MAX_CHAIN`](super::any_peer::MAX_CHAIN). Whether its issuer is trusted is asked with a request: a client that
+//! shows a wrong one may still have a token, and gets a refusal instead of a broken connection.
 
 use alloc::sync::Arc;
 use core::fmt;
@@ -27,14 +26,14 @@ use super::tls::{OwnClock, TlsError, certificates};
 
 /// Certificates of authorities taken at most.
 const MAX_AUTHORITIES: usize = 100;
-/// What is offered to clients.
+/// Offer of TLS versions, suites and curves to clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Offer {
     /// `tlsCipherSuites`: names of suites of TLS 1.2, as IANA has them; empty: all. Those of 1.3 are always offered.
     pub cipher_suites: Vec<String>,
     /// `tlsCurvePreferences`, as Go names them; empty: all.
     pub curves: Vec<String>,
-    /// Nothing before TLS 1.3.
+    /// TLS 1.3 only.
     pub only_1_3: bool,
     /// Clients are asked for a certificate.
     pub client_certificates: bool,
@@ -102,7 +101,7 @@ const CURVES: [(&str, NamedGroup); 5] = [
     ("P384", NamedGroup::secp384r1),
 ];
 
-/// Whether a list of cipher suites may have this name.
+/// Returns true if a list of cipher suites may have this name.
 #[must_use]
 pub fn is_suite(name: &str) -> bool {
     FOREIGN_SUITES.contains(&name)
@@ -110,9 +109,10 @@ pub fn is_suite(name: &str) -> bool {
         || SUITES.iter().any(|(known, _)| *known == name)
 }
 
-/// How TLS is spoken with clients. HTTP/1.1 is all that is spoken above it, nothing is remembered of a client that left.
+/// Makes the TLS configuration for clients. Only HTTP/1.1 is spoken above it, and no session of a client that left is
+/// kept.
 ///
-/// - Errors: what is left of the offer suits nobody.
+/// - Errors: the rest of the offer suits no client.
 pub(crate) fn config(offer: &Offer, shown: Arc<Shown>) -> Result<Arc<ServerConfig>, TlsError> {
     let wrong = |e: rustls::Error| TlsError::Unusable(e.to_string());
     let mut provider = ring::default_provider();
@@ -191,11 +191,11 @@ impl fmt::Debug for Shown {
     }
 }
 
-/// Those who may sign certificates of clients.
+/// Authorities that may sign certificates of clients.
 pub struct Authorities(Arc<dyn ClientCertVerifier>);
 
 impl Authorities {
-    /// Reads them.
+    /// Reads the authorities.
     ///
     /// - Errors: there is none among the text.
     pub(crate) fn read(pem: &[u8]) -> Result<Self, TlsError> {
@@ -211,7 +211,7 @@ impl Authorities {
         Ok(Self(verifier))
     }
 
-    /// Whether they vouch, at this time, for the first certificate of the chain.
+    /// Checks that the authorities vouch, at this time, for the first certificate of the chain.
     pub(crate) fn vouch(&self, chain: &[CertificateDer<'_>], now: Moment) -> Result<(), Stranger> {
         let (own, others) = chain.split_first().ok_or(Stranger::NoCertificate)?;
         let vouched = now.judge(|now| self.0.verify_client_cert(own, others, now));
@@ -223,13 +223,13 @@ impl Authorities {
     }
 }
 
-/// Why nobody vouches for a client.
+/// Reason why no authority vouches for a client.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub(crate) enum Stranger {
-    /// The client showed nothing.
+    /// The client showed no certificate.
     #[error("there is no certificate")]
     NoCertificate,
-    /// This machine does not know what day it is.
+    /// The machine's clock stands before 1970.
     #[error("the clock stands before 1970")]
     Clock,
     /// The client's certificate is another's, or of another time.
@@ -238,7 +238,7 @@ pub(crate) enum Stranger {
 }
 
 impl Stranger {
-    /// Whether at another time the answer may be another.
+    /// Returns true if the answer may change with the time.
     pub(crate) const fn is_of_the_time(&self) -> bool {
         use rustls::CertificateError as Certificate;
         matches!(
@@ -262,16 +262,16 @@ impl fmt::Debug for Authorities {
 
 #[cfg(test)]
 mod testing {
-    //! What tests ask.
+    //! Looks for tests.
     use super::*;
 
     impl Authorities {
-        /// What a test says of them.
+        /// Makes authorities with the verifier of a test.
         pub(crate) fn staged(verifier: Arc<dyn ClientCertVerifier>) -> Self {
             Self(verifier)
         }
 
-        /// Who they are, in their own words.
+        /// The verifier of the authorities.
         pub(crate) fn verifier(&self) -> Arc<dyn ClientCertVerifier> {
             Arc::clone(&self.0)
         }

@@ -2,7 +2,7 @@
 //!
 //! A registry's link ends with its pull, and every read of it has a time limit. A link to the apiserver may be silent for
 //! minutes and still be right, so the kernel asks the other side: often enough that a NAT which forgets idle
-//! connections after a minute does not forget this one. What goes over either is counted.
+//! connections after a minute does not forget this one. Bytes that go over either are counted.
 //!
 //! Source: tcp(7), RFC 1122 section 4.2.3.6, RFC 5482.
 
@@ -28,23 +28,24 @@ use crate::sys::clock;
 /// Silence after which the other side is asked whether it is there, seconds. Less than the 60 s after which cheap NATs
 /// forget; as long as that allows, for every question costs bytes.
 pub const KEEPALIVE_IDLE_S: u32 = 45;
-/// Between two questions without an answer, seconds.
+/// Time between two questions without an answer, seconds.
 pub const KEEPALIVE_INTERVAL_S: u32 = 10;
 /// Questions without an answer after which the link is dead. With 2 % loss one or two may get lost.
 pub const KEEPALIVE_PROBES: u32 = 3;
-/// Bytes that were sent and not acknowledged for so long mean a dead link too, milliseconds. The kernel applies the same
-/// limit to the questions, so it must not be shorter than all of them together.
+/// Time after which sent bytes without an acknowledgement mean a dead link too, milliseconds. The kernel applies the
+/// same limit to the questions, so it must not be shorter than all of them together.
 pub const USER_TIMEOUT_MS: u32 =
     (KEEPALIVE_IDLE_S + KEEPALIVE_INTERVAL_S * KEEPALIVE_PROBES) * 1000;
 /// Least time for one of several addresses.
 const MIN_ADDRESS_TIME: Duration = Duration::from_millis(250);
 
-/// Opens sockets with the options above, and counts what goes over them. Addresses are tried in their order; each but the last has half of what is left.
+/// Opens sockets with the options above, and counts the bytes that go over them. Addresses are tried in their order;
+/// each but the last has half of the time that is left.
 #[derive(Debug)]
 pub(crate) struct LongTcpConnector {
-    /// What is counted counts as.
+    /// Class that the counted bytes belong to.
     pub(crate) class: LinkClass,
-    /// Who is told which address was reached, if anybody wants to know.
+    /// Receiver of the address that was reached, if one wants to know.
     pub(crate) peer: Option<Arc<Peer>>,
 }
 

@@ -33,7 +33,7 @@ use crate::sys::file;
 const MAX_PEM_BYTES: u64 = 4 * 1024 * 1024;
 /// Certificates of authorities taken at most.
 const MAX_ROOTS: usize = 1000;
-/// Where systems keep the CAs they trust, in the order of the names' age on small systems.
+/// Files in which systems keep the CAs that they trust, in the order of the names' age on small systems.
 const SYSTEM_ROOTS: [&str; 5] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
@@ -42,10 +42,10 @@ const SYSTEM_ROOTS: [&str; 5] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// Why TLS cannot be spoken, before anybody is asked.
+/// Reason why TLS cannot be spoken, known before a server is asked.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file.
+    /// A file cannot be read.
     #[error("cannot {action} {path}")]
     File {
         /// Verb and object.
@@ -55,7 +55,7 @@ pub enum TlsError {
         /// Cause.
         source: io::Error,
     },
-    /// What the files hold.
+    /// The content of a file cannot be used.
     #[error("{0}")]
     Unusable(String),
 }
@@ -63,33 +63,33 @@ pub enum TlsError {
 /// PEM text.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Pem<'a> {
-    /// In a file.
+    /// Text in a file.
     File(&'a Path),
-    /// In memory, with the name of the place it is from.
+    /// Text in memory, with the name of the place that it is from.
     Text(&'static str, &'a [u8]),
 }
 
-/// Whose certificates are taken.
+/// Certificates that are taken from a server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Roots<'a> {
-    /// What the CAs of this machine signed, and those given.
+    /// Certificates signed by CAs of this machine, or by the given ones.
     SystemAnd(Option<Pem<'a>>),
-    /// What the CAs given signed.
+    /// Certificates signed by the given CAs.
     Only(Pem<'a>),
-    /// Any, with that proof: `insecure_skip_verify`, or a probe.
+    /// Any certificate, with that proof: `insecure_skip_verify`, or a probe.
     Any(Proof),
 }
 
 /// A client certificate and its key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity<'a> {
-    /// The certificate, then those that it was signed by.
+    /// The certificate, then the chain of its signers.
     pub(crate) chain: Pem<'a>,
-    /// May be the same text.
+    /// The key. May be the same text.
     pub(crate) key: Pem<'a>,
 }
 
-/// How TLS is spoken with a server.
+/// Makes the TLS configuration for a server.
 pub(crate) fn config(
     roots: Roots<'_>,
     identity: Option<Identity<'_>>,
@@ -129,7 +129,7 @@ pub(crate) fn config(
     Ok(Arc::new(config))
 }
 
-/// Servers whose certificates these signed, by the time that is known.
+/// Takes servers whose certificates are signed by `roots`, by the time that is known.
 fn verified(
     builder: ConfigBuilder<ClientConfig, WantsVerifier>,
     roots: RootCertStore,
@@ -203,7 +203,7 @@ fn system_roots(more: Option<Pem<'_>>) -> Result<RootCertStore, TlsError> {
 
 fn add(roots: &mut RootCertStore, pem: Pem<'_>) -> Result<(), TlsError> {
     let room = MAX_ROOTS.saturating_sub(roots.len());
-    // Among those of a system are some that are not well-formed.
+    // Among the certificates of a system some are not well-formed.
     let found = certificates(&pem.read()?);
     if found.is_empty() {
         return Err(TlsError::Unusable(format!("{pem} holds no CA certificate")));
@@ -212,7 +212,7 @@ fn add(roots: &mut RootCertStore, pem: Pem<'_>) -> Result<(), TlsError> {
     Ok(())
 }
 
-/// The certificates in PEM text; other items, and what cannot be read, are passed over.
+/// The certificates in PEM text; other items, and unreadable ones, are passed over.
 pub(crate) fn certificates(pem: &[u8]) -> Vec<CertificateDer<'static>> {
     CertificateDer::pem_slice_iter(pem)
         .filter_map(Result::ok)
@@ -315,11 +315,11 @@ impl<In: Transport> Connector<In> for TlsConnector {
 pub(crate) struct TlsTransport {
     buffers: LazyBuffers,
     stream: StreamOwned<ClientConnection, TransportAdapter>,
-    /// What was given and waits for what follows it.
+    /// Small output that waits for the output behind it.
     held: Vec<u8>,
 }
 
-/// Most bytes that wait for what follows them.
+/// Most bytes that wait for the output behind them.
 const MAX_HELD_BYTES: usize = 4096;
 
 impl TlsTransport {
@@ -336,7 +336,7 @@ impl Transport for TlsTransport {
         &mut self.buffers
     }
 
-    /// What is small waits for what follows, the body after its head, and goes out in one record with it.
+    /// Sends output. A small piece waits for the next one, a head for its body, and goes out in one record with it.
     fn transmit_output(&mut self, amount: usize, timeout: NextTimeout) -> Result<(), ureq::Error> {
         self.stream.sock.set_timeout(timeout);
         let output = &self.buffers.output()[..amount];

@@ -1,10 +1,10 @@
-//! What went through the interfaces of a network namespace. Source: proc_pid_net(5), `/proc/<pid>/net/dev`.
+//! Traffic through the interfaces of a network namespace. Source: proc_pid_net(5), `/proc/<pid>/net/dev`.
 
 use std::{fs::File, io, io::Read as _, path::Path};
 
 use crate::api::stats::{Interface, Traffic};
 
-/// Interfaces of one namespace that are told of; a machine with more has them for what runs on it.
+/// Interfaces of one namespace that are reported; a machine with more has them for its workloads.
 const MAX_INTERFACES: usize = 64;
 /// Bytes read: about 120 a line, and as many lines as a board with [`MAX_INTERFACES`] and a `veth` for each of 250 pods has.
 const MAX_BYTES: u64 = 40 * 1024;

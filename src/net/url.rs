@@ -6,16 +6,16 @@ use core::net::Ipv6Addr;
 /// Longest URL taken, bytes. Signed addresses of blob stores have about 2000.
 pub(crate) const MAX_URL_BYTES: usize = 8192;
 
-/// What makes a text no URL. Does not repeat it.
+/// Reason why a text is no URL. Does not repeat it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
-    /// Another scheme, or none.
+    /// The scheme is another, or missing.
     #[error("it is neither http:// nor https://")]
     Scheme,
     /// Longer than any that is needed.
     #[error("it is longer than {MAX_URL_BYTES} bytes")]
     TooLong,
-    /// Spaces, control characters, or what is not ASCII.
+    /// Spaces, control characters, or characters beyond ASCII.
     #[error("it has characters that no URL has")]
     Characters,
     /// Credentials do not belong there.
@@ -29,11 +29,11 @@ pub enum UrlError {
 /// An absolute URL without user and fragment.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Url {
-    /// Whether it is `https`.
+    /// Set for `https`, else `http`.
     pub https: bool,
     /// Host, and port if it is given: `registry.example:5000`, `[2001:db8::1]`.
     pub authority: String,
-    /// From the slash on, with the query.
+    /// Path from its slash on, with the query.
     pub path: String,
 }
 
@@ -69,7 +69,7 @@ impl Url {
         })
     }
 
-    /// What `location`, absolute or not, means here. Source: RFC 3986 section 5.2, without dot segments.
+    /// Resolves `location`, absolute or not, against this URL. Source: RFC 3986 section 5.2, without dot segments.
     pub fn join(&self, location: &str) -> Result<Self, UrlError> {
         if location.contains("://") && !location.starts_with(['/', '?']) {
             return Self::parse(location);
@@ -88,7 +88,7 @@ impl Url {
         }
     }
 
-    /// The same server with another path.
+    /// Makes the URL of another path on the same server.
     #[must_use]
     pub fn with_path(&self, path: String) -> Self {
         Self {
@@ -97,7 +97,7 @@ impl Url {
         }
     }
 
-    /// Whether both name one server: what may be told to the one may be told to the other.
+    /// Returns true if both name one server: a secret for one may be told to the other.
     #[must_use]
     pub fn same_origin(&self, other: &Self) -> bool {
         self.https == other.https && self.host() == other.host() && self.port() == other.port()
@@ -124,7 +124,7 @@ impl Url {
         if self.https { "https" } else { "http" }
     }
 
-    /// Whether requests leave this machine without TLS.
+    /// Returns true if requests leave this machine without TLS.
     #[must_use]
     pub fn is_plain_over_network(&self) -> bool {
         !self.https && !is_loopback(self.host())
@@ -163,7 +163,7 @@ pub(crate) fn split_port(authority: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// Whether `host` is this machine: there, plain http is the rule.
+/// Returns true if `host` is this machine: there, plain http is the rule.
 pub(crate) fn is_loopback(host: &str) -> bool {
     host == "localhost"
         || host
@@ -171,7 +171,7 @@ pub(crate) fn is_loopback(host: &str) -> bool {
             .is_ok_and(|ip| ip.is_loopback())
 }
 
-/// `%` and two digits for what may not stand in a query's value.
+/// Percent-encodes a query's value: `%` and two digits for each byte that may not stand there.
 pub(crate) fn encode(text: &str) -> String {
     use fmt::Write as _;
     let mut out = String::with_capacity(text.len());

@@ -13,7 +13,7 @@ use ureq::unversioned::transport::{
 use super::pace::Stop;
 use crate::sys::clock;
 
-/// How long a read waits before it looks whether it is still wanted.
+/// Time that a read waits before it looks whether it is still wanted.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Watches the links that are made below it.
@@ -85,7 +85,7 @@ impl<T: Transport> Transport for Watched<T> {
     }
 }
 
-/// The same reasons with another time.
+/// Makes the timeout with the same reason and another time.
 fn timeout_of(after: Duration, timeout: NextTimeout) -> NextTimeout {
     NextTimeout {
         after: time::Duration::Exact(after),

@@ -1,4 +1,4 @@
-//! By which interface what is sent to a server leaves, as the kernel routes it now (METER-06).
+//! Interface by which packets to a server leave, as the kernel routes them now (METER-06).
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::{
@@ -10,7 +10,7 @@ use nix::net::if_::if_indextoname;
 
 use crate::sys::netlink;
 
-/// The interface of what stays on this machine.
+/// Interface of traffic that stays on this machine.
 const LOOPBACK: &str = "lo";
 /// Addresses that no network has: the way to them is the way to everywhere else. Source: RFC 5737, RFC 3849.
 const ELSEWHERE: [IpAddr; 2] = [
@@ -23,15 +23,15 @@ const ELSEWHERE: [IpAddr; 2] = [
 pub struct Peer(Mutex<Option<IpAddr>>);
 
 impl Peer {
-    /// A connection to it was made.
+    /// Notes that a connection to the server was made, to the address `ip`.
     pub(crate) fn reached(&self, ip: IpAddr) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(ip.to_canonical());
     }
 
-    /// Name of the interface by which packets to it leave now.
+    /// Name of the interface by which packets to the server leave now.
     ///
-    /// While it was never reached, and where it is on this machine, a load balancer beside the agent, that of the way to
-    /// everywhere else. Asks the kernel, which answers at once; nobody else is asked.
+    /// If the server was never reached, or is on this machine (a load balancer beside the agent), the interface of the
+    /// default route. Asks the kernel, which answers at once, and no other server.
     ///
     /// - Errors: there is no way.
     pub fn interface(&self) -> io::Result<String> {
@@ -72,7 +72,7 @@ mod tests {
         index
     }
 
-    /// In a network namespace of its own.
+    /// Follows the way to a server, in a network namespace of its own.
     fn follow() {
         unshare(CloneFlags::CLONE_NEWNET).expect("a namespace");
         let peer = Peer::default();
@@ -82,12 +82,12 @@ mod tests {
         let radio = card("wwan0", "10.2.0.2");
         netlink::add_default_route(wire, ip("10.1.0.1")).expect("a route");
         assert_eq!(peer.interface().expect("a way"), "eth0");
-        // What has an own address of another interface leaves by the route all the same.
+        // Packets from an own address of another interface leave by the route all the same.
         for (address, interface) in [
             ("10.2.0.9", "wwan0"),
             ("10.1.0.9", "eth0"),
             ("203.0.113.7", "eth0"),
-            // On this machine: it is what it leads to that matters.
+            // A server on this machine: the way that it uses itself matters.
             ("127.0.0.1", "eth0"),
             ("10.2.0.2", "eth0"),
             ("::ffff:10.2.0.9", "wwan0"),

@@ -1,14 +1,15 @@
-//! What images were pulled with, on disk, and whether a pod may use one that is there (IMG-20). What is decided is
-//! [`PulledRecord`]'s.
+//! Access of pods to images that are there (IMG-20): records on disk of the credentials that images were pulled with.
+//! [`PulledRecord`] decides.
 //!
 //! ```text
-//! <root>/image_manager/pulled/<64 hex digits>     an image, and what it was had with, or that it was imported
-//! <root>/image_manager/pulling/<64 hex digits>    a pull with a pod's credentials, from before its begin until after the record
+//! <root>/image_manager/pulled/<64 hex digits>     an image, and the credentials of its pulls, or that it was imported
+//! <root>/image_manager/pulling/<64 hex digits>    a pull with a pod's credentials, from before its begin
+//!                                                 until after the record
 //! ```
 //!
-//! A pull whose pod is deleted may still bring its image: its note stays until the runtime says that it brings none any more.
+//! A pull whose pod is deleted may still bring its image. Its note stays until the runtime says that the pull is over.
 //!
-//! An image without either was not pulled by this agent: everybody may use it. A record ends with its image.
+//! An image with neither file was not pulled by this agent: every pod may use it. A record ends with its image.
 
 use alloc::{collections::BTreeMap, rc::Rc};
 use core::cell::RefCell;
@@ -31,7 +32,7 @@ use crate::{
 /// after the other, the third comes a collection of garbage later.
 const MAX_LOOKS: u32 = 3;
 
-/// Who may use the images that are there.
+/// Right of pods to use the images that are there.
 pub(super) struct Access {
     files: Files,
     disk: Lane,
@@ -50,17 +51,17 @@ pub(super) struct Begun {
     before: Option<String>,
 }
 
-/// A pull that nobody waits for any more.
+/// A pull without waiters.
 #[derive(Debug)]
 struct Dropped {
-    /// Id of the image that had this name before: that one it did not bring.
+    /// Id of the image that had this name before: the pull did not bring that one.
     before: Option<String>,
-    /// How often [`Access::tidy`] has met it.
+    /// Times that [`Access::tidy`] has met the pull.
     looks: u32,
 }
 
 impl Access {
-    /// With the records below `root`.
+    /// Makes the access with the records below `root`.
     pub(super) fn new(root: &Path, disk: Lane, complaints: Rc<Complaints>) -> Self {
         Self {
             files: Files::below(root),
@@ -71,7 +72,7 @@ impl Access {
         }
     }
 
-    /// Whether the pod may use the image that `reference` names without asking the registry.
+    /// Returns true if the pod may use the image that `reference` names without asking the registry.
     pub(super) async fn may_use(&self, pod: &dyn ForPod, reference: &str, id: &str) -> bool {
         let Ok(parsed) = Reference::parse(reference) else {
             return false;
@@ -105,9 +106,9 @@ impl Access {
         }
     }
 
-    /// A pull is to begin.
+    /// Notes that a pull is to begin.
     ///
-    /// - Errors: that could not be noted, and without a note the image would be everybody's after a crash.
+    /// - Errors: the note could not be written. Without it every pod might use the image after a crash.
     pub(super) async fn begin(
         &self,
         service: &dyn ImageService,
@@ -152,7 +153,8 @@ impl Access {
                 let mut good = credentials.brought.clone();
                 good.retain(|own| own.digest == digest);
                 if good.is_empty() {
-                    // No Secret has it any more, which makes it nobody's, not everybody's.
+                    // No Secret has the credential any more: then no pod may use the image without asking, rather than
+                    // every pod.
                     return self.note_pulled(id).await;
                 }
                 good
@@ -161,7 +163,7 @@ impl Access {
         self.note(id, parsed.repository(), with).await;
     }
 
-    /// The operator brought these images: they are everybody's, whatever the same bytes were pulled with before.
+    /// Notes that the operator brought these images: every pod may use them, whatever they were pulled with before.
     pub(super) async fn imported(&self, ids: &[&str]) {
         for id in ids {
             let image = (*id).to_owned();
@@ -184,7 +186,7 @@ impl Access {
         }
     }
 
-    /// Nobody waits any more for a pull that has begun. Its note stays until it brings nothing any more.
+    /// Notes that a begun pull has no waiter any more. Its note on disk stays as long as the pull may bring its image.
     pub(super) async fn dropped(&self, service: &dyn ImageService, begun: Option<Begun>) {
         let Some(Begun { reference, before }) = begun else {
             return;
@@ -194,12 +196,12 @@ impl Access {
         self.dropped
             .borrow_mut()
             .entry(reference)
-            // What the first one found was there before all of them.
+            // The image that the first pull found was there before all of them.
             .or_insert(dropped);
         self.settle(service).await;
     }
 
-    /// Notes what dropped pulls have brought that bring nothing any more.
+    /// Notes the images that dropped pulls have brought, once those pulls are over.
     pub(super) async fn settle(&self, service: &dyn ImageService) {
         let over: Vec<(String, Option<String>)> = {
             let dropped = self.dropped.borrow();
@@ -214,8 +216,8 @@ impl Access {
         }
     }
 
-    /// Notes what a pull has brought that nobody has waited for to the end, and that it has ended. Returns whether that is known.
-    /// `before`: id of the image that had the name before, if that is known.
+    /// Notes the image that a dropped pull has brought, and that the pull has ended. Returns false if that is not known
+    /// yet. `before`: id of the image that had the name before, if that is known.
     async fn close(
         &self,
         service: &dyn ImageService,
@@ -254,7 +256,7 @@ impl Access {
         }
     }
 
-    /// Turns what crashed pulls have left into records, and removes those of images that are gone.
+    /// Turns the notes of crashed pulls into records, and removes the records of images that are gone.
     pub(super) async fn tidy(&self, service: &dyn ImageService) {
         self.settle(service).await;
         let files = self.files.clone();
@@ -294,7 +296,7 @@ impl Access {
         }
     }
 
-    /// Whether a pull that was noted and is not under way brings nothing any more, as far as that is told.
+    /// Returns true if a noted pull that is not under way can bring no image any more, as far as the runtime tells.
     fn is_over(&self, service: &dyn ImageService, reference: &str) -> bool {
         if let Some(is_pulling) = service.is_pulling(reference) {
             return !is_pulling;
@@ -315,7 +317,7 @@ impl Access {
             .await;
     }
 
-    /// Only that it was pulled: whoever wants it asks.
+    /// Notes only that the image was pulled: every pod has to ask the registry.
     async fn note_pulled(&self, id: &str) {
         self.change(id, |_| true).await;
     }

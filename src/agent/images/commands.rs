@@ -1,4 +1,4 @@
-//! What local commands do with images.
+//! Local commands on images.
 
 use alloc::rc::Rc;
 use core::ops::ControlFlow;
@@ -21,11 +21,11 @@ use crate::{
 
 /// Carries out local commands.
 pub(in crate::agent) struct ImageCommands {
-    /// What is known of images.
+    /// Owner of the agent's images.
     pub(in crate::agent) images: Rc<Images>,
-    /// Where they are.
+    /// Keeper of the images.
     pub(in crate::agent) stock: Stock,
-    /// Who uses them.
+    /// Runtime whose containers use images.
     pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
 }
 
@@ -39,7 +39,7 @@ impl ImageCommands {
         self.runtime.list_images().await.map_err(internal)
     }
 
-    /// Imports an archive. Returns the references it brought. `steps` hears how far it is, and ends it when nobody listens.
+    /// Imports an archive. Returns the references it brought. `steps` gets the progress; closing it ends the import.
     pub(in crate::agent) async fn import(
         &self,
         path: PathBuf,
@@ -87,7 +87,7 @@ impl ImageCommands {
         })
     }
 
-    /// How far the pull of `reference` is, if one is under way.
+    /// Progress of the pull of `reference`, if one is under way.
     pub(in crate::agent) fn progress(&self, reference: &str) -> Option<Progress> {
         self.runtime.pull_progress(reference)
     }
@@ -104,7 +104,8 @@ impl ImageCommands {
         Ok(())
     }
 
-    /// Removes what no container uses, and layers on their way that nobody waits for. Returns what went and how many bytes.
+    /// Removes images that no container uses, and layers of pulls without waiters. Returns the removed images and the
+    /// freed bytes.
     pub(in crate::agent) async fn prune(&self) -> Result<(Vec<String>, u64), Refusal> {
         let pruned = self.stock.prune(&*self.runtime).await;
         let pruned = pruned.map_err(|e| Refusal::new(500, chain(&e)))?;
@@ -112,8 +113,8 @@ impl ImageCommands {
         Ok(pruned)
     }
 
-    /// Checks every image, a layer at a time, so that whoever else waits for the lane comes in between. With `repair` what is
-    /// damaged and not used is removed.
+    /// Checks every image, a layer at a time, so that other work on the lane comes in between. With `repair`, damaged
+    /// images that are not used are removed.
     pub(in crate::agent) async fn verify(
         &self,
         repair: bool,
@@ -140,7 +141,7 @@ impl ImageCommands {
                 break;
             }
         }
-        // Known only now: what was made meanwhile counts too.
+        // Asked only now: containers made meanwhile count too.
         let (_, used) = self.stock.look(&*self.runtime).await.map_err(internal)?;
         let told = verifying.run(move |verifying| {
             let found = verifying.found();

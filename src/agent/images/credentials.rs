@@ -1,4 +1,4 @@
-//! What an image is pulled with: what a pod's pull secrets bring, then what the node itself has (IMG-13).
+//! Credentials of a pull: those of the pod's pull secrets, then those of the node itself (IMG-13).
 
 use alloc::{collections::BTreeMap, sync::Arc};
 
@@ -17,20 +17,20 @@ use crate::{
 /// Credentials by registry.
 type Auths = BTreeMap<String, Credential>;
 
-/// What the pull secrets of a pod hold.
+/// Content of a pod's pull secrets.
 #[derive(Default)]
 pub(in crate::agent) struct PodSecrets {
     found: Vec<(PullSecret, Auths)>,
     missing: Vec<String>,
 }
 
-/// What the node itself has for images.
+/// Keyring of the node: its own credentials for images.
 pub(in crate::agent) trait NodeKeyring {
-    /// All of it for `reference`, in the order in which it is tried. Programs may have to be asked.
+    /// All credentials for `reference`, in the order in which they are tried. Programs may have to be asked.
     fn lookup<'a>(&'a self, reference: &'a str) -> Pending<'a, Vec<AuthConfig>>;
 }
 
-/// The same for images that a runtime pulls.
+/// Keyring for images that a runtime pulls.
 pub(in crate::agent) struct RuntimeKeyring(pub(in crate::agent) Arc<NodeKeys>);
 
 impl NodeKeyring for RuntimeKeyring {
@@ -54,24 +54,24 @@ impl NodeKeyring for StoreImages {
     }
 }
 
-/// One try of a pull.
+/// A try of a pull.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Try {
-    /// What is presented; `None`: nothing.
+    /// Credential to present; `None`: the try is anonymous.
     pub(super) auth: Option<AuthConfig>,
-    /// Digest of a credential that the pod brought. `None`: everybody on this node may do as much.
+    /// Digest of the credential if the pod brought it. `None`: every pod on this node may do as much.
     pub(super) digest: Option<String>,
 }
 
-/// What a pod brings for a pull.
+/// Credentials that a pod brings for a pull.
 pub(super) struct Credentials {
-    /// In the order in which they are tried.
+    /// Tries, in their order.
     pub(super) own: Vec<Try>,
-    /// The same by the Secrets that they are in.
+    /// The credentials by the Secrets that they are in, a digest each.
     pub(super) brought: Vec<PullSecret>,
 }
 
-/// All tries: what a pod brings, then what the node has, each once. Without any, one without a credential.
+/// All tries: a pod's credentials, then the node's, each once. Without any, one anonymous try.
 pub(super) fn tries(own: &[Try], node: Vec<AuthConfig>) -> Vec<Try> {
     let mut all = own.to_vec();
     for auth in node {
@@ -116,7 +116,7 @@ impl PodSecrets {
         secrets
     }
 
-    /// Names of those that are missing or hold no credentials.
+    /// Names of Secrets that are missing or hold no credentials.
     pub(super) fn missing(&self) -> &[String] {
         &self.missing
     }
@@ -135,7 +135,7 @@ impl PodSecrets {
         brought
     }
 
-    /// All of it, for a pull from `repository`.
+    /// Picks the credentials for a pull from `repository`.
     pub(super) fn into_credentials(self, repository: &str) -> Credentials {
         let brought = self.brought(repository);
         let mut ring = Keyring::default();

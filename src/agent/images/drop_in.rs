@@ -1,4 +1,5 @@
-//! The image directory: archives there are imported as they appear, and what lists there name is pulled, one after the other.
+//! The image directory: archives there are imported as they appear, and images that lists there name are pulled, one
+//! after the other.
 
 use alloc::rc::Rc;
 use core::{pin::Pin, time::Duration};
@@ -22,26 +23,26 @@ use crate::{
 /// Time between two looks at the directory when no doorbell rings.
 const INTERVAL: Duration = Duration::from_secs(20);
 
-/// A pull that waits for the link is looked at so often: the clock may have become right, and the window may be open. No
-/// registry is asked for that.
+/// Time between two looks at a pull that waits for the link: the clock may have become right, and the window may be
+/// open. No registry is asked for that.
 const LINK_INTERVAL: Duration = Duration::from_secs(600);
 
-/// A pull for a list, and what it is for.
+/// A pull for a list, with the reference and its list.
 type ListPull = Pin<Box<dyn Future<Output = (Wanted, Result<String, RuntimeError>)>>>;
 
-/// Who looks into the directory.
+/// Watcher of the drop-in directory.
 pub(in crate::agent) struct ImageDirectory {
-    /// What is known of images.
+    /// Owner of the agent's images.
     pub(in crate::agent) images: Rc<Images>,
-    /// Where they go.
+    /// Store that takes the images.
     pub(in crate::agent) store: StoreImages,
     /// The directory.
     pub(in crate::agent) path: PathBuf,
-    /// Whether to wait for the kernel's word of changes too.
+    /// Set if changes of the directory are also waited for with the kernel's notices.
     pub(in crate::agent) doorbells: bool,
 }
 
-/// What woke it.
+/// Event that woke the watcher.
 enum Woken {
     Tick,
     /// Errors: the doorbell is dead.
@@ -50,7 +51,7 @@ enum Woken {
 }
 
 impl ImageDirectory {
-    /// Looks until `arrived`, which is told whenever images came, says that nobody needs to know.
+    /// Looks at the directory until `arrived`, which is called whenever images came, returns false.
     pub(in crate::agent) async fn run(self, arrived: impl AsyncFn() -> bool) {
         let clock = &self.images.clock;
         let mut drop_in = self.store.drop_in(self.path.clone()).await;
@@ -144,7 +145,7 @@ async fn pull_for_list(
     (wanted, pulled)
 }
 
-/// Why an image waits for the link, if it does. That is logged once.
+/// Reason why an image waits for the link, if it does. The reason is logged once.
 async fn waits(images: &Images, wanted: &Wanted) -> Option<Deferred> {
     let reference = with_default_tag(&wanted.reference);
     // No pod's.
@@ -161,7 +162,7 @@ async fn waits(images: &Images, wanted: &Wanted) -> Option<Deferred> {
     Some(deferred)
 }
 
-/// Logs what happened. Returns whether images arrived.
+/// Logs the reports. Returns true if images arrived.
 fn tell(reports: &[Report]) -> bool {
     let mut arrived = false;
     for report in reports {

@@ -18,15 +18,15 @@ use crate::{
     image::Reference,
 };
 
-/// Ids of the images of a pod's volumes, by the volume's name, or why they are not there: as found out in one pass over the
-/// pod, at most one for each volume.
+/// Ids of the images of a pod's volumes, by the volume's name, or the reason why one is not there. Found in one pass
+/// over the pod; at most one for each volume.
 #[derive(Default)]
 pub(in crate::agent) struct VolumeImages(RefCell<BTreeMap<String, Result<String, Waiting>>>);
 
 impl Images {
     /// Makes sure that the container's image is there, as its pull policy says, and returns it; `None` if the pod is to end.
     ///
-    /// - Errors: why the container waits.
+    /// - Errors: the reason why the container waits.
     pub(in crate::agent) async fn ensure(
         &self,
         pod: &dyn ForPod,
@@ -40,11 +40,10 @@ impl Images {
         self.ensure_wanted(pod, &wanted).await
     }
 
-    /// The images of the volumes that `container` mounts, by the volume's name, each looked for once in a pass, whoever else
-    /// mounts it; `None` if the pod is to end.
+    /// The images of the volumes that `container` mounts, by the volume's name; `None` if the pod is to end. Each is
+    /// looked for once in a pass, even if other containers mount it too.
     ///
-    /// - Errors: the last one that is not there. All were tried, and each that failed is told, but for those that wait for the
-    ///   link: that was told, once.
+    /// - Errors: the last image that is not there. All were tried. Each failure was told; a wait for the link, once.
     /// - Source: kubelet `kuberuntime_manager.go`, `getImageVolumes`, `toKubeContainerImageVolumes`. A kubelet also gets images
     ///   that no container mounts, and all of them at every sync.
     pub(in crate::agent) async fn ensure_volumes(

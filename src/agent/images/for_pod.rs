@@ -8,29 +8,29 @@ use crate::{
     api::{Pod, cri::SandboxConfig},
 };
 
-/// What takes its time.
+/// Future of an answer that takes its time.
 pub(in crate::agent) type Pending<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// A pod that is being started: whoever starts it answers for it.
+/// A pod that is being started, as its starter presents it.
 pub(in crate::agent) trait ForPod {
     /// The pod.
     fn pod(&self) -> &Pod;
     /// Records an event of its container of this name, or of the pod.
     fn event(&self, container: Option<&str>, severity: Severity, reason: &str, message: &str);
-    /// How its sandbox was asked for; `None` if that cannot be told.
+    /// Configuration of the pod's sandbox; `None` if it cannot be told.
     fn sandbox(&self) -> Option<SandboxConfig>;
-    /// What its pull secrets hold now.
+    /// Present content of the pod's pull secrets.
     fn pull_secrets(&self) -> Pending<'_, PodSecrets>;
-    /// Resolves when it is to end, and waits for nothing any more (PW-14).
+    /// Resolves when the pod is to end, and waits for nothing any more (PW-14).
     fn cancelled(&self) -> Pending<'_, ()>;
 }
 
-/// Why a container waits for an image, as its status says it.
+/// Reason why a container waits for an image, for its status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::agent) struct Waiting {
-    /// As the kubelet words it.
+    /// Reason in the kubelet's words.
     pub(in crate::agent) reason: &'static str,
-    /// For people.
+    /// Message for people.
     pub(in crate::agent) message: String,
 }
 

@@ -1,6 +1,6 @@
-//! Images that go because the disk fills or nobody used them for long: chosen by `logic::image_gc`, removed here.
+//! Garbage collection of images, when the disk fills or after long disuse: chosen by `logic::image_gc`, removed here.
 //!
-//! Only images that were pulled: what was imported from an archive has nowhere to come back from.
+//! Only pulled images are removed: an image that was imported from an archive could not be had again.
 
 use alloc::rc::Rc;
 use std::collections::BTreeSet;
@@ -25,15 +25,15 @@ use crate::{
 /// Tells a warning of the node: its reason and its message.
 type NodeWarning = Box<dyn Fn(&str, &str)>;
 
-/// Why less was freed than was wanted.
+/// Reason why less was freed than was wanted.
 #[derive(Debug, thiserror::Error)]
 enum GarbageError {
-    /// What is in use is not known, or cannot be removed.
+    /// The images in use are not known, or an image cannot be removed.
     #[error(transparent)]
     Stock(#[from] StockError),
     #[error("invalid capacity {0} on image filesystem")]
     Capacity(u64),
-    /// Too much is in use, or not the images' at all.
+    /// Too many images are in use, or the disk is full of other files.
     #[error(
         "Failed to garbage collect required amount of images. Attempted to free {wanted} bytes, \
          but only found {freed} bytes eligible to free."
@@ -41,13 +41,13 @@ enum GarbageError {
     TooLittle { wanted: u64, freed: u64 },
 }
 
-/// Asks for the removal of every image that nobody uses; the answer comes when it is done.
+/// Asks for the removal of every unused image; the answer comes when it is done.
 pub(in crate::agent) type UnusedImages = Sender<Sender<()>>;
 
-/// Has every image removed that nobody uses. Comes back when that is done; whether anybody does it.
+/// Has every unused image removed and waits until that is done. Returns false if the remover has ended.
 pub(in crate::agent) async fn remove_unused(ask: &UnusedImages) -> bool {
     let (answer, done) = smol::channel::bounded(1);
-    // It ends with an error when whoever does it has ended.
+    // Both end with an error once the remover has ended.
     ask.send(answer).await.is_ok() && done.recv().await.is_ok()
 }
 
@@ -62,7 +62,7 @@ pub(in crate::agent) struct ImageGarbage {
 }
 
 impl ImageGarbage {
-    /// As `cfg` says; `warn` records events of the node.
+    /// Makes the collection with the settings of `cfg`; `warn` records events of the node.
     pub(in crate::agent) fn new(
         cfg: &ImageConfig,
         images: Rc<Images>,
@@ -85,14 +85,14 @@ impl ImageGarbage {
         }
     }
 
-    /// Looks every few minutes (GC-10), and removes what nobody uses when it is `asked` to (EVICT-07).
+    /// Looks every few minutes (GC-10), and removes unused images when `asked` to (EVICT-07).
     pub(in crate::agent) async fn run(mut self, asked: Receiver<Sender<()>>) {
         let clock = Rc::clone(&self.images.clock);
         let mut failed_before = false;
         loop {
             self.images.tidy().await;
             let passed = self.pass().await;
-            // Of those that went now.
+            // The removed images have records, which go too.
             self.images.tidy().await;
             match passed {
                 Ok(()) => failed_before = false,
@@ -111,7 +111,7 @@ impl ImageGarbage {
                 let ask = async {
                     match asked.recv().await {
                         Ok(done) => Some(done),
-                        // Nobody will ask any more.
+                        // No sender is left.
                         Err(_) => core::future::pending().await,
                     }
                 };
@@ -130,7 +130,7 @@ impl ImageGarbage {
         }
     }
 
-    /// Removes every image that nobody uses and that is old enough.
+    /// Removes every image that is unused and old enough.
     async fn reclaim(&mut self) -> Result<(), GarbageError> {
         self.images.tidy().await;
         let looked = self.stock.look(&*self.runtime).await;
@@ -150,7 +150,7 @@ impl ImageGarbage {
         Ok(failed?)
     }
 
-    /// One pass.
+    /// Runs one pass.
     async fn pass(&mut self) -> Result<(), GarbageError> {
         let looked = self.stock.look(&*self.runtime).await;
         let (kept, used) = looked.map_err(StockError::from)?;
@@ -173,7 +173,7 @@ impl ImageGarbage {
             "disk use is over {} percent: {wanted} bytes are to be freed",
             self.policy.high_percent
         );
-        // Layers that nobody came back to cost least to lose.
+        // Layers of pulls that did not come back cost least to lose.
         let cleared = self.stock.clear_unfinished().await;
         let mut freed = cleared.map_err(StockError::from)?;
         let still = wanted.saturating_sub(freed);
@@ -182,7 +182,8 @@ impl ImageGarbage {
         let (bytes, failed) = self.remove_all(more, &used, "the disk is full").await;
         freed += bytes;
         old.and(failed)?;
-        // What images share is not freed by one of them, and what others wrote may be gone: the disk itself tells.
+        // A shared layer is not freed by one of its images, and other programs may have freed space: the disk itself
+        // tells.
         let fs = self.fs_info().await?;
         if freed < wanted && self.policy.bytes_to_free(&fs).unwrap_or(0) > 0 {
             let error = GarbageError::TooLittle { wanted, freed };
@@ -196,7 +197,7 @@ impl ImageGarbage {
         Ok(self.runtime.image_fs_info().await?)
     }
 
-    /// Removes them one by one: what does not go keeps none of the others. Returns the bytes freed, and the first failure.
+    /// Removes images one by one; a failure does not keep the others. Returns the bytes freed, and the first failure.
     async fn remove_all(
         &self,
         all: impl Iterator<Item = &Kept>,

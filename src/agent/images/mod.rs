@@ -1,20 +1,20 @@
-//! What the agent knows of images, and what it does with them: [`Images`] is their owner.
+//! Images of the agent: pulls, credentials, access, garbage. [`Images`] is their owner.
 //!
-//! | file | what it is |
+//! | file | content |
 //! |---|---|
-//! | `owner` | [`Images`]: its parts, and what it answers at once |
-//! | `ensure` | what the start of a container needs: pull policies, and why it waits |
-//! | `pull` | one pull for a pod: back-off, rate, credentials, events |
+//! | `owner` | [`Images`]: its parts, and the answers that it has at once |
+//! | `ensure` | the image for the start of a container: pull policies, and the reason why it waits |
+//! | `pull` | a pull for a pod: back-off, rate, credentials, events |
 //! | `for_pod` | the pod that wants an image, as far as `ensure` and `pull` know it |
-//! | `access`, `records` | who may use an image that is there, and the files that say so |
-//! | `credentials`, `settings` | what a pull is given: by the pod each time, by the node at start |
-//! | `garbage` | images that nobody uses go |
-//! | `commands` | what local commands do with images |
-//! | `stock` | who keeps images: a store of the direct backend's, or a runtime |
+//! | `access`, `records` | the pods that may use an image that is there, and the files that say so |
+//! | `credentials`, `settings` | input of a pull: from the pod each time, from the node at start |
+//! | `garbage` | unused images are removed |
+//! | `commands` | local commands on images |
+//! | `stock` | the keeper of images: a store of the direct backend, or a runtime |
 //! | `drop_in` | the directory whose archives are imported and whose lists are pulled; only with such a store |
 //!
-//! Containers get their images from any [`ImageService`](crate::runtime::ImageService). What needs the store reaches it
-//! through [`StoreImages`](crate::runtime::runc::store_images::StoreImages) alone.
+//! Containers get their images from any [`ImageService`](crate::runtime::ImageService). Code that needs the store
+//! reaches it through [`StoreImages`](crate::runtime::runc::store_images::StoreImages) alone.
 
 mod access;
 mod commands;

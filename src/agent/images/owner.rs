@@ -1,4 +1,4 @@
-//! The owner of what is known of images.
+//! The owner of the agent's images.
 
 use alloc::{rc::Rc, sync::Arc};
 use core::{
@@ -25,53 +25,53 @@ use crate::{
     sys::lane::Lane,
 };
 
-/// How images are had.
+/// Helpers of [`Images`] that depend on the node's configuration.
 pub(in crate::agent) struct Supply {
-    /// What the node itself has for pulls.
+    /// Keyring of the node itself.
     pub(in crate::agent) keyring: Rc<dyn NodeKeyring>,
-    /// Who removes images that nobody uses, if somebody does.
+    /// Remover of unused images, if there is one.
     pub(in crate::agent) unused: Option<UnusedImages>,
-    /// What may go over the link, if that is limited.
+    /// Budget of the link, if it is limited.
     pub(in crate::agent) budget: Option<Arc<LinkBudget>>,
 }
 
-/// What [`Images`] works with.
+/// Helpers that [`Images`] works with.
 pub(in crate::agent) struct Tools {
     pub(in crate::agent) service: Rc<dyn ImageService>,
-    /// What the node itself has for pulls.
+    /// Keyring of the node itself.
     pub(in crate::agent) keyring: Rc<dyn NodeKeyring>,
     pub(in crate::agent) clock: Rc<dyn Clock>,
-    /// Where records are read and written.
+    /// Lane on which records are read and written.
     pub(in crate::agent) disk: Lane,
     pub(in crate::agent) complaints: Rc<Complaints>,
-    /// Who removes images that nobody uses, if somebody does.
+    /// Remover of unused images, if there is one.
     pub(in crate::agent) unused_images: Option<UnusedImages>,
-    /// What may go over the link, if that is limited.
+    /// Budget of the link, if it is limited.
     pub(in crate::agent) budget: Option<Arc<LinkBudget>>,
 }
 
 /// An image that was pulled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Pulled {
-    /// Its id.
+    /// Id of the image.
     pub(super) id: String,
-    /// Time that took, without waiting for a turn.
+    /// Time of the pull, without the wait for a turn.
     pub(super) took: Duration,
-    /// Digest of the credential that it was had with, if the pod brought that.
+    /// Digest of the credential of the pull, if the pod brought it.
     pub(super) with: Option<String>,
 }
 
-/// Everything the agent knows of images: which pulls are delayed, how many may begin, who may use what is there.
+/// Owner of the agent's images: delays of pulls, the number that may begin, and the access of pods to images.
 ///
 /// - Bounds: as many delays as it is told at start, the one that ends first makes room; one entry for each pull under way
 ///   that a pod brought credentials for; records on disk, one an image, which end with it.
 /// - Called by: starts of containers ([`Images::ensure`], [`Images::ensure_volumes`]), the loop when images arrived
 ///   ([`Images::forget_delays`]) and when memory is given back ([`Images::take_heap_used`]), the garbage collection
-///   ([`Images::sweep`]), and what serves local commands.
+///   ([`Images::sweep`]), and the local commands.
 pub(in crate::agent) struct Images {
     pub(super) service: Rc<dyn ImageService>,
     keyring: Rc<dyn NodeKeyring>,
-    /// As many as pulls may run at once.
+    /// Turns of pulls: as many as may run at once.
     turns: Semaphore,
     pub(super) clock: Rc<dyn Clock>,
     pub(super) access: Access,
@@ -83,7 +83,8 @@ pub(in crate::agent) struct Images {
 }
 
 impl Images {
-    /// Of a node that pulls as `cfg` says, with at most `delays` pulls delayed at a time. Records are below `root`.
+    /// Makes the owner for a node that pulls as `cfg` says, with at most `delays` pulls delayed at a time. Records are
+    /// below `root`.
     pub(in crate::agent) fn new(
         cfg: &ImageConfig,
         delays: usize,
@@ -105,7 +106,7 @@ impl Images {
         }
     }
 
-    /// The images of `pod` may be there now: nobody waits out a back-off for one that is.
+    /// Forgets the delays for images of `pod`: they may be there now, and such an image needs no wait.
     pub(in crate::agent) fn forget_delays(&self, pod: &Pod) {
         let mut delays = self.backoff.borrow_mut();
         let own = pod.spec.all_containers().map(|c| &c.image);
@@ -119,13 +120,13 @@ impl Images {
         self.backoff.borrow_mut().sweep(self.clock.now());
     }
 
-    /// Whether images were unpacked since this was last asked, which leaves free pages all over the heap.
+    /// Returns true if images were unpacked since the last call, which leaves free pages all over the heap.
     pub(in crate::agent) fn take_heap_used(&self) -> bool {
         self.heap_used.take()
     }
 
-    /// How far the pull is that `container` waits for, if one is under way: of its own image or of a volume's, as the pod has
-    /// it.
+    /// Progress of the pull that `container` waits for, if one is under way: of its own image or of a volume's, with
+    /// the image as the pod has it.
     pub(in crate::agent) fn progress<'a>(
         &self,
         pod: &'a Pod,
@@ -141,10 +142,11 @@ impl Images {
         })
     }
 
-    /// Pulls for the operator, with what the node itself brings; `now`: whatever the link has left. Returns the image's id.
+    /// Pulls for the operator, with the node's own credentials; `now`: whatever the link has left. Returns the image's
+    /// id.
     ///
     /// # Errors
-    /// What the runtime says.
+    /// The runtime's error.
     pub(super) async fn pull_for_node(
         &self,
         reference: &str,
@@ -153,7 +155,7 @@ impl Images {
         let budget = self.budget.as_ref().filter(|_| now);
         let _wants = budget.map(|budget| budget.wants(reference, Urgency::Now));
         let pulled = self.pull_with(reference, &[], None).await?;
-        // What the node has everybody has.
+        // The node's own credentials are good for every pod.
         let of_node = Credentials {
             own: Vec::new(),
             brought: Vec::new(),
@@ -164,7 +166,7 @@ impl Images {
         Ok(pulled.id)
     }
 
-    /// Has images removed that nobody uses; whether anybody does that.
+    /// Has unused images removed. Returns false if there is no remover.
     async fn make_room(&self, reference: &str) -> bool {
         let Some(ask) = &self.unused_images else {
             return false;
@@ -177,7 +179,7 @@ impl Images {
     /// IMG-16).
     ///
     /// # Errors
-    /// What the runtime says of each credential, each text once.
+    /// The runtime's errors for the credentials, each text once.
     pub(super) async fn pull_with(
         &self,
         reference: &str,
@@ -191,7 +193,7 @@ impl Images {
         for Try { auth, digest } in tries(own, self.keyring.lookup(reference).await) {
             let pulled = self.service.pull_image(reference, auth.as_ref(), sandbox);
             let pulled = match pulled.await {
-                // What nobody uses makes room, once.
+                // Unused images make room, once.
                 Err(RuntimeError::Full(_)) if !room_made && self.make_room(reference).await => {
                     room_made = true;
                     let again = self.service.pull_image(reference, auth.as_ref(), sandbox);
@@ -221,19 +223,19 @@ impl Images {
         Err(RuntimeError::Denied(denied.join("; ")))
     }
 
-    /// Whether a pull may begin at `now`; if so, it is counted (IMG-16).
+    /// Returns true if a pull may begin at `now`; then it is counted (IMG-16).
     pub(super) fn may_begin(&self, now: Mono) -> bool {
         self.rate.borrow_mut().allows(now)
     }
 
-    /// Why `reference` is not pulled again yet for this pod, if so.
+    /// Reason why `reference` is not pulled again yet for this pod, if it is not.
     pub(super) fn delayed(&self, pod: &dyn ForPod, reference: &str) -> Option<String> {
         let uid = &pod.pod().metadata.uid;
         let now = self.clock.now();
         self.backoff.borrow().waiting(uid, reference, now)
     }
 
-    /// A pull failed: the next one waits longer.
+    /// Notes that a pull failed: the next one waits longer.
     pub(super) fn failed(&self, pod: &dyn ForPod, reference: &str, error: &str) {
         let uid = &pod.pod().metadata.uid;
         let now = self.clock.now();
@@ -241,18 +243,18 @@ impl Images {
         delays.failed(uid, reference, error, now);
     }
 
-    /// Whether the pod may use the image that `reference` names without asking the registry (IMG-20).
+    /// Returns true if the pod may use the image that `reference` names without asking the registry (IMG-20).
     pub(super) async fn may_use(&self, pod: &dyn ForPod, reference: &str, id: &str) -> bool {
         self.access.settle(&*self.service).await;
         self.access.may_use(pod, reference, id).await
     }
 
-    /// The operator brought these images: they are everybody's.
+    /// Notes that the operator brought these images: every pod may use them.
     pub(super) async fn imported(&self, ids: &[&str]) {
         self.access.imported(ids).await;
     }
 
-    /// Images went, or a crash ended pulls: what was noted of them is put in order.
+    /// Brings the notes on images in order, after images were removed or a crash ended pulls.
     pub(in crate::agent) async fn tidy(&self) {
         self.access.tidy(&*self.service).await;
     }

@@ -26,7 +26,7 @@ const RUNTIME_REASONS: [(&str, &str); 2] = [
     ),
 ];
 
-/// Why a container waits whose image waits for the link.
+/// Reason of a container that waits because its image waits for the link.
 pub(super) const DEFERRED: &str = "PullDeferred";
 /// Time between two events that tell how far a pull is. Most pulls are over before the first.
 const PROGRESS_EVENTS: Duration = Duration::from_secs(120);
@@ -34,7 +34,7 @@ const PROGRESS_EVENTS: Duration = Duration::from_secs(120);
 /// An image that is wanted, and by whom.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted<'a> {
-    /// As the pod has it.
+    /// Reference as the pod has it.
     pub(super) image: &'a str,
     pub(super) policy: &'a str,
     /// The container made of it; `None` for a volume, of which events of the pod tell.
@@ -44,7 +44,7 @@ pub(super) struct Wanted<'a> {
 impl Images {
     /// Pulls `reference` now, unless a pull failed lately. Returns the image; `None` if the pod is to end.
     ///
-    /// - Errors: why the container waits; how it failed is told.
+    /// - Errors: the reason why the container waits; an event has told the failure.
     pub(super) async fn pull(
         &self,
         pod: &dyn ForPod,
@@ -138,7 +138,7 @@ impl Images {
         }
     }
 
-    /// Whether a registry may be asked for this pod.
+    /// Checks that a registry may be asked for this pod, by the budget of the link.
     pub(super) async fn may_begin_by_link(
         &self,
         uid: &PodUid,
@@ -153,8 +153,8 @@ impl Images {
         budget.may_begin(uid, reference, is_here, urgency)
     }
 
-    /// The pull itself, and what is noted before and after it; `None` if the pod is to end. Returns the image and the time
-    /// without waiting for other pulls.
+    /// Runs the pull, and writes the notes before and after it; `None` if the pod is to end. Returns the image and the
+    /// time without the wait for other pulls.
     async fn try_pull(
         &self,
         pod: &dyn ForPod,
@@ -182,7 +182,7 @@ impl Images {
         } else {
             Some(Err(RuntimeError::Failed("pull QPS exceeded".into())))
         };
-        // What was pulled is noted to the end, also for a pod that is to end.
+        // A pulled image is noted to the end, also for a pod that is to end.
         let noted = match pulled {
             Some(Ok(pulled)) => Some(self.note(reference, pulled, &credentials).await),
             Some(Err(e)) => Some(Err(e)),
@@ -197,7 +197,7 @@ impl Images {
         noted
     }
 
-    /// With events while it takes long.
+    /// Pulls, with events while it takes long.
     async fn pull_now(
         &self,
         pod: &dyn ForPod,
@@ -219,7 +219,7 @@ impl Images {
         pulled.or(told).await
     }
 
-    /// Notes with whose credentials an image came.
+    /// Notes the Secrets whose credentials brought an image.
     async fn note(
         &self,
         reference: &str,
@@ -236,7 +236,7 @@ impl Images {
     }
 }
 
-/// What a container waits for whose image has to wait. People are told once.
+/// Reason for a container whose image waits for the link. An event tells it once.
 fn waits(
     reference: &str,
     deferred: Deferred,
@@ -252,7 +252,8 @@ fn waits(
     Waiting::new(DEFERRED, message)
 }
 
-/// The credentials that a pod brings for `reference`. What is missing or no credential is told and left out (IMG-13).
+/// The credentials that a pod brings for `reference`. A Secret that is missing or has no credential is told and left
+/// out (IMG-13).
 async fn credentials(pod: &dyn ForPod, reference: &str) -> Credentials {
     let repository = Reference::parse(reference)
         .map(|parsed| parsed.repository().to_owned())

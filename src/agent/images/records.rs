@@ -1,4 +1,4 @@
-//! The files that say what images were had with.
+//! Files with the credentials that images were pulled with.
 
 use std::{
     fs, io,
@@ -16,7 +16,7 @@ use crate::{
     sys::file,
 };
 
-/// Bytes of a file: what a record can hold at most, and more.
+/// Bytes of a file: more than a record can have.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
 #[derive(Serialize, Deserialize)]
@@ -35,7 +35,7 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Those below `root`.
+    /// Files below `root`.
     pub(super) fn below(root: &Path) -> Self {
         Self {
             dir: root.join("image_manager"),
@@ -46,7 +46,7 @@ impl Files {
         self.dir.join(kind).join(file_name(name))
     }
 
-    /// What is noted of an image.
+    /// Reads the record of an image.
     pub(super) fn record(&self, id: &str) -> io::Result<Option<PulledRecord>> {
         let record: Option<PulledRecord> = record::read(&self.path(PULLED, id), MAX_FILE_BYTES)?;
         match record {
@@ -57,7 +57,7 @@ impl Files {
         }
     }
 
-    /// Whether a pull of `reference` has begun and not ended.
+    /// Returns true if a pull of `reference` has begun and not ended.
     pub(super) fn is_pulling(&self, reference: &str) -> bool {
         self.path(PULLING, reference).exists()
     }
@@ -74,7 +74,7 @@ impl Files {
         self.write(PULLING, reference, &intent)
     }
 
-    /// Notes that it has ended.
+    /// Notes that a pull has ended.
     pub(super) fn end(&self, reference: &str) {
         remove(&self.path(PULLING, reference));
     }

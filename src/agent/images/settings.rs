@@ -1,4 +1,4 @@
-//! How this node pulls images: read once at start.
+//! Settings for pulls of this node: read once at start.
 
 use std::{
     io,
@@ -26,7 +26,7 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Docker's configuration of the node's root user, behind the one in the root directory.
 const DOCKER_CONFIGS: [&str; 2] = ["/root/.docker/config.json", "/.docker/config.json"];
 
-/// Why a file that says how images are pulled is of no use. Who wrote it mends it.
+/// Reason why a file with settings for pulls is of no use. Its author has to mend it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SettingsError {
     #[error("{}", .0.display())]
@@ -37,7 +37,7 @@ pub(crate) enum SettingsError {
     Wrong(PathBuf, #[source] WrongValue),
 }
 
-/// Reads how images are pulled.
+/// Reads the settings for pulls.
 pub(crate) fn settings(
     images: &ImageConfig,
     dirs: &Dirs,

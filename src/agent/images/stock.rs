@@ -1,4 +1,4 @@
-//! What is kept of images, whoever keeps it: a store of this agent's, or the runtime itself.
+//! Stock of images: a store of this agent's own, or the runtime's.
 
 use core::time::Duration;
 use std::{collections::BTreeSet, io};
@@ -10,7 +10,7 @@ use crate::{
     server::http::Refusal,
 };
 
-/// Who keeps images.
+/// Keeper of images.
 #[derive(Clone)]
 pub(in crate::agent) enum Stock {
     /// The direct backend has a store.
@@ -19,7 +19,7 @@ pub(in crate::agent) enum Stock {
     Runtime,
 }
 
-/// Why an image was not removed, or is not known.
+/// Reason why an image was not removed, or is not known.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StockError {
     /// The runtime's words.
@@ -38,18 +38,18 @@ pub(super) enum StockError {
 pub(super) struct Kept {
     /// Id.
     pub(super) id: String,
-    /// What it is called; never none.
+    /// Names of the image; never none.
     pub(super) names: Vec<String>,
     /// Bytes on disk.
     pub(super) size_bytes: u64,
-    /// It is not garbage, whoever uses it: it is pinned, or has nowhere to come back from.
+    /// Set if the image is never garbage, used or not: it is pinned, or cannot be brought again.
     pub(super) is_pinned: bool,
 }
 
 impl Stock {
-    /// The store of this agent's.
+    /// The store of this agent.
     ///
-    /// Errors: what only such a store can do is asked of the runtime's own tools.
+    /// Errors: the images are the runtime's. `what`, which only a store can do, is left to the runtime's own tools.
     pub(super) fn own(&self, what: &str) -> Result<&StoreImages, Refusal> {
         match self {
             Self::Own(store) => Ok(store),
@@ -62,8 +62,8 @@ impl Stock {
         }
     }
 
-    /// All images, and the ids of those that instances were made from or mount, dead ones included: as the runtime says now,
-    /// for the cache may not know yet what was made in the last second.
+    /// All images, and the ids of used ones: containers were made from them or mount them, dead containers included.
+    /// The runtime is asked, for the cache may not know yet what was made in the last second.
     pub(super) async fn look(
         &self,
         runtime: &dyn RuntimeService,
@@ -128,7 +128,7 @@ impl Stock {
         }
     }
 
-    /// Removes what arrived for pulls that nobody came back to for a while. Returns the bytes freed.
+    /// Removes the layers of pulls that have not come back for a while. Returns the bytes freed.
     pub(super) async fn clear_unfinished(&self) -> io::Result<u64> {
         self.clear_since(RESUME_TIME).await
     }
@@ -141,7 +141,8 @@ impl Stock {
         }
     }
 
-    /// Removes what no container uses, and layers on their way that nobody waits for. Returns what went and how many bytes.
+    /// Removes images that no container uses, and layers of pulls without waiters. Returns the names of the removed
+    /// images and the freed bytes.
     pub(super) async fn prune(
         &self,
         runtime: &dyn RuntimeService,

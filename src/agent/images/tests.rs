@@ -145,7 +145,7 @@ fn images(dir: &Scratch, fake: &Rc<Fake>) -> Rc<Images> {
     images_of(dir, fake, Rc::new(()), None)
 }
 
-/// The same with what the node has, and with that many pulls at once.
+/// Makes the owner with the node's keyring, and with `parallel` pulls at once.
 fn images_of(
     dir: &Scratch,
     fake: &Rc<Fake>,
@@ -161,7 +161,7 @@ fn images_of(
     )
 }
 
-/// The same by another clock.
+/// Makes the owner with another clock as well.
 fn images_by(
     dir: &Scratch,
     fake: &Rc<Fake>,
@@ -459,7 +459,7 @@ fn what_the_garbage_of_images_is_told_for() {
     };
     let none: [&str; 0] = [];
     assert_eq!(next().0, none, "there is room");
-    // That nobody knows how much room there is may be chance; twice it is none.
+    // Once, an unknown capacity of the disk may be chance; twice it is none.
     let unknown = |times| Fault {
         op: Op::ImageFsInfo,
         target: None,

@@ -1,5 +1,5 @@
-//! From a probe of a pod's spec to what is done, made once: specs do not live in memory, and reading one a second would
-//! cost more than the probe.
+//! Actions of probes, made once from a pod's spec: specs do not live in memory, and reading one a second would cost
+//! more than the probe.
 
 use crate::{
     api::{
@@ -13,18 +13,18 @@ use crate::{
     probe::{self, HttpGet, http},
 };
 
-/// What a probe does.
+/// Action of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::agent) enum Action {
     /// Asks by way of the network.
     Ask(probe::Action),
     /// Runs a command in the container.
     Exec(Box<[String]>),
-    /// Cannot be done, and why: it errs each time (PROBE-24).
+    /// Cannot be done, for this reason: the probe errs each time (PROBE-24).
     Broken(String),
 }
 
-/// What the container's probe of that kind does.
+/// Makes the action of the container's probe of that kind.
 pub(super) fn of(container: &Container, kind: ProbeKind) -> Action {
     let probe = kind.of(container);
     probe

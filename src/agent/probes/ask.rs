@@ -1,4 +1,4 @@
-//! One probe: asked, asked again if it errs, told.
+//! A probe at work: asked, asked again if it errs, its result told.
 
 use alloc::rc::Rc;
 use core::{net::IpAddr, time::Duration};
@@ -16,10 +16,10 @@ use crate::{
 
 /// Tries of a probe that errs (PROBE-09).
 const TRIES: usize = 3;
-/// Bytes kept of what a command writes to each of its two streams (PROBE-20).
+/// Bytes kept of each of a command's two output streams (PROBE-20).
 const MAX_OUTPUT_BYTES: usize = 10 * 1024;
 
-/// What is probed.
+/// Target of a probe.
 pub(super) struct Target {
     uid: PodUid,
     name: Box<str>,
@@ -32,7 +32,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// What a worker of the pod is about. `container_id`: the instance there is, as the API names it.
+    /// Makes the target of a pod's worker. `container_id`: the present instance, as the API names it.
     pub(super) fn of(
         uid: &PodUid,
         entry: &Entry<Rc<Job>>,
@@ -51,7 +51,7 @@ impl Target {
     }
 }
 
-/// Probes, and tells what came of it.
+/// Probes, and hands the result to the loop.
 pub(super) async fn run(driver: &Driver, key: Key, target: Target) {
     let (probes, clock) = (&driver.probes, &driver.clock);
     let of = |turns: &Turns| match &target.job.action {
@@ -60,7 +60,7 @@ pub(super) async fn run(driver: &Driver, key: Key, target: Target) {
     };
     let (of_pod, of_node) = (of(&target.job.turns), of(&probes.turns));
     let mut waited = false;
-    // That of the pod first: what waits for its own is in nobody's way.
+    // The pod's place first: a probe that waits for its own pod's places is in no other pod's way.
     let turn_of_pod = take(&of_pod, &mut waited).await;
     let turn = take(&of_node, &mut waited).await;
     let began = clock.now();

@@ -21,26 +21,26 @@ use crate::{
     sys::lane::Lane,
 };
 
-/// Probes may come so much early: those that are due at nearly the same time share a wake-up, and find the code they run in
-/// the processor's caches. A tenth of the shortest period.
+/// Time that probes may come early: those that are due at nearly the same time share a wake-up, and find the code they
+/// run in the processor's caches. A tenth of the shortest period.
 const SLACK: Duration = Duration::from_millis(100);
 
-/// What a status says of a container that is probed.
+/// State of a probed container, as the pod's status shows it.
 #[derive(Clone, Debug, Default)]
 pub(in crate::agent) struct ShownContainer {
     /// The pod's phase is terminal.
     ended: bool,
     ip: Option<IpAddr>,
-    /// Where the node is now.
+    /// Present address of the node.
     host: Option<IpAddr>,
-    /// Of the instance there is, if one was created.
+    /// The present instance, if one was created.
     instance: Option<Instance>,
 }
 
-/// One instance of a container, as its status shows it.
+/// An instance of a container, as the pod's status shows it.
 #[derive(Clone, Debug)]
 struct Instance {
-    /// As the API names it.
+    /// Id as the API has it.
     id: Box<str>,
     state: InstanceState,
     started: bool,
@@ -50,14 +50,14 @@ struct Instance {
 #[derive(Clone, Copy, Debug)]
 enum InstanceState {
     Waiting,
-    /// Since then, if it is known.
+    /// Start of the instance, if it is known.
     Running(Option<Wall>),
-    /// Its exit code.
+    /// Exit code.
     Ended(i32),
 }
 
 impl ShownContainer {
-    /// What `status` says of the container of this name. `host`: where the node is now.
+    /// Reads the container of this name from `status`. `host`: the present address of the node.
     pub(in crate::agent) fn of(status: &PodStatus, name: &str, host: IpAddr) -> Self {
         let all = status
             .container_statuses
@@ -83,36 +83,35 @@ impl ShownContainer {
     }
 }
 
-/// What the driver works with.
+/// Driver of the probes, with its helpers.
 pub(in crate::agent) struct Driver {
-    /// What it drives.
+    /// The probes.
     pub(in crate::agent) probes: Rc<Probes>,
-    /// Time.
     pub(in crate::agent) clock: Rc<dyn Clock>,
-    /// When what is dated was.
+    /// Moments of dates in statuses.
     pub(in crate::agent) times: Rc<Times>,
-    /// Where commands run.
+    /// Runtime in which commands run.
     pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
-    /// Where everything else is asked.
+    /// Network over which all other probes ask.
     pub(in crate::agent) wire: Rc<dyn Wire>,
-    /// What is known of the pods that they are about.
+    /// Asks the loop for the pods' statuses.
     pub(in crate::agent) agent: Asker,
-    /// Their specs.
+    /// Store of the pods' specs.
     pub(in crate::agent) store: PodStore,
-    /// Where these are read.
+    /// Lane on which specs are read.
     pub(in crate::agent) disk: Lane,
-    /// For what they find.
+    /// Recorder of the probes' events.
     pub(in crate::agent) recorder: Rc<Recorder>,
-    /// Hands a result to the loop; `false`: that has ended.
+    /// Hands a result to the loop; `false`: the loop has ended.
     pub(in crate::agent) tell: Box<dyn Fn(Probed) -> Asked<'static, bool>>,
-    /// For what cannot be stored.
+    /// Log of what cannot be stored.
     pub(in crate::agent) complaints: Rc<Complaints>,
-    /// Where what is ready is stored, for the agent after this one.
+    /// Directory in which started and ready containers are stored, for the next agent.
     pub(in crate::agent) run_dir: PathBuf,
 }
 
 impl Driver {
-    /// Takes back what an earlier agent of this boot stored.
+    /// Reads the containers that an earlier agent of this boot stored.
     pub(in crate::agent) fn recall(&self) {
         passed::recall(&self.probes, &self.run_dir);
     }
@@ -150,7 +149,7 @@ impl Driver {
         }
     }
 
-    /// The workers that are due, each with what is known of its container. One question for all of them.
+    /// The workers that are due, each with the state of its container. One question for all of them.
     async fn due(&self, now: Mono) -> Vec<(Key, ShownContainer)> {
         let mut wanted = Vec::new();
         {
@@ -172,7 +171,7 @@ impl Driver {
         shown.await
     }
 
-    /// What the worker is about now.
+    /// The worker's present target.
     fn target(&self, key: Key, shown: &ShownContainer) -> Option<ask::Target> {
         let workers = self.probes.workers.borrow();
         let (uid, entry) = workers.entry(key)?;
@@ -185,7 +184,7 @@ impl Driver {
         Some(ask::Target::of(uid, entry, id, ip))
     }
 
-    /// One pass of a worker, by what the status shows.
+    /// Runs one pass of a worker, by what the status shows.
     async fn pass(&self, key: Key, shown: &ShownContainer, now: Mono) -> (Step, Option<Probed>) {
         let state = shown.instance.as_ref().map(|instance| instance.state);
         let restarts = match state {
@@ -227,8 +226,8 @@ impl Driver {
         (step, probed)
     }
 
-    /// Whether the pod's record says that another instance follows; read once an instance. One that cannot be read ends
-    /// nothing.
+    /// Returns true if the pod's record says that another instance follows; read once an instance. A record that cannot
+    /// be read ends nothing.
     async fn restarts(&self, key: Key, exit_code: i32) -> bool {
         let (uid, name) = match self.probes.workers.borrow().entry(key) {
             Some((uid, entry)) if !entry.worker.knows_restarts() => {

@@ -1,5 +1,5 @@
 //! Time limits of probes that are under way, kept by the driver of all probes. A timer of the reactor for each would
-//! be dear: one that is set has the reactor's thread woken, for six calls to the kernel.
+//! be dear: setting one wakes the reactor's thread, for six calls to the kernel.
 
 use alloc::{collections::BTreeMap, rc::Rc};
 use core::{
@@ -14,7 +14,7 @@ use crate::{
     api::Mono,
 };
 
-/// What is waited for.
+/// Deadlines that the driver keeps.
 ///
 /// - Shape: one for each connection that is open.
 #[derive(Debug, Default)]
@@ -27,25 +27,25 @@ pub(super) struct Limits {
 /// The driver's rest.
 #[derive(Debug, Default)]
 pub(super) struct Rest {
-    /// Until when it rests; [`Mono`]'s least while it does not.
+    /// End of the rest; [`Mono`]'s least while the driver does not rest.
     until: Cell<Mono>,
     moved: Cell<bool>,
     waiters: WakerSet,
 }
 
 impl Rest {
-    /// The driver is at work: it looks at everything before it rests.
+    /// Ends the rest: the driver looks at everything before it rests again.
     pub(super) fn end(&self) {
         self.until.set(Mono(0));
     }
 
-    /// Rests until then. Resolves when something is due sooner.
+    /// Rests until `due`. Resolves when the driver is wanted sooner.
     pub(super) async fn until(&self, due: Mono) {
         self.until.set(due);
         self.waiters.until(|| self.moved.take().then_some(())).await;
     }
 
-    /// Something is due at `due`.
+    /// Ends the rest if `due` comes before its end.
     pub(super) fn sooner(&self, due: Mono) {
         if due < self.until.get() {
             self.moved.set(true);
@@ -66,13 +66,13 @@ impl Limits {
         })
     }
 
-    /// The first.
+    /// The first deadline.
     pub(super) fn next(&self) -> Option<Mono> {
         let waiting = self.waiting.borrow();
         waiting.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// Ends those that are over.
+    /// Ends the deadlines that are over.
     pub(super) fn pass(&self, now: Mono) {
         loop {
             let mut waiting = self.waiting.borrow_mut();

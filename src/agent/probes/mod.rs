@@ -1,18 +1,18 @@
-//! Probes: one task drives all of the node by their timetable, and each that is due is a task of its own for as long as it
-//! takes. Rows PROBE-01 to PROBE-24, EVT-17, EVT-18.
+//! Probes: one task drives all probes of the node by their timetable, and each probe that is due is a task of its own
+//! for as long as it takes. Rows PROBE-01 to PROBE-24, EVT-17, EVT-18.
 //!
-//! | module | what it is |
+//! | module | content |
 //! |---|---|
-//! | [`action`] | from a spec to what is done |
+//! | [`action`] | actions of probes, made from a spec |
 //! | [`driver`] | the task that drives all of them, and what it needs |
-//! | [`ask`] | one probe, its repeats and its events |
-//! | [`limits`] | how long those that are under way may take |
-//! | [`passed`] | what is ready, for the agent after this one |
+//! | [`ask`] | a probe at work, its repeats and its events |
+//! | [`limits`] | time limits of probes that are under way |
+//! | [`passed`] | started and ready containers, for the next agent |
 //!
-//! When one is due and what its outcome means is decided by [`crate::logic::probe`]. Workers are made by a pod's sync and go
-//! with its end. No probe has a thread, and none holds up another: only commands in containers take turns, for each costs a
-//! run of the OCI runtime, and a pod has no more of these turns than some, so that slow ones are in the way of their own pod
-//! first. One that has to wait puts its own next off, so that a machine that is behind gets no further behind;
+//! [`crate::logic::probe`] decides when a probe is due and what its outcome means. Workers are made by a pod's sync and
+//! go with its end. No probe has a thread, and none holds up another: only commands in containers take turns, for each
+//! costs a run of the OCI runtime. A pod has only some of these turns, so that its slow commands are in its own way
+//! first. A probe that has to wait puts its own next one off, so that a machine that is behind gets no further behind;
 //! [`Probes::figures`] says how many did.
 
 mod action;
@@ -47,11 +47,11 @@ use crate::{
 /// Commands in containers that run at a time. Each start takes a core for about 14 ms; more only wait for one another, fewer
 /// would let slow commands keep quick ones waiting.
 const MAX_COMMANDS: usize = 8;
-/// The same of one pod.
+/// Commands of one pod that run at a time.
 const MAX_COMMANDS_OF_POD: usize = 2;
 /// Connections of probes that are open at a time. Far more than are ever late; the rest wait.
 const MAX_CONNECTIONS: usize = 256;
-/// The same of one pod.
+/// Connections of one pod's probes that are open at a time.
 const MAX_CONNECTIONS_OF_POD: usize = 32;
 /// An answer on its way.
 pub(super) type Asked<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
@@ -101,18 +101,18 @@ pub(super) struct Probed {
     pub(super) uid: PodUid,
     /// Instance, as the API names it.
     pub(super) container_id: Box<str>,
-    /// Which probe.
+    /// Kind of the probe.
     pub(super) kind: ProbeKind,
     /// Result.
     pub(super) result: ProbeResult,
 }
 
-/// What a probe does, and within which bounds.
+/// Action of a probe, and the bounds for it.
 struct Job {
     action: Action,
-    /// Those of the pod.
+    /// Places of the pod.
     turns: Turns,
-    /// Its pod is in the host's network.
+    /// Set if the pod is in the host's network.
     in_host: bool,
 }
 
@@ -143,7 +143,7 @@ pub(super) struct Probes {
 }
 
 impl Probes {
-    /// None yet.
+    /// Makes the probes of a node, none yet.
     pub(super) fn new(now: Mono, wall: Wall) -> Self {
         Self {
             workers: RefCell::new(Workers::new(now)),
@@ -173,22 +173,23 @@ impl Probes {
         is_new
     }
 
-    /// The containers of a pod are being stopped: only its readiness goes on, and what sidecars have (SYNC-20).
+    /// Notes that the containers of a pod are being stopped: only its readiness goes on, and the probes of sidecars
+    /// (SYNC-20).
     pub(super) fn stopping(&self, uid: &PodUid) {
         self.workers.borrow_mut().stop(uid, Kept::WhileStopping);
     }
 
-    /// Nothing of the pod runs any more (SYNC-22).
+    /// Removes the workers of a pod without running containers (SYNC-22).
     pub(super) fn remove(&self, uid: &PodUid) {
         self.workers.borrow_mut().stop(uid, Kept::None);
     }
 
-    /// Drops those of pods that have no containers (CLEAN-03).
+    /// Drops the workers of pods that have no containers (CLEAN-03).
     pub(super) fn retain(&self, is_kept: impl Fn(&PodUid) -> bool, now: Mono) {
         self.workers.borrow_mut().retain(is_kept, now);
     }
 
-    /// Calls `read` with what is known of a pod.
+    /// Calls `read` with the probes' results of a pod.
     pub(super) fn with<T>(
         &self,
         uid: &PodUid,
@@ -197,14 +198,16 @@ impl Probes {
         read(&self.workers.borrow().of(uid))
     }
 
-    /// A status was generated: what is started and not known to be ready is probed at once (PROBE-13).
+    /// Takes note of a generated status: containers that are started and not known to be ready are probed at once
+    /// (PROBE-13).
     pub(super) fn generated(&self, uid: &PodUid, status: &PodStatus, now: Mono) {
         if self.workers.borrow_mut().trigger(uid, status, now) {
             self.wake();
         }
     }
 
-    /// What is counted of all probes (MET-09). `name_of` says namespace and name of a pod; those it does not know are left out.
+    /// Counts of all probes (MET-09). `name_of` says namespace and name of a pod; pods that it does not know are left
+    /// out.
     ///
     /// - Shape: at most three a container of each pod.
     pub(super) fn figures(
@@ -251,7 +254,7 @@ impl Probes {
 
 #[cfg(test)]
 mod testing {
-    //! What tests ask.
+    //! Looks for tests.
     impl super::Probes {
         /// Workers there are.
         pub(in crate::agent) fn count(&self) -> usize {

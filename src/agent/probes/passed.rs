@@ -1,6 +1,6 @@
-//! What has started and what is ready, in the run dir, so that a new agent flips nothing (PROBE-15): `probes.json`, written by
-//! rename when a probe changes its mind. The API knows it of its own pods only, and an agent may start without it. Small, and
-//! on tmpfs: it is written where it is decided.
+//! Started and ready containers, in the run dir, so that a new agent flips nothing (PROBE-15): `probes.json`, written
+//! by rename when a probe changes its mind. The API knows them of its own pods only, and an agent may start without the
+//! API. The file is small, and on tmpfs: it is written on the deciding thread.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use crate::{
     logic::probe::ProbeKind,
 };
 
-/// What has passed: 20 bytes for each of far more instances than there can be.
+/// Record of passed probes: room for 20 bytes of each of far more instances than there can be.
 const RECORD: BootRecord = BootRecord {
     name: "probes.json",
     version: 1,
@@ -30,7 +30,7 @@ struct Stored {
     started: Vec<u64>,
 }
 
-/// Writes it down. Failing costs no more than a pod that is not ready for a moment, so it is only told.
+/// Writes the record. Failing costs no more than a pod that is not ready for a moment, so it is only logged.
 pub(super) fn save(probes: &Probes, run: &Path, complaints: &Complaints) {
     let workers = probes.workers.borrow();
     let of = |kind| {
@@ -46,7 +46,7 @@ pub(super) fn save(probes: &Probes, run: &Path, complaints: &Complaints) {
     }
 }
 
-/// Takes back what an earlier agent of this boot stored. What cannot be read is told and forgotten.
+/// Reads the record that an earlier agent of this boot stored. An unreadable one is logged and forgotten.
 pub(super) fn recall(probes: &Probes, run: &Path) {
     if let Some(Stored { ready, started }) = RECORD.recall(run, &boot_id()) {
         let ready = ready.into_iter().map(|i| (ProbeKind::Readiness, i));

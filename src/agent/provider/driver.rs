@@ -1,7 +1,8 @@
 //! The driver of a node that has providers: their pods go to them, all others to the runtime.
 //!
-//! Whose a pod is says its RuntimeClass. From its first telling on a small file beside its record says so too, for an agent
-//! that starts later: a pod that ends must be ended where it runs, though its class be gone or its provider silent.
+//! A pod's RuntimeClass names its owner. Once the provider was first told of a pod, a small file beside the pod's
+//! record names it too, for an agent that starts later: a pod must be ended where it runs, even if its class is gone or
+//! its provider is silent.
 
 use alloc::rc::Rc;
 use core::{net::IpAddr, time::Duration};
@@ -36,13 +37,13 @@ use crate::{
     sys::{crash, file},
 };
 
-/// Bytes that are read of the file that says whose a pod is.
+/// Bytes that are read of the file that names a pod's owner.
 const MAX_RECORD_BYTES: u64 = 64;
-/// A provider that stops a pod is told so again after this: it may have forgotten.
+/// Time after which a provider that stops a pod is told to stop it again: it may have forgotten.
 const TELL_AGAIN: Duration = Duration::from_secs(10);
-/// Why a pod waits that its provider has not taken, and the event that says so.
+/// Reason of a pod that waits because its provider has not taken it, and of the event that says so.
 const FAILED: &str = "ProviderFailed";
-/// Grace of a pod whose spec nobody knows, seconds: the API's default.
+/// Grace of a pod whose spec is not known, seconds: the API's default.
 const UNKNOWN_GRACE_S: u32 = 30;
 
 /// See the module's words.
@@ -51,11 +52,11 @@ pub(in crate::agent) struct Drivers {
     pub(in crate::agent) providers: Rc<Providers>,
 }
 
-/// Whose a pod is.
+/// Owner of a pod.
 enum Whose<'a> {
     Containers,
     Provider(&'a Rc<Provider>),
-    /// Nobody can be asked, and why.
+    /// The owner is unknown, or its provider is not configured any more; the reason in words.
     Nobody(String),
 }
 
@@ -240,7 +241,7 @@ impl Drivers {
         let name = match self.containers.syncer.disk.run(read).await {
             Ok(name) => name,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Whose::Containers,
-            // It is tried again. Who takes it for a pod of containers leaves it running.
+            // The read is tried again. Taken for a pod of containers, a provider's pod would be left running.
             Err(e) => return Whose::Nobody(format!("cannot read whose it is: {e}")),
         };
         match self.providers.by_handler(&name) {
@@ -259,7 +260,8 @@ impl Drivers {
     ) -> Result<Outcome, SyncError> {
         provider.table.borrow_mut().expect(pod);
         if !provider.is_heard() {
-            // Nobody knows what there is of it (PROV-03): its status stays, and it is looked at again with the first list.
+            // The pod's state is not known yet (PROV-03): its status stays, and it is looked at again with the first
+            // list.
             let message = format!("waits for provider {}", provider.handler);
             self.warn(pod, "ProviderNotReady", &message);
             return Err(SyncError::new(message));
@@ -324,7 +326,7 @@ impl Drivers {
         Ok(())
     }
 
-    /// Written before the provider hears of the pod.
+    /// Writes the file that names the provider, before the provider hears of the pod.
     async fn keep_record(&self, provider: &Provider, uid: &PodUid) -> io::Result<()> {
         let (path, handler) = (self.record(uid), provider.handler.clone());
         let keep = move || {
@@ -336,7 +338,7 @@ impl Drivers {
         self.containers.syncer.disk.run(keep).await
     }
 
-    /// A static pod of a provider that became one of containers, under the uid that it was given.
+    /// Forgets the provider of a static pod that became a pod of containers and kept its given uid.
     async fn drop_record(&self, uid: &PodUid) {
         if let Some(provider) = self.providers.of(uid) {
             provider.forget(uid);
@@ -356,7 +358,7 @@ impl Drivers {
         }
     }
 
-    /// Has the pod stopped, and waits until nothing of it runs. No timer ends that (PRVD-06).
+    /// Has the pod stopped, and waits until no part of it runs. No timer ends that (PRVD-06).
     async fn terminate_at(
         &self,
         provider: &Provider,
@@ -406,8 +408,8 @@ impl Drivers {
     ) -> Result<(), SyncError> {
         let uid = &plan.uid;
         let failed = |e: ProviderError| SyncError::new(format!("error killing pod: {}", chain(&e)));
-        // What has ended keeps its last words until they are written down: it is removed when it is cleaned up. Between two runs
-        // it has not ended.
+        // An ended pod keeps its last words until they are written down: it is removed when it is cleaned up. Between
+        // two runs it has not ended.
         let mut told = false;
         let ended = |told: bool| {
             let table = provider.table.borrow();
@@ -440,8 +442,8 @@ impl Drivers {
         Ok(())
     }
 
-    /// Nobody asks for the pod any more: the provider may forget it. What it cannot be told now it is told when it is found.
-    /// One that it still stops is not forgotten here.
+    /// Tells the provider that it may forget a pod that is not wanted any more. If that fails, it is told when the pod
+    /// is found. A pod that the provider still stops is not forgotten here.
     async fn forget_at(&self, provider: &Provider, uid: &PodUid) -> Deleted {
         if !provider.table.borrow().is_gone(uid) {
             match provider.delete(uid, 0).await {

@@ -28,7 +28,7 @@ fn refusal(error: &ProviderError) -> Refusal {
 }
 
 impl Providers {
-    /// The log of a container, from whoever runs it.
+    /// The log of a container, from the provider or the runtime that runs it.
     pub(in crate::agent) async fn log(
         &self,
         id: &ContainerId,

@@ -1,7 +1,8 @@
-//! Providers as the agent has them: what each was asked, what it said, and who has to hear of it. Rows PRVD-01 to PRVD-07.
+//! Providers of the agent: requests to each, its answers, and the parts of the agent that hear of them. Rows PRVD-01 to
+//! PRVD-07.
 //!
-//! What is believed is decided in `logic::provider`. A provider that is slow, silent or wrong keeps nobody waiting but its own
-//! pods. Without one in the configuration nothing of this exists: no task, no timer, no memory.
+//! `logic::provider` decides what is believed. A provider that is slow, silent or wrong keeps only its own pods
+//! waiting. Without one in the configuration nothing of this exists: no task, no timer, no memory.
 
 mod driver;
 mod logs;
@@ -32,41 +33,41 @@ use crate::{
 /// All providers of this node, at least one.
 pub(super) struct Providers {
     all: Vec<Rc<Provider>>,
-    /// Something may have changed.
+    /// Wakes the runtime's doorbell: a provider may have changed.
     bell: Rc<Wake>,
-    /// Pods that the runtime has: no provider's word makes them its own.
+    /// Pods that the runtime has: a provider that lists them does not own them.
     of_runtime: RefCell<BTreeSet<PodUid>>,
 }
 
-/// One provider.
+/// A provider.
 pub(super) struct Provider {
-    /// Of RuntimeClasses whose pods are its.
+    /// Handler of the RuntimeClasses whose pods go to the provider.
     handler: String,
     node: String,
     wire: Box<dyn Wire>,
     clock: Rc<dyn Clock>,
     table: RefCell<Table>,
-    /// Why it does not answer, if it does not.
+    /// Reason why the provider does not answer, if it does not.
     trouble: RefCell<Option<String>>,
-    /// Where its last list stands among changes.
+    /// Place of the provider's last list among its changes.
     cursor: RefCell<String>,
     changed: WakerSet,
     bell: Rc<Wake>,
-    /// It is to be asked now.
+    /// Wakes the watcher, to ask the provider now.
     asked: Wake,
 }
 
-/// What came of a deletion.
+/// Result of a deletion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Deleted {
-    /// Nothing of the pod is there any more.
+    /// No part of the pod is there any more.
     Gone,
-    /// It is being stopped.
+    /// The pod is being stopped.
     Stopping,
 }
 
 impl Providers {
-    /// Those of the configuration, by handler; `None` if there are none.
+    /// The providers of the configuration, by handler; `None` if there are none.
     pub(super) fn configured(
         sockets: &BTreeMap<String, PathBuf>,
         node: &str,
@@ -79,7 +80,7 @@ impl Providers {
         Self::new(wires.collect(), node, clock)
     }
 
-    /// Those behind `wires`, each with its handler.
+    /// The providers behind `wires`, each with its handler; `None` if there are none.
     pub(super) fn new(
         wires: Vec<(String, Box<dyn Wire>)>,
         node: &str,
@@ -110,7 +111,7 @@ impl Providers {
         }))
     }
 
-    /// All of them.
+    /// All providers.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Rc<Provider>> {
         self.all.iter()
     }
@@ -119,7 +120,7 @@ impl Providers {
         self.iter().find(|provider| provider.handler == handler)
     }
 
-    /// Whose pod it is, as far as any of them has said or was told.
+    /// Finds the owner of a pod, as far as a provider has listed it or was told of it.
     fn of(&self, uid: &PodUid) -> Option<&Rc<Provider>> {
         let of_agent = |provider: &&Rc<Provider>| provider.table.borrow().expects(uid);
         if let Some(provider) = self.iter().find(of_agent) {
@@ -130,13 +131,13 @@ impl Providers {
         self.iter().find(said)
     }
 
-    /// Whether it is that provider's pod: one may list what is another's.
+    /// Returns true if the pod is that provider's: a provider may list another one's pod.
     fn is_of(&self, uid: &PodUid, provider: &Rc<Provider>) -> bool {
         self.of(uid)
             .is_some_and(|owner| Rc::ptr_eq(owner, provider))
     }
 
-    /// Whose container it is, and what it is called there.
+    /// Finds the owner of a container, with the pod and the container's name there.
     fn container(&self, id: &ContainerId) -> Option<(&Rc<Provider>, PodUid, String)> {
         self.iter().find_map(|provider| {
             let (uid, name) = provider.table.borrow().container(id)?;
@@ -145,7 +146,7 @@ impl Providers {
         })
     }
 
-    /// Whose sandbox it is.
+    /// Finds the owner of a sandbox, with the pod.
     fn sandbox(&self, id: &SandboxId) -> Option<(&Rc<Provider>, PodUid)> {
         self.iter().find_map(|provider| {
             let uid = provider.table.borrow().sandbox(id)?;
@@ -153,7 +154,7 @@ impl Providers {
         })
     }
 
-    /// Why some of them do not answer; `None` if all do.
+    /// Reasons why providers do not answer; `None` if all do.
     fn trouble(&self) -> Option<String> {
         let all = self.iter().filter_map(|provider| {
             let trouble = provider.trouble.borrow();
@@ -166,7 +167,7 @@ impl Providers {
 }
 
 impl Provider {
-    /// A whole list has come (PROV-03).
+    /// Returns true once a whole list has come (PROV-03).
     fn is_heard(&self) -> bool {
         self.table.borrow().is_heard()
     }
@@ -176,7 +177,7 @@ impl Provider {
         self.bell.wake();
     }
 
-    /// Asks for everything, and takes it in.
+    /// Asks for all pods, and takes the list in.
     async fn look(&self) -> Result<News, ProviderError> {
         let begun = self.table.borrow_mut().begin();
         let listed = self.list().await.and_then(|list| {
@@ -252,7 +253,7 @@ impl Provider {
         Ok(bad)
     }
 
-    /// Has a pod stopped and removed; repeatable, also with less grace. Not there is success.
+    /// Has a pod stopped and removed; repeatable, also with less grace. A pod that is not there is a success.
     async fn delete(&self, uid: &PodUid, grace_s: u32) -> Result<Deleted, ProviderError> {
         let request = Request {
             limit: MAX_WORDS_BYTES,
@@ -285,7 +286,7 @@ fn decoded(answer: &Answer) -> Result<Value, ProviderError> {
     from_foreign_json(&answer.body).map_err(|e| ProviderError::Nonsense(chain(&e)))
 }
 
-/// How the one pod is that an answer tells of.
+/// Reads the status of the one pod in an answer.
 fn status(answer: &Answer) -> Result<SaidStatus, ProviderError> {
     let said = Said::read(&decoded(answer)?);
     said.map(|said| said.status).map_err(nonsense)

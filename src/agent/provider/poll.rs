@@ -1,4 +1,4 @@
-//! Asking a provider for everything, again and again: every five seconds, and when it says that something changed (PRVD-04).
+//! Polling of a provider: asked for everything every five seconds, and when it reports a change (PRVD-04).
 
 use alloc::rc::Rc;
 use core::{future::Future, pin::Pin, time::Duration};
@@ -25,10 +25,10 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// Looks follow each other no faster than this.
 const MIN_GAP: Duration = Duration::from_millis(20);
 
-/// An answered question for changes: whether there are any, or may be.
+/// Pending answer to a question for changes: true if there are any, or may be.
 type Doorbell = Pin<Box<dyn Future<Output = bool>>>;
 
-/// One task for each provider.
+/// Makes the tasks that watch the providers, one for each.
 pub(in crate::agent) fn watch(
     providers: &Providers,
     events: &Sender<Event>,
@@ -55,7 +55,7 @@ struct Watcher {
 }
 
 impl Watcher {
-    /// Until the loop is gone.
+    /// Looks until the loop is gone.
     async fn run(self) {
         let clock = Rc::clone(&self.provider.clock);
         let mut doorbell: Option<(String, Doorbell)> = None;
@@ -93,7 +93,7 @@ impl Watcher {
         }
     }
 
-    /// One look; false: the loop is gone.
+    /// Takes one look. Returns false if the loop is gone.
     async fn look(&self) -> bool {
         let provider = &self.provider;
         let was_heard = provider.is_heard();
@@ -114,7 +114,8 @@ impl Watcher {
         }
     }
 
-    /// Asks to be told of the next change after `cursor`. A provider that cannot, or fails, is asked at the interval alone.
+    /// Asks to be told of the next change after `cursor`. A provider that cannot do that, or fails, is asked at the
+    /// interval only.
     fn doorbell(&self, cursor: String) -> Option<(String, Doorbell)> {
         if cursor.is_empty() || !self.provider.table.borrow().answers() {
             return None;
@@ -125,14 +126,14 @@ impl Watcher {
             ..Request::new("GET", format!("/changes?after={}", encode(&cursor)))
         };
         let asking = async move {
-            // Else nothing changed, or nobody knows: the next look is at the interval.
+            // Else nothing changed, or that is not known: the next look is at the interval.
             matches!(provider.wire.ask(request).await, Ok(answer) if answer.status == 200)
         };
         Some((cursor, Box::pin(asking)))
     }
 }
 
-/// People are told of what was not believed (PRVD-05).
+/// Tells people of statuses that were not believed (PRVD-05).
 pub(super) fn tell_bad(recorder: &Recorder, bad: &[Bad]) {
     for bad in bad {
         let about = About::whole(&bad.uid, &bad.namespace, &bad.name);

@@ -1,5 +1,5 @@
-//! The runtime, and the providers beside it: whatever names a provider's pod or container goes there, all else to the runtime.
-//! So logs, `exec`, probes, figures and garbage collection need to know of no provider.
+//! The runtime, and the providers beside it: a call that names a provider's pod or container goes there, every other
+//! call to the runtime. So logs, `exec`, probes, figures and garbage collection need to know of no provider.
 
 use alloc::rc::Rc;
 use core::{
@@ -36,7 +36,7 @@ use crate::{
     server::http::encode,
 };
 
-/// Figures are asked for with those of all other pods: one that is slow has none.
+/// Time for a provider's figures, which are asked for with those of all other pods: a slow provider's pods have none.
 const STATS_TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes of output read at a time.
 const STEP_BYTES: usize = 4096;
@@ -47,7 +47,7 @@ struct Routed {
     providers: Rc<Providers>,
 }
 
-/// The runtime as everybody sees it: itself, where there are no providers.
+/// Makes the runtime that the rest of the agent sees: `inner` itself if there are no providers.
 pub(in crate::agent) fn route(
     inner: Rc<dyn RuntimeService>,
     providers: Option<&Rc<Providers>>,
@@ -80,7 +80,7 @@ fn command(words: &[String]) -> String {
 }
 
 impl Provider {
-    /// What its pods have used, as it says it; nothing if it keeps no figures.
+    /// Asks for the usage of the provider's pods, in its own format; null if it keeps no figures.
     async fn used(&self) -> Value {
         if !self.table.borrow().answers() {
             return Value::Null;
@@ -95,7 +95,7 @@ impl Provider {
         }
     }
 
-    /// What its pods have used; those that it gives figures of.
+    /// Usage of the provider's pods, of each for which it gives figures.
     async fn usage(&self) -> Vec<PodUsage> {
         let used = self.used().await;
         let at = self.clock.wall();
@@ -119,7 +119,7 @@ impl Provider {
             let all_of_it = status.containers.into_iter();
             let mut running = all_of_it.filter(|c| c.state == ContainerState::Running);
             let first = running.next();
-            // A pod's figures are those of its container, if it has one alone.
+            // The figures of a pod with a single container are that container's.
             let alone = first.filter(|_| running.next().is_none());
             let containers = alone.map(|c| ContainerUsage {
                 id: c.id,
@@ -146,12 +146,12 @@ impl Provider {
 }
 
 impl Routed {
-    /// The same call: it is counted behind.
+    /// Passes the call on unchanged: it is counted behind.
     const fn pass<'a, T>(&self, _: Operation, call: Call<'a, T>) -> Call<'a, T> {
         call
     }
 
-    /// The streams of a container that is a provider's.
+    /// Opens the streams of a container; `None` if it is not a provider's.
     fn stream<'a>(
         &'a self,
         id: &ContainerId,
@@ -402,7 +402,7 @@ impl RuntimeService for Routed {
     fn list_pod_usage(&self, detail: Detail) -> Call<'_, Vec<PodUsage>> {
         Box::pin(async move {
             let mut all = self.inner.list_pod_usage(detail).await?;
-            // One that is silent keeps the others' figures for no longer than itself.
+            // All are asked at once: a silent provider delays the figures by its own time limit only.
             let providers = || self.providers.iter();
             let said = join_all(providers().map(|provider| provider.usage())).await;
             for (provider, mut said) in providers().zip(said) {

@@ -1,4 +1,4 @@
-//! What people are told of the tunnel: a condition of `get node`, what `check` asks, figures (TUN-14).
+//! State of the tunnel as people are told it: a condition of `get node`, the answer for `check`, figures (TUN-14).
 
 use core::{
     cell::{Cell, RefCell},
@@ -16,36 +16,36 @@ const TOLD: Duration = Duration::from_secs(60);
 /// Name of the condition.
 const CONDITION: &str = "TunnelReady";
 
-/// Written by the tunnel, read by who shows it.
+/// State of the tunnel: written by the tunnel, read by all who show it.
 #[derive(Default)]
 pub(in crate::agent) struct Board {
-    /// Streams that are open, those that are left included.
+    /// Open streams, those that are being left included.
     pub(super) streams: Cell<usize>,
     figures: Cell<TunnelFigures>,
     standing: RefCell<Standing>,
-    /// When people were last told of a dial that was meant for others.
+    /// Last event about a dial that was meant for others.
     told: Cell<Option<Mono>>,
 }
 
 #[derive(Default)]
 struct Standing {
-    /// Servers with which there are streams, and how many there are.
+    /// Number of servers with a stream, and of all servers.
     servers: (usize, usize),
-    /// Why there is no stream, or the last one has ended.
+    /// Reason why there is no stream, or why the last one ended.
     trouble: Option<String>,
-    /// Since when there is one, or none.
+    /// Time of the last change between streams and none.
     since: Option<Wall>,
 }
 
 impl Board {
-    /// Counts.
+    /// Changes the figures.
     pub(super) fn note(&self, change: impl FnOnce(&mut TunnelFigures)) {
         let mut figures = self.figures.get();
         change(&mut figures);
         self.figures.set(figures);
     }
 
-    /// Counts a dial that was meant for somebody else; whether people are to be told.
+    /// Counts a dial that was meant for another node. Returns true if people are to be told.
     pub(super) fn misrouted(&self, now: Mono) -> bool {
         self.note(|figures| figures.misrouted += 1);
         let is_due = self.told.get().is_none_or(|told| now - told >= TOLD);
@@ -66,7 +66,7 @@ impl Board {
         standing.trouble = trouble.or(before);
     }
 
-    /// What `get node` says.
+    /// The condition for `get node`.
     pub(in crate::agent) fn condition(&self, now: Wall) -> NodeCondition {
         let standing = self.standing.borrow();
         let (up, all) = standing.servers;
@@ -85,7 +85,7 @@ impl Board {
         }
     }
 
-    /// What `check` asks.
+    /// The answer for `check`.
     pub(in crate::agent) fn health(&self) -> TunnelHealth {
         let standing = self.standing.borrow();
         TunnelHealth {
@@ -96,7 +96,7 @@ impl Board {
         }
     }
 
-    /// What `/metrics` says.
+    /// The figures for `/metrics`.
     pub(in crate::agent) fn figures(&self) -> TunnelFigures {
         let streams = u64::try_from(self.streams.get()).unwrap_or(u64::MAX);
         TunnelFigures {

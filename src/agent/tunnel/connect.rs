@@ -1,4 +1,4 @@
-//! From an address to a stream: names, TCP, TLS, HTTP/2, the call, and how the server answers it (TUN-01).
+//! Opening a stream to an address: names, TCP, TLS, HTTP/2, the call, and the server's answer to it (TUN-01).
 
 use alloc::rc::Rc;
 use core::{
@@ -47,15 +47,15 @@ const SESSION_BUFFER_BYTES: usize = 16 * 1024;
 pub(super) struct Opened {
     pub(super) client: Client,
     pub(super) call: Call,
-    /// Carries both. It ends with the connection.
+    /// Task that carries both. It ends with the connection.
     pub(super) driver: smol::Task<Status>,
     /// Name of the server.
     pub(super) server: String,
-    /// How many there are of its kind.
+    /// Number of servers of its kind, as it says.
     pub(super) count: usize,
 }
 
-/// Why there is none.
+/// Reason why a stream could not be opened, or ended.
 pub(super) struct Failed {
     pub(super) ending: Ending,
     pub(super) why: String,
@@ -69,7 +69,7 @@ impl Failed {
         }
     }
 
-    /// As a call ended.
+    /// Reads the end of a call.
     pub(super) fn of(status: &Status) -> Self {
         // TLS 1.3 tells a client that its certificate is not wanted once it has begun to speak.
         let is_refused = is_refusal(status.code.0) || status.message.contains("fatal alert");
@@ -123,7 +123,7 @@ pub(super) async fn open(
             Err(e) => {
                 last = format!("{address}: {}", refined(&e));
                 if e.kind() == io::ErrorKind::InvalidData {
-                    // TLS: somebody is there, and one of both does not take the other.
+                    // TLS: a server is there, and one side does not accept the other.
                     let ending = Ending::Refused;
                     return Err(Failed { ending, why: last });
                 }
@@ -203,7 +203,7 @@ fn refined(e: &io::Error) -> String {
     }
 }
 
-/// Of a host: itself, or what name servers say of it.
+/// Addresses of a host: itself if it is one, else those that name servers give.
 async fn addresses(host: &str) -> Result<Vec<IpAddr>, Failed> {
     if let Ok(ip) = host.parse() {
         return Ok(vec![ip]);

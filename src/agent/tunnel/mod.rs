@@ -1,20 +1,20 @@
-//! The tunnel by which the apiserver reaches this node where nobody can dial it: an agent of konnectivity. Rows TUN-01 to
+//! The tunnel by which the apiserver reaches a node that it cannot dial: an agent of konnectivity. Rows TUN-01 to
 //! TUN-15, off unless `picolet.tunnel` is set.
 //!
-//! | file | what it is |
+//! | file | content |
 //! |---|---|
-//! | `board` | what people are told of it |
-//! | `connect` | from an address to a stream |
+//! | `board` | the tunnel's state, as people are told it |
+//! | `connect` | opening a stream to an address |
 //! | `stream` | a stream, and the connections that it carries to the server of this node, in this process |
-//! | `packet` | what is said on it |
-//! | here | which streams there are to be |
+//! | `packet` | the packets on it |
+//! | here | the lines, and how many streams there are to be |
 //!
 //! ```text
 //! apiserver ─▶ konnectivity server ◀─ stream (TLS, HTTP/2, one call) ─ line ─▶ pipe ─▶ server::network: TLS, who?, may he?
 //! ```
 //!
 //! A *line* keeps one stream: one for each address of the configuration, and further ones while a server says that there are
-//! more of its kind. All run on the agent's thread. What is decided is in `logic::tunnel`.
+//! more of its kind. All run on the agent's thread. `logic::tunnel` decides.
 
 mod board;
 mod connect;
@@ -64,28 +64,28 @@ use crate::{
     sys::lane::Lane,
 };
 
-/// How long the agent's end waits for what is carried.
+/// Time that the end of the agent waits for connections in the tunnel.
 const STOP_TIME: Duration = Duration::from_secs(10);
 /// Time between two looks whether the apiserver has the addresses of this node, before there is a first stream.
 const LOOK: Duration = Duration::from_secs(1);
-/// Characters of a dial's target that people are shown.
+/// Characters shown of a dial's target.
 const MAX_SHOWN_TARGET: usize = 100;
 
-/// What does not change.
+/// Settings that do not change.
 pub(super) struct Settings {
     pub(super) cfg: TunnelConfig,
     pub(super) kubeconfig: PathBuf,
-    /// Where this node keeps the certificate that it renews, if it does.
+    /// Store of the certificate that this node renews, if it does.
     pub(super) kept: Option<Store>,
-    /// Whether bytes cost money.
+    /// Cost of the link: bytes may cost money.
     pub(super) cost: Rc<LinkCost>,
-    /// Who this agent is, for servers.
+    /// Identity of this agent, for servers.
     pub(super) agent_id: String,
     /// Port of the server of this node.
     pub(super) port: u16,
 }
 
-/// What it works with.
+/// Helpers that the tunnel works with.
 pub(super) struct Tools {
     pub(super) clock: Rc<dyn Clock>,
     pub(super) recorder: Rc<Recorder>,
@@ -93,14 +93,14 @@ pub(super) struct Tools {
     pub(super) disk: Lane,
     pub(super) node: Rc<Node>,
     pub(super) network: Rc<Network>,
-    /// What may go over the link, if that is limited.
+    /// Budget of the link, if it is limited.
     pub(super) budget: Option<Arc<LinkBudget>>,
 }
 
 /// A stream on its way.
 type Opening = Pin<Box<dyn Future<Output = Result<Opened, Failed>>>>;
 
-/// Both ends of what is carried.
+/// Both ends of the carried connections.
 struct Ends {
     /// Opens a stream to the server at that address of the configuration, as an agent with these identifiers.
     open: Box<dyn Fn(Rc<Shared>, usize, String) -> Opening>,
@@ -108,7 +108,7 @@ struct Ends {
     serve: Box<dyn Fn(Near)>,
 }
 
-/// What all lines share.
+/// State that all lines share.
 struct Shared {
     settings: Settings,
     ends: Ends,
@@ -122,7 +122,7 @@ struct Shared {
     board: Rc<Board>,
     ids: RefCell<Ids>,
     servers: RefCell<Servers>,
-    /// Which lines there are, one bit for each.
+    /// Running lines, one bit for each.
     lines: Cell<u32>,
     is_stopping: Cell<bool>,
     /// A stream has ended, other lines are wanted, or all are to end.
@@ -171,7 +171,7 @@ impl Tunnel {
         Self(shared)
     }
 
-    /// Tells servers that no dials are taken any more, and lets what is carried come to its end, for some seconds.
+    /// Tells servers that no dials are taken any more, and gives open connections some seconds to end.
     pub(super) async fn stop(&self) {
         let shared = &self.0;
         shared.is_stopping.set(true);
@@ -200,8 +200,8 @@ impl Shared {
         self.changed.until(is_stopping).await;
     }
 
-    /// As whom servers are to know this node, and what may be dialled here; `None`: the apiserver does not have its addresses
-    /// yet.
+    /// Identifiers of the node for servers, and the addresses that may be dialled here; `None`: the apiserver does not
+    /// have its addresses yet.
     fn who(&self) -> Option<(String, Own)> {
         let addresses = self.node.published_addresses()?;
         let (node, port) = (&self.node.name, self.settings.port);
@@ -211,7 +211,7 @@ impl Shared {
         ))
     }
 
-    /// Somebody else was meant (TUN-06, TUN-07).
+    /// Reports a dial that was meant for another target (TUN-06, TUN-07).
     fn misrouted(&self, target: &str) {
         if self.board.misrouted(self.clock.now()) {
             let target: String = target.chars().take(MAX_SHOWN_TARGET).collect();
@@ -236,7 +236,7 @@ impl Shared {
                 self.executor.spawn(boxed(line)).detach();
             }
         }
-        // One that was not wanted any more may be.
+        // A line that was not wanted any more may be wanted again.
         self.changed.wake_all();
     }
 
@@ -251,9 +251,9 @@ impl Shared {
     }
 }
 
-/// A stream that another takes the place of, or none. At its end, and when this is dropped, what it carries ends.
+/// A stream that is left, for another or none. Its connections end with it, and when this is dropped.
 struct Old {
-    /// Tells it that the other is there, or none is to be.
+    /// Wakes it once the other stream is there, or none is to be.
     replaced: Rc<Wake>,
     task: smol::Task<()>,
 }
@@ -266,7 +266,7 @@ impl Old {
         Self { replaced, task }
     }
 
-    /// Waits until nothing is carried any more.
+    /// Waits until no connection is left.
     async fn ended(&mut self) {
         self.replaced.wake();
         (&mut self.task).await;
@@ -330,7 +330,7 @@ async fn line(shared: Rc<Shared>, number: usize) {
                 match turned {
                     Turned::Ended(failed) => (failed, up),
                     Turned::Leaves(why) => {
-                        // At most one: what an older one still carried ends now.
+                        // At most one: connections of an older one end now.
                         old = Some(Old::begin(carrying, line.clone(), &shared.executor));
                         (Failed::broken(why), up)
                     }
@@ -362,13 +362,13 @@ async fn line(shared: Rc<Shared>, number: usize) {
     shared.lines.set(shared.lines.get() & !(1 << number));
 }
 
-/// What a stream carries that another takes the place of.
+/// Carries on the connections of a stream after another stream has taken its place.
 async fn rest(mut carrying: Box<Carrying>, mut line: Line, replaced: Rc<Wake>) {
     carrying.run(&mut line, Some(&replaced)).await;
 }
 
 impl Shared {
-    /// Tells people how it stands, with the trouble if there is any.
+    /// Shows people the state of the tunnel, with the trouble if there is any.
     fn show(&self, trouble: Option<String>) {
         let known = self.servers.borrow().known();
         self.board.show(known, trouble, self.clock.wall());

@@ -9,7 +9,7 @@ use crate::{
 
 /// Longest message that a server may send (TUN-13).
 pub(super) const MAX_MESSAGE_BYTES: usize = 4 << 20;
-/// What one may hold when it is read.
+/// Limits of a message that is read.
 const LIMITS: Limits = Limits {
     depth: 4,
     entries: 64,
@@ -80,7 +80,7 @@ message! {
     }
 }
 
-/// What a server says.
+/// Message of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Said {
     Dial {
@@ -98,15 +98,15 @@ pub(super) enum Said {
     Close {
         id: Id,
     },
-    /// What an agent is not told, or what nobody knows yet.
+    /// A packet that is not for agents, or of a kind that is not known yet.
     Else,
 }
 
-/// Reads one. Errors: it is no packet.
+/// Reads a message. Errors: it is no packet.
 pub(super) fn read(message: &[u8]) -> Result<Said, Error> {
     let mut packet = Packet::default();
     decode(&mut packet, message, LIMITS)?;
-    // The number and what follows it have to agree: one that is absent is 0.
+    // The kind and the field that is set have to agree; an absent kind is 0.
     Ok(match packet {
         Packet {
             kind: kind::DIAL_REQUEST,
@@ -141,7 +141,7 @@ pub(super) fn read(message: &[u8]) -> Result<Said, Error> {
     })
 }
 
-/// Answers a dial: with the number of the connection, or why there is none.
+/// Answers a dial: with the number of the connection, or the reason why there is none.
 pub(super) fn dialled(random: i64, answer: Result<Id, &str>) -> Vec<u8> {
     let (id, error) = match answer {
         Ok(id) => (id, String::new()),
@@ -167,7 +167,7 @@ pub(super) fn data(id: Id, data: Vec<u8>) -> Vec<u8> {
     })
 }
 
-/// A connection is over; `error`: why there was none.
+/// Says that a connection is over; `error`: the reason why there was none.
 pub(super) fn closed(id: Id, error: &str) -> Vec<u8> {
     encode(&mut Packet {
         kind: kind::CLOSE_RESPONSE,
@@ -179,7 +179,7 @@ pub(super) fn closed(id: Id, error: &str) -> Vec<u8> {
     })
 }
 
-/// No dials are taken any more.
+/// Says that no dials are taken any more.
 pub(super) fn drain() -> Vec<u8> {
     encode(&mut Packet {
         kind: kind::DRAIN,
@@ -198,7 +198,7 @@ pub(crate) mod fuzz {
         logic::tunnel::stream::{Act, Heard, Ids, MAX_CONNECTIONS, Stream},
     };
 
-    /// What becomes of connections must hold together, whatever the server says.
+    /// Checks that the states of connections hold together, whatever the server says.
     pub(crate) fn packets(mut bytes: &[u8]) -> String {
         let (mut stream, mut ids) = (Stream::default(), Ids::new(0));
         let (mut open, mut dials, mut answers) = (Vec::new(), 0, 0);

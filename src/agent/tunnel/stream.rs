@@ -1,7 +1,7 @@
-//! One stream, and the connections that it carries: bytes between the server of a tunnel and the server of this node.
+//! A stream, and the connections that it carries: bytes between the server of a tunnel and the server of this node.
 //!
-//! Nothing is read from the stream while what came last has no room, or while answers wait: the server is held back by the
-//! window then. What the node says waits where it is made, but for 16 KiB of each connection.
+//! The stream is not read while the last bytes have no room, or while answers wait: the window holds the server back
+//! then. The node's own bytes wait where they are made, but for 16 KiB of each connection.
 
 use alloc::{collections::VecDeque, rc::Rc};
 use core::{
@@ -28,7 +28,7 @@ use crate::{
     server::pipe::{Far, pipe},
 };
 
-/// Bytes of a connection in one packet, and what waits for it.
+/// Bytes of a connection in one packet, and those that wait for it.
 const DATA_BYTES: usize = 16 * 1024;
 /// Answers that wait to be sent, above which nothing is read: each packet has one at most.
 const MAX_ANSWERS: usize = 64;
@@ -41,30 +41,30 @@ pub(super) struct Carrying {
     client: Client,
     call: Call,
     _driver: smol::Task<crate::grpc::status::Status>,
-    /// As whom the server knows this node.
+    /// Identifiers by which the server knows this node.
     own: Own,
     identifiers: String,
     stream: Stream,
     ends: Vec<(Id, Far)>,
     answers: VecDeque<Vec<u8>>,
-    /// Bytes that have no room yet, and how many of them had.
+    /// Bytes that have no room yet: the connection, the bytes, and how many of them have been delivered.
     held: Option<(Id, Vec<u8>, usize)>,
-    /// When the server was asked whether it is there.
+    /// Time of the last question whether the server is there.
     asked: Option<Mono>,
-    /// When the addresses of the node were looked at.
+    /// Time of the last look at the addresses of the node.
     looked: Mono,
     alarm: Option<(Mono, Alarm)>,
-    /// Another is to take its place, or none.
+    /// Set once another stream is to take its place, or none is.
     is_left: bool,
-    /// The server was told.
+    /// Set once the server was told to dial elsewhere.
     is_leaving: bool,
 }
 
-/// How far a stream has come.
+/// Turn in the life of a stream.
 pub(super) enum Turned {
-    /// It is over.
+    /// The stream is over.
     Ended(Failed),
-    /// Another is to take its place; what it carries goes on.
+    /// The stream is left for another one; the connections that it carries go on.
     Leaves(&'static str),
 }
 
@@ -91,9 +91,11 @@ impl Carrying {
         }
     }
 
-    /// Carries until the stream ends, or another is to take its place. Once the agent ends, until nothing is carried any more.
+    /// Carries until the stream ends, or another is to take its place. Once the agent ends, until no connection is
+    /// left.
     ///
-    /// - `replaced`: another is to take its place, or has when this wakes, or none is to: then until nothing is carried.
+    /// - `replaced`: this stream is left. Once another has taken its place (then this wakes), or none is to, it carries
+    ///   until no connection is left.
     pub(super) async fn run(&mut self, line: &mut Line, replaced: Option<&Wake>) -> Turned {
         let shared = Rc::clone(&self.shared);
         if let Some(replaced) = replaced {
@@ -113,7 +115,7 @@ impl Carrying {
         poll_fn(|cx| self.poll(line, cx)).await
     }
 
-    /// Carries until the stream turns, or until then.
+    /// Carries until the stream turns, or `until` is ready.
     async fn carry(&mut self, line: &mut Line, until: impl Future<Output = ()>) -> Option<Turned> {
         let turned = poll_fn(|cx| self.poll(line, cx).map(Some));
         let last = async {
@@ -144,7 +146,7 @@ impl Carrying {
         Poll::Pending
     }
 
-    /// Nothing moves: looks at the time.
+    /// Looks at the time, when nothing moves.
     fn rest(&mut self, line: &mut Line, cx: &mut Context<'_>) -> Poll<Turned> {
         let is_empty = self.stream.connections() == 0 && self.answers.is_empty();
         let is_done = self.is_leaving && is_empty;
@@ -167,7 +169,7 @@ impl Carrying {
                 return Poll::Ready(Turned::Ended(failed));
             }
             let heard = Mono(0) + self.client.heard();
-            // On a slow link the answer may stand behind what else is sent: that counts, too.
+            // On a slow link the answer may stand behind other data that is sent: that counts, too.
             let has_come = |asked| heard > asked || !self.client.awaits_pong();
             if self.asked.is_some_and(has_come) {
                 self.asked = None;
@@ -187,7 +189,7 @@ impl Carrying {
                 }
             };
             let due = self.stream.due().map_or(silent, |due| due.min(silent));
-            // One that rings too early is looked at again; so what comes need not move it.
+            // An alarm that rings too early is looked at again, so arriving data need not move it.
             if self.alarm.as_ref().is_none_or(|(at, _)| *at > due) {
                 self.alarm = Some((due, self.shared.clock.until(due)));
             }
@@ -205,7 +207,7 @@ impl Carrying {
         }
     }
 
-    /// Whether servers are to know this node as another. Looks now and then.
+    /// Returns true if servers are to know this node by other addresses. Looks now and then.
     fn is_other(&mut self, now: Mono) -> bool {
         if self.is_left || now < self.looked + SILENCE {
             return false;
@@ -215,7 +217,7 @@ impl Carrying {
         who.is_some_and(|(id, _)| id != self.identifiers)
     }
 
-    /// Ends connections that hold up the others; whether there were any.
+    /// Ends connections that hold up the others. Returns true if there were any.
     fn end_overdue(&mut self) -> bool {
         let now = self.shared.clock.now();
         let mut any = false;
@@ -228,7 +230,7 @@ impl Carrying {
         any
     }
 
-    /// One step each way; whether anything moved.
+    /// Takes one step each way. Returns true if anything moved.
     fn step(&mut self, cx: &mut Context<'_>) -> Result<bool, Failed> {
         let inward = self.step_inward(cx)?;
         Ok(self.step_outward(cx) || inward)
@@ -254,7 +256,7 @@ impl Carrying {
         }
     }
 
-    /// Gives a connection what has room there; whether anything moved.
+    /// Gives a connection the bytes that have room there. Returns true if anything moved.
     fn deliver(&mut self, cx: &Context<'_>) -> bool {
         let Some((id, bytes, at)) = &mut self.held else {
             return false;
@@ -350,7 +352,7 @@ impl Carrying {
         }
     }
 
-    /// Sends an answer, or what the next connection says; whether there was anything.
+    /// Sends an answer, or bytes of the next connection. Returns true if there was anything to send.
     fn step_outward(&mut self, cx: &mut Context<'_>) -> bool {
         if self.call.poll_room(cx).is_pending() {
             return false;

@@ -38,7 +38,7 @@ const PORT: u16 = 10250;
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// One direction of a connection within the test.
+/// A direction of a connection within the test.
 #[derive(Default)]
 struct Way {
     bytes: VecDeque<u8>,
@@ -54,7 +54,7 @@ impl Way {
     }
 }
 
-/// One end of it.
+/// An end of a connection within the test.
 struct End {
     from: Rc<RefCell<Way>>,
     to: Rc<RefCell<Way>>,
@@ -137,13 +137,13 @@ impl Server {
     }
 }
 
-/// What all streams of a node share.
+/// State that all streams of a node share.
 struct World {
     shared: Rc<Shared>,
     hands: Rc<Hands>,
     /// Connections that the server of the node was given.
     near: Rc<RefCell<Vec<Near>>>,
-    /// What lines find when they dial, one after the other.
+    /// Opened streams that lines find when they dial, one after the other.
     offers: Rc<RefCell<VecDeque<Opened>>>,
     _scratch: Scratch,
 }
@@ -236,7 +236,7 @@ impl World {
         self.settle();
     }
 
-    /// What comes of something at this instant.
+    /// Result of a future that is ready at this instant.
     fn wait<T>(&self, what: impl Future<Output = T>) -> T {
         let mut what = pin!(what);
         loop {
@@ -247,7 +247,7 @@ impl World {
         }
     }
 
-    /// A line that dials finds this server, which says that there are so many.
+    /// Offers a server to the next line that dials; the server says that there are `count`.
     fn offer(&self, name: &str, count: usize) -> Server {
         let (opened, server) = self.opened(name, count);
         self.offers.borrow_mut().push_back(opened);
@@ -305,13 +305,13 @@ impl World {
         (opened, server)
     }
 
-    /// How many streams there are, and which lines.
+    /// Number of open streams, and the running lines.
     fn up(&self) -> (usize, u32) {
         self.settle();
         (self.shared.board.streams.get(), self.shared.lines.get())
     }
 
-    /// Carries; why it ended, once it has.
+    /// Carries. The returned cell gets the reason of the end.
     fn run(
         &self,
         mut carrying: Carrying,
@@ -331,13 +331,13 @@ impl World {
         why
     }
 
-    /// What came since this was asked last.
+    /// Messages that came since the last call.
     fn heard(&self, server: &Server) -> Vec<Vec<u8>> {
         self.settle();
         server.heard.take()
     }
 
-    /// Reads what came for a connection, so many bytes at most; `None`: nothing yet.
+    /// Reads the bytes that came for a connection, at most `most`; `None`: none yet.
     fn read(&self, near: &mut Near, most: usize) -> Option<Vec<u8>> {
         self.settle();
         let mut piece = vec![0; most];
@@ -393,7 +393,7 @@ fn a_stream_that_is_replaced_ends_in_the_end() {
     replaced.wake();
     assert_eq!(world.heard(&server), [packet::drain()]);
     assert_eq!(ended.borrow().as_deref(), Some("it was left"));
-    // What is open goes on, for as long as it likes.
+    // Open connections go on, for as long as they like.
     let (carrying, server) = world.open();
     let ended = world.run(carrying, Some(&replaced));
     server.dial(1, NODE);

@@ -24,7 +24,7 @@ pub(super) type Id = usize;
 /// Name of an entry.
 pub(super) type Name = Vec<u8>;
 
-/// What an inode is, with what never changes.
+/// Type of an inode, with what never changes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Dir,
@@ -37,22 +37,22 @@ pub(super) enum Kind {
 /// Permission bits, user, group.
 pub(super) type Owner = (u32, u32, u32);
 
-/// One step.
+/// An operation on the disk.
 #[derive(Clone, Debug)]
 pub(super) enum Op {
-    /// A name for an inode, which may be new.
+    /// Adds a name for an inode, which may be new.
     Enter {
         dir: Id,
         name: Name,
         id: Id,
     },
-    /// A name less.
+    /// Removes a name.
     Leave {
         dir: Id,
         name: Name,
         id: Id,
     },
-    /// Another name for an inode, in one step; what had the name loses it.
+    /// Renames an inode in one step; an inode that had the new name loses it.
     Move {
         dir: Id,
         name: Name,
@@ -89,7 +89,7 @@ pub(super) enum Op {
 }
 
 impl Op {
-    /// For messages: without the data.
+    /// The operation in short, without the data, for messages.
     pub(super) fn brief(&self) -> String {
         let text = String::from_utf8_lossy;
         match self {
@@ -160,7 +160,7 @@ impl Disk {
         }
     }
 
-    /// The same inodes as they were made: without names, data and attributes.
+    /// Makes a disk with the inodes as they were made: without names, data and attributes.
     fn bare(born: &[(Kind, Owner)]) -> Self {
         let inode = |(kind, owner): &(Kind, Owner)| Inode::new(kind.clone(), *owner);
         Self {
@@ -219,7 +219,7 @@ impl Disk {
         None
     }
 
-    /// What can be reached from inode `from`, without itself.
+    /// All entries that can be reached from inode `from`, without itself.
     pub(super) fn tree(&self, from: Id) -> Tree {
         let mut tree = Tree::new();
         let mut todo = vec![(Vec::new(), from)];
@@ -298,7 +298,7 @@ pub(super) fn read(dir: &Path) -> io::Result<Tree> {
     Ok(tree)
 }
 
-/// What a real inode is.
+/// Type of a real inode.
 pub(super) fn kind(path: &Path, stat: &fs::Metadata) -> io::Result<Kind> {
     let is = stat.file_type();
     Ok(if is.is_dir() {
@@ -333,7 +333,7 @@ fn shape(path: &Path) -> io::Result<Shape> {
         let file = std::os::fd::AsFd::as_fd(&file);
         for name in xattr::names(file)?.split_inclusive(|&b| b == 0) {
             let name = core::ffi::CStr::from_bytes_with_nul(name).map_err(io::Error::other)?;
-            // What a security module sets by itself is nobody's doing.
+            // Attributes that a security module sets by itself are not the store's doing.
             if name.to_bytes().starts_with(b"trusted.")
                 && let Some(value) = xattr::read(file, name)?
             {
@@ -352,10 +352,10 @@ fn shape(path: &Path) -> io::Result<Shape> {
     })
 }
 
-/// What a cut may do to the operations that no sync covers.
+/// Effect of a cut on the operations that no sync covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cut {
-    /// All are on disk.
+    /// All operations are on disk.
     Nothing,
     /// All are, but for the second half of the last write.
     Torn,
@@ -369,14 +369,14 @@ pub(super) enum Cut {
     Zeros,
     /// All are, but for this one.
     Without(usize),
-    /// Some are, drawn by this seed.
+    /// A part of them is, drawn by this seed.
     Some(u64),
 }
 
 /// A recorded run.
 pub(super) struct Log {
     pub(super) ops: Vec<Op>,
-    /// What each inode was when it was made.
+    /// Type and owner of each inode when it was made.
     pub(super) born: Vec<(Kind, Owner)>,
 }
 
@@ -452,7 +452,7 @@ impl Log {
     }
 }
 
-/// What an operation on names is about: these go through their states in order.
+/// Subject of an operation on names. The operations of one subject go through their states in order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Key {
     Entry(Id, Name),
@@ -479,7 +479,7 @@ fn keys(op: &Op) -> Vec<Key> {
     }
 }
 
-/// Which operations are on disk whatever happens.
+/// Marks the operations that are on disk whatever happens.
 fn durable(ops: &[Op]) -> Vec<bool> {
     let mut durable = vec![false; ops.len()];
     let (mut all, mut files, mut data) = (false, BTreeSet::new(), BTreeSet::new());

@@ -122,7 +122,7 @@ fn recorded(script: &Script, dir: &Path, supplies: &Supplies) -> Recorded {
     record(command, &task, &dir.join("disk"), &dir.join("marks"))
 }
 
-/// What was told at a mark.
+/// State of the store as told at a mark.
 struct Told<'a> {
     images: BTreeMap<String, ImageRecord>,
     names: BTreeMap<String, String>,
@@ -219,7 +219,7 @@ impl Trial<'_> {
         }
     }
 
-    /// One disk: what is on it is repaired, whole, and goes on.
+    /// Tries one disk: the store on it is repaired, whole, and goes on.
     fn one(&mut self, disk: &Disk, step: usize, before: &Told<'_>, after: &Told<'_>, place: &str) {
         self.tried += 1;
         let _ = fs::remove_dir_all(&self.dir);
@@ -259,7 +259,7 @@ impl Trial<'_> {
     }
 }
 
-/// Nothing was lost that was told, and what is there is whole.
+/// Asserts that all told images and names are kept, and that each image is whole.
 fn whole(store: &Store, before: &Told<'_>, after: &Told<'_>, place: &str) {
     for id in before.images.keys() {
         let kept = !after.images.contains_key(id) || store.get(id).is_some();
@@ -314,7 +314,7 @@ fn below(tree: &Tree, path: &[u8]) -> Vec<(Name, disk::Shape)> {
         .collect()
 }
 
-/// Nothing is in the store that does not belong there.
+/// Asserts that the store has no file that does not belong there.
 fn tidy(tree: &Tree, images: &[ImageRecord], noted: bool, place: &str) {
     let layers: BTreeSet<&str> = images
         .iter()

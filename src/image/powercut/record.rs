@@ -20,7 +20,7 @@ pub(super) struct Recorded {
     pub(super) marks: Vec<Mark>,
 }
 
-/// Something that the program told.
+/// A text that the program told, with the disk at that time.
 pub(super) struct Mark {
     /// Operations before it.
     pub(super) at: usize,
@@ -28,11 +28,8 @@ pub(super) struct Mark {
     pub(super) tree: Tree,
 }
 
-/// Runs `command` with `task` on its standard input and records what it does below `root`, which is empty. What it
-/// writes to the file `marks` are its marks.
-///
-/// # Panics
-/// It fails, or does something that cannot be recorded.
+/// Runs `command` with `task` on its standard input and records what it does below `root`, which is empty. Each write
+/// of the program to the file `marks` is a mark.
 pub(super) fn record(command: Command, task: &str, root: &Path, marks: &Path) -> Recorded {
     let stat = fs::metadata(root).expect("root");
     let mut recorder = Recorder {
@@ -69,11 +66,11 @@ struct Recorder {
     recorded: Recorded,
 }
 
-/// Where a path leads.
+/// Place that a path leads to.
 struct Spot {
     dir: Id,
     name: Name,
-    /// The same for this process.
+    /// Path for this process.
     path: PathBuf,
 }
 
@@ -322,7 +319,7 @@ impl Recorder {
         self.known.get(&place(&stat)).copied()
     }
 
-    /// Where a path leads, by directories only. `None`: not below the root, or the root itself.
+    /// Finds the place that a path leads to, by directories only. `None`: not below the root, or the root itself.
     fn find(&self, call: &Call, dir: u64, path: u64) -> Option<Spot> {
         let text = string(call, path);
         let path = Path::new(std::ffi::OsStr::from_bytes(&text));
@@ -361,7 +358,7 @@ impl Recorder {
     }
 }
 
-/// For messages: without the content.
+/// The shape in short, without the content, for messages.
 fn brief(shape: Option<&disk::Shape>) -> String {
     shape.map_or_else(
         || "absent".into(),

@@ -1,4 +1,4 @@
-//! What is done to the store while it is recorded, and again after each cut.
+//! Steps that are done on the store while it is recorded, and again after each cut.
 
 use core::ops::ControlFlow;
 use std::collections::BTreeSet;
@@ -23,7 +23,7 @@ use crate::image::testing::{Layout, Stream, config, docker_archive, gzip, zstd};
 use crate::image::verify::{Repair, Verifying};
 use crate::sys::file::sync_dir;
 
-/// One thing that is asked of the store.
+/// A request to the store.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
     /// The agent ends and starts again.
@@ -32,13 +32,13 @@ pub(super) enum Step {
     Import(&'static str),
     /// An image gets another name.
     Tag(&'static str, &'static str),
-    /// It is removed.
+    /// An image is removed.
     Remove(&'static str),
-    /// All but this one are removed that are not pinned.
+    /// Every image is removed but this one and pinned ones.
     PruneAllBut(&'static str),
     /// A drop-in directory is looked at.
     Look(&'static str),
-    /// The same, and nothing is imported.
+    /// A drop-in directory is looked at, and no file is imported.
     LookInVain(&'static str),
     /// A repository's tag 1 is pulled.
     Pull(&'static str),
@@ -46,7 +46,7 @@ pub(super) enum Step {
     PullInVain(&'static str),
     /// The disk damages an image's lowest layer.
     Harm(&'static str),
-    /// What is damaged is removed, to be brought again.
+    /// Damaged images are removed, to be brought again.
     Repair,
     /// Layers on their way are removed, as image GC does.
     Clear,
@@ -58,7 +58,7 @@ pub(super) struct Script {
     pub(super) steps: &'static [Step],
 }
 
-/// All that is recorded.
+/// All scripts that are recorded.
 pub(super) const SCRIPTS: &[Script] = &[
     Script {
         name: "archives",
@@ -195,7 +195,7 @@ impl Supplies {
         }
     }
 
-    /// With a registry that has `app`, `next` on the same base, and `cut`, whose layers never arrive whole.
+    /// Adds a registry that has `app`, `next` on the same base, and `cut`, whose layers never arrive whole.
     pub(super) fn with_registry(mut self) -> Self {
         let noise: Vec<u8> = (0_u32..20_000)
             .map(|n| n.wrapping_mul(2_654_435_761).to_be_bytes()[0])
@@ -221,7 +221,7 @@ impl Supplies {
         self
     }
 
-    /// Those that another process made.
+    /// Supplies that another process made.
     pub(super) fn of(dir: &Path, registry: &str) -> Self {
         Self {
             dir: dir.to_owned(),
@@ -356,7 +356,7 @@ fn go(_: Progress) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-/// All images, without what differs between two ways to the same state.
+/// All images, without their sequence numbers, which differ between two ways to the same state.
 pub(super) fn images(store: &Store) -> Vec<ImageRecord> {
     let list = store.list();
     list.iter()
@@ -367,7 +367,8 @@ pub(super) fn images(store: &Store) -> Vec<ImageRecord> {
         .collect()
 }
 
-/// Whether a file among the layers on their way may be there after a cut: growing, or what its name says.
+/// Returns true if a file among the layers on their way may be there after a cut: a growing one, or one with the digest
+/// of its name.
 pub(super) fn may_arrive(name: &str, data: &[u8]) -> bool {
     match name.strip_suffix(".part") {
         Some(part) => part
@@ -377,7 +378,7 @@ pub(super) fn may_arrive(name: &str, data: &[u8]) -> bool {
     }
 }
 
-/// For the skip message: layers hold files of root.
+/// Returns true for root; else skips with a message: layers hold files of root.
 pub(super) fn able() -> bool {
     let able = nix::unistd::geteuid().is_root();
     if !able {

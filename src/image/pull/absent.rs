@@ -8,12 +8,12 @@ use crate::api::Mono;
 use crate::net::Url;
 use crate::sys::clock;
 
-/// How long a server that was not there is asked last.
+/// Time for which a server that was not there is asked last.
 const ABSENCE: Duration = Duration::from_secs(120);
 /// Servers remembered. One more is asked in its turn, which takes longer and is not wrong.
 const MAX_ABSENT: usize = 64;
 
-/// By scheme and host: until when.
+/// Servers that were not there, by scheme and host, with the end of their time.
 #[derive(Debug, Default)]
 pub(super) struct Absent(Mutex<BTreeMap<String, Mono>>);
 

@@ -23,11 +23,11 @@ use crate::image::registry::pace::Throttle;
 use crate::image::registry::session::{Session, Top};
 use crate::net::pace::Stop;
 
-/// What a layer is called that is a file.
+/// Annotation with the file name of a layer that is a file.
 const TITLE: &str = "org.opencontainers.image.title";
 /// Layers of an artefact that is read.
 const MAX_FILES: usize = 64;
-/// Characters of a foreign word that are told.
+/// Longest foreign word in an error, characters.
 const MAX_TOLD_CHARS: usize = 100;
 
 /// Files by name, each by its digest and bytes. At most [`MAX_FILES`].
@@ -43,16 +43,16 @@ pub struct Artifact {
     stop: Arc<Stop>,
 }
 
-/// Why nothing came of an artefact.
+/// Reason why an artefact could not be had.
 #[derive(Debug, thiserror::Error)]
 pub enum ArtifactError {
     /// The registry, the way to it, or this machine's disk. It may be otherwise in a while.
     #[error("{0}: {1}")]
     Registry(String, String),
-    /// What the registry sends is wrong, and was so again and again.
+    /// The registry's answer is wrong, and was so again and again.
     #[error("{0}: {1}")]
     Wrong(String, String),
-    /// It is something else.
+    /// The artefact is of another type.
     #[error("{0} is of type {1:?}, not {2:?}")]
     Kind(String, String, &'static str),
 }
@@ -64,7 +64,7 @@ impl core::fmt::Debug for Artifact {
 }
 
 impl Artifact {
-    /// What `reference` leads to, which has to be of the type `kind`. Nobody is asked yet.
+    /// Makes the artefact that `reference` leads to, which has to be of the type `kind`. No registry is asked yet.
     #[must_use]
     pub fn new(settings: Settings, reference: Reference, kind: &'static str) -> Self {
         Self {
@@ -77,7 +77,7 @@ impl Artifact {
         }
     }
 
-    /// Its name.
+    /// Name of the artefact.
     #[must_use]
     pub const fn reference(&self) -> &Reference {
         &self.reference
@@ -142,7 +142,8 @@ impl Artifact {
         Ok(bytes)
     }
 
-    /// Has a file in `part`, whole and durable. What `part` holds is taken for its beginning, and stays there after an error.
+    /// Fetches a file into `part`, whole and durable. Bytes already in `part` are taken for its beginning, and stay
+    /// there after an error.
     ///
     /// # Errors
     /// It cannot be had, or not be written.
@@ -163,7 +164,7 @@ impl Artifact {
         })
     }
 
-    /// Has one endpoint after the other asked, with what the node has for it.
+    /// Has one endpoint after the other asked, with the node's credentials for it.
     fn ask(
         &self,
         ask: &mut dyn FnMut(&Session<'_>) -> Result<(), RegistryError>,
@@ -205,7 +206,7 @@ impl Artifact {
             Some(Err(error)) => errors = vec![error],
             None => {}
         }
-        // A link spoils nothing so often: whoever sends what has another digest will do so again.
+        // A link spoils nothing so often: a server that sent another digest will do so again.
         let lasts = |e: &RegistryError| {
             matches!(
                 e,
@@ -220,7 +221,7 @@ impl Artifact {
     }
 }
 
-/// The beginning of what others wrote.
+/// The beginning of a foreign text.
 fn told(text: &str) -> String {
     text.chars().take(MAX_TOLD_CHARS).collect()
 }

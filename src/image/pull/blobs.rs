@@ -6,11 +6,11 @@
 //!                            <64 hex>-<16 hex>       the same, of a pull with a credential that only its pod has
 //! ```
 //!
-//! A part belongs to those who are of one mind about it: same layer, same size, same registry (its mirrors included). What
-//! another registry sends for the same digest may be anything until its last byte, so it cannot spoil what arrived here.
+//! Pulls share a part if they agree on layer, size and registry (its mirrors included). Until the last byte another
+//! registry may send anything for the same digest, so its bytes go to another part and cannot spoil this one.
 //!
-//! Both outlive the agent, so that no byte is fetched twice. They go when the image is in the store, when nothing asked
-//! for them in [`MAX_AGE`], and when somebody wants their space.
+//! Both outlive the agent, so that no byte is fetched twice. They go when the image is in the store, when no pull asked
+//! for them in [`MAX_AGE`], and when their space is wanted.
 
 use alloc::collections::BTreeMap;
 use core::time::Duration;
@@ -31,20 +31,20 @@ use crate::net::pace::Stop;
 use crate::sys::clock;
 use crate::sys::file::sync_dir;
 
-/// A layer that no pull asked for in so long is removed at the next start.
+/// Age from which a layer is removed at the next start if no pull asked for it.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(14 * 24 * 3600);
-/// So long a layer stays, whatever space is wanted, after its last byte arrived, or after a start. Longer than the back-off
-/// of a pull, which will ask for it again. Asking alone keeps nothing: a layer that never can be unpacked would have other
-/// images removed for ever.
+/// Time that a layer stays, whatever space is wanted, after its last byte arrived, or after a start. Longer than the
+/// back-off of a pull, which will ask for it again. Asking alone keeps nothing: a layer that can never be unpacked
+/// would have other images removed for ever.
 pub const RESUME_TIME: Duration = Duration::from_secs(1800);
 
 /// A layer as one registry has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Wanted {
     pub(super) digest: Digest,
-    /// Of registry and size, and of the credential if only the pod has it.
+    /// Hash of registry and size, and of the credential if only the pod has it.
     origin: u64,
-    /// Whether it is fetched with such a credential: then nobody else gets what arrived.
+    /// Set if the layer is fetched with a credential that only the pod has. No other pod gets the bytes then.
     own: bool,
 }
 
@@ -79,7 +79,7 @@ impl Wanted {
         format!("{}-{origin:0ORIGIN_DIGITS$x}", digest.hex())
     }
 
-    /// What a file's name says; a whole layer that is everybody's is of no registry.
+    /// Reads a file's name: digest and origin. A whole layer that is everybody's has no origin.
     fn of_file(name: &str) -> Option<(Digest, Option<u64>)> {
         let part = name.strip_suffix(".part").unwrap_or(name);
         if part == name && !name.contains('-') {
@@ -97,7 +97,7 @@ const ORIGIN_DIGITS: usize = 16;
 /// Files that lie there for pulls that may come back; with more of them the oldest go.
 const MAX_KEPT: usize = 512;
 
-/// The directory and who uses what in it.
+/// The directory, and the pulls that use its files.
 #[derive(Debug)]
 pub(super) struct Blobs {
     dir: PathBuf,
@@ -110,9 +110,9 @@ pub(super) struct Blobs {
 struct Use {
     /// 0 for one that lies here for the next attempt.
     pulls: usize,
-    /// When a byte of it last arrived since the start.
+    /// Arrival of the last byte; `None`: none arrived since the start.
     arrived: Option<Mono>,
-    /// One of them fetches it; the others wait.
+    /// Set while a pull fetches the layer; the others wait.
     fetching: bool,
 }
 
@@ -123,8 +123,8 @@ pub(super) struct Claim<'a> {
 }
 
 impl Blobs {
-    /// Opens the directory below `layout`, makes it if absent, and removes what is forgotten. A disk that cannot be
-    /// written is told and keeps nobody from starting: the next pull will say so too.
+    /// Opens the directory below `layout`, makes it if absent, and removes forgotten layers. A disk that cannot be
+    /// written is logged and does not keep the agent from starting: the next pull will say so too.
     pub(super) fn open(layout: &Path, now: Wall) -> Self {
         let blobs = Self {
             dir: layout.join("blobs/sha256"),
@@ -134,7 +134,7 @@ impl Blobs {
         };
         let opened = blobs
             .make()
-            // What arrives is on disk only if the names are that lead to it: up to the store's root.
+            // Layers are on disk only if the names that lead to them are: up to the store's root.
             .and_then(|()| blobs.dir.ancestors().take(4).try_for_each(sync_dir))
             .and_then(|()| blobs.remove_older(now, MAX_AGE).map(drop));
         if let Err(e) = opened {
@@ -150,7 +150,7 @@ impl Blobs {
             .create(&self.dir)
     }
 
-    /// Takes note of a pull's layers, so that nobody removes them. Those that too many others left make room.
+    /// Takes note of a pull's layers, so that they are not removed. If too many are left of other pulls, the oldest go.
     pub(super) fn claim(&self, layers: impl Iterator<Item = Wanted>) -> Claim<'_> {
         let mut claim = Claim {
             blobs: self,
@@ -180,7 +180,7 @@ impl Blobs {
             .unwrap_or(0)
     }
 
-    /// Whether a layer of `size` bytes lies here, fetched.
+    /// Returns true if a layer of `size` bytes lies here, fetched.
     pub(super) fn is_whole(&self, layer: Wanted, size: u64) -> bool {
         fs::metadata(self.whole(layer)).is_ok_and(|m| m.len() == size)
     }
@@ -228,7 +228,7 @@ impl Blobs {
         result.map(|()| true)
     }
 
-    /// Removes what no pull uses and what did not grow in the last `unused`. Returns the bytes freed.
+    /// Removes layers that no pull uses and that did not grow in the last `unused`. Returns the bytes freed.
     pub(super) fn clear(&self, unused: Duration, now: Mono) -> io::Result<u64> {
         self.remove_if(&|arrived, _| now - arrived >= unused)
     }
@@ -273,7 +273,7 @@ impl Blobs {
         Ok(freed)
     }
 
-    /// Each file that no pull uses, and when its last byte arrived, as far as that is known.
+    /// Visits each file that no pull uses, with the arrival of its last byte, as far as that is known.
     fn each_left(
         &self,
         uses: &BTreeMap<Wanted, Use>,

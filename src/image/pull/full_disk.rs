@@ -63,7 +63,7 @@ impl Disk {
         self.store_with(0)
     }
 
-    /// With so many bytes that stay free.
+    /// Opens the store with `reserve_bytes` that stay free.
     fn store_with(&self, reserve_bytes: u64) -> Store {
         let limits = ImportLimits {
             reserve_bytes,

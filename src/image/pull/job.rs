@@ -5,7 +5,7 @@
 //!   manifest ─▶ policy ─▶ documents ─▶ plan ─▶ layers that are missing, several at once ─▶ import
 //! ```
 //!
-//! The next endpoint or credential is asked for what the last one refused or could not deliver; what arrived stays.
+//! After a refusal or failure the next credential or endpoint is asked; bytes that arrived stay.
 
 use alloc::borrow::Cow;
 use alloc::collections::BTreeSet;
@@ -47,26 +47,26 @@ pub(super) const STACK_BYTES: usize = 512 * 1024;
 /// Documents read for one image: an index, a manifest, a configuration; more where an index does not say for which
 /// machine its images are.
 const MAX_DOCUMENTS: usize = 48;
-/// Time to find out what an image is made of: whoever has documents without end has an end here.
+/// Time to find out what an image is made of: a registry that sends documents without end is cut off then.
 const PLAN_TIMEOUT: Duration = Duration::from_secs(600);
-/// Times that layers are fetched again because somebody removed others from the store meanwhile.
+/// Times that layers are fetched again because other layers were removed from the store meanwhile.
 const MAX_ROUNDS: usize = 3;
 
-/// What one pull is about.
+/// A pull at work.
 pub(super) struct Job<'a> {
     pub(super) inner: &'a Inner,
     pub(super) reference: &'a Reference,
-    /// For the registry itself.
+    /// Credential for the registry itself.
     pub(super) credential: Option<&'a Credential>,
     pub(super) tracker: &'a Tracker,
     pub(super) stop: &'a Arc<Stop>,
 }
 
-/// An error, and whether asking elsewhere may help.
+/// An error, by the use of asking elsewhere.
 enum Failure {
-    /// Of this endpoint and credential.
+    /// Fault of this endpoint or credential: another one may help.
     Here(RegistryError),
-    /// Of the image or of this machine.
+    /// Fault of the image or of this machine: no other endpoint helps.
     Final(PullError),
 }
 
@@ -107,7 +107,7 @@ impl Job<'_> {
             &self.inner.absent,
             &|endpoint| self.credentials(endpoint),
             &mut |session, endpoint, credential| {
-                // What the node has everybody has.
+                // The node's own credentials are good for every pod.
                 let is_pods =
                     |c: &&Credential| endpoint.mirrored.is_none() && !self.inner.node.is_own(c);
                 let own = credential.filter(is_pods);
@@ -126,8 +126,8 @@ impl Job<'_> {
         end.unwrap_or_else(|| Err(joined(&errors)))
     }
 
-    /// What to present at an endpoint, in order. A mirror gets what the node has for the mirror: a secret for the registry is
-    /// none of its business.
+    /// Credentials to present at an endpoint, in order. A mirror gets what the node has for the mirror: a secret for
+    /// the registry is none of its business.
     fn credentials(&self, endpoint: &Endpoint) -> Vec<Credential> {
         match &endpoint.mirrored {
             None => self.credential.cloned().into_iter().collect(),
@@ -185,7 +185,7 @@ impl Job<'_> {
                 // Another image that shared a layer was removed in between.
                 Err(_) if !self.all_here(&planned, &shares) => {}
                 Err(error) => {
-                    // What cannot be unpacked is of no use; what only lacks space or time is kept.
+                    // Layers that cannot be unpacked are of no use; if only space or time lacks, they are kept.
                     if !error.is_transient() {
                         claim.discard();
                     }
@@ -198,7 +198,7 @@ impl Job<'_> {
         )))
     }
 
-    /// The image, if the name still leads to what the store has: one request without a body.
+    /// The store's image, if the name still leads to it: one request without a body.
     fn unchanged(
         &self,
         session: &Session<'_>,
@@ -206,7 +206,7 @@ impl Job<'_> {
     ) -> Result<Option<Arc<ImageRecord>>, Failure> {
         let store = &self.inner.store;
         let digest = match self.reference.digest() {
-            // The name says what is behind it; the registry is asked all the same, for it decides who may have it.
+            // The digest says which image it is; the registry is asked all the same, for it decides who may have it.
             Some(digest) => digest,
             None => match self.reference.tag() {
                 Some(tag) if self.present(&self.reference.to_string()).is_some() => {
@@ -266,7 +266,7 @@ impl Job<'_> {
         })
     }
 
-    /// Fetches what is missing, several layers at once. The first error ends it; layers under way are finished.
+    /// Fetches missing layers, several at once. The first error ends it; layers under way are finished.
     fn fetch(
         &self,
         session: &Session<'_>,
@@ -389,7 +389,7 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Whether there is room for more, and the link has bytes left for it.
+    /// Checks that the disk has room for more, and that the link has bytes left.
     fn may_go_on(&self) -> io::Result<()> {
         if let Some(gate) = &self.inner.settings.gate {
             gate.go_on(self.reference).map_err(io::Error::other)?;
@@ -397,7 +397,7 @@ impl Job<'_> {
         self.room(0)
     }
 
-    /// Whether so many bytes more may be written, besides what has to stay free.
+    /// Checks that `needed` more bytes may be written, besides the space that has to stay free.
     fn room(&self, needed: u64) -> io::Result<()> {
         let store = &self.inner.store;
         let info = store.fs_info().map_err(|e| io::Error::other(chain(&e)))?;
@@ -416,7 +416,7 @@ impl Job<'_> {
         }
     }
 
-    /// Whether all layers are in the store or lie fetched: then an import that failed did so for another reason.
+    /// Returns true if all layers are in the store or lie fetched. An import that failed then had another reason.
     fn all_here(&self, planned: &PlannedImage, shares: &Shares<'_>) -> bool {
         import::missing(&self.inner.store, planned, shares)
             .iter()
@@ -443,19 +443,19 @@ fn wanted((digest, size): (Digest, u64), way: &Way) -> Wanted {
     Wanted::new(digest, size, way)
 }
 
-/// Documents from the registry: what the plan asks for.
+/// Documents from the registry, as the plan asks for them.
 struct Remote<'a> {
     session: &'a Session<'a>,
     top: &'a Top,
     /// The plan knows problems only.
     error: RefCell<Option<RegistryError>>,
-    /// How many documents of the registry were read, and their bytes.
+    /// Number of documents read from the registry, and their bytes.
     read: Cell<(usize, u64)>,
     end: Mono,
 }
 
 impl Remote<'_> {
-    /// Whether another document may be read.
+    /// Checks that another document may be read: by number, bytes and time.
     fn budget(&self) -> Result<(), Problem> {
         let limit = |what, limit| Err(Problem::Limit { what, limit });
         let (documents, bytes) = self.read.get();
@@ -504,7 +504,7 @@ impl Documents for Remote<'_> {
     }
 }
 
-/// All that was tried, in one error. An outage everywhere is one of the registry.
+/// Joins the errors of all ways into one. An outage everywhere is one of the registry.
 fn joined(errors: &[RegistryError]) -> PullError {
     let text = ways::joined(errors);
     let is_outage = !errors.is_empty() && errors.iter().all(RegistryError::is_outage);
@@ -540,7 +540,7 @@ fn of_import(error: &ImageError) -> PullError {
     if let Some(blob) = blob {
         text.push(' ');
         let name = blob.strip_prefix("blobs/").unwrap_or(blob);
-        // What follows the digest tells our files apart.
+        // The part behind the digest only tells our files apart.
         text.push_str(name.split('-').next().unwrap_or(name));
     }
     if let Some(entry) = entry {

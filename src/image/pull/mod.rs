@@ -60,10 +60,10 @@ pub const MAX_PARALLEL: usize = 16;
 /// Pulls that wait for their turn; with as many a further one fails, and the back-off of its pod asks again. Twice what the
 /// pods of a node can ask for at once.
 pub const MAX_WAITING: usize = 1024;
-/// How often whoever waits for another pull looks whether it is still wanted itself.
+/// Time between two looks of a waiting pull whether it is still wanted.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// How images are pulled.
+/// Settings of pulls.
 #[derive(Default)]
 pub struct Settings {
     /// Mirrors, TLS, credentials by host.
@@ -74,7 +74,7 @@ pub struct Settings {
     pub docker_configs: Vec<PathBuf>,
     /// Credential plugins.
     pub providers: Providers,
-    /// What may be pulled.
+    /// Images that may be pulled.
     pub policy: Policy,
     /// Bytes per second over all pulls; `None`: as fast as it goes.
     pub bytes_per_second: Option<u64>,
@@ -82,7 +82,7 @@ pub struct Settings {
     pub parallel: Option<u32>,
     /// Time limits of single exchanges.
     pub limits: Limits,
-    /// Who says whether bytes may be fetched, if anybody does.
+    /// Gate that says whether bytes may be fetched; `None`: they always may.
     pub gate: Option<Arc<dyn Gate>>,
 }
 
@@ -93,12 +93,12 @@ pub struct NoBytes(pub String);
 
 /// Says whether bytes may be fetched. Asked by threads of pulls.
 pub trait Gate: Send + Sync {
-    /// Whether so many bytes that are missing of an image may be fetched; then [`Gate::ended`] is told.
+    /// Asks to fetch `bytes` that are missing of an image. If admitted, [`Gate::ended`] is told at the end.
     ///
     /// # Errors
-    /// They have to wait.
+    /// The bytes have to wait.
     fn admit(&self, reference: &Reference, bytes: u64) -> Result<(), NoBytes>;
-    /// Whether a fetch that was admitted goes on.
+    /// Asks whether an admitted fetch may go on.
     ///
     /// # Errors
     /// The rest has to wait.
@@ -107,16 +107,17 @@ pub trait Gate: Send + Sync {
     fn ended(&self, bytes: u64);
 }
 
-/// Why a pull failed. The text goes into the events and the status of the pod.
+/// Reason why a pull failed. The text goes into the events and the status of the pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PullError {
-    /// Not a reference (waiting reason `InvalidImageName`).
+    /// The text is no reference (waiting reason `InvalidImageName`).
     #[error("{0}")]
     Invalid(String),
     /// No registry could be asked (waiting reason `RegistryUnavailable`).
     #[error("RegistryUnavailable: {0}")]
     Unavailable(String),
-    /// The same of a registry that has had too many requests: with another credential it may be had, for some count by account.
+    /// No registry could be asked, and one has had too many requests. Some count by account, so another credential may
+    /// help (waiting reason `RegistryUnavailable`).
     #[error("RegistryUnavailable: {0}")]
     Limited(String),
     /// A registry refused it, or hides it: with another credential it may be had (waiting reason `ErrImagePull`).
@@ -145,7 +146,7 @@ pub struct Puller {
 struct Inner {
     store: Store,
     settings: Settings,
-    /// Directory whose `blobs/sha256` holds what arrived.
+    /// Directory whose `blobs/sha256` holds the arrived layers.
     layout: PathBuf,
     blobs: Blobs,
     node: NodeCredentials,
@@ -159,19 +160,19 @@ struct Inner {
 struct Queue {
     running: usize,
     waiting: VecDeque<Arc<Flight>>,
-    /// Running or waiting, by what is asked for.
+    /// Pulls that run or wait, by reference and credential.
     flights: BTreeMap<(String, Option<String>), Arc<Flight>>,
-    /// Running, told to end, and asked for again meanwhile: at most as many as run.
+    /// Pulls that run, were told to end, and were asked for again meanwhile: at most as many as run.
     ending: Vec<Arc<Flight>>,
 }
 
-/// One pull and everybody who waits for it.
+/// A pull with its waiters.
 struct Flight {
     reference: Reference,
     credential: Option<Credential>,
     tracker: Tracker,
     outcome: OnceLock<Outcome>,
-    /// How many wait for it; changed with the queue locked.
+    /// Number of waiters; changed with the queue locked.
     waiting: AtomicUsize,
     /// Tells it to end.
     stop: Arc<Stop>,
@@ -181,7 +182,7 @@ struct Flight {
 }
 
 impl Puller {
-    /// Makes a puller for `store`; removes layers of pulls that nobody came back to. Touches the disk.
+    /// Makes a puller for `store`; removes layers of pulls that were not asked for again. Touches the disk.
     #[must_use]
     pub fn new(store: Store, settings: Settings) -> Self {
         let layout = store.root().join("pulls");
@@ -202,8 +203,8 @@ impl Puller {
         }
     }
 
-    /// What the node itself has for an image, in the order in which it is tried: docker's configuration, plugins, what is
-    /// configured for the registry. Blocks on programs.
+    /// The node's own credentials for an image, in the order in which they are tried: docker's configuration, plugins,
+    /// the configuration of the registry. Blocks on programs.
     #[must_use]
     pub fn node_credentials(&self, reference: &str) -> Vec<Credential> {
         let found = credentials_for(&self.inner.settings, &self.inner.node, reference);
@@ -211,9 +212,9 @@ impl Puller {
         found
     }
 
-    /// Pulls an image, or waits for whoever pulls it with the same credential. Without one it is pulled anonymously; mirrors
-    /// get what the node has for them. When the last future that waits for a pull
-    /// is dropped the pull ends soon; what arrived stays for the next one.
+    /// Pulls an image, or waits for a pull of it with the same credential. Without a credential it is pulled
+    /// anonymously; mirrors get what the node has for them. When the last future that waits for a pull is dropped, the
+    /// pull ends soon; the bytes that arrived stay for the next one.
     ///
     /// # Errors
     /// See [`PullError`].
@@ -233,7 +234,7 @@ impl Puller {
             .clone()
     }
 
-    /// How far the pull of `reference` is, if one is under way.
+    /// Progress of the pull of `reference`, if one is under way.
     #[must_use]
     pub fn progress(&self, reference: &str) -> Option<Progress> {
         let wanted = Reference::parse(reference).ok()?;
@@ -245,7 +246,7 @@ impl Puller {
             .map(|flight| flight.tracker.now())
     }
 
-    /// Whether a pull of `reference` may still bring its image, also one that nobody waits for any more.
+    /// Returns true if a pull of `reference` may still bring its image, also one without waiters.
     #[must_use]
     pub fn is_pulling(&self, reference: &str) -> bool {
         let Ok(wanted) = Reference::parse(reference) else {
@@ -256,7 +257,7 @@ impl Puller {
         all.any(|flight| flight.reference == wanted)
     }
 
-    /// Removes what arrived for pulls that are not under way, nor were in the last `unused`. Returns the bytes freed.
+    /// Removes layers of pulls that are not under way, nor were in the last `unused`. Returns the bytes freed.
     /// Blocks on the disk.
     ///
     /// # Errors
@@ -269,7 +270,7 @@ impl Puller {
         let digest = credential.as_ref().map(Credential::digest);
         let key = (reference.to_string(), digest);
         let mut queue = self.inner.lock();
-        // One that nobody waited for any longer is about to end: this pull comes behind it.
+        // A pull without waiters is about to end: this pull comes behind it.
         if let Some(flight) = queue.flights.get(&key).filter(|f| !f.stop.is_stopped()) {
             flight.waiting.fetch_add(1, Ordering::Relaxed);
             return Arc::clone(flight);
@@ -304,7 +305,7 @@ impl Puller {
             if let Err(e) = started {
                 queue.running -= 1;
                 if queue.running == 0 {
-                    // Nobody would ever come for those who wait.
+                    // No thread would ever take the waiting pulls.
                     let error = PullError::Failed(format!("cannot start a thread: {e}"));
                     while let Some(flight) = queue.waiting.pop_front() {
                         queue.land(&flight, Err(error.clone()));
@@ -316,21 +317,21 @@ impl Puller {
     }
 }
 
-/// What a node has for images that somebody else pulls.
+/// The node's own credentials, for images that another program pulls.
 pub struct NodeKeys {
     settings: Settings,
     node: NodeCredentials,
 }
 
 impl NodeKeys {
-    /// As `settings` say.
+    /// Makes the keys of a node with these settings.
     #[must_use]
     pub fn new(settings: Settings) -> Self {
         let node = NodeCredentials::new(&settings);
         Self { settings, node }
     }
 
-    /// All of it for an image, in the order in which it is tried. Blocks on programs.
+    /// All credentials for an image, in the order in which they are tried. Blocks on programs.
     #[must_use]
     pub fn lookup(&self, reference: &str) -> Vec<Credential> {
         credentials_for(&self.settings, &self.node, reference)
@@ -365,7 +366,7 @@ fn credentials_at(
 }
 
 impl Inner {
-    /// What the node has for `image` (domain and path) at `authority`.
+    /// The node's own credentials for `image` (domain and path) at `authority`.
     fn credentials_at(&self, image: &str, authority: &str) -> Vec<Credential> {
         credentials_at(&self.settings, &self.node, image, authority)
     }
@@ -406,7 +407,7 @@ impl Inner {
 }
 
 impl Queue {
-    /// Ends a flight: whoever asks from now on starts another one.
+    /// Ends a flight: a pull that is asked for from now on starts another one.
     fn land(&mut self, flight: &Arc<Flight>, outcome: Outcome) {
         self.flights.retain(|_, other| !Arc::ptr_eq(other, flight));
         self.ending.retain(|other| !Arc::ptr_eq(other, flight));
@@ -416,7 +417,7 @@ impl Queue {
     }
 }
 
-/// A place in a flight; whoever leaves last ends it.
+/// A place in a flight; the last one that is dropped ends it.
 struct Seat<'a> {
     inner: &'a Inner,
     flight: Arc<Flight>,
@@ -438,8 +439,8 @@ impl Drop for Seat<'_> {
     }
 }
 
-/// Places to fetch a layer. Each pull has one of its own, so that no registry, however slow, keeps the pulls of others
-/// waiting; the rest is for whoever comes first.
+/// Places to fetch a layer. Each pull has one of its own, so that no slow registry keeps pulls from others waiting; the
+/// rest goes to the first that asks.
 #[derive(Debug)]
 struct Slots {
     shared: Mutex<usize>,
@@ -464,7 +465,7 @@ impl Slots {
         }
     }
 
-    /// Waits for a place. `None`: it is told to stop first.
+    /// Waits for a place. `None`: the pull was told to stop first.
     fn take<'a>(&'a self, own: &'a OwnSlot, stop: &Stop) -> Option<Slot<'a>> {
         let mut shared = self.lock();
         loop {
@@ -504,7 +505,7 @@ impl Drop for Slot<'_> {
             None => *shared += 1,
         }
         drop(shared);
-        // Whose own place it is nobody knows here.
+        // All are woken, for it is not known here which pull has this place as its own.
         self.slots.bell.notify_all();
     }
 }

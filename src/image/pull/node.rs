@@ -1,7 +1,7 @@
 //! Credentials of the node: docker's `config.json`, its helpers, and the kubelet's credential plugins.
 //!
 //! Everything here is asked anew for each pull, but for the answers of plugins, which say themselves how long they hold.
-//! What a helper or plugin prints is never logged.
+//! The output of helpers and plugins is never logged.
 //!
 //! Source: kubelet `pkg/credentialprovider/plugin`; docker-credential-helpers, README "Development".
 
@@ -24,7 +24,7 @@ use crate::sys::{child, clock};
 
 /// Time that a plugin or helper has. The kubelet's own limit.
 const EXEC_TIMEOUT: Duration = Duration::from_secs(60);
-/// Bytes read of what one prints.
+/// Bytes read of the output of one.
 const MAX_ANSWER_BYTES: usize = 256 * 1024;
 /// Answers of plugins kept.
 const MAX_CACHED: usize = 100;
@@ -32,9 +32,9 @@ const MAX_CACHED: usize = 100;
 const MAX_HANDED: usize = 1000;
 /// Plugins configured at most.
 const MAX_PROVIDERS: usize = 32;
-/// Where docker's helpers are looked for.
+/// Directories in which docker's helpers are looked for.
 const HELPER_DIRS: [&str; 4] = ["/usr/local/bin", "/usr/bin", "/bin", "/opt/bin"];
-/// What helpers and plugins find in their environment besides what is configured.
+/// `PATH` of helpers and plugins.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// The API version of requests and answers.
@@ -47,7 +47,7 @@ pub struct Providers {
     dir: PathBuf,
 }
 
-/// One plugin.
+/// A credential plugin.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Provider {
@@ -55,7 +55,7 @@ pub struct Provider {
     pub name: String,
     /// Patterns of images that it is asked for.
     pub match_images: Vec<String>,
-    /// How long an answer holds that does not say.
+    /// Time that an answer holds if it names none.
     pub default_cache_duration: String,
     /// [`PROVIDER_API`]
     pub api_version: String,
@@ -133,7 +133,7 @@ impl Providers {
     }
 }
 
-/// Why a program that knows credentials is of no help. Never what it printed.
+/// Reason why a program that knows credentials is of no help. Never has the program's output.
 #[derive(Debug, thiserror::Error)]
 enum AskError {
     /// The docker configuration: no name of a file.
@@ -142,7 +142,7 @@ enum AskError {
     /// The operator: it is not installed.
     #[error("it is not in {}", HELPER_DIRS.join(", "))]
     Missing,
-    /// This machine: it does not start, or not end in time.
+    /// The machine: the program does not start, or does not end in time.
     #[error("cannot run: {0}")]
     Run(io::ErrorKind),
     /// The program: it failed.
@@ -151,25 +151,25 @@ enum AskError {
     /// The program: no JSON of the right kind.
     #[error("its answer is not one: {0}")]
     Answer(TextError),
-    /// The same: another kind, or another version.
+    /// The program: JSON of another kind, or of another version.
     #[error("it answers with {0:?} {1:?}")]
     Kind(String, String),
-    /// The same: a field, and its text.
+    /// The program: a wrong field, and its text.
     #[error("{0} is {1:?}")]
     Field(&'static str, String),
 }
 
-/// By plugin and cache key: until when an answer holds, and the answer.
+/// Answers by plugin and cache key, each with the time until which it holds.
 type Cache = BTreeMap<(String, String), (Mono, Vec<(String, Credential)>)>;
 
-/// What the node itself knows.
+/// Credentials that the node itself has.
 pub(super) struct NodeCredentials {
     docker_configs: Vec<PathBuf>,
     providers: Providers,
-    /// What programs find in their environment besides what is configured for them.
+    /// Environment of all programs, besides what is configured for one.
     environment: Vec<(&'static str, String)>,
     cache: Mutex<Cache>,
-    /// Digests of what was handed out: the node's, not a pod's.
+    /// Digests of credentials that were handed out: the node's own, not a pod's.
     handed: Mutex<BTreeSet<String>>,
 }
 
@@ -184,7 +184,8 @@ impl NodeCredentials {
         }
     }
 
-    /// Remembers what is handed out for use as one of many credentials. Of too many all are forgotten, and count as a pod's.
+    /// Remembers credentials that are handed out, for a caller that uses them among others. If they become too many,
+    /// all are forgotten and count as a pod's.
     pub(super) fn hand_out(&self, credentials: &[Credential]) {
         let mut handed = self.handed.lock().unwrap_or_else(PoisonError::into_inner);
         if handed.len() + credentials.len() > MAX_HANDED {
@@ -193,14 +194,14 @@ impl NodeCredentials {
         handed.extend(credentials.iter().map(Credential::digest));
     }
 
-    /// Whether a credential was handed out.
+    /// Returns true if the credential was handed out as the node's own.
     pub(super) fn is_own(&self, credential: &Credential) -> bool {
         let handed = self.handed.lock().unwrap_or_else(PoisonError::into_inner);
         handed.contains(&credential.digest())
     }
 
     /// All credentials for `image` (domain and path), in the order in which they are tried. Blocks on programs.
-    /// What fails is told and left out: a pull without credentials may work.
+    /// A program that fails is logged and left out: a pull without credentials may work.
     pub(super) fn credentials(&self, image: &str) -> Vec<Credential> {
         let mut ring = Keyring::default();
         if let Some(config) = self.docker_config() {
@@ -322,7 +323,8 @@ fn provider_command(
     command
 }
 
-/// Where programs are found, root's home, and the proxies; the agent's own environment is not theirs.
+/// Sets the environment of a program: where programs are found, root's home, and the proxies. The agent's own
+/// environment is not passed on.
 fn with_environment(command: child::Command, environment: &[(&str, String)]) -> child::Command {
     let command = command.env("PATH", PATH).env("HOME", "/root");
     environment
@@ -400,7 +402,7 @@ fn helper_answer(bytes: &[u8]) -> Result<Credential, AskError> {
     })
 }
 
-/// Runs a program to its end. Errors: how it ended; what it printed may hold secrets.
+/// Runs a program to its end. Errors: the end in words, without the program's output, which may hold secrets.
 fn exec(command: child::Command, input: String) -> Result<Vec<u8>, AskError> {
     let command = command
         .stdin(child::Input::Bytes(input.into_bytes()))
@@ -444,7 +446,7 @@ fn duration(text: &str) -> Option<Duration> {
 pub(in crate::image) mod fuzz {
     use super::*;
 
-    /// What helpers and plugins print, and the configuration of plugins. See [`crate::fuzz`].
+    /// Reads the output of helpers and plugins, and the configuration of plugins. See [`crate::fuzz`].
     pub(crate) fn run(data: &[u8], document: Option<&Value>) -> String {
         fn kind<E: ToString>(result: Result<String, E>) -> String {
             result.unwrap_or_else(|why| why.to_string())

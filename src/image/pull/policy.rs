@@ -1,34 +1,34 @@
-//! Which images may come from registries at all.
+//! Policy of pulls: the images that may come from registries at all.
 //!
-//! This is about pulls. What the operator imports, or drops into the image directory as an archive, is the operator's
-//! own doing. A mirror counts as the registry that it stands for.
+//! The policy is for pulls only. Archives that the operator imports, or drops into the image directory, are the
+//! operator's own doing. A mirror counts as the registry that it stands for.
 
 use crate::image::reference::Reference;
 use crate::image::registry::keyring;
 
-/// What the operator allows. The default allows everything.
+/// Pulls that the operator allows. The default allows everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
     /// Patterns of registries and repositories as in pull secrets: `registry.example:5000`, `*.example/team`.
     /// A repository is matched by whole components. Empty: all.
     pub allowed: Vec<String>,
-    /// Whether a reference must name a digest.
+    /// Set if a reference must name a digest.
     pub require_digest: bool,
 }
 
-/// What the operator does not allow: the pod's author takes another image, or asks the operator.
+/// Reason why the operator does not allow a pull. The pod's author takes another image, or asks the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum Forbidden {
     /// [`Policy::require_digest`]
     #[error("image policy of this node: {0} must name a digest (…@sha256:…)")]
     NoDigest(Reference),
-    /// [`Policy::allowed`]: the repository, and what there is of it.
+    /// [`Policy::allowed`]: the repository, and the allowed patterns.
     #[error("image policy of this node: {0} is of no allowed registry ({1})")]
     Registry(String, String),
 }
 
 impl Policy {
-    /// Whether an image may be pulled.
+    /// Checks that an image may be pulled.
     pub fn check(&self, reference: &Reference) -> Result<(), Forbidden> {
         if self.require_digest && reference.digest().is_none() {
             return Err(Forbidden::NoDigest(reference.clone()));

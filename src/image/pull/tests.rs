@@ -152,7 +152,7 @@ fn serve(
     }
 }
 
-/// What a registry offers: blobs, manifests among them, and what the tag `1` leads to.
+/// Content of a registry: blobs, manifests among them, and the manifest that the tag `1` leads to.
 #[derive(Clone)]
 pub(in crate::image) struct Offer {
     blobs: Vec<(Digest, Vec<u8>)>,
@@ -204,7 +204,7 @@ impl Offer {
         self.blobs.iter().map(|(_, data)| data.len()).sum()
     }
 
-    /// What a registry without faults answers.
+    /// Answers like a registry without faults.
     pub(in crate::image) fn answer(&self, seen: &Seen) -> Reply {
         let path = seen.path.split('?').next().unwrap_or("");
         let Some((rest, name)) = path.rsplit_once('/') else {
@@ -289,7 +289,7 @@ impl Bench {
             .collect()
     }
 
-    /// The same store after the agent ended and began again.
+    /// Opens the store again, as after a restart of the agent.
     fn restart(&mut self, settings: Settings) {
         // The lock must be free before the next one.
         self.store = Store::open(&self.scratch.join("other")).expect("store");
@@ -305,7 +305,7 @@ impl Bench {
     }
 }
 
-/// Nothing of these tests waits for long.
+/// Shortens all waits, for tests.
 pub(in crate::image) fn quick(settings: Settings) -> Settings {
     Settings {
         limits: Limits {
@@ -827,7 +827,7 @@ fn drip(head: &'static str, every: Duration) -> (SocketAddr, Arc<AtomicUsize>) {
 }
 
 const LONG: &str = "HTTP/1.1 200 X\r\nContent-Length: 4000\r\n\r\n";
-/// Its first chunk has a length that never ends.
+/// Head of an answer whose first chunk has a length that never ends.
 const CHUNKED: &str = "HTTP/1.1 200 X\r\nTransfer-Encoding: chunked\r\n\r\n";
 const ERROR: &str = "HTTP/1.1 404 X\r\nContent-Length: 4000\r\n\r\n";
 

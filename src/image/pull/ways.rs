@@ -1,4 +1,4 @@
-//! The ways to what a registry has: one endpoint after the other, and at each of them one credential after the other.
+//! Ways to an image or artefact: one endpoint after the other, and at each of them one credential after the other.
 
 use core::ops::ControlFlow;
 
@@ -13,10 +13,11 @@ use crate::image::registry::{Credential, RegistryError};
 pub(super) type Through<'a> =
     dyn FnMut(&Session<'_>, &Endpoint, Option<&Credential>) -> ControlFlow<(), RegistryError> + 'a;
 
-/// Goes one way after the other until `through` breaks. The next credential is for what was refused, the next endpoint for what
-/// the last one could not deliver. `credentials`: what to present at an endpoint, in order; without any it is asked anonymously.
+/// Goes one way after the other until `through` breaks. After a refusal the next credential is tried, after any other
+/// failure the next endpoint. `credentials`: those to present at an endpoint, in order; without any it is asked
+/// anonymously.
 ///
-/// Returns what each way has failed by.
+/// Returns the errors of the ways that failed.
 pub(super) fn each(
     http: &Http<'_>,
     mut endpoints: Vec<Endpoint>,
@@ -53,7 +54,7 @@ pub(super) fn each(
     errors
 }
 
-/// All that was tried, in one text.
+/// Joins the errors of all ways into one text.
 pub(super) fn joined(errors: &[RegistryError]) -> String {
     let mut texts: Vec<String> = Vec::new();
     for error in errors {

@@ -1,8 +1,8 @@
 //! A layer, from the registry to a file that is whole: resumed where it stopped, however often.
 //!
-//! The file grows at its end only, and what it holds is hashed before more is asked for. What a power cut leaves is a
-//! prefix of the blob, or, on a file system that shows unwritten blocks, something with another digest: then it is
-//! fetched anew, once.
+//! The file grows at its end only, and its bytes are hashed before more is asked for. A power cut leaves a prefix of
+//! the blob, or, on a file system that shows unwritten blocks, bytes with another digest: then the blob is fetched
+//! anew, once.
 
 use core::time::Duration;
 use std::fs::{self, File, OpenOptions};
@@ -23,28 +23,28 @@ use crate::sys::{clock, file::sync_dir};
 
 /// Bytes read at once.
 const PIECE_BYTES: usize = 64 * 1024;
-/// How often what arrived is made durable: a power cut costs what arrives in this time.
+/// Milliseconds between two syncs of arrived bytes: a power cut costs the bytes of this time.
 const SYNC_MS: u64 = 5000;
-/// Over which a layer must arrive at [`MIN_RATE`] at least.
+/// Time over which a layer must arrive at [`MIN_RATE`] at least.
 const RATE_WINDOW: Duration = Duration::from_secs(60);
 /// Bytes between two looks at the free space: other pulls and other programs write too.
 const ROOM_BYTES: u64 = 1 << 20;
-/// How often a blob is fetched from its first byte because its digest was wrong.
+/// Times that a blob is fetched from its first byte because its digest was wrong.
 const MAX_SPOILED: u32 = 3;
 
 /// A blob to fetch, and what it may use.
 pub(in crate::image) struct Fetch<'a> {
     pub(in crate::image) digest: Digest,
     pub(in crate::image) size: u64,
-    /// Where it grows; what is there already is taken for its beginning.
+    /// Growing file; bytes that it has already are taken for the blob's beginning.
     pub(in crate::image) part: &'a Path,
     pub(in crate::image) throttle: &'a Throttle,
     pub(in crate::image) stop: &'a Stop,
-    /// Whether there is room for more. Errors: the pull ends with it.
+    /// Checks that there is room for more. Errors: the pull ends with it.
     pub(in crate::image) room: &'a (dyn Fn() -> io::Result<()> + Sync),
     /// Waits before the next attempt; others may use what this fetch does not need meanwhile.
     pub(in crate::image) pause: &'a dyn Fn(Duration) -> Result<(), RegistryError>,
-    /// Hears of bytes: positive ones arrived, negative ones were thrown away.
+    /// Called with bytes: positive ones arrived, negative ones were thrown away.
     pub(in crate::image) arrived: &'a (dyn Fn(i64) + Sync),
 }
 
@@ -103,7 +103,7 @@ impl Fetch<'_> {
                 Err(e) if e.may_pass() => e,
                 Err(e) => return Err(e),
             };
-            // A byte now and then is no progress: whoever sends no more is given up.
+            // A byte now and then is no progress: such a server is given up.
             if pace.is_enough(part.length.saturating_sub(before), clock::mono()) {
                 attempts = 0;
                 delays.reset();
@@ -117,7 +117,7 @@ impl Fetch<'_> {
         }
     }
 
-    /// Opens the part and hashes what is there.
+    /// Opens the part and hashes its bytes.
     fn open(&self, buffer: &mut [u8]) -> Result<Part, RegistryError> {
         let local = |action| RegistryError::local(action, self.part);
         let fresh = !self.part.exists();
@@ -131,7 +131,7 @@ impl Fetch<'_> {
             .open(self.part)
             .map_err(local("open"))?;
         if fresh && let Some(dir) = self.part.parent() {
-            // What is made durable later must have a name by then.
+            // Bytes that are made durable later must have a name by then.
             sync_dir(dir).map_err(local("sync the directory of"))?;
         }
         let mut part = Part {
@@ -170,7 +170,7 @@ impl Fetch<'_> {
             .map_err(RegistryError::local("truncate", self.part))
     }
 
-    /// One answer, as far as it goes.
+    /// Reads one answer, as far as it goes.
     fn once(
         &self,
         session: &Session<'_>,
@@ -180,7 +180,7 @@ impl Fetch<'_> {
     ) -> Result<(), RegistryError> {
         let answer = match session.open_blob(self.digest, part.length, self.size) {
             Err(RegistryError::Status { status: 416, .. }) if part.length > 0 => {
-                // It says there is nothing behind what is here, yet that is too short.
+                // The server says that the blob ends where the part does, yet the part is too short.
                 self.restart(part)?;
                 session.open_blob(self.digest, 0, self.size)?
             }
@@ -194,7 +194,7 @@ impl Fetch<'_> {
             .into_with_config()
             .limit(u64::MAX)
             .reader();
-        // A server that knows no ranges starts over: what is here already is read past, not written again.
+        // A server that knows no ranges starts over: bytes that are here already are read past, not written again.
         let mut skip = skip;
         let piece = self.throttle.piece(buffer.len());
         loop {
@@ -239,7 +239,7 @@ impl Fetch<'_> {
         }
     }
 
-    /// How many bytes of the answer are here already.
+    /// Returns the number of bytes of the answer that are here already.
     fn start_of(&self, answer: &Answer, have: u64) -> Result<u64, RegistryError> {
         let wrong = |why| RegistryError::wrong(&answer.url, why);
         if answer.response.status().as_u16() != 206 {
@@ -295,16 +295,16 @@ impl Fetch<'_> {
         Ok(())
     }
 
-    /// Part of the bytes may be there: the file goes back to what the hash knows.
+    /// Cuts the file back to the bytes that are hashed: a failed write may have left a part of its bytes.
     fn failed_write(&self, part: &Part, error: io::Error) -> RegistryError {
         let _ = part.file.set_len(part.length);
         RegistryError::local("write", self.part)(error)
     }
 }
 
-/// How fast an answer comes, without the waiting that is our own.
+/// Speed of an answer, without the time that this side waits by itself.
 struct Pace {
-    /// When it began, and when the window of now did; both move by what is excused.
+    /// Start of the answer; then the start of the present window. Both move by the excused time.
     start: Mono,
     window: Mono,
     /// Bytes in this window.
@@ -325,7 +325,7 @@ impl Pace {
         self.window = self.window + time;
     }
 
-    /// Whether it is fast enough to be listened to.
+    /// Takes `bytes` in. Returns true while the answer is fast enough to be read on.
     fn arrived(&mut self, bytes: u64, now: Mono) -> bool {
         self.bytes += bytes;
         let enough = self.bytes >= least(RATE_WINDOW);
@@ -335,7 +335,7 @@ impl Pace {
         enough || now - self.window < RATE_WINDOW
     }
 
-    /// Whether `bytes` are enough for the whole answer to count as progress.
+    /// Returns true if `bytes` are enough for the whole answer to count as progress.
     fn is_enough(&self, bytes: u64, now: Mono) -> bool {
         bytes > 0 && bytes >= least(now - self.start)
     }

@@ -1,8 +1,8 @@
-//! What a registry asks for with a 401.
+//! Challenges: the credentials that a registry asks for with a 401.
 //!
 //! Source: RFC 7235 section 4.1; distribution `docs/content/spec/auth/token.md`.
 
-/// One challenge of `WWW-Authenticate`.
+/// A challenge of `WWW-Authenticate`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::image) enum Challenge {
     /// User and password with each request.
@@ -11,9 +11,9 @@ pub(in crate::image) enum Challenge {
     Bearer {
         /// URL of the token service.
         realm: String,
-        /// Who the token is for.
+        /// Service that the token is for.
         service: String,
-        /// What it is for.
+        /// Scope of the token.
         scope: String,
     },
 }
@@ -49,7 +49,7 @@ pub(in crate::image) fn parse(text: &str) -> Vec<Challenge> {
     challenges
 }
 
-/// `key=value, key="value"` up to the next scheme, and what follows.
+/// Reads `key=value, key="value"` up to the next scheme; also returns the rest.
 fn parameters(text: &str) -> (Vec<(&str, String)>, &str) {
     let mut found = Vec::new();
     let mut rest = text;

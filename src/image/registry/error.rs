@@ -1,4 +1,4 @@
-//! What can go wrong between this machine and a registry.
+//! Errors between this machine and a registry.
 
 use core::time::Duration;
 
@@ -12,9 +12,9 @@ pub enum RegistryError {
     /// No answer: name not found, refused, timed out, cut.
     #[error("cannot reach {url}: {why}")]
     Unreachable {
-        /// Without its query.
+        /// URL without its query.
         url: String,
-        /// What the transport says.
+        /// Error of the transport.
         why: String,
     },
     /// TLS: the certificate, or the CAs to check it by.
@@ -22,22 +22,22 @@ pub enum RegistryError {
     Tls {
         /// Host and port.
         host: String,
-        /// What is wrong.
+        /// Fault of the certificate or the CAs.
         why: String,
     },
     /// An answer that is no success.
     #[error("{url} answers {status}{}{}", dash(message), again(*retry_after))]
     Status {
-        /// Without its query.
+        /// URL without its query.
         url: String,
         /// HTTP status.
         status: u16,
         /// The registry's own words, cut; may be empty.
         message: String,
-        /// When to ask again, if it says so of an outage.
+        /// Time after which to ask again, if the answer names one.
         retry_after: Option<Duration>,
     },
-    /// Credentials are wanted, and those that there are were refused.
+    /// Credentials are wanted, and the ones at hand were refused.
     #[error("{host} refuses access to {repository}{}", dash(message))]
     Denied {
         /// Host and port.
@@ -50,15 +50,15 @@ pub enum RegistryError {
     /// The answer is not what it has to be: wrong digest, wrong length, not the format.
     #[error("{url}: {why}")]
     Wrong {
-        /// Without its query.
+        /// URL without its query.
         url: String,
         /// What is wrong.
         why: String,
     },
-    /// What no repetition changes: it leads somewhere it must not, or is larger than anything that is taken.
+    /// An answer that no repetition changes: it leads somewhere it must not, or is larger than anything that is taken.
     #[error("{url}: {why}")]
     Unusable {
-        /// Without its query.
+        /// URL without its query.
         url: String,
         /// What is wrong.
         why: String,
@@ -66,7 +66,7 @@ pub enum RegistryError {
     /// The caller asked to stop.
     #[error("cancelled")]
     Cancelled,
-    /// This machine's own files.
+    /// A file of this machine.
     #[error("cannot {action} {path}: {why}")]
     Local {
         /// Verb.
@@ -75,7 +75,7 @@ pub enum RegistryError {
         path: String,
         /// Cause.
         why: String,
-        /// Its kind.
+        /// Kind of the cause.
         kind: std::io::ErrorKind,
     },
 }
@@ -88,7 +88,7 @@ fn dash(message: &str) -> String {
     }
 }
 
-/// Only of a time that nobody waits for.
+/// Text of a time that is too long to be waited out; empty for a shorter one.
 fn again(retry_after: Option<Duration>) -> String {
     match retry_after {
         Some(time) if time > MAX_RETRY_AFTER => {
@@ -113,7 +113,7 @@ impl RegistryError {
         }
     }
 
-    /// What keeps TLS from being spoken with the host of `url`.
+    /// Makes the error of a host, that of `url`, with which TLS cannot be spoken.
     pub(super) fn tls(url: &Url, error: TlsError) -> Self {
         match error {
             TlsError::File {
@@ -133,7 +133,7 @@ impl RegistryError {
         }
     }
 
-    /// For `map_err`: an error of a local file.
+    /// Makes the error of a local file; for `map_err`.
     pub(in crate::image) fn local(
         action: &'static str,
         path: &std::path::Path,
@@ -147,7 +147,7 @@ impl RegistryError {
         }
     }
 
-    /// Whether the registry, or the way to it, is out of order: nothing is known of the image then.
+    /// Returns true if the registry, or the way to it, is out of order: the answer says nothing of the image then.
     #[must_use]
     pub const fn is_outage(&self) -> bool {
         match self {
@@ -162,7 +162,7 @@ impl RegistryError {
         }
     }
 
-    /// How long the registry wants to be left alone.
+    /// Time that the registry wants to be left alone.
     pub(super) const fn retry_after(&self) -> Duration {
         match self {
             Self::Status {
@@ -173,14 +173,14 @@ impl RegistryError {
         }
     }
 
-    /// Whether the same request may work a moment later: outages, and what was spoiled on the way. A registry that wants
-    /// to be left alone for long is: the back-off of the pod takes over.
+    /// Returns true if the same request may work a moment later: after an outage, or an answer that was spoiled on the
+    /// way. A registry that wants to be left alone for long is: the back-off of the pod takes over.
     pub(super) fn may_pass(&self) -> bool {
         (self.is_outage() || matches!(self, Self::Wrong { .. }))
             && self.retry_after() <= MAX_RETRY_AFTER
     }
 
-    /// Whether other credentials may help.
+    /// Returns true if other credentials may help.
     #[must_use]
     pub const fn is_refusal(&self) -> bool {
         match self {
@@ -191,7 +191,7 @@ impl RegistryError {
         }
     }
 
-    /// Whether asking elsewhere is useless: the fault is here.
+    /// Returns true if the fault is on this side: asking elsewhere is useless.
     #[must_use]
     pub const fn is_ours(&self) -> bool {
         matches!(self, Self::Cancelled | Self::Local { .. })

@@ -1,4 +1,4 @@
-//! Where images are looked for: `registries.yaml` as k3s reads it, and the endpoints that a reference leads to.
+//! Registries and their mirrors: `registries.yaml` as k3s reads it, and the endpoints that a reference leads to.
 //!
 //! ```yaml
 //! mirrors:
@@ -36,7 +36,7 @@ const MAX_PATTERN_BYTES: usize = 64 * 1024;
 const MAX_REWRITTEN_BYTES: usize = 512;
 /// Docker Hub, as it is called in images' names, where its registry is, and where its accounts are: one and the same.
 const HUB_NAMES: [&str; 3] = ["docker.io", HUB, "index.docker.io"];
-/// Where Docker Hub's registry is.
+/// Host of Docker Hub's registry.
 const HUB: &str = "registry-1.docker.io";
 
 /// The other names of a registry.
@@ -63,17 +63,17 @@ pub struct Registries {
 #[derive(Debug)]
 struct Mirror {
     endpoints: Vec<Url>,
-    /// By pattern, in the order of the patterns' texts.
+    /// Patterns and their replacements, in the order of the patterns' texts.
     rewrites: Vec<(Regex, String)>,
 }
 
-/// What is said of one host.
+/// Configuration of one host.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct HostConfig {
-    /// What it is told.
+    /// Credential for the host.
     pub auth: Option<Credential>,
-    /// How it is reached over TLS; `None`: by the system's CAs.
+    /// TLS files of the host; `None`: the system's CAs are used.
     pub tls: Option<TlsFiles>,
 }
 
@@ -85,7 +85,7 @@ pub struct TlsFiles {
     pub ca_file: PathBuf,
     /// Client certificate and its chain in PEM.
     pub cert_file: PathBuf,
-    /// Its key in PEM.
+    /// Key of the client certificate in PEM.
     pub key_file: PathBuf,
     /// Take any certificate.
     pub insecure_skip_verify: bool,
@@ -94,11 +94,11 @@ pub struct TlsFiles {
 /// A place where an image may be had.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Up to and including `/v2`.
+    /// URL up to and including `/v2`.
     pub base: Url,
     /// Repository there.
     pub repository: String,
-    /// For a mirror: the registry that it stands for.
+    /// Registry that a mirror stands for; `None` for the registry itself.
     pub mirrored: Option<String>,
 }
 
@@ -172,7 +172,7 @@ impl Registries {
         })
     }
 
-    /// What is said of a host (with its port, if it has one).
+    /// Configuration of a host (with its port, if it has one).
     #[must_use]
     pub fn host(&self, authority: &str) -> Option<&HostConfig> {
         by_name(&self.configs, authority).or_else(|| self.configs.get("*"))
@@ -194,7 +194,7 @@ impl Registries {
             let repository = mirror.rewrite(path);
             for url in &mirror.endpoints {
                 let base = with_version(url);
-                // Named as its own mirror, usually for plain http, it is still the registry: nobody stands for it.
+                // Named as its own mirror, usually for plain http, it is still the registry: no mirror stands for it.
                 let itself = base.authority == own.base.authority;
                 endpoints.push(Endpoint {
                     base,
@@ -203,7 +203,7 @@ impl Registries {
                 });
             }
         }
-        // Once is enough, by what is written; elsewhere on the same host is another place.
+        // An endpoint that is written twice is asked once; another path on the same host is another endpoint.
         let same = |e: &Endpoint| {
             (&e.base.authority, &e.base.path, &e.repository)
                 == (&own.base.authority, &own.base.path, &own.repository)
@@ -249,7 +249,8 @@ impl Mirror {
     }
 }
 
-/// What may stand in the path of a request: a rewrite is the operator's, what it captures is the pod's.
+/// Returns true if `text` may stand in the path of a request. A rewrite is the operator's, but the text that it
+/// captures is the pod's.
 fn is_path(text: &str) -> bool {
     text.split('/').all(|part| {
         !matches!(part, "" | "." | "..")

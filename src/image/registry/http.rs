@@ -1,4 +1,4 @@
-//! One exchange over HTTP, and what it may follow: TLS, proxies, redirects, time limits. No retries, no credentials.
+//! An exchange over HTTP: TLS, proxies, redirects, time limits. No retries, no credentials.
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
@@ -20,11 +20,11 @@ use crate::net::{ProxyVariables, Url, client};
 
 /// Connecting and the TLS handshake.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
-/// Until the head of an answer is there.
+/// Time until the head of an answer is there.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(45);
-/// Without a single byte for so long, a link counts as cut.
+/// Time without a single byte after which a link counts as cut.
 pub const STALL_TIMEOUT: Duration = Duration::from_secs(30);
-/// For the body of a document, a token, an error: whoever sends less than a document in so long is as good as silent.
+/// Time for the body of a document, a token, an error: a server that needs longer for one is as good as silent.
 pub const DOCUMENT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Redirects followed for one request.
 pub const MAX_REDIRECTS: usize = 5;
@@ -61,9 +61,9 @@ pub(in crate::image) struct Http<'a> {
     registries: &'a Registries,
     proxies: &'a ProxyVariables,
     limits: Limits,
-    /// Ends what is under way.
+    /// Ends the exchanges under way.
     stop: Arc<Stop>,
-    /// By scheme and host.
+    /// HTTP clients by scheme and host.
     agents: Mutex<BTreeMap<String, Agent>>,
 }
 
@@ -71,16 +71,16 @@ pub(in crate::image) struct Http<'a> {
 pub(super) struct Ask<'a> {
     pub(super) url: &'a Url,
     pub(super) accept: Option<&'a str>,
-    /// Only for the origin of `url`.
+    /// Authorization for the origin of `url` only.
     pub(super) authorization: Option<&'a str>,
-    /// Only for the origin of this other URL, where `url` redirects to.
+    /// Authorization for the origin of another URL, to which `url` redirects.
     pub(super) elsewhere: Option<&'a (Url, String)>,
     /// First byte wanted, if not all are.
     pub(super) from: u64,
     /// A form to post; without one it is a `GET`, or a `HEAD`.
     pub(super) form: Option<&'a str>,
     pub(super) head: bool,
-    /// For the body as a whole.
+    /// Time limit of the whole body.
     pub(super) body_time: Duration,
 }
 
@@ -108,10 +108,10 @@ impl<'a> Http<'a> {
         &self.stop
     }
 
-    /// Sends a request and follows redirects. The URL returned is where the answer comes from.
+    /// Sends a request and follows redirects. The returned URL is that of the answer.
     ///
-    /// The authorization stays with the first origin: blob stores that registries redirect to must not see it. They see
-    /// what is for them.
+    /// The authorization stays with the first origin: blob stores that registries redirect to must not see it. They get
+    /// the one for their own origin, if there is one.
     pub(super) fn send(&self, ask: &Ask<'_>) -> Result<(Url, Response<Body>), RegistryError> {
         let mut url = ask.url.clone();
         for _ in 0..=MAX_REDIRECTS {

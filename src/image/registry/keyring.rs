@@ -16,7 +16,7 @@ use crate::api::strict::{TextError, from_foreign_json};
 /// Largest docker configuration read, bytes: what a Secret can hold.
 pub const MAX_CONFIG_BYTES: u64 = 1024 * 1024;
 
-/// What one registry is told. All fields may be empty; which are set decides how it is used.
+/// Credential for one registry. All fields may be empty; which are set decides how it is used.
 #[derive(Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Credential {
@@ -49,7 +49,7 @@ impl Credential {
         (!user.is_empty()).then(|| (user.to_owned(), password.to_owned()))
     }
 
-    /// What tells it from others without being it, for storing: a SHA-256 of all its fields, hex.
+    /// Digest that tells the credential from others, for storing instead of it: a SHA-256 of all its fields, hex.
     #[must_use]
     pub fn digest(&self) -> String {
         let mut sum = Sha256::new();
@@ -62,7 +62,7 @@ impl Credential {
         hex(&sum.finalize())
     }
 
-    /// Whether there is nothing in it.
+    /// Returns true if no field of use is set.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.identity_token.is_empty() && self.registry_token.is_empty() && self.basic().is_none()
@@ -93,7 +93,7 @@ impl From<AuthConfig> for Credential {
     }
 }
 
-/// Says which fields are set, never what is in them.
+/// Says which fields are set, never their values.
 impl core::fmt::Debug for Credential {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.debug_struct("Credential")
@@ -108,11 +108,11 @@ impl core::fmt::Debug for Credential {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DockerConfig {
-    /// By registry or repository.
+    /// Credentials by registry or repository.
     pub auths: BTreeMap<String, Credential>,
     /// Program `docker-credential-NAME` for all registries.
     pub creds_store: String,
-    /// The same by registry.
+    /// Programs by registry.
     pub cred_helpers: BTreeMap<String, String>,
 }
 
@@ -189,15 +189,15 @@ impl Keyring {
     }
 }
 
-/// Whether a key and an image both are of Docker Hub, by different names. Such a key counts for all of its images, as the
-/// one that docker writes does.
+/// Returns true if a key and an image both are of Docker Hub, by different names. Such a key counts for all of its
+/// images, as the one that docker writes does.
 pub(in crate::image) fn for_hub(key: &str, image: &str) -> bool {
     let host = |text: &str| text.split('/').next().unwrap_or("").to_owned();
     let key = host(key);
     aliases(&host(image)).any(|name| name == key)
 }
 
-/// Without scheme and API version: `https://index.docker.io/v1/` is `index.docker.io`.
+/// Cuts off scheme and API version: `https://index.docker.io/v1/` is `index.docker.io`.
 pub(in crate::image) fn normalised(key: &str) -> String {
     let rest = key
         .strip_prefix("https://")
@@ -212,7 +212,7 @@ pub(in crate::image) fn normalised(key: &str) -> String {
         } else {
             path
         });
-    // A slash at the end stays: what stands before it is whole then.
+    // A slash at the end stays: the component before it is whole then.
     if path.trim_matches('/').is_empty() {
         host.to_owned()
     } else {
@@ -220,7 +220,7 @@ pub(in crate::image) fn normalised(key: &str) -> String {
     }
 }
 
-/// Whether a key is for an image: port equal, as many labels, each a pattern, path a prefix.
+/// Returns true if a key is for an image: port equal, as many labels, each a pattern, path a prefix.
 /// Source: kubelet `pkg/credentialprovider/keyring.go`, `URLsMatch`.
 #[must_use]
 pub fn matches(key: &str, image: &str) -> bool {

@@ -1,15 +1,15 @@
 //! The registry client: from a reference to bytes whose digest is right.
 //!
-//! | module | what it is |
+//! | module | content |
 //! |---|---|
 //! | [`hosts`] | `registries.yaml`: mirrors, rewrites, TLS; the endpoints of a reference |
-//! | [`keyring`] | credentials, and which are for an image |
-//! | [`http`] | one exchange: redirects, time limits; below it is [`crate::net`] |
+//! | [`keyring`] | credentials, and the choice for an image |
+//! | [`http`] | an exchange: redirects, time limits; below it is [`crate::net`] |
 //! | [`challenge`], [`session`] | credentials as asked for, retries, documents |
 //! | [`blob`] | layers: resumed, checked |
 //! | [`pace`] | delays, the bandwidth cap |
 //!
-//! Everything blocks: it runs on threads of a pull, never on the deciding one. What a registry sends is untrusted:
+//! Everything blocks: it runs on threads of a pull, never on the deciding one. A registry's answers are untrusted:
 //! every length is bounded, nothing is used before its digest is checked, a secret goes to the origin that asked for it.
 //!
 //! Source: opencontainers/distribution-spec 1.1; distribution `docs/content/spec/auth`.

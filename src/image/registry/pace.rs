@@ -1,4 +1,4 @@
-//! How fast a pull may be.
+//! Pace of pulls: delays, the cap on bytes per second, the lowest rate.
 
 use core::ops::ControlFlow;
 use core::time::Duration;
@@ -20,12 +20,12 @@ pub const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 /// Bytes per second below which a layer does not count as arriving: a tenth of the thinnest link that is in use (GPRS),
 /// shared by four.
 pub const MIN_RATE: u64 = 128;
-/// What may be fetched at once after a pause, in terms of time: a cap is held over every second.
+/// Burst after a pause, as milliseconds at the cap: a cap is held over every second.
 const BURST_MS: u64 = 1000;
 const NS_PER_MS: u64 = 1_000_000;
 
-/// What `Retry-After` says, if it says anything. A date is taken against the answer's own `Date`, for boards boot with
-/// clocks that are years off; `now` counts where there is none. Source: RFC 9110 section 10.2.3.
+/// Reads a `Retry-After`; `None` if it is neither seconds nor a date. A date is taken against the answer's own `Date`,
+/// for boards boot with clocks that are years off; `now` counts where there is none. Source: RFC 9110 section 10.2.3.
 pub(super) fn retry_after(text: &str, date: Option<&str>, now: Wall) -> Option<Duration> {
     if let Ok(seconds) = text.trim().parse() {
         return Some(Duration::from_secs(seconds));
@@ -44,8 +44,8 @@ pub(super) fn retry_after(text: &str, date: Option<&str>, now: Wall) -> Option<D
 pub struct Throttle {
     /// Bytes per second; `None`: no cap.
     rate: Option<u64>,
-    /// When, in nanoseconds since boot, all that was taken has been paid for. In milliseconds each read would cost up to one
-    /// too much.
+    /// Time, in nanoseconds since boot, at which all taken bytes are paid for. In milliseconds each read would cost up
+    /// to one too much.
     paid_ns: Mutex<u64>,
 }
 
@@ -59,7 +59,7 @@ impl Throttle {
         }
     }
 
-    /// How many bytes may be read at once: small when the cap is low, so that it is held smoothly.
+    /// Returns how many bytes may be read at once: few when the cap is low, so that it is held smoothly.
     #[must_use]
     pub fn piece(&self, most: usize) -> usize {
         let rate = self.rate.unwrap_or(u64::MAX);
@@ -78,7 +78,7 @@ impl Throttle {
         stop.wait(wait)
     }
 
-    /// How long to wait for `bytes`.
+    /// Takes `bytes` into account and returns the time to wait for them.
     fn pay(&self, bytes: usize, rate: u64, now: Mono) -> Duration {
         let now_ns = now.0.saturating_mul(NS_PER_MS);
         let mut paid = self.paid_ns.lock().unwrap_or_else(PoisonError::into_inner);
@@ -88,7 +88,7 @@ impl Throttle {
     }
 }
 
-/// Rounded down, which is less than a byte's worth in a million reads.
+/// Cost of `bytes` in nanoseconds. Rounded down, which is less than a byte's worth in a million reads.
 fn cost_ns(bytes: usize, rate: u64) -> u64 {
     let ns = u128::from(bytes as u64) * 1_000_000_000 / u128::from(rate);
     u64::try_from(ns).unwrap_or(u64::MAX)
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(throttle.piece(65_536), 65_536);
         assert_eq!(Throttle::new(Some(1000)).piece(65_536), 1024);
         assert!(Throttle::new(None).take(usize::MAX, &stop).is_continue());
-        // Whoever waits is let go.
+        // Waiting threads are let go.
         stop.stop();
         assert!(throttle.take(usize::MAX, &stop).is_break());
         assert!(stop.is_stopped());

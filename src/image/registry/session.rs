@@ -1,4 +1,4 @@
-//! One repository at one endpoint: requests with credentials, repeated as long as that makes sense.
+//! A session with a repository at an endpoint: requests with credentials, repeated as long as that makes sense.
 //!
 //! ```text
 //! request ──▶ 2xx ─────────────────────────▶ answer
@@ -7,8 +7,8 @@
 //!    └──┘
 //! ```
 //!
-//! A name may lead to a registry of another name, which wants a token too. It gives one to nobody in particular; what the
-//! credential brought never leaves the server that the credential is for.
+//! A name may lead to a registry of another name, which wants a token too. That token is an anonymous one; a token that
+//! the credential brought never leaves the server that the credential is for.
 
 use core::time::Duration;
 use std::io::Read;
@@ -36,16 +36,16 @@ use crate::sys::clock;
 
 /// Times in a row that a request is sent without getting anywhere.
 pub(in crate::image) const ATTEMPTS: u32 = 6;
-/// The same where nobody is there and another endpoint is left to ask.
+/// Times in a row that a request is sent to an endpoint that does not answer, if another endpoint is left to ask.
 const ATTEMPTS_OF_SEVERAL: u32 = 2;
 /// Times that credentials are presented for one request: a token may have run out in between.
 const MAX_CHALLENGES: u32 = 2;
 /// Largest answer of a token service, bytes.
 const MAX_TOKEN_BYTES: u64 = 256 * 1024;
-/// Of an error's body, bytes read and characters told.
+/// Bytes read of an error's body, and characters told of it.
 const MAX_ERROR_BYTES: u64 = 16 * 1024;
 pub(super) const MAX_ERROR_CHARS: usize = 400;
-/// What a manifest may be.
+/// Media types of manifests and indexes, for `Accept`.
 const MANIFEST_TYPES: &str = "application/vnd.oci.image.index.v1+json, \
     application/vnd.docker.distribution.manifest.list.v2+json, \
     application/vnd.oci.image.manifest.v1+json, \
@@ -56,22 +56,22 @@ pub(in crate::image) struct Session<'a> {
     http: &'a Http<'a>,
     endpoint: &'a Endpoint,
     credential: Option<&'a Credential>,
-    /// Whether there are endpoints behind this one.
+    /// Set if there are endpoints behind this one.
     further: bool,
     held: Mutex<Held>,
 }
 
-/// What is sent as `Authorization`.
+/// Values for `Authorization`.
 #[derive(Clone, Default)]
 struct Held {
-    /// To the registry itself.
+    /// Value for the registry itself.
     own: Option<String>,
-    /// To the server that it redirects to, of which this is a URL. There is one at a time.
+    /// A URL of the server that the registry redirects to, and the value for it. There is one at a time.
     elsewhere: Option<(Url, String)>,
 }
 
 impl Held {
-    /// What is for the server of `url`. `is_own`: it is the registry itself, not one that it redirects to.
+    /// The value for the server of `url`. `is_own`: that server is the registry itself, not one that it redirects to.
     fn words(&self, url: &Url, is_own: bool) -> Option<&String> {
         if is_own {
             return self.own.as_ref();
@@ -81,30 +81,30 @@ impl Held {
     }
 }
 
-/// What is asked of a URL.
+/// Request for a URL, without the credentials.
 #[derive(Clone, Copy)]
 struct What<'a> {
     accept: Option<&'a str>,
     /// First byte wanted.
     from: u64,
-    /// Only the head.
+    /// Set if only the head of the answer is wanted.
     head: bool,
-    /// For the body as a whole.
+    /// Time limit of the whole body.
     body_time: Duration,
 }
 
 /// An open answer.
 pub(in crate::image) struct Answer {
-    /// Where it comes from, redirects followed.
+    /// URL of the answer, redirects followed.
     pub(in crate::image) url: Url,
     pub(in crate::image) response: Response<Body>,
 }
 
-/// What a tag or digest leads to.
+/// Manifest or index that a tag or digest leads to.
 pub(in crate::image) struct Top {
     /// Type, digest and size.
     pub(in crate::image) descriptor: Descriptor,
-    /// Its text.
+    /// Text of the document.
     pub(in crate::image) bytes: Vec<u8>,
 }
 
@@ -163,8 +163,8 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// The digest that `name` leads to, without reading what is there. `None` if the registry does not tell: ask
-    /// for the manifest then.
+    /// The digest that `name` leads to, without reading the document. `None` if the registry does not tell: ask for the
+    /// manifest then.
     pub(in crate::image) fn head_manifest(
         &self,
         name: &str,
@@ -221,7 +221,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Opens a blob of `size` bytes at byte `from`. No retries but for credentials: who reads it knows how far it got.
+    /// Opens a blob of `size` bytes at byte `from`. No retries but for credentials: the reader knows how far it got.
     pub(in crate::image) fn open_blob(
         &self,
         digest: Digest,
@@ -329,7 +329,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// One request, with credentials as the registry asks for them. Only answers that are a success are returned.
+    /// Sends a request, with credentials as the registry asks for them. Only answers that are a success are returned.
     fn authorized(&self, url: &Url, what: What<'_>) -> Result<Answer, RegistryError> {
         let mut challenges = 0;
         loop {
@@ -358,7 +358,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Replaces what is sent to the server of `url` (see [`Held::words`]), unless another thread has done so since `sent`.
+    /// Replaces the authorization for the server of `url` (see [`Held::words`]), unless another thread has done so
+    /// since `sent`.
     fn answer_challenge(
         &self,
         url: &Url,
@@ -406,7 +407,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Gets a token; without a credential one for nobody in particular. Source: distribution `spec/auth/token.md`,
+    /// Gets a token; without a credential an anonymous one. Source: distribution `spec/auth/token.md`,
     /// `spec/auth/oauth.md`.
     fn token(
         &self,
@@ -516,8 +517,8 @@ fn basic_header(user: &str, password: &str) -> String {
     format!("Basic {}", STANDARD.encode(format!("{user}:{password}")))
 }
 
-/// The type that a manifest claims for itself; none if it does not, then its fields tell. What the answer says counts
-/// only for the one kind that is neither and cannot be used.
+/// The type that a manifest claims for itself; none if it does not, then its fields tell. The type in the answer's
+/// head counts only for the one kind that is neither and cannot be used.
 pub(super) fn manifest_type(bytes: &[u8], answered: String) -> String {
     #[derive(Deserialize, Default)]
     #[serde(rename_all = "camelCase", default)]
@@ -548,7 +549,7 @@ pub(super) fn read_token(bytes: &[u8]) -> Option<String> {
     (!text.is_empty() && text.bytes().all(|b| b.is_ascii_graphic())).then_some(text)
 }
 
-/// What a registry says of an error, made fit for an event: one line, cut.
+/// Reads a registry's message of an error, made fit for an event: one line, cut.
 ///
 /// Source: distribution-spec, "Error Codes".
 fn message(response: Response<Body>) -> String {
@@ -558,7 +559,7 @@ fn message(response: Response<Body>) -> String {
         .into_with_config()
         .limit(u64::MAX)
         .reader();
-    // What there is of it: it is only a message.
+    // As much as arrives: it is only a message.
     let _ = body.take(MAX_ERROR_BYTES).read_to_end(&mut bytes);
     errors_text(&bytes)
 }
