@@ -26,7 +26,7 @@ use crate::{
     sys::lane::Lane,
 };
 
-/// What a backend is made with.
+/// Tools for making a backend.
 pub(super) struct Tools<'a> {
     pub(super) executor: &'a Rc<LocalExecutor<'static>>,
     pub(super) disk: Lane,
@@ -37,15 +37,15 @@ pub(super) struct Tools<'a> {
 /// A backend, and what goes with it.
 pub(super) struct Opened {
     pub(super) runtime: Rc<dyn RuntimeService>,
-    /// What the node itself has for pulls.
+    /// Credentials of the node itself for pulls.
     pub(super) keyring: Rc<dyn NodeKeyring>,
-    /// Who keeps images.
+    /// Keeper of images.
     pub(super) stock: Stock,
-    /// Where images are.
+    /// Directory of images.
     pub(super) images: PathBuf,
-    /// Where what containers write is.
+    /// Directory of the containers' own writable layers.
     pub(super) layers: PathBuf,
-    /// Who makes cgroups.
+    /// Maker of cgroups.
     pub(super) driver: CgroupDriver,
 }
 
@@ -145,7 +145,7 @@ fn handlers(cfg: &Config) -> BTreeMap<String, String> {
     all
 }
 
-/// Where the cgroup of a pod may be.
+/// Paths at which the cgroup of a pod may be: one for each QoS class.
 fn pod_groups(driver: CgroupDriver, root: &str, uid: &PodUid) -> [String; 3] {
     let root = root.to_owned();
     CgroupTree { root, driver }.pod_in_any_tier(uid)

@@ -18,7 +18,7 @@ const RECORD: BootRecord = BootRecord {
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Stored {
-    /// Their times count from the start of this boot.
+    /// Delays; their times count from the start of this boot.
     records: Vec<Record>,
 }
 
@@ -29,7 +29,7 @@ pub(super) fn save(run: &Path, records: Vec<Record>) {
     }
 }
 
-/// What an earlier agent of this boot stored. What cannot be read is told and forgotten.
+/// Reads the delays that an earlier agent of this boot stored. A file that cannot be read is reported and dropped.
 pub(super) fn restore(run: &Path) -> Vec<Record> {
     let stored: Option<Stored> = RECORD.recall(run, &boot_id());
     stored.unwrap_or_default().records

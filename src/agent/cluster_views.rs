@@ -57,7 +57,7 @@ pub(super) fn tasks(
     cluster.tasks(&parts.cfg, around)
 }
 
-/// How the agent's own state answers for the pods of the API.
+/// The agent's own state, as the truth for statuses of the pods of the API.
 struct Known<'a> {
     pods: &'a pods::Known<'a>,
     mirrors: &'a Mirrors,
@@ -83,9 +83,9 @@ impl Truths for Known<'_> {
     }
 }
 
-/// What the apiserver's side asks of pods.
+/// Questions of the apiserver's side about pods.
 impl Agent {
-    /// What is known of a pod; `None`: it is not configured.
+    /// Configuration of a pod; `None` if it is not configured.
     pub(super) fn configured(&self, uid: &PodUid) -> Option<Configured> {
         self.pods().config(uid).map(|pod| Configured {
             is_static: pod.is_static,
@@ -93,7 +93,7 @@ impl Agent {
         })
     }
 
-    /// Whether all pods of the API that have not ended are `known`, and none is on its way in.
+    /// Returns true if all pods of the API that have not ended are `known`, and none is on its way in.
     pub(super) fn every_api_pod(&self, known: &BTreeSet<PodUid>) -> bool {
         let mut of_api = self.pods().configs().filter(|(_, pod)| !pod.is_static);
         // What this agent has seen end is not configured anew for it.
@@ -125,7 +125,7 @@ impl Agent {
         })
     }
 
-    /// Whether a static pod of that name is on its way out.
+    /// Returns true if a static pod of that name is on its way out.
     pub(super) fn is_static_ending(&self, name: &FullName) -> bool {
         let FullName { name, namespace } = name;
         let table = self.pods().table();
@@ -161,7 +161,7 @@ impl OwnNode {
         self.node.gather(&*self.runtime, &standing, now).await
     }
 
-    /// Whether the node is ready. Cheap.
+    /// Returns true if the node is ready. Cheap.
     pub(super) async fn is_ready(&self) -> bool {
         let is_ready = |agent: &Agent| agent.standing().not_ready.is_empty();
         self.asker.ask(is_ready).await

@@ -33,7 +33,7 @@ pub(super) type Work<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 pub(super) enum Stop {
     /// As its spec says, but for the grace if one was asked for, in seconds.
     AsSpecified(Option<u32>),
-    /// Its spec is lost: stopped as the driver knows it (CLEAN-11).
+    /// As the driver knows the pod: its spec is lost (CLEAN-11).
     Unknown,
 }
 

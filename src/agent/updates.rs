@@ -32,7 +32,7 @@ const MAX_SAID_BYTES: usize = 4096;
 /// Name of the condition of `get node`.
 const CONDITION: &str = "UpdateChannelExpired";
 
-/// How the last look that came to an end found the channel. Written by [`Updates`], read by who shows it.
+/// State of the channel after the last complete look. Written by [`Updates`], read by status pages.
 #[derive(Default)]
 pub(super) struct ChannelState(RefCell<Option<Found>>);
 
@@ -53,7 +53,7 @@ impl ChannelState {
         });
     }
 
-    /// What `get node` says. `None`: there was no look yet.
+    /// Condition of `get node` for the channel. `None` before the first look.
     pub(super) fn condition(&self, now: Wall) -> Option<NodeCondition> {
         self.0.borrow().as_ref().map(|found| NodeCondition {
             kind: CONDITION.into(),

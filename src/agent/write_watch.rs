@@ -22,7 +22,7 @@ use crate::{
 
 /// Between two looks.
 const INTERVAL: Duration = Duration::from_secs(600);
-/// What pods have written: some hundred bytes of each.
+/// Record of the bytes that pods have written: some hundred bytes for each.
 const RECORD: BootRecord = BootRecord {
     name: "pod-writes.json",
     version: 1,

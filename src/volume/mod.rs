@@ -78,7 +78,7 @@ pub enum VolumeError {
     SetUp {
         /// The volume's name in the pod.
         volume: String,
-        /// What happened.
+        /// Cause of the failure.
         cause: Cause,
     },
     /// A subPath could not be prepared. Neither this text nor its source names a host path.
@@ -98,7 +98,7 @@ pub enum VolumeError {
     TearDown {
         /// The volume's name, or the directory's where no name is known.
         volume: String,
-        /// What happened.
+        /// Cause of the failure.
         cause: Cause,
     },
     /// The pod still has mounts, or its mounts could not be read: its directory must not be touched.

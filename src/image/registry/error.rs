@@ -52,7 +52,7 @@ pub enum RegistryError {
     Wrong {
         /// URL without its query.
         url: String,
-        /// What is wrong.
+        /// Fault of the answer, for people.
         why: String,
     },
     /// An answer that no repetition changes: it leads somewhere it must not, or is larger than anything that is taken.
@@ -60,7 +60,7 @@ pub enum RegistryError {
     Unusable {
         /// URL without its query.
         url: String,
-        /// What is wrong.
+        /// Fault of the answer, for people.
         why: String,
     },
     /// The caller asked to stop.
