@@ -1,4 +1,4 @@
-//! What admission knows of this node: facts gathered for `logic::admission`.
+//! Facts of this node for admission, gathered for `logic::admission`.
 
 use crate::{
     api::{cri::Capabilities, strict::WrongValue},

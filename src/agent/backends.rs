@@ -1,4 +1,4 @@
-//! What runs containers: this agent itself, with an image store of its own, or a runtime that serves CRI.
+//! Backends that run containers: this agent itself, with an image store of its own, or a runtime that serves CRI.
 
 use alloc::{collections::BTreeMap, rc::Rc, sync::Arc};
 use std::{fs, os::fd::OwnedFd, path::PathBuf};

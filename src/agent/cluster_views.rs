@@ -1,4 +1,4 @@
-//! What the agent answers the apiserver's side ([`views`](super::views)) about its pods, and about the node.
+//! Answers of the agent to the apiserver's side ([`views`](super::views)), about its pods and about the node.
 
 use alloc::{collections::BTreeSet, rc::Rc};
 

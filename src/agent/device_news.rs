@@ -1,4 +1,4 @@
-//! What the loop is told of devices, at its beginning and later.
+//! News of devices for the loop, at its beginning and later.
 
 use alloc::collections::BTreeSet;
 use core::pin::Pin;

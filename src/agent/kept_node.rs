@@ -1,5 +1,5 @@
-//! What admission goes by of the Node in the API, kept in the root directory: an agent that starts with no apiserver in reach
-//! has to know which labels and taints others gave to the node (NODE-06, OFF-07).
+//! Labels and taints of the Node in the API, kept in the root directory for admission: an agent that starts without the
+//! apiserver has to know what others gave to the node (NODE-06, OFF-07).
 
 use alloc::collections::BTreeMap;
 use core::cell::Cell;

@@ -1,5 +1,5 @@
-//! Whether bytes of the link cost money now: one value of the agent, asked by all who do less then. What is decided is
-//! [`Cost`]'s. Where it does not depend on the way (`picolet.link.meteredInterfaces`), nobody asks the kernel for one.
+//! Cost of the link: one value of the agent, asked by all who do less while bytes cost money. [`Cost`] decides. Where the cost
+//! does not depend on the interface (`picolet.link.meteredInterfaces`), the kernel is not asked for one.
 
 use alloc::rc::Rc;
 use core::cell::{Cell, RefCell};

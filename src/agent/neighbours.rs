@@ -1,4 +1,4 @@
-//! Who else runs pods on this machine. Two agents on one cgroup root end each other's pods as orphans, two on one log
+//! Other agents on this machine. Two agents on one cgroup root end each other's pods as orphans, two on one log
 //! directory delete each other's logs, two on one bridge give out the same addresses: the second one is refused.
 
 use std::{

@@ -1,5 +1,5 @@
-//! Which extended resources this node has offered, kept in the root directory for the agent after this one: device plugins
-//! that are to come back (DEV-12), and what the Node in the API says that nobody offers any more (NODE-03).
+//! Extended resources that this node has offered, kept in the root directory for the agent after this one: those of device
+//! plugins that are to come back (DEV-12), and those that the Node in the API shows although they are gone (NODE-03).
 
 use alloc::collections::BTreeSet;
 use std::{

@@ -1,4 +1,4 @@
-//! What the agent reads and does at intervals by itself: every outside world is read as a complete snapshot at a bounded rate;
+//! Pollers of the agent: every outside world is read as a complete snapshot at a bounded rate;
 //! a doorbell only makes the next read come sooner.
 
 use alloc::rc::Rc;

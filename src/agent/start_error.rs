@@ -1,4 +1,4 @@
-//! How the agent ends, and why it cannot start.
+//! Exit codes of the agent, and errors that keep it from starting.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Where exec, attach and port forwarding lead, for the server.
+//! Targets of exec, attach and port forwarding, for the server.
 
 use core::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What runs on the executor.
+//! Tasks of the executor.
 
 use alloc::rc::{Rc, Weak};
 use core::pin::Pin;

@@ -1,6 +1,6 @@
-//! What the wall clock of this boot has said, for whoever dates something or reckons with dates: see
-//! [`ClockHistory`]. It is in the run dir, `clock.json`, for the agents of this boot after this one: what a board dated in 1970
-//! is put right by whoever runs when its clock is.
+//! History of the wall clock in this boot, for whoever dates something or reckons with dates: see [`ClockHistory`]. It is kept
+//! in the run dir, `clock.json`, for later agents of this boot: a date of 1970 is put right by the agent that runs when the
+//! clock is right.
 
 use alloc::{rc::Rc, sync::Arc};
 use core::{

@@ -1,4 +1,4 @@
-//! What the agent notes of itself: what it counts of its work, whether its loop moves, whether it used the heap. Handles of
+//! Facts of the agent about itself: counters of its work, turns of its loop, use of the heap. Handles of
 //! one thread: clones share what they hold, and nothing of it grows.
 
 use alloc::rc::Rc;

@@ -1,4 +1,4 @@
-//! What crosses the runtime seam (`runtime::RuntimeService`, `runtime::ImageService`), in the words of CRI v1. Data only.
+//! Data of the runtime seam (`runtime::RuntimeService`, `runtime::ImageService`), in the words of CRI v1.
 //!
 //! Times are the runtime's own wall clock, nanoseconds. They order nothing alone, for a clock may be set back: of two
 //! instances of one container, or of two sandboxes of one pod, the one with the higher attempt is newer.

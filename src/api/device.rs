@@ -1,5 +1,5 @@
-//! What a look at the machine shows of its devices, and what plugins say of theirs: data that crosses from whoever looks to
-//! whoever decides.
+//! Devices as a look at the machine shows them, and as plugins describe them: data that crosses from those who look to
+//! those who decide.
 
 use alloc::{boxed::Box, collections::BTreeMap, string::String, vec::Vec};
 

@@ -1,4 +1,4 @@
-//! Which texts may name things: the rules of RFC 1123 and of labels, as an apiserver holds them. And patterns of names.
+//! Names of things: the rules of RFC 1123 and of labels, as an apiserver holds them. And patterns of names.
 //!
 //! Source: apimachinery `pkg/util/validation/validation.go`.
 

@@ -1,4 +1,4 @@
-//! Why a pod cannot have what it asks for, by who can mend it.
+//! Reasons why a pod cannot have what it asks for, by who can mend it.
 
 use alloc::string::String;
 use core::fmt::Display;

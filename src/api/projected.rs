@@ -1,4 +1,4 @@
-//! What a configMap, secret, downwardAPI or projected volume holds: decided by `logic::projection`, written by `volume`.
+//! Content of a configMap, secret, downwardAPI or projected volume: decided by `logic::projection`, written by `volume`.
 
 /// A file of a projected volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

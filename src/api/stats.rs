@@ -1,4 +1,4 @@
-//! What runs costs: figures as they were counted, and nothing computed from them but what the kernel leaves to its readers.
+//! Usage of pods and machine: figures as they were counted. Only those are computed that the kernel leaves to its readers.
 //!
 //! A figure that the machine does not have is `None` and is left out of every answer: absent is not zero (MET-11).
 

@@ -1,4 +1,4 @@
-//! One look at `/dev` and `/sys`.
+//! A look at `/dev` and `/sys`.
 //!
 //! Source: sysfs(5), `Documentation/ABI/stable/sysfs-dev`, `Documentation/ABI/testing/sysfs-bus-usb`; udev's database is that of
 //! `systemd/src/libsystemd/sd-device/device-private.c`.

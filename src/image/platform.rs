@@ -1,4 +1,4 @@
-//! Which of an index's images is for this machine.
+//! Choice of the image in an index that is for this machine.
 //!
 //! Source: image-spec `image-index.md` (platform variants); Go's names of architectures; containerd `platforms`,
 //! `platformVector` (32-bit images on 64-bit machines).

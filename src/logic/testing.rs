@@ -1,4 +1,4 @@
-//! One-line builders, so that a test's row reads as a sentence. Only built for tests.
+//! Builders of one line, so that a test's row reads as a sentence. Only built for tests.
 
 use alloc::{string::String, vec::Vec};
 

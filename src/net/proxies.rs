@@ -1,4 +1,4 @@
-//! Which requests go through a proxy.
+//! Choice of requests that go through a proxy.
 //!
 //! Source: Go's `golang.org/x/net/http/httpproxy`, whose rules every Go program on a node follows.
 

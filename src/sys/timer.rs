@@ -1,4 +1,4 @@
-//! One timer of the kernel that goes by the clock of deadlines. Man page: timerfd_create(2).
+//! A timer of the kernel that goes by the clock of deadlines. Man page: timerfd_create(2).
 
 use core::time::Duration;
 use std::io;

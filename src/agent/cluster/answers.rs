@@ -1,4 +1,4 @@
-//! What the apiserver answers, made ready on the lane that has read it: decoded, digested, judged.
+//! Answers of the apiserver, made ready on the lane that has read them: decoded, digested, judged.
 
 use serde_json::Value;
 

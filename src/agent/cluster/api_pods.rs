@@ -1,4 +1,4 @@
-//! What is known of the API's pods.
+//! The API's pods, as the agent knows them.
 
 use core::cell::RefCell;
 

@@ -1,5 +1,5 @@
-//! Whether the apiserver answers, and by how much this machine's clock differs from its own. Told to the log when it
-//! changes, to local commands whenever they ask.
+//! State of the connection to the apiserver: answers or not, and the difference of the two clocks. Logged when it changes,
+//! shown to local commands whenever they ask.
 
 use alloc::{rc::Rc, sync::Arc};
 use core::{

@@ -1,4 +1,4 @@
-//! What is known of this node's place in the cluster, besides the Node object itself.
+//! Membership of the node in the cluster: what is known of it besides the Node object itself.
 
 use core::{
     cell::{Cell, RefCell},

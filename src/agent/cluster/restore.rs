@@ -1,4 +1,4 @@
-//! What an agent before this one has recorded of the API's pods: they start, or go on, with no apiserver in reach.
+//! Records of the API's pods by an agent before this one: the pods start, or go on, without the apiserver.
 
 use alloc::rc::Rc;
 

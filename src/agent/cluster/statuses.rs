@@ -1,5 +1,5 @@
-//! What the apiserver is told of pods: their statuses, and that they have ended. What is due is [`ApiWriter`]'s to say; here
-//! it is sent, and what comes back goes to it and to the poller.
+//! Sending of pod statuses, and of the ends of pods, to the apiserver. [`ApiWriter`] decides what is due. Answers go to it and
+//! to the poller.
 
 use alloc::rc::Rc;
 use core::cell::RefCell;

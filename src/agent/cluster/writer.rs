@@ -1,4 +1,4 @@
-//! What the API is to be told of pods.
+//! Writes to the API about pods: which are due, and when.
 
 use core::cell::{Cell, RefCell};
 

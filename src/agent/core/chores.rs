@@ -1,4 +1,4 @@
-//! What housekeeping finds, and what it has done.
+//! Findings of housekeeping, and the work that follows from them.
 
 use core::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What becomes of pods that sources have, no longer have, or have differently.
+//! Changes of configured pods: a source has a pod, no longer has it, or has it differently.
 
 use alloc::rc::Rc;
 

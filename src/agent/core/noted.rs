@@ -1,4 +1,4 @@
-//! What of the loop's events and effects goes into the ring. Ticks are told by what they lead to.
+//! Lines of the ring for the loop's events and effects. A tick has none: its consequences have.
 
 use super::{Agent, Command, ConfigOp, Effect, Event};
 use crate::{

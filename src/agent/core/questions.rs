@@ -1,4 +1,4 @@
-//! What others ask of the agent to read it, through an [`Asker`](crate::agent::asker::Asker). Answers are values.
+//! Questions by which others read the agent, through an [`Asker`](crate::agent::asker::Asker). Answers are values.
 
 use alloc::rc::Rc;
 

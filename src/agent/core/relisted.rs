@@ -1,4 +1,4 @@
-//! What a listing of the runtime leads to.
+//! Consequences of a listing of the runtime.
 
 use super::{Agent, Effect, Listing, runtime_view::Listed};
 use crate::{

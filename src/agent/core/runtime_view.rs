@@ -1,4 +1,4 @@
-//! What the agent knows of the runtime: its conditions, the pods it last listed, and whether either is fresh enough to act on.
+//! The agent's view of the runtime: its conditions, the pods of the last listing, and the age of both.
 //!
 //! Owns the relist's records and the cache of statuses (`logic::pleg`, `logic::runtime_cache`), the list of running pods and
 //! the gate. The loop hands it what `relister` has read; everybody else asks. Bounded by what the runtime lists.

@@ -1,4 +1,4 @@
-//! What calls of workers are given, and what the loop makes of their steps. Statuses, reasons, back-off and probes of pods
+//! Plans for calls of workers, and the handling of their steps. Statuses, reasons, back-off and probes of pods
 //! change here and nowhere else.
 
 use alloc::rc::Rc;

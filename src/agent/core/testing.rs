@@ -1,4 +1,4 @@
-//! What tests ask of the agent between two turns of its loop. Only built for tests.
+//! Questions of tests to the agent between two turns of its loop. Only built for tests.
 
 use super::Agent;
 use crate::{agent::pods::Pods, api::PodUid, logic::pleg::RunningCounts};

@@ -1,4 +1,4 @@
-//! Whether a running call of a pod's worker is still wanted.
+//! Flag that ends a running call of a pod's worker early.
 
 use core::cell::Cell;
 

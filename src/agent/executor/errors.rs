@@ -1,4 +1,4 @@
-//! Why a call did not do all of its work, and when it is tried again.
+//! Errors of calls that did not do all of their work, and the time of the next try.
 
 use crate::{
     agent::images::Waiting,

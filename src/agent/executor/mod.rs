@@ -1,4 +1,4 @@
-//! What carries out the calls of pod workers: plain `async fn`s, step by step.
+//! Calls of pod workers: plain `async fn`s, step by step.
 //!
 //! | file | what it is |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! What the loop and a running call of a pod's worker say to each other: the plan with which the call begins, and the steps
-//! that it tells of. All of it is data.
+//! Messages between the loop and a running call of a pod's worker: the plan with which the call begins, and the steps
+//! that it reports. All of it is data.
 
 use alloc::rc::Rc;
 use core::{net::IpAddr, pin::Pin};

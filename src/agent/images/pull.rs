@@ -1,4 +1,4 @@
-//! One pull for a pod: back-off, rate, credentials, events while it takes long.
+//! A pull for a pod: back-off, rate, credentials, events while it takes long.
 
 use core::time::Duration;
 

@@ -1,4 +1,4 @@
-//! One pull from start to end, on threads of its own.
+//! A pull from start to end, on threads of its own.
 //!
 //! ```text
 //! for each endpoint, for each credential of the node's for a mirror:

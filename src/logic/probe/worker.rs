@@ -1,4 +1,4 @@
-//! One probe of one container: when its next pass is due, and the result of outcomes in a row. Rows PROBE-03 to
+//! A probe of one container: the time of its next pass, and the result of outcomes in a row. Rows PROBE-03 to
 //! PROBE-15.
 //!
 //! ```text

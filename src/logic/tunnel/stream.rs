@@ -1,4 +1,4 @@
-//! One stream to a server, and the connections that it carries (TUN-03, TUN-05, TUN-11 to TUN-13).
+//! A stream to a server, and the connections that it carries (TUN-03, TUN-05, TUN-11 to TUN-13).
 //!
 //! Packets and the time go in, orders come out; bytes stay with the caller. A dial is answered at once: its target
 //! is in this process.

@@ -1,4 +1,4 @@
-//! What a read of the apiserver gives, or why it gives nothing.
+//! Content that a read of the apiserver gives, or the reason why it gives none.
 
 use alloc::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What one step of a pod uses of objects, read for it.
+//! Objects that one step of a pod uses, read for it.
 
 use alloc::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! When tokens are to be replaced.
+//! Instants at which tokens are to be replaced.
 
 use alloc::collections::BTreeMap;
 use core::cell::RefCell;

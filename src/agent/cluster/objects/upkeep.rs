@@ -1,4 +1,4 @@
-//! What objects and tokens need beside the pods that use them: to be on disk for good, to be replaced in time, to go.
+//! Upkeep of objects and tokens beside the pods that use them: they are synced to disk, replaced in time, removed.
 
 use alloc::{collections::BTreeSet, rc::Rc};
 use core::time::Duration;
