@@ -22,7 +22,7 @@ use super::kill::{KillCause, single_kill_grace_s};
 pub use super::probe::{ProbeResult, Probes};
 pub use super::restart::restartable;
 use super::restart::{
-    effective_policy, failed_init_restarts, init_failed, restart_all_pending, triggers_restart_all,
+    effective_policy, init_failed, restart_all_pending, restarts_after_exit, triggers_restart_all,
 };
 use super::spec_hash::is_current;
 
@@ -431,7 +431,7 @@ fn plain_step(
         ContainerState::Created => InitStep::Start,
         ContainerState::Running => InitStep::Wait,
         ContainerState::Exited if !init_failed(instance) => InitStep::Done { restart: false },
-        ContainerState::Exited if failed_init_restarts(pod, container, instance.exit_code) => {
+        ContainerState::Exited if restarts_after_exit(pod, container, instance.exit_code) => {
             InitStep::Start
         }
         ContainerState::Unknown if effective_policy(pod, container) != RestartPolicy::Never => {

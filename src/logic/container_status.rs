@@ -17,7 +17,7 @@ use super::{
     actions::any_regular_created,
     conditions::{self, ALL_RESTARTING, READY},
     probe::ProbeResult,
-    restart::{failed_init_restarts, init_failed, restart_all_pending, restartable},
+    restart::{restart_all_pending, restartable},
     status::{StatusInput, regular_in_ready_sandbox},
 };
 
@@ -257,15 +257,9 @@ fn show_start_failure(
     newest: Option<&cri::ContainerStatus>,
     status: &mut ContainerStatus,
 ) {
+    let succeeded = newest.is_some_and(|n| n.state == State::Exited && n.exit_code == 0);
     let due = match kind {
-        Kind::Init => match newest.filter(|n| n.state == State::Exited && n.exit_code == 0) {
-            None => restartable(input.pod, container, newest),
-            Some(ended) => {
-                init_failed(ended)
-                    && input.pod.metadata.deletion_timestamp.is_none()
-                    && failed_init_restarts(input.pod, container, 0)
-            }
-        },
+        Kind::Init => !succeeded && restartable(input.pod, container, newest),
         Kind::Regular => restartable(input.pod, container, newest),
         Kind::Ephemeral => {
             let has_begun = newest.is_some() || status.state.terminated.is_some();

@@ -8,8 +8,6 @@ use crate::api::{
     pod::RestartPolicy,
 };
 
-/// Reason of an instance that ended for want of memory.
-pub const OOM_KILLED: &str = "OOMKilled";
 /// Action of a restart rule: this container only.
 const ACTION_RESTART: &str = "Restart";
 /// Action of a restart rule: every container of the pod starts over.
@@ -114,15 +112,7 @@ pub fn restart_all_pending(pod: &Pod, status: &PodRuntimeStatus) -> bool {
 pub fn init_failed(status: &ContainerStatus) -> bool {
     status.state == ContainerState::Unknown
         || (status.state == ContainerState::Exited
-            && (status.exit_code != 0 || status.reason == OOM_KILLED))
-}
-
-/// Returns true if a plain init container that has failed ([`init_failed`]) runs again. An instance that ended with 0
-/// for want of memory has failed.
-#[must_use]
-pub fn failed_init_restarts(pod: &Pod, container: &Container, exit_code: i32) -> bool {
-    restarts_after_exit(pod, container, exit_code)
-        || (exit_code == 0 && effective_policy(pod, container) != RestartPolicy::Never)
+            && (status.exit_code != 0 || status.reason == "OOMKilled"))
 }
 
 /// Restart count, thus attempt, of a new instance (CFG-06): one more than the newest instance's; if the runtime knows

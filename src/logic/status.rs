@@ -23,7 +23,7 @@ use super::{
     probe::Probes,
     qos::qos_class,
     reason_cache::ReasonCache,
-    restart::{OOM_KILLED, failed_init_restarts, restarts_after_exit},
+    restart::restarts_after_exit,
     status_update::finish,
 };
 
@@ -138,13 +138,6 @@ fn phase(input: &StatusInput<'_>, status: &PodStatus) -> Phase {
                     return Phase::Failed;
                 }
                 View::Running | View::Waiting | View::None => pending_init = true,
-                // A kubelet kills the pod as well, but shows it as Pending for ever.
-                View::Succeeded
-                    if found.is_some_and(ended_for_memory)
-                        && !failed_init_restarts(input.pod, container, 0) =>
-                {
-                    return Phase::Failed;
-                }
                 View::Succeeded | View::Stopped(_) => {}
             }
         }
@@ -189,11 +182,6 @@ fn phase(input: &StatusInput<'_>, status: &PodStatus) -> Phase {
     } else {
         Phase::Failed
     }
-}
-
-fn ended_for_memory(status: &ContainerStatus) -> bool {
-    let end = status.state.terminated.as_ref();
-    end.is_some_and(|end| end.reason == OOM_KILLED)
 }
 
 #[derive(Default)]

@@ -100,13 +100,11 @@ pub struct Exit {
 }
 
 impl Exit {
-    /// Returns true if want of memory ended the container: its cgroup counted a kill, of init or of a child of it,
-    /// whatever init made of that. A container that was told to end, and did so by the signal, does not count.
-    ///
-    /// Source: containerd `internal/cri/server/events.go`, `TaskOOM`.
+    /// Returns true if want of memory ended the container: its cgroup counted a kill, and init, or the shell that is init,
+    /// ended by SIGKILL.
     #[must_use]
     pub const fn oom_killed(&self) -> bool {
-        self.oom_kills > 0 && !matches!(self.code.saturating_sub(128), 1 | 2 | 3 | 15)
+        self.oom_kills > 0 && self.code == 137
     }
 
     /// Returns the time of the end, by the wall clock of that time.
@@ -258,16 +256,8 @@ mod tests {
         for (code, kills, oom) in [
             (137, 1, true),
             (137, 0, false),
-            // A child of init, which took it one way or the other.
-            (0, 3, true),
-            (1, 1, true),
-            (139, 1, true),
-            (255, 1, true),
-            (0, 0, false),
-            (1, 0, false),
-            // Told to end.
-            (143, 1, false),
-            (130, 1, false),
+            (0, 3, false),
+            (1, 1, false),
         ] {
             let exit = Exit {
                 code,

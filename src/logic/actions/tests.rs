@@ -609,11 +609,6 @@ fn plain_init_containers() {
             "init 0",
         ),
         (
-            "out of memory, on failure",
-            inits(vec![oom.clone()]).policy(OnFailure),
-            "init 0",
-        ),
-        (
             "out of memory, never",
             inits(vec![oom]).policy(Never),
             "kill-pod",
