@@ -50,6 +50,7 @@ fn launch_of(bundle: &Bundle) -> Launch {
         memory_cgroup: Some(bundle.memory_cgroup.clone()),
         shim_cgroups: Vec::new(),
         oom_score_adj: Some(-999),
+        create_limit: shim::CREATE_TIMEOUT,
     }
 }
 
@@ -915,6 +916,7 @@ fn agent_that_dies() {
         memory_cgroup: None,
         shim_cgroups: Vec::new(),
         oom_score_adj: None,
+        create_limit: shim::CREATE_TIMEOUT,
     };
     create(&launch);
     nix::sys::signal::raise(nix::sys::signal::Signal::SIGKILL).expect("die");

@@ -55,6 +55,7 @@ fn a_hundred_idle_shims() {
             memory_cgroup: Some(bundle.memory_cgroup.clone()),
             shim_cgroups: Vec::new(),
             oom_score_adj: Some(-999),
+            create_limit: shim::CREATE_TIMEOUT,
         };
         let shim = smol::block_on(shim::launch(&launch)).expect("launch");
         bundle.start();

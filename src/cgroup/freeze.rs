@@ -41,13 +41,16 @@ fn files(hierarchy: &Hierarchy, path: &str) -> Result<Files, CgroupError> {
 
 pub(super) async fn freeze(hierarchy: &Hierarchy, path: &str) -> Result<(), CgroupError> {
     let files = files(hierarchy, path)?;
-    let gone = |e: &io::Error| e.kind() == io::ErrorKind::NotFound && !files.dir.is_dir();
     let write = files.dir.join(files.write);
     if let Err(e) = fs::write(&write, files.words[0]) {
-        return if gone(&e) {
-            Ok(())
-        } else {
+        // A group that is being removed takes no word any more, and its directory is still there for a moment.
+        if e.raw_os_error() == Some(libc::ENODEV) {
+            async_io::Timer::after(LOOK).await;
+        }
+        return if files.dir.is_dir() {
             Err(CgroupError::io(&write, e))
+        } else {
+            Ok(())
         };
     }
     let look = files.dir.join(files.look);

@@ -58,7 +58,20 @@ pub(super) fn once(hierarchy: &Hierarchy, path: &str) -> usize {
         // The process may have ended meanwhile.
         let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
     }
+    let_frozen_die(hierarchy, path);
     found.len()
+}
+
+/// Thaws all groups in version 1, where a frozen process takes no signal.
+fn let_frozen_die(hierarchy: &Hierarchy, path: &str) {
+    if hierarchy.version() == Version::V1
+        && let Some(dir) = hierarchy.dir("freezer", path)
+    {
+        for group in subtree(&dir) {
+            // Without the file nothing was frozen.
+            let _ = fs::write(group.join("freezer.state"), "THAWED");
+        }
+    }
 }
 
 /// Stops all forks in the group, so that processes cannot multiply faster than they are killed. For groups that are

@@ -54,6 +54,8 @@ pub struct Launch {
     pub shim_cgroups: Vec<PathBuf>,
     /// `oom_score_adj` of the shim; clamped to what is allowed.
     pub oom_score_adj: Option<i32>,
+    /// Longest time of the runtime's `create`: [`CREATE_TIMEOUT`], or less.
+    pub create_limit: Duration,
 }
 
 /// A living shim and its container.
@@ -106,7 +108,7 @@ pub async fn launch(launch: &Launch) -> Result<Launched, LaunchError> {
         .arg(&launch.runtime_root)
         .arg("--log")
         .arg(&launch.log)
-        .args(["--create-ms", &CREATE_TIMEOUT.as_millis().to_string()]);
+        .args(["--create-ms", &launch.create_limit.as_millis().to_string()]);
     if let Some(dir) = &launch.memory_cgroup {
         command = command.arg("--memory-cgroup").arg(dir);
     }

@@ -249,6 +249,10 @@ pub fn open() -> io::Result<OwnedFd> {
         Err(Errno::EINVAL) => memfd_create(NAME, flags),
         other => other,
     };
+    let created = created.map_err(|e| match e {
+        Errno::EACCES => io::Error::other("vm.memfd_noexec is 2: no program may run from memory"),
+        other => other.into(),
+    });
     let mut file = File::from(created?);
     file.write_all(image())?;
     let seals = SealFlag::F_SEAL_SEAL

@@ -26,6 +26,7 @@ use super::{
     sandbox,
     sources::{self, Source},
     table::{Container, Ended, container_entry},
+    tracers::{StoppedTracers, TRACED_CREATE_LIMIT},
 };
 use crate::{
     api::order::Order as _,
@@ -39,7 +40,7 @@ use crate::{
     },
     device,
     runtime::{Logs, RuntimeError, log_removal, termination},
-    shim::{self, Launch, LaunchError, LogOnly},
+    shim::{self, CREATE_TIMEOUT, Launch, LaunchError, LogOnly},
     sys::{clock, crash, open, pidfd, remove},
 };
 
@@ -400,7 +401,9 @@ impl Runc {
             }
         };
         starting(true);
-        let started = self.launch_and_start(&record).await;
+        // Tracers of the pod that stand still: until what a failed create has left is gone.
+        let mut stopped = None;
+        let started = self.launch_and_start(&record, &mut stopped).await;
         starting(false);
         match started {
             Ok(()) => {
@@ -432,6 +435,7 @@ impl Runc {
                     note_failure(c, &message, wall);
                 }
                 self.clear_failed_start(id).await;
+                drop(stopped);
                 crash::point("container.start-failed");
                 record.failure = Some((message, wall, mono.0));
                 if let Err(e) = record::save(&dir, &record) {
@@ -442,7 +446,11 @@ impl Runc {
         }
     }
 
-    async fn launch_and_start(&self, record: &ContainerRecord) -> Result<(), RuntimeError> {
+    async fn launch_and_start(
+        &self,
+        record: &ContainerRecord,
+        stopped: &mut Option<StoppedTracers>,
+    ) -> Result<(), RuntimeError> {
         let id = &record.id;
         let sources = {
             let mut table = self.table.borrow_mut();
@@ -467,15 +475,19 @@ impl Runc {
             memory_cgroup: self.cgroups.memory_dir(&record.cgroup),
             shim_cgroups: self.cgroups.process_dirs(&self.settings.shim_cgroup),
             oom_score_adj: Some(SHIM_OOM_SCORE_ADJ),
+            create_limit: match self.tracers_beside(record)[..] {
+                [] => CREATE_TIMEOUT,
+                _ => TRACED_CREATE_LIMIT,
+            },
         };
         let launched = async {
-            let stopped = self.stop_tracers(record).await?;
-            let launched = shim::launch(&launch).await;
-            drop(stopped);
-            launched.map_err(|e| match e {
+            *stopped = Some(self.stop_tracers(record).await?);
+            let launched = shim::launch(&launch).await.map_err(|e| match e {
                 LaunchError::Runtime { message, .. } => RuntimeError::Failed(message),
                 other => failed_error(other),
-            })
+            })?;
+            *stopped = None;
+            Ok(launched)
         };
         // The shim is small; the `create` below it is not.
         let launched = self

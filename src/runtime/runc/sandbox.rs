@@ -140,6 +140,7 @@ impl Begun {
         let mut text = [0; INIT_TEXT_BYTES];
         let confined = async {
             let mut length = 0;
+            // Bounded: by the room for its text.
             loop {
                 let read = said.read_with(|mut pipe| pipe.read(&mut text[length..]));
                 match read.await? {

@@ -3,24 +3,31 @@
 //! Until the OCI runtime's process in that namespace has changed its root directory, the host's files are below
 //! `/proc/PID/root`. That process is closed to those without `SYS_PTRACE` only. A privileged container has the host anyway.
 
+use core::time::Duration;
+
 use super::{Runc, chain, failed_error, record::ContainerRecord};
 use crate::{
-    api::{
-        SandboxId,
-        cri::{ContainerState, LinuxSecurity, NamespaceMode},
-    },
+    api::cri::{LinuxSecurity, NamespaceMode},
     cgroup::Cgroups,
     runtime::RuntimeError,
 };
 
-/// The capability, and the word that has it with all others. As in a pod, with and without its prefix.
-const TRACING: [&str; 3] = ["SYS_PTRACE", "CAP_SYS_PTRACE", "ALL"];
+/// The capability, and the word that has it with all others.
+const TRACING: [&str; 2] = ["SYS_PTRACE", "ALL"];
+/// Prefix that both may have.
+const PREFIX: &str = "CAP_";
+
+/// Longest time of a `create` for which tracers stand still: their probes fail meanwhile. It is half of a probe's patience as
+/// Kubernetes has it (three times ten seconds).
+pub(super) const TRACED_CREATE_LIMIT: Duration = Duration::from_secs(15);
 
 /// Returns true if the container has the capability to trace.
 pub(super) fn may_trace(security: &LinuxSecurity) -> bool {
-    let mut added = security.add_capabilities.iter();
-    !security.privileged
-        && added.any(|name| TRACING.iter().any(|word| name.eq_ignore_ascii_case(word)))
+    let traces = |name: &String| {
+        let name = name.to_ascii_uppercase();
+        TRACING.contains(&name.strip_prefix(PREFIX).unwrap_or(&name))
+    };
+    !security.privileged && security.add_capabilities.iter().any(traces)
 }
 
 /// Groups that stand still until this is dropped.
@@ -52,11 +59,8 @@ impl Runc {
             cgroups: self.cgroups.clone(),
             groups: Vec::new(),
         };
-        let mode = record.config.security.namespaces.pid;
-        if matches!(mode, NamespaceMode::Pod | NamespaceMode::Target) {
-            // All of them: one that is stopped half has to go on too.
-            stopped.groups = self.tracers(Some(&record.sandbox));
-        }
+        // All of them: one that is stopped half has to go on too.
+        stopped.groups = self.tracers_beside(record);
         for group in &stopped.groups {
             let frozen = self.cgroups.freeze(group).await;
             frozen.map_err(failed_error)?;
@@ -72,12 +76,22 @@ impl Runc {
         });
     }
 
-    /// Groups of tracers that run.
-    fn tracers(&self, sandbox: Option<&SandboxId>) -> Vec<String> {
+    /// Groups of tracers in the PID namespace that the container is about to be made in.
+    pub(super) fn tracers_beside(&self, record: &ContainerRecord) -> Vec<String> {
+        match record.config.security.namespaces.pid {
+            NamespaceMode::Pod | NamespaceMode::Target => self.tracers(Some(record)),
+            NamespaceMode::Container | NamespaceMode::Node => Vec::new(),
+        }
+    }
+
+    /// Groups of tracers: all, or those of a container's pod without its own. Also of those that have ended: what they left in
+    /// the pod's PID namespace may trace.
+    fn tracers(&self, beside: Option<&ContainerRecord>) -> Vec<String> {
         let table = self.table.borrow();
-        let containers = table.containers.values();
-        let running = containers.filter(|c| c.traces && c.status.state == ContainerState::Running);
-        let wanted = running.filter(|c| sandbox.is_none_or(|id| c.status.sandbox == *id));
+        let all = table.containers.values().filter(|c| c.traces);
+        let wanted = all.filter(|c| {
+            beside.is_none_or(|made| c.status.sandbox == made.sandbox && c.status.id != made.id)
+        });
         wanted.map(|c| c.cgroup.clone()).collect()
     }
 }
@@ -92,6 +106,8 @@ mod tests {
             (false, &["SYS_PTRACE"][..], true),
             (false, &["NET_ADMIN", "cap_sys_ptrace"], true),
             (false, &["ALL"], true),
+            (false, &["CAP_ALL"], true),
+            (false, &["Cap_Sys_Ptrace"], true),
             (false, &["SYS_ADMIN"], false),
             (true, &["SYS_PTRACE"], false),
         ] {
