@@ -19,8 +19,13 @@ pub enum WrongVariable {
 /// Judges a variable of a pod by the operator's list. Many programs run code that a variable holds or names:
 /// `BASH_ENV`, `PERL5OPT`, `NODE_OPTIONS`. So only the operator, who knows the programs, can say which are harmless.
 ///
-/// Variables of Services need no entry: the cluster makes them for each pod, and no program takes code by such a name.
-pub fn judge_variable(name: &str, listed: &[String]) -> Result<(), WrongVariable> {
+/// Variables of Services need no entry: the cluster makes them for each pod. `set_by_pod`: the pod sets it, or may: then its form
+/// says nothing.
+pub fn judge_variable(
+    name: &str,
+    set_by_pod: bool,
+    listed: &[String],
+) -> Result<(), WrongVariable> {
     if loads_code(name) {
         return Err(WrongVariable::LoadsCode);
     }
@@ -28,7 +33,7 @@ pub fn judge_variable(name: &str, listed: &[String]) -> Result<(), WrongVariable
         Some(begin) => name.starts_with(begin),
         None => entry == name,
     };
-    if is_of_service(name) || listed.iter().any(is_meant) {
+    if (!set_by_pod && is_of_service(name)) || listed.iter().any(is_meant) {
         return Ok(());
     }
     Err(WrongVariable::NotListed)
@@ -70,8 +75,12 @@ mod tests {
             "MY_DB_PORT_53_UDP",
             "MY_DB_PORT_53_UDP_ADDR",
         ] {
-            assert_eq!(judge_variable(name, &listed), Ok(()), "{name}");
+            assert_eq!(judge_variable(name, false, &listed), Ok(()), "{name}");
         }
+        // Start scripts of programs for the JVM make options of it.
+        let of_pod = judge_variable("JMX_PORT", true, &listed);
+        assert_eq!(of_pod, Err(WrongVariable::NotListed));
+        assert_eq!(judge_variable("SENSOR_PORT", true, &listed), Ok(()));
         for name in [
             "GREETINGS",
             "greeting",
@@ -84,16 +93,16 @@ mod tests {
             "A_PORT_B",
             "",
         ] {
-            let judged = judge_variable(name, &listed);
+            let judged = judge_variable(name, false, &listed);
             assert_eq!(judged, Err(WrongVariable::NotListed), "{name}");
         }
         for name in ["LD_PRELOAD", "LD_PRELOAD_SERVICE_HOST", "GLIBC_TUNABLES"] {
             for listed in [&listed[..], &["*".into()], &[]] {
-                let judged = judge_variable(name, listed);
+                let judged = judge_variable(name, false, listed);
                 assert_eq!(judged, Err(WrongVariable::LoadsCode), "{name}");
             }
         }
-        assert_eq!(judge_variable("PATH", &["*".into()]), Ok(()));
-        assert!(judge_variable("GREETING", &[]).is_err());
+        assert_eq!(judge_variable("PATH", true, &["*".into()]), Ok(()));
+        assert!(judge_variable("GREETING", false, &[]).is_err());
     }
 }

@@ -285,8 +285,11 @@ async fn start_container(pass: &Pass<'_>, container: &Container) -> Result<(), S
         .await
         .map_err(failed)?;
     if let Some(listed) = variables {
+        let is_of_pod = |name: &str| {
+            !container.env_from.is_empty() || container.env.iter().any(|set| set.name == name)
+        };
         for (name, _) in &config.env {
-            judge_variable(name, listed).map_err(|why| {
+            judge_variable(name, is_of_pod(name), listed).map_err(|why| {
                 let why = format!("environment variable {name:?}: {why}");
                 failed(StartError::new(generate::CONFIG_ERROR, why))
             })?;
