@@ -307,7 +307,12 @@ impl Garbage {
         let (links, logs) = (self.log_links.clone(), self.pod_logs.clone());
         let dir = links.clone();
         let dangling = self.disk.run(move || -> io::Result<Vec<String>> {
-            let Some(links) = LogLinks::open(&dir)? else {
+            let links = match LogLinks::open(&dir) {
+                // No link there is ours. Whoever starts a container tells of it.
+                Err(e) if e.kind() == io::ErrorKind::NotADirectory => None,
+                opened => opened?,
+            };
+            let Some(links) = links else {
                 return Ok(Vec::new());
             };
             let dir = links.path();
