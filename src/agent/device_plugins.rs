@@ -322,7 +322,9 @@ impl Plugins {
         resources.insert(resource.into());
         let failed = |e: io::Error| PluginError::Record(self.file.display().to_string(), e);
         let (path, names) = (self.file.clone(), resources.clone());
-        let kept = self.disk.run(move || offered::keep(&path, names));
+        let kept = self
+            .disk
+            .run(move || offered::keep_of_plugins(&path, names));
         kept.await.map_err(failed)?;
         self.state.borrow_mut().known = resources;
         if let Some(resource) = spared {

@@ -38,9 +38,9 @@ pub(super) fn recall(path: &Path) -> Option<Names> {
     known.map(|known| known.resources)
 }
 
-/// Keeps names in a file. They are written only if they differ. Blocking.
-pub(super) fn keep(path: &Path, resources: Names) -> io::Result<()> {
-    record::keep(path, &Known { resources }, MAX_BYTES)
+/// Keeps the names that device plugins have offered. The caller has a new one. Blocking.
+pub(super) fn keep_of_plugins(path: &Path, resources: Names) -> io::Result<()> {
+    record::write(path, &Known { resources })
 }
 
 /// Resources that the Node in the API was told of.
@@ -72,7 +72,9 @@ impl Offered {
     /// The Node is told of these. They are written only if they differ.
     pub(super) async fn keep(&self, names: Names) -> io::Result<()> {
         let path = self.root.join(OF_NODE);
-        self.disk.run(move || keep(&path, names)).await
+        let content = Known { resources: names };
+        let keep = move || record::keep(&path, &content, MAX_BYTES);
+        self.disk.run(keep).await
     }
 }
 
@@ -95,7 +97,7 @@ mod tests {
             smol::future::block_on(offered.keep(names(&["picolet/serial"]))).expect("kept");
             assert_eq!(before(), Some(names(&["picolet/serial"])));
         }
-        keep(&of_plugins(&root), names(&["a.io/x"])).expect("kept");
+        keep_of_plugins(&of_plugins(&root), names(&["a.io/x"])).expect("kept");
         assert_eq!(before(), Some(names(&["a.io/x", "picolet/serial"])));
         std::fs::write(root.join(OF_NODE), "torn").expect("written");
         assert_eq!(before(), Some(names(&["a.io/x"])));

@@ -129,6 +129,12 @@ where
     if read(path, max_bytes).is_ok_and(|known| known.as_ref() == Some(content)) {
         return Ok(());
     }
+    write(path, content)
+}
+
+/// Writes a record durably, also if its content is the same: a write that failed at its end may have left it in place without its
+/// name being safe. Blocking.
+pub(super) fn write(path: &Path, content: &impl Serialize) -> io::Result<()> {
     let text = serde_json::to_vec(content)?;
     file::write_atomic(path, &text, 0o600, true)
 }
