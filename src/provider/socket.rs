@@ -49,6 +49,8 @@ pub struct Body {
     /// Bytes that were read, but not passed on.
     ahead: Vec<u8>,
     framing: BodyFraming,
+    /// Bytes of framing since the last piece of the body.
+    framed: usize,
 }
 
 impl Socket {
@@ -160,6 +162,7 @@ impl Body {
             socket,
             ahead: Vec::new(),
             framing: BodyFraming::ToEnd,
+            framed: 0,
         }
     }
 
@@ -202,10 +205,15 @@ impl Body {
             let mut rest = &*self.ahead;
             let piece = self.framing.next_piece(&mut rest);
             let piece = piece.map_err(|e| ProviderError::Nonsense(e.to_string()))?;
-            let (piece, left) = (piece.to_vec(), rest.len());
-            self.ahead.drain(..self.ahead.len() - left);
+            let (piece, taken) = (piece.to_vec(), self.ahead.len() - rest.len());
+            self.ahead.drain(..taken);
             if !piece.is_empty() {
+                self.framed = 0;
                 return Ok(Some(piece));
+            }
+            self.framed += taken;
+            if self.framed > MAX_HEAD_BYTES {
+                return Err(ProviderError::Nonsense("a chunk without a size".into()));
             }
             if self.framing.is_over() {
                 return Ok(None);
@@ -304,6 +312,7 @@ mod tests {
             socket: Async::new(ours).expect("socket"),
             ahead: Vec::new(),
             framing,
+            framed: 0,
         };
         let all = smol::block_on(async {
             let mut all = Vec::new();
@@ -324,6 +333,10 @@ mod tests {
             let whole = read(chunked, BodyFraming::CHUNKED, size);
             assert_eq!(whole.as_deref(), Ok("hello world"), "by {size}");
         }
+        let endless = format!("1;{}", "x".repeat(2 * MAX_HEAD_BYTES));
+        let refused =
+            read(&endless, BodyFraming::CHUNKED, 1000).expect_err("a line without an end");
+        assert!(refused.contains("a chunk without a size"), "{refused}");
         assert_eq!(read("abc", BodyFraming::Length(2), 1).as_deref(), Ok("ab"));
         assert_eq!(read("abc", BodyFraming::ToEnd, 2).as_deref(), Ok("abc"));
         for (text, framing) in [
