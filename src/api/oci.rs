@@ -451,12 +451,11 @@ pub type LiveRulesFn = fn(&[LiveDevices], &str, bool, &mut Spec) -> LiveRules;
 /// programs take everything else there for the kernel's word.
 ///
 /// Source: runc `checkProcMount`.
-const PROC_MOUNTS: [&str; 11] = [
+const PROC_MOUNTS: [&str; 10] = [
     "cpuinfo",
     "diskstats",
     "loadavg",
     "meminfo",
-    "net/dev",
     "slabinfo",
     "stat",
     "swaps",

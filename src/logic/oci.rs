@@ -900,7 +900,8 @@ mod tests {
             ("/proc", true),
             ("//proc/", true),
             ("/proc/cpuinfo", true),
-            ("/proc/net/dev", true),
+            // `/proc/net` is a link.
+            ("/proc/net/dev", false),
             ("/proc/./sys//kernel/ns_last_pid/", true),
             ("/proc/../data", true),
             ("/process/self", true),

@@ -252,7 +252,6 @@ fn selinux(label: &str) -> Option<wire::SelinuxOption> {
     })
 }
 
-/// Number of a stop signal; 0, the image's, for none, and for one that no runtime knows.
 #[cfg(test)]
 mod tests {
     use super::*;
