@@ -134,7 +134,7 @@ fn campaign(kind: Kind) {
                 settings.schedules(kind),
                 (crate::sys::clock::mono() - begin).as_secs()
             );
-            let missing = counts.missing(kind);
+            let missing = counts.missing(kind, settings.schedules(kind));
             assert!(
                 missing.is_empty() || settings.schedules(kind) < MANY,
                 "so many schedules, and this never happened: {missing:?}"

@@ -61,7 +61,10 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         let (name, limit, len) = (&board.name, board.max_bytes, bytes.len());
         println!("{name:<8} {len:>10} {limit:>10}  {}", file.display());
         check(board, &bytes)?;
-        fs::copy(made, &file)?;
+        // Another lane may read the file at this moment.
+        let new = file.with_extension(std::process::id().to_string());
+        fs::copy(made, &new)?;
+        fs::rename(new, &file)?;
         if start {
             let mut command = Command::new(emulator::emulator(board)?);
             command.args(board.emulator_words.split_whitespace());

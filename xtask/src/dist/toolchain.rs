@@ -253,8 +253,14 @@ fn write_tools(board: &Board, zig: &Path) -> Result<Tools, Failure> {
             .replace("@assembler@", &board.zig_assembler)
             .replace("@target@", &board.zig)
             .replace("@processor@", &board.zig_processor);
-        fs::write(&path, text)?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        if fs::read_to_string(&path).is_ok_and(|known| known == text) {
+            return Ok(path);
+        }
+        // Another build may run the script at this moment.
+        let new = path.with_extension(std::process::id().to_string());
+        fs::write(&new, text)?;
+        fs::set_permissions(&new, fs::Permissions::from_mode(0o755))?;
+        fs::rename(new, &path)?;
         Ok(path)
     };
     Ok(Tools {

@@ -77,25 +77,24 @@ fn complete(told: &[LongRun]) -> Vec<LongRun> {
         .collect()
 }
 
-/// Writes down what long lanes this run had.
+/// Writes down what long lanes this run had, if it had any.
 pub(super) fn write(run: &Run) -> Result<(), Failure> {
+    if lanes().all(|lane| run.outcome(lane).is_none()) {
+        return Ok(());
+    }
     let mut rows = complete(&parse(&fs::read_to_string(FILE)?));
     let commit = output(Command::new("git").args(["rev-parse", "--short=12", "HEAD"]))?;
     let date = output(Command::new("date").args(["-u", "+%F"]))?;
-    let mut ran = false;
     for row in &mut rows {
         if let Some((minutes, failed)) = run.outcome(&row.lane) {
-            ran = true;
             row.commit = commit.trim().to_owned();
             row.date = date.trim().to_owned();
             row.minutes = format!("{minutes:.1}");
             row.result = if failed { "failed" } else { "passed" }.to_owned();
         }
     }
-    if ran {
-        fs::write(FILE, print(&rows))?;
-        println!("{FILE} has what these lanes took: commit it");
-    }
+    fs::write(FILE, print(&rows))?;
+    println!("{FILE} has what these lanes took: commit it");
     Ok(())
 }
 

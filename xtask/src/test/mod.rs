@@ -194,7 +194,9 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         }
     }
     run.end_lanes()?;
-    ledger::write(&run)?;
+    if let Err(e) = ledger::write(&run) {
+        println!("Warning: the ledger of long lanes is not written: {e}");
+    }
     if is_whole {
         ledger::warn();
     }
