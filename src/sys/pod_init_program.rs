@@ -158,6 +158,8 @@ file!(
 file!(
     "40",
     "0x5000000",
+    // The compiler's own mode for a board may be Thumb; it says its mode before each function.
+    ".arm",
     "mov r0, #4",
     "mov r1, #0",
     "mov r7, #172",
