@@ -35,8 +35,6 @@ pub(crate) use self::list::List;
 
 /// What is skipped, and where it runs.
 pub(crate) const LIST: &str = "tests/skipped.md";
-/// Boards whose programs are linked in a long run; each of the others is compiled in every run.
-const LINKED_IN_LONG: [&str; 3] = ["armv6", "armv7", "x86_64"];
 /// Boards of whose words are different widths.
 const EMULATED_IN_LONG: [&str; 2] = ["aarch64", "armv7"];
 /// The board whose tests of the kernel are emulated in every run: the one whose words are as wide as no developer's.
@@ -387,7 +385,6 @@ fn whole_chaos(run: &mut Run) -> Result<(), Failure> {
 fn boards(run: &mut Run) -> Result<(), Failure> {
     if can_build(run, &[FIRST_BOARD]) {
         run.step(task("dist")?.arg(FIRST_BOARD));
-        run.step(task("dist")?.arg("--check").args(LINKED_IN_LONG));
     }
     Ok(())
 }
