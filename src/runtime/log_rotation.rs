@@ -54,7 +54,7 @@ pub type Looked = BTreeMap<PathBuf, (i64, i64)>;
 /// one look may. Returns the state for the next look, and the logs with errors.
 ///
 /// - `max_bytes`, `max_files`: limits of a log. A file is compressed only while its copy has room beside it, so that a
-/// log never exceeds them, however fast its writer is.
+///   log never exceeds them, however fast its writer is.
 pub fn compress_rotated(
     lives: Vec<PathBuf>,
     mut looked: Looked,

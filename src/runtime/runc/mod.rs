@@ -6,7 +6,7 @@
 //! - `pods`, `containers`, [`exec`], `attach`, `port_forward`: the operations. `recover`: finding everything again after a restart or a reboot.
 //! - [`cni`], `sandbox`, `bundle`, [`program`], [`host`], [`apparmor`]: one outside world each.
 //! - [`images`]: the image store that it needs. [`store_images`]: the store of this machine, and calls that only it
-//! has.
+//!   has.
 //!
 //! One pod's operations are not serialised here: its slot in the agent does that. Operations that must not overlap for
 //! one container (removal of an ended instance) are guarded.
