@@ -139,12 +139,20 @@ pub fn load(program: &[Instruction], name: &str) -> io::Result<OwnedFd> {
 }
 
 /// Lifts the limit of what this process may lock as long as `work` lasts. What another thread starts in that moment inherits it.
-/// What `work` has opened is closed if the limit cannot be set back.
 fn with_all_locked_memory(work: impl FnOnce() -> io::Result<OwnedFd>) -> io::Result<OwnedFd> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_MEMLOCK)?;
-    setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY)?;
-    let done = work();
-    setrlimit(Resource::RLIMIT_MEMLOCK, soft, hard)?;
+    let set =
+        |soft, hard| -> io::Result<()> { Ok(setrlimit(Resource::RLIMIT_MEMLOCK, soft, hard)?) };
+    set(RLIM_INFINITY, RLIM_INFINITY)?;
+    finish(work(), || set(soft, hard))
+}
+
+/// Restores a limit after a work. The descriptor that the work has opened is closed if that fails.
+fn finish(
+    done: io::Result<OwnedFd>,
+    restore: impl FnOnce() -> io::Result<()>,
+) -> io::Result<OwnedFd> {
+    restore()?;
     done
 }
 
@@ -213,4 +221,22 @@ fn name_of(program: &OwnedFd) -> io::Result<String> {
     let end = info.name.iter().position(|byte| *byte == 0);
     let name = &info.name[..end.unwrap_or(NAME_BYTES)];
     Ok(String::from_utf8_lossy(name).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use nix::fcntl::{FcntlArg, OFlag, fcntl};
+
+    use super::*;
+
+    #[test]
+    fn a_limit_that_cannot_be_restored_leaks_no_descriptor() {
+        let (mut reader, writer) = io::pipe().expect("pipe");
+        fcntl(&reader, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("flags");
+        let refused = finish(Ok(writer.into()), || Err(Errno::EPERM.into()));
+        refused.expect_err("no limit is set");
+        assert_eq!(reader.read(&mut [0]).expect("the other end is closed"), 0);
+    }
 }
