@@ -491,6 +491,7 @@ impl Cni {
     /// which are in use. Failures are logged and tried again at the next start.
     pub async fn sweep(&self, live: &BTreeSet<SandboxId>, gate: &Gate) {
         for built_in in [true, false] {
+            self.remove_staged(built_in);
             for id in self.attached(built_in) {
                 let stale = match load(&self.file(&id, built_in)) {
                     Ok(Some(a)) => a.boot != self.boot || !live.contains(&id),
@@ -702,6 +703,23 @@ impl Cni {
 
     fn file(&self, id: &SandboxId, built_in: bool) -> PathBuf {
         self.dir(built_in).join(format!("{id}.json"))
+    }
+
+    /// Removes records that an agent was writing when it died: the next write of the name may never come.
+    fn remove_staged(&self, built_in: bool) {
+        for entry in fs::read_dir(self.dir(built_in))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let name = entry.file_name();
+            let is_staged = |name: &str| name.starts_with('.') && name.ends_with(".json.tmp");
+            if name.to_str().is_some_and(is_staged)
+                && let Err(e) = fs::remove_file(entry.path())
+            {
+                log::warn!("{}: {e}", entry.path().display());
+            }
+        }
     }
 
     fn attached(&self, built_in: bool) -> Vec<SandboxId> {
