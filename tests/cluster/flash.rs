@@ -31,7 +31,7 @@ const DAY_BYTES: u64 = 12_000_000;
 const LIFE_SYNCS: u64 = 4;
 /// The same of a job, which is not to begin again after a power cut: that it began is kept too, and forgotten.
 const JOB_BYTES: u64 = 224 << 10;
-const JOB_SYNCS: u64 = 7;
+const JOB_SYNCS: u64 = 10;
 /// A restart in a crash loop.
 const RESTART_BYTES: u64 = 128 << 10;
 /// Periods after which a node rests: the first one may still write what came before.
