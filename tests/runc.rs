@@ -44,7 +44,7 @@ use picolet::{
         AttachOptions, Call, ExecOptions, ImageService as _, Logs, Output, Room, RuntimeError,
         RuntimeService, Session, Start, Stream, contract,
         runc::{
-            BuiltIn, Cdi, Runc, Settings, host,
+            BuiltIn, Runc, Settings, host,
             images::{Hold, Images, ResolvedImage},
         },
     },
@@ -280,14 +280,9 @@ impl Lab {
             exe: Self::exe(),
             host: host::facts(&cgroups),
             spec: logic::oci::container_spec,
-            live_rules: logic::devices::live_rules,
             resolve_user: logic::user::resolve_user,
             same_label: logic::security::is_same_label,
-            cdi: Cdi {
-                dirs: Vec::new(),
-                hooks: false,
-                rules: logic::cdi::RULES,
-            },
+            devices: None,
             process: None,
             parallel: None,
         };

@@ -7,6 +7,7 @@ use smol::LocalExecutor;
 
 use super::{
     cluster,
+    container_devices::DevicesOfVendors,
     images::{NodeKeyring, RuntimeKeyring, Stock},
     start_error::{StartError, fatal, lane},
 };
@@ -16,7 +17,7 @@ use crate::{
     config::{Config, Endpoints},
     error::chain,
     image::pull::{NodeKeys, Settings},
-    logic::{cdi, cgroup::CgroupTree, devices, oci},
+    logic::{cgroup::CgroupTree, oci},
     runtime::{
         RuntimeError, RuntimeService,
         cri::{self, Cri},
@@ -177,18 +178,12 @@ pub(super) fn runc_settings(cfg: &Config, host: HostFacts, exe: Arc<OwnedFd>) ->
         exe,
         host,
         spec: oci::container_spec,
-        live_rules: devices::live_rules,
         resolve_user: crate::logic::user::resolve_user,
         same_label: crate::logic::security::is_same_label,
-        cdi: runc::Cdi {
-            dirs: cfg
-                .devices
-                .as_ref()
-                .map(|d| d.cdi.clone())
-                .unwrap_or_default(),
-            hooks: cfg.devices.as_ref().is_some_and(|d| d.cdi_hooks),
-            rules: cdi::RULES,
-        },
+        devices: cfg.devices.as_ref().map(|cfg| {
+            let devices = DevicesOfVendors::from(cfg);
+            Arc::new(devices) as Arc<dyn runc::ContainerDevices>
+        }),
         parallel: None,
     }
 }

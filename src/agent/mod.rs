@@ -45,6 +45,7 @@ mod clock;
 mod cluster;
 mod cluster_views;
 mod complaints;
+mod container_devices;
 mod core;
 mod device_news;
 mod device_plugins;

@@ -8,8 +8,7 @@ use alloc::{boxed::Box, string::String, vec::Vec};
 use serde_json::Value;
 
 use crate::{
-    PodError,
-    oci::{Device, Hook, Mount, Spec},
+    oci::{Device, Hook, Mount},
     strict::WrongValue,
 };
 
@@ -74,25 +73,3 @@ pub enum NodeSeen {
 ///
 /// - Errors: the first thing that is wrong with the file, whatever it concerns. All of it is void then.
 pub type ReadFn = fn(Value, &[String]) -> Result<File, WrongValue>;
-
-/// Collects the edits for devices of these names, in their order, from all files that have one of them. `skipped`:
-/// errors of other files. `may_hook`: hooks may run.
-///
-/// - Errors: a name is in no file, or in two of one directory; an edit is not allowed, or not possible here.
-pub type ResolveFn = fn(Vec<File>, &[String], &[String], bool) -> Result<Vec<Edits>, PodError>;
-
-/// Does it to a container's configuration, once the nodes were looked at.
-///
-/// - Errors: a node is not what it is to be.
-pub type ApplyFn = fn(&mut Spec, Vec<Edits>) -> Result<(), PodError>;
-
-/// The decisions (`logic::cdi`), as the direct backend receives them.
-#[derive(Clone, Copy, Debug)]
-pub struct Rules {
-    /// Reads a file.
-    pub read: ReadFn,
-    /// Chooses.
-    pub resolve: ResolveFn,
-    /// Applies.
-    pub apply: ApplyFn,
-}

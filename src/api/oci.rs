@@ -13,8 +13,7 @@ use alloc::{boxed::Box, collections::BTreeMap, vec::Vec};
 use serde::{Deserialize, Deserializer, Serialize, de};
 
 use super::PodError;
-use super::cri::{ContainerConfig, LinuxResources, LiveDevices, Mount as BindMount, SandboxConfig};
-use super::device::LiveRules;
+use super::cri::{ContainerConfig, LinuxResources, Mount as BindMount, SandboxConfig};
 
 /// Version of the runtime specification that [`Spec`] follows.
 pub const SPEC_VERSION: &str = "1.0.2";
@@ -442,10 +441,6 @@ pub struct SpecInput<'a> {
 /// Makes a [`Spec`]: the decision (`logic::oci::container_spec`) as the backend receives it. The error says what
 /// cannot be honoured; repeating the call unchanged is useless.
 pub type SpecFn = fn(&SpecInput<'_>) -> Result<Spec, PodError>;
-
-/// Decides what a container may use whose device nodes come and go (`logic::devices::live_rules`): of these, in this control
-/// group, on version 2 or not, with these other rules, to which it adds.
-pub type LiveRulesFn = fn(&[LiveDevices], &str, bool, &mut Spec) -> LiveRules;
 
 /// Files below `/proc`, relative to it, that something else may be mounted on: those that lxcfs serves. Runtimes and
 /// programs take everything else there for the kernel's word.

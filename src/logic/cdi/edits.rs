@@ -27,9 +27,10 @@ pub(crate) fn winner(dirs: &[usize]) -> Option<usize> {
     of_last.next().filter(|_| of_last.next().is_none())
 }
 
-/// Chooses the edits for devices of these names, from all files.
+/// Collects the edits for devices of these names, in their order, from all files that have one of them. `skipped`:
+/// errors of other files. `may_hook`: hooks may run.
 ///
-/// - Errors: see [`crate::api::cdi::ResolveFn`].
+/// - Errors: a name is in no file, or in two of one directory; an edit is not allowed, or not possible here.
 pub fn resolve(
     mut files: Vec<File>,
     names: &[String],
@@ -109,9 +110,9 @@ pub(super) const fn size(edits: &Edits) -> usize {
     env.len() + nodes.len() + mounts.len() + hooks.len() + gids.len()
 }
 
-/// Applies edits to a container's configuration, in this order.
+/// Applies edits to a container's configuration, in this order, once the nodes were looked at.
 ///
-/// - Errors: see [`crate::api::cdi::ApplyFn`]. The configuration is of no use then.
+/// - Errors: a node is not what it is to be. The configuration is of no use then.
 pub fn apply(spec: &mut Spec, all: Vec<Edits>) -> Result<(), PodError> {
     let mut mounts = false;
     for edits in all {

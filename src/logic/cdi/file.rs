@@ -42,7 +42,7 @@ const MAX_NAME: usize = 255;
 
 /// Reads the devices of these names from a file.
 ///
-/// - Errors: see [`crate::api::cdi::ReadFn`].
+/// - Errors: the first thing that is wrong with the file, whatever it concerns. All of it is void then.
 pub fn read_named(value: Value, names: &[String]) -> Result<File, WrongValue> {
     read(value, &|name| names.iter().any(|wanted| wanted == name))
 }

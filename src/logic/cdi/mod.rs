@@ -14,12 +14,3 @@ pub(crate) use edits::winner;
 pub use edits::{apply, resolve};
 pub use file::read_named;
 pub(crate) use file::{is_kind, read};
-
-use crate::api::cdi::Rules;
-
-/// Rules of this module, for the direct backend.
-pub const RULES: Rules = Rules {
-    read: read_named,
-    resolve,
-    apply,
-};

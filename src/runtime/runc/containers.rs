@@ -15,10 +15,12 @@ use smol::future;
 use super::{
     Runc,
     bundle::{self, Resolved},
-    chain, failed, failed_error, files,
+    chain,
+    container_devices::LiveContainer,
+    failed, failed_error, files,
     gate::Turn,
     images::{Hold, ResolvedImage},
-    live, masks, not_found,
+    masks, not_found,
     pods::open_process,
     process,
     program::{self, ProgramError},
@@ -38,7 +40,6 @@ use crate::{
         },
         oci::SpecInput,
     },
-    device,
     runtime::{Logs, RuntimeError, log_removal, termination},
     shim::{self, CREATE_TIMEOUT, Launch, LaunchError, LogOnly},
     sys::{clock, crash, open, pidfd, remove},
@@ -254,7 +255,7 @@ impl Runc {
     ) -> Result<Vec<Source>, RuntimeError> {
         let dirs = self.dirs(&record.id);
         // First, because nothing has to be undone if a device is missing.
-        let edits = self.cdi_edits(&config.cdi_devices).await?;
+        let edits = self.device_edits(&config.cdi_devices).await?;
         let apparmor_default = self
             .apparmor
             .default_for(&config.security)
@@ -333,18 +334,23 @@ impl Runc {
             host: &self.settings.host,
         })
         .map_err(|e| RuntimeError::Invalid(e.to_string()))?;
-        (self.settings.cdi.rules.apply)(&mut spec, edits).map_err(failed_error)?;
+        if let Some(edit) = edits {
+            edit(&mut spec).map_err(failed_error)?;
+        }
         let groups = &spec.process.user.additional_gids;
         record.user.additional_gids.clone_from(groups);
         if !config.live_devices.is_empty() {
-            let all = config.live_devices.clone();
-            let (v2, rules) = (self.settings.host.cgroup_v2, self.settings.live_rules);
-            let rules =
-                live::is_limited(config).then(|| rules(&all, &record.cgroup, v2, &mut spec));
-            let user = (record.user.uid, record.user.gid);
-            let give = move || live::give(&all, user, rules.as_ref());
+            let live = LiveContainer {
+                devices: config.live_devices.clone(),
+                cgroup: record.cgroup.clone(),
+                is_v2: self.settings.host.cgroup_v2,
+                user: (record.user.uid, record.user.gid),
+                is_limited: !config.security.privileged,
+            };
+            let devices = self.container_devices()?;
+            let give = move || devices.give_live(&live, &mut spec).map(|()| spec);
             let given = self.disk.run(give).await;
-            given.map_err(failed("give device nodes to the container's user"))?;
+            spec = given.map_err(failed("give device nodes to the container's user"))?;
         }
         let spec = serde_json::to_vec(&spec).map_err(failed("write config.json"))?;
         files::write_atomic(&dirs.run.join("config.json"), &spec)
@@ -522,10 +528,11 @@ impl Runc {
         if let Some(live) = config
             .live_devices
             .first()
-            .filter(|_| live::is_limited(config))
+            .filter(|_| !config.security.privileged)
         {
             let (at, cgroups) = (PathBuf::from(&live.host_path), self.cgroups.clone());
-            let open = move || device::open_nodes(&at, &cgroups);
+            let devices = self.container_devices()?;
+            let open = move || devices.open_live(&at, &cgroups);
             let opened = self.disk.run(open).await;
             opened.map_err(failed("let the container use its device nodes"))?;
         }

@@ -17,8 +17,8 @@
 pub mod apparmor;
 mod attach;
 mod bundle;
-mod cdi;
 pub mod cni;
+mod container_devices;
 mod containers;
 pub mod exec;
 pub mod exec_wait;
@@ -26,7 +26,6 @@ mod files;
 mod gate;
 pub mod host;
 pub mod images;
-mod live;
 mod log_memory;
 mod masks;
 mod mounts;
@@ -83,8 +82,8 @@ use crate::{
     sys::{lane::Lane, remove},
 };
 
-pub use cdi::Cdi;
 pub use cni::BuiltIn;
+pub use container_devices::{ContainerDevices, LiveContainer, SpecEdit};
 pub use settings::Settings;
 
 /// Name of this runtime in the API; also the prefix of container ids.

@@ -4,7 +4,7 @@ use alloc::collections::BTreeMap;
 use std::{os::fd::OwnedFd, path::PathBuf, sync::Arc};
 
 use super::cni::BuiltIn;
-use crate::api::oci::{HostFacts, LiveRulesFn, ResolveUserFn, SameLabelFn, SpecFn};
+use crate::api::oci::{HostFacts, ResolveUserFn, SameLabelFn, SpecFn};
 use crate::shim::LogLimit;
 
 /// Everything that is configurable, every directory absolute.
@@ -42,14 +42,12 @@ pub struct Settings {
     pub host: HostFacts,
     /// `logic::oci::container_spec`.
     pub spec: SpecFn,
-    /// `logic::devices::live_rules`.
-    pub live_rules: LiveRulesFn,
     /// `logic::oci::resolve_user`.
     pub resolve_user: ResolveUserFn,
     /// `logic::security::is_same_label`.
     pub same_label: SameLabelFn,
-    /// Devices as their vendors describe them.
-    pub cdi: super::cdi::Cdi,
+    /// Giver of devices that are more than nodes; `None`: no container has such devices.
+    pub devices: Option<Arc<dyn super::ContainerDevices>>,
     /// Children at a time; `None` derives it from memory and cores.
     pub parallel: Option<usize>,
 }

@@ -1,0 +1,71 @@
+//! Devices of containers of the direct backend that are more than nodes: those that vendors describe (CDI), and those
+//! that come and go (DEV-44). This agent opens the devices that a container may use, exactly those that it has.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    api::{PodError, oci::Spec},
+    cgroup::Cgroups,
+    config::DeviceConfig,
+    device::{self, cdi},
+    logic::{cdi as rules, devices::live_rules},
+    runtime::runc::{ContainerDevices, LiveContainer, SpecEdit},
+};
+
+/// Settings for devices that vendors describe.
+#[derive(Clone, Debug)]
+pub(super) struct DevicesOfVendors {
+    /// Directories of files, absolute; the later ones count.
+    dirs: Vec<PathBuf>,
+    /// Hooks may run, as root on the machine.
+    hooks: bool,
+}
+
+impl From<&DeviceConfig> for DevicesOfVendors {
+    fn from(cfg: &DeviceConfig) -> Self {
+        Self {
+            dirs: cfg.cdi.clone(),
+            hooks: cfg.cdi_hooks,
+        }
+    }
+}
+
+impl ContainerDevices for DevicesOfVendors {
+    /// The files are read each time and not kept, and so are the nodes: they may be others at the next time.
+    fn find_edits(&self, names: &[String]) -> Result<SpecEdit, PodError> {
+        let (files, wrong) = cdi::named(&self.dirs, rules::read_named, names);
+        for wrong in &wrong {
+            log::warn!("CDI file {wrong}");
+        }
+        let mut edits = rules::resolve(files, names, &wrong, self.hooks)?;
+        cdi::look_at(&mut edits);
+        Ok(Box::new(move |spec| rules::apply(spec, edits)))
+    }
+
+    fn give_live(&self, container: &LiveContainer, spec: &mut Spec) -> io::Result<()> {
+        let LiveContainer {
+            devices,
+            cgroup,
+            is_v2,
+            user,
+            is_limited,
+        } = container;
+        for live in devices {
+            device::give_nodes(Path::new(&live.host_path), *user, live.gid)?;
+        }
+        match devices.first() {
+            Some(live) if *is_limited => {
+                let rules = live_rules(devices, cgroup, *is_v2, spec);
+                device::keep_rules(Path::new(&live.host_path), &rules)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn open_live(&self, at: &Path, cgroups: &Cgroups) -> io::Result<()> {
+        device::open_nodes(at, cgroups)
+    }
+}
