@@ -11,7 +11,7 @@ use flate2::{Compression, write::GzEncoder};
 const LAYOUTS: [&str; 2] = ["cross/rest.txt", "cross/layout.txt"];
 /// The page of the dashboard.
 const PAGE: [&str; 3] = ["page.html", "app.js", "style.css"];
-const PAGE_DIR: &str = "src/cli/dashboard";
+const PAGE_DIR: &str = "src/parts/dashboard";
 /// Crates that come with the compiler.
 const COMPILERS: [&str; 3] = ["alloc", "core", "std"];
 /// The project's crates that are in the program, and their sources.

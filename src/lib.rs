@@ -18,6 +18,7 @@
 //! | [`provider`] | requests to programs that run pods without containers |
 //! | [`kube`] | the apiserver: client, credentials, requests, the doorbell |
 //! | [`bus`] | systemd and logind, by D-Bus |
+//! | `parts` | features that a node can be without, each a folder and a cargo feature |
 //! | [`net`] | the way to servers: names, proxies, TLS |
 //! | [`server`] | HTTP over the unix socket |
 //! | [`stream`] | protocols of exec, attach, port-forward, pure: SPDY, WebSocket |
@@ -46,6 +47,7 @@ pub mod fuzz;
 pub mod image;
 pub mod kube;
 pub mod net;
+mod parts;
 pub mod probe;
 pub mod provider;
 pub mod runtime;

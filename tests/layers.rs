@@ -135,6 +135,62 @@ fn effects_do_not_know_decisions() {
     }
 }
 
+/// Names of the folders below `src/parts`.
+fn parts() -> Vec<String> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/parts");
+    let entries = fs::read_dir(dir).expect("directory of parts");
+    let dirs = entries.map(|entry| entry.expect("entry").path());
+    let names = dirs.filter(|path| path.is_dir());
+    names
+        .map(|path| {
+            path.file_name()
+                .expect("name")
+                .to_string_lossy()
+                .into_owned()
+        })
+        .collect()
+}
+
+/// A part is attached in one place, and knows of no other. The compiler holds the rest: the modules are private to
+/// `src/parts/mod.rs`, and the core is compiled alone.
+#[test]
+fn parts_do_not_know_each_other() {
+    let parts = parts();
+    assert!(!parts.is_empty());
+    for part in &parts {
+        for other in parts.iter().filter(|other| *other != part) {
+            let names = [
+                format!("parts::{other}"),
+                format!("super::super::{other}"),
+                format!("logic::{other}"),
+            ];
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            let found = offenders(&format!("parts/{part}"), &names);
+            assert_eq!(found, Vec::<String>::new(), "{part}");
+        }
+    }
+}
+
+/// Most places outside `src/parts` where code depends on a feature.
+const MAX_FEATURE_LINES: usize = 40;
+
+#[test]
+fn features_are_chosen_in_one_place() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    sources(&src, &mut files);
+    let mut found = Vec::new();
+    for (path, text) in &files {
+        if Path::new(path).starts_with(src.join("parts")) {
+            continue;
+        }
+        let lines = text.lines().filter(|line| line.contains("feature = \""));
+        let lines = lines.filter(|line| !line.contains("\"crash-points\""));
+        found.extend(lines.map(|line| format!("{path}: {}", line.trim())));
+    }
+    assert!(found.len() <= MAX_FEATURE_LINES, "{found:#?}");
+}
+
 /// What carries out a pod's calls is given what it needs; the agent's state it asks for.
 #[test]
 fn executors_do_not_see_the_agent() {

@@ -11,7 +11,7 @@ use super::{CliError, Client, commands::Command, default_socket};
 
 /// A word of a command line, understood as far as the table of commands goes.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Word {
+pub(crate) enum Word {
     /// A flag of the command, in its long form, without its value.
     Flag(&'static str),
     /// Any other word.
@@ -19,7 +19,7 @@ pub(super) enum Word {
 }
 
 /// The words after a command.
-pub(super) struct Words {
+pub(crate) struct Words {
     parser: Parser,
     command: &'static Command,
     socket: PathBuf,
@@ -28,7 +28,7 @@ pub(super) struct Words {
 }
 
 impl Words {
-    pub(super) fn new(command: &'static Command, words: Vec<OsString>) -> Self {
+    pub(crate) fn new(command: &'static Command, words: Vec<OsString>) -> Self {
         Self {
             parser: Parser::from_args(words),
             command,
@@ -38,7 +38,7 @@ impl Words {
     }
 
     /// Reads the next word that is not a flag of all commands.
-    pub(super) fn next(&mut self) -> Result<Option<Word>, CliError> {
+    pub(crate) fn next(&mut self) -> Result<Option<Word>, CliError> {
         loop {
             let word = self.parser.next()?;
             self.is_letter = matches!(word, Some(Arg::Short(_)));
@@ -65,12 +65,12 @@ impl Words {
     }
 
     /// Reads the value of the flag just read.
-    pub(super) fn value(&mut self) -> Result<String, CliError> {
+    pub(crate) fn value(&mut self) -> Result<String, CliError> {
         text(self.parser.value()?)
     }
 
     /// Reads the value of the switch just read: `--all`, `--all=false`, `-a`.
-    pub(super) fn switch(&mut self) -> Result<bool, CliError> {
+    pub(crate) fn switch(&mut self) -> Result<bool, CliError> {
         if self.is_letter {
             return Ok(true);
         }
@@ -85,7 +85,7 @@ impl Words {
     }
 
     /// Reads the value of the flag just read, as a number.
-    pub(super) fn number<T: core::str::FromStr>(&mut self, flag: &str) -> Result<T, CliError> {
+    pub(crate) fn number<T: core::str::FromStr>(&mut self, flag: &str) -> Result<T, CliError> {
         let value = self.value()?;
         value.parse().map_err(|_| {
             CliError::new(format!(
@@ -95,7 +95,7 @@ impl Words {
     }
 
     /// Returns all words that are left, untouched (the command after `--`).
-    pub(super) fn rest(&mut self) -> Result<Vec<String>, CliError> {
+    pub(crate) fn rest(&mut self) -> Result<Vec<String>, CliError> {
         self.parser.raw_args()?.map(text).collect()
     }
 
@@ -107,21 +107,21 @@ impl Words {
     }
 
     /// Returns true if a socket was named, by a flag or the environment.
-    pub(super) fn names_socket(&self) -> bool {
+    pub(crate) fn names_socket(&self) -> bool {
         self.socket != Path::new(super::DEFAULT_SOCKET)
     }
 
     /// Makes the client for the socket that was named.
-    pub(super) fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> Client {
         Client::new(&self.socket)
     }
 }
 
 /// A command's own flags with their values, and the words that are left.
-pub(super) type Split = (Vec<(&'static str, String)>, Vec<OsString>);
+pub(crate) type Split = (Vec<(&'static str, String)>, Vec<OsString>);
 
 /// Separates the flags of a command from those of the agent. Values of switches are `true` unless given.
-pub(super) fn split(command: &'static Command, words: Vec<OsString>) -> Result<Split, CliError> {
+pub(crate) fn split(command: &'static Command, words: Vec<OsString>) -> Result<Split, CliError> {
     let (mut own, mut rest) = (Vec::new(), Vec::new());
     let mut words = words.into_iter();
     while let Some(word) = words.next() {
@@ -164,7 +164,7 @@ pub(super) fn split(command: &'static Command, words: Vec<OsString>) -> Result<S
 }
 
 /// Makes the error of a word that the command does not take at this place.
-pub(super) fn unexpected(word: Word) -> CliError {
+pub(crate) fn unexpected(word: Word) -> CliError {
     CliError::new(match word {
         Word::Flag(name) => format!("flag --{name} is of no use here"),
         Word::Value(value) => format!("unexpected argument {value:?}"),
@@ -177,7 +177,7 @@ fn text(word: OsString) -> Result<String, CliError> {
 }
 
 /// Parses a duration as Go writes it: `90s`, `1h30m`, `1.5m`. In milliseconds; `None` if malformed.
-pub(super) fn duration_ms(text: &str) -> Option<u64> {
+pub(crate) fn duration_ms(text: &str) -> Option<u64> {
     let mut rest = text;
     let mut total = 0f64;
     while !rest.is_empty() {

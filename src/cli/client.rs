@@ -19,20 +19,20 @@ const MAX_BODY_BYTES: u64 = 64 << 20;
 
 /// Connection to the agent's socket.
 #[derive(Clone, Debug)]
-pub(super) struct Client {
+pub(crate) struct Client {
     socket: PathBuf,
     /// Longest silence of the agent; `None`: no limit.
     patience: Option<Duration>,
 }
 
 /// An answer: its status and the connection, placed at the body.
-pub(super) struct Answer {
-    pub(super) status: u16,
-    pub(super) body: BufReader<UnixStream>,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) body: BufReader<UnixStream>,
 }
 
 impl Client {
-    pub(super) fn new(socket: &Path) -> Self {
+    pub(crate) fn new(socket: &Path) -> Self {
         Self {
             socket: socket.into(),
             patience: None,
@@ -40,18 +40,18 @@ impl Client {
     }
 
     /// Makes a longer silence of the agent than this an error.
-    pub(super) const fn with_patience(mut self, patience: Duration) -> Self {
+    pub(crate) const fn with_patience(mut self, patience: Duration) -> Self {
         self.patience = Some(patience);
         self
     }
 
-    pub(super) fn socket(&self) -> &Path {
+    pub(crate) fn socket(&self) -> &Path {
         &self.socket
     }
 
     /// Sends a request without a body and reads the head of the answer. An answer of 400 or more is an error
     /// carrying the agent's text.
-    pub(super) fn send(
+    pub(crate) fn send(
         &self,
         method: &str,
         target: &str,
@@ -61,7 +61,7 @@ impl Client {
     }
 
     /// Sends a request without a body. Its connection can be read once the agent answers.
-    pub(super) fn ask(
+    pub(crate) fn ask(
         &self,
         method: &str,
         target: &str,
@@ -89,7 +89,7 @@ impl Client {
     }
 
     /// Reads the head of the answer to a request that was sent.
-    pub(super) fn answer(stream: UnixStream) -> Result<Answer, CliError> {
+    pub(crate) fn answer(stream: UnixStream) -> Result<Answer, CliError> {
         let mut answer = Answer {
             status: 0,
             body: BufReader::new(stream),
@@ -127,12 +127,12 @@ impl Client {
     }
 
     /// Sends a request and reads the whole answer as JSON.
-    pub(super) fn json(&self, method: &str, target: &str) -> Result<serde_json::Value, CliError> {
+    pub(crate) fn json(&self, method: &str, target: &str) -> Result<serde_json::Value, CliError> {
         self.send(method, target, "")?.read()
     }
 
     /// Reads the agent's answer to a `GET` of `target`.
-    pub(super) fn read<T: DeserializeOwned>(&self, target: &str) -> Result<T, CliError> {
+    pub(crate) fn read<T: DeserializeOwned>(&self, target: &str) -> Result<T, CliError> {
         self.send("GET", target, "")?.read()
     }
 }
@@ -152,7 +152,7 @@ impl Answer {
     }
 
     /// Reads the whole body as text, at most [`MAX_BODY_BYTES`].
-    pub(super) fn text(&mut self) -> Result<String, CliError> {
+    pub(crate) fn text(&mut self) -> Result<String, CliError> {
         let mut text = String::new();
         (&mut self.body)
             .take(MAX_BODY_BYTES)
@@ -162,7 +162,7 @@ impl Answer {
     }
 
     /// Copies the body to `out` as it comes.
-    pub(super) fn copy_to(&mut self, out: &mut impl io::Write) -> Result<(), CliError> {
+    pub(crate) fn copy_to(&mut self, out: &mut impl io::Write) -> Result<(), CliError> {
         loop {
             let chunk = self.body.fill_buf().map_err(|e| lost(&e))?;
             if chunk.is_empty() {

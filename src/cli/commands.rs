@@ -3,24 +3,24 @@
 
 use core::fmt::Write as _;
 
-use crate::config;
+use crate::{config, parts};
 
 /// A flag of a command.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Flag {
+pub(crate) struct Flag {
     /// Name without dashes.
-    pub(super) name: &'static str,
+    pub(crate) name: &'static str,
     /// `-x`, if it has that form.
-    pub(super) short: Option<char>,
+    pub(crate) short: Option<char>,
     /// Kind of the flag's value, in capitals; empty for a switch. Words separated by `|` are the only values.
-    pub(super) value: &'static str,
+    pub(crate) value: &'static str,
     /// Help text in one line.
-    pub(super) help: &'static str,
+    pub(crate) help: &'static str,
 }
 
 /// Kind of words that completion offers behind a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Takes {
+pub(crate) enum Takes {
     /// No words, or none that can be guessed.
     Nothing,
     /// Names of pods.
@@ -39,28 +39,28 @@ pub(super) enum Takes {
 
 /// A command.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Command {
+pub(crate) struct Command {
     /// Name in one word or two: `image import`.
-    pub(super) name: &'static str,
+    pub(crate) name: &'static str,
     /// Arguments, as help shows them.
-    pub(super) args: &'static str,
+    pub(crate) args: &'static str,
     /// Heading in the help.
-    pub(super) group: &'static str,
+    pub(crate) group: &'static str,
     /// Help text in one line.
-    pub(super) help: &'static str,
+    pub(crate) help: &'static str,
     /// Flags of this command alone.
-    pub(super) flags: &'static [Flag],
+    pub(crate) flags: &'static [Flag],
     /// Set if the command takes the agent's flags too, `--socket` among them.
-    pub(super) agent_flags: bool,
+    pub(crate) agent_flags: bool,
     /// Kind of words that completion offers.
-    pub(super) takes: Takes,
+    pub(crate) takes: Takes,
 }
 
-const fn switch(name: &'static str, short: Option<char>, help: &'static str) -> Flag {
+pub(crate) const fn switch(name: &'static str, short: Option<char>, help: &'static str) -> Flag {
     value(name, short, "", help)
 }
 
-const fn value(
+pub(crate) const fn value(
     name: &'static str,
     short: Option<char>,
     value: &'static str,
@@ -75,7 +75,7 @@ const fn value(
 }
 
 /// Kinds that can be shown, as [`Takes::Kinds`] completes them.
-pub(super) const KINDS: [&str; 7] = [
+pub(crate) const KINDS: [&str; 7] = [
     "pods",
     "images",
     "node",
@@ -85,10 +85,10 @@ pub(super) const KINDS: [&str; 7] = [
     "secrets",
 ];
 /// Shells that can be completed for.
-pub(super) const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
+pub(crate) const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 
 /// Flags of every command that talks to the agent.
-pub(super) const COMMON: [Flag; 2] = [
+pub(crate) const COMMON: [Flag; 2] = [
     value(
         "socket",
         None,
@@ -122,12 +122,15 @@ const CONTAINER: Flag = value(
 const AGENT: &str = "Agent";
 const PODS: &str = "Pods";
 const IMAGES: &str = "Images";
-const MACHINE: &str = "Machine";
+pub(crate) const MACHINE: &str = "Machine";
 const OTHER: &str = "Other";
 
-/// All commands, in the order of the help.
+/// Headings of the help, in its order.
+const GROUPS: [&str; 5] = [AGENT, PODS, IMAGES, MACHINE, OTHER];
+
+/// Commands of the core, in the order of the help.
 #[rustfmt::skip]
-pub(super) const COMMANDS: &[Command] = &[
+const COMMANDS: &[Command] = &[
     Command { name: "run", args: "", group: AGENT, help: "Run the node agent", flags: &[], agent_flags: true, takes: Takes::Nothing },
     Command { name: "stop", args: "", group: AGENT, help: "Stop the agent; pods go on unless --all is given", flags: &[
         switch("all", None, "end all pods first; the next agent starts them again"),
@@ -226,10 +229,6 @@ pub(super) const COMMANDS: &[Command] = &[
         switch("keep-images", None, "leave the images"),
         value("grace-period", None, "SECONDS", "longest time that a pod gets to end, if no agent runs (default: what its manifest says)"),
     ], agent_flags: true, takes: Takes::Nothing },
-    Command { name: "dashboard", args: "", group: MACHINE, help: "Show the node in a browser, for as long as the command runs", flags: &[
-        value("listen", None, "ADDRESS:PORT", "where the browser finds it (default 127.0.0.1:8899)"),
-        switch("allow-actions", None, "the page can also restart and delete static pods, and pull images"),
-    ], agent_flags: true, takes: Takes::Nothing },
     Command { name: "cri", args: "", group: MACHINE, help: "Answer kubeadm as a container runtime would; picolet-cri.socket starts it", flags: &[
         value("listen", None, "PATH", "a socket of its own (default: the one that the service manager hands over)"),
     ], agent_flags: true, takes: Takes::Nothing },
@@ -260,10 +259,19 @@ pub(super) const COMMANDS: &[Command] = &[
     Command { name: "help", args: "[COMMAND]", group: OTHER, help: "Print help", flags: &[], agent_flags: false, takes: Takes::Commands },
 ];
 
+/// Lists all commands, those of parts too, in the order of the help.
+pub(crate) fn all() -> impl Iterator<Item = &'static Command> {
+    GROUPS.iter().flat_map(|group| {
+        let of_parts = parts::commands().map(|part| &part.command);
+        let commands = COMMANDS.iter().chain(of_parts);
+        commands.filter(move |command| command.group == *group)
+    })
+}
+
 impl Command {
     /// Finds a command by its words. Returns also the number of words of its name.
-    pub(super) fn find(first: &str, second: Option<&str>) -> Option<(&'static Self, usize)> {
-        let named = |name: &str| COMMANDS.iter().find(|c| c.name == name);
+    pub(crate) fn find(first: &str, second: Option<&str>) -> Option<(&'static Self, usize)> {
+        let named = |name: &str| all().find(|c| c.name == name);
         named(first).map(|c| (c, 1)).or_else(|| {
             let both = format!("{first} {}", second?);
             named(&both).map(|c| (c, 2))
@@ -271,14 +279,12 @@ impl Command {
     }
 
     /// Returns true if some command's name begins with this word and has another.
-    pub(super) fn is_family(first: &str) -> bool {
-        COMMANDS
-            .iter()
-            .any(|c| c.name.split_once(' ').is_some_and(|(f, _)| f == first))
+    pub(crate) fn is_family(first: &str) -> bool {
+        all().any(|c| c.name.split_once(' ').is_some_and(|(f, _)| f == first))
     }
 
     /// Flags of this command and those that every command takes; not the agent's.
-    pub(super) fn all_flags(&self) -> impl Iterator<Item = &Flag> {
+    pub(crate) fn all_flags(&self) -> impl Iterator<Item = &Flag> {
         let common = COMMON
             .iter()
             .filter(|f| !(self.agent_flags && f.name == "socket"));
@@ -286,13 +292,13 @@ impl Command {
     }
 
     /// Finds the name of a flag that was typed as one letter.
-    pub(super) fn long_of(&self, short: char) -> Option<&'static str> {
+    pub(crate) fn long_of(&self, short: char) -> Option<&'static str> {
         let own = self.flags.iter().find(|f| f.short == Some(short));
         own.map(|f| f.name)
     }
 
     /// Makes the help for this command alone.
-    pub(super) fn help(&self) -> String {
+    pub(crate) fn help(&self) -> String {
         let mut out = format!("{}.\n\nUsage: picolet {}", self.help, self.name);
         for part in [self.args, "[FLAGS]"] {
             if !part.is_empty() {
@@ -330,13 +336,13 @@ fn spaced(value: &str) -> String {
 }
 
 /// Makes the help for all commands.
-pub(super) fn overview() -> String {
+pub(crate) fn overview() -> String {
     let mut out =
         "picolet: a kubelet for very small machines\n\nUsage: picolet COMMAND [FLAGS]\n".to_owned();
     let left = |c: &Command| format!("{}{}", c.name, spaced(c.args));
-    let width = COMMANDS.iter().map(|c| left(c).len()).max().unwrap_or(0);
+    let width = all().map(|c| left(c).len()).max().unwrap_or(0);
     let mut group = "";
-    for command in COMMANDS {
+    for command in all() {
         if command.group != group {
             group = command.group;
             let _ = write!(out, "\n{group}:\n");
@@ -353,7 +359,7 @@ mod tests {
 
     #[test]
     fn the_table_is_sound() {
-        for command in COMMANDS {
+        for command in all() {
             let mut names: Vec<&str> = command.all_flags().map(|f| f.name).collect();
             let mut letters: Vec<char> = command.all_flags().filter_map(|f| f.short).collect();
             names.sort_unstable();
@@ -365,12 +371,17 @@ mod tests {
                 assert!(!text.is_empty() && !text.ends_with('.'), "{text:?}");
             }
         }
-        let mut groups: Vec<&str> = COMMANDS.iter().map(|c| c.group).collect();
+        let mut groups: Vec<&str> = all().map(|c| c.group).collect();
         groups.dedup();
         assert_eq!(
-            groups,
-            [AGENT, PODS, IMAGES, MACHINE, OTHER],
-            "groups stand together"
+            groups, GROUPS,
+            "no command has a group that is not in the help"
+        );
+        assert_eq!(
+            all()
+                .filter(|c| COMMANDS.iter().any(|own| own.name == c.name))
+                .count(),
+            COMMANDS.len()
         );
     }
 
@@ -392,10 +403,10 @@ mod tests {
 
     #[test]
     fn help_names_every_command_and_flag() {
-        let all = overview();
-        for command in COMMANDS {
+        let overview = overview();
+        for command in all() {
             assert!(
-                all.contains(&format!("  {}", command.name)),
+                overview.contains(&format!("  {}", command.name)),
                 "{}",
                 command.name
             );
@@ -415,6 +426,9 @@ mod tests {
             1,
             "the agent's own"
         );
-        assert!(all.lines().all(|l| l.chars().count() <= 125), "{all}");
+        assert!(
+            overview.lines().all(|l| l.chars().count() <= 125),
+            "{overview}"
+        );
     }
 }

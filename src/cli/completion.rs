@@ -6,7 +6,7 @@ use core::fmt::Write as _;
 use super::{
     CliError,
     args::{Word, Words, unexpected},
-    commands::{COMMANDS, Command, Flag, KINDS, SHELLS, Takes},
+    commands::{self, Command, Flag, KINDS, SHELLS, Takes},
     print,
 };
 use crate::config::flags::described;
@@ -92,8 +92,7 @@ fn flags_of(command: &Command) -> Vec<Known<'_>> {
 
 /// Lists the words of the first place.
 fn first_words() -> Vec<&'static str> {
-    let mut words: Vec<&str> = COMMANDS
-        .iter()
+    let mut words: Vec<&str> = commands::all()
         .map(|c| c.name.split(' ').next().unwrap_or(c.name))
         .collect();
     words.dedup();
@@ -103,7 +102,7 @@ fn first_words() -> Vec<&'static str> {
 /// Lists the families of commands with their second words.
 fn families() -> Vec<(&'static str, Vec<&'static str>)> {
     let mut families: Vec<(&str, Vec<&str>)> = Vec::new();
-    for (family, verb) in COMMANDS.iter().filter_map(|c| c.name.split_once(' ')) {
+    for (family, verb) in commands::all().filter_map(|c| c.name.split_once(' ')) {
         match families.last_mut() {
             Some((last, verbs)) if *last == family => verbs.push(verb),
             _ => families.push((family, vec![verb])),
@@ -150,7 +149,7 @@ fn bash() -> String {
          \x20   COMPREPLY=()\n\
          \x20   case \"$command $prev\" in\n",
     );
-    for command in COMMANDS {
+    for command in commands::all() {
         for flag in flags_of(command) {
             let reply = match &flag.takes {
                 Value::None => continue,
@@ -184,7 +183,7 @@ fn bash() -> String {
             verbs.join(" ")
         );
     }
-    for command in COMMANDS {
+    for command in commands::all() {
         let flags: Vec<String> = flags_of(command)
             .iter()
             .map(|f| format!("--{}", f.name))
@@ -243,8 +242,7 @@ fn zsh() -> String {
          \x20       commands=(\n",
     );
     for word in first_words() {
-        let help = COMMANDS
-            .iter()
+        let help = commands::all()
             .find(|c| c.name.split(' ').next() == Some(word))
             .filter(|c| c.name == word)
             .map_or("", |c| c.help);
@@ -259,7 +257,7 @@ fn zsh() -> String {
         );
     }
     out.push_str("    shift words; (( CURRENT-- ))\n    case $command in\n");
-    for command in COMMANDS {
+    for command in commands::all() {
         let _ = write!(out, "    '{}')\n        _arguments -s", command.name);
         for flag in flags_of(command) {
             let value = match &flag.takes {
@@ -323,8 +321,7 @@ fn fish() -> String {
          complete -c picolet -f\n",
     );
     for word in first_words() {
-        let help = COMMANDS
-            .iter()
+        let help = commands::all()
             .find(|c| c.name == word)
             .map_or("", |c| c.help);
         let _ = writeln!(
@@ -340,7 +337,7 @@ fn fish() -> String {
             verbs.join(" ")
         );
     }
-    for command in COMMANDS {
+    for command in commands::all() {
         let at = format!("-n '__picolet_at \"{}\"'", command.name);
         for flag in flags_of(command) {
             let value = match &flag.takes {
@@ -409,7 +406,7 @@ mod tests {
     #[test]
     fn every_command_and_flag_is_in_each() {
         for (shell, script) in [("bash", bash()), ("zsh", zsh()), ("fish", fish())] {
-            for command in COMMANDS {
+            for command in commands::all() {
                 assert!(script.contains(command.name), "{shell}: {}", command.name);
                 for flag in flags_of(command) {
                     let dashed = if shell == "fish" { "-l " } else { "--" };

@@ -25,7 +25,7 @@ use crate::{
 const PULLING: &str = "Pulling image ";
 
 /// Namespace of pods that name none, as kubectl has it.
-pub(super) const DEFAULT_NAMESPACE: &str = "default";
+pub(crate) const DEFAULT_NAMESPACE: &str = "default";
 
 #[derive(Debug, Default, PartialEq, Eq)]
 enum Output {
@@ -48,7 +48,7 @@ struct Get {
     watch: bool,
 }
 
-pub(super) fn run(mut words: Words) -> Result<(), CliError> {
+pub(crate) fn run(mut words: Words) -> Result<(), CliError> {
     let mut get = Get::default();
     while let Some(word) = words.next()? {
         match word {
@@ -269,7 +269,7 @@ fn show_objects(
 
 /// Lines with the progress of the images that a pod waits for. They stand beside the table, which has kubectl's columns
 /// and is read by programs.
-pub(super) fn pulls(pod: &Value) -> Vec<String> {
+pub(crate) fn pulls(pod: &Value) -> Vec<String> {
     let mut lines = Vec::new();
     for list in ["initContainerStatuses", "containerStatuses"] {
         for container in pod["status"][list].as_array().into_iter().flatten() {
@@ -318,7 +318,7 @@ fn show_table(header: &[&str], rows: &[Vec<String>], no_headers: bool) -> Result
 }
 
 /// `get images` and `image ls`.
-pub(super) fn show_images(client: &Client, wide: bool, no_headers: bool) -> Result<(), CliError> {
+pub(crate) fn show_images(client: &Client, wide: bool, no_headers: bool) -> Result<(), CliError> {
     let rows = image_rows(client, wide)?;
     show_table(&table::IMAGE_HEADER, &rows, no_headers)
 }

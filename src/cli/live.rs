@@ -29,18 +29,18 @@ const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 
 /// A line of a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Row {
+pub(crate) struct Row {
     /// Name of the line. Changes are found by comparing lines of the same name.
-    pub(super) id: String,
+    pub(crate) id: String,
     /// Cells without the parts that change with time alone.
-    pub(super) said: Vec<String>,
+    pub(crate) said: Vec<String>,
     /// Cells as they are shown now.
-    pub(super) cells: Vec<String>,
+    pub(crate) cells: Vec<String>,
 }
 
 impl Row {
     /// Makes a line whose first `names` cells name it.
-    pub(super) fn named(cells: Vec<String>, names: usize) -> Self {
+    pub(crate) fn named(cells: Vec<String>, names: usize) -> Self {
         let id: Vec<&str> = cells.iter().take(names).map(String::as_str).collect();
         Self {
             id: id.join("/"),
@@ -52,23 +52,23 @@ impl Row {
 
 /// Result of one look.
 #[derive(Default)]
-pub(super) struct Seen {
-    pub(super) header: Vec<&'static str>,
+pub(crate) struct Seen {
+    pub(crate) header: Vec<&'static str>,
     /// Lines of the table, in the order in which they are shown.
-    pub(super) rows: Vec<Row>,
+    pub(crate) rows: Vec<Row>,
     /// Lines below the table. Only terminals show them.
-    pub(super) notes: Vec<String>,
+    pub(crate) notes: Vec<String>,
 }
 
 /// Longest silence of an agent before it is reported.
-pub(super) const PATIENCE: Duration = Duration::from_secs(15);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Function that looks once.
-pub(super) type Look = Box<dyn FnMut() -> Result<Seen, CliError> + Send>;
+pub(crate) type Look = Box<dyn FnMut() -> Result<Seen, CliError> + Send>;
 
 /// Looks at intervals of `every`, and shows the table until the reader leaves. The first look has to succeed. Later a
 /// terminal shows the error, and goes on.
-pub(super) fn watch(every: Duration, no_headers: bool, mut look: Look) -> Result<(), CliError> {
+pub(crate) fn watch(every: Duration, no_headers: bool, mut look: Look) -> Result<(), CliError> {
     let first = look()?;
     let done = match io::stdout().is_terminal() {
         true => on_terminal(every, no_headers, first, look),

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::server::http::encode;
 
-pub(super) fn run(mut words: Words) -> Result<(), CliError> {
+pub(crate) fn run(mut words: Words) -> Result<(), CliError> {
     let mut namespace = DEFAULT_NAMESPACE.to_owned();
     let mut container = String::new();
     let mut names: Vec<String> = Vec::new();
@@ -77,6 +77,6 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
 }
 
 /// Returns the path segment of a container; empty means the one that the agent would choose.
-pub(super) fn or_default(container: &str) -> &str {
+pub(crate) fn or_default(container: &str) -> &str {
     if container.is_empty() { "-" } else { container }
 }

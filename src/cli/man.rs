@@ -4,7 +4,7 @@
 
 use core::fmt::Write as _;
 
-use super::commands::{COMMANDS, Command};
+use super::commands::{self, Command};
 use crate::config::flags::described;
 
 /// Makes the whole page.
@@ -23,11 +23,11 @@ pub(super) fn page() -> String {
         ],
     );
     out.push_str(".SH COMMANDS\n");
-    for command in COMMANDS {
+    for command in commands::all() {
         one(&mut out, command);
     }
     out.push_str(".SH FLAGS OF THE AGENT\n");
-    let takers = COMMANDS.iter().filter(|c| c.agent_flags);
+    let takers = commands::all().filter(|c| c.agent_flags);
     let takers: Vec<&str> = takers.map(|c| c.name).collect();
     if let Some((last, others)) = takers.split_last() {
         let others = text(&others.join(", "));
@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn every_command_and_flag_is_there() {
         let page = page();
-        for command in COMMANDS {
+        for command in commands::all() {
             assert!(
                 page.contains(&format!(".SS \"{}", text(command.name))),
                 "{}",
@@ -217,7 +217,7 @@ mod tests {
         let parts = page.split_once(".SH FLAGS OF THE AGENT\n");
         let (_, rest) = parts.expect("a heading");
         let (takers, _) = rest.split_once("take these").expect("takers");
-        for command in COMMANDS {
+        for command in commands::all() {
             let is_named = takers.contains(command.name);
             assert_eq!(is_named, command.agent_flags, "{}", command.name);
         }

@@ -2,30 +2,29 @@
 //!
 //! Two steps: words become one of the command structures (typed text first), then the command is carried out.
 
-mod args;
+pub(crate) mod args;
 mod attach;
-mod check;
-mod client;
-mod commands;
+pub(crate) mod check;
+pub(crate) mod client;
+pub(crate) mod commands;
 mod completion;
 mod cri;
-mod dashboard;
 mod describe;
 mod elastic;
 mod exec;
-mod get;
+pub(crate) mod get;
 mod health;
 mod image;
 mod join;
 mod live;
-mod logs;
+pub(crate) mod logs;
 mod man;
 mod port_forward;
 mod progress;
 mod remote;
 mod reset;
 mod stop;
-mod table;
+pub(crate) mod table;
 mod top;
 mod upgrade;
 mod verify;
@@ -38,11 +37,12 @@ use std::{
 };
 
 use args::{Word, Words};
-use client::Client;
-use commands::Command;
+pub(crate) use client::Client;
+pub(crate) use commands::Command;
 
 use crate::agent::{CalledAs, Manager};
 use crate::net::ProxyVariables;
+use crate::parts;
 use crate::runtime::runc::{exec_wait, pod_init, process};
 
 /// Name under which the program, as a link or a copy, is `picolet run` with a kubelet's ways (KADM-02).
@@ -56,12 +56,12 @@ pub const SOCKET_VARIABLE: &str = "PICOLET_SOCKET";
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct CliError {
-    message: String,
+    pub(crate) message: String,
     code: u8,
 }
 
 impl CliError {
-    fn new(message: impl Into<String>) -> Self {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
         Self {
             message: format!("error: {}", message.into()),
             code: 1,
@@ -69,7 +69,7 @@ impl CliError {
     }
 
     /// Message as a part of another sentence.
-    fn bare(&self) -> &str {
+    pub(crate) fn bare(&self) -> &str {
         self.message.trim_start_matches("error: ")
     }
 
@@ -201,8 +201,7 @@ fn find(
         return Ok((command, words));
     }
     if Command::is_family(first) {
-        let verbs: Vec<&str> = commands::COMMANDS
-            .iter()
+        let verbs: Vec<&str> = commands::all()
             .filter_map(|c| c.name.split_once(' '))
             .filter(|(family, _)| *family == first)
             .map(|(_, verb)| verb)
@@ -223,8 +222,8 @@ fn carry_out(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode
     if command.name == "check" {
         return check::run(command, words);
     }
-    if command.name == "dashboard" {
-        return dashboard::run(command, words).map(done);
+    if let Some(part) = parts::commands().find(|part| part.command.name == command.name) {
+        return (part.run)(command, words);
     }
     if command.name == "reset" {
         return reset::run(command, words).map(done);
@@ -299,7 +298,7 @@ fn help(mut words: Words) -> Result<(), CliError> {
 }
 
 /// Writes to standard output; a reader that left is no error.
-fn print(text: &str) -> Result<(), CliError> {
+pub(crate) fn print(text: &str) -> Result<(), CliError> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(CliError::new(format!("cannot write: {e}")))
@@ -352,7 +351,7 @@ mod tests {
 
     #[test]
     fn every_command_is_carried_out() {
-        for command in commands::COMMANDS {
+        for command in commands::all() {
             if command.name == "run" {
                 // Carried out before the table is asked: the agent has a table of its own.
                 continue;

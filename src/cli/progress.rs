@@ -18,17 +18,17 @@ const DEFAULT_ROWS: usize = 24;
 
 /// Progress of a transfer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Shown {
+pub(crate) struct Shown {
     /// Present activity, in a word or two.
-    pub(super) stage: &'static str,
+    pub(crate) stage: &'static str,
     /// Parts that are done.
-    pub(super) done: u64,
+    pub(crate) done: u64,
     /// All parts; 0 while unknown.
-    pub(super) all: u64,
+    pub(crate) all: u64,
     /// Name of the parts.
-    pub(super) parts: &'static str,
+    pub(crate) parts: &'static str,
     /// Bytes so far and in the end (0: unknown); `None` where bytes do not count.
-    pub(super) bytes: Option<(u64, u64)>,
+    pub(crate) bytes: Option<(u64, u64)>,
 }
 
 impl From<Step> for Shown {
@@ -73,7 +73,7 @@ fn is_news(shown: &Shown, before: &Shown) -> bool {
 }
 
 /// Columns and rows of the terminal behind standard output.
-pub(super) fn size() -> (usize, usize) {
+pub(crate) fn size() -> (usize, usize) {
     of_terminal(io::stdout().as_fd())
 }
 
@@ -84,7 +84,7 @@ fn of_terminal(fd: BorrowedFd<'_>) -> (usize, usize) {
 }
 
 /// Display of progress on standard error.
-pub(super) struct Progress {
+pub(crate) struct Progress {
     label: String,
     /// Columns of the terminal; `None` if lines are written.
     columns: Option<usize>,
@@ -93,7 +93,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    pub(super) fn new(label: &str, quiet: bool) -> Self {
+    pub(crate) fn new(label: &str, quiet: bool) -> Self {
         let stderr = io::stderr();
         let columns = stderr.is_terminal().then(|| of_terminal(stderr.as_fd()).0);
         Self {
@@ -105,7 +105,7 @@ impl Progress {
         }
     }
 
-    pub(super) fn show(&mut self, step: impl Into<Shown>) {
+    pub(crate) fn show(&mut self, step: impl Into<Shown>) {
         self.draw(step.into());
     }
 

@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Writes rows as kubectl does: columns padded to the widest cell plus three spaces, no padding at the end.
-pub(super) fn render(header: &[&str], rows: &[Vec<String>]) -> String {
+pub(crate) fn render(header: &[&str], rows: &[Vec<String>]) -> String {
     let header: Vec<String> = header.iter().map(|h| (*h).to_owned()).collect();
     let mut widths = Vec::new();
     for row in core::iter::once(&header).chain(rows) {
@@ -28,7 +28,7 @@ pub(super) fn render(header: &[&str], rows: &[Vec<String>]) -> String {
 }
 
 /// Makes room for a row.
-pub(super) fn widen(widths: &mut Vec<usize>, row: &[String]) {
+pub(crate) fn widen(widths: &mut Vec<usize>, row: &[String]) {
     widths.resize(widths.len().max(row.len()), 0);
     for (width, cell) in widths.iter_mut().zip(row) {
         *width = (*width).max(cell.chars().count());
@@ -36,7 +36,7 @@ pub(super) fn widen(widths: &mut Vec<usize>, row: &[String]) {
 }
 
 /// Writes one row, without the end of its line.
-pub(super) fn line(out: &mut String, widths: &[usize], row: &[String]) {
+pub(crate) fn line(out: &mut String, widths: &[usize], row: &[String]) {
     for (i, cell) in row.iter().enumerate() {
         // Messages come from outside: a character that would move the cursor, or begin a line, becomes a space.
         let shown = |c: char| if c.is_control() { ' ' } else { c };
@@ -49,7 +49,7 @@ pub(super) fn line(out: &mut String, widths: &[usize], row: &[String]) {
 }
 
 /// Formats a duration in seconds in kubectl's short form: `45s`, `3m10s`, `5h`, `2d3h`.
-pub(super) fn human_duration(seconds: i64) -> String {
+pub(crate) fn human_duration(seconds: i64) -> String {
     let (m, h, d) = (seconds / 60, seconds / 3600, seconds / 86_400);
     match seconds {
         i64::MIN..=-2 => "<invalid>".into(),
@@ -71,7 +71,7 @@ pub(super) fn human_duration(seconds: i64) -> String {
 }
 
 /// Formats the time since `since` in short form.
-pub(super) fn age(since: Option<Wall>, now: Wall) -> String {
+pub(crate) fn age(since: Option<Wall>, now: Wall) -> String {
     since.map_or_else(
         || "<unknown>".into(),
         |at| human_duration(now.secs() - at.secs()),
@@ -79,7 +79,7 @@ pub(super) fn age(since: Option<Wall>, now: Wall) -> String {
 }
 
 /// Header of `get pods`.
-pub(super) fn pod_header(all_namespaces: bool, wide: bool) -> Vec<&'static str> {
+pub(crate) fn pod_header(all_namespaces: bool, wide: bool) -> Vec<&'static str> {
     let mut header = vec!["NAME", "READY", "STATUS", "RESTARTS", "AGE"];
     if all_namespaces {
         header.insert(0, "NAMESPACE");
@@ -91,7 +91,7 @@ pub(super) fn pod_header(all_namespaces: bool, wide: bool) -> Vec<&'static str> 
 }
 
 /// Makes a row of `get pods`.
-pub(super) fn pod_row(pod: &Pod, now: Wall, all_namespaces: bool, wide: bool) -> Vec<String> {
+pub(crate) fn pod_row(pod: &Pod, now: Wall, all_namespaces: bool, wide: bool) -> Vec<String> {
     let summary = summarise(pod);
     let restarts = match summary.last_restart {
         Some(at) if summary.restarts > 0 => {
@@ -132,7 +132,7 @@ pub(super) fn pod_row(pod: &Pod, now: Wall, all_namespaces: bool, wide: bool) ->
 }
 
 /// Header of `get configmaps`, and with `typed` of `get secrets`.
-pub(super) fn object_header(all_namespaces: bool, typed: bool) -> Vec<&'static str> {
+pub(crate) fn object_header(all_namespaces: bool, typed: bool) -> Vec<&'static str> {
     let mut header = vec!["NAME", "DATA", "AGE"];
     if typed {
         header.insert(1, "TYPE");
@@ -144,7 +144,7 @@ pub(super) fn object_header(all_namespaces: bool, typed: bool) -> Vec<&'static s
 }
 
 /// Makes a row below [`object_header`]: it counts the keys of the object, of whatever sort.
-pub(super) fn object_row(
+pub(crate) fn object_row(
     object: &serde_json::Value,
     now: Wall,
     all_namespaces: bool,
@@ -174,7 +174,7 @@ pub(super) fn object_row(
 }
 
 /// Makes a row of `get events`.
-pub(super) fn event_row(event: &Event, now: Wall, all_namespaces: bool) -> Vec<String> {
+pub(crate) fn event_row(event: &Event, now: Wall, all_namespaces: bool) -> Vec<String> {
     let about = &event.involved_object;
     let mut row = vec![
         age(event.last_timestamp, now),
@@ -191,12 +191,12 @@ pub(super) fn event_row(event: &Event, now: Wall, all_namespaces: bool) -> Vec<S
 }
 
 /// A pod in a few words.
-pub(super) struct Summary {
-    pub(super) ready: usize,
-    pub(super) total: usize,
-    pub(super) restarts: u32,
-    pub(super) last_restart: Option<Wall>,
-    pub(super) reason: String,
+pub(crate) struct Summary {
+    pub(crate) ready: usize,
+    pub(crate) total: usize,
+    pub(crate) restarts: u32,
+    pub(crate) last_restart: Option<Wall>,
+    pub(crate) reason: String,
 }
 
 fn finished(state: &ContainerState) -> Option<Wall> {
@@ -213,7 +213,7 @@ fn exit_word(prefix: &str, state: &ContainerState) -> Option<String> {
 }
 
 /// Makes the words of the STATUS column and the counts beside it.
-pub(super) fn summarise(pod: &Pod) -> Summary {
+pub(crate) fn summarise(pod: &Pod) -> Summary {
     let status = &pod.status;
     let spec = &pod.spec;
     let is_sidecar = |name: &str| {
@@ -322,13 +322,13 @@ fn is_ready_and_running(c: &ContainerStatus) -> bool {
 }
 
 /// Header of `get images`, after crictl.
-pub(super) const IMAGE_HEADER: [&str; 4] = ["IMAGE", "TAG", "IMAGE ID", "SIZE"];
+pub(crate) const IMAGE_HEADER: [&str; 4] = ["IMAGE", "TAG", "IMAGE ID", "SIZE"];
 
 /// Header of `get devices`.
-pub(super) const DEVICE_HEADER: [&str; 6] = ["RESOURCE", "ID", "NODES", "STATE", "USED", "HOLDERS"];
+pub(crate) const DEVICE_HEADER: [&str; 6] = ["RESOURCE", "ID", "NODES", "STATE", "USED", "HOLDERS"];
 
 /// Makes a row of `get devices`: a unit, and the pod that holds it.
-pub(super) fn device_row(device: &DeviceShown) -> Vec<String> {
+pub(crate) fn device_row(device: &DeviceShown) -> Vec<String> {
     let plain = |text: &str| match text {
         "" => "<none>".to_owned(),
         text => text.to_owned(),
@@ -350,7 +350,7 @@ pub(super) fn device_row(device: &DeviceShown) -> Vec<String> {
 }
 
 /// Makes the rows of `get images`: one for each tag, or one for an image without any.
-pub(super) fn image_rows(image: &Image, wide: bool) -> Vec<Vec<String>> {
+pub(crate) fn image_rows(image: &Image, wide: bool) -> Vec<Vec<String>> {
     let id = image.id.strip_prefix("sha256:").unwrap_or(&image.id);
     let id = if wide { id } else { id.get(..13).unwrap_or(id) };
     let size = human_bytes(image.size_bytes);

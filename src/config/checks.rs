@@ -6,12 +6,15 @@ use std::path::{Component, PathBuf};
 use super::duration::GoDuration;
 
 /// A field with a value that cannot be used.
-pub(super) struct Invalid {
-    pub(super) field: String,
-    pub(super) message: String,
+#[derive(Debug)]
+pub(crate) struct Invalid {
+    /// Path of the field.
+    pub(crate) field: String,
+    /// Rule that the value breaks.
+    pub(crate) message: String,
 }
 
-pub(super) fn invalid<T>(field: &str, message: impl Into<String>) -> Result<T, Invalid> {
+pub(crate) fn invalid<T>(field: &str, message: impl Into<String>) -> Result<T, Invalid> {
     Err(Invalid {
         field: field.into(),
         message: message.into(),
@@ -19,7 +22,7 @@ pub(super) fn invalid<T>(field: &str, message: impl Into<String>) -> Result<T, I
 }
 
 /// Reads an absolute path, or its default when absent or empty.
-pub(super) fn absolute(field: &str, path: Option<&str>, default: &str) -> Result<PathBuf, Invalid> {
+pub(crate) fn absolute(field: &str, path: Option<&str>, default: &str) -> Result<PathBuf, Invalid> {
     let path = PathBuf::from(path.filter(|p| !p.is_empty()).unwrap_or(default));
     if !path.is_absolute() {
         return invalid(field, format!("is {path:?}, must be an absolute path"));
@@ -31,18 +34,18 @@ pub(super) fn absolute(field: &str, path: Option<&str>, default: &str) -> Result
 }
 
 /// Converts a number whose range was checked; the default when absent.
-pub(super) fn count(value: Option<i64>, default: u32) -> u32 {
+pub(crate) fn count(value: Option<i64>, default: u32) -> u32 {
     value.map_or(default, |n| u32::try_from(n).unwrap_or(u32::MAX))
 }
 
 /// Reads a duration whose zero means unset (CONF-05).
-pub(super) fn unset_if_zero(time: Option<GoDuration>, default: Duration) -> Duration {
+pub(crate) fn unset_if_zero(time: Option<GoDuration>, default: Duration) -> Duration {
     time.map(|t| t.0)
         .filter(|t| !t.is_zero())
         .unwrap_or(default)
 }
 
 /// Reads a duration whose zero means zero (CONF-05).
-pub(super) fn kept(time: Option<GoDuration>, default: Duration) -> Duration {
+pub(crate) fn kept(time: Option<GoDuration>, default: Duration) -> Duration {
     time.map_or(default, |t| t.0)
 }

@@ -10,7 +10,10 @@ use serde_json::Value;
 
 use super::decode::{self, DecodeError};
 use super::duration::GoDuration;
-use crate::api::{Quantity, node::Taint};
+use crate::{
+    api::{Quantity, node::Taint},
+    parts,
+};
 
 /// `apiVersion` of the document.
 pub const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
@@ -31,8 +34,10 @@ pub struct Document {
 /// `dir` is the directory of the file, against which relative paths are resolved; it should be absolute.
 pub fn read(bytes: &[u8], dir: &Path) -> Result<Document, DecodeError> {
     let mut document = checked(decode::parse(bytes)?)?;
-    for pointer in PATHS {
-        if let Some(Value::String(path)) = document.value.pointer_mut(pointer)
+    let of_parts = parts::keys().filter(|key| key.is_path);
+    let of_parts = of_parts.map(|key| format!("/picolet/{}", key.name.replace('.', "/")));
+    for pointer in PATHS.map(str::to_owned).into_iter().chain(of_parts) {
+        if let Some(Value::String(path)) = document.value.pointer_mut(&pointer)
             && !path.is_empty()
             && !path.starts_with('/')
         {
@@ -63,12 +68,26 @@ fn checked(read: decode::Document) -> Result<Document, DecodeError> {
         .collect();
     let mut unknown = Vec::new();
     unknown_fields(&value, "", "", &mut unknown);
-    warnings.extend(
-        unknown
-            .into_iter()
-            .map(|path| format!("unknown field {path} is ignored")),
-    );
+    let unknown = unknown.into_iter().map(|path| {
+        let section = path.strip_prefix("picolet.").unwrap_or("");
+        match parts::left_out(section.split('.').next().unwrap_or("")) {
+            Some(part) => {
+                format!("{path} is ignored: this program was built without the part {part}")
+            }
+            None => format!("unknown field {path} is ignored"),
+        }
+    });
+    warnings.extend(unknown);
     Ok(Document { value, warnings })
+}
+
+/// A key of a part in the configuration, below `picolet`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Key {
+    /// Path below `picolet`: `tunnel.ca`.
+    pub(crate) name: &'static str,
+    /// Set if the value is a file or a directory: a relative one is resolved against the directory of the file.
+    pub(crate) is_path: bool,
 }
 
 /// Fields whose relative values are resolved against the directory of the file.
@@ -140,10 +159,23 @@ fn known(pattern: &str) -> Known {
     // Sorted: the first field that is not before `pattern` is `pattern` itself or the first one below it, for no
     // character of a field sorts before the dot.
     let at = FIELDS.partition_point(|field| *field < pattern);
-    match FIELDS.get(at).and_then(|field| field.strip_prefix(pattern)) {
+    let own = FIELDS.get(at).copied();
+    let below = pattern.strip_prefix("picolet.");
+    let of_parts = parts::keys().map(|key| key.name);
+    let of_part = |below| {
+        of_parts
+            .filter_map(move |name| name.strip_prefix(below))
+            .next()
+    };
+    let rest = own.and_then(|field| field.strip_prefix(pattern));
+    let is_key = |rest: &&str| rest.is_empty() || rest.starts_with('.');
+    match rest
+        .filter(is_key)
+        .or_else(|| below.and_then(of_part).filter(is_key))
+    {
         Some("") => Known::Leaf,
-        Some(rest) if rest.starts_with('.') => Known::Branch,
-        Some(_) | None => Known::No,
+        Some(_) => Known::Branch,
+        None => Known::No,
     }
 }
 

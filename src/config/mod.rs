@@ -21,7 +21,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 mod adapt;
-mod checks;
+pub(crate) mod checks;
 mod cluster;
 mod configz;
 pub mod decode;
@@ -44,7 +44,9 @@ mod without_effect;
 
 use crate::api::cri::CgroupDriver;
 
+pub(crate) use checks::Invalid;
 pub use cluster::K3S_PASSWORD_FILE;
+pub(crate) use file::Key;
 pub use values::{
     CgroupConfig, ClusterConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, DeviceConfig, Dirs,
     Endpoints, EvictionConfig, GarbageConfig, ImageConfig, LinkConfig, LogConfig, MemoryQosConfig,

@@ -26,6 +26,7 @@ use crate::logic::{
     devices::{self, Declared},
     pod_writes, shutdown,
 };
+use crate::parts;
 
 /// Ranges of whole numbers, also of fields that this version does not use: a kubelet would refuse the file too.
 const RANGES: &[(&str, RangeInclusive<i64>)] = &[
@@ -119,7 +120,8 @@ pub(super) fn resolve(
     let cluster = cluster::resolve(&fields, &dirs.root)?;
     let manifest_url = manifest_url::resolve(&fields)?;
     let server = server::resolve(&fields, cluster.is_member(), node.port)?;
-    Ok(Config {
+    let mut config = Config {
+        parts: Vec::new(),
         tunnel: tunnel::resolve(&own.tunnel, cluster.is_member(), &server)?,
         link: link::resolve(own)?,
         update: update::resolve(&own.update)?,
@@ -165,7 +167,9 @@ pub(super) fn resolve(
         allowed_unsafe_sysctls: fields.allowed_unsafe_sysctls,
         feature_gates: fields.feature_gates,
         dirs,
-    })
+    };
+    config.parts = parts::configure(&document["picolet"], &config)?;
+    Ok(config)
 }
 
 /// Reads the devices that pods may ask for; `None`: there are none.

@@ -1,6 +1,6 @@
 //! The checked configuration, which the rest of the agent reads.
 
-use alloc::{collections::BTreeMap, sync::Arc};
+use alloc::{collections::BTreeMap, rc::Rc, sync::Arc};
 use core::time::Duration;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -13,6 +13,7 @@ use crate::{
         update::Schedule,
     },
     net::Url,
+    parts::ConfiguredPart,
     runtime::runc::process::Allowed,
 };
 
@@ -25,7 +26,7 @@ pub const DEFAULT_SUBNET: Subnet = Subnet {
 pub const DEFAULT_BRIDGE: &str = "picolet0";
 
 /// The checked configuration of an agent.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Config {
     /// Name of the node: the override or the host name, trimmed and lower case (CONF-16).
     pub node_name: String,
@@ -49,6 +50,8 @@ pub struct Config {
     pub link: LinkConfig,
     /// Updates by themselves; `None`: the agent does not look for any.
     pub update: Option<UpdateConfig>,
+    /// Parts that are configured.
+    pub(crate) parts: Vec<Rc<dyn ConfiguredPart>>,
     /// The whole configuration as a `KubeletConfiguration`, JSON.
     pub document: String,
     /// Manifests at a URL; `None`: no URL.

@@ -64,6 +64,7 @@ pub mod check;
 pub mod clock_history;
 pub mod conditions;
 pub mod container_status;
+#[cfg(feature = "dashboard")]
 pub mod dashboard;
 pub mod devices;
 pub mod dispatch;

@@ -226,18 +226,18 @@ fn healthy_units(units: Vec<DeviceShown>) -> Vec<(String, usize)> {
 }
 
 /// Places of an agent with these flags: its socket, its root directory, its manifests.
-pub(in crate::cli) struct Place {
+pub(crate) struct Place {
     /// Socket of the agent.
-    pub(in crate::cli) socket: PathBuf,
+    pub(crate) socket: PathBuf,
     /// Root directory of the agent.
-    pub(in crate::cli) root: PathBuf,
+    pub(crate) root: PathBuf,
     manifests: Option<PathBuf>,
     node_name: String,
 }
 
 impl Place {
     /// Finds the places of an agent with these flags.
-    pub(in crate::cli) fn of(flags: Vec<OsString>) -> Result<Self, CliError> {
+    pub(crate) fn of(flags: Vec<OsString>) -> Result<Self, CliError> {
         let (cfg, _, socket) = configured(flags, false)?;
         Ok(Self {
             socket,
@@ -248,7 +248,7 @@ impl Place {
     }
 
     /// Finds the file that a pod comes from; `None`: no manifest has it.
-    pub(in crate::cli) fn manifest_of(&self, namespace: &str, pod: &str) -> Option<PathBuf> {
+    pub(crate) fn manifest_of(&self, namespace: &str, pod: &str) -> Option<PathBuf> {
         let path = self.manifests.as_deref()?;
         let read = ManifestDir::new(path.into(), self.node_name.clone(), RULES).read(Trigger::Poll);
         let Reading::Snapshot(snapshot) = read else {
@@ -290,7 +290,7 @@ pub(super) fn program(name: &str) -> Option<PathBuf> {
 
 /// Reason why a program has given no usable answer.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::cli) enum AskError {
+pub(crate) enum AskError {
     /// Fault of this machine: the program does not start, or does not end in time.
     #[error(transparent)]
     Run(#[from] io::Error),
@@ -300,7 +300,7 @@ pub(in crate::cli) enum AskError {
 }
 
 /// Runs a program and returns its output; `None` if there is no such program.
-pub(in crate::cli) fn ask(name: &str, words: &[&str]) -> Option<Result<String, AskError>> {
+pub(crate) fn ask(name: &str, words: &[&str]) -> Option<Result<String, AskError>> {
     let command = Command::new(program(name)?)
         .args(words)
         .capture(MAX_OUTPUT_BYTES);

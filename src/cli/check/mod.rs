@@ -5,7 +5,7 @@ mod gather;
 mod kubeadm;
 mod runtime;
 
-pub(super) use gather::{Place, ask};
+pub(crate) use gather::{Place, ask};
 
 use std::{ffi::OsString, io::IsTerminal as _, process::ExitCode};
 
@@ -17,7 +17,7 @@ use crate::logic::check::{self, Finding, Level};
 /// Exit code if pods cannot run.
 const EXIT_ERRORS: u8 = 1;
 
-pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode, CliError> {
+pub(crate) fn run(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode, CliError> {
     let (own, agent) = args::split(command, words)?;
     let (mut json, mut quiet, mut of_kubeadm, mut is_kubelet) = (false, false, false, false);
     for (flag, value) in own {
@@ -101,7 +101,7 @@ fn as_lines(findings: &Findings, quiet: bool, color: bool) -> String {
 }
 
 /// Checks an agent with these flags, and reports as `check -o json` does.
-pub(super) fn found(flags: Vec<OsString>) -> Result<Value, CliError> {
+pub(crate) fn found(flags: Vec<OsString>) -> Result<Value, CliError> {
     let facts = gather::facts(flags, false)?;
     Ok(report(&check::run(&facts), facts.apiserver_answers()))
 }

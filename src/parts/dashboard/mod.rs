@@ -13,14 +13,24 @@ use std::{
     ffi::OsString,
     io::Write as _,
     net::TcpListener,
+    process::ExitCode,
     sync::atomic::{AtomicUsize, Ordering},
     thread,
 };
 
 use ring::rand::{SecureRandom as _, SystemRandom};
 
-use super::{CliError, args, check::Place, client::Client, commands::Command, print};
-use crate::{api::hex::hex, sys::start};
+use super::{Part, PartCommand};
+use crate::{
+    api::hex::hex,
+    cli::{
+        CliError, Client, Command, args,
+        check::Place,
+        commands::{MACHINE, Takes, switch, value},
+        print,
+    },
+    sys::start,
+};
 use serve::Dashboard;
 use watch::Watch;
 
@@ -40,7 +50,46 @@ const MAX_REFUSED: usize = 16;
 /// Pause after a connection that cannot be accepted.
 const RETRY_PAUSE_MS: i32 = 1000;
 
-pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<(), CliError> {
+/// The part; see the module.
+pub(super) struct DashboardPart;
+
+/// The command that serves the page.
+static COMMANDS: [PartCommand; 1] = [PartCommand {
+    command: Command {
+        name: "dashboard",
+        args: "",
+        group: MACHINE,
+        help: "Show the node in a browser, for as long as the command runs",
+        flags: &[
+            value(
+                "listen",
+                None,
+                "ADDRESS:PORT",
+                "where the browser finds it (default 127.0.0.1:8899)",
+            ),
+            switch(
+                "allow-actions",
+                None,
+                "the page can also restart and delete static pods, and pull images",
+            ),
+        ],
+        agent_flags: true,
+        takes: Takes::Nothing,
+    },
+    run: |command, words| run(command, words).map(|()| ExitCode::SUCCESS),
+}];
+
+impl Part for DashboardPart {
+    fn name(&self) -> &'static str {
+        "dashboard"
+    }
+
+    fn commands(&self) -> &'static [PartCommand] {
+        &COMMANDS
+    }
+}
+
+fn run(command: &'static Command, words: Vec<OsString>) -> Result<(), CliError> {
     let (own, agent) = args::split(command, words)?;
     let (mut listen, mut allow_actions) = (DEFAULT_LISTEN.to_owned(), false);
     for (flag, value) in own {

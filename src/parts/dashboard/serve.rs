@@ -19,18 +19,15 @@ use std::{
 use async_io::{Async, Timer};
 use nix::errno::Errno;
 
-use super::{
-    super::{
+use super::{MAX_CONNECTIONS, watch::Watch};
+use crate::{
+    api::strict::from_json,
+    cli::{
         CliError,
         check::Place,
         client::{Answer, Client},
         logs::or_default,
     },
-    MAX_CONNECTIONS,
-    watch::Watch,
-};
-use crate::{
-    api::strict::from_json,
     logic::dashboard::{self, Asked, Wanted},
     server::{
         backend::Line,

@@ -10,12 +10,10 @@ use std::{
 
 use serde_json::Value;
 
-use super::{
-    super::{CliError, check, client::Client},
-    spawn, view,
-};
+use super::{spawn, view};
 use crate::{
     api::{Mono, cri::Image, stats::DiskUsage},
+    cli::{CliError, Client, check},
     logic::fnv::fnv1a,
     net::traffic,
     server::backend::List,

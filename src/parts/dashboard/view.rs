@@ -3,9 +3,9 @@
 
 use serde_json::{Map, Value};
 
-use super::super::{get, table};
 use crate::{
     api::{Pod, cri::Image, strict},
+    cli::{get, table},
     logic::pod_kind,
 };
 

@@ -1,0 +1,94 @@
+//! Parts: features that a node can be without.
+//!
+//! A part is one folder here, for its effects, and one folder of rules, `src/logic/<part>`. It is attached in one
+//! place, the list below, and is a cargo feature of the same name. The core never names a part; it asks all of them,
+//! by [`Part`] and [`ConfiguredPart`]. A part uses the front doors of the core, and no other part.
+
+#[cfg(feature = "dashboard")]
+mod dashboard;
+
+use alloc::rc::Rc;
+use core::fmt;
+use std::{ffi::OsString, process::ExitCode};
+
+use serde_json::Value;
+
+use crate::{
+    cli::{CliError, Command},
+    config::{Config, Invalid, Key},
+};
+
+/// The parts of this program.
+static PARTS: &[&dyn Part] = &[
+    #[cfg(feature = "dashboard")]
+    &dashboard::DashboardPart,
+];
+
+/// Sections below `picolet` in a configuration that belong to a part, with the part's name.
+const SECTIONS: &[(&str, &str)] = &[];
+
+/// Command of a part, as it stands in the table of commands.
+#[derive(Debug)]
+pub(crate) struct PartCommand {
+    /// Words, flags and help.
+    pub(crate) command: Command,
+    /// Carries the command out; given the words behind its name.
+    pub(crate) run: fn(&'static Command, Vec<OsString>) -> Result<ExitCode, CliError>,
+}
+
+/// A feature that a node can be without. Every method but the name has a default that gives nothing.
+pub(crate) trait Part: Sync {
+    /// Name of the part: that of its folders and of its cargo feature.
+    fn name(&self) -> &'static str;
+
+    /// Commands of the part.
+    fn commands(&self) -> &'static [PartCommand] {
+        &[]
+    }
+
+    /// Keys of the part in the configuration, below `picolet`, sorted by name.
+    fn keys(&self) -> &'static [Key] {
+        &[]
+    }
+
+    /// Checks the part's keys. `own`: the value of `picolet`. `config`: everything but the parts.
+    ///
+    /// Returns `None` if this part is not configured: then it is not asked for anything.
+    fn configure(
+        &self,
+        own: &Value,
+        config: &Config,
+    ) -> Result<Option<Rc<dyn ConfiguredPart>>, Invalid> {
+        _ = (own, config);
+        Ok(None)
+    }
+}
+
+/// A part with its checked configuration: gives a running agent what the part can do.
+pub(crate) trait ConfiguredPart: fmt::Debug {}
+
+/// Lists the commands of all parts.
+pub(crate) fn commands() -> impl Iterator<Item = &'static PartCommand> {
+    PARTS.iter().flat_map(|part| part.commands())
+}
+
+/// Lists the configuration keys of all parts.
+pub(crate) fn keys() -> impl Iterator<Item = &'static Key> {
+    PARTS.iter().flat_map(|part| part.keys())
+}
+
+/// Finds the part that a key below `picolet` belongs to, if this program was built without it.
+pub(crate) fn left_out(section: &str) -> Option<&'static str> {
+    let (_, part) = SECTIONS.iter().find(|(name, _)| *name == section)?;
+    let is_here = PARTS.iter().any(|it| it.name() == *part);
+    (!is_here).then_some(part)
+}
+
+/// Configures all parts.
+pub(crate) fn configure(
+    own: &Value,
+    config: &Config,
+) -> Result<Vec<Rc<dyn ConfiguredPart>>, Invalid> {
+    let configured = PARTS.iter().map(|part| part.configure(own, config));
+    configured.filter_map(Result::transpose).collect()
+}
