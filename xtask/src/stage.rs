@@ -558,15 +558,15 @@ fn collect(dir: &Path, found: &mut Vec<PathBuf>) {
 pub(crate) fn program() -> Result<PathBuf, Failure> {
     match env::var_os(SHIPPED) {
         Some(file) => Ok(std::path::absolute(file)?),
-        None => build("release", ""),
+        None => build("release", &[]),
     }
 }
 
 /// Builds the program by the named profile, with features separated by commas, and returns where it is.
-pub(crate) fn build(profile: &str, features: &str) -> Result<PathBuf, Failure> {
+pub(crate) fn build(profile: &str, features: &[&str]) -> Result<PathBuf, Failure> {
     let command = || {
         let mut command = build_command(profile);
-        command.args(["--features", features]);
+        command.args(features);
         command
     };
     run(command().arg("--quiet"))?;

@@ -198,7 +198,7 @@ fn programs(options: &Options) -> Result<(PathBuf, Option<PathBuf>), Failure> {
         std::path::absolute(file)?
     } else {
         println!("Building the program with crash points");
-        build("try", "crash-points")?
+        build("try", &["--features", "crash-points"])?
     };
     Ok((program, None))
 }

@@ -9,7 +9,7 @@ const DIR: &str = "cross";
 const END: &str = ".conf";
 
 /// A kind of board.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Board {
     pub(crate) name: String,
     /// Rust's name of it.
@@ -28,6 +28,8 @@ pub(crate) struct Board {
     pub(crate) page: usize,
     /// Most bytes of the program.
     pub(crate) max_bytes: usize,
+    /// Most bytes of the program without parts.
+    pub(crate) max_core_bytes: usize,
     /// Debian's name of it, if it has one that is its own.
     pub(crate) debian: Option<String>,
     /// The emulator, by the name of its program.
@@ -37,7 +39,7 @@ pub(crate) struct Board {
 }
 
 impl Board {
-    fn parse(name: &str, text: &str) -> Result<Self, Failure> {
+    pub(crate) fn parse(name: &str, text: &str) -> Result<Self, Failure> {
         let value = |key: &str| -> Result<String, Failure> {
             let lines = text.lines().filter(|line| !line.starts_with('#'));
             let mut pairs = lines.filter_map(|line| line.split_once('='));
@@ -55,6 +57,7 @@ impl Board {
             machine: value("machine")?.parse()?,
             page: value("page-bytes")?.parse()?,
             max_bytes: value("max-bytes")?.parse()?,
+            max_core_bytes: value("max-core-bytes")?.parse()?,
             debian: value("debian").ok(),
             emulator: value("emulator")?,
             emulator_words: value("emulator-words")?,
@@ -102,9 +105,13 @@ mod tests {
     #[test]
     fn files() {
         let text = "# machine = 1\nmachine = 40\ntriple = t\nzig = z\nzig-assembler = a\nzig-processor = p\n\
-                    flags = -C a=b\npage-bytes = 9\nmax-bytes = 7\nemulator = e\nemulator-words =\n";
+                    flags = -C a=b\npage-bytes = 9\nmax-bytes = 7\nmax-core-bytes = 5\n\
+                    emulator = e\nemulator-words =\n";
         let board = Board::parse("b", text).unwrap();
-        assert_eq!((board.machine, board.max_bytes), (40, 7));
+        assert_eq!(
+            (board.machine, board.max_bytes, board.max_core_bytes),
+            (40, 7, 5)
+        );
         assert_eq!((&*board.flags, &*board.emulator_words), ("-C a=b", ""));
         let missing = Board::parse("b", "machine = 40\n").unwrap_err().to_string();
         assert_eq!(missing, "cross/b.conf: no triple");

@@ -150,6 +150,7 @@ fn run_by_itself() -> Result<(), Failure> {
         flags: String::new(),
         machine: 3,
         page: 4096,
+        max_core_bytes: 0,
         max_bytes: usize::MAX,
         debian: None,
         emulator: "qemu-i386".into(),

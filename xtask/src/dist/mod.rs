@@ -23,10 +23,68 @@ use crate::{
 /// Where the programs are put.
 const DIR: &str = "target/dist";
 
+/// A program of the project.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Edition {
+    /// Everything.
+    Full,
+    /// The kubelet alone, without parts.
+    Core,
+}
+
+impl Edition {
+    /// Name of its files.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Full => "picolet",
+            Self::Core => "picolet-core",
+        }
+    }
+
+    /// Words for cargo that choose its features.
+    pub(crate) fn features(self) -> &'static [&'static str] {
+        match self {
+            Self::Full => &[],
+            Self::Core => &["--no-default-features"],
+        }
+    }
+
+    /// Words of this task that build it.
+    pub(crate) fn dist_words(self) -> &'static str {
+        match self {
+            Self::Full => "",
+            Self::Core => "--core ",
+        }
+    }
+
+    fn max_bytes(self, board: &Board) -> usize {
+        match self {
+            Self::Full => board.max_bytes,
+            Self::Core => board.max_core_bytes,
+        }
+    }
+}
+
+/// Names of the parts: the features that are on by default.
+pub(crate) fn parts() -> Result<Vec<String>, Failure> {
+    let text = fs::read_to_string("Cargo.toml")?;
+    let (_, list) = text
+        .split_once("\ndefault = [")
+        .ok_or("Cargo.toml has no default features")?;
+    let list = list.split(']').next().unwrap_or(list);
+    let names = list.split(',').map(|name| name.trim().trim_matches('"'));
+    Ok(names
+        .filter(|name| !name.is_empty())
+        .map(str::to_owned)
+        .collect())
+}
+
 /// Has an emulator start each program.
 const START: &str = "--start";
 /// Only has the compiler look at it.
 const CHECK: &str = "--check";
+/// Builds the program without parts.
+const CORE: &str = "--core";
 
 /// Builds and checks the program for the boards named, or for all of them.
 pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
@@ -34,7 +92,12 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     let (start, check_only) = (has(START), has(CHECK));
     let names = words
         .iter()
-        .filter(|word| ![START, CHECK].contains(&&***word));
+        .filter(|word| ![START, CHECK, CORE].contains(&&***word));
+    let edition = if has(CORE) {
+        Edition::Core
+    } else {
+        Edition::Full
+    };
     let boards = boards(&names.collect::<Vec<_>>())?;
     let toolchain = Toolchain::find(&boards)?;
     println!("Built with {toolchain}.");
@@ -42,6 +105,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     // One call for all: they are linked beside each other.
     let mut command = toolchain.cargo(subcommand, &boards, Std::Program)?;
     command.args(["--release", "--package", "picolet", "--bin", "picolet"]);
+    command.args(edition.features());
     // Sources without commits and without a date are built too.
     if let Ok(date) = source_date::get() {
         command.env(source_date::VARIABLE, date.to_string());
@@ -56,11 +120,11 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         let made = Path::new(TARGET_DIR)
             .join(&board.triple)
             .join("release/picolet");
-        let file = program(board);
+        let file = program(board, edition);
         let bytes = fs::read(&made)?;
-        let (name, limit, len) = (&board.name, board.max_bytes, bytes.len());
+        let (name, limit, len) = (&board.name, edition.max_bytes(board), bytes.len());
         println!("{name:<8} {len:>10} {limit:>10}  {}", file.display());
-        check(board, &bytes)?;
+        check(board, edition, &bytes)?;
         // Another lane may read the file at this moment.
         let new = file.with_extension(std::process::id().to_string());
         fs::copy(made, &new)?;
@@ -97,12 +161,12 @@ pub(crate) fn guest(board: &Board) -> Result<PathBuf, Failure> {
 }
 
 /// Where the program for a board is put.
-pub(crate) fn program(board: &Board) -> PathBuf {
-    PathBuf::from(DIR).join(format!("picolet-{}", board.name))
+pub(crate) fn program(board: &Board, edition: Edition) -> PathBuf {
+    PathBuf::from(DIR).join(format!("{}-{}", edition.name(), board.name))
 }
 
 /// What every program that is given away must be.
-pub(crate) fn check(board: &Board, file: &[u8]) -> Result<(), Failure> {
+pub(crate) fn check(board: &Board, edition: Edition, file: &[u8]) -> Result<(), Failure> {
     let linked = elf::linked(file).ok_or_else(|| format!("{}: not an ELF file", board.name))?;
     let fault = if linked.machine != board.machine {
         format!("is for machine {}, not {}", linked.machine, board.machine)
@@ -114,8 +178,9 @@ pub(crate) fn check(board: &Board, file: &[u8]) -> Result<(), Failure> {
     } else if linked.page < board.page {
         let (page, pages) = (linked.page, board.page);
         format!("is laid out for pages of {page} bytes: kernels of this board have up to {pages}")
-    } else if file.len() > board.max_bytes {
-        format!("has {} bytes, more than {}", file.len(), board.max_bytes)
+    } else if file.len() > edition.max_bytes(board) {
+        let limit = edition.max_bytes(board);
+        format!("has {} bytes, more than {limit}", file.len())
     } else {
         return Ok(());
     };

@@ -20,7 +20,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{
     Failure,
-    dist::{self, Board, boards},
+    dist::{self, Board, Edition, boards},
     process::{find, output},
     source_date, stage,
 };
@@ -77,40 +77,60 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     }
     let key = key.map(|path| Key::read(&path)).transpose()?;
     let boards = boards(&names)?.into_iter();
-    let programs: Vec<_> = boards.map(|b| (dist::program(&b), b)).collect();
+    let editions = [Edition::Full, Edition::Core];
+    let programs = boards.flat_map(|board| editions.map(|edition| (edition, board.clone())));
+    let programs =
+        programs.map(|(edition, board)| (dist::program(&board, edition), edition, board));
+    let programs: Vec<_> = programs.collect();
     let program = find("cargo-deny");
     let record = advisories::check(program.as_deref(), reason.map(String::as_str))?;
     pack(Path::new(DIR), &programs, key.as_ref(), record)
 }
 
-/// A release of these programs for a test in `dir`, signed by a key that nobody keeps.
+/// A release of these programs, with all parts, for a test in `dir`, signed by a key that nobody keeps.
 pub(crate) fn pack_signed(dir: &Path, programs: &[(PathBuf, Board)]) -> Result<(), Failure> {
-    pack(dir, programs, Some(&Key::new()?), None)
+    let programs = programs.iter().cloned();
+    let programs: Vec<_> = programs
+        .map(|(file, board)| (file, Edition::Full, board))
+        .collect();
+    pack(dir, &programs, Some(&Key::new()?), None)
 }
 
 /// - `record`: a file that says what of the release was not checked.
 fn pack(
     dir: &Path,
-    programs: &[(PathBuf, Board)],
+    programs: &[(PathBuf, Edition, Board)],
     key: Option<&Key>,
     record: Option<(String, Vec<u8>)>,
 ) -> Result<(), Failure> {
-    let source = Source {
-        root: env::current_dir()?,
-        date: source_date::get()?,
-        version: program_version()?,
-        public_key: key.map(Key::public),
-        texts: texts()?,
-    };
     let mut files = Vec::from_iter(record);
-    for (program, board) in programs {
-        let program = fs::read(program).map_err(|e| {
-            let (file, name) = (program.display(), &board.name);
-            format!("{file}: {e}: build it by cargo xtask dist {name}")
-        })?;
-        dist::check(board, &program)?;
-        let sbom = sbom::of(board, &source)?;
-        files.extend(source.files(&board.name, board.debian.as_deref(), &program, &sbom)?);
+    for edition in [Edition::Full, Edition::Core] {
+        let mut of_edition = programs
+            .iter()
+            .filter(|(_, of, _)| *of == edition)
+            .peekable();
+        if of_edition.peek().is_none() {
+            continue;
+        }
+        let source = Source {
+            root: env::current_dir()?,
+            date: source_date::get()?,
+            version: program_version()?,
+            public_key: key.map(Key::public),
+            texts: texts(edition)?,
+        };
+        for (file, _, board) in of_edition {
+            let program = fs::read(file).map_err(|e| {
+                let (file, words) = (file.display(), edition.dist_words());
+                format!(
+                    "{file}: {e}: build it by cargo xtask dist {words}{}",
+                    board.name
+                )
+            })?;
+            dist::check(board, edition, &program)?;
+            let sbom = sbom::of(board, edition, &source)?;
+            files.extend(source.files(edition, board, &program, &sbom)?);
+        }
     }
     files.push(("install.sh".into(), fs::read("cross/install.sh")?));
     finish(dir, files, key)
@@ -158,10 +178,10 @@ fn program_version() -> Result<String, Failure> {
 }
 
 /// Asks the program as built for this machine.
-fn texts() -> Result<Texts, Failure> {
-    let program = match env::var_os(stage::SHIPPED) {
-        Some(file) => file.into(),
-        None => stage::build("dev", "")?,
+fn texts(edition: Edition) -> Result<Texts, Failure> {
+    let program = match (env::var_os(stage::SHIPPED), edition) {
+        (Some(file), Edition::Full) => file.into(),
+        _ => stage::build("dev", edition.features())?,
     };
     let say = |words: &[&str]| output(Command::new(&program).args(words));
     Ok(Texts {
@@ -173,18 +193,18 @@ fn texts() -> Result<Texts, Failure> {
 }
 
 impl Source {
-    /// Everything that is given away for a board: names and bytes.
+    /// Everything that is given away for a board: names and bytes. Packages of Debian have all parts.
     fn files(
         &self,
-        board: &str,
-        debian: Option<&str>,
+        edition: Edition,
+        board: &Board,
         program: &[u8],
         sbom: &str,
     ) -> Result<Vec<(String, Vec<u8>)>, Failure> {
-        let name = format!("picolet-{}-{board}", self.version);
-        let tarball = self.tarball(&name, board, program, sbom)?;
+        let name = format!("{}-{}-{}", edition.name(), self.version, board.name);
+        let tarball = self.tarball(&name, &board.name, program, sbom)?;
         let mut files = vec![(format!("{name}.tar.gz"), tarball)];
-        if let Some(debian) = debian {
+        if let (Some(debian), Edition::Full) = (&board.debian, edition) {
             files.extend(self.packages(debian, program, sbom)?);
         }
         Ok(files)

@@ -5,13 +5,14 @@ use serde_json::json;
 use super::Source;
 use crate::{
     Failure,
-    dist::Board,
+    dist::{Board, Edition},
     process::{cargo, output},
 };
 
 /// The crates of the program for a board, as cargo resolves them: neither those of tests and build scripts nor macros.
-pub(super) fn of(board: &Board, source: &Source) -> Result<String, Failure> {
-    let tree = output(cargo().args([
+pub(super) fn of(board: &Board, edition: Edition, source: &Source) -> Result<String, Failure> {
+    let mut command = cargo();
+    command.args([
         "tree",
         "--locked",
         "--package=picolet",
@@ -20,7 +21,8 @@ pub(super) fn of(board: &Board, source: &Source) -> Result<String, Failure> {
         "--format={p}|{l}",
         "--target",
         &board.triple,
-    ]))?;
+    ]);
+    let tree = output(command.args(edition.features()))?;
     format(&tree, &source.version)
 }
 

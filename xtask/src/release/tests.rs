@@ -11,7 +11,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use ring::{rand::SystemRandom, signature::Ed25519KeyPair};
 use sha2::{Digest as _, Sha256};
 
-use super::{Key, Source, Texts, archive::ar, finish};
+use super::{Board, Edition, Key, Source, Texts, archive::ar, finish};
 use crate::process::find;
 
 const BOARD: &str = "picolet-1.2.3-x86_64";
@@ -86,6 +86,11 @@ fn source(dir: &Path, backwards: bool, key: &Key) -> Source {
     }
 }
 
+fn board(name: &str) -> Board {
+    let text = fs::read_to_string(format!("../cross/{name}.conf")).unwrap();
+    Board::parse(name, &text).unwrap()
+}
+
 /// A program for this machine: nobody starts it.
 fn program() -> Vec<u8> {
     fs::read(fs::canonicalize("/bin/sh").unwrap()).unwrap()
@@ -94,7 +99,7 @@ fn program() -> Vec<u8> {
 fn released(dir: &Path, key: &Key, backwards: bool) -> Vec<(String, Vec<u8>)> {
     let source = source(dir, backwards, key);
     source
-        .files("x86_64", Some("amd64"), &program(), "{}\n")
+        .files(Edition::Full, &board("x86_64"), &program(), "{}\n")
         .unwrap()
 }
 
@@ -352,7 +357,13 @@ fn only_what_was_released_is_installed() {
     // The processor in an ELF header: one that nobody has.
     other[18] = 0xfe;
     let mut files = released(&dir.path("source"), &own, false);
-    files.extend(source.files("other", None, &other, "{}\n").unwrap());
+    let mut unknown = board("x86_64");
+    (unknown.name, unknown.debian) = ("other".into(), None);
+    files.extend(
+        source
+            .files(Edition::Full, &unknown, &other, "{}\n")
+            .unwrap(),
+    );
     files.push((
         "install.sh".into(),
         fs::read("../cross/install.sh").unwrap(),

@@ -264,6 +264,24 @@ fn crates(run: &mut Run) -> Result<(), Failure> {
 fn lints(run: &mut Run) -> Result<(), Failure> {
     let words = "clippy --workspace --all-targets -- -D warnings";
     run.step(cargo().args(words.split(' ')));
+    run.step(cargo().args(CORE_ALONE));
+    Ok(())
+}
+
+/// The core compiles without any part.
+const CORE_ALONE: [&str; 5] = [
+    "check",
+    "--quiet",
+    "--package",
+    "picolet",
+    "--no-default-features",
+];
+
+/// The core compiles with each part alone.
+fn each_part(run: &mut Run) -> Result<(), Failure> {
+    for part in dist::parts()? {
+        run.step(cargo().args(CORE_ALONE).args(["--features", &part]));
+    }
     Ok(())
 }
 
@@ -399,11 +417,16 @@ fn emulation(run: &mut Run) -> Result<(), Failure> {
 }
 
 fn all_boards(run: &mut Run) -> Result<(), Failure> {
+    each_part(run)?;
     run.step(task("dist")?.arg("--start"));
+    run.step(task("dist")?.args(["--core", "--start"]));
     run.step(task("emulate")?.arg("--all").args(EMULATED_IN_LONG));
     // What the program costs with the C library of boards; this machine is of one of their names.
     for board in dist::boards(&[env::consts::ARCH])? {
-        each_budget(run, &std::path::absolute(dist::program(&board))?)?;
+        each_budget(
+            run,
+            &std::path::absolute(dist::program(&board, dist::Edition::Full))?,
+        )?;
     }
     Ok(())
 }

@@ -161,7 +161,7 @@ impl Emulated {
         println!("Building the programs");
         let names = [self.name, self.other];
         let boards = dist::boards(&names)?;
-        let program = dist::program(&boards[0]);
+        let program = dist::program(&boards[0], dist::Edition::Full);
         let other = if first {
             dist::run(&[names[0].to_owned()])?;
             let small = tree.with_extension("other");
@@ -169,7 +169,7 @@ impl Emulated {
             small
         } else {
             dist::run(&names.map(str::to_owned))?;
-            dist::program(&boards[1])
+            dist::program(&boards[1], dist::Edition::Full)
         };
         let programs: Vec<_> = [program.clone(), other].into_iter().zip(boards).collect();
         release::pack_signed(tree, &programs)?;

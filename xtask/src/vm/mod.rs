@@ -114,7 +114,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
         None => {
             println!("Building the program");
             match with_points {
-                true => stage::build("try", "crash-points")?,
+                true => stage::build("try", &["--features", "crash-points"])?,
                 false => stage::program()?,
             }
         }
