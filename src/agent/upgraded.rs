@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::recorder::{Recorder, Severity};
-use crate::logic::upgrade;
+use crate::logic::update::upgrade;
 
 /// Bytes of the note.
 const MAX_NOTE_BYTES: u64 = 1024;

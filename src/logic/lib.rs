@@ -113,5 +113,4 @@ pub mod testing;
 pub mod text;
 pub mod tunnel;
 pub mod update;
-pub mod upgrade;
 pub mod work_queue;

@@ -23,7 +23,7 @@ use super::{
     client::Client,
     health, print,
 };
-use crate::logic::upgrade::{MAX_PATIENCE_S, MIN_PATIENCE_S, PATIENCE_S, is_older};
+use crate::logic::update::upgrade::{MAX_PATIENCE_S, MIN_PATIENCE_S, PATIENCE_S, is_older};
 
 pub(super) use update::run as update;
 

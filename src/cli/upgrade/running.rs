@@ -22,7 +22,7 @@ use crate::{
     cli::{KUBELET, client::Client},
     config::{self, Config, Host, flags},
     error::chain,
-    logic::upgrade::{Kept, MAX_KEPT, TRIES, Trial},
+    logic::update::upgrade::{Kept, MAX_KEPT, TRIES, Trial},
     net::ProxyVariables,
     server::backend::Health,
     shim,

@@ -10,7 +10,7 @@ use std::{
 
 use super::{CliError, failed};
 use crate::{
-    logic::upgrade::{self, MAX_TRIAL_BYTES, Trial},
+    logic::update::upgrade::{self, MAX_TRIAL_BYTES, Trial},
     sys::file,
 };
 

@@ -29,10 +29,8 @@ use crate::{
     config::{Config, UpdateConfig, UpdateSource},
     error::chain,
     image::pull::Artifact,
-    logic::{
-        update::{
-            self, EXPIRED, LATER, MAX_MEMORY_BYTES, Memory, Now, Offer, OnItsWay, Trying, Verdict,
-        },
+    logic::update::{
+        self, EXPIRED, LATER, MAX_MEMORY_BYTES, Memory, Now, Offer, OnItsWay, Trying, Verdict,
         upgrade::PATIENCE_S,
     },
     net::meter,

@@ -18,7 +18,7 @@ use crate::{
         health,
         progress::{Progress, Shown},
     },
-    logic::upgrade::{self, Gate, Gone, Look, Trial, Verdict},
+    logic::update::upgrade::{self, Gate, Gone, Look, Trial, Verdict},
     shim,
     sys::{
         child::{self, Command},
@@ -43,7 +43,7 @@ pub(super) enum Outcome {
     Back(String),
 }
 
-/// Watches a trial to its end. That comes at the latest some looks and [`crate::logic::upgrade::LINK_GRACE`] after the
+/// Watches a trial to its end. That comes at the latest some looks and [`crate::logic::update::upgrade::LINK_GRACE`] after the
 /// time that the program has.
 pub(super) fn watch(places: &Places, trial: &Trial, quiet: bool) -> Result<Outcome, CliError> {
     let client = Client::new(Path::new(&trial.socket)).with_patience(LOOK_PATIENCE);

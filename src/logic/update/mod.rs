@@ -1,5 +1,7 @@
 //! Automatic updates: the offer of a channel, the decision of this node, and the time. Rows UPD-01, UPD-02, UPD-06,
-//! UPD-07 and PKG-26. [`super::upgrade`] decides how a program is replaced, watched and put back.
+//! UPD-07 and PKG-26. [`upgrade`] decides how a program is replaced, watched and put back.
+
+pub mod upgrade;
 
 use alloc::{
     borrow::ToOwned as _,
@@ -11,8 +13,10 @@ use core::{fmt, str::FromStr, time::Duration};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use serde::Deserialize;
 
-use super::fnv::fnv1a;
-use crate::api::{Mono, Wall, strict::from_json};
+use crate::{
+    api::{Mono, Wall, strict::from_json},
+    fnv::fnv1a,
+};
 
 /// Exit code of a look that has to be made up for. Source: sysexits(3), `EX_TEMPFAIL`.
 pub const LATER: i32 = 75;
