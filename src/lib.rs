@@ -10,7 +10,7 @@
 //! | [`agent`] | the event loop, sync tasks, the executor; the only one that knows logic and effects |
 //! | [`grpc`] | HTTP/2, HPACK and protobuf, without I/O; client and server; a crate of its own |
 //! | [`config`] | KubeletConfiguration, flags, defaults with units |
-//! | [`source`] | sources of pods: manifest directory, URL; of updates: a channel |
+//! | [`source`] | sources of pods: manifest directory, URL |
 //! | [`runtime`] | traits `RuntimeService`, `ImageService`; `runc`, the direct backend |
 //! | [`shim`] | the process beside each container that outlives the agent |
 //! | [`image`], [`volume`], [`cgroup`] | one world each |
@@ -18,7 +18,7 @@
 //! | [`provider`] | requests to programs that run pods without containers |
 //! | [`kube`] | the apiserver: client, credentials, requests, the doorbell |
 //! | [`bus`] | systemd and logind, by D-Bus |
-//! | `parts` | features that a node can be without, each a folder and a cargo feature |
+//! | [`parts`] | features that a node can be without, each a folder and a cargo feature |
 //! | [`net`] | the way to servers: names, proxies, TLS |
 //! | [`server`] | HTTP over the unix socket |
 //! | [`stream`] | protocols of exec, attach, port-forward, pure: SPDY, WebSocket |
@@ -47,7 +47,7 @@ pub mod fuzz;
 pub mod image;
 pub mod kube;
 pub mod net;
-mod parts;
+pub mod parts;
 pub mod probe;
 pub mod provider;
 pub mod runtime;

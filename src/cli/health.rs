@@ -17,9 +17,9 @@ use crate::{
 /// Longest time that is waited, seconds.
 const MAX_WAIT_S: u64 = 3600;
 /// Time between two looks, milliseconds.
-pub(super) const LOOK_MS: i32 = 500;
+pub(crate) const LOOK_MS: i32 = 500;
 
-pub(super) fn run(mut words: Words) -> Result<(), CliError> {
+pub(crate) fn run(mut words: Words) -> Result<(), CliError> {
     let mut wait_s: u64 = 0;
     while let Some(word) = words.next()? {
         match word {
@@ -40,7 +40,7 @@ pub(super) fn run(mut words: Words) -> Result<(), CliError> {
 }
 
 /// Reads the agent's health. An agent that is not well is an error; a silent apiserver is not its fault.
-pub(super) fn look(client: &Client) -> Result<Health, CliError> {
+pub(crate) fn look(client: &Client) -> Result<Health, CliError> {
     let health: Health = client.read("/health")?;
     match check::trouble(&facts(health.clone())) {
         None => Ok(health),
@@ -49,7 +49,7 @@ pub(super) fn look(client: &Client) -> Result<Health, CliError> {
 }
 
 /// Translates health into the facts of the checks.
-pub(super) fn facts(health: Health) -> check::AgentFacts {
+pub(crate) fn facts(health: Health) -> check::AgentFacts {
     check::AgentFacts {
         version: health.version.into_owned(),
         relist_age_ms: health.relist_age_ms,
@@ -69,7 +69,7 @@ pub(super) fn facts(health: Health) -> check::AgentFacts {
 }
 
 /// Passes the time until the next look.
-pub(super) fn pause() {
+pub(crate) fn pause() {
     // Cut short, the next look comes sooner.
     let _ = start::poll(&mut [], LOOK_MS);
 }

@@ -13,20 +13,19 @@ mod describe;
 mod elastic;
 mod exec;
 pub(crate) mod get;
-mod health;
+pub(crate) mod health;
 mod image;
 mod join;
 mod live;
 pub(crate) mod logs;
 mod man;
 mod port_forward;
-mod progress;
+pub(crate) mod progress;
 mod remote;
 mod reset;
 mod stop;
 pub(crate) mod table;
 mod top;
-mod upgrade;
 mod verify;
 
 use std::{
@@ -42,11 +41,11 @@ pub(crate) use commands::Command;
 
 use crate::agent::{CalledAs, Manager};
 use crate::net::ProxyVariables;
-use crate::parts;
+use crate::parts::{self, update};
 use crate::runtime::runc::{exec_wait, pod_init, process};
 
 /// Name under which the program, as a link or a copy, is `picolet run` with a kubelet's ways (KADM-02).
-const KUBELET: &str = "kubelet";
+pub(crate) const KUBELET: &str = "kubelet";
 /// Socket of the agent, unless told otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/picolet/picolet.sock";
 /// Environment variable that names the agent's socket.
@@ -57,7 +56,7 @@ pub const SOCKET_VARIABLE: &str = "PICOLET_SOCKET";
 #[error("{message}")]
 pub(crate) struct CliError {
     pub(crate) message: String,
-    code: u8,
+    pub(crate) code: u8,
 }
 
 impl CliError {
@@ -250,8 +249,8 @@ fn carry_out(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode
             .map(done),
         "help" => help(words).map(done),
         "health" => health::run(words).map(done),
-        "upgrade" => upgrade::run(words).map(done),
-        "update" => upgrade::update(words).map(done),
+        "upgrade" => update::upgrade(words).map(done),
+        "update" => update::update(words).map(done),
         "debug dump" => dump(words).map(done),
         "version" => nothing_else(words).and_then(|()| version()).map(done),
         other => match other.split_once(' ') {
@@ -318,7 +317,7 @@ fn default_socket() -> PathBuf {
     clippy::disallowed_methods,
     reason = "the one place where the environment is read"
 )]
-fn proxies() -> ProxyVariables {
+pub(crate) fn proxies() -> ProxyVariables {
     ProxyVariables::of(|name| std::env::var(name).ok())
 }
 

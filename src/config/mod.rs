@@ -38,7 +38,6 @@ mod node;
 mod resolve;
 mod server;
 mod tunnel;
-mod update;
 mod values;
 mod without_effect;
 

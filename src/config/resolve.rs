@@ -16,9 +16,7 @@ use super::values::{
     ImageConfig, LogConfig, MemoryQosConfig, NetworkConfig, Reserved, ReservedGroup, RuntimeConfig,
     Subnet, SwapBehavior, TimeConfig,
 };
-use super::{
-    cluster, configz, endpoints, eviction, link, manifest_url, node, server, tunnel, update,
-};
+use super::{cluster, configz, endpoints, eviction, link, manifest_url, node, server, tunnel};
 use crate::api::cri::CgroupDriver;
 use crate::api::{Quantity, names};
 use crate::logic::{
@@ -26,7 +24,7 @@ use crate::logic::{
     devices::{self, Declared},
     pod_writes, shutdown,
 };
-use crate::parts;
+use crate::parts::{self, update::settings as update};
 
 /// Ranges of whole numbers, also of fields that this version does not use: a kubelet would refuse the file too.
 const RANGES: &[(&str, RangeInclusive<i64>)] = &[

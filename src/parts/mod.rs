@@ -6,6 +6,9 @@
 
 #[cfg(feature = "dashboard")]
 mod dashboard;
+pub(crate) mod update;
+
+pub use update::channel;
 
 use alloc::rc::Rc;
 use core::fmt;

@@ -40,17 +40,17 @@ pub struct Place {
 
 /// Tags by which a server names the state of a document: asked with them, it need not send the same again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(super) struct Tags {
+pub(crate) struct Tags {
     /// `ETag`, quotes included.
     #[serde(default)]
-    pub(super) etag: String,
+    pub(crate) etag: String,
     /// `Last-Modified`.
     #[serde(default)]
-    pub(super) modified: String,
+    pub(crate) modified: String,
 }
 
 /// A server's answer.
-pub(super) enum Answer {
+pub(crate) enum Answer {
     /// The document is unchanged.
     Same,
     /// The whole document, and its state.
@@ -59,7 +59,7 @@ pub(super) enum Answer {
 
 /// Reason why there is no document: a fault of the server, of the link or of this machine.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum HttpError {
+pub(crate) enum HttpError {
     /// No answer in time, or not a whole one.
     #[error("cannot be read: {0}")]
     Link(String),
@@ -82,22 +82,22 @@ pub(super) enum HttpError {
 
 /// Client for a document. Connections, and TLS sessions of the server, are kept until a request fails.
 #[derive(Debug)]
-pub(super) struct Client {
+pub(crate) struct Client {
     place: Place,
     agent: Option<Agent>,
 }
 
 impl Client {
-    pub(super) const fn new(place: Place) -> Self {
+    pub(crate) const fn new(place: Place) -> Self {
         Self { place, agent: None }
     }
 
-    pub(super) const fn url(&self) -> &Url {
+    pub(crate) const fn url(&self) -> &Url {
         &self.place.url
     }
 
     /// Asks for the document, unless it is unchanged. Blocks for [`WHOLE_TIMEOUT`] at most.
-    pub(super) fn get(&mut self, tags: &Tags) -> Result<Answer, HttpError> {
+    pub(crate) fn get(&mut self, tags: &Tags) -> Result<Answer, HttpError> {
         let answer = self.try_get(tags);
         if answer.is_err() {
             // Has the files of CAs read anew.
@@ -137,7 +137,7 @@ impl Client {
 
     /// Asks for `url` with these headers, empty ones left out, and follows redirects. The whole answer, with its body,
     /// has to come within `time`.
-    pub(super) fn open(
+    pub(crate) fn open(
         &mut self,
         url: &Url,
         headers: &[(&str, &str)],
@@ -208,14 +208,14 @@ impl Client {
 }
 
 /// Returns a header; empty if it is absent or too long.
-pub(super) fn text(answer: &Response<Body>, name: &str) -> String {
+pub(crate) fn text(answer: &Response<Body>, name: &str) -> String {
     let value = answer.headers().get(name).and_then(|v| v.to_str().ok());
     let fits = value.filter(|v| v.len() <= MAX_TAG_BYTES);
     fits.unwrap_or("").to_owned()
 }
 
 /// Returns the body, however long: the reader has to bound it.
-pub(super) fn body(answer: Response<Body>) -> impl io::Read {
+pub(crate) fn body(answer: Response<Body>) -> impl io::Read {
     let body = answer.into_body().into_with_config();
     body.limit(u64::MAX).reader()
 }

@@ -1,4 +1,4 @@
-//! Sources: of pods, the manifest directory and manifests at a URL; of updates, a channel.
+//! Sources of pods: the manifest directory and manifests at a URL.
 //!
 //! - [`ManifestDir`]: reads a directory or one file and returns a full snapshot. Plain blocking code, made for a lane.
 //! - [`Doorbell`]: inotify, a hint to read sooner. It may be lost at any time.
@@ -6,8 +6,6 @@
 //!
 //! - [`ManifestUrl`]: looks at a URL, and keeps its last good answer for a start without link. Blocking too; it waits for a
 //!   network, so it has a lane of its own.
-//!
-//! - [`Channel`]: the signed file that names a release, and the release. Blocking; a process of its own reads it.
 //!
 //! The content of manifests is not judged here: the rules come in as functions ([`Rules`]).
 
@@ -21,19 +19,17 @@ use crate::api::received::{Delivered, Invalid, ReceivedPod};
 use crate::api::{ConfigMap, Secret};
 
 mod doorbell;
-mod http;
+pub(crate) mod http;
 mod manifest;
 mod manifest_dir;
 mod manifest_url;
 mod poller;
-mod release;
 
 pub use doorbell::Doorbell;
 pub use http::{MAX_REDIRECTS, Place, WHOLE_TIMEOUT};
 pub use manifest_dir::{MAX_ENTRIES, ManifestDir};
 pub use manifest_url::ManifestUrl;
 pub use poller::{MIN_GAP, Poller, RECHECK};
-pub use release::{ARTIFACT, CHANNEL, Channel, ChannelError};
 
 /// Function that turns a raw pod into a pod of this node, or names its fault: (object, node name, file path or URL).
 pub type PodRule = fn(Value, &str, &str) -> Result<Box<ReceivedPod>, Invalid>;
@@ -100,8 +96,6 @@ pub struct Problem {
     pub new: bool,
 }
 
-#[cfg(test)]
-mod release_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

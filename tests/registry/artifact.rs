@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use picolet::image::Reference;
 use picolet::image::pull::{Artifact, Settings};
 use picolet::image::registry::{Limits, Registries};
-use picolet::source::{ARTIFACT, Channel, ChannelError};
+use picolet::parts::channel::{ARTIFACT, Channel, ChannelError};
 use serde_json::{Value, json};
 
 use crate::proxy::{Fault, Proxy};

@@ -8,8 +8,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{CliError, failed};
+use super::upgrade::failed;
 use crate::{
+    cli::CliError,
     logic::update::upgrade::{self, MAX_TRIAL_BYTES, Trial},
     sys::file,
 };

@@ -1,11 +1,12 @@
-use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::{fs, io};
 
 use super::*;
 use crate::net::{ProxyVariables, Url};
+use crate::source::WHOLE_TIMEOUT;
 
 /// A server's way with a request of the tarball.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +62,7 @@ impl Site {
     }
 }
 
-fn answer(mut stream: &TcpStream, way: Way, asked: &Mutex<Vec<String>>) -> std::io::Result<()> {
+fn answer(mut stream: &TcpStream, way: Way, asked: &Mutex<Vec<String>>) -> io::Result<()> {
     let mut lines = BufReader::new(stream).lines();
     let first = lines.next().transpose()?.unwrap_or_default();
     let mut from = 0;

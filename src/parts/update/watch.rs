@@ -8,12 +8,13 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    CliError, failed,
     running::{self, PATH, Running},
     switch::{self, Places},
+    upgrade::failed,
 };
 use crate::{
     cli::{
+        CliError,
         client::Client,
         health,
         progress::{Progress, Shown},

@@ -12,10 +12,11 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    Asked, NotTaken, busy, failed, must_be_root, prepare,
+    channel::{ARTIFACT, Channel, ChannelError},
     release::{self, Proof},
     running::Running,
     switch::{self, Places},
+    upgrade::{Asked, NotTaken, busy, failed, must_be_root, prepare},
 };
 use crate::{
     agent::pull_settings,
@@ -34,7 +35,7 @@ use crate::{
         upgrade::PATIENCE_S,
     },
     net::meter,
-    source::{ARTIFACT, Channel, ChannelError, Place, WHOLE_TIMEOUT},
+    source::{Place, WHOLE_TIMEOUT},
     sys::{clock, file, on_term},
 };
 
@@ -59,7 +60,7 @@ enum Who {
     },
 }
 
-pub(in crate::cli) fn run(mut words: Words) -> Result<(), CliError> {
+pub(crate) fn run(mut words: Words) -> Result<(), CliError> {
     let (mut status, mut now, mut look, mut force, mut quiet) = (false, false, false, false, false);
     while let Some(word) = words.next()? {
         match word {

@@ -12,8 +12,12 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 use ring::signature::{ED25519, UnparsedPublicKey};
 use sha2::{Digest as _, Sha256};
 
-use super::{CliError, NotTaken, failed, switch::Places};
+use super::{
+    switch::Places,
+    upgrade::{NotTaken, failed},
+};
 use crate::{
+    cli::CliError,
     logic::update,
     sys::{
         child::{self, Command, Input, Sink},

@@ -14,12 +14,12 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    CliError, NotTaken, failed,
     switch::{self, Places},
+    upgrade::{NotTaken, failed},
 };
 use crate::{
     api::strict::from_json,
-    cli::{KUBELET, client::Client},
+    cli::{CliError, KUBELET, client::Client},
     config::{self, Config, Host, flags},
     error::chain,
     logic::update::upgrade::{Kept, MAX_KEPT, TRIES, Trial},

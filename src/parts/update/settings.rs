@@ -2,12 +2,12 @@
 
 use core::time::Duration;
 
-use super::{
-    checks::{Invalid, absolute, invalid},
-    file::Update,
-    values::{UpdateConfig, UpdateSource},
-};
 use crate::{
+    config::{
+        UpdateConfig, UpdateSource,
+        checks::{Invalid, absolute, invalid},
+        file::Update,
+    },
     error::chain,
     image::Reference,
     logic::update::{self, Schedule, Window},
@@ -26,7 +26,7 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// Resolves the updates; `None`: no updates.
-pub(super) fn resolve(own: &Update) -> Result<Option<UpdateConfig>, Invalid> {
+pub(crate) fn resolve(own: &Update) -> Result<Option<UpdateConfig>, Invalid> {
     let field = "picolet.update.source";
     let Some(source) = own.source.as_deref().filter(|s| !s.is_empty()) else {
         if *own == Update::default() {

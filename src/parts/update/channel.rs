@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
-use super::http::{self, Client, HttpError, Place, text};
 use crate::image::Digest;
 use crate::image::pull::{Artifact, ArtifactError, Files};
 use crate::net::{Url, UrlError};
+use crate::source::http::{self, Client, HttpError, Place, text};
 use crate::sys::file;
 
 /// Name of the channel file in a directory. Its signature has the same name with `.sig` behind it.
@@ -344,3 +344,6 @@ fn more(
     }
     Ok(None)
 }
+
+#[cfg(test)]
+mod tests;

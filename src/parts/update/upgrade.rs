@@ -5,12 +5,6 @@
 //! program. An upgrade that was cut off is continued by the guard at the next start of the agent, and by
 //! `upgrade --watch` of `picolet-upgrade.service`.
 
-mod release;
-mod running;
-mod switch;
-mod update;
-mod watch;
-
 use std::{
     fs::File,
     io,
@@ -18,31 +12,32 @@ use std::{
 };
 
 use super::{
-    CliError,
-    args::{Word, Words, unexpected},
-    client::Client,
-    health, print,
+    release::{self, Proof},
+    running::{self, Finding, Running},
+    switch::{self, Places},
+    watch::{self, Outcome},
 };
-use crate::logic::update::upgrade::{MAX_PATIENCE_S, MIN_PATIENCE_S, PATIENCE_S, is_older};
-
-pub(super) use update::run as update;
-
-use release::Proof;
-use running::{Finding, Running};
-use switch::Places;
-use watch::Outcome;
+use crate::{
+    cli::{
+        CliError,
+        args::{Word, Words, unexpected},
+        client::Client,
+        health, print,
+    },
+    logic::update::upgrade::{MAX_PATIENCE_S, MIN_PATIENCE_S, PATIENCE_S, is_older},
+};
 
 /// Options of an upgrade.
 #[derive(Debug)]
-struct Asked {
-    proof: Proof,
-    restart: Option<String>,
-    wait_s: u64,
-    force: bool,
-    quiet: bool,
+pub(super) struct Asked {
+    pub(super) proof: Proof,
+    pub(super) restart: Option<String>,
+    pub(super) wait_s: u64,
+    pub(super) force: bool,
+    pub(super) quiet: bool,
 }
 
-pub(super) fn run(mut words: Words) -> Result<(), CliError> {
+pub(crate) fn run(mut words: Words) -> Result<(), CliError> {
     let mut asked = Asked {
         proof: Proof::Listed(None),
         restart: None,
@@ -97,7 +92,7 @@ fn resume(quiet: bool) -> Result<(), CliError> {
     }
 }
 
-fn must_be_root() -> Result<(), CliError> {
+pub(super) fn must_be_root() -> Result<(), CliError> {
     if nix::unistd::geteuid().is_root() {
         return Ok(());
     }
@@ -115,14 +110,14 @@ fn begin(client: &Client, asked: &Asked, file: &Path, dry_run: bool) -> Result<(
 /// Reason why a program does not take over.
 #[derive(Debug, thiserror::Error)]
 #[error("{why}")]
-struct NotTaken {
-    why: CliError,
+pub(super) struct NotTaken {
+    pub(super) why: CliError,
     /// Set if the program or the release is at fault: another try would fail in the same way.
-    lasts: bool,
+    pub(super) lasts: bool,
 }
 
 impl NotTaken {
-    fn lasting(why: impl Into<String>) -> Self {
+    pub(super) fn lasting(why: impl Into<String>) -> Self {
         Self {
             why: CliError::new(why),
             lasts: true,
@@ -143,12 +138,12 @@ impl From<NotTaken> for CliError {
 }
 
 /// A program that may take over, beside the one that runs. On drop its file is removed, unless it has taken over.
-struct Staged {
+pub(super) struct Staged {
     running: Running,
     places: Places,
-    version: String,
+    pub(super) version: String,
     /// SHA-256 of the program, in hexadecimal.
-    sum: String,
+    pub(super) sum: String,
     restart: String,
     /// Lock of the installed program: no other upgrade may begin meanwhile.
     _lock: File,
@@ -161,7 +156,11 @@ impl Drop for Staged {
 }
 
 /// Stages the program and checks that it may take over. `None`: it is the one that is installed.
-fn prepare(running: Running, asked: &Asked, file: &Path) -> Result<Option<Staged>, NotTaken> {
+pub(super) fn prepare(
+    running: Running,
+    asked: &Asked,
+    file: &Path,
+) -> Result<Option<Staged>, NotTaken> {
     let places = Places::of(&running.program);
     places.has_guard()?;
     let lock = File::open(&places.program).map_err(|e| failed("open", &places.program, &e))?;
@@ -189,7 +188,7 @@ fn prepare(running: Running, asked: &Asked, file: &Path) -> Result<Option<Staged
 }
 
 /// Makes the error of a program that is on trial already. Its upgrade may have been killed.
-fn busy(places: &Places) -> CliError {
+pub(super) fn busy(places: &Places) -> CliError {
     CliError::new(format!(
         "another upgrade is under way: wait some minutes for its end; if nobody watches it: {} upgrade --watch",
         places.old().display()
@@ -198,7 +197,7 @@ fn busy(places: &Places) -> CliError {
 
 impl Staged {
     /// Puts the program in place, has the agent restarted, and watches it.
-    fn take_over(self, asked: &Asked) -> Result<(), NotTaken> {
+    pub(super) fn take_over(self, asked: &Asked) -> Result<(), NotTaken> {
         let Self {
             running, places, ..
         } = &self;
@@ -284,7 +283,7 @@ fn told(outcome: Outcome) -> Result<(), NotTaken> {
     }
 }
 
-fn failed(what: &str, path: &Path, e: &io::Error) -> CliError {
+pub(super) fn failed(what: &str, path: &Path, e: &io::Error) -> CliError {
     CliError::new(format!("cannot {what} {}: {e}", path.display()))
 }
 
