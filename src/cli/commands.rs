@@ -3,7 +3,7 @@
 
 use core::fmt::Write as _;
 
-use crate::{config, parts};
+use crate::{config, logic::text::two_columns, parts};
 
 /// A flag of a command.
 #[derive(Clone, Copy, Debug)]
@@ -312,16 +312,17 @@ impl Command {
                 .map_or_else(|| "    ".to_owned(), |c| format!("-{c}, "));
             format!("{short}--{}{}", f.name, spaced(f.value))
         };
-        let width = self.all_flags().map(|f| left(f).len()).max().unwrap_or(0);
-        for flag in self.all_flags() {
-            let _ = writeln!(out, "  {:width$}  {}", left(flag), flag.help);
-        }
-        if self.agent_flags {
-            let _ = write!(
-                out,
-                "\nFlags of the agent, with the key of the configuration that each stands for:\n{}",
-                config::flags::help()
-            );
+        let rows: Vec<_> = self.all_flags().map(|f| (left(f), f.help)).collect();
+        out += &two_columns(rows.iter().map(|(left, right)| (&**left, *right)));
+        match (self.agent_flags, self.name) {
+            (true, "run") => {
+                out += "\nEach flag stands for the key of the configuration behind it:\n";
+                out += &config::flags::help();
+            }
+            (true, _) => {
+                out += "\nIt also takes the flags of the agent: see 'picolet run --help'.\n"
+            }
+            (false, _) => {}
         }
         out
     }
@@ -340,22 +341,23 @@ pub(crate) fn overview() -> String {
     let mut out =
         "picolet: a kubelet for very small machines\n\nUsage: picolet COMMAND [FLAGS]\n".to_owned();
     let left = |c: &Command| format!("{}{}", c.name, spaced(c.args));
-    let width = all().map(|c| left(c).len()).max().unwrap_or(0);
-    let mut group = "";
-    for command in all() {
-        if command.group != group {
-            group = command.group;
-            let _ = write!(out, "\n{group}:\n");
-        }
-        let _ = writeln!(out, "  {:width$}  {}", left(command), command.help);
+    for group in GROUPS {
+        let _ = write!(out, "\n{group}:\n");
+        let of_group = all().filter(|command| command.group == group);
+        let rows: Vec<_> = of_group
+            .map(|command| (left(command), command.help))
+            .collect();
+        out += &two_columns(rows.iter().map(|(left, right)| (&**left, *right)));
     }
-    out.push_str("\n'picolet help COMMAND' lists the flags of a command. Commands find the agent by --socket or PICOLET_SOCKET.\n");
+    out += "\n'picolet help COMMAND' lists the flags of a command.\n\
+            Commands find the agent by --socket or PICOLET_SOCKET.\n";
     out
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::logic::text::HELP_COLUMNS;
 
     #[test]
     fn the_table_is_sound() {
@@ -421,14 +423,13 @@ mod tests {
             }
         }
         let (check, _) = Command::find("check", None).expect("check");
-        assert_eq!(
-            check.help().matches("--socket ").count(),
-            1,
-            "the agent's own"
-        );
-        assert!(
-            overview.lines().all(|l| l.chars().count() <= 125),
-            "{overview}"
-        );
+        assert!(!check.help().contains("--socket "), "it is the agent's own");
+        let (run, _) = Command::find("run", None).expect("run");
+        assert_eq!(run.help().matches("--socket ").count(), 1);
+        for text in all().map(Command::help).chain([overview]) {
+            let widest = text.lines().max_by_key(|line| line.chars().count());
+            let widest = widest.unwrap_or("");
+            assert!(widest.chars().count() <= HELP_COLUMNS, "{widest}");
+        }
     }
 }

@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 
 use super::{duration, without_effect};
 use crate::api::quantity::{Quantity, QuantityError};
+use crate::logic::text::two_columns;
 
 /// Kind of a flag's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -408,22 +409,18 @@ fn set_version(value: Option<String>, flags: &mut Flags) -> Result<bool, ValueEr
 /// The help text: all flags in the order of the table.
 #[must_use]
 pub fn help() -> String {
-    let left = |f: &Flag| format!("--{}{}", f.name, f.kind.hint());
-    let width = FLAGS
-        .iter()
-        .map(|f| left(f).chars().count())
-        .max()
-        .unwrap_or(0);
-    FLAGS
-        .iter()
-        .map(|f| {
-            let field = match f.key() {
-                "" => String::new(),
-                key => format!(" [{key}]"),
-            };
-            format!("  {:width$}  {}{field}\n", left(f), f.help)
-        })
-        .collect()
+    let rows = FLAGS.iter().map(|f| {
+        let field = match f.key() {
+            "" => String::new(),
+            key => format!(" [{key}]"),
+        };
+        (
+            format!("--{}{}", f.name, f.kind.hint()),
+            format!("{}{field}", f.help),
+        )
+    });
+    let rows: Vec<_> = rows.collect();
+    two_columns(rows.iter().map(|(left, right)| (&**left, &**right)))
 }
 
 /// Objects that are merged field by field; others are replaced whole.
