@@ -381,7 +381,7 @@ pub(super) fn tunnel(
         cfg: cfg.tunnel.clone()?,
         kubeconfig: cfg.cluster.kubeconfig.clone()?,
         kept: cfg.cluster.renewed_in().map(Store::client),
-        cost: Rc::clone(&parts.owners.cost),
+        link_policy: Rc::clone(&parts.owners.link_policy),
         agent_id: agent_id(&node.name, &node.identity.boot_id),
         port: cfg.server.listen?.port(),
     };
@@ -392,7 +392,6 @@ pub(super) fn tunnel(
         disk: parts.machine.disk.clone(),
         node: Rc::clone(node),
         network: network?,
-        budget: parts.owners.budget.clone(),
     };
     let board = parts.owners.tunnel.clone()?;
     Some(Tunnel::start(settings, tools, board, executor))
@@ -400,16 +399,9 @@ pub(super) fn tunnel(
 
 /// Makes the task that keeps the budget of the link, if there is one.
 pub(super) fn link_budget(parts: &Parts) -> Option<Task> {
-    let budget = parts.owners.budget.clone()?;
-    let root = parts.cfg.dirs.root.clone();
-    let clock = Rc::clone(&parts.tools.clock);
+    let limits = parts.owners.link_limits.as_ref()?;
     let complaints = Rc::clone(&parts.tools.complaints);
-    Some(boxed(budget.keep(
-        root,
-        clock,
-        parts.machine.disk.clone(),
-        complaints,
-    )))
+    limits.keep(parts.machine.disk.clone(), complaints)
 }
 
 /// Makes the task that reads the manifest directory, if there is one.
@@ -451,7 +443,7 @@ pub(super) fn url_manifests(
     let manifests = UrlManifests {
         source: Arc::new(Mutex::new(source)),
         checks: cfg.checks,
-        cost: Rc::clone(&parts.owners.cost),
+        link_policy: Rc::clone(&parts.owners.link_policy),
         clock: Rc::clone(&parts.tools.clock),
         lane: lane()?,
         events: events.clone(),
@@ -465,7 +457,9 @@ pub(super) fn updates(parts: &Parts, proxies: &ProxyVariables) -> Option<Task> {
     let update = cfg.update.as_ref()?;
     let updates = Updates {
         schedule: update.schedule,
-        cost: cfg.fetches_updates().then(|| Rc::clone(&parts.owners.cost)),
+        link_policy: cfg
+            .fetches_updates()
+            .then(|| Rc::clone(&parts.owners.link_policy)),
         node: parts.owners.node.name.clone(),
         socket: cfg.dirs.socket.clone(),
         proxies: proxies.clone(),

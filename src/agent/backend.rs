@@ -1,6 +1,6 @@
 //! The agent as the local server and the node's server see it.
 
-use alloc::{rc::Rc, sync::Arc};
+use alloc::rc::Rc;
 use core::time::Duration;
 use std::path::PathBuf;
 
@@ -14,8 +14,8 @@ use super::{
     device_plugins::Plugins,
     eviction::Evictor,
     images::ImageCommands,
-    link_budget::LinkBudget,
-    link_cost::LinkCost,
+    link_limits::LinkLimits,
+    link_policy::LinkPolicy,
     metrics::Metrics,
     node::{self, Node},
     pod_store::PodStore,
@@ -76,10 +76,10 @@ pub(super) struct Settings {
     pub(super) providers: Option<Rc<Providers>>,
     /// State of the tunnel, if there is one.
     pub(super) tunnel: Option<Rc<Board>>,
-    /// Budget of the link, if it is limited.
-    pub(super) budget: Option<Arc<LinkBudget>>,
-    /// Cost of the link: tells if it is metered.
-    pub(super) cost: Rc<LinkCost>,
+    /// Policy of the link.
+    pub(super) link_policy: Rc<dyn LinkPolicy>,
+    /// Limits of the link, if there are any.
+    pub(super) link_limits: Option<Rc<LinkLimits>>,
     /// State of the update channel at the last look.
     pub(super) channel: Rc<ChannelState>,
     /// History of the wall clock.
@@ -486,11 +486,14 @@ impl Backend for LocalBackend {
     }
 
     fn link(&self) -> LinkShown {
+        let link = &self.settings.link_policy;
+        let state = link.state();
         LinkShown {
             bytes: meter::counted(),
-            budget: self.settings.budget.as_ref().map(|budget| budget.says()),
-            is_metered: self.settings.cost.is_metered(),
-            cost: self.settings.cost.says(),
+            budget: state.budget,
+            images_wait: state.images_wait,
+            is_metered: link.is_metered(),
+            cost: state.cost,
         }
     }
 
@@ -510,9 +513,8 @@ impl Backend for LocalBackend {
             let tunnel = self.settings.tunnel.as_ref();
             let conditions = &mut shown.status.conditions;
             conditions.extend(tunnel.map(|board| board.condition(clock.wall())));
-            let budget = self.settings.budget.as_ref();
-            conditions.extend(budget.map(|budget| budget.condition(clock.wall())));
-            conditions.extend(self.settings.cost.condition(clock.wall()));
+            let limits = self.settings.link_limits.iter();
+            conditions.extend(limits.flat_map(|limits| limits.conditions(clock.wall())));
             conditions.extend(self.settings.channel.condition(clock.wall()));
             node::put_right(conditions, &self.settings.times);
             Ok(shown)

@@ -11,20 +11,25 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{clock::Clock, complaints::Complaints, record, times::Certainty};
+use super::{
+    clock::Clock,
+    complaints::Complaints,
+    link_policy::{Deferred, PullBudget},
+    record,
+    times::Certainty,
+};
 use crate::{
     api::{
         Mono, PodUid, Wall,
-        link::{LinkBytes, LinkClass},
+        link::{LinkBytes, LinkClass, PullUrgency},
         node::NodeCondition,
     },
     image::{
         Reference,
         pull::{Gate, NoBytes},
     },
-    logic::link_budget::{Budget, Kept, Now, Settings, Until, Urgency, is_dated},
+    logic::link_budget::{Budget, Kept, Now, Settings, Until, is_dated},
     net::meter,
-    server::backend::LinkHealth,
     sys::{clock, file, lane::Lane},
 };
 
@@ -65,22 +70,11 @@ struct Waiting {
     says: String,
 }
 
-/// A pull that may not begin yet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Deferred {
-    /// Reason, for people.
-    pub(super) says: String,
-    /// People have not been told of it.
-    pub(super) is_news: bool,
-    /// Time after which it may go on.
-    pub(super) after: Duration,
-}
-
 #[derive(Debug)]
 struct State {
     budget: Budget,
     /// Images whose pulls are not of normal urgency, and how many pods want each.
-    urgent: Vec<(String, Urgency, u32)>,
+    urgent: Vec<(String, PullUrgency, u32)>,
     /// At most [`MAX_WAITING`].
     waiting: Vec<Waiting>,
     /// Last refusal of an image: bytes that are missing, and the time until which nobody asks again; the tag may name a
@@ -89,9 +83,9 @@ struct State {
 }
 
 impl State {
-    fn urgency(&self, key: &str) -> Urgency {
+    fn urgency(&self, key: &str) -> PullUrgency {
         let asked = self.urgent.iter().find(|(known, ..)| known == key);
-        asked.map_or_else(Urgency::default, |(_, urgency, _)| *urgency)
+        asked.map_or_else(PullUrgency::default, |(_, urgency, _)| *urgency)
     }
 
     fn needs(&self, key: &str, now: Mono) -> Option<u64> {
@@ -107,21 +101,6 @@ pub(super) struct LinkBudget {
     now: Box<dyn Fn() -> Now + Send + Sync>,
     /// Set if the wall clock was right in this boot, by the one who watches it.
     pub(super) certainty: Certainty,
-}
-
-/// A demand for an image with more than normal urgency, as long as this value lives.
-pub(super) struct Wants<'a>(&'a LinkBudget, String);
-
-impl Drop for Wants<'_> {
-    fn drop(&mut self) {
-        let mut state = self.0.lock();
-        if let Some(at) = state.urgent.iter().position(|(key, ..)| *key == self.1) {
-            state.urgent[at].2 -= 1;
-            if state.urgent[at].2 == 0 {
-                state.urgent.swap_remove(at);
-            }
-        }
-    }
 }
 
 /// Reads the machine's clocks. `synchronized`: the kernel's word on the wall clock, if there is one.
@@ -185,89 +164,14 @@ impl LinkBudget {
         self.lock().budget.is_spent((self.now)())
     }
 
-    /// Notes a demand for an image with more than normal urgency.
-    pub(super) fn wants(&self, reference: &str, urgency: Urgency) -> Wants<'_> {
-        let key = key(reference);
-        let mut state = self.lock();
-        let mut known = state.urgent.iter_mut();
-        match known.find(|(known, ..)| *known == key) {
-            Some((_, highest, count)) => {
-                *highest = urgency.max(*highest);
-                *count += 1;
-            }
-            None => state.urgent.push((key.clone(), urgency, 1)),
-        }
-        Wants(self, key)
-    }
-
-    /// Decides if the registry may be asked. For an image that is here this costs only the question, unless the last
-    /// answer was that more bytes are missing than the day has.
-    pub(super) fn may_begin(
-        &self,
-        uid: &PodUid,
-        reference: &str,
-        is_here: bool,
-        urgency: Urgency,
-    ) -> Result<(), Deferred> {
-        let now = (self.now)();
-        let mut state = self.lock();
-        let needs = state.needs(&key(reference), now.up);
-        let needs = if is_here { needs.or(Some(0)) } else { needs };
-        let is_it = |w: &Waiting| w.uid == *uid && w.reference == reference;
-        // Only asked: the pull itself is admitted when it knows what is missing.
-        match state.budget.may(needs, urgency, now) {
-            Ok(()) => {
-                state.waiting.retain(|waiting| !is_it(waiting));
-                Ok(())
-            }
-            Err(deferral) => {
-                // What is left changes with each heartbeat, which is no news.
-                if let Some(known) = state.waiting.iter().find(|waiting| is_it(waiting))
-                    && known.until == deferral.until
-                    && known.needs == needs
-                {
-                    return Err(Deferred {
-                        says: known.says.clone(),
-                        is_news: false,
-                        after: deferral.after,
-                    });
-                }
-                let says = deferral.to_string();
-                state.waiting.retain(|waiting| !is_it(waiting));
-                if state.waiting.len() >= MAX_WAITING {
-                    state.waiting.clear();
-                }
-                let waiting = Waiting {
-                    uid: uid.clone(),
-                    reference: reference.to_owned(),
-                    needs,
-                    until: deferral.until,
-                    says: says.clone(),
-                };
-                state.waiting.push(waiting);
-                Err(Deferred {
-                    says,
-                    is_news: true,
-                    after: deferral.after,
-                })
-            }
-        }
-    }
-
-    /// State of the budget, for people.
-    pub(super) fn says(&self) -> String {
-        self.lock().budget.says((self.now)()).0
-    }
-
-    /// State of the budget, for `check`.
-    pub(super) fn health(&self) -> LinkHealth {
-        let (says, waits) = self.lock().budget.says((self.now)());
-        LinkHealth { says, waits }
+    /// State of the budget, for people; true if images wait.
+    pub(super) fn says(&self) -> (String, bool) {
+        self.lock().budget.says((self.now)())
     }
 
     /// Condition of `get node` for the budget.
     pub(super) fn condition(&self, now: Wall) -> NodeCondition {
-        let (says, waits) = self.lock().budget.says((self.now)());
+        let (says, waits) = self.says();
         let (status, reason) = match (waits, self.is_spent()) {
             (false, _) => ("True", "BytesLeft"),
             (true, false) => ("False", "ImagesWait"),
@@ -347,6 +251,84 @@ impl Gate for LinkBudget {
     }
 }
 
+impl PullBudget for LinkBudget {
+    fn may_begin(
+        &self,
+        uid: &PodUid,
+        reference: &str,
+        is_here: bool,
+        urgency: PullUrgency,
+    ) -> Result<(), Deferred> {
+        let now = (self.now)();
+        let mut state = self.lock();
+        let needs = state.needs(&key(reference), now.up);
+        let needs = if is_here { needs.or(Some(0)) } else { needs };
+        let is_it = |w: &Waiting| w.uid == *uid && w.reference == reference;
+        // Only asked: the pull itself is admitted when it knows what is missing.
+        match state.budget.may(needs, urgency, now) {
+            Ok(()) => {
+                state.waiting.retain(|waiting| !is_it(waiting));
+                Ok(())
+            }
+            Err(deferral) => {
+                // What is left changes with each heartbeat, which is no news.
+                if let Some(known) = state.waiting.iter().find(|waiting| is_it(waiting))
+                    && known.until == deferral.until
+                    && known.needs == needs
+                {
+                    return Err(Deferred {
+                        says: known.says.clone(),
+                        is_news: false,
+                        after: deferral.after,
+                    });
+                }
+                let says = deferral.to_string();
+                state.waiting.retain(|waiting| !is_it(waiting));
+                if state.waiting.len() >= MAX_WAITING {
+                    state.waiting.clear();
+                }
+                let waiting = Waiting {
+                    uid: uid.clone(),
+                    reference: reference.to_owned(),
+                    needs,
+                    until: deferral.until,
+                    says: says.clone(),
+                };
+                state.waiting.push(waiting);
+                Err(Deferred {
+                    says,
+                    is_news: true,
+                    after: deferral.after,
+                })
+            }
+        }
+    }
+
+    fn begin_urgent(&self, reference: &str, urgency: PullUrgency) {
+        let key = key(reference);
+        let mut state = self.lock();
+        let mut known = state.urgent.iter_mut();
+        match known.find(|(known, ..)| *known == key) {
+            Some((_, highest, count)) => {
+                *highest = urgency.max(*highest);
+                *count += 1;
+            }
+            None => state.urgent.push((key, urgency, 1)),
+        }
+    }
+
+    fn end_urgent(&self, reference: &str) {
+        let key = key(reference);
+        let mut state = self.lock();
+        if let Some(at) = state.urgent.iter().position(|(known, ..)| *known == key) {
+            state.urgent[at].2 -= 1;
+            if state.urgent[at].2 == 0 {
+                state.urgent.swap_remove(at);
+            }
+        }
+    }
+}
+
 /// Short names and whole ones are the same image.
 fn key(reference: &str) -> String {
     Reference::parse(reference).map_or_else(|_| reference.to_owned(), |parsed| parsed.to_string())
@@ -368,6 +350,7 @@ mod tests {
     use super::*;
     use crate::{
         agent::{
+            link_policy::UrgentPull,
             tests::world::{Hands, TestClock},
             times::Times,
         },
@@ -408,7 +391,7 @@ mod tests {
         let (moment, budget) = budget(1000, Kept::default());
         let (uid, image) = (PodUid::from("u"), "reg.example/a:1");
         let parsed = Reference::parse(image).expect("a reference");
-        let begins = || budget.may_begin(&uid, image, false, Urgency::Normal);
+        let begins = || budget.may_begin(&uid, image, false, PullUrgency::Normal);
         moment.counted.store(300, Ordering::Relaxed);
         // Its size is known only after its manifest was read.
         assert_eq!(begins(), Ok(()));
@@ -422,10 +405,10 @@ mod tests {
         assert_eq!((again.says, again.is_news), (why, false));
         // A critical pod has the whole day.
         assert_eq!(
-            budget.may_begin(&uid, image, false, Urgency::Critical),
+            budget.may_begin(&uid, image, false, PullUrgency::Critical),
             Ok(())
         );
-        let wants = budget.wants("reg.example/a:1", Urgency::Critical);
+        let wants = UrgentPull::begin(&budget, "reg.example/a:1", PullUrgency::Critical);
         assert_eq!(budget.admit(&parsed, 600), Ok(()));
         budget.ended(600);
         drop(wants);
@@ -441,7 +424,7 @@ mod tests {
         let (moment, budget) = budget(1000, Kept::default());
         let (uid, image) = (PodUid::from("u"), "reg.example/a:1");
         let parsed = Reference::parse(image).expect("a reference");
-        let begins = || budget.may_begin(&uid, image, false, Urgency::Normal);
+        let begins = || budget.may_begin(&uid, image, false, PullUrgency::Normal);
         moment.second.store(3600, Ordering::Relaxed);
         assert!(budget.admit(&parsed, 5000).is_err());
         moment.second.store(24 * 3600 - 1, Ordering::Relaxed);
@@ -460,8 +443,8 @@ mod tests {
         moment.counted.store(2000, Ordering::Relaxed);
         let image = Reference::parse("a:1").expect("a reference");
         assert!(budget.go_on(&image).is_err() && budget.is_spent());
-        let wants = budget.wants("a:1", Urgency::Now);
-        let others = budget.wants("a:1", Urgency::Critical);
+        let wants = UrgentPull::begin(&budget, "a:1", PullUrgency::Now);
+        let others = UrgentPull::begin(&budget, "a:1", PullUrgency::Critical);
         assert_eq!(budget.admit(&image, 5000), Ok(()));
         assert_eq!(budget.go_on(&image), Ok(()));
         drop(wants);

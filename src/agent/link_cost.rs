@@ -3,9 +3,8 @@
 
 use alloc::rc::Rc;
 use core::cell::{Cell, RefCell};
-use std::io;
 
-use super::clock::Clock;
+use super::{clock::Clock, link_policy::Way};
 use crate::{
     api::{Wall, node::NodeCondition},
     logic::link_cost::{Cost, Settings},
@@ -13,9 +12,6 @@ use crate::{
 
 /// Name of the condition of `get node`.
 const CONDITION: &str = "LinkMetered";
-
-/// Finds the interface by which the way to the apiserver leaves. Answers at once.
-pub(super) type Way = Box<dyn Fn() -> io::Result<String>>;
 
 /// See the module.
 pub(super) struct LinkCost {
@@ -34,6 +30,11 @@ impl LinkCost {
             clock,
             since: Cell::new(None),
         }
+    }
+
+    /// Time that the cost goes by.
+    pub(super) fn clock(&self) -> Rc<dyn Clock> {
+        Rc::clone(&self.clock)
     }
 
     /// Looks for the way, if it is time.

@@ -11,7 +11,7 @@ use super::{
     asker::Asker,
     clock::{Clock, in_step},
     core::{Event, SourceNews},
-    link_cost::LinkCost,
+    link_policy::LinkPolicy,
     pod_store::RETRY,
     views::{LoopEnded, Taken},
 };
@@ -89,7 +89,7 @@ pub(super) struct UrlManifests {
     /// Time between two looks, and the same where bytes cost money.
     pub(super) checks: [Duration; 2],
     /// Cost of the link.
-    pub(super) cost: Rc<LinkCost>,
+    pub(super) link_policy: Rc<dyn LinkPolicy>,
     pub(super) clock: Rc<dyn Clock>,
     /// Lane of its own: a look takes some seconds.
     pub(super) lane: Lane,
@@ -105,7 +105,7 @@ impl UrlManifests {
 
     fn interval(&self) -> Duration {
         let [usual, metered] = self.checks;
-        if self.cost.is_metered() {
+        if self.link_policy.is_metered() {
             metered
         } else {
             usual

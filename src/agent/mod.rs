@@ -63,6 +63,8 @@ mod inhibitor;
 mod kept_node;
 mod link_budget;
 mod link_cost;
+mod link_limits;
+mod link_policy;
 mod log_rotation;
 mod manifests;
 mod metered;

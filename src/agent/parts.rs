@@ -14,8 +14,8 @@ use super::{
     executor::PodCgroups,
     images::{self, Images, Supply, UnusedImages},
     kept_node,
-    link_budget::LinkBudget,
-    link_cost::{LinkCost, Way},
+    link_limits::LinkLimits,
+    link_policy::{FreeLink, LinkPolicy},
     metered::Metered,
     node::Node,
     pod_store::PodStore,
@@ -23,7 +23,7 @@ use super::{
     probes::{Probes, Wire},
     provider::Providers,
     recorder::Recorder,
-    times::{Certainty, Times},
+    times::Times,
     tunnel::Board,
     updates::ChannelState,
     vitals::{HeapUse, LoopWatch, WorkCounters},
@@ -57,8 +57,8 @@ pub(super) struct Given {
     pub(super) boot_id: String,
     /// Machine on which devices are looked at, if pods may ask for any.
     pub(super) devices: Arc<dyn device::Machine>,
-    /// Interface by which the apiserver is reached.
-    pub(super) way: Way,
+    /// Limits of the link, if there are any.
+    pub(super) link: Option<Rc<LinkLimits>>,
 }
 
 /// Tools for time, events, warnings and figures.
@@ -122,10 +122,10 @@ pub(super) struct Owners {
     pub(super) claims: Rc<Claims>,
     /// State of the tunnel; `None`: there is none.
     pub(super) tunnel: Option<Rc<Board>>,
-    /// Budget of the link; `None`: the link is not limited.
-    pub(super) budget: Option<Arc<LinkBudget>>,
-    /// Cost of the link: tells if it is metered.
-    pub(super) cost: Rc<LinkCost>,
+    /// Policy of the link.
+    pub(super) link_policy: Rc<dyn LinkPolicy>,
+    /// Limits of the link, if there are any.
+    pub(super) link_limits: Option<Rc<LinkLimits>>,
     /// State of the update channel at the last look.
     pub(super) channel: Rc<ChannelState>,
 }
@@ -149,9 +149,12 @@ impl Parts {
         let slots = pods::slots(&cfg).slots();
         let entries = slots * pods::BACKOFF_ENTRIES_PER_POD;
         let clock: Rc<dyn Clock> = Rc::from(given.clock);
-        let budget = given.images.budget.as_ref();
-        let certainty = budget.map_or_else(Certainty::default, |budget| budget.certainty.clone());
+        let link_policy: Rc<dyn LinkPolicy> = match &given.link {
+            Some(limits) => Rc::clone(limits) as Rc<dyn LinkPolicy>,
+            None => Rc::new(FreeLink),
+        };
         let run = &cfg.dirs.run;
+        let certainty = link_policy.certainty();
         let times = Times::restore(Rc::clone(&clock), run, &given.boot_id, certainty);
         let volumes = given.volumes.of_boot(&given.boot_id);
         let counters = WorkCounters::default();
@@ -168,11 +171,9 @@ impl Parts {
             disk: given.disk.clone(),
             complaints: Rc::clone(&complaints),
             unused_images: given.images.unused.clone(),
-            budget: given.images.budget.clone(),
+            budget: link_policy.pull_budget(),
         };
         let images = Images::new(&cfg.images, entries, &cfg.dirs.root, tools);
-        let cost = LinkCost::new(cfg.link.cost.clone(), given.way, Rc::clone(&clock));
-        let cost = Rc::new(cost);
         let joined = given.joined.as_ref();
         let authority = joined.map_or_else(String::new, |joined| joined.authority.clone());
         let cluster = given.joined.map(|joined| {
@@ -184,8 +185,7 @@ impl Parts {
                 complaints: Rc::clone(&complaints),
                 disk: given.disk.clone(),
                 volumes: volumes.clone(),
-                budget: given.images.budget.clone(),
-                cost: Rc::clone(&cost),
+                link_policy: Rc::clone(&link_policy),
             };
             Rc::new(Cluster::new(joined, &cfg, slots, labels, tools))
         });
@@ -228,8 +228,8 @@ impl Parts {
                 cluster,
                 claims: Rc::default(),
                 tunnel: cfg.tunnel.as_ref().map(|_| Rc::default()),
-                budget: given.images.budget,
-                cost,
+                link_policy,
+                link_limits: given.link,
                 channel: Rc::default(),
             },
             machine: Machine {
@@ -265,8 +265,7 @@ impl Parts {
             complaints: Rc::clone(&self.tools.complaints),
             disk: self.machine.disk.clone(),
             volumes: self.machine.volumes.clone(),
-            budget: self.owners.budget.clone(),
-            cost: Rc::clone(&self.owners.cost),
+            link_policy: Rc::clone(&self.owners.link_policy),
         }
     }
 }

@@ -32,7 +32,8 @@ use super::{
     eviction::gauge::{MachineGauge, Places},
     executor,
     images::{self, ImageCommands, ImageDirectory, ImageGarbage, Stock, Supply, UnusedImages},
-    link_budget::LinkBudget,
+    link_limits::LinkLimits,
+    link_policy::{LinkPolicy as _, LinkTools},
     neighbours,
     node::{self, Node},
     parts::{Given, Parts},
@@ -414,8 +415,8 @@ async fn serve(
             kubelet_version: parts.cfg.node.kubelet_version.clone(),
             providers: parts.machine.providers.clone(),
             tunnel: parts.owners.tunnel.clone(),
-            budget: parts.owners.budget.clone(),
-            cost: Rc::clone(&parts.owners.cost),
+            link_policy: Rc::clone(&parts.owners.link_policy),
+            link_limits: parts.owners.link_limits.clone(),
             channel: Rc::clone(&parts.owners.channel),
             times: Rc::clone(&parts.tools.times),
             loop_watch: parts.tools.loop_watch.clone(),
@@ -531,8 +532,8 @@ async fn serve(
         smol::future::yield_now().await;
     }
     let _ = fs::remove_file(&parts.cfg.dirs.socket);
-    if let Some(budget) = &parts.owners.budget {
-        let saved = budget.save(&parts.cfg.dirs.root);
+    if let Some(limits) = &parts.owners.link_limits {
+        let saved = limits.save();
         saved.unwrap_or_else(|e| log::warn!("the link's budget cannot be noted: {e}"));
     }
     if let Some(why) = parts.owners.cluster.as_ref().and_then(|c| c.ended()) {
@@ -607,11 +608,17 @@ async fn assemble(
     let (kernel, apparmor) = (host.kernel, host.apparmor);
     let pulls = images::settings(&cfg.images, &cfg.dirs, proxies);
     let mut pulls = pulls.map_err(|e| wrong(&e))?;
-    let budget = cfg
-        .link
-        .budget
-        .map(|it| Arc::new(LinkBudget::open(it, &cfg.dirs.root)));
-    pulls.gate = budget.clone().map(|budget| budget as Arc<dyn Gate>);
+    let shared: Rc<dyn Clock> = Rc::new(clock.clone());
+    let peer = joined.as_ref().map(|joined| Arc::clone(&joined.peer));
+    let peer = peer.unwrap_or_default();
+    let tools = LinkTools {
+        clock: Rc::clone(&shared),
+        way: Box::new(move || peer.interface()),
+        root: cfg.dirs.root.clone(),
+    };
+    let link = LinkLimits::open(&cfg.link, tools);
+    let budget = link.as_ref().and_then(|link| link.pull_budget());
+    pulls.gate = budget.map(|budget| budget as Arc<dyn Gate>);
     let tools = backends::Tools {
         executor,
         disk: disk.clone(),
@@ -633,7 +640,6 @@ async fn assemble(
     if let Err(e) = neighbours::keep_backend(&cfg) {
         log::warn!("cannot keep who runs pods: {e}");
     }
-    let shared: Rc<dyn Clock> = Rc::new(clock.clone());
     let providers = Providers::configured(&cfg.runtime.providers, &cfg.node_name, &shared);
     let runtime = provider::route(runtime, providers.as_ref());
     let facts = node::facts(&cfg).map_err(|e| wrong(&e))?;
@@ -664,10 +670,8 @@ async fn assemble(
     let devices = cfg.devices.as_ref();
     let devices = devices.map(|devices| (&*devices.root, &*devices.cdi));
     let (device_root, cdi) = devices.unwrap_or_else(|| (Path::new("/"), &[]));
-    let peer = joined.as_ref().map(|joined| Arc::clone(&joined.peer));
-    let peer = peer.unwrap_or_default();
     let parts = Parts::new(Given {
-        way: Box::new(move || peer.interface()),
+        link,
         devices: Arc::new(device::Host::below(device_root, cdi)),
         gauge: Rc::new(gauge),
         node: Rc::new(Node::new(facts, node::addresses, context, admission)),
@@ -679,7 +683,6 @@ async fn assemble(
         images: Supply {
             keyring,
             unused: Some(unused_images),
-            budget,
         },
         boot_id: proc::boot_id().map_err(|e| fatal(format!("boot id: {e}")))?,
         volumes,

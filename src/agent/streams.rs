@@ -100,7 +100,7 @@ impl Streaming for LocalBackend {
     }
 
     fn stream_bytes(&self) -> Option<u64> {
-        self.settings.cost.stream_bytes()
+        self.settings.link_policy.stream_bytes()
     }
 
     fn stream_ended(&self) {

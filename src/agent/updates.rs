@@ -7,7 +7,7 @@ use std::{io, path::PathBuf};
 
 use super::{
     clock::{Clock, in_step},
-    link_cost::LinkCost,
+    link_policy::LinkPolicy,
     recorder::{Recorder, Severity},
 };
 use crate::{
@@ -70,7 +70,7 @@ impl ChannelState {
 pub(super) struct Updates {
     pub(super) schedule: Schedule,
     /// Cost of the link; `None` if a look takes no bytes.
-    pub(super) cost: Option<Rc<LinkCost>>,
+    pub(super) link_policy: Option<Rc<dyn LinkPolicy>>,
     /// Name of the node.
     pub(super) node: String,
     /// Socket of the local API.
@@ -91,7 +91,8 @@ impl Updates {
             let now = self.clock.now();
             let times = (now, self.clock.wall());
             let trusted = clock::synchronized() == Some(true);
-            let costs = self.cost.as_ref().is_some_and(|cost| cost.is_metered());
+            let costs = self.link_policy.as_ref();
+            let costs = costs.is_some_and(|link| link.is_metered());
             match looks.next(&self.schedule, &self.node, times, trusted, costs) {
                 Next::Wait(time) => self.clock.until(in_step(now + time, now)).await,
                 Next::Look(window) => {

@@ -57,3 +57,15 @@ impl LinkBytes {
         self.0.as_flattened().iter().sum()
     }
 }
+
+/// Priority of a pull over the link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PullUrgency {
+    /// The image can wait.
+    #[default]
+    Normal,
+    /// For a critical pod.
+    Critical,
+    /// The operator wants it now, whatever that costs.
+    Now,
+}

@@ -12,7 +12,7 @@
 use alloc::{format, string::String};
 use core::{fmt, time::Duration};
 
-use crate::api::{Mono, Wall, quantity::human_bytes};
+use crate::api::{Mono, Wall, link::PullUrgency, quantity::human_bytes};
 
 /// Used part of the day's bytes from which on images wait, percent.
 const SAVING_PERCENT: u64 = 80;
@@ -94,18 +94,6 @@ pub struct Now {
 #[must_use]
 pub const fn is_dated(certain: bool, synchronized: Option<bool>) -> bool {
     certain || !matches!(synchronized, Some(false))
-}
-
-/// Priority of a pull.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Urgency {
-    /// The image can wait.
-    #[default]
-    Normal,
-    /// For a critical pod.
-    Critical,
-    /// The operator wants it now, whatever that costs.
-    Now,
 }
 
 /// End of a wait: the start of the next day, or of the window.
@@ -259,7 +247,7 @@ impl Budget {
     pub fn admit(
         &mut self,
         needs: Option<u64>,
-        urgency: Urgency,
+        urgency: PullUrgency,
         now: Now,
     ) -> Result<(), Deferral> {
         self.may(needs, urgency, now)?;
@@ -278,8 +266,8 @@ impl Budget {
     ///
     /// # Errors
     /// The download has to wait.
-    pub fn go_on(&mut self, urgency: Urgency, now: Now) -> Result<(), Deferral> {
-        let is_over = self.is_spent(now) && urgency < Urgency::Now && !self.is_in_window(now);
+    pub fn go_on(&mut self, urgency: PullUrgency, now: Now) -> Result<(), Deferral> {
+        let is_over = self.is_spent(now) && urgency < PullUrgency::Now && !self.is_in_window(now);
         match is_over {
             true => Err(self.deferral(None, 0, self.settings.daily_bytes, now)),
             false => Ok(()),
@@ -290,13 +278,18 @@ impl Budget {
     ///
     /// # Errors
     /// The download would have to wait.
-    pub fn may(&mut self, needs: Option<u64>, urgency: Urgency, now: Now) -> Result<(), Deferral> {
+    pub fn may(
+        &mut self,
+        needs: Option<u64>,
+        urgency: PullUrgency,
+        now: Now,
+    ) -> Result<(), Deferral> {
         let used = self.used(now);
         let daily = self.settings.daily_bytes;
         let of = match urgency {
-            Urgency::Now => return Ok(()),
-            Urgency::Critical => daily,
-            Urgency::Normal => percent(daily, SAVING_PERCENT),
+            PullUrgency::Now => return Ok(()),
+            PullUrgency::Critical => daily,
+            PullUrgency::Normal => percent(daily, SAVING_PERCENT),
         };
         let under_way = self.granted - self.come;
         let left = of.saturating_sub(used).saturating_sub(under_way);
@@ -353,7 +346,7 @@ impl Budget {
         let used = self.used(now);
         let daily = self.settings.daily_bytes;
         let text = format!("{} of {} used today", human_bytes(used), human_bytes(daily));
-        match self.may(None, Urgency::Normal, now) {
+        match self.may(None, PullUrgency::Normal, now) {
             Ok(()) => (text, false),
             Err(deferral) => {
                 let what = match used >= daily {
@@ -412,7 +405,7 @@ mod tests {
     #[test]
     fn who_waits() {
         // METER-02 METER-04
-        use Urgency::{Critical, Normal, Now};
+        use PullUrgency::{Critical, Normal, Now};
         for (used, needs, urgency, may) in [
             (0, Some(800), Normal, true),
             (0, Some(801), Normal, false),
@@ -451,28 +444,40 @@ mod tests {
     fn what_is_on_its_way_counts() {
         let mut budget = budget();
         budget
-            .admit(Some(500), Urgency::Normal, at(0, 0))
+            .admit(Some(500), PullUrgency::Normal, at(0, 0))
             .expect("room");
-        let other = budget.admit(Some(301), Urgency::Normal, at(0, 0));
+        let other = budget.admit(Some(301), PullUrgency::Normal, at(0, 0));
         assert_eq!(other.expect_err("none").left, 300);
         // Bytes that have come count as used, and not a second time as admitted.
         for counted in [100, 400, 500] {
-            let other = budget.admit(Some(301), Urgency::Normal, at(1, counted));
+            let other = budget.admit(Some(301), PullUrgency::Normal, at(1, counted));
             assert_eq!(other.expect_err("none").left, 300, "{counted}");
         }
         budget.fetched(500, at(1, 500));
-        let other = budget.admit(Some(301), Urgency::Normal, at(1, 500));
+        let other = budget.admit(Some(301), PullUrgency::Normal, at(1, 500));
         assert_eq!(other.expect_err("none").left, 300);
-        assert!(budget.admit(Some(300), Urgency::Normal, at(1, 500)).is_ok());
+        assert!(
+            budget
+                .admit(Some(300), PullUrgency::Normal, at(1, 500))
+                .is_ok()
+        );
         // The download fails halfway: the rest is free.
         budget.fetched(300, at(2, 600));
-        let other = budget.admit(Some(201), Urgency::Normal, at(2, 600));
+        let other = budget.admit(Some(201), PullUrgency::Normal, at(2, 600));
         assert_eq!(other.expect_err("none").left, 200);
         // One of two downloads ends.
-        assert!(budget.admit(Some(50), Urgency::Normal, at(2, 600)).is_ok());
-        assert!(budget.admit(Some(100), Urgency::Normal, at(2, 600)).is_ok());
+        assert!(
+            budget
+                .admit(Some(50), PullUrgency::Normal, at(2, 600))
+                .is_ok()
+        );
+        assert!(
+            budget
+                .admit(Some(100), PullUrgency::Normal, at(2, 600))
+                .is_ok()
+        );
         budget.fetched(100, at(3, 700));
-        let other = budget.admit(Some(51), Urgency::Normal, at(3, 700));
+        let other = budget.admit(Some(51), PullUrgency::Normal, at(3, 700));
         assert_eq!(other.expect_err("none").left, 50);
     }
 
@@ -516,7 +521,7 @@ mod tests {
         let kept = before.kept(unset(23 * hour + 10, 900));
         let mut after = Budget::new(SETTINGS, kept, unset(20, 0));
         assert_eq!(after.used(unset(hour + 19, 5)), 905);
-        let refused = after.admit(None, Urgency::Normal, unset(30, 5));
+        let refused = after.admit(None, PullUrgency::Normal, unset(30, 5));
         let until = refused.expect_err("used").until;
         assert_eq!(until, Until::Up(unset(hour + 20, 0).up));
         assert_eq!(after.used(unset(hour + 20, 6)), 0);
@@ -557,10 +562,10 @@ mod tests {
             ("23:00-01:00", hour, None),
             ("23:00-01:00", 23 * hour, Some(())),
         ] {
-            let admitted = of(text).admit(Some(5000), Urgency::Normal, at(second, 1200));
+            let admitted = of(text).admit(Some(5000), PullUrgency::Normal, at(second, 1200));
             assert_eq!(admitted.ok(), opens, "{text} {second}");
             assert_eq!(
-                of(text).go_on(Urgency::Normal, at(second, 1200)).ok(),
+                of(text).go_on(PullUrgency::Normal, at(second, 1200)).ok(),
                 opens
             );
         }
@@ -571,7 +576,8 @@ mod tests {
             (900, hour, 6 * hour),
             (900, 8 * hour, 30 * hour),
         ] {
-            let refused = of("06:00-07:00").admit(Some(needs), Urgency::Normal, at(second, 200));
+            let refused =
+                of("06:00-07:00").admit(Some(needs), PullUrgency::Normal, at(second, 200));
             let refused = refused.expect_err("too much");
             let goes_on = Wall::from_secs(MIDNIGHT + goes_on);
             assert_eq!(refused.until, Until::At(goes_on), "{needs} {second}");
@@ -580,7 +586,7 @@ mod tests {
             assert_eq!(refused.to_string(), says);
         }
         // Without a right clock there is no window.
-        let refused = of("06:00-07:00").admit(Some(900), Urgency::Normal, unset(hour, 0));
+        let refused = of("06:00-07:00").admit(Some(900), PullUrgency::Normal, unset(hour, 0));
         let says = refused.expect_err("too much").to_string();
         assert!(says.ends_with("--now"), "{says}");
     }
@@ -594,7 +600,7 @@ mod tests {
         };
         let why = |needs: Option<u64>, now: Now| {
             let mut budget = Budget::new(big, Kept::default(), at(0, 0));
-            let refused = budget.admit(needs, Urgency::Normal, now);
+            let refused = budget.admit(needs, PullUrgency::Normal, now);
             refused.expect_err("too much").to_string()
         };
         assert_eq!(

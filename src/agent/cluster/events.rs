@@ -7,7 +7,7 @@ use smol::future::FutureExt as _;
 
 use super::writer::ApiWriter;
 use crate::{
-    agent::{clock::Clock, complaints::Complaints, link_cost::LinkCost, recorder::Recorder},
+    agent::{clock::Clock, complaints::Complaints, link_policy::LinkPolicy, recorder::Recorder},
     api::Mono,
     kube::{Api, KubeError, KubeLanes},
     logic::events::{Failure, Post, Sender},
@@ -27,7 +27,7 @@ pub(super) struct EventSender {
     /// Statuses are waited for.
     pub(super) writer: Rc<ApiWriter>,
     /// Fewer are told where bytes cost money.
-    pub(super) cost: Rc<LinkCost>,
+    pub(super) link_policy: Rc<dyn LinkPolicy>,
     pub(super) sender: Sender,
 }
 
@@ -40,7 +40,7 @@ impl EventSender {
             self.let_statuses_pass(&mut busy_since).await;
             let now = self.clock.now();
             let recorder = &self.recorder;
-            self.sender.set_thin(self.cost.is_metered());
+            self.sender.set_thin(self.link_policy.is_metered());
             if let Some(post) = self.sender.poll(|| recorder.next_untold(), now) {
                 let sent = self.lanes.work(move |api| send(api, &post)).await;
                 self.sender.on_sent(sent, self.clock.now());

@@ -11,7 +11,7 @@ use super::{
     membership::Membership,
 };
 use crate::{
-    agent::{clock::in_step, link_cost::LinkCost},
+    agent::{clock::in_step, link_policy::LinkPolicy},
     api::{Lease, Mono, strict::typed},
     kube::{Api, KubeError, api::Reply},
     logic::lease::{Answer, LeaseKeeper, Request},
@@ -21,7 +21,7 @@ use crate::{
 pub(super) struct LeaseTask {
     pub(super) node: String,
     pub(super) duration_s: u32,
-    pub(super) cost: Rc<LinkCost>,
+    pub(super) link_policy: Rc<dyn LinkPolicy>,
     pub(super) heartbeat: Heartbeat,
     pub(super) member: Rc<Membership>,
 }
@@ -51,7 +51,7 @@ impl LeaseTask {
                     }
                     renewed = Some(now);
                 }
-                keeper.set_metered(self.cost.is_metered());
+                keeper.set_metered(self.link_policy.is_metered());
                 if keeper.on_answer(answer, now, spread(&**clock, &self.node)) {
                     self.heartbeat.close_connections().await;
                 }

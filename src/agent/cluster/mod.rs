@@ -53,8 +53,7 @@ use super::{
     cluster_views::OwnNode,
     complaints::Complaints,
     kept_node::NodeRecord,
-    link_budget::LinkBudget,
-    link_cost::LinkCost,
+    link_policy::LinkPolicy,
     node::Node,
     offered::Offered,
     outcome::Recalled,
@@ -134,8 +133,7 @@ pub(super) struct Tools {
     pub(super) complaints: Rc<Complaints>,
     pub(super) disk: Lane,
     pub(super) volumes: Volumes,
-    pub(super) budget: Option<Arc<LinkBudget>>,
-    pub(super) cost: Rc<LinkCost>,
+    pub(super) link_policy: Rc<dyn LinkPolicy>,
 }
 
 /// Parts of the agent that the tasks of the cluster need.
@@ -183,8 +181,7 @@ impl Cluster {
             complaints,
             disk,
             volumes,
-            budget: _,
-            cost,
+            link_policy,
         } = tools;
         let tools = objects::Tools {
             lanes: lanes.clone(),
@@ -193,7 +190,7 @@ impl Cluster {
             disk,
             volumes,
             skew: Arc::clone(&skew),
-            cost,
+            link_policy,
         };
         Self {
             lanes,
@@ -304,7 +301,7 @@ impl Cluster {
         let clock = || Rc::clone(&tools.clock);
         let complaints = || Rc::clone(&tools.complaints);
         let disk = || tools.disk.clone();
-        let cost = || Rc::clone(&tools.cost);
+        let link_policy = || Rc::clone(&tools.link_policy);
         let (member, writer) = (|| Rc::clone(&self.member), || Rc::clone(&self.writer));
         let api_pods = || Rc::clone(&self.api_pods);
         let asker = || asker.clone();
@@ -339,7 +336,7 @@ impl Cluster {
         let lease = LeaseTask {
             node: name(),
             duration_s: cfg.node.lease_duration_s,
-            cost: cost(),
+            link_policy: link_policy(),
             heartbeat,
             member: member(),
         };
@@ -362,7 +359,7 @@ impl Cluster {
                 lanes: lanes(),
                 complaints: complaints(),
                 answers: written.clone(),
-                cost: cost(),
+                link_policy: link_policy(),
             },
             answers,
             clock: clock(),
@@ -372,7 +369,6 @@ impl Cluster {
             member: member(),
             asker: asker(),
             course: Course::default(),
-            budget: tools.budget.clone(),
         };
         let statuses = Rc::new(StatusSender {
             node: name(),
@@ -409,7 +405,7 @@ impl Cluster {
             complaints: complaints(),
             recorder,
             writer: writer(),
-            cost: cost(),
+            link_policy: link_policy(),
             sender: Sender::new(correlator, per_second, burst, now, now.0),
         };
         let objects = ObjectKeeper {

@@ -9,7 +9,7 @@
 //!
 //! One queue, worked off one by one: an object that was read before another of the same pod is also delivered before it.
 
-use alloc::{collections::BTreeMap, rc::Rc, sync::Arc};
+use alloc::{collections::BTreeMap, rc::Rc};
 use core::time::Duration;
 
 use smol::{
@@ -31,8 +31,7 @@ use crate::{
         clock::Clock,
         complaints::Complaints,
         core::{Event, SourceNews},
-        link_budget::LinkBudget,
-        link_cost::LinkCost,
+        link_policy::LinkPolicy,
         pod_store::RETRY,
         recorder::{About, Recorder, Severity},
         tasks::{Spawner, boxed},
@@ -61,7 +60,7 @@ pub(super) struct Requests {
     pub(super) complaints: Rc<Complaints>,
     pub(super) answers: Sender<Answer>,
     /// Cost of the link. While bytes cost money, lists are further apart and a watch asks for no bookmarks.
-    pub(super) cost: Rc<LinkCost>,
+    pub(super) link_policy: Rc<dyn LinkPolicy>,
 }
 
 impl Requests {
@@ -128,7 +127,7 @@ impl Requests {
             node: self.node.clone(),
             resource_version: from.into(),
             timeout: WATCH_TIME,
-            bookmarks: !self.cost.is_metered(),
+            bookmarks: !self.link_policy.is_metered(),
         })
         .await;
         true
@@ -146,8 +145,6 @@ pub(super) struct PodPoller {
     pub(super) member: Rc<Membership>,
     pub(super) asker: Asker,
     pub(super) course: Course,
-    /// Budget of the link, if it is limited.
-    pub(super) budget: Option<Arc<LinkBudget>>,
 }
 
 /// Other memory of the poller.
@@ -235,8 +232,8 @@ impl PodPoller {
         if !self.member.is_read() {
             return Ok(());
         }
-        let is_spent = || self.budget.as_ref().is_some_and(|budget| budget.is_spent());
-        let paces = match self.requests.cost.is_metered() || is_spent() {
+        let link = &self.requests.link_policy;
+        let paces = match link.is_metered() || link.is_spent() {
             true => Paces::METERED,
             false => Paces::NORMAL,
         };

@@ -14,7 +14,7 @@ use crate::{
         runtime_cache::Status,
         shutdown,
     },
-    server::backend::{Health, ProbesHealth},
+    server::backend::{Health, LinkHealth, ProbesHealth},
 };
 
 /// Pods, for local commands and the node's server.
@@ -119,7 +119,13 @@ impl Agent {
                 .as_ref()
                 .map(|cluster| cluster.health(&*self.tools.clock)),
             tunnel: self.owners.tunnel.as_ref().map(|board| board.health()),
-            link: self.owners.budget.as_ref().map(|budget| budget.health()),
+            link: {
+                let link = self.owners.link_policy.state();
+                link.budget.map(|says| LinkHealth {
+                    says,
+                    waits: link.images_wait,
+                })
+            },
         }
     }
 }

@@ -12,10 +12,9 @@ use super::{
     stock::shown,
 };
 use crate::{
-    agent::link_budget::Deferred,
-    api::PodUid,
+    agent::link_policy::Deferred,
+    api::{PodUid, link::PullUrgency},
     image::dropin::{Doorbell, RETRY_FIRST, Report, Wanted},
-    logic::link_budget::Urgency,
     runtime::{RuntimeError, runc::store_images::StoreImages},
     sys::memory,
 };
@@ -150,7 +149,7 @@ async fn waits(images: &Images, wanted: &Wanted) -> Option<Deferred> {
     let reference = with_default_tag(&wanted.reference);
     // No pod's.
     let uid = PodUid::from("");
-    let may = images.may_begin_by_link(&uid, &reference, Urgency::Normal);
+    let may = images.may_begin_by_link(&uid, &reference, PullUrgency::Normal);
     let deferred = may.await.err()?;
     if deferred.is_news {
         let Wanted { file, reference } = wanted;

@@ -16,11 +16,15 @@ use super::{
     garbage::{UnusedImages, remove_unused},
 };
 use crate::{
-    agent::{clock::Clock, complaints::Complaints, link_budget::LinkBudget},
-    api::{Container, Mono, Pod, cri::SandboxConfig},
+    agent::{
+        clock::Clock,
+        complaints::Complaints,
+        link_policy::{PullBudget, UrgentPull},
+    },
+    api::{Container, Mono, Pod, cri::SandboxConfig, link::PullUrgency},
     config::ImageConfig,
     image::{Progress, pull::MAX_PARALLEL},
-    logic::{backoff::ImageBackoff, link_budget::Urgency, pull_rate::PullRate},
+    logic::{backoff::ImageBackoff, pull_rate::PullRate},
     runtime::{ImageService, RuntimeError},
     sys::lane::Lane,
 };
@@ -31,8 +35,6 @@ pub(in crate::agent) struct Supply {
     pub(in crate::agent) keyring: Rc<dyn NodeKeyring>,
     /// Remover of unused images, if there is one.
     pub(in crate::agent) unused: Option<UnusedImages>,
-    /// Budget of the link, if it is limited.
-    pub(in crate::agent) budget: Option<Arc<LinkBudget>>,
 }
 
 /// Helpers that [`Images`] works with.
@@ -47,7 +49,7 @@ pub(in crate::agent) struct Tools {
     /// Remover of unused images, if there is one.
     pub(in crate::agent) unused_images: Option<UnusedImages>,
     /// Budget of the link, if it is limited.
-    pub(in crate::agent) budget: Option<Arc<LinkBudget>>,
+    pub(in crate::agent) budget: Option<Arc<dyn PullBudget>>,
 }
 
 /// An image that was pulled.
@@ -79,7 +81,7 @@ pub(in crate::agent) struct Images {
     rate: RefCell<PullRate>,
     heap_used: Cell<bool>,
     unused_images: Option<UnusedImages>,
-    pub(super) budget: Option<Arc<LinkBudget>>,
+    pub(super) budget: Option<Arc<dyn PullBudget>>,
 }
 
 impl Images {
@@ -152,8 +154,8 @@ impl Images {
         reference: &str,
         now: bool,
     ) -> Result<String, RuntimeError> {
-        let budget = self.budget.as_ref().filter(|_| now);
-        let _wants = budget.map(|budget| budget.wants(reference, Urgency::Now));
+        let budget = self.budget.as_deref().filter(|_| now);
+        let _urgent = budget.map(|it| UrgentPull::begin(it, reference, PullUrgency::Now));
         let pulled = self.pull_with(reference, &[], None).await?;
         // The node's own credentials are good for every pod.
         let of_node = Credentials {

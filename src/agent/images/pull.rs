@@ -10,10 +10,13 @@ use super::{
     owner::{Images, Pulled},
 };
 use crate::{
-    agent::{link_budget::Deferred, recorder::Severity},
-    api::{PodUid, cri::Image},
+    agent::{
+        link_policy::{Deferred, UrgentPull},
+        recorder::Severity,
+    },
+    api::{PodUid, cri::Image, link::PullUrgency},
     image::Reference,
-    logic::{link_budget::Urgency, pod_kind::is_critical},
+    logic::pod_kind::is_critical,
     runtime::RuntimeError,
 };
 
@@ -62,8 +65,8 @@ impl Images {
         };
         let uid = &pod.pod().metadata.uid;
         let urgency = match is_critical(pod.pod()) {
-            true => Urgency::Critical,
-            false => Urgency::Normal,
+            true => PullUrgency::Critical,
+            false => PullUrgency::Normal,
         };
         if let Err(deferred) = self.may_begin_by_link(uid, reference, urgency).await {
             let waiting = waits(reference, deferred, &event);
@@ -78,10 +81,11 @@ impl Images {
         let pulling = format!("Pulling image \"{reference}\"");
         event(Severity::Normal, "Pulling", &pulling);
         let started = self.clock.now();
-        let wants = self.budget.as_ref().filter(|_| urgency > Urgency::Normal);
-        let wants = wants.map(|budget| budget.wants(reference, urgency));
+        let budget = self.budget.as_deref();
+        let budget = budget.filter(|_| urgency > PullUrgency::Normal);
+        let urgent = budget.map(|budget| UrgentPull::begin(budget, reference, urgency));
         let pulled = self.try_pull(pod, wanted, reference).await;
-        drop(wants);
+        drop(urgent);
         match pulled {
             None => Ok(None),
             Some(Err(RuntimeError::Deferred(says))) => {
@@ -143,7 +147,7 @@ impl Images {
         &self,
         uid: &PodUid,
         reference: &str,
-        urgency: Urgency,
+        urgency: PullUrgency,
     ) -> Result<(), Deferred> {
         let Some(budget) = &self.budget else {
             return Ok(());

@@ -20,6 +20,7 @@ use crate::{
         clock::{Clock, SystemClock},
         complaints::Complaints,
         link_budget::LinkBudget,
+        link_policy::PullBudget,
         recorder::Severity,
         tests::world::{Hands, TestClock},
     },
@@ -657,7 +658,8 @@ fn an_image_waits_for_the_link() {
     };
     let mut images = images(&scratch, &fake);
     let budget = Arc::new(LinkBudget::with(settings, kept, Box::new(now)));
-    Rc::get_mut(&mut images).expect("nobody else").budget = Some(Arc::clone(&budget));
+    Rc::get_mut(&mut images).expect("nobody else").budget =
+        Some(Arc::clone(&budget) as Arc<dyn PullBudget>);
     fake.offer_image(PRIVATE);
     let mut pod = plain();
     let ensure = |pod: &Plain| block_on(images.ensure(pod, &pod.0.spec.containers[0]));
@@ -756,7 +758,8 @@ fn a_list_waits_for_the_link() {
     };
     let kept = link_budget::Kept::default();
     let budget = Arc::new(LinkBudget::with(settings, kept, Box::new(now)));
-    Rc::get_mut(&mut images).expect("nobody else").budget = Some(Arc::clone(&budget));
+    Rc::get_mut(&mut images).expect("nobody else").budget =
+        Some(Arc::clone(&budget) as Arc<dyn PullBudget>);
     let path = scratch.join("lists");
     fs::create_dir(&path).expect("directory");
     fs::write(path.join("a.txt"), PRIVATE).expect("list");

@@ -7,9 +7,10 @@ use std::fs;
 use picolet_test_apiserver::{Entry, Fault, Rule, TestServer};
 use serde_json::{Value, json};
 
-use super::super::cluster;
+use super::super::{cluster, link_policy::LinkPolicy as _};
 use super::world::{NODE, World};
 use crate::{
+    api::Wall,
     kube::{Api, Cluster, HttpApi, Kubeconfig, Rates, Timeouts},
     net::ProxyVariables,
 };
@@ -398,10 +399,11 @@ fn what_the_link_costs_changes_with_the_way() {
         (asked(&server, "PATCH", "/leases/"), lists)
     };
     let shown = || {
-        let cost = &world.parts.owners.cost;
-        let condition = cost.condition(crate::api::Wall::from_secs(0));
-        let condition = condition.expect("it depends on the way");
-        (condition.status, cost.says().expect("the same"))
+        let limits = world.parts.owners.link_limits.as_ref();
+        let limits = limits.expect("it is configured");
+        let mut conditions = limits.conditions(Wall::from_secs(0));
+        let condition = conditions.pop().expect("it depends on the way");
+        (condition.status, limits.state().cost.expect("the same"))
     };
     let (renewals, usual) = in_100_s();
     assert!((9..=10).contains(&renewals), "{renewals}");

@@ -36,6 +36,8 @@ use super::{
         event_loop::{self, Seat},
         executor,
         images::{Supply, UnusedImages},
+        link_limits::LinkLimits,
+        link_policy::LinkTools,
         manifests,
         metrics::Metrics,
         node::{self, Node, NodeFacts},
@@ -937,12 +939,15 @@ impl Template {
                 hands: Rc::clone(&hands),
             }),
             boot_id: format!("boot {}", hands.boots.get()),
-            way: {
+            link: {
+                let clock = Rc::new(TestClock(Rc::clone(&hands)));
                 let hands = Rc::clone(&hands);
-                Box::new(move || match hands.interface.get() {
+                let way = Box::new(move || match hands.interface.get() {
                     Some(name) => Ok(name.into()),
                     None => Err(std::io::ErrorKind::NetworkUnreachable.into()),
-                })
+                });
+                let root = cfg.dirs.root.clone();
+                LinkLimits::open(&cfg.link, LinkTools { clock, way, root })
             },
             clock: Box::new(TestClock(hands)),
             runtime: fake,
@@ -950,7 +955,6 @@ impl Template {
             images: Supply {
                 keyring: Rc::new(()),
                 unused: None,
-                budget: None,
             },
             volumes: self.volumes.clone(),
             cgroups,

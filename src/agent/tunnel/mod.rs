@@ -26,7 +26,7 @@ pub(super) use board::Board;
 #[cfg(any(test, fuzzing))]
 pub(crate) use packet::fuzz;
 
-use alloc::{rc::Rc, sync::Arc};
+use alloc::rc::Rc;
 use core::{
     cell::{Cell, RefCell},
     pin::Pin,
@@ -44,8 +44,7 @@ use self::{
 use super::{
     clock::{Alarm, Clock},
     complaints::Complaints,
-    link_budget::LinkBudget,
-    link_cost::LinkCost,
+    link_policy::LinkPolicy,
     node::Node,
     recorder::{Recorder, Severity},
     tasks::boxed,
@@ -78,7 +77,7 @@ pub(super) struct Settings {
     /// Store of the certificate that this node renews, if it does.
     pub(super) kept: Option<Store>,
     /// Cost of the link: bytes may cost money.
-    pub(super) cost: Rc<LinkCost>,
+    pub(super) link_policy: Rc<dyn LinkPolicy>,
     /// Identity of this agent, for servers.
     pub(super) agent_id: String,
     /// Port of the server of this node.
@@ -93,8 +92,6 @@ pub(super) struct Tools {
     pub(super) disk: Lane,
     pub(super) node: Rc<Node>,
     pub(super) network: Rc<Network>,
-    /// Budget of the link, if it is limited.
-    pub(super) budget: Option<Arc<LinkBudget>>,
 }
 
 /// A stream on its way.
@@ -117,7 +114,6 @@ struct Shared {
     complaints: Rc<Complaints>,
     disk: Lane,
     node: Rc<Node>,
-    budget: Option<Arc<LinkBudget>>,
     executor: Rc<LocalExecutor<'static>>,
     board: Rc<Board>,
     ids: RefCell<Ids>,
@@ -158,7 +154,6 @@ impl Tunnel {
             complaints: tools.complaints,
             disk: tools.disk,
             node: tools.node,
-            budget: tools.budget,
             executor: Rc::clone(executor),
             board,
             ids: RefCell::new(Ids::new(random())),
@@ -349,7 +344,7 @@ async fn line(shared: Rc<Shared>, number: usize) {
             shared.complaints.complain(&why);
             shared.show(Some(why));
         }
-        line.set_metered(shared.settings.cost.is_metered());
+        line.set_metered(shared.settings.link_policy.is_metered());
         let pause = line.pause(failed.ending, up, random());
         if number >= addresses.len() {
             address = (address + 1) % addresses.len();

@@ -174,7 +174,7 @@ impl Carrying {
             if self.asked.is_some_and(has_come) {
                 self.asked = None;
             }
-            line.set_metered(self.shared.settings.cost.is_metered());
+            line.set_metered(self.shared.settings.link_policy.is_metered());
             let silent = match line.silence(heard, self.asked, now) {
                 Silence::Until(due) => due,
                 Silence::Ask => {
@@ -293,12 +293,11 @@ impl Carrying {
                 let own = self.shared.who().map(|(_, own)| own);
                 let is_own = own.map_or(was_own, |own| own.is_meant(&protocol, &address));
                 target = address;
-                let budget = self.shared.budget.as_ref();
                 Heard::Dial {
                     random,
                     is_own,
                     was_own,
-                    is_spent: budget.is_some_and(|budget| budget.is_spent()),
+                    is_spent: self.shared.settings.link_policy.is_spent(),
                 }
             }
             Said::CancelDial { random } => Heard::CancelDial { random },

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     agent::{
         clock::Ticks,
-        link_cost::LinkCost,
+        link_policy::FreeLink,
         tests::world::{Hands, NODE, Template},
     },
     api::{self, Mono, node::NodeAddress},
@@ -169,11 +169,7 @@ impl World {
                 },
                 kubeconfig: PathBuf::new(),
                 kept: None,
-                cost: Rc::new(LinkCost::new(
-                    Default::default(),
-                    given.way,
-                    Rc::clone(&clock),
-                )),
+                link_policy: Rc::new(FreeLink),
                 agent_id: "node-boot".into(),
                 port: PORT,
             },
@@ -189,7 +185,6 @@ impl World {
             clock,
             disk: given.disk,
             node: given.node,
-            budget: None,
             executor: Rc::new(LocalExecutor::new()),
             board: Rc::default(),
             ids: RefCell::new(Ids::new(0)),

@@ -268,7 +268,7 @@ impl Visit {
         if who != Who::Agent {
             return Ok(());
         }
-        let health = health::look(&self.client)?;
+        health::look(&self.client)?;
         let is_far = self.update.source.is_far();
         let ask = |what: &str| {
             let said = self.client.json("GET", what);
@@ -277,16 +277,18 @@ impl Visit {
         let node = ask("/node")?;
         let conditions = node["status"]["conditions"].as_array();
         let mut conditions = conditions.into_iter().flatten();
-        // Bytes cost money if the configuration says so of all ways, or the agent of the present one.
-        let costs = is_far && (self.config.link.cost.always || ask("/link")?["metered"] == true);
+        let link = match is_far {
+            true => ask("/link")?,
+            false => Value::Null,
+        };
         let wall = clock::wall();
         let pods = ask("/pods")?;
         let pods = pods["items"].as_array().into_iter().flatten();
         let now = Now {
             wall,
             trusted: clock::synchronized() == Some(true),
-            costs,
-            waits: is_far && health.link.is_some_and(|link| link.waits),
+            costs: link["metered"] == true,
+            waits: link["imagesWait"] == true,
             disk_pressure: conditions.any(|c| c["type"] == "DiskPressure" && c["status"] == "True"),
             moving: pods.filter(|pod| on_its_way(pod).is_moving(wall)).count(),
         };

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     agent::{
         clock::Clock, cluster::link::Skew, complaints::Complaints, executor::Cancel,
-        link_cost::LinkCost, waker_set::WakerSet,
+        link_policy::LinkPolicy, waker_set::WakerSet,
     },
     api::{Mono, Node, Pod, PodError, PodUid},
     config::{Config, OfflineSecrets},
@@ -58,7 +58,7 @@ pub(in crate::agent) struct Tools {
     /// By how much the clock is wrong that tokens count by.
     pub(in crate::agent) skew: Arc<Skew>,
     /// Cost of the link: while bytes cost money, objects count for longer.
-    pub(in crate::agent) cost: Rc<LinkCost>,
+    pub(in crate::agent) link_policy: Rc<dyn LinkPolicy>,
 }
 
 /// The pod for which something is done, and who knows whether it is to end.
@@ -172,7 +172,7 @@ impl Objects {
         loop {
             let step = {
                 let mut table = self.table.borrow_mut();
-                table.set_metered(self.tools.cost.is_metered());
+                table.set_metered(self.tools.link_policy.is_metered());
                 table.step(user.uid, key, self.now())
             };
             match step {
