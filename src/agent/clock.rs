@@ -16,10 +16,10 @@ use crate::{
 };
 
 /// A future that resolves at some time.
-pub(super) type Alarm = Pin<Box<dyn Future<Output = ()>>>;
+pub(crate) type Alarm = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Source of the agent's time.
-pub(super) trait Clock {
+pub(crate) trait Clock {
     /// For deadlines.
     fn now(&self) -> Mono;
     /// For API timestamps.
@@ -31,7 +31,7 @@ pub(super) trait Clock {
 }
 
 /// The agent's clock in the form that gRPC asks for.
-pub(super) struct Ticks(pub(super) Rc<dyn Clock>);
+pub(crate) struct Ticks(pub(crate) Rc<dyn Clock>);
 
 impl Time for Ticks {
     fn now(&self) -> Duration {
@@ -46,14 +46,14 @@ impl Time for Ticks {
 /// The machine's clocks. All waits of an agent share one timer of the kernel: those for the same time end by one wake-up, and
 /// the reactor's thread, which a timer of its own for each would wake whenever one is set, sleeps on.
 #[derive(Clone, Debug)]
-pub(super) struct SystemClock(Rc<Waits>);
+pub(crate) struct SystemClock(Rc<Waits>);
 
 impl SystemClock {
     /// Whoever makes one runs [`drive`](Self::drive), too.
     ///
     /// # Errors
     /// The kernel has no timer for it.
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         Ok(Self(Rc::new(Waits {
             timer: Timer::new()?,
             set_to: Cell::new(NEVER),
@@ -62,7 +62,7 @@ impl SystemClock {
     }
 
     /// Ends the waits whose time has come, until it is dropped.
-    pub(super) async fn drive(self) {
+    pub(crate) async fn drive(self) {
         let waits = self.0;
         loop {
             if let Err(e) = waits.timer.expired().await {
@@ -196,7 +196,7 @@ impl Drop for Wait {
 
 /// The whole second nearest to `due`: what happens at intervals happens together, so that an agent at rest wakes up once a
 /// second and not once for each. What is due within less than a second stays: rounded, it could be due at once, again and again.
-pub(super) fn in_step(due: Mono, now: Mono) -> Mono {
+pub(crate) fn in_step(due: Mono, now: Mono) -> Mono {
     const STEP_MS: u64 = 1000;
     if due - now < Duration::from_millis(STEP_MS) {
         return due;

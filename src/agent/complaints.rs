@@ -21,14 +21,14 @@ struct Complaint {
 }
 
 /// Warns of what is tried again and may fail each time. Everybody who complains has a handle of the same one.
-pub(super) struct Complaints {
+pub(crate) struct Complaints {
     clock: Rc<dyn Clock>,
     lately: RefCell<Lately>,
 }
 
 impl Complaints {
     /// Begins without a complaint.
-    pub(super) fn new(clock: Rc<dyn Clock>) -> Self {
+    pub(crate) fn new(clock: Rc<dyn Clock>) -> Self {
         Self {
             clock,
             lately: RefCell::default(),
@@ -36,12 +36,12 @@ impl Complaints {
     }
 
     /// Warns, with the same text at most once a minute.
-    pub(super) fn complain(&self, text: &str) {
+    pub(crate) fn complain(&self, text: &str) {
         self.complain_of(text, text);
     }
 
     /// Warns of the same `what` at most once a minute, whatever the text is: a stranger has written of it.
-    pub(super) fn complain_of(&self, what: &str, text: &str) {
+    pub(crate) fn complain_of(&self, what: &str, text: &str) {
         let told = self.lately.borrow_mut().tell(what, self.clock.now());
         match told {
             Some(0) => log::warn!("{text}"),

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Identity of this boot; empty if the kernel does not tell.
-pub(super) fn boot_id() -> String {
+pub(crate) fn boot_id() -> String {
     let mut text = String::new();
     let file = File::open("/proc/sys/kernel/random/boot_id");
     // Without an id, records are told apart by their times alone.
@@ -28,15 +28,15 @@ pub(super) fn boot_id() -> String {
 }
 
 /// A record of this boot.
-pub(super) struct BootRecord {
+pub(crate) struct BootRecord {
     /// Name in the run dir.
-    pub(super) name: &'static str,
+    pub(crate) name: &'static str,
     /// Version of the record's form.
-    pub(super) version: u32,
+    pub(crate) version: u32,
     /// Most bytes that are read of the file.
-    pub(super) max_bytes: u64,
+    pub(crate) max_bytes: u64,
     /// Words of the warning if the file cannot be read: the facts that are lost then.
-    pub(super) lost: &'static str,
+    pub(crate) lost: &'static str,
 }
 
 /// The fields that all records of a boot begin with.
@@ -49,7 +49,7 @@ struct BootHeader {
 
 impl BootRecord {
     /// Replaces the file. `content` has at least one field. Blocking.
-    pub(super) fn write(
+    pub(crate) fn write(
         &self,
         run: &Path,
         boot_id: &str,
@@ -81,7 +81,7 @@ impl BootRecord {
 
     /// Reads the record that an earlier agent of this boot wrote. No file is the usual case; a file that cannot be read
     /// is logged. Blocking.
-    pub(super) fn recall<T: DeserializeOwned>(&self, run: &Path, boot_id: &str) -> Option<T> {
+    pub(crate) fn recall<T: DeserializeOwned>(&self, run: &Path, boot_id: &str) -> Option<T> {
         self.read(run, boot_id).unwrap_or_else(|e| {
             log::warn!("{}: {e}", self.lost);
             None
@@ -108,13 +108,13 @@ fn read_text(path: &Path, max_bytes: u64) -> io::Result<Option<Vec<u8>>> {
 }
 
 /// Reads a record; `None`: there is no file. Blocking.
-pub(super) fn read<T: DeserializeOwned>(path: &Path, max_bytes: u64) -> io::Result<Option<T>> {
+pub(crate) fn read<T: DeserializeOwned>(path: &Path, max_bytes: u64) -> io::Result<Option<T>> {
     let text = read_text(path, max_bytes)?;
     Ok(text.map(|text| from_json(&text)).transpose()?)
 }
 
 /// Reads a record; `None`: there is no file, or none that can be used, which is logged. Blocking.
-pub(super) fn recall<T: DeserializeOwned>(path: &Path, max_bytes: u64) -> Option<T> {
+pub(crate) fn recall<T: DeserializeOwned>(path: &Path, max_bytes: u64) -> Option<T> {
     read(path, max_bytes).unwrap_or_else(|e| {
         log::warn!("{}: {e}", path.display());
         None
@@ -122,7 +122,7 @@ pub(super) fn recall<T: DeserializeOwned>(path: &Path, max_bytes: u64) -> Option
 }
 
 /// Keeps a record durably. The file is written only if its content changes. Blocking.
-pub(super) fn keep<T>(path: &Path, content: &T, max_bytes: u64) -> io::Result<()>
+pub(crate) fn keep<T>(path: &Path, content: &T, max_bytes: u64) -> io::Result<()>
 where
     T: Serialize + DeserializeOwned + PartialEq,
 {
@@ -134,7 +134,7 @@ where
 
 /// Writes a record durably, also if its content is the same: a write that failed at its end may have left it in place without its
 /// name being safe. Blocking.
-pub(super) fn write(path: &Path, content: &impl Serialize) -> io::Result<()> {
+pub(crate) fn write(path: &Path, content: &impl Serialize) -> io::Result<()> {
     let text = serde_json::to_vec(content)?;
     file::write_atomic(path, &text, 0o600, true)
 }

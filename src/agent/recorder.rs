@@ -17,7 +17,7 @@ const MAX_MESSAGE_BYTES: usize = 1024;
 
 /// `Normal` or `Warning`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Severity {
+pub(crate) enum Severity {
     /// Part of a pod's ordinary life.
     Normal,
     /// A matter that a user should look at.
@@ -52,7 +52,7 @@ impl Event {
 
 /// All events of this agent. Whoever has something to tell records it here; local commands read them here, and one task
 /// sends them to the apiserver ([`Recorder::next_untold`]). At most [`EVENTS_KEPT`].
-pub(super) struct Recorder {
+pub(crate) struct Recorder {
     clock: Rc<dyn Clock>,
     node: String,
     kept: RefCell<Kept>,
@@ -62,7 +62,7 @@ pub(super) struct Recorder {
 
 impl Recorder {
     /// Begins without an event. `node`: name of the node.
-    pub(super) fn new(clock: Rc<dyn Clock>, node: String) -> Self {
+    pub(crate) fn new(clock: Rc<dyn Clock>, node: String) -> Self {
         Self {
             clock,
             node,
@@ -72,12 +72,12 @@ impl Recorder {
     }
 
     /// Records an event of a pod.
-    pub(super) fn pod(&self, pod: &Pod, severity: Severity, reason: &str, message: &str) {
+    pub(crate) fn pod(&self, pod: &Pod, severity: Severity, reason: &str, message: &str) {
         self.about(About::pod(pod, ""), severity, reason, message);
     }
 
     /// Records an event of a container.
-    pub(super) fn container(
+    pub(crate) fn container(
         &self,
         pod: &Pod,
         container: &str,
@@ -98,14 +98,14 @@ impl Recorder {
     }
 
     /// Records an event of the node, which has no namespace; its name stands for its UID, as in the events of a kubelet.
-    pub(super) fn node(&self, severity: Severity, reason: &str, message: &str) {
+    pub(crate) fn node(&self, severity: Severity, reason: &str, message: &str) {
         let uid = PodUid::new(self.node.clone());
         let about = About::whole(&uid, "", &self.node);
         self.about(about, severity, reason, message);
     }
 
     /// Records an event of something of which there may be no object at hand.
-    pub(super) fn about(&self, about: About<'_>, severity: Severity, reason: &str, message: &str) {
+    pub(crate) fn about(&self, about: About<'_>, severity: Severity, reason: &str, message: &str) {
         let now = self.clock.wall();
         self.kept
             .borrow_mut()
@@ -114,29 +114,29 @@ impl Recorder {
     }
 
     /// Waits until something was recorded since the last wait.
-    pub(super) async fn wait(&self) {
+    pub(crate) async fn wait(&self) {
         self.recorded.woken().await;
     }
 
     /// The oldest event that was not handed over yet, with all its repeats since. What the ring drops before is lost.
-    pub(super) fn next_untold(&self) -> Option<Occurrence> {
+    pub(crate) fn next_untold(&self) -> Option<Occurrence> {
         self.kept.borrow_mut().next_untold()
     }
 
     /// Notes that so many events were handed over and given up.
-    pub(super) fn note_lost(&self, given_up: u64) {
+    pub(crate) fn note_lost(&self, given_up: u64) {
         self.kept.borrow_mut().given_up = given_up;
     }
 
     /// Events that nobody at the apiserver will hear of: given up, or dropped before they were handed over. Counted also
     /// where there is no apiserver.
-    pub(super) fn lost(&self) -> u64 {
+    pub(crate) fn lost(&self) -> u64 {
         let kept = self.kept.borrow();
         kept.given_up + kept.dropped
     }
 
     /// The events that were seen last, at most `limit`, oldest first; of pods of one namespace, if one is named.
-    pub(super) fn newest(&self, namespace: Option<&str>, limit: usize) -> Vec<Recorded> {
+    pub(crate) fn newest(&self, namespace: Option<&str>, limit: usize) -> Vec<Recorded> {
         self.kept.borrow().newest(namespace, limit)
     }
 }
@@ -156,22 +156,22 @@ struct Kept {
 
 /// Subject of an event.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct About<'a> {
+pub(crate) struct About<'a> {
     /// Pod UID.
-    pub(super) uid: &'a PodUid,
+    pub(crate) uid: &'a PodUid,
     /// Pod namespace; empty for the node.
-    pub(super) namespace: &'a str,
+    pub(crate) namespace: &'a str,
     /// Pod name.
-    pub(super) name: &'a str,
+    pub(crate) name: &'a str,
     /// `spec.containers{name}`; empty for the pod.
-    pub(super) field_path: &'a str,
+    pub(crate) field_path: &'a str,
     /// Annotations, for programs, as a JSON object of texts; empty for none.
-    pub(super) annotations: &'a str,
+    pub(crate) annotations: &'a str,
 }
 
 impl<'a> About<'a> {
     /// A pod of that name as a whole, or the node.
-    pub(super) const fn whole(uid: &'a PodUid, namespace: &'a str, name: &'a str) -> Self {
+    pub(crate) const fn whole(uid: &'a PodUid, namespace: &'a str, name: &'a str) -> Self {
         Self {
             uid,
             namespace,
@@ -345,31 +345,31 @@ impl Kept {
 
 /// A kept event, whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Recorded {
-    pub(super) uid: String,
+pub(crate) struct Recorded {
+    pub(crate) uid: String,
     /// `namespace/name`.
-    pub(super) pod: String,
-    pub(super) field_path: String,
-    pub(super) reason: String,
-    pub(super) message: String,
+    pub(crate) pod: String,
+    pub(crate) field_path: String,
+    pub(crate) reason: String,
+    pub(crate) message: String,
     /// JSON, or empty.
-    pub(super) annotations: String,
-    pub(super) severity: Severity,
-    pub(super) count: u32,
-    pub(super) first: Wall,
-    pub(super) last: Wall,
+    pub(crate) annotations: String,
+    pub(crate) severity: Severity,
+    pub(crate) count: u32,
+    pub(crate) first: Wall,
+    pub(crate) last: Wall,
 }
 
 impl Recorded {
     /// Namespace of the pod; empty for the node.
-    pub(super) fn namespace(&self) -> &str {
+    pub(crate) fn namespace(&self) -> &str {
         self.pod
             .split_once('/')
             .map_or("", |(namespace, _)| namespace)
     }
 
     /// The Event object; `node` is its source's host.
-    pub(super) fn object(self, node: &str) -> event::Event {
+    pub(crate) fn object(self, node: &str) -> event::Event {
         let (namespace, name) = self.pod.split_once('/').unwrap_or(("", &self.pod));
         event::Event {
             api_version: "v1".into(),

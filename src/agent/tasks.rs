@@ -6,24 +6,24 @@ use core::pin::Pin;
 use smol::LocalExecutor;
 
 /// A task that runs as long as the agent, or until its work is done.
-pub(super) type Task = Pin<Box<dyn Future<Output = ()>>>;
+pub(crate) type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 /// Boxes a task, so that the executor is compiled once for all of them.
-pub(super) fn boxed(task: impl Future<Output = ()> + 'static) -> Task {
+pub(crate) fn boxed(task: impl Future<Output = ()> + 'static) -> Task {
     Box::pin(task)
 }
 
 /// Starts tasks. It does not keep the executor alive: a task that holds one ends with the executor.
 #[derive(Clone, Debug)]
-pub(super) struct Spawner(Weak<LocalExecutor<'static>>);
+pub(crate) struct Spawner(Weak<LocalExecutor<'static>>);
 
 impl Spawner {
-    pub(super) fn new(executor: &Rc<LocalExecutor<'static>>) -> Self {
+    pub(crate) fn new(executor: &Rc<LocalExecutor<'static>>) -> Self {
         Self(Rc::downgrade(executor))
     }
 
     /// Starts a task that nobody waits for. Once the executor is gone nothing is started.
-    pub(super) fn spawn(&self, task: Task) {
+    pub(crate) fn spawn(&self, task: Task) {
         if let Some(executor) = self.0.upgrade() {
             executor.spawn(task).detach();
         }

@@ -27,7 +27,7 @@ const RECORD: BootRecord = BootRecord {
 };
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Stored {
+pub(crate) struct Stored {
     #[serde(skip)]
     boot_id: String,
     history: ClockHistory,
@@ -36,7 +36,7 @@ pub(super) struct Stored {
 impl Stored {
     /// Writes it down. Failing costs dates that stay wrong if the agent ends before the clock is right, so it is only told.
     /// Blocking.
-    pub(super) fn save(&self, run: &Path) {
+    pub(crate) fn save(&self, run: &Path) {
         if let Err(e) = RECORD.write(run, &self.boot_id, self) {
             log::warn!("cannot store what the clock has said: {e}");
         }
@@ -45,17 +45,17 @@ impl Stored {
 
 /// Shared flag: the wall clock was right once in this boot. [`Times`] sets it; threads may read it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Certainty(Arc<AtomicBool>);
+pub(crate) struct Certainty(Arc<AtomicBool>);
 
 impl Certainty {
     /// Returns true if it was.
-    pub(super) fn is_certain(&self) -> bool {
+    pub(crate) fn is_certain(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
 /// See the module. The loop looks at the clocks; everybody asks.
-pub(super) struct Times {
+pub(crate) struct Times {
     clock: Rc<dyn Clock>,
     boot_id: String,
     history: RefCell<ClockHistory>,
@@ -66,7 +66,7 @@ impl Times {
     /// With what earlier agents of this boot stored in the run dir. What cannot be read is told and forgotten. Blocking.
     ///
     /// - `certainty`: is told when the clock is right for the first time.
-    pub(super) fn restore(
+    pub(crate) fn restore(
         clock: Rc<dyn Clock>,
         run: &Path,
         boot_id: &str,
@@ -84,7 +84,7 @@ impl Times {
     }
 
     /// Looks at both clocks.
-    pub(super) fn look(&self, now: Mono) -> Seen {
+    pub(crate) fn look(&self, now: Mono) -> Seen {
         let clock = &*self.clock;
         let mut history = self.history.borrow_mut();
         let seen = history.look(now, clock.wall(), || clock.is_right());
@@ -99,7 +99,7 @@ impl Times {
     }
 
     /// Record for the agents after this one.
-    pub(super) fn stored(&self) -> Stored {
+    pub(crate) fn stored(&self) -> Stored {
         Stored {
             boot_id: self.boot_id.clone(),
             history: self.history.borrow().clone(),
@@ -107,27 +107,27 @@ impl Times {
     }
 
     /// Hands the history to `read`, which must not ask this owner for anything.
-    pub(super) fn with<T>(&self, read: impl FnOnce(&ClockHistory) -> T) -> T {
+    pub(crate) fn with<T>(&self, read: impl FnOnce(&ClockHistory) -> T) -> T {
         read(&self.history.borrow())
     }
 
     /// Returns true if the wall clock was right once in this boot.
-    pub(super) fn is_certain(&self) -> bool {
+    pub(crate) fn is_certain(&self) -> bool {
         self.with(ClockHistory::is_certain)
     }
 
     /// Corrects a date of a clock that was wrong.
-    pub(super) fn believed(&self, at: Wall) -> Wall {
+    pub(crate) fn believed(&self, at: Wall) -> Wall {
         self.with(|history| history.believed(at, self.clock.now()))
     }
 
     /// Converts `at` to the time since boot.
-    pub(super) fn moment(&self, at: Wall) -> Mono {
+    pub(crate) fn moment(&self, at: Wall) -> Mono {
         self.with(|history| history.moment(at, self.clock.now(), self.clock.wall()))
     }
 
     /// Time since `at`.
-    pub(super) fn since(&self, at: Wall) -> Duration {
+    pub(crate) fn since(&self, at: Wall) -> Duration {
         self.with(|history| history.since(at, self.clock.now(), self.clock.wall()))
     }
 }

@@ -6,20 +6,20 @@ use super::waker_set::WakerSet;
 
 /// See the module's words.
 #[derive(Debug, Default)]
-pub(super) struct Wake {
+pub(crate) struct Wake {
     is_set: Cell<bool>,
     waiters: WakerSet,
 }
 
 impl Wake {
     /// There is something to look at.
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         self.is_set.set(true);
         self.waiters.wake_all();
     }
 
     /// Waits for that. Dropping the future loses nothing.
-    pub(super) async fn woken(&self) {
+    pub(crate) async fn woken(&self) {
         self.waiters
             .until(|| self.is_set.take().then_some(()))
             .await;

@@ -8,19 +8,19 @@ use core::{
 
 /// Wakes whoever waits for something that changed. Waiters look again for themselves.
 #[derive(Debug, Default)]
-pub(super) struct WakerSet {
+pub(crate) struct WakerSet {
     wakers: RefCell<Vec<Waker>>,
 }
 
 impl WakerSet {
     /// Wakes all waiting tasks after a change.
-    pub(super) fn wake_all(&self) {
+    pub(crate) fn wake_all(&self) {
         let wakers = self.wakers.take();
         wakers.into_iter().for_each(Waker::wake);
     }
 
     /// Waits until `ready` has an answer; asked at once, and again after every [`WakerSet::wake_all`].
-    pub(super) fn until<T>(&self, mut ready: impl FnMut() -> Option<T>) -> impl Future<Output = T> {
+    pub(crate) fn until<T>(&self, mut ready: impl FnMut() -> Option<T>) -> impl Future<Output = T> {
         poll_fn(move |cx| {
             if let Some(answer) = ready() {
                 return Poll::Ready(answer);

@@ -22,9 +22,9 @@ const WEB_SOCKETS: &str = "ExtendWebSocketsToKubelet";
 
 /// Facts of the machine, read once at start.
 #[derive(Clone, Debug)]
-pub(in crate::agent) struct NodeFacts {
+pub(crate) struct NodeFacts {
     /// Node name.
-    pub(in crate::agent) name: String,
+    pub(crate) name: String,
     /// Host IPs at the start, primary first; [`Node::host_ips`](super::Node::host_ips) knows the present ones.
     pub(in crate::agent) host_ips: Vec<IpAddr>,
     /// Memory of the machine, bytes.
@@ -48,7 +48,7 @@ pub(in crate::agent) struct NodeFacts {
     /// Resources kept from pods.
     pub(in crate::agent) kept: Reservations,
     /// Ids, kernel and system of this machine.
-    pub(in crate::agent) identity: node::Identity,
+    pub(crate) identity: node::Identity,
     /// Settings of the operator for the node.
     pub(in crate::agent) settings: Settings,
 }

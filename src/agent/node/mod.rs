@@ -19,7 +19,8 @@ use core::{
     time::Duration,
 };
 
-pub(super) use facts::{NodeFacts, facts, max_pods};
+pub(crate) use facts::NodeFacts;
+pub(super) use facts::{facts, max_pods};
 pub(in crate::agent) use network::local as addresses;
 
 use super::{clock::Clock, complaints::Complaints, times::Times};
@@ -63,7 +64,7 @@ pub(super) type Addresses = fn(&str) -> Local;
 /// The machine as a node: its facts, its addresses, the resources that pods may ask for, and its Node object. There is
 /// one of each, so nothing here grows. The apiserver's answers come in by [`Node::learn`]; the starters of pods and the
 /// reporters of the node ask.
-pub(super) struct Node {
+pub(crate) struct Node {
     facts: Rc<NodeFacts>,
     addresses: Addresses,
     context: Rc<NodeContext>,
@@ -159,7 +160,7 @@ impl Node {
     }
 
     /// Addresses of the Node as the apiserver has it; `None`: it is not known yet, or has none.
-    pub(super) fn published_addresses(&self) -> Option<Vec<NodeAddress>> {
+    pub(crate) fn published_addresses(&self) -> Option<Vec<NodeAddress>> {
         let object = self.object.borrow();
         let addresses = &object.as_ref()?.status.addresses;
         (!addresses.is_empty()).then(|| addresses.clone())
