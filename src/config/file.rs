@@ -1,6 +1,7 @@
 //! The document named by `--config`: KubeletConfiguration v1beta1, and the agent's own keys under `picolet`.
 //!
-//! Fields of a kubelet that mean nothing to this agent are known, so that a kubelet's file loads without noise.
+//! Fields of a kubelet that mean nothing to this agent are known: a kubelet's file loads, and `without_effect` says which
+//! of them were asked for in vain.
 
 use alloc::collections::BTreeMap;
 use std::path::Path;
@@ -181,7 +182,7 @@ fn known(pattern: &str) -> Known {
 
 /// Every field of KubeletConfiguration v1beta1 in 1.36 and of `picolet`, sorted. Maps with free keys are one entry.
 #[rustfmt::skip]
-const FIELDS: &[&str] = &[
+pub(super) const FIELDS: &[&str] = &[
     "address", "allowedUnsafeSysctls", "apiVersion",
     "authentication.anonymous.enabled", "authentication.webhook.cacheTTL", "authentication.webhook.enabled",
     "authentication.x509.clientCAFile",

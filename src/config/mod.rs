@@ -3,7 +3,8 @@
 //! - [`decode`]: YAML or JSON text → JSON value → typed value, with limits; errors name the field's path.
 //! - [`mod@file`]: the document named by `--config` and its known fields.
 //! - `drop_in`: documents below `--config-dir`, each merged over that.
-//! - [`flags`]: one table of flags that feeds the parser and the help text; `without_effect`: flags that only a kubelet has.
+//! - [`flags`]: one table of flags that feeds the parser and the help text; `without_effect`: flags and keys that only a kubelet has.
+//! - `gates`: names of feature gates.
 //! - [`join`]: the file of a node that joins a cluster.
 //! - `adapt`: settings of a kubelet that this agent fulfils in its own way.
 //! - [`Config`]: the result: defaults < file < drop-ins < flags (CONF-03), every limit with its unit.
@@ -31,6 +32,7 @@ mod endpoints;
 mod eviction;
 pub mod file;
 pub mod flags;
+mod gates;
 pub mod join;
 mod link;
 mod manifest_url;
@@ -159,7 +161,11 @@ fn load_from(flags: flags::Flags, host: &Host, default_file: &Path) -> Result<Lo
             path: from.clone(),
             source,
         })?;
-    let resolved = resolve::resolve(fields, &document.value, file.is_some(), host);
+    let file::Document {
+        value,
+        mut warnings,
+    } = document;
+    let resolved = resolve::resolve(fields, value, file.is_some(), host, &mut warnings);
     let config = resolved.map_err(|e| ConfigError::Invalid {
         path: from,
         field: e.field,
@@ -169,7 +175,7 @@ fn load_from(flags: flags::Flags, host: &Host, default_file: &Path) -> Result<Lo
         config,
         file,
         drop_ins,
-        warnings: document.warnings,
+        warnings,
     })
 }
 

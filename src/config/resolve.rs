@@ -16,7 +16,10 @@ use super::values::{
     ImageConfig, LogConfig, MemoryQosConfig, NetworkConfig, Reserved, ReservedGroup, RuntimeConfig,
     Subnet, SwapBehavior, TimeConfig,
 };
-use super::{cluster, configz, endpoints, eviction, link, manifest_url, node, server, tunnel};
+use super::{
+    cluster, configz, endpoints, eviction, gates, link, manifest_url, node, server, tunnel,
+    without_effect,
+};
 use crate::api::cri::CgroupDriver;
 use crate::api::{Quantity, names};
 use crate::logic::{
@@ -67,15 +70,17 @@ const DEVICE_PLUGIN_DIR: &str = "/var/lib/kubelet/device-plugins";
 const DEVICE_WAIT: Duration = Duration::from_secs(120);
 
 /// Applies defaults and checks every rule. `from_file` says whether a document was loaded: only then has
-/// `evictionHard` a default (CONF-10).
+/// `evictionHard` a default (CONF-10). Adds a warning for each setting without effect.
 pub(super) fn resolve(
     fields: Fields,
-    document: &Value,
+    mut document: Value,
     from_file: bool,
     host: &Host,
+    warnings: &mut Vec<String>,
 ) -> Result<Config, Invalid> {
-    ranges(document)?;
+    ranges(&document)?;
     refuse(&fields)?;
+    warnings.extend(without_effect::remove(&mut document));
     let own = &fields.picolet;
     let root = absolute(
         "picolet.rootDir",
@@ -124,7 +129,7 @@ pub(super) fn resolve(
         link: link::resolve(own)?,
         update: update::resolve(&own.update)?,
         server,
-        document: configz::shown(document, cluster.is_member()),
+        document: configz::shown(&document, cluster.is_member()),
         node_name: node::name(own.hostname_override.as_deref(), host)?,
         node_ips: node::ips(own.node_ip.as_deref().unwrap_or(""))?,
         node,
@@ -163,7 +168,6 @@ pub(super) fn resolve(
         network: network(&fields)?,
         seccomp_default: fields.seccomp_default.unwrap_or(false),
         allowed_unsafe_sysctls: fields.allowed_unsafe_sysctls,
-        feature_gates: fields.feature_gates,
         dirs,
     };
     config.parts = parts::configure(&document["picolet"], &config)?;
@@ -279,6 +283,13 @@ fn ranges(document: &Value) -> Result<(), Invalid> {
 fn refuse(fields: &Fields) -> Result<(), Invalid> {
     if fields.run_once == Some(true) {
         return invalid("runOnce", "must be false");
+    }
+    let mut gates = fields.feature_gates.keys();
+    if let Some(name) = gates.find(|name| !gates::is_known(name)) {
+        return invalid(
+            &format!("featureGates.{name}"),
+            "no Kubernetes has this feature gate; only MemoryQoS has an effect here",
+        );
     }
     Ok(())
 }
@@ -438,7 +449,7 @@ fn memory_qos(
     fields: &Fields,
     throttling_permille: u32,
 ) -> Result<Option<MemoryQosConfig>, Invalid> {
-    let is_on = fields.feature_gates.get("MemoryQoS") == Some(&true);
+    let is_on = fields.feature_gates.get(gates::MEMORY_QOS) == Some(&true);
     let field = "memoryReservationPolicy";
     let reserves = match fields.memory_reservation_policy.as_deref() {
         None | Some("" | "None") => false,

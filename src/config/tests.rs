@@ -96,7 +96,7 @@ fn load_dir(
 fn drop_ins_are_laid_over_the_file_and_flags_over_them() {
     // CONF-02 CONF-03
     let file = "maxPods: 5\nport: 10\nhealthzPort: 11\nclusterDNS: [10.0.0.1, 10.0.0.2]\n\
-                featureGates: {A: true, B: true}\nsystemReserved: {cpu: 100m, memory: 1Gi}";
+                featureGates: {MemoryQoS: true, NodeSwap: true}\nsystemReserved: {cpu: 100m, memory: 1Gi}";
     let drop_ins = [
         (
             "20-second.conf",
@@ -104,7 +104,7 @@ fn drop_ins_are_laid_over_the_file_and_flags_over_them() {
         ),
         (
             "10-first.conf",
-            "maxPods: 6\nport: 20\nfeatureGates: {B: false, C: true}",
+            "maxPods: 6\nport: 20\nfeatureGates: {MemoryQoS: false, EnvFiles: true}",
         ),
         (
             "15-below/a.conf",
@@ -117,18 +117,25 @@ fn drop_ins_are_laid_over_the_file_and_flags_over_them() {
         "order",
         file,
         &drop_ins,
-        "--port=22 --feature-gates=C=false",
+        "--port=22 --feature-gates=EnvFiles=false",
     );
-    let config = loaded.expect("loads").config;
+    let Loaded {
+        config, warnings, ..
+    } = loaded.expect("loads");
     assert_eq!((config.max_pods, config.pods_per_core), (7, 3));
     assert_eq!(config.node.port, 22, "a flag wins");
     assert_eq!(config.network.cluster_dns.len(), 1, "a list is replaced");
     let document: serde_json::Value = serde_json::from_str(&config.document).expect("JSON");
     assert_eq!(document["healthzPort"], 11, "the file's is left");
     let gates = &document["featureGates"];
+    assert_eq!(*gates, serde_json::json!({"MemoryQoS": false}));
     assert_eq!(
-        *gates,
-        serde_json::json!({"A": true, "B": false, "C": false})
+        warnings,
+        [
+            "featureGates.EnvFiles is without effect here",
+            "featureGates.NodeSwap is without effect here",
+        ],
+        "gates of both are merged"
     );
     let reserved: Vec<_> = config.reserved.system.keys().map(String::as_str).collect();
     assert_eq!(reserved, ["cpu", "pid"], "null deletes");
@@ -317,16 +324,16 @@ fn several_agents_on_one_machine() {
 #[test]
 fn precedence() {
     // CONF-03
-    let file = "maxPods: 5\nsyncFrequency: 10s\nfeatureGates: {A: true, B: true}";
-    let config = load("precedence", file, "--max-pods 6 --feature-gates B=false").expect("config");
+    let file = "maxPods: 5\nsyncFrequency: 10s\nfeatureGates: {MemoryQoS: true, NodeSwap: true}";
+    let flags = "--max-pods 6 --feature-gates NodeSwap=false";
+    let config = load("precedence", file, flags).expect("config");
+    let off = load("gate off", file, "--feature-gates MemoryQoS=false").expect("config");
+    assert!(off.cgroup.memory_qos.is_none(), "a flag wins for its gate");
     assert_eq!(
         (config.max_pods, config.times.sync),
         (6, Duration::from_secs(10))
     );
-    assert_eq!(
-        config.feature_gates.into_iter().collect::<Vec<_>>(),
-        [("A".to_owned(), true), ("B".to_owned(), false)]
-    );
+    assert!(config.cgroup.memory_qos.is_some(), "the file's gate counts");
 }
 
 #[test]
@@ -1188,6 +1195,10 @@ fn refused() {
         (
             "memoryReservationPolicy: TieredReservation",
             "memoryReservationPolicy: is \"TieredReservation\", which needs featureGates: {MemoryQoS: true}",
+        ),
+        (
+            "featureGates: {MemoryQOS: true}",
+            "featureGates.MemoryQOS: no Kubernetes has this feature gate; only MemoryQoS",
         ),
         (
             "memorySwap: {swapBehavior: Some}",

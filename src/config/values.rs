@@ -87,8 +87,6 @@ pub struct Config {
     pub seccomp_default: bool,
     /// Sysctls, or patterns with a trailing `*`, allowed beside the safe ones.
     pub allowed_unsafe_sysctls: Vec<String>,
-    /// Feature gates by name. No gate changes anything in this version.
-    pub feature_gates: BTreeMap<String, bool>,
 }
 
 /// Settings of this machine as a node: content of its Node object, and how often that is sent.

@@ -1,10 +1,13 @@
-//! Flags of a kubelet that this agent accepts and ignores, so that a unit written for a kubelet starts it too
-//! (KADM-03).
+//! Flags, keys and feature gates of a kubelet that this agent accepts and ignores, so that a unit and a file written for
+//! a kubelet start it too (KADM-03, CONF-22).
 //!
-//! They are flags of kubelet 1.36 without a meaning here, and flags that were removed since 1.30. Each one that is
-//! given causes one warning. A value has to have the form that a kubelet asks for.
+//! Flags are those of kubelet 1.36 without a meaning here, and flags that were removed since 1.30. A value has to have
+//! the form that a kubelet asks for. Each flag, key and gate that asks for something causes one warning.
+
+use serde_json::Value;
 
 use super::flags::Kind::{self, List, Map, Number, Size, Switch, Text, Time};
+use super::gates::MEMORY_QOS;
 
 /// Names without dashes, and kinds of their values. Sorted by name.
 #[rustfmt::skip]
@@ -70,4 +73,175 @@ pub(super) const FLAGS: &[(&str, Kind)] = &[
 pub(super) fn find(name: &str) -> Option<&'static (&'static str, Kind)> {
     let at = FLAGS.binary_search_by_key(&name, |(name, _)| name).ok()?;
     FLAGS.get(at)
+}
+
+/// Keys of the document without effect, each with the word that says what is so here. Sorted.
+#[rustfmt::skip]
+const KEYS: &[(&str, &str)] = &[
+    ("configMapAndSecretChangeDetectionStrategy", "Cache"),
+    ("contentType", "application/json"),
+    ("cpuManagerPolicy", "none"),
+    ("cpuManagerPolicyOptions", ""),
+    ("cpuManagerReconcilePeriod", ""),
+    ("enableContentionProfiling", ""),
+    ("enableDebugFlagsHandler", ""),
+    ("enableProfilingHandler", ""),
+    ("enableSystemLogHandler", ""),
+    ("enableSystemLogQuery", ""),
+    ("hairpinMode", "none"),
+    ("imagePullCredentialsVerificationPolicy", ""),
+    ("iptablesDropBit", ""),
+    ("iptablesMasqueradeBit", ""),
+    ("kernelMemcgNotification", ""),
+    ("kubeletCgroups", ""),
+    ("logging.flushFrequency", ""),
+    ("logging.format", "text"),
+    ("logging.options", ""),
+    ("logging.vmodule", ""),
+    ("makeIPTablesUtilChains", ""),
+    ("memoryManagerPolicy", "None"),
+    ("preloadedImagesVerificationAllowlist", ""),
+    ("protectKernelDefaults", ""),
+    ("qosReserved", ""),
+    ("reservedMemory", ""),
+    ("showHiddenMetricsForVersion", ""),
+    ("systemCgroups", ""),
+    ("topologyManagerPolicy", "none"),
+    ("topologyManagerPolicyOptions", ""),
+    ("topologyManagerScope", "container"),
+    ("tracing", ""),
+    ("userNamespaces", ""),
+    ("volumePluginDir", ""),
+];
+
+/// Removes what is without effect from a document, and returns one sentence for each.
+///
+/// A key stays if its value asks for nothing: kubeadm writes many of those.
+pub(super) fn remove(document: &mut Value) -> Vec<String> {
+    let mut said = Vec::new();
+    for (key, so) in KEYS {
+        let (parent, name) = match key.split_once('.') {
+            Some((parent, name)) => (document.get_mut(parent), name),
+            None => (Some(&mut *document), *key),
+        };
+        let fields = parent.and_then(Value::as_object_mut);
+        let is_ignored = |value: &Value| !asks_nothing(value) && value != so;
+        if let Some(fields) = fields
+            && fields.get(name).is_some_and(is_ignored)
+        {
+            fields.remove(name);
+            said.push(format!("{key} is without effect here"));
+        }
+    }
+    let gates = document.get_mut("featureGates");
+    if let Some(gates) = gates.and_then(Value::as_object_mut) {
+        gates.retain(|name, _| {
+            let counts = name == MEMORY_QOS;
+            if !counts {
+                said.push(format!("featureGates.{name} is without effect here"));
+            }
+            counts
+        });
+    }
+    said
+}
+
+fn asks_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Bool(true) => false,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => matches!(text.as_str(), "" | "0" | "0s"),
+        Value::Array(items) => items.iter().all(asks_nothing),
+        Value::Object(fields) => fields.values().all(asks_nothing),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::{decode, file};
+    use super::*;
+
+    #[test]
+    fn keys_without_effect_are_those_that_nothing_reads() {
+        // CONF-22: no field takes a list of lists.
+        let is_read = |key: &str| {
+            let mut names = key.rsplit('.');
+            let last = names.next().unwrap_or("");
+            let document = names.fold(json!({last: [[]]}), |inner, name| json!({name: inner}));
+            decode::typed::<file::Fields>(&document).is_err()
+        };
+        let of_kubelet = |key: &&str| !key.starts_with("picolet.");
+        for key in file::FIELDS.iter().copied().filter(of_kubelet) {
+            let top = key.split('.').next().unwrap_or(key);
+            let is_listed = KEYS.iter().any(|(listed, _)| *listed == top);
+            let of_every_object = matches!(key, "apiVersion" | "kind");
+            assert_eq!(is_read(key) || of_every_object, !is_listed, "{key}");
+        }
+        for (key, _) in KEYS {
+            assert!(!is_read(key), "{key}");
+            assert!(
+                file::tests::is_known(key.split('.').next().unwrap_or(key)),
+                "{key}"
+            );
+        }
+        assert!(KEYS.is_sorted());
+    }
+
+    #[test]
+    fn each_key_that_asks_for_something_is_said_once() {
+        // CONF-22
+        let mut document = json!({
+            "cpuManagerPolicy": "static", "topologyManagerPolicy": "none", "enableSystemLogHandler": true,
+            "protectKernelDefaults": true, "kernelMemcgNotification": false, "maxPods": 7,
+            "configMapAndSecretChangeDetectionStrategy": "Watch", "reservedMemory": [],
+            "tracing": {"endpoint": "a:1"}, "userNamespaces": {"idsPerPod": 65536},
+            "logging": {"format": "json", "verbosity": 2},
+            "featureGates": {"MemoryQoS": true, "NodeSwap": false},
+        });
+        let said = remove(&mut document);
+        let named: Vec<&str> = said
+            .iter()
+            .filter_map(|one| one.strip_suffix(" is without effect here"))
+            .collect();
+        assert_eq!(
+            named,
+            [
+                "configMapAndSecretChangeDetectionStrategy",
+                "cpuManagerPolicy",
+                "enableSystemLogHandler",
+                "logging.format",
+                "protectKernelDefaults",
+                "tracing",
+                "userNamespaces",
+                "featureGates.NodeSwap",
+            ]
+        );
+        assert_eq!(
+            document,
+            json!({
+                "topologyManagerPolicy": "none", "kernelMemcgNotification": false, "maxPods": 7, "reservedMemory": [],
+                "logging": {"verbosity": 2}, "featureGates": {"MemoryQoS": true},
+            })
+        );
+    }
+
+    #[test]
+    fn what_kubeadm_writes_costs_no_warning() {
+        // CONF-22
+        let mut document = json!({
+            "cgroupDriver": "systemd", "containerRuntimeEndpoint": "", "cpuManagerReconcilePeriod": "0s",
+            "crashLoopBackOff": {}, "evictionPressureTransitionPeriod": "0s", "memorySwap": {},
+            "logging": {
+                "flushFrequency": 0, "verbosity": 0,
+                "options": {"json": {"infoBufferSize": "0"}, "text": {"infoBufferSize": "0"}},
+            },
+            "rotateCertificates": true, "staticPodPath": "/etc/kubernetes/manifests", "volumeStatsAggPeriod": "0s",
+        });
+        let before = document.clone();
+        assert_eq!(remove(&mut document), [""; 0]);
+        assert_eq!(document, before);
+    }
 }
