@@ -232,6 +232,15 @@ fn out_of_memory() {
     let exit = ended(&shim, &bundle);
     assert_eq!((exit.code, exit.signal), (137, 9));
     assert!(exit.oom_killed(), "{exit:?}");
+    // A child of init, which goes on without it.
+    let bundle = Bundle::new(
+        "(x=0123456789abcdef; while :; do x=$x$x; done); exit 0",
+        limit,
+    );
+    let shim = create(&launch_of(&bundle));
+    bundle.start();
+    let exit = ended(&shim, &bundle);
+    assert_eq!((exit.code, exit.oom_killed()), (0, true), "{exit:?}");
     // Killed for another reason, with the same limit.
     let bundle = Bundle::new("sleep 1000", limit);
     let shim = create(&launch_of(&bundle));

@@ -806,6 +806,9 @@ pub struct Version {
     pub version: String,
 }
 
+/// Reason of a container that ended for want of memory.
+pub const OOM_KILLED: &str = "OOMKilled";
+
 /// Handler of pods without a RuntimeClass.
 pub const DEFAULT_HANDLER: &str = "";
 

@@ -5,7 +5,7 @@
 use crate::{
     api::{
         Event, Pod, Wall,
-        cri::Image,
+        cri::{Image, OOM_KILLED},
         pod_status::{ContainerState, ContainerStatus, Phase},
         quantity::human_bytes,
     },
@@ -248,11 +248,8 @@ pub(crate) fn summarise(pod: &Pod) -> Summary {
             sidecar_restarts += c.restart_count;
             sidecar_last = sidecar_last.max(finished(&c.last_state));
         }
-        let done = c
-            .state
-            .terminated
-            .as_ref()
-            .is_some_and(|t| t.exit_code == 0);
+        let end = c.state.terminated.as_ref();
+        let done = end.is_some_and(|t| t.exit_code == 0 && (c.ready || t.reason != OOM_KILLED));
         let started = sidecar && c.started == Some(true);
         if started && c.ready {
             s.ready += 1;
@@ -511,6 +508,16 @@ mod tests {
                 "0/2",
                 "Init:ExitCode:3",
                 "1",
+            ),
+            (
+                "init ended with 0 for want of memory",
+                init,
+                String::from(
+                    r#""phase":"Failed","initContainerStatuses":[{"name":"i","state":{"terminated":{"exitCode":0,"reason":"OOMKilled"}}},{"name":"s"}]"#,
+                ),
+                "0/2",
+                "Init:OOMKilled",
+                "0",
             ),
             (
                 "sidecar counts",

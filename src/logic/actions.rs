@@ -22,7 +22,7 @@ use super::kill::{KillCause, single_kill_grace_s};
 pub use super::probe::{ProbeResult, Probes};
 pub use super::restart::restartable;
 use super::restart::{
-    effective_policy, init_failed, restart_all_pending, restarts_after_exit, triggers_restart_all,
+    effective_policy, failed_init_restarts, init_failed, restart_all_pending, triggers_restart_all,
 };
 use super::spec_hash::is_current;
 
@@ -374,7 +374,7 @@ fn init_actions(
         let step = if sidecar {
             sidecar_step(pod, container, instance, probes, actions)
         } else {
-            plain_step(pod, container, instance, actions)
+            plain_step(pod, status, container, instance, actions)
         };
         match step {
             InitStep::Start => actions.init_to_start.push(index),
@@ -423,6 +423,7 @@ enum InitStep {
 /// Decides about a plain init container at the frontier (ACT-53).
 fn plain_step(
     pod: &Pod,
+    status: &PodRuntimeStatus,
     container: &Container,
     instance: &ContainerStatus,
     actions: &mut PodActions,
@@ -430,8 +431,10 @@ fn plain_step(
     match instance.state {
         ContainerState::Created => InitStep::Start,
         ContainerState::Running => InitStep::Wait,
-        ContainerState::Exited if !init_failed(instance) => InitStep::Done { restart: false },
-        ContainerState::Exited if restarts_after_exit(pod, container, instance.exit_code) => {
+        ContainerState::Exited if !init_failed(pod, status, instance) => {
+            InitStep::Done { restart: false }
+        }
+        ContainerState::Exited if failed_init_restarts(pod, container, instance.exit_code) => {
             InitStep::Start
         }
         ContainerState::Unknown if effective_policy(pod, container) != RestartPolicy::Never => {

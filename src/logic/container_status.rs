@@ -6,7 +6,7 @@ use alloc::{boxed::Box, string::String, vec::Vec};
 use crate::api::order::Order;
 use crate::api::{
     Container,
-    cri::{self, ContainerState as State},
+    cri::{self, ContainerState as State, OOM_KILLED},
     pod_status::{
         ContainerState, ContainerStatus, ContainerUser, LinuxContainerUser, Running, Terminated,
         VolumeMountStatus, Waiting,
@@ -17,7 +17,7 @@ use super::{
     actions::any_regular_created,
     conditions::{self, ALL_RESTARTING, READY},
     probe::ProbeResult,
-    restart::{restart_all_pending, restartable},
+    restart::{failed_init_restarts, init_lacked_memory, restart_all_pending, restartable},
     status::{StatusInput, regular_in_ready_sandbox},
 };
 
@@ -257,9 +257,16 @@ fn show_start_failure(
     newest: Option<&cri::ContainerStatus>,
     status: &mut ContainerStatus,
 ) {
-    let succeeded = newest.is_some_and(|n| n.state == State::Exited && n.exit_code == 0);
     let due = match kind {
-        Kind::Init => !succeeded && restartable(input.pod, container, newest),
+        Kind::Init => match newest.filter(|n| n.state == State::Exited && n.exit_code == 0) {
+            None => restartable(input.pod, container, newest),
+            Some(ended) => {
+                !container.is_sidecar()
+                    && init_lacked_memory(input.pod, input.runtime, ended)
+                    && input.pod.metadata.deletion_timestamp.is_none()
+                    && failed_init_restarts(input.pod, container, 0)
+            }
+        },
         Kind::Regular => restartable(input.pod, container, newest),
         Kind::Ephemeral => {
             let has_begun = newest.is_some() || status.state.terminated.is_some();
@@ -304,11 +311,11 @@ fn readiness(
     });
     status.started = Some(started);
     status.ready = if kind == Kind::Init && !container.is_sidecar() {
-        status
-            .state
-            .terminated
-            .as_ref()
-            .is_some_and(|t| t.exit_code == 0)
+        let passed = |instance| !init_lacked_memory(input.pod, input.runtime, instance);
+        let end = status.state.terminated.as_ref();
+        end.is_some_and(|t| {
+            t.exit_code == 0 && (t.reason != OOM_KILLED || newest.is_some_and(passed))
+        })
     } else {
         started
             && running.is_some_and(|instance| {

@@ -4,7 +4,7 @@
 
 use crate::api::{
     Container, Pod,
-    cri::{ContainerState, ContainerStatus, PodRuntimeStatus},
+    cri::{ContainerState, ContainerStatus, OOM_KILLED, PodRuntimeStatus},
     pod::RestartPolicy,
 };
 
@@ -109,10 +109,43 @@ pub fn restart_all_pending(pod: &Pod, status: &PodRuntimeStatus) -> bool {
 
 /// Returns true if a plain init container's instance has failed: wrong exit code, killed for memory, or lost (ACT-54).
 #[must_use]
-pub fn init_failed(status: &ContainerStatus) -> bool {
-    status.state == ContainerState::Unknown
-        || (status.state == ContainerState::Exited
-            && (status.exit_code != 0 || status.reason == "OOMKilled"))
+pub fn init_failed(pod: &Pod, runtime: &PodRuntimeStatus, instance: &ContainerStatus) -> bool {
+    instance.state == ContainerState::Unknown
+        || (instance.state == ContainerState::Exited && instance.exit_code != 0)
+        || init_lacked_memory(pod, runtime, instance)
+}
+
+/// Returns true if a plain init container's instance ended with 0 and has failed all the same, for want of memory.
+///
+/// An agent that did not count killed children let the pod go on. Its init container has passed: a container after it was
+/// created in the same sandbox.
+#[must_use]
+pub fn init_lacked_memory(
+    pod: &Pod,
+    runtime: &PodRuntimeStatus,
+    instance: &ContainerStatus,
+) -> bool {
+    let was_passed = || {
+        let inits = pod.spec.init_containers.iter();
+        let later = inits.skip_while(|c| c.name != instance.name).skip(1);
+        let mut later = later.chain(&pod.spec.containers);
+        later.any(|c| {
+            let mut instances = runtime.instances(&c.name);
+            instances.any(|i| i.sandbox == instance.sandbox)
+        })
+    };
+    instance.state == ContainerState::Exited
+        && instance.exit_code == 0
+        && instance.reason == OOM_KILLED
+        && !was_passed()
+}
+
+/// Returns true if a plain init container that has failed ([`init_failed`]) runs again. With exit code 0 it has failed for
+/// want of memory.
+#[must_use]
+pub fn failed_init_restarts(pod: &Pod, container: &Container, exit_code: i32) -> bool {
+    restarts_after_exit(pod, container, exit_code)
+        || (exit_code == 0 && effective_policy(pod, container) != RestartPolicy::Never)
 }
 
 /// Restart count, thus attempt, of a new instance (CFG-06): one more than the newest instance's; if the runtime knows

@@ -23,7 +23,7 @@ use super::{
     probe::Probes,
     qos::qos_class,
     reason_cache::ReasonCache,
-    restart::restarts_after_exit,
+    restart::{failed_init_restarts, init_lacked_memory, restarts_after_exit},
     status_update::finish,
 };
 
@@ -138,6 +138,18 @@ fn phase(input: &StatusInput<'_>, status: &PodStatus) -> Phase {
                     return Phase::Failed;
                 }
                 View::Running | View::Waiting | View::None => pending_init = true,
+                // A kubelet kills the pod as well, but shows it as Pending for ever.
+                View::Succeeded
+                    if input
+                        .runtime
+                        .newest(&container.name)
+                        .is_some_and(|instance| {
+                            init_lacked_memory(input.pod, input.runtime, instance)
+                        })
+                        && !failed_init_restarts(input.pod, container, 0) =>
+                {
+                    return Phase::Failed;
+                }
                 View::Succeeded | View::Stopped(_) => {}
             }
         }

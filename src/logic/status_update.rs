@@ -6,6 +6,7 @@ use alloc::{string::String, vec::Vec};
 use crate::api::order::Order;
 use crate::api::{
     Pod, Wall,
+    cri::OOM_KILLED,
     pod::RestartPolicy,
     pod_status::{ContainerState, ContainerStatus, Phase, PodCondition, PodStatus},
 };
@@ -14,7 +15,7 @@ use super::{
     conditions::{self, DISRUPTION_TARGET},
     container_status::{LOST_EXIT_CODE, LOST_MESSAGE, STATUS_UNKNOWN, terminated},
     pod_kind::is_static,
-    restart::{has_restart_all_rule, restarts_after_exit},
+    restart::{failed_init_restarts, has_restart_all_rule, restarts_after_exit},
     text::cut,
 };
 
@@ -194,7 +195,11 @@ fn is_revived(pod: &Pod, before: &ContainerStatus, after: &ContainerStatus, init
     let Some(spec) = specs.find(|c| c.name == before.name) else {
         return false;
     };
-    let legal = (init && spec.is_sidecar()) || restarts_after_exit(pod, spec, ended.exit_code);
+    let restarts = match init && ended.reason == OOM_KILLED {
+        true => failed_init_restarts,
+        false => restarts_after_exit,
+    };
+    let legal = (init && spec.is_sidecar()) || restarts(pod, spec, ended.exit_code);
     // A running instance that is another one is a fact, no error of the agent: the policy was edited, or the sandbox
     // was lost. Its id may be equal if all earlier instances were removed: the id follows from the pod, the name and
     // their number.
@@ -294,9 +299,9 @@ fn had_initialized(pod: &Pod, status: &PodStatus) -> bool {
             if last.is_sidecar() {
                 s.started == Some(true)
             } else {
-                [&s.state, &s.last_state]
-                    .iter()
-                    .any(|state| state.terminated.as_ref().is_some_and(|t| t.exit_code == 0))
+                let ends = [&s.state, &s.last_state].map(|state| state.terminated.as_ref());
+                let mut ends = ends.into_iter().flatten();
+                ends.any(|t| t.exit_code == 0 && t.reason != OOM_KILLED)
             }
         })
 }

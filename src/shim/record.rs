@@ -100,11 +100,13 @@ pub struct Exit {
 }
 
 impl Exit {
-    /// Returns true if want of memory ended the container: its cgroup counted a kill, and init, or the shell that is init,
-    /// ended by SIGKILL.
+    /// Returns true if want of memory ended the container: its cgroup counted a kill, of init or of a child, and init was
+    /// not ended by a signal to stop.
+    ///
+    /// Source: containerd `internal/cri/server/events.go`, `TaskOOM`.
     #[must_use]
     pub const fn oom_killed(&self) -> bool {
-        self.oom_kills > 0 && self.code == 137
+        self.oom_kills > 0 && !matches!(self.code.saturating_sub(128), 1 | 2 | 3 | 15)
     }
 
     /// Returns the time of the end, by the wall clock of that time.
@@ -256,8 +258,15 @@ mod tests {
         for (code, kills, oom) in [
             (137, 1, true),
             (137, 0, false),
-            (0, 3, false),
-            (1, 1, false),
+            (0, 3, true),
+            (1, 1, true),
+            (139, 1, true),
+            (255, 1, true),
+            (0, 0, false),
+            (1, 0, false),
+            // Told to end, after a child was killed.
+            (143, 1, false),
+            (130, 1, false),
         ] {
             let exit = Exit {
                 code,

@@ -567,8 +567,15 @@ fn plain_init_containers() {
     let inits = |containers| {
         Case::new(&["a"], containers).inits(vec![container("i"), container("j"), container("k")])
     };
-    let mut oom = exited("i", 0);
-    oom.reason = "OOMKilled".into();
+    let oom = |name| {
+        let mut oom = exited(name, 0);
+        oom.reason = "OOMKilled".into();
+        oom
+    };
+    let of_old_sandbox = |mut instance: ContainerStatus| {
+        instance.sandbox = "sb-old".into();
+        instance
+    };
     // ACT-50 ACT-51 ACT-53 ACT-54 ACT-58 ACT-59
     check(vec![
         ("none", inits(vec![]), "init 0"),
@@ -605,13 +612,33 @@ fn plain_init_containers() {
         ),
         (
             "out of memory counts as failed",
-            inits(vec![oom.clone()]),
+            inits(vec![oom("i")]),
+            "init 0",
+        ),
+        (
+            "out of memory, on failure",
+            inits(vec![oom("i")]).policy(OnFailure),
             "init 0",
         ),
         (
             "out of memory, never",
-            inits(vec![oom]).policy(Never),
+            inits(vec![oom("i")]).policy(Never),
             "kill-pod",
+        ),
+        (
+            "out of memory, and the pod went on",
+            inits(vec![exited("a", 1), oom("k")]),
+            "start 0",
+        ),
+        (
+            "out of memory, and the pod went on in another sandbox",
+            inits(vec![of_old_sandbox(exited("a", 1)), oom("k")]),
+            "init 2",
+        ),
+        (
+            "out of memory with a next init container",
+            inits(vec![exited("j", 0), oom("i")]),
+            "init 2",
         ),
         (
             "unknown",

@@ -232,6 +232,13 @@ fn an_ephemeral_container_that_the_runtime_has_forgotten() {
     }
 }
 
+fn out_of_memory(name: &str) -> cri::ContainerStatus {
+    cri::ContainerStatus {
+        reason: "OOMKilled".into(),
+        ..exited(name, 0)
+    }
+}
+
 #[test]
 fn start_failures() {
     let never = || {
@@ -275,6 +282,22 @@ fn start_failures() {
             World::new(with_init(container("i")), vec![exited("i", 0)]).failing("i"),
             Kind::Init,
             "exit 0 Completed",
+        ),
+        (
+            "an init container that ended with 0 for want of memory",
+            World::new(with_init(container("i")), vec![out_of_memory("i")]).failing("i"),
+            Kind::Init,
+            "waiting ErrImagePull, last exit 0 OOMKilled",
+        ),
+        (
+            "the same, and the pod went on",
+            World::new(
+                with_init(container("i")),
+                vec![instance("a", Runs), out_of_memory("i")],
+            )
+            .failing("i"),
+            Kind::Init,
+            "exit 0 OOMKilled",
         ),
         (
             "a sidecar that exited 0",
@@ -434,13 +457,18 @@ fn started_and_ready() {
     }
     let mut pod = pod_with(&["a"]);
     pod.spec.init_containers = vec![container("i")];
-    for (code, ready) in [(0, true), (1, false)] {
-        let world = World::new(pod.clone(), vec![exited("i", code)]);
-        assert_eq!(
-            world.of(Kind::Init)[0].ready,
-            ready,
-            "plain init, exit {code}"
-        );
+    for (name, containers, ready) in [
+        ("exit 0", vec![exited("i", 0)], true),
+        ("exit 1", vec![exited("i", 1)], false),
+        ("out of memory", vec![out_of_memory("i")], false),
+        (
+            "out of memory, and the pod went on",
+            vec![exited("a", 0), out_of_memory("i")],
+            true,
+        ),
+    ] {
+        let world = World::new(pod.clone(), containers);
+        assert_eq!(world.of(Kind::Init)[0].ready, ready, "plain init, {name}");
     }
 }
 

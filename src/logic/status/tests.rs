@@ -204,6 +204,11 @@ fn phases_with_init_containers() {
     };
     let i = || container("i");
     let s = || sidecar("s");
+    let out_of_memory = |name: &str, code| {
+        let mut oom = exited(name, code);
+        oom.reason = "OOMKilled".into();
+        oom
+    };
     use Phase::{Failed, Pending, Running, Succeeded};
     // STAT-01 STAT-02 STAT-03 STAT-04
     for (name, world, expected) in [
@@ -236,17 +241,29 @@ fn phases_with_init_containers() {
             Pending,
         ),
         (
-            "out of memory with exit 0 is no failure here",
-            with(
-                Never,
-                i(),
-                vec![{
-                    let mut oom = exited("i", 0);
-                    oom.reason = "OOMKilled".into();
-                    oom
-                }],
-            ),
+            "out of memory with exit 0, for good",
+            with(Never, i(), vec![out_of_memory("i", 0)]),
+            Failed,
+        ),
+        (
+            "out of memory with exit 0, may restart",
+            with(OnFailure, i(), vec![out_of_memory("i", 0)]),
             Pending,
+        ),
+        (
+            "out of memory with exit 0, and the pod went on",
+            with(Never, i(), vec![run("a"), out_of_memory("i", 0)]),
+            Running,
+        ),
+        (
+            "a regular container out of memory with exit 0",
+            with(Never, i(), vec![exited("i", 0), out_of_memory("a", 0)]),
+            Succeeded,
+        ),
+        (
+            "a regular container out of memory with exit 1",
+            with(Never, i(), vec![exited("i", 0), out_of_memory("a", 1)]),
+            Failed,
         ),
         (
             "sidecar runs, not started",

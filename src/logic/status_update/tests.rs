@@ -206,6 +206,16 @@ fn judging() {
         judge(&pod, Some(&old), &init_back, false),
         Update::Illegal { .. }
     ));
+    for (policy, legal) in [(OnFailure, true), (Never, false)] {
+        pod.spec.restart_policy = policy;
+        let mut killed = ended("i", 0);
+        let end = killed.state.terminated.as_mut();
+        end.expect("ended").reason = "OOMKilled".into();
+        let killed = init(vec![ended("s", 1), killed]);
+        let again = init(vec![ended("s", 1), waits("i")]);
+        let judged = judge(&pod, Some(&killed), &again, false);
+        assert_eq!(judged == Update::Changed, legal, "{policy:?}: {judged:?}");
+    }
     // SM-01 DEL-01
     let same = status(Phase::Running, vec![runs("a")]);
     let mut pod = pod_with(&["a"]);
@@ -289,6 +299,19 @@ fn end_of_termination() {
             vec![ended("i", 0)],
             vec![waits("a"), waits("b")],
             "0 137 137",
+            Phase::Failed,
+        ),
+        (
+            "last init ended with 0 for want of memory",
+            vec![container("i")],
+            vec![{
+                let mut oom = ended("i", 0);
+                let end = oom.state.terminated.as_mut();
+                end.expect("ended").reason = "OOMKilled".into();
+                oom
+            }],
+            vec![waits("a"), waits("b")],
+            "0 - -",
             Phase::Failed,
         ),
         (

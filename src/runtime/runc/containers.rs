@@ -36,7 +36,8 @@ use crate::{
         ContainerId, PodUid, SandboxId, Wall,
         cri::{
             ANNOTATION_TERMINATION_PATH, ContainerConfig, ContainerState, DEFAULT_HANDLER,
-            LinuxResources, NamespaceMode, SandboxState, SecurityProfile, is_stop_signal,
+            LinuxResources, NamespaceMode, OOM_KILLED, SandboxState, SecurityProfile,
+            is_stop_signal,
         },
         oci::SpecInput,
     },
@@ -958,7 +959,7 @@ pub(super) fn note_exit(container: &mut Container, exit: &shim::Exit) {
     status.finished_at = Some(exit.wall());
     status.reason = match exit {
         exit if !exit.known => LOST,
-        exit if exit.oom_killed() => "OOMKilled",
+        exit if exit.oom_killed() => OOM_KILLED,
         exit if exit.code == 0 => "Completed",
         _ => "Error",
     }
