@@ -321,8 +321,7 @@ object!(SecurityContext {
 object!(Capabilities { add: Vec<String>, drop: Vec<String> });
 
 object!(
-    /// A volume. Exactly one source is set; the validator, which reads the raw object, lists sources that are not
-    /// modelled in `unsupported_source`.
+    /// A volume. Exactly one source is set; of one that is not modelled there is the name.
     Volume {
         name: String,
         empty_dir: Option<EmptyDirVolume>,
@@ -336,6 +335,9 @@ object!(
         persistent_volume_claim: Option<PvcVolume>,
         ephemeral: Option<EphemeralVolume>,
         image: Option<ImageVolume>,
+        /// Field of the source, if it is not modelled. From the raw object.
+        #[serde(skip)]
+        unmodelled: String,
     }
 );
 object!(EmptyDirVolume { medium: String, size_limit: Option<Quantity> });
@@ -388,6 +390,9 @@ object!(ProjectedSource {
     #[serde(rename = "downwardAPI")]
     downward_api: Option<DownwardApiVolume>,
     service_account_token: Option<ServiceAccountTokenProjection>,
+    /// Field of the source, if it is not modelled. From the raw object.
+    #[serde(skip)]
+    unmodelled: String,
 });
 object!(ProjectedObject { name: String, items: Vec<KeyToPath>, optional: Option<bool> });
 object!(ServiceAccountTokenProjection { audience: String, expiration_seconds: Option<i64>, path: String });

@@ -12,6 +12,7 @@ use crate::api::pod::{
     PodSpec, Probe, Resources, Volume,
 };
 use crate::api::{Quantity, pod::DownwardApiVolume};
+use crate::validation::{PROJECTED_SOURCES, VOLUME_SOURCES};
 
 /// `defaultMode` of projected files.
 pub const FILE_MODE: i32 = 0o644;
@@ -42,15 +43,29 @@ pub fn pod(pod: &mut Pod) {
     pod_requests(spec);
 }
 
-/// Gives every volume that names no source at all an emptyDir. Reads the raw object, for a source that is not modelled
-/// must not turn into one.
-pub fn sourceless_volumes(pod: &mut Pod, raw: &Value) {
+/// Gives every volume that names no source at all an emptyDir. Reads the raw object: a source that is not modelled must not
+/// turn into one, and is known by its name.
+pub fn volume_sources(pod: &mut Pod, raw: &Value) {
+    let unmodelled = |object: &Value, known: &[&str]| {
+        let mut names = object
+            .as_object()
+            .into_iter()
+            .flat_map(|fields| fields.keys());
+        let name = names.find(|name| *name != "name" && !known.contains(&name.as_str()));
+        name.cloned().unwrap_or_default()
+    };
     for (n, volume) in pod.spec.volumes.iter_mut().enumerate() {
-        let bare = raw["spec"]["volumes"][n]
+        let raw = &raw["spec"]["volumes"][n];
+        let bare = raw
             .as_object()
             .is_some_and(|fields| fields.keys().all(|name| name == "name"));
         if bare {
             volume.empty_dir = Some(EmptyDirVolume::default());
+        }
+        volume.unmodelled = unmodelled(raw, &VOLUME_SOURCES);
+        let sources = volume.projected.iter_mut().flat_map(|p| &mut p.sources);
+        for (m, source) in sources.enumerate() {
+            source.unmodelled = unmodelled(&raw["projected"]["sources"][m], &PROJECTED_SOURCES);
         }
     }
 }

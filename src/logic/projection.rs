@@ -120,9 +120,13 @@ impl Payload<'_> {
             };
             self.put(&v.path, &token, mode, owner)
         } else {
-            Err(PodError::Spec(
-                "a source of the projected volume is of a kind this agent does not know".into(),
-            ))
+            let kind = match source.unmodelled.as_str() {
+                "" => "unknown",
+                kind => kind,
+            };
+            Err(PodError::Spec(format!(
+                "sources of type {kind:?} of projected volumes are not supported by this agent"
+            )))
         }
     }
 
@@ -444,7 +448,7 @@ mod tests {
             (
                 "unknown source",
                 r#""projected":{"defaultMode":292,"sources":[{}]}"#,
-                "error: a source of the projected volume is of a kind this agent does not know",
+                "error: sources of type \"unknown\" of projected volumes are not supported by this agent",
             ),
             // VOL-11 VOL-12
             (

@@ -82,7 +82,7 @@ fn prepare_from(mut raw: Value, node: &str, place: Place<'_>) -> Result<Box<Rece
 /// Errors: the path of the first value of a wrong kind.
 pub fn decode(raw: &Value) -> Result<Pod, WrongValue> {
     let mut pod: Pod = strict::typed(raw)?;
-    defaults::sourceless_volumes(&mut pod, raw);
+    defaults::volume_sources(&mut pod, raw);
     defaults::pod(&mut pod);
     Ok(pod)
 }

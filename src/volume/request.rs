@@ -212,8 +212,10 @@ fn source(volume: &Volume, files: Option<Files>) -> Source {
             "ephemeral"
         } else if volume.persistent_volume_claim.is_some() {
             "persistentVolumeClaim"
-        } else {
+        } else if volume.unmodelled.is_empty() {
             "unknown"
+        } else {
+            &volume.unmodelled
         };
         Source::Unsupported(kind.into())
     }

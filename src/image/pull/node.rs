@@ -63,7 +63,7 @@ pub struct Provider {
     pub args: Vec<String>,
     /// Environment.
     pub env: Vec<Variable>,
-    /// Wants tokens of service accounts: needs a cluster.
+    /// Wants tokens of service accounts: not supported.
     pub token_attributes: Option<Value>,
 }
 
@@ -123,7 +123,7 @@ impl Providers {
                 return at("defaultCacheDuration", "must be a duration such as \"12h\"");
             }
             if provider.token_attributes.is_some() {
-                return at("tokenAttributes", "needs a cluster");
+                return at("tokenAttributes", "is not supported by this agent");
             }
         }
         Ok(Self {
@@ -672,7 +672,11 @@ echo '{{"apiVersion": "{PROVIDER_API}", "kind": "CredentialProviderResponse", "c
                 json!("1"),
                 "providers[0].defaultCacheDuration",
             ),
-            ("tokenAttributes", json!({}), "needs a cluster"),
+            (
+                "tokenAttributes",
+                json!({}),
+                "providers[0].tokenAttributes: is not supported",
+            ),
             ("env", json!("x"), "providers[0].env"),
         ] {
             let error = parse(&|d| d["providers"][0][field] = value.clone());

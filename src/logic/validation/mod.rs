@@ -34,7 +34,7 @@ const MAX_SEARCHES: usize = 32;
 /// Characters of all search domains together.
 const MAX_SEARCH_CHARS: usize = 2048;
 /// Sources a volume may have in this version.
-const VOLUME_SOURCES: [&str; 9] = [
+pub(crate) const VOLUME_SOURCES: [&str; 9] = [
     "configMap",
     "downwardAPI",
     "emptyDir",
@@ -46,7 +46,8 @@ const VOLUME_SOURCES: [&str; 9] = [
     "secret",
 ];
 /// Sources a projected volume may have in this version.
-const PROJECTED_SOURCES: [&str; 4] = ["configMap", "downwardAPI", "secret", "serviceAccountToken"];
+pub(crate) const PROJECTED_SOURCES: [&str; 4] =
+    ["configMap", "downwardAPI", "secret", "serviceAccountToken"];
 
 /// Checks a defaulted pod. Returns all errors, at most [`MAX_ERRORS`]; empty if the pod may run.
 #[must_use]
