@@ -14,6 +14,8 @@ use crate::api::strict::from_json;
 
 /// Most bytes of an answer's head.
 const MAX_HEAD_BYTES: usize = 16 * 1024;
+/// Most bytes of the line before a chunk.
+const MAX_CHUNK_LINE_BYTES: usize = 32;
 /// Most bytes of an answer that is read whole (a list of pods or images).
 const MAX_BODY_BYTES: u64 = 64 << 20;
 
@@ -28,6 +30,8 @@ pub(crate) struct Client {
 /// An answer: its status and the connection, placed at the body.
 pub(crate) struct Answer {
     pub(crate) status: u16,
+    /// Set if the body comes in chunks; only [`Answer::copy_to`] reads these.
+    is_chunked: bool,
     pub(crate) body: BufReader<UnixStream>,
 }
 
@@ -58,6 +62,11 @@ impl Client {
         headers: &str,
     ) -> Result<Answer, CliError> {
         Self::answer(self.ask(method, target, headers)?)
+    }
+
+    /// Sends a request for an answer to copy as it comes; see [`Answer::copy_to`].
+    pub(super) fn stream(&self, target: &str) -> Result<Answer, CliError> {
+        self.send("GET", target, "TE: chunked\r\n")
     }
 
     /// Sends a request without a body. Its connection can be read once the agent answers.
@@ -92,6 +101,7 @@ impl Client {
     pub(crate) fn answer(stream: UnixStream) -> Result<Answer, CliError> {
         let mut answer = Answer {
             status: 0,
+            is_chunked: false,
             body: BufReader::new(stream),
         };
         let mut left = MAX_HEAD_BYTES;
@@ -117,6 +127,8 @@ impl Client {
                 })?;
             } else if text.is_empty() {
                 break;
+            } else if text.eq_ignore_ascii_case("transfer-encoding: chunked") {
+                answer.is_chunked = true;
             }
         }
         if answer.status >= 400 {
@@ -145,6 +157,10 @@ fn lost(e: &io::Error) -> CliError {
     CliError::new(format!("connection to the agent failed: {e}"))
 }
 
+fn cut() -> CliError {
+    CliError::new("the agent has ended before the end of the answer")
+}
+
 impl Answer {
     fn read<T: DeserializeOwned>(&mut self) -> Result<T, CliError> {
         from_json(self.text()?.as_bytes())
@@ -161,19 +177,112 @@ impl Answer {
         Ok(text)
     }
 
-    /// Copies the body to `out` as it comes.
+    /// Copies the body to `out` as it comes. In chunks ([`Client::stream`]) it has an end of its own: without that the agent
+    /// has ended, which is an error.
     pub(crate) fn copy_to(&mut self, out: &mut impl io::Write) -> Result<(), CliError> {
+        // Bytes until the end of the chunk.
+        let mut left = if self.is_chunked { 0 } else { usize::MAX };
         loop {
-            let chunk = self.body.fill_buf().map_err(|e| lost(&e))?;
-            if chunk.is_empty() {
-                return Ok(());
+            if left == 0 {
+                left = self.chunk_size()?;
+                if left == 0 {
+                    return Ok(());
+                }
             }
-            let n = chunk.len();
-            match out.write_all(chunk).and_then(|()| out.flush()) {
+            let piece = self.body.fill_buf().map_err(|e| lost(&e))?;
+            if piece.is_empty() {
+                return if self.is_chunked { Err(cut()) } else { Ok(()) };
+            }
+            let n = piece.len().min(left);
+            match out.write_all(&piece[..n]).and_then(|()| out.flush()) {
                 Ok(()) => self.body.consume(n),
                 // The reader of our output left (`| head`): that is the end, not an error.
                 Err(e) if e.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
                 Err(e) => return Err(CliError::new(format!("cannot write: {e}"))),
+            }
+            if self.is_chunked {
+                left -= n;
+            }
+        }
+    }
+
+    /// Reads how long the next chunk is, in bytes; 0 for the end.
+    fn chunk_size(&mut self) -> Result<usize, CliError> {
+        let mut line = String::new();
+        // The end of the chunk before leaves an empty line.
+        for _ in 0..2 {
+            line.clear();
+            let limit = u64::try_from(MAX_CHUNK_LINE_BYTES).unwrap_or(0);
+            let read = (&mut self.body).take(limit).read_line(&mut line);
+            read.map_err(|e| lost(&e))?;
+            if !line.ends_with('\n') {
+                return Err(cut());
+            }
+            if !line.trim_end().is_empty() {
+                break;
+            }
+        }
+        usize::from_str_radix(line.trim_end(), 16)
+            .map_err(|_| CliError::new("the agent's answer is not understood"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_in_chunks_has_an_end_and_without_it_the_agent_has_ended() {
+        // LOG-10
+        let head = "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n";
+        let chunked = "Transfer-Encoding: chunked\r\n\r\n";
+        for (name, rest, copied, says) in [
+            ("an older agent", "\r\n3\r\nabc", "3\r\nabc", None),
+            (
+                "whole",
+                &format!("{chunked}3\r\nabc\r\nb\r\nd\r\nefghijkl\r\n0\r\n\r\n"),
+                "abcd\r\nefghijkl",
+                None,
+            ),
+            ("empty", &format!("{chunked}0\r\n\r\n"), "", None),
+            (
+                "killed between chunks",
+                &format!("{chunked}3\r\nabc\r\n"),
+                "abc",
+                Some("has ended"),
+            ),
+            (
+                "killed in a chunk",
+                &format!("{chunked}9\r\nabc"),
+                "abc",
+                Some("has ended"),
+            ),
+            ("killed before a chunk", chunked, "", Some("has ended")),
+            (
+                "killed in a size",
+                &format!("{chunked}9"),
+                "",
+                Some("has ended"),
+            ),
+            (
+                "no size",
+                &format!("{chunked}x\r\n"),
+                "",
+                Some("not understood"),
+            ),
+        ] {
+            let (mut agent, client) = UnixStream::pair().expect("pair");
+            agent
+                .write_all(format!("{head}{rest}").as_bytes())
+                .expect("write");
+            drop(agent);
+            let mut answer = Client::answer(client).expect(name);
+            let mut out = Vec::new();
+            let end = answer.copy_to(&mut out).map_err(|e| e.message);
+            assert_eq!(String::from_utf8_lossy(&out), copied, "{name}");
+            match says {
+                None => assert_eq!(end, Ok(()), "{name}"),
+                Some(says) => assert!(end.expect_err(name).contains(says), "{name}"),
             }
         }
     }

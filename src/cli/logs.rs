@@ -72,7 +72,7 @@ pub(crate) fn run(mut words: Words) -> Result<(), CliError> {
         encode(pod),
         encode(or_default(&container))
     );
-    let mut answer = words.client().send("GET", &target, "")?;
+    let mut answer = words.client().stream(&target)?;
     answer.copy_to(&mut std::io::stdout())
 }
 

@@ -271,7 +271,7 @@ fn dump(mut words: Words) -> Result<(), CliError> {
     if let Some(word) = words.next()? {
         return Err(args::unexpected(word));
     }
-    let mut answer = words.client().send("GET", "/debug/dump", "")?;
+    let mut answer = words.client().stream("/debug/dump")?;
     answer.copy_to(&mut std::io::stdout())
 }
 

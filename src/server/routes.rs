@@ -54,10 +54,14 @@ pub async fn serve(backend: &dyn Backend, mut connection: Connection) -> io::Res
     match smol::future::or(read, late).await? {
         Ok(None) => Ok(()),
         Err(refusal) => http::refuse(connection, &refusal).await,
-        Ok(Some(request)) => match route(backend, connection, &request).await? {
-            Ok(()) => Ok(()),
-            Err(refusal) => http::refuse(connection, &refusal).await,
-        },
+        Ok(Some(request)) => {
+            // A client that takes chunks can tell the end of the answer from the end of the agent.
+            connection.answer.chunked = request.headers_named("te").any(|te| te == "chunked");
+            match route(backend, connection, &request).await? {
+                Ok(()) => Ok(()),
+                Err(refusal) => http::refuse(connection, &refusal).await,
+            }
+        }
     }
 }
 
