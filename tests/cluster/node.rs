@@ -25,7 +25,10 @@ fn it_registers_and_stays() {
     let node = wait_ready(&server, SOON);
     assert_eq!(
         node["status"]["declaredFeatures"],
-        serde_json::json!(["ExtendWebSocketsToKubelet"])
+        serde_json::json!([
+            "ExtendWebSocketsToKubelet",
+            "RestartAllContainersOnContainerExits"
+        ])
     );
     let lease = |view: &picolet_test_apiserver::View<'_>| {
         let lease = view.get("leases", "kube-node-lease", NODE)?;

@@ -19,6 +19,8 @@ use crate::{
 /// Feature that the node declares: exec, attach and port forwarding may come as WebSocket in their newest forms
 /// (STREAM-11).
 const WEB_SOCKETS: &str = "ExtendWebSocketsToKubelet";
+/// Feature that the node declares: an exit code may restart all containers of the pod (ACT-72).
+const RESTART_ALL: &str = "RestartAllContainersOnContainerExits";
 
 /// Facts of the machine, read once at start.
 #[derive(Clone, Debug)]
@@ -146,11 +148,11 @@ pub(in crate::agent) fn settings(cfg: &Config, facts: &NodeFacts) -> Settings {
         local_storage: cfg.reserved.local_storage,
         // Without a listener there is no port: the apiserver would call it in vain.
         port: cfg.server.listen.map(|listen| listen.port()),
-        declared_features: cfg
-            .server
-            .listen
-            .map(|_| WEB_SOCKETS.into())
+        // Sorted.
+        declared_features: [cfg.server.listen.map(|_| WEB_SOCKETS), Some(RESTART_ALL)]
             .into_iter()
+            .flatten()
+            .map(Into::into)
             .collect(),
         kubelet_version: cfg.node.kubelet_version.clone(),
     }
