@@ -545,6 +545,35 @@ fn a_pod_in_the_hosts_network_is_asked_where_the_node_is() {
 }
 
 #[test]
+fn hook_of_a_stalled_server() {
+    // KILL-05 HOOK-05
+    let world = settled();
+    let mut probe = tcp(81);
+    probe["terminationGracePeriodSeconds"] = json!(20);
+    let stop = json!({"preStop": {"httpGet": {"port": 80}}});
+    world.apply(&[probed(
+        "a",
+        json!({"livenessProbe": probe, "lifecycle": stop}),
+    )]);
+    world.until("runs", |w| w.phase("a") == Some(Phase::Running));
+    world.wire.hook_hangs();
+    world.wire.is_well(81, false);
+    world.until("is asked to stop", |w| w.wire.hanging_hooks() == 1);
+    let asked = world.now();
+    world.wire.is_well(81, true);
+    world.until("runs again", |w| {
+        restarts(w, "a") == 1 && container(w, "a").state.running.is_some()
+    });
+    assert!(world.now() - asked >= s(20), "it has its whole grace");
+    // The request ends before the next instance, which has the same address, could take it.
+    assert_eq!(world.wire.hanging_hooks(), 0);
+    assert_eq!(world.wire.take_asked(80), 1);
+    assert_eq!(told(&world, "FailedPreStopHook"), [""; 0]);
+    world.advance(s(60));
+    assert_eq!((restarts(&world, "a"), world.wire.take_asked(80)), (1, 0));
+}
+
+#[test]
 fn hooks() {
     // HOOK-01 HOOK-03 HOOK-05 EVT-19
     let world = settled();

@@ -33,7 +33,10 @@ pub(in crate::agent) enum Port {
 pub(in crate::agent) struct FakeWire {
     ports: RefCell<BTreeMap<u16, Port>>,
     asked: RefCell<Vec<(u16, Option<IpAddr>)>>,
-    hooks: RefCell<Vec<Result<Hooked, Unanswered>>>,
+    /// Ends of hooks, the next one last; `None`: it hangs.
+    hooks: RefCell<Vec<Option<Result<Hooked, Unanswered>>>>,
+    /// Hooks that hang now.
+    hanging: Cell<usize>,
     releases: Cell<u32>,
     waiters: WakerSet,
 }
@@ -61,7 +64,17 @@ impl FakeWire {
 
     /// Sets the end of the next hook; the end that was set last comes first.
     pub(in crate::agent) fn hook_ends(&self, end: Result<Hooked, Unanswered>) {
-        self.hooks.borrow_mut().push(end);
+        self.hooks.borrow_mut().push(Some(end));
+    }
+
+    /// Makes the next hook hang until nobody waits for it.
+    pub(in crate::agent) fn hook_hangs(&self) {
+        self.hooks.borrow_mut().push(None);
+    }
+
+    /// Number of hooks that hang now.
+    pub(in crate::agent) fn hanging_hooks(&self) -> usize {
+        self.hanging.get()
     }
 
     /// Answers all probes that wait.
@@ -127,6 +140,31 @@ impl Wire for Rc<FakeWire> {
     ) -> Asked<'a, Result<Hooked, Unanswered>> {
         self.asked.borrow_mut().push((get.port, ip));
         let end = self.hooks.borrow_mut().pop();
-        Box::pin(async move { end.unwrap_or(Ok(Hooked::Answered)) })
+        Box::pin(async move {
+            match end {
+                Some(Some(end)) => end,
+                Some(None) => {
+                    let _hanging = Hanging::new(&self.hanging);
+                    pending().await
+                }
+                None => Ok(Hooked::Answered),
+            }
+        })
+    }
+}
+
+/// A hook that hangs, counted for as long as somebody waits for it.
+struct Hanging<'a>(&'a Cell<usize>);
+
+impl<'a> Hanging<'a> {
+    fn new(count: &'a Cell<usize>) -> Self {
+        count.set(count.get() + 1);
+        Self(count)
+    }
+}
+
+impl Drop for Hanging<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
     }
 }
