@@ -116,6 +116,7 @@ object!(ContainerStatus {
     container_id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     started: Option<bool>,
+    /// Left out, as `resources` is: see RSZ-04. Read, so that those of another agent are removed from the API.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     allocated_resources: BTreeMap<String, Quantity>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -341,10 +341,9 @@ fn describe(
     newest: Option<&cri::ContainerStatus>,
     status: &mut ContainerStatus,
 ) {
-    let resources = &container.resources;
-    status.allocated_resources.clone_from(&resources.requests);
-    status.resources =
-        (!resources.requests.is_empty() || !resources.limits.is_empty()).then(|| resources.clone());
+    // What an older agent showed of resources is not taken over (RSZ-04).
+    status.allocated_resources.clear();
+    status.resources = None;
     status.volume_mounts = container
         .volume_mounts
         .iter()

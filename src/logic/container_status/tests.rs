@@ -396,7 +396,8 @@ fn described_by_spec_and_runtime() {
         modes,
         [None, Some("Disabled"), Some("Enabled"), Some("Enabled")]
     );
-    assert!(status.allocated_resources.contains_key("cpu") && status.resources.is_some());
+    // RSZ-04
+    assert!(status.allocated_resources.is_empty() && status.resources.is_none());
     // SEC-13
     let user = status.user.and_then(|u| u.linux).expect("user");
     assert_eq!(
