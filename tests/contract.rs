@@ -266,6 +266,8 @@ impl RuntimeService for Memory {
             image: config.user_image.clone(),
             image_id: IMAGE.into(),
             volume_images,
+            mounts: Vec::new(),
+            stop_signal: String::new(),
             hash: hash.map_or(0, |hash| u64::from_str_radix(hash, 16).expect("a hash")),
             user: None,
             pid: 0,

@@ -496,6 +496,12 @@ pub struct ContainerStatus {
     /// Images that it mounts as volumes: ids, sorted, each once. They are in use as its own image is.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub volume_images: Vec<String>,
+    /// Mounts that are read-only with all below them, and mounts of images. Others are left out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<MountStatus>,
+    /// Stop signal in force, as a pod names it; empty if the runtime does not tell.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub stop_signal: String,
     /// Spec hash (ACT-42).
     pub hash: u64,
     /// uid, gid and supplementary groups in force.
@@ -504,6 +510,18 @@ pub struct ContainerStatus {
     pub pid: i32,
     /// Absolute path of the log file.
     pub log_path: String,
+}
+
+/// A mount of an instance, as it was made.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MountStatus {
+    /// Absolute path in the container.
+    pub container_path: String,
+    /// Read-only with all that is mounted below it.
+    pub recursive_read_only: bool,
+    /// The image whose files are mounted, by digest; empty for none.
+    pub image: String,
 }
 
 /// A sandbox in a list.
@@ -723,13 +741,36 @@ pub fn stop_signal_number(name: &str) -> i32 {
     }
 }
 
+/// Name of the stop signal with that number of CRI; `None` if there is none.
+#[must_use]
+pub fn stop_signal_of_number(number: i32) -> Option<String> {
+    match number {
+        SIGRTMIN => Some("SIGRTMIN".into()),
+        SIGRTMAX => Some("SIGRTMAX".into()),
+        36..=50 => Some(format!("SIGRTMIN+{}", number - SIGRTMIN)),
+        51..=64 => Some(format!("SIGRTMAX-{}", SIGRTMAX - number)),
+        _ => {
+            let place = usize::try_from(number).ok()?.checked_sub(1)?;
+            STOP_SIGNALS.get(place).map(|name| (*name).into())
+        }
+    }
+}
+
 /// Returns true for the name of a stop signal as images write it: `SIGTERM`, `term`, `15`.
 #[must_use]
 pub fn is_stop_signal(text: &str) -> bool {
+    let number = text.to_ascii_uppercase();
+    let number = number.strip_prefix("SIG").unwrap_or(&number);
+    let by_number = number.parse::<u8>().is_ok_and(|n| (1..=64).contains(&n));
+    by_number || stop_signal_name(text).is_some()
+}
+
+/// Name of a stop signal as pods write it, from that of an image; `None` for a number, and for what is no signal.
+#[must_use]
+pub fn stop_signal_name(text: &str) -> Option<String> {
     let name = text.to_ascii_uppercase();
-    let name = name.strip_prefix("SIG").unwrap_or(&name);
-    let by_number = name.parse::<u8>().is_ok_and(|n| (1..=64).contains(&n));
-    by_number || stop_signal_number(&format!("SIG{name}")) > 0
+    let name = format!("SIG{}", name.strip_prefix("SIG").unwrap_or(&name));
+    (stop_signal_number(&name) > 0).then_some(name)
 }
 
 /// Credential for a registry. The fields that are set decide its use.
@@ -858,6 +899,27 @@ pub struct ExecOutput {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn numbers_and_names_of_stop_signals() {
+        // STS-02
+        for number in 1..=65 {
+            let name = stop_signal_of_number(number).expect("a signal");
+            assert_eq!(stop_signal_number(&name), number, "{name}");
+        }
+        for number in [i32::MIN, -1, 0, 66] {
+            assert_eq!(stop_signal_of_number(number), None, "{number}");
+        }
+        for (text, name) in [
+            ("SIGTERM", Some("SIGTERM")),
+            ("term", Some("SIGTERM")),
+            ("rtmin+3", Some("SIGRTMIN+3")),
+            ("15", None),
+            ("SIGFOO", None),
+        ] {
+            assert_eq!(stop_signal_name(text).as_deref(), name, "{text}");
+        }
+    }
+
     use super::*;
 
     #[test]

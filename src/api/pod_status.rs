@@ -128,6 +128,8 @@ object!(ContainerStatus {
     /// Health of the devices that the container holds; sorted.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     allocated_resources_status: Vec<ResourceStatus>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    stop_signal: String,
 });
 
 object!(ResourceStatus {
@@ -186,7 +188,15 @@ object!(VolumeMountStatus {
     read_only: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     recursive_read_only: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    volume_status: Option<VolumeStatus>,
 });
+
+object!(VolumeStatus {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    image: Option<ImageVolumeStatus>,
+});
+object!(ImageVolumeStatus { image_ref: String });
 
 object!(ContainerUser {
     #[serde(skip_serializing_if = "Option::is_none")]

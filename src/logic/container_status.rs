@@ -8,14 +8,15 @@ use crate::api::{
     Container,
     cri::{self, ContainerState as State, OOM_KILLED},
     pod_status::{
-        ContainerState, ContainerStatus, ContainerUser, LinuxContainerUser, Running, Terminated,
-        VolumeMountStatus, Waiting,
+        ContainerState, ContainerStatus, ContainerUser, ImageVolumeStatus, LinuxContainerUser,
+        Running, Terminated, VolumeMountStatus, VolumeStatus, Waiting,
     },
 };
 
 use super::{
     actions::any_regular_created,
     conditions::{self, ALL_RESTARTING, READY},
+    generate::container_path,
     probe::ProbeResult,
     restart::{failed_init_restarts, init_lacked_memory, restart_all_pending, restartable},
     status::{StatusInput, regular_in_ready_sandbox},
@@ -334,7 +335,7 @@ fn readiness(
     };
 }
 
-/// Fills in what the spec and the runtime tell besides the state: resources, volume mounts, user (STAT-28).
+/// Fills in what the spec and the runtime tell besides the state: volume mounts, stop signal, user (STAT-28).
 fn describe(
     input: &StatusInput<'_>,
     container: &Container,
@@ -347,20 +348,36 @@ fn describe(
     status.volume_mounts = container
         .volume_mounts
         .iter()
-        .map(|mount| VolumeMountStatus {
-            name: mount.name.clone(),
-            mount_path: mount.mount_path.clone(),
-            read_only: mount.read_only,
-            recursive_read_only: mount.read_only.then(|| {
-                let on = match mount.recursive_read_only.as_deref() {
-                    Some("Enabled") => true,
-                    Some("IfPossible") => input.recursive_read_only,
-                    Some(_) | None => false,
-                };
-                if on { "Enabled" } else { "Disabled" }.into()
-            }),
+        .map(|mount| {
+            let path = container_path(mount);
+            let made = newest.and_then(|i| i.mounts.iter().find(|m| m.container_path == path));
+            let image = made
+                .map(|made| &made.image)
+                .filter(|image| !image.is_empty());
+            VolumeMountStatus {
+                name: mount.name.clone(),
+                mount_path: mount.mount_path.clone(),
+                read_only: mount.read_only,
+                recursive_read_only: mount.read_only.then(|| {
+                    let on = match (mount.recursive_read_only.as_deref(), newest) {
+                        (Some("Enabled"), _) => true,
+                        (Some("IfPossible"), None) => input.recursive_read_only,
+                        (Some("IfPossible"), Some(_)) => {
+                            made.is_some_and(|m| m.recursive_read_only)
+                        }
+                        (Some(_) | None, _) => false,
+                    };
+                    if on { "Enabled" } else { "Disabled" }.into()
+                }),
+                volume_status: image.map(|image| VolumeStatus {
+                    image: Some(ImageVolumeStatus {
+                        image_ref: image.clone(),
+                    }),
+                }),
+            }
         })
         .collect();
+    status.stop_signal = newest.map(|i| i.stop_signal.clone()).unwrap_or_default();
     status.user = newest
         .filter(|_| status.state.running.is_some())
         .and_then(|instance| instance.user.as_ref())

@@ -476,19 +476,24 @@ fn volume_mount(
         }
     };
     let read_only = mount.read_only || volume.read_only || volume.image.is_some();
-    let container_path = match mount.mount_path.as_str() {
-        path if path.starts_with('/') => path.to_owned(),
-        path => format!("/{path}"),
-    };
     Ok(Mount {
         host_path,
-        container_path,
+        container_path: container_path(mount),
         read_only,
         recursive_read_only: recursive_read_only(input, mount, propagation)?,
         propagation,
         image: volume.image.clone(),
         image_sub_path,
     })
+}
+
+/// Absolute path of a volume in its container.
+#[must_use]
+pub fn container_path(mount: &VolumeMount) -> String {
+    match mount.mount_path.as_str() {
+        path if path.starts_with('/') => path.to_owned(),
+        path => format!("/{path}"),
+    }
 }
 
 /// Decides whether a mount is read-only with all below it (CFG-34).

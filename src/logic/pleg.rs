@@ -364,6 +364,8 @@ mod tests {
             image: String::new(),
             image_id: String::new(),
             volume_images: Vec::new(),
+            mounts: Vec::new(),
+            stop_signal: String::new(),
             hash: 0,
             user: None,
             pid: 0,

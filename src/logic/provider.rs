@@ -947,6 +947,8 @@ fn check(
             image,
             image_id: String::new(),
             volume_images: Vec::new(),
+            mounts: Vec::new(),
+            stop_signal: String::new(),
             hash: 0,
             user: None,
             pid: 0,

@@ -64,6 +64,8 @@ pub fn instance(name: &str, state: ContainerState) -> ContainerStatus {
         image: "img".into(),
         image_id: "img@sha256:1".into(),
         volume_images: Vec::new(),
+        mounts: Vec::new(),
+        stop_signal: String::new(),
         hash: spec_hash(&container(name)),
         user: None,
         pid: 0,

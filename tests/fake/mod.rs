@@ -1225,6 +1225,8 @@ impl RuntimeService for Fake {
                 image: config.user_image.clone(),
                 image_id: config.image.clone(),
                 volume_images,
+                mounts: Vec::new(),
+                stop_signal: config.stop_signal.clone(),
                 hash: hash
                     .and_then(|hash| u64::from_str_radix(hash, 16).ok())
                     .unwrap_or(0),

@@ -378,6 +378,8 @@ fn described_by_spec_and_runtime() {
         mount("ro", true, None),
         mount("rro", true, Some("Enabled")),
         mount("maybe", true, Some("IfPossible")),
+        mount("older", true, Some("IfPossible")),
+        mount("image", false, None),
     ];
     let cpu = crate::api::Quantity::parse("1").expect("quantity");
     pod.spec.containers[0]
@@ -386,18 +388,47 @@ fn described_by_spec_and_runtime() {
         .insert("cpu".into(), cpu);
     let mut run = instance("a", Runs);
     run.user = Some((5, 6, vec![7]));
-    let status = World::new(pod, vec![run]).of(Kind::Regular).remove(0);
+    run.stop_signal = "SIGQUIT".into();
+    // The instance tells what was mounted: the runtime may have learned it since.
+    let made = |path: &str, recursive_read_only, image: &str| cri::MountStatus {
+        container_path: path.into(),
+        recursive_read_only,
+        image: image.into(),
+    };
+    run.mounts = vec![
+        made("/rro", true, ""),
+        made("/maybe", true, ""),
+        made("/image", false, "img@sha256:2"),
+    ];
+    let waits = World::new(pod.clone(), vec![]).of(Kind::Regular).remove(0);
+    let old = ContainerStatus {
+        resources: Some(pod.spec.containers[0].resources.clone()),
+        allocated_resources: pod.spec.containers[0].resources.requests.clone(),
+        ..waits.clone()
+    };
+    let mut world = World::new(pod, vec![run]);
+    world.old.container_statuses = vec![old];
+    let status = world.of(Kind::Regular).remove(0);
     let modes: Vec<_> = status
         .volume_mounts
         .iter()
         .map(|m| m.recursive_read_only.as_deref())
         .collect();
+    let (off, on) = (Some("Disabled"), Some("Enabled"));
+    assert_eq!(modes, [None, off, on, on, off, None]);
+    let planned = waits.volume_mounts[4].recursive_read_only.as_deref();
+    assert_eq!(planned, on, "not created yet");
+    let image = status.volume_mounts[5].volume_status.as_ref();
+    let image = image.and_then(|volume| volume.image.as_ref());
+    assert_eq!(image.map(|i| i.image_ref.as_str()), Some("img@sha256:2"));
     assert_eq!(
-        modes,
-        [None, Some("Disabled"), Some("Enabled"), Some("Enabled")]
+        (status.stop_signal.as_str(), waits.stop_signal.as_str()),
+        ("SIGQUIT", "")
     );
     // RSZ-04
-    assert!(status.allocated_resources.is_empty() && status.resources.is_none());
+    for status in [&status, &waits] {
+        assert!(status.allocated_resources.is_empty() && status.resources.is_none());
+    }
     // SEC-13
     let user = status.user.and_then(|u| u.linux).expect("user");
     assert_eq!(

@@ -13,8 +13,8 @@ use crate::{
         cri::{
             ANNOTATION_HASH, ANNOTATION_RESTART_COUNT, ContainerItem, ContainerState,
             ContainerStatus, Image, LABEL_CONTAINER_NAME, LABEL_POD_NAME, LABEL_POD_NAMESPACE,
-            LABEL_POD_UID, NamespaceMode, NamespaceOptions, PodItem, SandboxItem, SandboxState,
-            SandboxStatus,
+            LABEL_POD_UID, MountStatus, NamespaceMode, NamespaceOptions, PodItem, SandboxItem,
+            SandboxState, SandboxStatus, stop_signal_of_number,
         },
         order::Order as _,
     },
@@ -212,6 +212,17 @@ pub(super) fn container(
     let mut volume_images: Vec<String> = images.map(|spec| spec.image).collect();
     volume_images.order();
     volume_images.dedup();
+    let mounts = status.mounts.iter();
+    let mounts = mounts.filter(|mount| mount.recursive_read_only || mount.image.is_some());
+    let mounts = mounts.map(|mount| MountStatus {
+        container_path: mount.container_path.clone(),
+        recursive_read_only: mount.recursive_read_only,
+        image: mount
+            .image
+            .clone()
+            .map(|image| image.image)
+            .unwrap_or_default(),
+    });
     let when_ended = |text: &String| match has_ended {
         true => text.clone(),
         false => String::new(),
@@ -231,6 +242,8 @@ pub(super) fn container(
         image: image.image.clone(),
         image_id: status.image_ref.clone(),
         volume_images,
+        mounts: mounts.collect(),
+        stop_signal: stop_signal_of_number(status.stop_signal).unwrap_or_default(),
         hash: hash
             .and_then(|hash| u64::from_str_radix(hash, 16).ok())
             .unwrap_or_default(),

@@ -457,6 +457,7 @@ message! {
         15 log_path: String,
         17 image_id: String,
         18 user: Option<User>,
+        19 stop_signal: i32,
     }
 }
 message! {

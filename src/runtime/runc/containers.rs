@@ -36,8 +36,8 @@ use crate::{
         ContainerId, PodUid, SandboxId, Wall,
         cri::{
             ANNOTATION_TERMINATION_PATH, ContainerConfig, ContainerState, DEFAULT_HANDLER,
-            LinuxResources, NamespaceMode, OOM_KILLED, SandboxState, SecurityProfile,
-            is_stop_signal,
+            ImageSpec, LinuxResources, Mount, MountStatus, NamespaceMode, OOM_KILLED, SandboxState,
+            SecurityProfile, is_stop_signal,
         },
         oci::SpecInput,
     },
@@ -77,6 +77,8 @@ struct VolumeImages {
     keys: Vec<String>,
     /// Images for the bundle.
     wanted: Vec<bundle::VolumeImage>,
+    /// Names by digest, in the order of `wanted`.
+    references: Vec<String>,
 }
 
 impl Runc {
@@ -170,6 +172,7 @@ impl Runc {
             },
             image_ref: image.reference.clone(),
             image: image.id.clone(),
+            mounts: mounts_told(&config.mounts, &volumes),
             volume_images: volumes.keys,
             user: Default::default(),
             stop_signal,
@@ -236,6 +239,7 @@ impl Runc {
                     RuntimeError::NotFound(format!("ImageVolumeMountFailed: image {reference}"))
                 })?;
             all.keys.push(image.id);
+            all.references.push(image.reference);
             all.wanted.push(bundle::VolumeImage {
                 image: reference,
                 layers: image.layers,
@@ -943,6 +947,26 @@ impl Runc {
             .get(id)
             .map(|c| c.cgroup.clone())
     }
+}
+
+/// Mounts of which a status tells more than the spec does.
+fn mounts_told(mounts: &[Mount], images: &VolumeImages) -> Vec<MountStatus> {
+    let reference = |image: &ImageSpec| {
+        let mut all = images.wanted.iter().zip(&images.references);
+        let found = all.find(|(wanted, _)| wanted.image == image.image);
+        found
+            .map(|(_, reference)| reference.clone())
+            .unwrap_or_default()
+    };
+    let told = mounts
+        .iter()
+        .filter(|m| m.recursive_read_only || m.image.is_some());
+    told.map(|mount| MountStatus {
+        container_path: mount.container_path.clone(),
+        recursive_read_only: mount.recursive_read_only,
+        image: mount.image.as_ref().map(reference).unwrap_or_default(),
+    })
+    .collect()
 }
 
 /// Notes the end of an instance, by its shim's record.

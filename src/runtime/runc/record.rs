@@ -13,7 +13,7 @@ use super::files;
 use crate::api::strict::from_json;
 use crate::api::{
     ContainerId, PodUid, SandboxId, Wall,
-    cri::{ContainerConfig, SandboxConfig},
+    cri::{ContainerConfig, MountStatus, SandboxConfig},
     hex,
     oci::ResolvedUser,
 };
@@ -105,6 +105,9 @@ pub struct ContainerRecord {
     /// Keys of the images that it mounts as volumes, sorted, each once.
     #[serde(default)]
     pub volume_images: Vec<String>,
+    /// Mounts of which the status tells.
+    #[serde(default)]
+    pub mounts: Vec<MountStatus>,
     /// Ids in force.
     pub user: ResolvedUser,
     /// Stop signal in force: a name or number.

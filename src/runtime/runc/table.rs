@@ -25,7 +25,7 @@ use crate::api::{
     ContainerId, PodUid, SandboxId,
     cri::{
         ANNOTATION_HASH, ContainerItem, ContainerState, ContainerStatus, PodItem, PodRuntimeStatus,
-        SandboxItem, SandboxState, SandboxStatus,
+        SandboxItem, SandboxState, SandboxStatus, stop_signal_name,
     },
 };
 
@@ -317,6 +317,8 @@ pub(super) fn container_entry(record: &ContainerRecord) -> Container {
             image: config.user_image.clone(),
             image_id: record.image_ref.clone(),
             volume_images: record.volume_images.clone(),
+            mounts: record.mounts.clone(),
+            stop_signal: stop_signal_name(&record.stop_signal).unwrap_or_default(),
             hash: hash
                 .and_then(|h| u64::from_str_radix(h, 16).ok())
                 .unwrap_or(0),
