@@ -860,8 +860,6 @@ pub struct Handler {
     pub name: String,
     /// Read-only mounts can be read-only with all that is mounted below them.
     pub recursive_read_only_mounts: bool,
-    /// A pod can have a user namespace.
-    pub user_namespaces: bool,
 }
 
 /// Features of a backend. They may change when a backend is replaced: ask anew each time.
@@ -899,6 +897,8 @@ pub struct ExecOutput {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     #[test]
     fn numbers_and_names_of_stop_signals() {
         // STS-02
@@ -919,8 +919,6 @@ mod tests {
             assert_eq!(stop_signal_name(text).as_deref(), name, "{text}");
         }
     }
-
-    use super::*;
 
     #[test]
     fn stop_signals_of_images() {

@@ -113,7 +113,7 @@ pub fn sandbox_config(
 ) -> Result<SandboxPlan, PodError> {
     if pod.spec.host_users == Some(false) {
         return Err(PodError::Node(
-            "hostUsers: false: user namespaces are not supported by this runtime".into(),
+            "hostUsers: false: user namespaces are not supported by this node".into(),
         ));
     }
     let names = pod_names(pod, &node.dns.cluster_domain)?;

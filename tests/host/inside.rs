@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use nix::sys::{
     stat::{Mode, SFlag, makedev, mknod},
@@ -473,6 +474,71 @@ fn resources() {
     assert_eq!(end["exitCode"], 137, "{end}");
     assert_eq!(end["reason"], "OOMKilled", "{end}");
     assert_eq!(end["message"], "last words\n", "{end}");
+    host.finish();
+}
+
+/// A file system in memory, mounted on a directory of the machine; gone at the end.
+struct Below(PathBuf);
+
+impl Below {
+    fn new(at: PathBuf) -> Self {
+        fs::create_dir_all(&at).expect("directory");
+        let mount = Command::new("mount")
+            .args(["-t", "tmpfs", "none"])
+            .arg(&at)
+            .status();
+        assert!(mount.expect("mount").success());
+        Self(at)
+    }
+}
+
+impl Drop for Below {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn read_only_with_all_that_is_mounted_below() {
+    // RRO-02 CFG-34 STAT-28 VOL-23
+    if !host::able() {
+        return;
+    }
+    let mut host = Host::new(&[]);
+    let _below = Below::new(host.path("shared/sub"));
+    host.start_agent();
+    host.import();
+    let modes = ["IfPossible", "Enabled", "Disabled"];
+    let container = |mode: &&str| {
+        let mount =
+            json!({"name": "v", "mountPath": "/v", "readOnly": true, "recursiveReadOnly": mode});
+        with(
+            sh(&mode.to_lowercase(), IDLE),
+            json!({"volumeMounts": [mount]}),
+        )
+    };
+    host.pod(
+        "below",
+        json!({
+            "containers": modes.iter().map(container).collect::<Vec<_>>(),
+            "volumes": [{"name": "v", "hostPath": {"path": host.path("shared")}}]
+        }),
+    );
+    let pod = host.wait_ready("below");
+    for mode in modes {
+        let (name, below) = (mode.to_lowercase(), mode == "Disabled");
+        let shown = &status_of(&pod, &name)["volumeMounts"][0]["recursiveReadOnly"];
+        assert_eq!(shown, if below { "Disabled" } else { "Enabled" }, "{mode}");
+        for (path, writable) in [("/v/x", false), ("/v/sub/x", below)] {
+            let command = format!("touch {path} 2>/dev/null && echo written || echo refused");
+            let expected = if writable { "written\n" } else { "refused\n" };
+            assert_eq!(
+                host.exec("below", &name, &command),
+                expected,
+                "{mode} {path}"
+            );
+        }
+    }
     host.finish();
 }
 

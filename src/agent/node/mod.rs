@@ -338,7 +338,8 @@ fn shown(handler: Handler) -> RuntimeHandler {
         name: handler.name,
         features: Some(RuntimeHandlerFeatures {
             recursive_read_only_mounts: Some(handler.recursive_read_only_mounts),
-            user_namespaces: Some(handler.user_namespaces),
+            // The runtime may be able to: pods with one are refused all the same (CFG-14).
+            user_namespaces: Some(false),
         }),
     }
 }

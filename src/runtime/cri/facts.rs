@@ -68,7 +68,6 @@ impl Facts {
                 Handler {
                     name: handler.name,
                     recursive_read_only_mounts: features.recursive_read_only_mounts,
-                    user_namespaces: features.user_namespaces,
                 }
             })
             .collect();

@@ -390,7 +390,6 @@ impl RuntimeService for Runc {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            // Read-only mounts do not include the mounts below them.
             handlers: self.programs.handlers(),
             supplemental_groups_policy: true,
             live_resource_updates: true,
@@ -407,7 +406,7 @@ impl RuntimeService for Runc {
 
     fn status(&self) -> Call<'_, RuntimeStatus> {
         Box::pin(async {
-            self.programs.probe_missing().await;
+            self.programs.probe_changed().await;
             Ok(RuntimeStatus {
                 runtime_ready: self.runtime_condition(),
                 network_ready: self.cni.condition(),

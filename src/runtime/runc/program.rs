@@ -3,9 +3,12 @@
 use alloc::collections::BTreeMap;
 use core::{cell::RefCell, time::Duration};
 use std::{
-    os::unix::fs::PermissionsExt,
+    fs,
+    os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
 };
+
+use serde_json::Value;
 
 use super::{
     gate::{Gate, Turn},
@@ -28,8 +31,10 @@ const DIRS: [&str; 6] = [
 ];
 /// Longest output that is kept, bytes.
 const OUTPUT_LIMIT: usize = 64 * 1024;
-/// `--version` answers at once.
+/// `--version` and `features` answer at once.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
+/// First kernel that can make a mount read-only with all mounts below it: mount_setattr(2).
+const RECURSIVE_READ_ONLY_KERNEL: (u32, u32, u32) = (5, 12, 0);
 /// `start`, `kill`, `delete`, `state`: tens of milliseconds; a board that swaps needs longer.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -76,15 +81,28 @@ pub struct Program {
     pub version: String,
     /// Known holes of this version, for a warning and `check`. Empty is good.
     pub warnings: Vec<String>,
+    /// Read-only mounts can be read-only with all that is mounted below them (RRO-01).
+    pub recursive_read_only: bool,
+    /// File that was asked.
+    file: Option<FileId>,
+}
+
+/// Inode and time of change, seconds: tells a file from the one that replaced it.
+type FileId = (u64, i64);
+
+fn file_id(path: &Path) -> Option<FileId> {
+    let metadata = path.metadata().ok()?;
+    Some((metadata.ino(), metadata.mtime()))
 }
 
 impl Program {
-    /// Finds the runtime and asks it for its version.
+    /// Finds the runtime and asks it for its version and its features.
     ///
     /// # Errors
     /// See [`ProgramError`].
     pub async fn probe(name: &str) -> Result<Self, ProgramError> {
         let path = find(name)?;
+        let file = file_id(&path);
         let wrong = |why: String| ProgramError::NotARuntime {
             path: path.clone(),
             why,
@@ -105,11 +123,18 @@ impl Program {
         } else {
             Vec::new()
         };
+        // One without this command mounts nothing so: runc before 1.1, crun before 1.8.6.
+        let command = Command::new(&path).arg("features").capture(OUTPUT_LIMIT);
+        let features = child::run(command, Some(PROBE_TIMEOUT)).await;
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         Ok(Self {
+            recursive_read_only: features.is_ok_and(|output| offers_rro(&output.stdout))
+                && triple(&kernel) >= RECURSIVE_READ_ONLY_KERNEL,
             path,
             name,
             version,
             warnings,
+            file,
         })
     }
 
@@ -189,11 +214,15 @@ impl Programs {
         Self { all }
     }
 
-    /// Looks again for missing ones: they may have been installed since.
-    pub(super) async fn probe_missing(&self) {
+    /// Looks again for those that are missing or were replaced: they may have been installed or upgraded since.
+    pub(super) async fn probe_changed(&self) {
         // Bounded: by `MAX_HANDLERS` of the configuration.
         for (name, found) in self.all.values() {
-            if found.borrow().is_err() {
+            let changed = match &*found.borrow() {
+                Ok(program) => file_id(&program.path).is_some_and(|id| Some(id) != program.file),
+                Err(_) => true,
+            };
+            if changed {
                 let again = Program::probe(name).await;
                 *found.borrow_mut() = again;
             }
@@ -213,13 +242,16 @@ impl Programs {
         self.all.get(handler).map_or("", |(name, _)| name)
     }
 
-    /// Lists the handlers that can run pods, for the Node. Their read-only mounts do not include the mounts below them.
+    /// Lists the handlers that can run pods, for the Node.
     pub(super) fn handlers(&self) -> Vec<Handler> {
         let found = self.all.iter();
         let found = found.filter(|(name, (_, found))| name.is_empty() || found.borrow().is_ok());
-        let handler = |(name, _): (&String, _)| Handler {
+        let handler = |(name, (_, found)): (&String, &(_, RefCell<Result<Program, _>>))| Handler {
             name: name.clone(),
-            ..Handler::default()
+            recursive_read_only_mounts: found
+                .borrow()
+                .as_ref()
+                .is_ok_and(|p| p.recursive_read_only),
         };
         found.map(handler).collect()
     }
@@ -270,6 +302,13 @@ pub(super) fn search(name: &str) -> Option<PathBuf> {
 fn runs(path: &Path) -> bool {
     path.metadata()
         .is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+}
+
+/// Returns true if the answer to `features` lists the mount option `rro`.
+fn offers_rro(features: &[u8]) -> bool {
+    let features: Value = serde_json::from_slice(features).unwrap_or_default();
+    let options = features["mountOptions"].as_array();
+    options.is_some_and(|all| all.iter().any(|option| option == "rro"))
 }
 
 /// `runc version 1.1.5+ds1` and `crun version 1.8.1`; youki writes `youki version: 0.3`.
@@ -349,6 +388,51 @@ mod tests {
             let got = got.as_ref().map(|(n, v)| (n.as_str(), v.as_str()));
             assert_eq!(got, want, "{text}");
         }
+    }
+
+    #[test]
+    fn features_are_asked_of_each_program() {
+        // RRO-01
+        let dir = std::env::temp_dir().join(format!("picolet-program-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("dir");
+        let path = dir.join("runtime");
+        // Another process writes it: a file that this one has open for writing may reach a child, and cannot be executed.
+        let install = |features: &str| {
+            let text = format!(
+                "#!/bin/sh\ncase $1 in --version) echo runc version 9.9.9 ;; features) {features} ;; esac\n"
+            );
+            let write = "printf %s \"$1\" >$2.new && chmod +x $2.new && mv $2.new $2";
+            let write = std::process::Command::new("sh")
+                .args(["-c", write, "sh", &text])
+                .arg(&path)
+                .status();
+            assert!(write.expect("sh").success());
+        };
+        install("exit 1");
+        let name = path.display().to_string();
+        let probe = |name: &str| smol::block_on(Program::probe(name));
+        let all = BTreeMap::from([(String::new(), (name.clone(), RefCell::new(probe(&name))))]);
+        let programs = Programs { all };
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").expect("release");
+        let able = triple(&kernel) >= RECURSIVE_READ_ONLY_KERNEL;
+        for (features, offered) in [
+            ("exit 1", false),
+            (r#"echo '{"mountOptions": ["ro", "rro"]}'"#, true),
+            (r#"echo '{"mountOptions": ["ro"]}'"#, false),
+            (r#"echo '{"mountOptions": "rro"}'"#, false),
+            (r#"echo rro"#, false),
+        ] {
+            install(features);
+            smol::block_on(programs.probe_changed());
+            let found = programs.handlers();
+            assert_eq!(found.len(), 1);
+            assert_eq!(
+                found[0].recursive_read_only_mounts,
+                offered && able,
+                "{features}"
+            );
+        }
+        fs::remove_dir_all(&dir).expect("remove");
     }
 
     #[test]
