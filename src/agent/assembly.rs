@@ -32,7 +32,6 @@ use super::{
     start_error::StartError,
     tasks::{Task, boxed},
     tunnel::{self, Tunnel},
-    updates::Updates,
     write_watch::WriteWatch,
 };
 use crate::{
@@ -42,6 +41,7 @@ use crate::{
     kube::store::Store,
     logic::{eviction::Starved, shutdown, static_pod, tunnel::agent_id},
     net::ProxyVariables,
+    parts::PartTools,
     runtime::log_rotation::Looked,
     server::{backend::Backend, network::Network},
     source::{ManifestDir, ManifestUrl, Place, Poller, WHOLE_TIMEOUT},
@@ -451,23 +451,17 @@ pub(super) fn url_manifests(
     Ok(Some(boxed(manifests.run())))
 }
 
-/// Makes the task that looks for updates, if it is configured.
-pub(super) fn updates(parts: &Parts, proxies: &ProxyVariables) -> Option<Task> {
-    let cfg = &parts.cfg;
-    let update = cfg.update.as_ref()?;
-    let updates = Updates {
-        schedule: update.schedule,
-        link_policy: cfg
-            .fetches_updates()
-            .then(|| Rc::clone(&parts.owners.link_policy)),
-        node: parts.owners.node.name.clone(),
-        socket: cfg.dirs.socket.clone(),
-        proxies: proxies.clone(),
-        clock: Rc::clone(&parts.tools.clock),
-        recorder: Rc::clone(&parts.tools.recorder),
-        channel: Rc::clone(&parts.owners.channel),
+/// Starts the parts that are configured. Returns their tasks.
+pub(super) fn start_parts(parts: &Parts, proxies: &ProxyVariables) -> Vec<Task> {
+    let tools = PartTools {
+        config: &parts.cfg,
+        proxies,
+        clock: &parts.tools.clock,
+        recorder: &parts.tools.recorder,
+        link_policy: &parts.owners.link_policy,
     };
-    Some(boxed(updates.run()))
+    let configured = parts.cfg.parts.iter();
+    configured.flat_map(|part| part.start(&tools)).collect()
 }
 
 /// Makes the rotation of container logs, if the agent does that.

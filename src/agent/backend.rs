@@ -24,7 +24,6 @@ use super::{
     removed::Removed,
     times::Times,
     tunnel::Board,
-    updates::ChannelState,
     vitals::{HeapUse, LoopWatch},
 };
 use crate::api::order::Order;
@@ -42,6 +41,7 @@ use crate::{
         pod_kind, static_pod,
     },
     net::meter,
+    parts::ConfiguredPart,
     runtime::RuntimeService,
     server::{
         backend::{
@@ -80,8 +80,8 @@ pub(super) struct Settings {
     pub(super) link_policy: Rc<dyn LinkPolicy>,
     /// Limits of the link, if there are any.
     pub(super) link_limits: Option<Rc<LinkLimits>>,
-    /// State of the update channel at the last look.
-    pub(super) channel: Rc<ChannelState>,
+    /// Parts that are configured.
+    pub(super) parts: Vec<Rc<dyn ConfiguredPart>>,
     /// History of the wall clock.
     pub(super) times: Rc<Times>,
     /// Watch on the loop: tells if it moves.
@@ -515,7 +515,8 @@ impl Backend for LocalBackend {
             conditions.extend(tunnel.map(|board| board.condition(clock.wall())));
             let limits = self.settings.link_limits.iter();
             conditions.extend(limits.flat_map(|limits| limits.conditions(clock.wall())));
-            conditions.extend(self.settings.channel.condition(clock.wall()));
+            let parts = self.settings.parts.iter();
+            conditions.extend(parts.flat_map(|part| part.conditions(clock.wall())));
             node::put_right(conditions, &self.settings.times);
             Ok(shown)
         })

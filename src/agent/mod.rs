@@ -100,8 +100,6 @@ pub(crate) mod tasks;
 mod tests;
 pub(crate) mod times;
 pub(crate) mod tunnel;
-mod updates;
-mod upgraded;
 mod views;
 mod vitals;
 pub(crate) mod wake;

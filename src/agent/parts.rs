@@ -25,7 +25,6 @@ use super::{
     recorder::Recorder,
     times::Times,
     tunnel::Board,
-    updates::ChannelState,
     vitals::{HeapUse, LoopWatch, WorkCounters},
 };
 use crate::{
@@ -126,8 +125,6 @@ pub(super) struct Owners {
     pub(super) link_policy: Rc<dyn LinkPolicy>,
     /// Limits of the link, if there are any.
     pub(super) link_limits: Option<Rc<LinkLimits>>,
-    /// State of the update channel at the last look.
-    pub(super) channel: Rc<ChannelState>,
 }
 
 /// All parts of an agent; see the module.
@@ -230,7 +227,6 @@ impl Parts {
                 tunnel: cfg.tunnel.as_ref().map(|_| Rc::default()),
                 link_policy,
                 link_limits: given.link,
-                channel: Rc::default(),
             },
             machine: Machine {
                 runtime,

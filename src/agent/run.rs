@@ -44,7 +44,6 @@ use super::{
     serving,
     start_error::{Exit, StartError, fatal, lane, usage},
     tasks::boxed,
-    upgraded,
     vitals::LoopWatch,
 };
 use crate::{
@@ -417,7 +416,7 @@ async fn serve(
             tunnel: parts.owners.tunnel.clone(),
             link_policy: Rc::clone(&parts.owners.link_policy),
             link_limits: parts.owners.link_limits.clone(),
-            channel: Rc::clone(&parts.owners.channel),
+            parts: parts.cfg.parts.clone(),
             times: Rc::clone(&parts.tools.times),
             loop_watch: parts.tools.loop_watch.clone(),
             plugins: assembly::plugins(&parts),
@@ -441,7 +440,7 @@ async fn serve(
     assembly::manifests(&parts, &sender)
         .into_iter()
         .for_each(spawn);
-    assembly::updates(&parts, &proxies)
+    assembly::start_parts(&parts, &proxies)
         .into_iter()
         .for_each(spawn);
     assembly::url_manifests(&parts, proxies, &sender, || lane("manifest-url"))?
@@ -504,7 +503,6 @@ async fn serve(
         crate::VERSION,
         parts.owners.node.name
     );
-    upgraded::tell(&parts.tools.recorder);
     cluster_views::tasks(&parts, &executor, &sender)
         .into_iter()
         .for_each(spawn);

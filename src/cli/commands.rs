@@ -111,7 +111,7 @@ const WATCH: Flag = switch(
     Some('w'),
     "go on: live on a terminal, elsewhere a line for each change",
 );
-const QUIET: Flag = switch("quiet", Some('q'), "show no progress");
+pub(crate) const QUIET: Flag = switch("quiet", Some('q'), "show no progress");
 const CONTAINER: Flag = value(
     "container",
     Some('c'),
@@ -234,22 +234,6 @@ const COMMANDS: &[Command] = &[
     ], agent_flags: true, takes: Takes::Nothing },
     Command { name: "health", args: "", group: MACHINE, help: "Say whether the agent does its work; exit code 1 if not", flags: &[
         value("wait", None, "SECONDS", "wait so long for it (default 0, at most 3600)"),
-    ], agent_flags: false, takes: Takes::Nothing },
-    Command { name: "upgrade", args: "FILE", group: MACHINE, help: "Replace picolet by FILE, and put the old one back if that does not become healthy", flags: &[
-        switch("dry-run", None, "only say whether it can take over"),
-        switch("force", None, "also if it is older, was put back before, or finds something wrong; it is watched all the same"),
-        value("key", None, "PATH", "public key that the release is signed by (default ../lib/picolet/release.pub beside the program's directory)"),
-        value("restart", None, "COMMAND", "what restarts the agent (default: its service of systemd or OpenRC)"),
-        value("wait", None, "SECONDS", "time that the new one has to become healthy, from 20 to 3600 (default 120)"),
-        switch("watch", None, "go on with a trial that was cut off; picolet-upgrade.service does it"),
-        QUIET,
-    ], agent_flags: false, takes: Takes::Files },
-    Command { name: "update", args: "", group: MACHINE, help: "Show how this node updates itself (picolet.update), or have it look now", flags: &[
-        switch("status", None, "where it looks, when, and what it has (the default)"),
-        switch("now", None, "update to what the channel offers, whatever its window and its share"),
-        switch("force", None, "with --now: also a lower serial, or one that was put back before"),
-        switch("look", None, "update if it may now; the agent calls it. Exit code 75: it has to be tried again"),
-        QUIET,
     ], agent_flags: false, takes: Takes::Nothing },
     Command { name: "debug dump", args: "", group: MACHINE, help: "Print what the agent's loop lately heard and did", flags: &[], agent_flags: false, takes: Takes::Nothing },
 

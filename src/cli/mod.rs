@@ -41,7 +41,7 @@ pub(crate) use commands::Command;
 
 use crate::agent::{CalledAs, Manager};
 use crate::net::ProxyVariables;
-use crate::parts::{self, update};
+use crate::parts;
 use crate::runtime::runc::{exec_wait, pod_init, process};
 
 /// Name under which the program, as a link or a copy, is `picolet run` with a kubelet's ways (KADM-02).
@@ -249,8 +249,6 @@ fn carry_out(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode
             .map(done),
         "help" => help(words).map(done),
         "health" => health::run(words).map(done),
-        "upgrade" => update::upgrade(words).map(done),
-        "update" => update::update(words).map(done),
         "debug dump" => dump(words).map(done),
         "version" => nothing_else(words).and_then(|()| version()).map(done),
         other => match other.split_once(' ') {

@@ -92,7 +92,7 @@ pub(crate) struct Key {
 }
 
 /// Fields whose relative values are resolved against the directory of the file.
-const PATHS: [&str; 28] = [
+const PATHS: [&str; 27] = [
     "/staticPodPath",
     "/authentication/x509/clientCAFile",
     "/tlsCertFile",
@@ -120,7 +120,6 @@ const PATHS: [&str; 28] = [
     "/picolet/k3sPasswordFile",
     "/picolet/tunnel/ca",
     "/picolet/tunnel/tokenFile",
-    "/picolet/update/ca",
 ];
 
 fn unknown_fields(value: &Value, shown: &str, pattern: &str, unknown: &mut Vec<String>) {
@@ -215,9 +214,7 @@ pub(super) const FIELDS: &[&str] = &[
     "picolet.maximumDeadContainers", "picolet.maximumDeadContainersPerContainer", "picolet.metered", "picolet.minimumContainerTTLDuration",
     "picolet.nodeIP", "picolet.nodeLabels", "picolet.ociRuntime", "picolet.ociRuntimeRoot", "picolet.offlineSecrets", "picolet.podWriteLimit", "picolet.process.allowRoot", "picolet.process.directories", "picolet.process.variables", "picolet.profile", "picolet.providers",
     "picolet.registriesFile", "picolet.rootDir", "picolet.runDir", "picolet.socket", "picolet.tunnel.ca", "picolet.tunnel.servers",
-    "picolet.tunnel.tokenFile", "picolet.update.ca", "picolet.update.keys", "picolet.update.restart", "picolet.update.source",
-    "picolet.update.spread", "picolet.update.trustClock", "picolet.update.window.days", "picolet.update.window.length",
-    "picolet.update.window.start", "picolet.useRuntimeEndpoint",
+    "picolet.tunnel.tokenFile", "picolet.useRuntimeEndpoint",
     "podCIDR", "podLogsDir", "podPidsLimit", "podsPerCore", "port", "preloadedImagesVerificationAllowlist",
     "protectKernelDefaults", "providerID", "qosReserved",
     "readOnlyPort", "registerNode", "registerWithTaints.effect", "registerWithTaints.key",
@@ -535,7 +532,6 @@ pub struct Own {
     pub run_dir: Option<String>,
     pub socket: Option<String>,
     pub tunnel: Tunnel,
-    pub update: Update,
     pub use_runtime_endpoint: Option<bool>,
 }
 
@@ -577,30 +573,6 @@ pub struct Tunnel {
     pub ca: Option<String>,
     pub servers: Vec<String>,
     pub token_file: Option<String>,
-}
-
-/// `picolet.update`
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-#[expect(missing_docs, reason = "see the fields of Config they end in")]
-pub struct Update {
-    pub ca: Option<String>,
-    pub keys: Vec<String>,
-    pub restart: Option<String>,
-    pub source: Option<String>,
-    pub spread: Option<GoDuration>,
-    pub trust_clock: Option<bool>,
-    pub window: UpdateWindow,
-}
-
-/// `picolet.update.window`
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-#[expect(missing_docs, reason = "see the fields of Config they end in")]
-pub struct UpdateWindow {
-    pub days: Vec<String>,
-    pub length: Option<GoDuration>,
-    pub start: Option<String>,
 }
 
 /// `picolet.builtinNetwork`
@@ -689,7 +661,7 @@ pub(super) mod tests {
         let value = load(
             "staticPodPath: manifests\nauthentication: {x509: {clientCAFile: pki/ca.crt}}\ntlsCertFile: /abs\nresolvConf: \"\"\n\
              podLogsDir: logs\npicolet: {rootDir: data, kubeconfig: node.conf, bootstrapKubeconfig: first.conf, certDir: pki, \
-             k3sPasswordFile: password, tunnel: {ca: pki/tunnel.crt, tokenFile: token}, update: {ca: pki/update.crt}}\n",
+             k3sPasswordFile: password, tunnel: {ca: pki/tunnel.crt, tokenFile: token}}\n",
         )
         .expect("config")
         .value;
@@ -706,7 +678,6 @@ pub(super) mod tests {
             ("/picolet/k3sPasswordFile", "/etc/x/password"),
             ("/picolet/tunnel/ca", "/etc/x/pki/tunnel.crt"),
             ("/picolet/tunnel/tokenFile", "/etc/x/token"),
-            ("/picolet/update/ca", "/etc/x/pki/update.crt"),
         ] {
             assert_eq!(
                 value.pointer(pointer).and_then(Value::as_str),

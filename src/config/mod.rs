@@ -52,8 +52,7 @@ pub use values::{
     CgroupConfig, ClusterConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, DeviceConfig, Dirs,
     Endpoints, EvictionConfig, GarbageConfig, ImageConfig, LinkConfig, LogConfig, MemoryQosConfig,
     NetworkConfig, NodeConfig, OfflineSecrets, Reserved, ReservedGroup, RuntimeConfig,
-    ServerConfig, ServingCertificate, Subnet, SwapBehavior, TimeConfig, TunnelConfig, UpdateConfig,
-    UpdateSource,
+    ServerConfig, ServingCertificate, Subnet, SwapBehavior, TimeConfig, TunnelConfig,
 };
 
 /// Version that is reported as the kubelet's: it must parse as a Kubernetes version. The part behind the plus is ours.
@@ -180,13 +179,6 @@ fn load_from(flags: flags::Flags, host: &Host, default_file: &Path) -> Result<Lo
 }
 
 impl Config {
-    /// Returns true if updates come from a server: those in a directory of this machine take no bytes of the link.
-    #[must_use]
-    pub fn fetches_updates(&self) -> bool {
-        let is_far = |update: &UpdateConfig| update.source.is_far();
-        self.update.as_ref().is_some_and(is_far)
-    }
-
     /// Takes the cgroup driver that the runtime names, whatever was configured (CONF-18).
     pub fn use_cgroup_driver(&mut self, driver: CgroupDriver) {
         if driver == self.cgroup.tree.driver {

@@ -27,7 +27,7 @@ use crate::logic::{
     devices::{self, Declared},
     pod_writes, shutdown,
 };
-use crate::parts::{self, update::settings as update};
+use crate::parts;
 
 /// Ranges of whole numbers, also of fields that this version does not use: a kubelet would refuse the file too.
 const RANGES: &[(&str, RangeInclusive<i64>)] = &[
@@ -127,7 +127,6 @@ pub(super) fn resolve(
         parts: Vec::new(),
         tunnel: tunnel::resolve(&own.tunnel, cluster.is_member(), &server)?,
         link: link::resolve(own)?,
-        update: update::resolve(&own.update)?,
         server,
         document: configz::shown(&document, cluster.is_member()),
         node_name: node::name(own.hostname_override.as_deref(), host)?,

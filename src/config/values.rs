@@ -7,11 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::{
     api::{Quantity, node::Taint},
-    image::Reference,
-    logic::{
-        cgroup::CgroupTree, devices::Declared, eviction, link_budget, link_cost, shutdown,
-        update::Schedule,
-    },
+    logic::{cgroup::CgroupTree, devices::Declared, eviction, link_budget, link_cost, shutdown},
     net::Url,
     parts::ConfiguredPart,
     runtime::runc::process::Allowed,
@@ -48,8 +44,6 @@ pub struct Config {
     pub tunnel: Option<TunnelConfig>,
     /// Limits and cost of the link.
     pub link: LinkConfig,
-    /// Updates by themselves; `None`: the agent does not look for any.
-    pub update: Option<UpdateConfig>,
     /// Parts that are configured.
     pub(crate) parts: Vec<Rc<dyn ConfiguredPart>>,
     /// The whole configuration as a `KubeletConfiguration`, JSON.
@@ -128,40 +122,6 @@ pub struct TunnelConfig {
     /// File with the token that is shown, read again for each connection; `None`: the node's own client certificate is
     /// shown.
     pub token_file: Option<PathBuf>,
-}
-
-/// Channel of this node's updates, and the times to look at it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UpdateConfig {
-    /// Place of the channel.
-    pub source: UpdateSource,
-    /// CAs of the channel's server; `None`: those of the system.
-    pub ca: Option<PathBuf>,
-    /// Public Ed25519 keys, one of which has to sign the channel. 1 to 8.
-    pub keys: Vec<[u8; 32]>,
-    /// Times to look. Default: every day, all day, spread over three quarters of it.
-    pub schedule: Schedule,
-    /// Command that restarts the agent; `None`: the agent is a service of systemd or OpenRC.
-    pub restart: Option<String>,
-}
-
-/// Place of a channel.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum UpdateSource {
-    /// URL of the channel file, by https or on this machine.
-    Url(Url),
-    /// Artefact of a registry that holds the channel.
-    Registry(Reference),
-    /// Directory that holds the channel.
-    Dir(PathBuf),
-}
-
-impl UpdateSource {
-    /// Returns true if updates come over the link.
-    #[must_use]
-    pub const fn is_far(&self) -> bool {
-        !matches!(self, Self::Dir(_))
-    }
 }
 
 /// Server of the node over the network, and its clients.

@@ -11,12 +11,12 @@ use serde::de::DeserializeOwned;
 
 use crate::api::{ConfigMap, Quantity, Secret, Wall, oci, strict};
 use crate::config::{decode, duration};
+#[cfg(feature = "update")]
+use crate::logic::update::{MAX_RELEASE_BYTES, Offer};
 use crate::logic::{
     cdi, dashboard, dns, expansion,
     provider::{ID_PREFIX, Listed, MAX_CONTAINERS, MAX_PODS, Said, Table},
-    static_pod,
-    update::{MAX_RELEASE_BYTES, Offer},
-    user, validation,
+    static_pod, user, validation,
 };
 use crate::{agent, config, image, kube, provider, runtime, server, shim, stream};
 
@@ -76,6 +76,7 @@ pub const TARGETS: &[Target] = &[
     target("hpack", grpc::hpack),
     target("protobuf", grpc::protobuf),
     target("tunnel", agent::tunnel::fuzz::packets),
+    #[cfg(feature = "update")]
     target("channel", channel),
     target("cdi", cdi_file),
 ];
@@ -216,6 +217,7 @@ fn config_document(data: &[u8]) -> String {
 }
 
 /// Reads the file of an update channel. The file is signed; even so, no name in it may lead to another directory.
+#[cfg(feature = "update")]
 fn channel(data: &[u8]) -> String {
     match Offer::parse(data) {
         Ok(offer) => {

@@ -112,5 +112,6 @@ pub mod sysctl;
 pub mod testing;
 pub mod text;
 pub mod tunnel;
+#[cfg(feature = "update")]
 pub mod update;
 pub mod work_queue;

@@ -6,29 +6,37 @@
 
 #[cfg(feature = "dashboard")]
 mod dashboard;
-pub(crate) mod update;
+#[cfg(feature = "update")]
+mod update;
 
+#[cfg(feature = "update")]
 pub use update::channel;
 
 use alloc::rc::Rc;
-use core::fmt;
+use core::{any::Any, fmt};
 use std::{ffi::OsString, process::ExitCode};
 
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::{
+    agent::{clock::Clock, link_policy::LinkPolicy, recorder::Recorder, tasks::Task},
+    api::{Wall, node::NodeCondition, strict},
     cli::{CliError, Command},
     config::{Config, Invalid, Key},
+    net::ProxyVariables,
 };
 
 /// The parts of this program.
 static PARTS: &[&dyn Part] = &[
     #[cfg(feature = "dashboard")]
     &dashboard::DashboardPart,
+    #[cfg(feature = "update")]
+    &update::UpdatePart,
 ];
 
 /// Sections below `picolet` in a configuration that belong to a part, with the part's name.
-const SECTIONS: &[(&str, &str)] = &[];
+const SECTIONS: &[(&str, &str)] = &[("update", "update")];
 
 /// Command of a part, as it stands in the table of commands.
 #[derive(Debug)]
@@ -68,7 +76,34 @@ pub(crate) trait Part: Sync {
 }
 
 /// A part with its checked configuration: gives a running agent what the part can do.
-pub(crate) trait ConfiguredPart: fmt::Debug {}
+/// Every method has a default that gives nothing.
+pub(crate) trait ConfiguredPart: Any + fmt::Debug {
+    /// Begins the work of the part in an agent that runs. Returns its tasks, which run as long as the agent.
+    fn start(&self, tools: &PartTools<'_>) -> Vec<Task> {
+        _ = tools;
+        Vec::new()
+    }
+
+    /// Conditions that `get node` shows beside those of the Node in the API.
+    fn conditions(&self, now: Wall) -> Vec<NodeCondition> {
+        _ = now;
+        Vec::new()
+    }
+}
+
+/// Tools of a running agent that its parts work with.
+pub(crate) struct PartTools<'a> {
+    /// The whole configuration.
+    pub(crate) config: &'a Config,
+    /// Proxies of this machine.
+    pub(crate) proxies: &'a ProxyVariables,
+    /// Time.
+    pub(crate) clock: &'a Rc<dyn Clock>,
+    /// Kubernetes events.
+    pub(crate) recorder: &'a Rc<Recorder>,
+    /// Policy of the link.
+    pub(crate) link_policy: &'a Rc<dyn LinkPolicy>,
+}
 
 /// Lists the commands of all parts.
 pub(crate) fn commands() -> impl Iterator<Item = &'static PartCommand> {
@@ -94,4 +129,30 @@ pub(crate) fn configure(
 ) -> Result<Vec<Rc<dyn ConfiguredPart>>, Invalid> {
     let configured = PARTS.iter().map(|part| part.configure(own, config));
     configured.filter_map(Result::transpose).collect()
+}
+
+/// Finds the configured part of this type.
+pub(crate) fn find<P: ConfiguredPart>(config: &Config) -> Option<&P> {
+    let mut parts = config.parts.iter();
+    parts.find_map(|part| {
+        let any: &dyn Any = &**part;
+        any.downcast_ref()
+    })
+}
+
+/// Reads the section of a part below `picolet`; a wrong value is named with its path.
+pub(crate) fn section<T: DeserializeOwned + Default>(
+    own: &Value,
+    name: &str,
+) -> Result<T, Invalid> {
+    let value = own.get(name).filter(|value| !value.is_null());
+    let typed = value.map(strict::typed).transpose();
+    typed.map(Option::unwrap_or_default).map_err(|e| Invalid {
+        field: match e.path.as_str() {
+            "." => format!("picolet.{name}"),
+            path if path.starts_with('[') => format!("picolet.{name}{path}"),
+            path => format!("picolet.{name}.{path}"),
+        },
+        message: e.message,
+    })
 }

@@ -19,6 +19,7 @@ mod skipped;
 mod program;
 
 mod agent;
+#[cfg(feature = "update")]
 mod artifact;
 mod faults;
 mod host;

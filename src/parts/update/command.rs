@@ -12,9 +12,11 @@ use std::{
 use serde_json::Value;
 
 use super::{
+    Updates,
     channel::{ARTIFACT, Channel, ChannelError},
     release::{self, Proof},
     running::Running,
+    settings::{UpdateConfig, UpdateSource},
     switch::{self, Places},
     upgrade::{Asked, NotTaken, busy, failed, must_be_root, prepare},
 };
@@ -27,7 +29,7 @@ use crate::{
         client::Client,
         health, print, proxies,
     },
-    config::{Config, UpdateConfig, UpdateSource},
+    config::Config,
     error::chain,
     image::pull::Artifact,
     logic::update::{
@@ -35,6 +37,7 @@ use crate::{
         upgrade::PATIENCE_S,
     },
     net::meter,
+    parts,
     source::{Place, WHOLE_TIMEOUT},
     sys::{clock, file, on_term},
 };
@@ -60,7 +63,7 @@ enum Who {
     },
 }
 
-pub(crate) fn run(mut words: Words) -> Result<(), CliError> {
+pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     let (mut status, mut now, mut look, mut force, mut quiet) = (false, false, false, false, false);
     while let Some(word) = words.next()? {
         match word {
@@ -130,7 +133,8 @@ impl Visit {
     fn new(client: Client) -> Result<Self, NotTaken> {
         let running = Running::find(&client)?;
         let config = running.config()?;
-        let update = config.update.clone().ok_or_else(|| {
+        let update = parts::find(&config).and_then(|updates: &Updates| updates.config.clone());
+        let update = update.ok_or_else(|| {
             NotTaken::lasting("this node does not look for updates: set picolet.update.source")
         })?;
         let node = client.json("GET", "/node")?;
@@ -424,7 +428,7 @@ impl Visit {
         let next = schedule.next_moment(&self.node, clock::wall());
         let next = next.map_or_else(|| "never".into(), |at| Wall::from_secs(at).to_string());
         let cost = &self.config.link.cost;
-        let next = match self.config.fetches_updates() {
+        let next = match self.update.source.is_far() {
             true if cost.always => "never: bytes cost money on this link".into(),
             true if !cost.interfaces.is_empty() => format!("{next}, unless bytes cost money then"),
             _ => next,

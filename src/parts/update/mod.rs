@@ -4,19 +4,143 @@
 //! | file | content |
 //! |---|---|
 //! | `settings` | the keys below `picolet.update` |
-//! | `channel` | the signed file that names a release, and the release |
+//! | `timer` | the agent's task that has the channel looked at |
 //! | `command` | `picolet update`: a look at the channel |
+//! | `channel` | the signed file that names a release, and the release |
 //! | `upgrade` | `picolet upgrade`: another program takes over |
 //! | `release`, `running`, `switch`, `watch` | the program that is to take over, the agent that runs, the exchange of their files, the trial |
+//! | `undone` | the note that an upgrade was undone |
 
 pub mod channel;
 mod command;
 mod release;
 mod running;
-pub(crate) mod settings;
+mod settings;
 mod switch;
+mod timer;
+mod undone;
 mod upgrade;
 mod watch;
 
-pub(crate) use command::run as update;
-pub(crate) use upgrade::run as upgrade;
+use alloc::rc::Rc;
+use std::process::ExitCode;
+
+use serde_json::Value;
+
+use super::{ConfiguredPart, Part, PartCommand, PartTools, section};
+use crate::{
+    agent::tasks::{Task, boxed},
+    api::{Wall, node::NodeCondition},
+    cli::{
+        Command,
+        args::Words,
+        commands::{MACHINE, QUIET, Takes, switch, value},
+    },
+    config::{Config, Invalid, Key},
+};
+use settings::UpdateConfig;
+use timer::{ChannelState, UpdateTimer};
+
+/// The part; see the module.
+pub(super) struct UpdatePart;
+
+#[rustfmt::skip]
+static COMMANDS: [PartCommand; 2] = [
+    PartCommand {
+        command: Command { name: "upgrade", args: "FILE", group: MACHINE, help: "Replace picolet by FILE, and put the old one back if that does not become healthy", flags: &[
+            switch("dry-run", None, "only say whether it can take over"),
+            switch("force", None, "also if it is older, was put back before, or finds something wrong; it is watched all the same"),
+            value("key", None, "PATH", "public key that the release is signed by (default ../lib/picolet/release.pub beside the program's directory)"),
+            value("restart", None, "COMMAND", "what restarts the agent (default: its service of systemd or OpenRC)"),
+            value("wait", None, "SECONDS", "time that the new one has to become healthy, from 20 to 3600 (default 120)"),
+            switch("watch", None, "go on with a trial that was cut off; picolet-upgrade.service does it"),
+            QUIET,
+        ], agent_flags: false, takes: Takes::Files },
+        run: |command, words| upgrade::run(Words::new(command, words)).map(|()| ExitCode::SUCCESS),
+    },
+    PartCommand {
+        command: Command { name: "update", args: "", group: MACHINE, help: "Show how this node updates itself (picolet.update), or have it look now", flags: &[
+            switch("status", None, "where it looks, when, and what it has (the default)"),
+            switch("now", None, "update to what the channel offers, whatever its window and its share"),
+            switch("force", None, "with --now: also a lower serial, or one that was put back before"),
+            switch("look", None, "update if it may now; the agent calls it. Exit code 75: it has to be tried again"),
+            QUIET,
+        ], agent_flags: false, takes: Takes::Nothing },
+        run: |command, words| command::run(Words::new(command, words)).map(|()| ExitCode::SUCCESS),
+    },
+];
+
+/// Keys in the configuration.
+static KEYS: [Key; 9] = [
+    key("update.ca", true),
+    key("update.keys", false),
+    key("update.restart", false),
+    key("update.source", false),
+    key("update.spread", false),
+    key("update.trustClock", false),
+    key("update.window.days", false),
+    key("update.window.length", false),
+    key("update.window.start", false),
+];
+
+const fn key(name: &'static str, is_path: bool) -> Key {
+    Key { name, is_path }
+}
+
+impl Part for UpdatePart {
+    fn name(&self) -> &'static str {
+        "update"
+    }
+
+    fn commands(&self) -> &'static [PartCommand] {
+        &COMMANDS
+    }
+
+    fn keys(&self) -> &'static [Key] {
+        &KEYS
+    }
+
+    /// Configures the part on every node: an upgrade can be undone without a channel too.
+    fn configure(
+        &self,
+        own: &Value,
+        _: &Config,
+    ) -> Result<Option<Rc<dyn ConfiguredPart>>, Invalid> {
+        Ok(Some(Rc::new(Updates {
+            config: settings::resolve(&section(own, "update")?)?,
+            channel: Rc::default(),
+        })))
+    }
+}
+
+/// The part with its checked configuration.
+#[derive(Debug)]
+struct Updates {
+    /// Channel of this node; `None`: the node does not look for updates.
+    config: Option<UpdateConfig>,
+    channel: Rc<ChannelState>,
+}
+
+impl ConfiguredPart for Updates {
+    fn start(&self, tools: &PartTools<'_>) -> Vec<Task> {
+        undone::tell(tools.recorder);
+        let timer = self.config.as_ref().map(|config| {
+            let timer = UpdateTimer {
+                schedule: config.schedule,
+                link_policy: config.source.is_far().then(|| Rc::clone(tools.link_policy)),
+                node: tools.config.node_name.clone(),
+                socket: tools.config.dirs.socket.clone(),
+                proxies: tools.proxies.clone(),
+                clock: Rc::clone(tools.clock),
+                recorder: Rc::clone(tools.recorder),
+                channel: Rc::clone(&self.channel),
+            };
+            boxed(timer.run())
+        });
+        timer.into_iter().collect()
+    }
+
+    fn conditions(&self, now: Wall) -> Vec<NodeCondition> {
+        self.channel.condition(now).into_iter().collect()
+    }
+}

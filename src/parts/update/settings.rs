@@ -1,12 +1,14 @@
 //! Settings of updates by themselves (UPD-02, UPD-07).
 
 use core::time::Duration;
+use std::path::PathBuf;
+
+use serde::Deserialize;
 
 use crate::{
     config::{
-        UpdateConfig, UpdateSource,
         checks::{Invalid, absolute, invalid},
-        file::Update,
+        duration::GoDuration,
     },
     error::chain,
     image::Reference,
@@ -25,8 +27,63 @@ const EVERY_DAY: u8 = 0x7f;
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const MINUTE: Duration = Duration::from_secs(60);
 
+/// Channel of this node's updates, and the times to look at it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct UpdateConfig {
+    /// Place of the channel.
+    pub(super) source: UpdateSource,
+    /// CAs of the channel's server; `None`: those of the system.
+    pub(super) ca: Option<PathBuf>,
+    /// Public Ed25519 keys, one of which has to sign the channel. 1 to 8.
+    pub(super) keys: Vec<[u8; 32]>,
+    /// Times to look. Default: every day, all day, spread over three quarters of it.
+    pub(super) schedule: Schedule,
+    /// Command that restarts the agent; `None`: the agent is a service of systemd or OpenRC.
+    pub(super) restart: Option<String>,
+}
+
+/// Place of a channel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum UpdateSource {
+    /// URL of the channel file, by https or on this machine.
+    Url(Url),
+    /// Artefact of a registry that holds the channel.
+    Registry(Reference),
+    /// Directory that holds the channel.
+    Dir(PathBuf),
+}
+
+impl UpdateSource {
+    /// Returns true if updates come over the link.
+    pub(super) const fn is_far(&self) -> bool {
+        !matches!(self, Self::Dir(_))
+    }
+}
+
+/// `picolet.update`
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Update {
+    ca: Option<String>,
+    keys: Vec<String>,
+    restart: Option<String>,
+    source: Option<String>,
+    spread: Option<GoDuration>,
+    trust_clock: Option<bool>,
+    window: UpdateWindow,
+}
+
+/// `picolet.update.window`
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct UpdateWindow {
+    days: Vec<String>,
+    length: Option<GoDuration>,
+    start: Option<String>,
+}
+
 /// Resolves the updates; `None`: no updates.
-pub(crate) fn resolve(own: &Update) -> Result<Option<UpdateConfig>, Invalid> {
+pub(super) fn resolve(own: &Update) -> Result<Option<UpdateConfig>, Invalid> {
     let field = "picolet.update.source";
     let Some(source) = own.source.as_deref().filter(|s| !s.is_empty()) else {
         if *own == Update::default() {
@@ -167,4 +224,159 @@ fn restart(own: &Update) -> Result<Option<String>, Invalid> {
         );
     }
     Ok(command.map(str::to_owned))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::{
+        config::{
+            decode,
+            file::{self, API_VERSION, KIND},
+        },
+        parts::section,
+    };
+
+    #[test]
+    fn updates() {
+        // UPD-02 UPD-07
+        const KEY: &str = "MCowBQYDK2VwAyEABwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwc=";
+        let of = |text: &str| {
+            let text = format!("update: {{{}}}", text.replace("KEY", KEY));
+            let own = decode::parse(text.as_bytes()).expect("YAML").value;
+            let wrong = |e: Invalid| format!("{}: {}", e.field, e.message);
+            resolve(&section(&own, "update").map_err(wrong)?).map_err(wrong)
+        };
+        assert_eq!(of(""), Ok(None), "off unless it is asked for");
+        let found = of("source: https://a.example/stable.json, keys: [KEY]");
+        let found = found.expect("a configuration").expect("updates");
+        assert!(matches!(&found.source, UpdateSource::Url(url) if url.https));
+        assert_eq!((&*found.keys, found.ca), (&[[7; 32]][..], None));
+        let schedule = found.schedule;
+        let window = schedule.window;
+        assert_eq!(
+            (window.days, window.start_s, window.length_s),
+            (0x7f, 0, 86_400)
+        );
+        assert_eq!((schedule.spread_s, schedule.trusts_clock), (64_800, false));
+        let found = of(
+            "source: /updates, keys: [KEY, KEY], spread: 1h, trustClock: true, restart: sv restart picolet, \
+             window: {days: [Mon, Sun], start: \"23:30\", length: 2h}",
+        );
+        let found = found.expect("a configuration").expect("updates");
+        assert_eq!(found.source, UpdateSource::Dir("/updates".into()));
+        assert_eq!(found.restart.as_deref(), Some("sv restart picolet"));
+        let schedule = found.schedule;
+        let window = schedule.window;
+        assert_eq!(
+            (window.days, window.start_s, window.length_s),
+            (0x41, 84_600, 7200)
+        );
+        assert_eq!((schedule.spread_s, schedule.trusts_clock), (3600, true));
+        assert!(of("source: http://127.0.0.1:1/x, keys: [KEY]").is_ok());
+        let found = of("source: \"oci://a.example:5000/picolet/stable\", keys: [KEY]");
+        let source = found.expect("a configuration").map(|update| update.source);
+        assert!(
+            matches!(&source, Some(UpdateSource::Registry(name)) if name.to_string() == "a.example:5000/picolet/stable:latest"),
+            "{source:?}"
+        );
+        // PKG-26: none where bytes cost money, but what is on this machine.
+        for (source, fetches) in [
+            ("https://a.example/x", true),
+            ("oci://a.example/x", true),
+            ("/updates", false),
+        ] {
+            let found = of(&format!("source: \"{source}\", keys: [KEY]"));
+            let found = found.expect("a configuration").expect("updates");
+            assert_eq!(found.source.is_far(), fetches, "{source}");
+        }
+        for (text, says) in [
+            ("keys: [KEY]", "source: must be set for picolet.update"),
+            ("window: {length: x}", "window.length: "),
+            (
+                "source: http://a.example/x, keys: [KEY]",
+                "source: is \"http://a.example/x\", must be an https:// URL, an oci:// reference or an absolute path",
+            ),
+            (
+                "source: x, keys: [KEY]",
+                "source: is \"x\", must be an https",
+            ),
+            (
+                "source: \"oci://picolet/stable\", keys: [KEY]",
+                "source: is \"oci://picolet/stable\", must be oci://REGISTRY/REPOSITORY:TAG: it names no registry",
+            ),
+            (
+                "source: \"oci://a.example/Stable\", keys: [KEY]",
+                "source: is \"oci://a.example/Stable\", must be oci://REGISTRY/REPOSITORY:TAG: invalid image reference",
+            ),
+            (
+                "source: \"oci://a.example/x\", keys: [KEY], ca: /ca",
+                "ca: needs a picolet.update.source with https",
+            ),
+            ("source: /a/../b, keys: [KEY]", "source: is \"/a/../b\""),
+            ("source: /x", "keys: has 0 items, must have 1 to 8"),
+            (
+                "source: /x, keys: [a, a, a, a, a, a, a, a, a]",
+                "keys: has 9 items",
+            ),
+            (
+                "source: /x, keys: [KEY, a]",
+                "keys[1]: is no public key for Ed25519",
+            ),
+            (
+                "source: /x, keys: [KEY], ca: /ca",
+                "ca: needs a picolet.update.source with https",
+            ),
+            (
+                "source: https://a/x, keys: [KEY], ca: /a/../b",
+                "ca: is \"/a/../b\", must not contain '..'",
+            ),
+            (
+                "source: /x, keys: [KEY], window: {days: [Monday]}",
+                "window.days: has \"Monday\", must have some of Mon, Tue",
+            ),
+            (
+                "source: /x, keys: [KEY], window: {start: \"24:00\"}",
+                "window.start: is \"24:00\", must be a time such as \"02:30\", UTC",
+            ),
+            (
+                "source: /x, keys: [KEY], window: {start: \"2:30\"}",
+                "window.start: is \"2:30\"",
+            ),
+            (
+                "source: /x, keys: [KEY], window: {length: 59s}",
+                "window.length: is 59s, must be between 1m and 24h",
+            ),
+            (
+                "source: /x, keys: [KEY], window: {length: 25h}",
+                "window.length: is 90000s",
+            ),
+            (
+                "source: /x, keys: [KEY], window: {length: 1h}, spread: 2h",
+                "spread: is 7200s, must not be longer than the window, 3600s",
+            ),
+            (
+                "source: /x, keys: [KEY], restart: \"a\\nb\"",
+                "restart: must be one line of at most 1024 bytes",
+            ),
+        ] {
+            let said = of(text).expect_err(text);
+            let says = format!("picolet.update.{says}");
+            assert!(said.contains(&says), "{text}: {said}");
+        }
+    }
+
+    #[test]
+    fn a_relative_path_counts_from_the_file() {
+        // CONF-01
+        let text = format!(
+            "apiVersion: {API_VERSION}\nkind: {KIND}\npicolet: {{update: {{ca: pki/update.crt, window: {{days: []}}}}}}\n"
+        );
+        let read = file::read(text.as_bytes(), Path::new("/etc/x")).expect("a document");
+        assert_eq!(read.warnings, Vec::<String>::new());
+        let ca = &read.value["picolet"]["update"]["ca"];
+        assert_eq!(ca, "/etc/x/pki/update.crt");
+    }
 }

@@ -37,7 +37,7 @@ pub(super) struct Asked {
     pub(super) quiet: bool,
 }
 
-pub(crate) fn run(mut words: Words) -> Result<(), CliError> {
+pub(super) fn run(mut words: Words) -> Result<(), CliError> {
     let mut asked = Asked {
         proof: Proof::Listed(None),
         restart: None,

@@ -6,8 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::recorder::{Recorder, Severity};
-use crate::logic::update::upgrade;
+use crate::{
+    agent::recorder::{Recorder, Severity},
+    logic::update::upgrade,
+};
 
 /// Bytes of the note.
 const MAX_NOTE_BYTES: u64 = 1024;

@@ -1,16 +1,16 @@
-//! Looks for updates when it is time (UPD-07): a process of its own, `picolet update --look`, reads the channel and does the
+//! Timer of the looks at the channel (UPD-07): a process of its own, `picolet update --look`, reads the channel and does the
 //! rest. Without `picolet.update` nothing of this runs.
 
 use alloc::rc::Rc;
 use core::{cell::RefCell, time::Duration};
 use std::{io, path::PathBuf};
 
-use super::{
-    clock::{Clock, in_step},
-    link_policy::LinkPolicy,
-    recorder::{Recorder, Severity},
-};
 use crate::{
+    agent::{
+        clock::{Clock, in_step},
+        link_policy::LinkPolicy,
+        recorder::{Recorder, Severity},
+    },
     api::{Wall, node::NodeCondition},
     logic::update::{EXPIRED, LATER, Looks, Next, Schedule},
     net::ProxyVariables,
@@ -32,10 +32,11 @@ const MAX_SAID_BYTES: usize = 4096;
 /// Name of the condition of `get node`.
 const CONDITION: &str = "UpdateChannelExpired";
 
-/// State of the channel after the last complete look. Written by [`Updates`], read by status pages.
-#[derive(Default)]
+/// State of the channel after the last complete look. Written by [`UpdateTimer`], read by status pages.
+#[derive(Debug, Default)]
 pub(super) struct ChannelState(RefCell<Option<Found>>);
 
+#[derive(Debug)]
 struct Found {
     expired: bool,
     message: String,
@@ -67,7 +68,7 @@ impl ChannelState {
 }
 
 /// See the module.
-pub(super) struct Updates {
+pub(super) struct UpdateTimer {
     pub(super) schedule: Schedule,
     /// Cost of the link; `None` if a look takes no bytes.
     pub(super) link_policy: Option<Rc<dyn LinkPolicy>>,
@@ -81,7 +82,7 @@ pub(super) struct Updates {
     pub(super) channel: Rc<ChannelState>,
 }
 
-impl Updates {
+impl UpdateTimer {
     /// As long as the agent.
     pub(super) async fn run(self) {
         let mut looks = Looks::new(self.clock.now());
