@@ -58,7 +58,7 @@ mod executor;
 mod forward;
 mod gc;
 mod housekeeping;
-mod images;
+pub(crate) mod images;
 mod inhibitor;
 mod kept_node;
 mod link_budget;
@@ -106,7 +106,6 @@ pub(crate) mod wake;
 pub(crate) mod waker_set;
 mod write_watch;
 
-pub(crate) use images::settings as pull_settings;
 pub use pod_store::RECORD_VERSION as POD_RECORD_VERSION;
 #[cfg(any(test, fuzzing))]
 pub(crate) use pod_store::fuzz;

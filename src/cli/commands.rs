@@ -205,16 +205,6 @@ const COMMANDS: &[Command] = &[
     ], agent_flags: false, takes: Takes::Nothing },
     Command { name: "image prune", args: "", group: IMAGES, help: "Remove images that no container uses", flags: &[], agent_flags: false, takes: Takes::Nothing },
 
-    Command { name: "join", args: "[HOST:PORT]", group: MACHINE, help: "Make this machine a node of a cluster of kubeadm or k3s", flags: &[
-        value("token", None, "TOKEN", "what kubeadm token create or k3s token create has printed; every user of this machine sees it"),
-        value("token-file", None, "FILE", "the same in a file that root alone can read; - is standard input"),
-        value("discovery-token-ca-cert-hash", None, "sha256:HASH", "digest of the cluster's CA, as kubeadm prints it; may be repeated"),
-        switch("discovery-token-unsafe-skip-ca-verification", None, "take any CA that the token has signed; with --k3s, any at all"),
-        value("k3s", None, "URL", "server of a k3s cluster, in place of HOST:PORT"),
-        value("node-password-file", None, "PATH", "what k3s knows this node by (default /etc/rancher/node/password)"),
-        switch("force", Some('f'), "also if this machine is a node, or a ready node has its name"),
-        switch("no-start", None, "do not restart the agent"),
-    ], agent_flags: true, takes: Takes::Nothing },
     Command { name: "check", args: "", group: MACHINE, help: "Say what is wrong with this machine, and the exact fix", flags: &[
         value("output", Some('o'), "json", "form of the answer (default: lines)"),
         switch("quiet", Some('q'), "only what is wrong"),

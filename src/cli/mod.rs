@@ -15,7 +15,6 @@ mod exec;
 pub(crate) mod get;
 pub(crate) mod health;
 mod image;
-mod join;
 mod live;
 pub(crate) mod logs;
 mod man;
@@ -229,9 +228,6 @@ fn carry_out(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode
     }
     if command.name == "cri" {
         return cri::run(command, words, handed_sockets()).map(done);
-    }
-    if command.name == "join" {
-        return join::run(command, words).map(done);
     }
     let words = Words::new(command, words);
     match command.name {

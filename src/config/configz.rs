@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use crate::api::cri::CgroupDriver;
 
 /// Fields whose values only the operator may see.
-pub(super) const SECRET: [&str; 1] = ["staticPodURLHeader"];
+pub(crate) const SECRET: [&str; 1] = ["staticPodURLHeader"];
 
 /// Makes the document as JSON text.
 pub(super) fn shown(document: &Value, member: bool) -> String {

@@ -56,7 +56,7 @@ pub(super) fn lay_over(
 }
 
 /// Lists the paths of all drop-ins below `dir`, at most [`MAX_DROP_INS`], in lexical order: a later one wins.
-pub(super) fn paths(dir: &Path) -> Result<Vec<PathBuf>, ConfigError> {
+pub(crate) fn paths(dir: &Path) -> Result<Vec<PathBuf>, ConfigError> {
     let mut paths = Vec::new();
     collect(dir, MAX_DIRS, &mut paths)?;
     Ok(paths)

@@ -5,7 +5,7 @@
 //! - `drop_in`: documents below `--config-dir`, each merged over that.
 //! - [`flags`]: one table of flags that feeds the parser and the help text; `without_effect`: flags and keys that only a kubelet has.
 //! - `gates`: names of feature gates.
-//! - [`join`]: the file of a node that joins a cluster.
+//! - [`join`]: the file of a machine that joins a cluster.
 //! - `adapt`: settings of a kubelet that this agent fulfils in its own way.
 //! - [`Config`]: the result: defaults < file < drop-ins < flags (CONF-03), every limit with its unit.
 //!
@@ -24,9 +24,9 @@ use std::path::{Path, PathBuf};
 mod adapt;
 pub(crate) mod checks;
 mod cluster;
-mod configz;
+pub(crate) mod configz;
 pub mod decode;
-mod drop_in;
+pub(crate) mod drop_in;
 pub mod duration;
 mod endpoints;
 mod eviction;
@@ -199,7 +199,7 @@ pub fn defaults(host: &Host) -> Result<Config, ConfigError> {
 }
 
 /// Reads at most one byte more than a document may have: the decoder then says that it is too large.
-fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
+pub(crate) fn read_bounded(path: &Path) -> io::Result<Vec<u8>> {
     use io::Read as _;
     let mut bytes = Vec::new();
     let limit = u64::try_from(decode::MAX_DOCUMENT_BYTES).unwrap_or(u64::MAX);

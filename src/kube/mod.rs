@@ -37,7 +37,7 @@ pub(crate) mod fuzz;
 pub mod join;
 pub mod kubeconfig;
 pub mod lanes;
-mod path;
+pub(crate) mod path;
 pub mod rate;
 pub mod requests;
 pub mod store;

@@ -8,7 +8,7 @@ use super::error::KubeError;
 const MAX_NAME_BYTES: usize = 253;
 
 /// Encodes a name as one step of a path. Errors: it is not a name.
-pub(super) fn segment(name: &str) -> Result<String, KubeError> {
+pub(crate) fn segment(name: &str) -> Result<String, KubeError> {
     let is_name = !name.is_empty()
         && name.len() <= MAX_NAME_BYTES
         && !matches!(name, "." | "..")

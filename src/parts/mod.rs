@@ -6,6 +6,8 @@
 
 #[cfg(feature = "dashboard")]
 mod dashboard;
+#[cfg(feature = "join")]
+mod join;
 #[cfg(feature = "update")]
 mod update;
 
@@ -31,6 +33,8 @@ use crate::{
 static PARTS: &[&dyn Part] = &[
     #[cfg(feature = "dashboard")]
     &dashboard::DashboardPart,
+    #[cfg(feature = "join")]
+    &join::JoinPart,
     #[cfg(feature = "update")]
     &update::UpdatePart,
 ];

@@ -2,14 +2,12 @@
 //!
 //! | module | the cluster is one of |
 //! |---|---|
-//! | [`kubeadm`] | kubeadm: ConfigMap `cluster-info`, signed with the token |
 //! | [`k3s`] | k3s: its supervisor, known by the digest in the token |
 //!
 //! A server is told nothing before it is verified. Nothing is written but by [`mod@staged`], which puts the findings on
 //! disk.
 
 pub mod k3s;
-pub mod kubeadm;
 pub mod staged;
 #[cfg(test)]
 mod tests;
@@ -23,7 +21,7 @@ use smol::Timer;
 
 use super::client::{Ask, Client, Cluster, Timeouts};
 use super::error::KubeError;
-use super::kubeconfig::{Fault, Kubeconfig, Material, TextError, Trust, User};
+use super::kubeconfig::{Kubeconfig, Material, Trust, User};
 use crate::api::{Wall, link::LinkClass};
 use crate::net::{ProxyVariables, Url};
 
@@ -143,7 +141,7 @@ pub enum JoinError {
 }
 
 /// Makes the error of an answer that cannot be used. Nobody tells the faults apart, so `why` becomes text.
-fn wrong(what: &'static str, url: &Url, why: impl core::fmt::Display) -> JoinError {
+pub(crate) fn wrong(what: &'static str, url: &Url, why: impl core::fmt::Display) -> JoinError {
     JoinError::Wrong {
         what,
         url: url.shown(),
@@ -152,8 +150,8 @@ fn wrong(what: &'static str, url: &Url, why: impl core::fmt::Display) -> JoinErr
 }
 
 /// A server that is asked before this machine is a node.
-struct Asked {
-    url: Url,
+pub(crate) struct Asked {
+    pub(crate) url: Url,
     client: Client,
     /// Requests made while the server is busy.
     tries: u32,
@@ -162,7 +160,7 @@ struct Asked {
 }
 
 impl Asked {
-    fn new(config: Kubeconfig, proxies: &ProxyVariables) -> Self {
+    pub(crate) fn new(config: Kubeconfig, proxies: &ProxyVariables) -> Self {
         let dates = Arc::new([AtomicI64::new(0), AtomicI64::new(0)]);
         let heard = Arc::clone(&dates);
         let on_date = move |theirs: Wall, ours: Wall| {
@@ -204,13 +202,13 @@ impl Asked {
         }
     }
 
-    fn document(&self, path: &str) -> Result<Value, KubeError> {
+    pub(crate) fn document(&self, path: &str) -> Result<Value, KubeError> {
         self.send(&Ask::get(path), super::client::Answer::document)
     }
 
     /// Makes it an error of the clocks, if they may be why a server is not trusted. `heard`: the server that told the
     /// time.
-    fn or_clock(heard: &Self, error: KubeError) -> JoinError {
+    pub(crate) fn or_clock(heard: &Self, error: KubeError) -> JoinError {
         let [theirs, ours] = [0, 1].map(|n| heard.dates[n].load(Ordering::Relaxed));
         match error {
             KubeError::Tls { clock: true, .. }
@@ -228,7 +226,7 @@ impl Asked {
 }
 
 /// Makes a kubeconfig for one server, trusted as `trust` says, without a user.
-fn stranger(url: &Url, trust: Trust) -> Kubeconfig {
+pub(crate) fn stranger(url: &Url, trust: Trust) -> Kubeconfig {
     Kubeconfig {
         path: "join".into(),
         // Paths are appended to it.
@@ -241,52 +239,15 @@ fn stranger(url: &Url, trust: Trust) -> Kubeconfig {
     }
 }
 
-/// Reads the apiserver's version without its suffix, such as `v1.33.2`.
-///
-/// - Errors: no answer, or not a version.
-pub fn version(config: Kubeconfig, proxies: &ProxyVariables) -> Result<String, JoinError> {
-    let asked = Asked::new(config, proxies);
-    let document = asked
-        .document("/version")
-        .map_err(|error| match error.status() {
-            Some(401) => JoinError::Refused {
-                url: asked.url.shown(),
-                error,
-            },
-            _ => error.into(),
-        })?;
-    let text = document["gitVersion"].as_str().unwrap_or_default();
-    let end = text.find(['-', '+']).unwrap_or(text.len());
-    Ok(text[..end].to_owned())
-}
-
-/// Returns true if a `Node` of that name is in the cluster and well: another machine has the name then. A `Node` that
-/// may not be read counts as absent.
-pub fn is_taken(
-    config: Kubeconfig,
-    node: &str,
-    proxies: &ProxyVariables,
-) -> Result<bool, JoinError> {
-    let asked = Asked::new(config, proxies);
-    let path = format!("/api/v1/nodes/{}", super::path::segment(node)?);
-    let document = match asked.document(&path) {
-        Err(e) if matches!(e.status(), Some(401 | 403 | 404)) => return Ok(false),
-        other => other?,
-    };
-    let conditions = document["status"]["conditions"].as_array();
-    let ready = |c: &Value| c["type"] == "Ready" && c["status"] == "True";
-    Ok(conditions.is_some_and(|all| all.iter().any(ready)))
-}
-
 /// Returns true for 32 bytes in hexadecimal digits.
-fn is_digest(text: &str) -> bool {
+pub(crate) fn is_digest(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
 /// Splits a bootstrap token `id.secret`.
 ///
 /// - Source: `k8s.io/cluster-bootstrap` `token/api/types.go`.
-fn halves(token: &str) -> Option<(&str, &str)> {
+pub(crate) fn halves(token: &str) -> Option<(&str, &str)> {
     let is_part = |text: &str, length| {
         text.len() == length
             && text

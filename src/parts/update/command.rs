@@ -21,7 +21,7 @@ use super::{
     upgrade::{Asked, NotTaken, busy, failed, must_be_root, prepare},
 };
 use crate::{
-    agent::pull_settings,
+    agent::images::settings as pull_settings,
     api::Wall,
     cli::{
         CliError,

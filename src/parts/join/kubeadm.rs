@@ -12,17 +12,15 @@ use base64::{
     engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD},
 };
 use ring::hmac;
-use serde_json::json;
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::{
-    Asked, Fault, JoinError, KubeError, Kubeconfig, Material, ProxyVariables, TextError, Trust,
-    Url, Value, halves, is_digest, stranger, wrong,
-};
 use crate::api::hex;
 use crate::config::decode;
-use crate::kube::x509;
-use crate::net::tls;
+use crate::kube::join::{Asked, JoinError, halves, is_digest, stranger, wrong};
+use crate::kube::kubeconfig::{Fault, Material, TextError, Trust};
+use crate::kube::{KubeError, Kubeconfig, x509};
+use crate::net::{ProxyVariables, Url, tls};
 
 const CLUSTER_INFO: &str = "/api/v1/namespaces/kube-public/configmaps/cluster-info";
 const KUBELET_CONFIG: &str = "/api/v1/namespaces/kube-system/configmaps/kubelet-config";
@@ -33,14 +31,14 @@ const INFO: &str = "ConfigMap cluster-info";
 const CONFIG: &str = "ConfigMap kubelet-config";
 
 /// A bootstrap token. Only its first half may be shown.
-pub struct Token {
+pub(super) struct Token {
     id: String,
     secret: String,
 }
 
 impl Token {
     /// Reads `abcdef.0123456789abcdef`.
-    pub fn parse(text: &str) -> Result<Self, JoinError> {
+    pub(super) fn parse(text: &str) -> Result<Self, JoinError> {
         let (id, secret) = halves(text).ok_or(JoinError::Token(
             "is not of the form of a bootstrap token: 6 and 16 lower-case letters or digits, with a dot between",
         ))?;
@@ -66,11 +64,11 @@ impl Token {
 }
 
 /// Digests of public keys of CAs, one of which the cluster's has.
-pub struct Pins(Vec<String>);
+pub(super) struct Pins(Vec<String>);
 
 impl Pins {
     /// Reads `sha256:<64 hexadecimal digits>`, several with commas between.
-    pub fn parse<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, JoinError> {
+    pub(super) fn parse<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, JoinError> {
         let pins = texts.into_iter().flat_map(|text| text.split(','));
         let pins = pins.map(|text| {
             let lower = text.trim().to_ascii_lowercase();
@@ -85,18 +83,18 @@ impl Pins {
 
 /// A cluster that was found.
 #[derive(Debug)]
-pub struct Found {
+pub(super) struct Found {
     /// A kubeconfig with the token.
-    pub text: String,
+    pub(super) text: String,
     /// The kubeconfig of `text`, read.
-    pub config: Kubeconfig,
+    pub(super) config: Kubeconfig,
     /// CAs of the cluster, PEM.
-    pub ca: Vec<u8>,
+    pub(super) ca: Vec<u8>,
 }
 
 /// Finds the cluster at `url`. Without `pins` only the signature proves that it is the right one, and whoever has the
 /// token can make it.
-pub fn discover(
+pub(super) fn discover(
     url: &Url,
     token: &Token,
     pins: Option<&Pins>,
@@ -189,7 +187,7 @@ fn bootstrap(server: &str, ca: &[u8], token: &Token) -> Result<String, TextError
 
 /// Reads the cluster's settings for kubelets: the text of a `KubeletConfiguration`. `version` is that of the apiserver;
 /// before 1.24 it is part of the object's name.
-pub fn kubelet_config(
+pub(super) fn kubelet_config(
     found: &Found,
     version: &str,
     proxies: &ProxyVariables,
@@ -220,4 +218,65 @@ pub fn kubelet_config(
     let text = document["data"]["kubelet"].as_str();
     let text = text.ok_or_else(|| wrong(CONFIG, url, "it has no kubelet"))?;
     Ok(text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECRET: &str = "abcdef.0123456789abcdef";
+
+    #[test]
+    fn tokens_of_kubeadm() {
+        assert!(Token::parse(SECRET).is_ok());
+        for bad in [
+            "",
+            "abcdef",
+            "abcdef.0123",
+            "ABCDEF.0123456789abcdef",
+            "abcdef.0123456789abcdef.",
+            "abcde.f0123456789abcdef",
+        ] {
+            assert!(Token::parse(bad).is_err(), "{bad}");
+        }
+        let digest = "0Aa".repeat(21) + "0";
+        for (pin, good) in [
+            (format!("sha256:{digest}"), true),
+            (format!("sha256:{digest},sha256:{digest}"), true),
+            (digest.clone(), false),
+            (format!("sha512:{digest}"), false),
+            (format!("sha256:{digest}0"), false),
+            (format!("sha256:{digest},"), false),
+        ] {
+            assert_eq!(Pins::parse([&*pin]).is_ok(), good, "{pin}");
+        }
+    }
+
+    #[test]
+    fn signatures_of_kubeadm() {
+        // Made by another program; the payload is left out of each.
+        let good =
+            "eyJhbGciOiJIUzI1NiIsImtpZCI6ImFiY2RlZiJ9.._eGhkhvMETkspJf4jT7mXczIA2_goqGeiH7SB4uUaeg";
+        let of_nobody =
+            "eyJhbGciOiJub25lIiwia2lkIjoiYWJjZGVmIn0..-6HNiMbPbvb192sEqEFwFXRrG6JinVeR251zpyeMWBE";
+        let of_other =
+            "eyJhbGciOiJIUzI1NiIsImtpZCI6Im90aGVyMCJ9..RXwENVExX0q9C1iMt99W1Yy9UnISAs8E93ohqcNBWS8";
+        let token = Token::parse(SECRET).expect("a token");
+        let other = Token::parse("abcdef.0123456789abcdee").expect("a token");
+        let payload = b"hello cluster";
+        assert!(token.has_signed(good, payload));
+        assert!(!token.has_signed(good, b"hello cluste"), "another text");
+        assert!(!other.has_signed(good, payload), "another secret");
+        for bad in [
+            of_nobody,
+            of_other,
+            "",
+            "..",
+            "a..b",
+            &good[1..],
+            &good[..good.len() - 2],
+        ] {
+            assert!(!token.has_signed(bad, payload), "{bad}");
+        }
+    }
 }

@@ -1,30 +1,39 @@
 //! `picolet join`: makes this machine a node of a cluster. Everything is asked and checked first, then written beside its
 //! place, then renamed: after an error the machine is as it was. No error repeats a text that may be a token.
 
+mod apiserver;
+mod document;
+mod kubeadm;
+
 use std::{
     ffi::OsString,
     fs::{self, File, TryLockError},
     io::{self, Read, Write as _},
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
+    process::ExitCode,
 };
 
 use serde_json::{Map, Value, json};
 
-use super::{CliError, args, check, commands::Command, print, proxies};
+use super::{Part, PartCommand};
 use crate::{
+    cli::{
+        CliError, Command, args, check,
+        commands::{MACHINE, Takes, switch, value},
+        print, proxies,
+    },
     config::{
         self, Config, DEFAULT_CONFIG_FILE, Host, KUBELET_VERSION,
         flags::{self, FlagError, Flags},
-        join::{self as node, Before, Files},
+        join::{Before, OWN_DROP_IN, before, drop_in_dir},
     },
     error::chain,
     kube::{
         Kubeconfig,
         join::{
-            JoinError, is_taken, k3s, kubeadm,
+            JoinError, k3s,
             staged::{self, Staged},
-            version,
         },
         kubeconfig::{Material, Trust},
         store::Store,
@@ -32,6 +41,8 @@ use crate::{
     net::{ProxyVariables, Url},
     sys::{clock, file},
 };
+use apiserver::{is_taken, version};
+use document::Files;
 
 /// Port of an apiserver.
 const API_PORT: &str = ":6443";
@@ -39,6 +50,36 @@ const API_PORT: &str = ":6443";
 const MAX_TOKEN_BYTES: u64 = 4096;
 /// The name of standard input.
 const STDIN: &str = "-";
+
+/// The part; see the module.
+pub(super) struct JoinPart;
+
+#[rustfmt::skip]
+static COMMANDS: [PartCommand; 1] = [
+    PartCommand {
+        command: Command { name: "join", args: "[HOST:PORT]", group: MACHINE, help: "Make this machine a node of a cluster of kubeadm or k3s", flags: &[
+            value("token", None, "TOKEN", "what kubeadm token create or k3s token create has printed; every user of this machine sees it"),
+            value("token-file", None, "FILE", "the same in a file that root alone can read; - is standard input"),
+            value("discovery-token-ca-cert-hash", None, "sha256:HASH", "digest of the cluster's CA, as kubeadm prints it; may be repeated"),
+            switch("discovery-token-unsafe-skip-ca-verification", None, "take any CA that the token has signed; with --k3s, any at all"),
+            value("k3s", None, "URL", "server of a k3s cluster, in place of HOST:PORT"),
+            value("node-password-file", None, "PATH", "what k3s knows this node by (default /etc/rancher/node/password)"),
+            switch("force", Some('f'), "also if this machine is a node, or a ready node has its name"),
+            switch("no-start", None, "do not restart the agent"),
+        ], agent_flags: true, takes: Takes::Nothing },
+        run: |command, words| run(command, words).map(|()| ExitCode::SUCCESS),
+    },
+];
+
+impl Part for JoinPart {
+    fn name(&self) -> &'static str {
+        "join"
+    }
+
+    fn commands(&self) -> &'static [PartCommand] {
+        &COMMANDS
+    }
+}
 
 /// The command's own flags.
 #[derive(Default)]
@@ -79,7 +120,7 @@ struct Joined {
     next: &'static str,
 }
 
-pub(super) fn run(command: &'static Command, words: Vec<OsString>) -> Result<(), CliError> {
+fn run(command: &'static Command, words: Vec<OsString>) -> Result<(), CliError> {
     let (own, words) = args::split(command, words)?;
     if !nix::unistd::geteuid().is_root() {
         return Err(CliError::new("joining needs root: sudo picolet join …"));
@@ -259,7 +300,7 @@ impl Machine {
         };
         let file = flags.config.clone();
         let file = file.unwrap_or_else(|| DEFAULT_CONFIG_FILE.into());
-        let before = node::before(&file).map_err(wrong)?;
+        let before = before(&file).map_err(wrong)?;
         // A file that is not there yet may be named.
         let looked = Flags {
             config: flags.config.clone().filter(|_| before != Before::Nothing),
@@ -295,12 +336,12 @@ impl Machine {
             )));
         }
         if let (Before::Own(_), Some(dir)) = (&self.before, self.drop_ins()) {
-            let first = node::sorts_before_own(&dir).map_err(|e| CliError::new(chain(&e)))?;
+            let first = document::sorts_before_own(&dir).map_err(|e| CliError::new(chain(&e)))?;
             if let Some(first) = first {
                 return Err(CliError::new(format!(
                     "{} sorts before {}, which {} becomes, and would not win over it any more: give it a name that sorts after. Nothing was changed",
                     first.display(),
-                    node::OWN_DROP_IN,
+                    OWN_DROP_IN,
                     self.file.display()
                 )));
             }
@@ -326,12 +367,7 @@ impl Machine {
 
     /// Finds the directory of drop-ins that the agent will read.
     fn drop_ins(&self) -> Option<PathBuf> {
-        let usual = || {
-            self.flags
-                .config
-                .is_none()
-                .then(|| node::drop_in_dir(&self.file))
-        };
+        let usual = || self.flags.config.is_none().then(|| drop_in_dir(&self.file));
         self.flags.config_dir.clone().or_else(usual)
     }
 
@@ -405,7 +441,7 @@ impl Machine {
     /// are wrong then.
     fn has_kubeconfig(&self, joined: &Joined, waiting: &Path) -> Result<(), CliError> {
         const KEY: &str = "picolet.kubeconfig";
-        let decided = node::decided_by(KEY, waiting, self.drop_ins().as_deref());
+        let decided = document::decided_by(KEY, waiting, self.drop_ins().as_deref());
         let decided = decided.map_err(|e| CliError::new(chain(&e)))?;
         let is_none = |said: &Value| said.as_str().is_none_or(str::is_empty);
         if !decided.is_some_and(|(_, said)| is_none(&said)) {
@@ -437,7 +473,7 @@ impl Machine {
         let drop_ins = self.drop_ins();
         // Bounded: two keys at most.
         for key in keys {
-            let file = node::decided_by(key, waiting, drop_ins.as_deref());
+            let file = document::decided_by(key, waiting, drop_ins.as_deref());
             let Some((mut file, _)) = file.map_err(|e| CliError::new(chain(&e)))? else {
                 continue;
             };
@@ -446,7 +482,7 @@ impl Machine {
                     "The cluster sets {key} for all its nodes: remove it there"
                 ));
             }
-            let own = drop_ins.as_ref().map(|dir| dir.join(node::OWN_DROP_IN));
+            let own = drop_ins.as_ref().map(|dir| dir.join(OWN_DROP_IN));
             if matches!(self.before, Before::Own(_)) && own.as_ref() == Some(&file) {
                 // This join replaces the copy, so the file is named.
                 file.clone_from(&self.file);
@@ -473,8 +509,8 @@ impl Machine {
         let before = fs::metadata(&self.file).map_or(0o644, |file| file.mode() & 0o777);
         let of_cluster = joined.document.as_object();
         let parts = [Some(&typed), of_cluster].into_iter().flatten();
-        let mode = node::mode(before, &parts.collect::<Vec<_>>());
-        let text = node::text(
+        let mode = document::mode(before, &parts.collect::<Vec<_>>());
+        let text = document::text(
             joined.document.clone(),
             &joined.files,
             joined.own.clone(),
@@ -485,12 +521,12 @@ impl Machine {
         let drop_ins = self.drop_ins();
         if let (Before::Own(bytes), Some(dir)) = (&self.before, &drop_ins) {
             // The copy says the same as the operator's file, which is still there: it may count at once.
-            let own = dir.join(node::OWN_DROP_IN);
+            let own = dir.join(OWN_DROP_IN);
             staged.add_now(&own, bytes, before).map_err(unwritten)?;
         }
         let temporary = staged.waiting();
         self.has_kubeconfig(joined, &temporary)?;
-        let seen = node::preview(&temporary, drop_ins.as_deref(), &self.host).map_err(|e| {
+        let seen = document::preview(&temporary, drop_ins.as_deref(), &self.host).map_err(|e| {
             let from = temporary.display().to_string();
             let to = "what the cluster says";
             CliError::new(chain(&e).replace(&from, to))
@@ -604,7 +640,7 @@ fn beside_kubeadm(asked: &Asked, machine: &Machine, server: &str) -> Result<Join
     }
     let bootstrap = files.bootstrap.clone().unwrap_or_default();
     Ok(Joined {
-        document: node::of_kubeadm(&text)?,
+        document: document::of_kubeadm(&text)?,
         own,
         written: vec![
             (bootstrap, found.text.into_bytes(), 0o600),
@@ -678,7 +714,7 @@ fn beside_k3s(asked: &Asked, machine: &Machine, server: &str) -> Result<Joined, 
         ));
     }
     Ok(Joined {
-        document: node::of_k3s(&cluster.dns(), &cluster.cluster_domain),
+        document: document::of_k3s(&cluster.dns(), &cluster.cluster_domain),
         own,
         written: vec![
             (
