@@ -1,17 +1,15 @@
 //! Questions to the loop. A question is an event: the loop answers it between two others, so no other task borrows the
 //! agent.
 
-use alloc::collections::BTreeSet;
 use core::any::Any;
 
 use smol::channel::{Sender, bounded};
 
 use super::{
     core::{Agent, Delivery, Event, Question, SourceNews},
-    device_news::{DeviceLoop, News, Sent},
+    node_resources::ResourceNews,
     views::{LoopEnded, Taken},
 };
-use crate::api::device::Holdings;
 
 /// Part of a question that reads the agent and makes the answer.
 type Look = Box<dyn FnOnce(&Agent) -> Box<dyn Any>>;
@@ -55,6 +53,12 @@ impl Asker {
         let _ = self.events.send(event).await;
     }
 
+    /// Hands news of extended resources to the loop.
+    pub(super) async fn tell_resources(&self, news: ResourceNews) -> Result<(), LoopEnded> {
+        let told = self.events.send(Event::Resources(news)).await;
+        told.map_err(|_| LoopEnded)
+    }
+
     /// Hands news of a source to the loop; returns when the loop has acted upon them.
     pub(super) async fn deliver(&self, news: SourceNews) -> Result<Taken, LoopEnded> {
         let (answer, taken) = bounded(1);
@@ -62,22 +66,5 @@ impl Asker {
         let told = self.events.send(Event::Delivered(delivery)).await;
         told.map_err(|_| LoopEnded)?;
         taken.recv().await.map_err(|_| LoopEnded)
-    }
-}
-
-impl DeviceLoop for Asker {
-    fn tell(&self, news: News) -> Sent<()> {
-        let asker = self.clone();
-        Box::pin(async move { asker.send(Event::Plugin(Box::new(news))).await })
-    }
-
-    fn spare_resource(&self, known: BTreeSet<Box<str>>) -> Sent<Option<Box<str>>> {
-        let asker = self.clone();
-        Box::pin(async move { asker.ask(move |agent| agent.spare_resource(&known)).await })
-    }
-
-    fn holdings(&self) -> Sent<Holdings> {
-        let asker = self.clone();
-        Box::pin(async move { asker.ask(Agent::holdings).await })
     }
 }

@@ -9,9 +9,6 @@ use smol::{LocalExecutor, channel::Sender};
 use super::{
     asker::Asker,
     core::{Event, TELLING},
-    device_news::{self, DeviceLoop},
-    device_plugins::Plugins,
-    device_watch,
     driver::{Containers, PodDriver},
     event_loop::{Caller, Hands},
     eviction::{self, Evictor, Limits, PodFiles},
@@ -23,8 +20,8 @@ use super::{
     manifests::{Manifests, RULES, UrlManifests},
     metrics::{self, Metrics},
     node::{self, follow::follow},
+    node_resources::{NoResources, NodeResources},
     parts::Parts,
-    plugin_registry::{self, Registry},
     pods, probes,
     provider::{self, Drivers},
     records::RecordKeeper,
@@ -110,7 +107,6 @@ pub(super) fn hands(
         garbage,
         housekeeper: Rc::new(housekeeper),
         evictor: Rc::new(evictor),
-        devices: machine.devices.clone(),
         relist,
         events: events.clone(),
     }
@@ -244,7 +240,7 @@ pub(super) fn driver(parts: &Parts) -> Rc<dyn PodDriver> {
         volumes: machine.volumes.clone(),
         recorder: recorder(),
         of_api: of_api(),
-        devices: machine.devices.clone(),
+        resources: machine.resources.clone(),
         resolv_conf: cfg.network.resolv_conf.clone(),
         pod_logs: cfg.dirs.pod_logs.clone(),
     };
@@ -325,7 +321,7 @@ pub(super) fn metrics(parts: &Parts, agent: Asker) -> Metrics {
         objects: parts.owners.cluster.as_ref().map(|c| Rc::clone(&c.objects)),
         peers: metrics::Peers {
             tunnel: parts.owners.tunnel.clone(),
-            plugins: plugins(parts),
+            resources: parts.machine.resources.clone(),
         },
         settings: metrics::Settings {
             root_dir: parts.cfg.dirs.root.clone(),
@@ -511,12 +507,32 @@ pub(super) fn providers(parts: &Parts, events: &Sender<Event>) -> Vec<Task> {
     all.unwrap_or_default()
 }
 
-/// Finds the devices that are present before the first pod is admitted, if pods may ask for any. Records of an agent
-/// before this one are on the disk by then. Blocking.
-pub(super) fn beginning(parts: &Parts) -> Option<device_news::Beginning> {
+/// Finds the extended resources of the node before the first pod is admitted. Records of an agent before this one are on
+/// the disk by then. Blocking.
+pub(super) fn resources(parts: &Parts) -> Box<dyn NodeResources> {
     parts.machine.store.sync_names();
-    let devices = parts.machine.devices.as_ref()?;
-    Some(devices.begin())
+    match parts.machine.resources.clone() {
+        Some(giver) => giver.begin(parts.tools.clock.now()),
+        None => Box::new(NoResources),
+    }
+}
+
+/// Makes the tasks of whoever gives extended resources.
+pub(super) fn resource_tasks(parts: &Parts, events: &Sender<Event>) -> Vec<Task> {
+    let giver = parts.machine.resources.clone();
+    giver.map_or_else(Vec::new, |giver| giver.tasks(Asker::new(events.clone())))
+}
+
+/// Opens what others connect to for extended resources, and makes the tasks that serve them.
+pub(super) fn resource_servers(
+    parts: &Parts,
+    executor: &Rc<LocalExecutor<'static>>,
+    events: &Sender<Event>,
+) -> std::io::Result<Vec<Task>> {
+    match parts.machine.resources.clone() {
+        Some(giver) => giver.listen(Asker::new(events.clone()), executor),
+        None => Ok(Vec::new()),
+    }
 }
 
 /// Makes the task that follows the addresses of the node, unless a cluster's Node object does.
@@ -529,56 +545,6 @@ pub(super) fn addresses(parts: &Parts) -> Option<Task> {
         follow(Rc::clone(own), asked, disk, Rc::clone(clock))
     };
     alone.then(|| boxed(follow()))
-}
-
-/// Device plugins, if they may come.
-pub(super) fn plugins(parts: &Parts) -> Option<Rc<Plugins>> {
-    parts.machine.devices.as_ref()?.plugins.clone()
-}
-
-/// Makes the server for registrations of device plugins and for the pod-resources API, if plugins are allowed.
-pub(super) fn device_plugins(
-    parts: &Parts,
-    executor: &Rc<LocalExecutor<'static>>,
-    events: &Sender<Event>,
-) -> std::io::Result<Vec<Task>> {
-    let devices = parts.machine.devices.as_ref();
-    let dir = parts.cfg.devices.as_ref().and_then(|d| d.plugins.as_ref());
-    let (Some(plugins), Some(devices), Some(dir)) = (plugins(parts), devices, dir) else {
-        return Ok(Vec::new());
-    };
-    let [of_plugins, of_readers] = plugins.listen()?;
-    let agent: Rc<dyn DeviceLoop> = Rc::new(Asker::new(events.clone()));
-    let of_agent = Rc::clone(&agent);
-    let tell = Rc::clone(&plugins).tell_holdings(of_readers, Rc::clone(executor), of_agent);
-    let registry = Registry {
-        dir: dir.with_file_name(plugin_registry::DIR),
-        plugins: Rc::clone(&plugins),
-        declared: Arc::clone(&devices.declared),
-        agent: Rc::clone(&agent),
-        executor: Rc::clone(executor),
-        clock: Rc::clone(&parts.tools.clock),
-        disk: devices.disk.clone(),
-        complaints: Rc::clone(&parts.tools.complaints),
-        doorbell: parts.cfg.doorbells,
-    };
-    let serve = plugins.serve(of_plugins, Rc::clone(executor), agent);
-    Ok(vec![boxed(serve), boxed(tell), boxed(registry.run())])
-}
-
-/// Makes the task that watches devices come and go, if any is declared.
-pub(super) fn device_watch(parts: &Parts, events: &Sender<Event>) -> Option<Task> {
-    let devices = parts.machine.devices.clone()?;
-    if devices.declared.entries.is_empty() {
-        return None;
-    }
-    let watch = device_watch::Watch {
-        devices,
-        clock: Rc::clone(&parts.tools.clock),
-        doorbell: parts.cfg.doorbells,
-        events: events.clone(),
-    };
-    Some(boxed(watch.run()))
 }
 
 /// Makes the driver of probes.

@@ -11,13 +11,13 @@ use super::{
     clock::Clock,
     complaints::Complaints,
     core::{Agent, Command},
-    device_plugins::Plugins,
     eviction::Evictor,
     images::ImageCommands,
     link_limits::LinkLimits,
     link_policy::LinkPolicy,
     metrics::Metrics,
     node::{self, Node},
+    node_resources::ResourceGiver,
     pod_store::PodStore,
     provider::Providers,
     recorder::Recorder,
@@ -86,8 +86,8 @@ pub(super) struct Settings {
     pub(super) times: Rc<Times>,
     /// Watch on the loop: tells if it moves.
     pub(super) loop_watch: LoopWatch,
-    /// Device plugins, if they may come.
-    pub(super) plugins: Option<Rc<Plugins>>,
+    /// Giver of extended resources, if there is one.
+    pub(super) resources: Option<Rc<dyn ResourceGiver>>,
 }
 
 /// Serves the local commands and the node's server.
@@ -442,10 +442,8 @@ impl Backend for LocalBackend {
                 trouble: (!moves).then(|| "sync Loop took longer than expected".to_owned()),
             },
         ];
-        checks.extend(self.settings.plugins.as_ref().map(|plugins| Check {
-            name: "device-plugin",
-            trouble: plugins.trouble(),
-        }));
+        let resources = self.settings.resources.iter();
+        checks.extend(resources.flat_map(|giver| giver.checks()));
         checks
     }
 
@@ -612,7 +610,7 @@ impl Backend for LocalBackend {
     }
 
     fn devices(&self) -> Reply<'_, Vec<DeviceShown>> {
-        Box::pin(async { Ok(self.agent.ask(Agent::devices).await) })
+        Box::pin(async { Ok(self.agent.ask(Agent::shown_resources).await) })
     }
 
     fn images(&self) -> Reply<'_, Vec<Image>> {

@@ -1,8 +1,10 @@
 //! News of devices for the loop, at its beginning and later.
 
 use alloc::collections::BTreeSet;
-use core::pin::Pin;
 
+use super::{
+    asker::Asker, device_holders::DeviceHolders, devices::Followed, node_resources::Later,
+};
 use crate::{
     api::{
         PodUid,
@@ -11,19 +13,16 @@ use crate::{
     logic::devices::{Held, Listed, Preferred},
 };
 
-/// A message on its way to the loop, or an answer of it.
-pub(super) type Sent<T> = Pin<Box<dyn Future<Output = T>>>;
-
 /// The seam to the loop: plugins do not know more of the agent.
 pub(super) trait DeviceLoop {
     /// Tells the loop; comes back when the news wait for their turn.
-    fn tell(&self, news: News) -> Sent<()>;
+    fn tell(&self, news: News) -> Later<'static, ()>;
 
     /// Picks one of these resources that no pod needs.
-    fn spare_resource(&self, known: BTreeSet<Box<str>>) -> Sent<Option<Box<str>>>;
+    fn spare_resource(&self, known: BTreeSet<Box<str>>) -> Later<'static, Option<Box<str>>>;
 
     /// Holders of all devices.
-    fn holdings(&self) -> Sent<Holdings>;
+    fn holdings(&self) -> Later<'static, Holdings>;
 }
 
 /// Devices as they were before the first pod was admitted.
@@ -36,8 +35,38 @@ pub(super) struct Beginning {
     pub(super) offered: Vec<Box<str>>,
 }
 
-/// News of plugins for the loop.
+impl DeviceLoop for Asker {
+    fn tell(&self, news: News) -> Later<'static, ()> {
+        let asker = self.clone();
+        Box::pin(async move {
+            // The loop is gone only when the agent ends.
+            _ = asker.tell_resources(Box::new(news)).await;
+        })
+    }
+
+    fn spare_resource(&self, known: BTreeSet<Box<str>>) -> Later<'static, Option<Box<str>>> {
+        let asker = self.clone();
+        Box::pin(async move {
+            let spare = asker.ask(move |agent| {
+                agent.ask_resources(|own: &DeviceHolders, _| own.spare_resource(&known))
+            });
+            spare.await.flatten()
+        })
+    }
+
+    fn holdings(&self) -> Later<'static, Holdings> {
+        let asker = self.clone();
+        Box::pin(async move {
+            let holdings = asker.ask(|agent| agent.ask_resources(DeviceHolders::holdings));
+            holdings.await.unwrap_or_default()
+        })
+    }
+}
+
+/// News of devices for the loop.
 pub(super) enum News {
+    /// The machine was looked at: devices that are present, and containers that see them come and go.
+    Looked { seen: Box<Seen>, followed: Followed },
     /// A plugin offers a resource. `prefers`: it has a say in the choice of units.
     Registered { resource: Box<str>, prefers: bool },
     /// A plugin lists its units.

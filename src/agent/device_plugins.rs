@@ -20,7 +20,7 @@ use super::{
     clock::{Clock, Ticks},
     complaints::Complaints,
     device_news::{DeviceLoop, News},
-    offered,
+    offered, plugin_registry,
     vitals::WorkCounters,
 };
 use crate::{
@@ -143,6 +143,11 @@ impl Plugins {
             registering: smol::lock::Mutex::new(()),
             under_way: Rc::default(),
         }
+    }
+
+    /// Directory of the sockets of plugins that wait to be found.
+    pub(super) fn registry_dir(&self) -> PathBuf {
+        self.dir.with_file_name(plugin_registry::DIR)
     }
 
     /// Resources that were offered by now.

@@ -4,11 +4,12 @@
 use alloc::rc::Rc;
 use core::{future::pending, time::Duration};
 
-use smol::{channel::Sender, future::FutureExt as _};
+use smol::future::FutureExt as _;
 
 use super::{
+    asker::Asker,
     clock::{Clock, in_step},
-    core::Event,
+    device_news::News,
     devices::{Devices, Followed},
 };
 use crate::{api::device::Seen, device::Doorbell};
@@ -22,11 +23,11 @@ const MOST_QUIETS: usize = 10;
 
 /// Tells the loop what there is, whenever it is something else.
 pub(super) struct Watch {
-    pub(super) devices: Devices,
+    pub(super) devices: Rc<Devices>,
     pub(super) clock: Rc<dyn Clock>,
     /// Set if the kernel's events are used.
     pub(super) doorbell: bool,
-    pub(super) events: Sender<Event>,
+    pub(super) agent: Asker,
 }
 
 impl Watch {
@@ -57,8 +58,8 @@ impl Watch {
             if told.as_ref() != Some(&found) || !found.1.unfit.is_empty() {
                 let (seen, followed) = found.clone();
                 let seen = Box::new(seen);
-                let event = Event::Devices { seen, followed };
-                if self.events.send(event).await.is_err() {
+                let news = Box::new(News::Looked { seen, followed });
+                if self.agent.tell_resources(news).await.is_err() {
                     return;
                 }
                 told = Some(found);

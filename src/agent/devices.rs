@@ -4,17 +4,28 @@
 //! None of it is there where no device is declared, and no plugin may come.
 
 use alloc::{collections::BTreeSet, rc::Rc, sync::Arc};
+use core::time::Duration;
+use std::io;
 
 use serde::{Deserialize, Serialize};
+use smol::LocalExecutor;
 
 use super::{
-    device_news::{Beginning, News},
+    asker::Asker,
+    clock::Clock,
+    complaints::Complaints,
+    device_holders::DeviceHolders,
+    device_news::{Beginning, DeviceLoop, News},
     device_plugins::{PluginError, Plugins},
+    device_watch::Watch,
+    node_resources::{ContainerGets, Later, NodeResources, NotGiven, NotSettled, ResourceGiver},
+    plugin_registry::Registry,
     pod_store::PodStore,
+    tasks::{Task, boxed},
 };
 use crate::{
     api::{
-        PodError, PodUid,
+        Mono, PodError, PodUid,
         cri::LiveDevices,
         device::{Answer, LiveRecord, Seen},
         strict::from_json,
@@ -27,6 +38,7 @@ use crate::{
         },
         fnv::fnv1a,
     },
+    server::backend::Check,
     sys::lane::Lane,
 };
 
@@ -36,10 +48,11 @@ const VERSION: u32 = 1;
 const MAX_BYTES: u64 = 256 << 10;
 
 /// Looks at devices, and speaks with plugins.
-#[derive(Clone)]
 pub(super) struct Devices {
     /// Devices that the configuration declares.
     pub(super) declared: Arc<Declared>,
+    /// Time for which a pod of the apiserver waits for a device.
+    pub(super) wait: Duration,
     /// The machine to search.
     pub(super) machine: Arc<dyn Machine>,
     /// Plugins, if they may come.
@@ -51,34 +64,10 @@ pub(super) struct Devices {
     pub(super) cgroups: Arc<Cgroups>,
     /// For looks, and records: they block.
     pub(super) disk: Lane,
-}
-
-/// Reason why no container of a pod may start.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum NotSettled {
-    /// The devices that it holds cannot be recorded.
-    #[error("cannot record the devices of the pod: {0}")]
-    Record(#[from] std::io::Error),
-    /// A plugin does not say what it gives.
-    #[error("{0}")]
-    Plugin(#[from] PluginError),
-}
-
-/// Reason why a container does not get the devices that its pod holds.
-pub(super) enum NotGiven {
-    /// The container cannot be made with them.
-    Create(String),
-    /// A plugin was to be told before its start, and was not.
-    PreStart(String),
-}
-
-/// Everything that a container gets for the devices of its pod.
-#[derive(Default)]
-pub(super) struct Gets {
-    /// All of it, but for nodes that come and go.
-    pub(super) given: Given,
-    /// Directories of nodes that come and go.
-    pub(super) live: Vec<LiveDevices>,
+    pub(super) clock: Rc<dyn Clock>,
+    pub(super) complaints: Rc<Complaints>,
+    /// Set if signs of the kernel are waited for.
+    pub(super) doorbells: bool,
 }
 
 impl From<PodError> for NotGiven {
@@ -87,9 +76,90 @@ impl From<PodError> for NotGiven {
     }
 }
 
+impl From<PluginError> for NotSettled {
+    fn from(e: PluginError) -> Self {
+        Self(e.to_string())
+    }
+}
+
+impl ResourceGiver for Devices {
+    fn begin(self: Rc<Self>, now: Mono) -> Box<dyn NodeResources> {
+        let beginning = self.look_at_start();
+        Box::new(DeviceHolders::new(self, beginning, now))
+    }
+
+    /// Watches devices come and go, if any is declared.
+    fn tasks(self: Rc<Self>, agent: Asker) -> Vec<Task> {
+        if self.declared.entries.is_empty() {
+            return Vec::new();
+        }
+        let watch = Watch {
+            clock: Rc::clone(&self.clock),
+            doorbell: self.doorbells,
+            devices: self,
+            agent,
+        };
+        vec![boxed(watch.run())]
+    }
+
+    /// Serves registrations of device plugins and the pod-resources API, if plugins may come.
+    fn listen(
+        self: Rc<Self>,
+        agent: Asker,
+        executor: &Rc<LocalExecutor<'static>>,
+    ) -> io::Result<Vec<Task>> {
+        let Some(plugins) = self.plugins.clone() else {
+            return Ok(Vec::new());
+        };
+        let named = |e: io::Error| io::Error::new(e.kind(), format!("picolet.devicePlugins: {e}"));
+        let [of_plugins, of_readers] = plugins.listen().map_err(named)?;
+        let agent: Rc<dyn DeviceLoop> = Rc::new(agent);
+        let of_agent = Rc::clone(&agent);
+        let tell = Rc::clone(&plugins).tell_holdings(of_readers, Rc::clone(executor), of_agent);
+        let registry = Registry {
+            dir: plugins.registry_dir(),
+            plugins: Rc::clone(&plugins),
+            declared: Arc::clone(&self.declared),
+            agent: Rc::clone(&agent),
+            executor: Rc::clone(executor),
+            clock: Rc::clone(&self.clock),
+            disk: self.disk.clone(),
+            complaints: Rc::clone(&self.complaints),
+            doorbell: self.doorbells,
+        };
+        let serve = plugins.serve(of_plugins, Rc::clone(executor), agent);
+        Ok(vec![boxed(serve), boxed(tell), boxed(registry.run())])
+    }
+
+    fn settle<'a>(
+        &'a self,
+        pod: &'a PodUid,
+        held: &'a [Held],
+    ) -> Later<'a, Result<(), NotSettled>> {
+        Box::pin(self.settle_devices(pod, held))
+    }
+
+    fn give<'a>(
+        &'a self,
+        pod: &'a PodUid,
+        held: &'a [Held],
+        container: &'a str,
+    ) -> Later<'a, Result<ContainerGets, NotGiven>> {
+        Box::pin(self.given(pod, held, container))
+    }
+
+    fn checks(&self) -> Vec<Check> {
+        let plugins = self.plugins.iter().map(|plugins| Check {
+            name: "device-plugin",
+            trouble: plugins.trouble(),
+        });
+        plugins.collect()
+    }
+}
+
 impl Devices {
     /// Finds the devices that are present before the first pod is admitted (DEV-12, DEV-38). Blocking.
-    pub(super) fn begin(&self) -> Beginning {
+    fn look_at_start(&self) -> Beginning {
         let held = self.store.recorded().into_iter();
         let offered = self.plugins.as_ref().map(|plugins| plugins.known());
         Beginning {
@@ -121,7 +191,7 @@ impl Devices {
     /// (DEV-05): each is asked once for a container, also if another one does not answer.
     ///
     /// - Errors: that cannot be kept, or a plugin does not answer. It is tried again.
-    pub(super) async fn settle(&self, uid: &PodUid, held: &[Held]) -> Result<(), NotSettled> {
+    async fn settle_devices(&self, uid: &PodUid, held: &[Held]) -> Result<(), NotSettled> {
         let (store, of) = (self.store.clone(), uid.clone());
         let kept = self.disk.run(move || recall(&store, &of)).await;
         let mut kept = kept.unwrap_or_default();
@@ -131,7 +201,9 @@ impl Devices {
             kept.v = VERSION;
             kept.devices = held.to_vec();
             let (store, uid) = (self.store.clone(), uid.clone());
-            self.disk.run(move || keep(&store, &uid, &kept)).await?;
+            let recorded = self.disk.run(move || keep(&store, &uid, &kept)).await;
+            recorded
+                .map_err(|e| NotSettled(format!("cannot record the devices of the pod: {e}")))?;
         }
         Ok(answered?)
     }
@@ -142,12 +214,12 @@ impl Devices {
 
     /// Gathers what a container that is about to start gets for the devices of its pod: units as they are now (DEV-41),
     /// and answers of plugins (DEV-09). Tells plugins that want to know of the start (DEV-10).
-    pub(super) async fn given(
+    async fn given(
         &self,
         uid: &PodUid,
         held: &[Held],
         container: &str,
-    ) -> Result<Gets, NotGiven> {
+    ) -> Result<ContainerGets, NotGiven> {
         let own = || held.iter().filter(|held| *held.container == *container);
         let mut all = Given::default();
         if own().any(|held| !held.plugin) {
@@ -179,7 +251,14 @@ impl Devices {
             .put(uid, container, core::mem::take(&mut all.live))
             .await?;
         merge(&mut all, answers);
-        Ok(Gets { given: all, live })
+        Ok(ContainerGets {
+            nodes: all.nodes,
+            env: all.env,
+            mounts: all.mounts,
+            annotations: all.annotations,
+            cdi_devices: all.cdi_devices,
+            live,
+        })
     }
 
     /// Puts nodes that come and go where the container will have them (DEV-44).
@@ -355,11 +434,11 @@ struct Kept {
 }
 
 /// Keeps what a pod holds. Durable: no other pod may get it after a power cut. Blocking.
-fn keep(store: &PodStore, uid: &PodUid, kept: &Kept) -> std::io::Result<()> {
+fn keep(store: &PodStore, uid: &PodUid, kept: &Kept) -> io::Result<()> {
     let text = serde_json::to_vec(kept)?;
     if u64::try_from(text.len()).is_ok_and(|len| len > MAX_BYTES) {
         let text = format!("more than {MAX_BYTES} bytes");
-        return Err(std::io::Error::other(text));
+        return Err(io::Error::other(text));
     }
     store.keep_devices(uid, &text)
 }

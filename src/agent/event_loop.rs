@@ -14,7 +14,6 @@ use super::{
     claims::Claims,
     clock::Clock,
     core::{Agent, Effect, Event, Purpose},
-    devices::Devices,
     driver::{PodDriver, Stop},
     eviction::Evictor,
     executor::{Cancel, Tell},
@@ -104,7 +103,6 @@ pub(super) struct Hands {
     pub(super) garbage: Rc<Garbage>,
     pub(super) housekeeper: Rc<Housekeeper>,
     pub(super) evictor: Rc<Evictor>,
-    pub(super) devices: Option<Devices>,
     /// To the relister.
     pub(super) relist: Sender<Mono>,
     /// To the loop. It is gone only when the agent ends.
@@ -187,15 +185,11 @@ impl Hands {
                     let _ = events.send(Event::Eviction(Box::new(input))).await;
                 });
             }
-            Effect::Prefer(uid, question) => {
-                let devices = self.devices.clone();
-                self.spawn(async move {
-                    let Some(devices) = devices else { return };
-                    if let Some(news) = devices.preferred(uid, question).await {
-                        let _ = events.send(Event::Plugin(Box::new(news))).await;
-                    }
-                });
-            }
+            Effect::AskResources(question) => self.spawn(async move {
+                if let Some(news) = question.await {
+                    let _ = events.send(Event::Resources(news)).await;
+                }
+            }),
             Effect::Start(start, uid, cancel) => {
                 let caller = Rc::clone(&self.caller);
                 self.spawn(async move {

@@ -18,6 +18,7 @@ use super::{
     link_policy::{FreeLink, LinkPolicy},
     metered::Metered,
     node::Node,
+    node_resources::ResourceGiver,
     pod_store::PodStore,
     pods,
     probes::{Probes, Wire},
@@ -102,8 +103,8 @@ pub(super) struct Machine {
     pub(super) gauge: Rc<dyn Gauge>,
     /// To the remover of images that no pod uses.
     pub(super) unused_images: Option<UnusedImages>,
-    /// Looks at devices, if pods may ask for any.
-    pub(super) devices: Option<Devices>,
+    /// Gives extended resources to containers, if the node offers any.
+    pub(super) resources: Option<Rc<dyn ResourceGiver>>,
 }
 
 /// Owners beside the loop, each with a state of its own that its own tasks work on.
@@ -196,8 +197,9 @@ impl Parts {
         );
         let store = PodStore::new(&cfg.dirs.root, &cfg.dirs.run, &given.boot_id);
         let store = store.of_cluster(&authority);
-        let devices = cfg.devices.as_ref().map(|devices| Devices {
+        let resources = cfg.devices.as_ref().map(|devices| Devices {
             declared: Arc::clone(&devices.declared),
+            wait: devices.wait,
             machine: given.devices,
             plugins: devices.plugins.clone().map(|dir| {
                 Rc::new(Plugins::new(
@@ -214,7 +216,11 @@ impl Parts {
             live: device::LiveNodes::new(&cfg.dirs.run),
             cgroups: Arc::clone(&cgroups),
             disk: given.disk.clone(),
+            clock: Rc::clone(&clock),
+            complaints: Rc::clone(&complaints),
+            doorbells: cfg.doorbells,
         });
+        let resources = resources.map(|devices| Rc::new(devices) as Rc<dyn ResourceGiver>);
         Self {
             started_at: clock.wall(),
             started: clock.now(),
@@ -239,7 +245,7 @@ impl Parts {
                 wire: given.wire,
                 gauge: given.gauge,
                 unused_images: given.images.unused,
-                devices,
+                resources,
             },
             tools: Tools {
                 recorder: Rc::new(Recorder::new(Rc::clone(&clock), cfg.node_name.clone())),

@@ -419,7 +419,7 @@ async fn serve(
             parts: parts.cfg.parts.clone(),
             times: Rc::clone(&parts.tools.times),
             loop_watch: parts.tools.loop_watch.clone(),
-            plugins: assembly::plugins(&parts),
+            resources: parts.machine.resources.clone(),
         },
     });
     let served = assembly::served_parts(&parts, Rc::clone(&backend));
@@ -510,13 +510,13 @@ async fn serve(
     assembly::addresses(&parts).into_iter().for_each(spawn);
     let tunnel = assembly::tunnel(&parts, served.network, &executor);
     let delays = backoff_store::restore(&parts.cfg.dirs.run);
-    let beginning = assembly::beginning(&parts);
-    let agent = Agent::new(&parts, relist.clone(), delays, beginning);
-    assembly::device_watch(&parts, &sender)
+    let resources = assembly::resources(&parts);
+    let agent = Agent::new(&parts, relist.clone(), delays, resources);
+    assembly::resource_tasks(&parts, &sender)
         .into_iter()
         .for_each(spawn);
-    assembly::device_plugins(&parts, &executor, &sender)
-        .map_err(|e| fatal(format!("picolet.devicePlugins: {e}")))?
+    assembly::resource_servers(&parts, &executor, &sender)
+        .map_err(|e| fatal(e.to_string()))?
         .into_iter()
         .for_each(spawn);
     let hands = assembly::hands(&parts, &driver, &executor, &sender, relist);

@@ -141,12 +141,12 @@ impl Agent {
             // Its record is read when it is judged: that is the newest.
             return;
         }
-        if self.devices.is_waiting(&pod.metadata.uid) {
+        if self.resources.is_waiting(&pod.metadata.uid) {
             let ends = pod.metadata.deletion_timestamp.is_some();
             if !ends && !self.admit(pod, now) {
                 return;
             }
-            self.devices.forget_waiting(&pod.metadata.uid);
+            self.resources.forget_waiting(&pod.metadata.uid);
         }
         let idle = self.view.is_idle(&pod.metadata.uid);
         let update = Update::of(UpdateKind::Update, PodFacts::of(pod)).with_runtime_idle(idle);
@@ -177,7 +177,7 @@ impl Agent {
     fn remove(&mut self, source: Source, uid: &PodUid, now: Mono) {
         let config = self.pods.unconfigure(uid);
         self.sources.early.retain(|pod| pod.metadata.uid != *uid);
-        self.devices.forget_waiting(uid);
+        self.resources.forget_waiting(uid);
         self.forget_held_back(uid);
         match dispatch::on_removal(self.sources.is_ready(source)) {
             Removal::Kill => self.kill(uid, config, None, now),
@@ -374,7 +374,7 @@ impl Agent {
             verdict => verdict,
         };
         let rejection = match verdict {
-            Verdict::Admit => return self.give_devices(pod, now),
+            Verdict::Admit => return self.give_resources(pod, now),
             Verdict::Preempt { victims, resource } => {
                 let victims = victims.into_iter().map(|at| uids[at].clone()).collect();
                 self.make_room(uid, victims, &resource, now);

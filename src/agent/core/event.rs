@@ -14,17 +14,15 @@ use super::{
 };
 use crate::{
     agent::{
-        device_news::News,
-        devices::Followed,
         executor::{Cancel, Step},
+        node_resources::{ResourceNews, ResourceQuestion},
         pod_store::StoreError,
         probes::Probed,
         times::Stored,
         views::ApiAnswer,
     },
-    api::{ContainerId, Pod, PodUid, cri::RuntimeStatus, device::Seen},
+    api::{ContainerId, Pod, PodUid, cri::RuntimeStatus},
     logic::{
-        devices,
         eviction::Input,
         pod_table::{Handle, Start},
         pod_worker::Outcome,
@@ -99,15 +97,8 @@ pub(in crate::agent) enum Event {
     MemoryBell,
     /// A step of an eviction round is done.
     Eviction(Box<Input>),
-    /// Devices of the machine came or went: what is there now.
-    Devices {
-        /// Devices that are present.
-        seen: Box<Seen>,
-        /// Containers that see devices come and go.
-        followed: Followed,
-    },
-    /// A device plugin says something.
-    Plugin(Box<News>),
+    /// Whoever offers extended resources says something.
+    Resources(ResourceNews),
     /// SIGTERM or SIGINT: the agent ends, pods go on.
     Terminate,
 }
@@ -145,8 +136,8 @@ pub(in crate::agent) enum Effect {
     Housekeeping(Box<Chores>),
     /// Do something for a round of eviction; ends with [`Event::Eviction`].
     Eviction(EvictionWork),
-    /// Ask a device plugin which units it would choose for a pod; ends with [`Event::Plugin`].
-    Prefer(PodUid, devices::Question),
+    /// Ask a question about extended resources; ends with [`Event::Resources`].
+    AskResources(ResourceQuestion),
 }
 
 /// Reason for reading a pod's record.

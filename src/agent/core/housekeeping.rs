@@ -118,10 +118,10 @@ impl Agent {
             ..Chores::default()
         };
         let mut create = Vec::new();
-        self.release_devices();
+        self.release_resources();
         let restarts = found.is_none().then(|| pass.restarts());
         for restart in restarts.into_iter().flatten() {
-            if self.waits_for_device(restart.uid, now) || self.waits_for_verdict(restart.uid) {
+            if self.waits_for_resource(restart.uid, now) || self.waits_for_verdict(restart.uid) {
                 continue;
             }
             if !restart.ended {

@@ -11,7 +11,7 @@
 //! | `calls`, `steps` | the calls of workers that run; what is made of their steps |
 //! | `statuses` | statuses: made, judged, stored |
 //! | `eviction` | which pod goes when the node is short |
-//! | `devices` | devices of the machine: who gets which |
+//! | `resources` | extended resources: what the loop does for whoever offers them |
 //! | `chores`, `housekeeping` | what no event drives |
 //! | `clock_watch` | whether the wall clock was set, and is right |
 //! | `ending` | the end, of the agent alone or with its pods |
@@ -22,7 +22,6 @@ mod calls;
 mod chores;
 mod clock_watch;
 mod configured;
-mod devices;
 mod ending;
 mod event;
 mod eviction;
@@ -32,6 +31,7 @@ mod noted;
 mod questions;
 mod relisted;
 mod rereads;
+mod resources;
 mod runtime_view;
 mod sources;
 mod statuses;
@@ -45,13 +45,13 @@ use smol::channel::Sender;
 
 use calls::Calls;
 pub(super) use chores::{Chores, Found};
-use devices::Devices;
 use ending::Stopping;
 pub(super) use ending::TELLING;
 pub(super) use event::{Command, Effect, Event, Purpose, Question};
 use eviction::Eviction;
 pub(super) use eviction::EvictionWork;
 use housekeeping::Rounds;
+pub(super) use resources::{PodLoop, PodsView};
 use runtime_view::RuntimeView;
 pub(super) use runtime_view::{Inspection, Listing};
 use sources::Sources;
@@ -59,8 +59,8 @@ pub(super) use sources::{ConfigOp, Delivery, Recorded, Recording, SourceNews};
 
 use super::{
     cluster::News,
-    device_news::Beginning,
     executor::PodCgroups,
+    node_resources::NodeResources,
     objects::Objects,
     parts::{Owners, Parts, Tools},
     pods::Pods,
@@ -94,8 +94,8 @@ pub(super) struct Agent {
     stop: Stopping,
     /// Shortages of the node, and pods that make room.
     eviction: Eviction,
-    /// Devices, and who holds them.
-    devices: Devices,
+    /// Extended resources, and who holds them.
+    resources: Box<dyn NodeResources>,
     tools: Tools,
     owners: Owners,
     asked: Asked,
@@ -120,12 +120,12 @@ struct Settings {
 
 impl Agent {
     /// An agent that knows of no pod. `relist`: where it asks for relists. `delays`: crash-loop delays of an agent before it.
-    /// `beginning`: what devices there are, if pods may ask for any.
+    /// `resources`: extended resources of the node.
     pub(super) fn new(
         parts: &Parts,
         relist: Sender<Mono>,
         delays: Vec<Record>,
-        beginning: Option<Beginning>,
+        resources: Box<dyn NodeResources>,
     ) -> Self {
         let (cfg, tools) = (&parts.cfg, &parts.tools);
         let has_manifests = cfg.dirs.manifests.is_some();
@@ -138,8 +138,7 @@ impl Agent {
         let seed = now.0 ^ tools.clock.wall().0.unsigned_abs();
         let mut pods = Pods::new(cfg, seed);
         pods.restore_delays(delays, now);
-        let devices = Devices::new(cfg.devices.as_ref(), beginning, now);
-        parts.owners.node.set_devices(devices.amounts());
+        parts.owners.node.set_devices(resources.amounts());
         Self {
             pods,
             view: RuntimeView::new(relist),
@@ -153,7 +152,7 @@ impl Agent {
             eviction: Eviction::new(&cfg.eviction, now),
             tools: tools.clone(),
             owners: parts.owners.clone(),
-            devices,
+            resources,
             asked: Asked {
                 runtime: Rc::clone(&parts.machine.runtime),
                 pod_cgroups: parts.machine.pod_cgroups.clone(),
@@ -238,8 +237,7 @@ impl Agent {
             Event::Command(Command::ImagesArrived) => self.on_images(),
             Event::MemoryBell => self.on_memory_bell(now),
             Event::Eviction(input) => self.on_eviction(*input, now),
-            Event::Devices { seen, followed } => self.on_devices(&seen, &followed, now),
-            Event::Plugin(news) => self.on_plugin(*news, now),
+            Event::Resources(news) => self.on_resources(news, now),
             Event::Terminate => self.finish(),
         }
     }
@@ -254,7 +252,7 @@ impl Agent {
         self.turn_eviction(now);
         self.turn_rereads(now);
         self.turn_shutdown(now);
-        self.turn_devices(now);
+        self.turn_resources(now);
     }
 
     /// Shows the calls that run whether they are still wanted. Before anything else runs on this thread.
@@ -269,7 +267,7 @@ impl Agent {
             self.sources.next_timeout(),
             self.eviction.next_timeout(),
             self.stop.shutdown.next_timeout(),
-            self.devices.next_timeout(),
+            self.resources.next_timeout(),
             self.sources.rereads.next_timeout(),
         ];
         pods.into_iter().chain(others.into_iter().flatten()).min()

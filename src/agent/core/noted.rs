@@ -58,8 +58,7 @@ impl Agent {
             | Event::Housekeeping
             | Event::MemoryBell
             | Event::Eviction(_)
-            | Event::Devices { .. }
-            | Event::Plugin(_)
+            | Event::Resources(_)
             | Event::Cleaned
             | Event::Collected
             // Nothing is decided by them.
@@ -159,7 +158,7 @@ impl Agent {
             | Effect::KeepTimes(_)
             | Effect::ForgetOutcomes(_)
             | Effect::Eviction(_)
-            | Effect::Prefer(..) => {}
+            | Effect::AskResources(_) => {}
         }
     }
 

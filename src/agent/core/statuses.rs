@@ -3,12 +3,13 @@
 use alloc::borrow::Cow;
 use core::time::Duration;
 
-use super::{Agent, devices::Devices};
+use super::Agent;
 use crate::{
     agent::{
         clock::Clock,
         cluster::{ApiWriter, News},
         node::Node,
+        node_resources::NodeResources,
         pods::Pods,
         probes::Probes,
         recorder::{Recorder, Severity},
@@ -36,7 +37,7 @@ use crate::{
 pub(super) struct Statuses<'a> {
     pods: &'a mut Pods,
     probes: &'a Probes,
-    devices: &'a Devices,
+    resources: &'a dyn NodeResources,
     node: &'a Node,
     clock: &'a dyn Clock,
     times: &'a Times,
@@ -53,7 +54,7 @@ impl Agent {
         Statuses {
             pods: &mut self.pods,
             probes: &self.owners.probes,
-            devices: &self.devices,
+            resources: &*self.resources,
             node: &self.owners.node,
             clock: &*self.tools.clock,
             times: &self.tools.times,
@@ -158,7 +159,7 @@ impl Statuses<'_> {
         });
         let previous = self.pods.status(uid).unwrap_or(&pod.status);
         let now = self.clock.now();
-        self.devices.show_health(uid, &mut status, previous, now);
+        self.resources.show_health(uid, &mut status, previous, now);
         // A step may have read the runtime before the clock was right.
         redate(&mut status, |at| self.times.believed(at));
         self.probes.generated(uid, &status, now);

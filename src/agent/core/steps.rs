@@ -46,7 +46,7 @@ impl Agent {
             limited: self.pods.is_limited(&uid),
             content_goes: self.pods.table().should_pod_content_be_removed(&uid)
                 || !self.pods.is_configured(&uid),
-            devices: self.devices.held_by(&uid),
+            held: self.resources.held_by(&uid),
             grace_s: self.pods.table().grace_s(call),
             cancel,
             line: Line { call, tell },
@@ -72,8 +72,8 @@ impl Agent {
                 answer.give(uid.is_some_and(|uid| self.pods.is_configured(&uid)));
             }
             Step::Limited(limited) => self.set_limited(call, limited),
-            Step::Unsettled(pod) => self.devices_not_settled(&pod, now),
-            Step::HoldsNothing(pod, answer) => answer.give(self.give_devices_late(&pod, now)),
+            Step::Unsettled(pod) => self.replace_resources(&pod, now),
+            Step::HoldsNothing(pod, answer) => answer.give(self.give_resources_late(&pod, now)),
             Step::Mounted(pod) => {
                 if self.owners.probes.add(&pod, now) {
                     let step = Stepped::of(&pod.metadata.uid, "probed");

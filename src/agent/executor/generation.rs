@@ -18,8 +18,8 @@ use super::{
 use crate::{
     agent::{
         cluster::{self, Loaded},
-        devices::{Devices, Gets, NotGiven},
         node::NodeFacts,
+        node_resources::{ContainerGets, NotGiven, ResourceGiver},
         pod_store::PodStore,
         recorder::{Recorder, Severity},
     },
@@ -111,7 +111,7 @@ pub(in crate::agent) struct Generator {
     pub(in crate::agent) volumes: Volumes,
     pub(in crate::agent) recorder: Rc<Recorder>,
     pub(in crate::agent) of_api: Option<Rc<cluster::Objects>>,
-    pub(in crate::agent) devices: Option<Devices>,
+    pub(in crate::agent) resources: Option<Rc<dyn ResourceGiver>>,
     pub(in crate::agent) resolv_conf: Option<PathBuf>,
     pub(in crate::agent) pod_logs: PathBuf,
 }
@@ -211,20 +211,20 @@ impl Generator {
             .environment(plan, pod, container, own_ips, mounted)
             .await
             .map_err(refused)?;
-        let given = match (&self.devices, &plan.devices) {
-            (Some(devices), Some(held)) => {
-                let given = devices.given(&plan.uid, held, &container.name);
+        let given = match (&self.resources, &plan.held) {
+            (Some(resources), Some(held)) => {
+                let given = resources.give(&plan.uid, held, &container.name);
                 let cancelled = async {
                     plan.cancel.cancelled().await;
                     // Nothing is created then.
-                    Ok(Gets::default())
+                    Ok(ContainerGets::default())
                 };
-                // A plugin may take its time.
+                // Who gives it may take its time.
                 given.or(cancelled).await
             }
-            _ => Ok(Gets::default()),
+            _ => Ok(ContainerGets::default()),
         };
-        let Gets { given, live } = given.map_err(|e| match e {
+        let given = given.map_err(|e| match e {
             NotGiven::Create(why) => StartError::new("CreateContainerError", why),
             NotGiven::PreStart(why) => StartError::new(CONFIG_ERROR, why),
         })?;
@@ -286,13 +286,13 @@ impl Generator {
         .map_err(refused)?;
         config.devices = given.nodes;
         config.cdi_devices = given.cdi_devices;
-        config.mounts.extend(live.iter().map(|live| Mount {
+        config.mounts.extend(given.live.iter().map(|live| Mount {
             host_path: live.host_path.clone(),
             container_path: live.container_path.clone(),
             read_only: true,
             ..Mount::default()
         }));
-        config.live_devices = live;
+        config.live_devices = given.live;
         // A volume may lie over one of these.
         config.mounts.splice(0..0, given.mounts);
         for (key, value) in given.annotations {

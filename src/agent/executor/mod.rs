@@ -30,9 +30,7 @@ pub(super) use generation::{Generator, node_context};
 pub(super) use hooks::Hooks;
 pub(super) use kill::{Killer, join_all};
 pub(super) use start::Starter;
-pub(super) use steps::{
-    Begun, GivenLate, Granted, Line, NotStarted, Plan, Problem, Started, Step, Tell,
-};
+pub(super) use steps::{Begun, Granted, Line, NotStarted, Plan, Problem, Started, Step, Tell};
 pub(super) use sync::{Elsewhere, Syncer};
 pub(super) use terminate::Terminator;
 pub(super) use volumes::{Mounted, Mounter};

@@ -8,7 +8,7 @@ use smol::channel::Sender;
 
 use super::cancel::Cancel;
 use crate::{
-    agent::{objects::Objects, outcome::Outcome},
+    agent::{node_resources::GivenLate, objects::Objects, outcome::Outcome},
     api::{Pod, PodUid, cri::PodRuntimeStatus},
     logic::{
         actions::PodActions,
@@ -35,8 +35,8 @@ pub(in crate::agent) struct Plan {
     pub(in crate::agent) limited: bool,
     /// Set if the remains of the pod may go: it is deleted or evicted, or no source has it.
     pub(in crate::agent) content_goes: bool,
-    /// Devices that the pod holds.
-    pub(in crate::agent) devices: Option<PodDevices>,
+    /// Extended resources that the pod holds.
+    pub(in crate::agent) held: Option<PodDevices>,
     /// Grace of a pod that is to end, in seconds.
     pub(in crate::agent) grace_s: Option<u32>,
     /// Flag that tells the call to end early.
@@ -59,9 +59,9 @@ pub(in crate::agent) enum Step {
     OutcomeKept(bool, Answer<bool>),
     /// The pod's cgroup has its limits (true), or does not have them.
     Limited(bool),
-    /// The pod's devices cannot be recorded, or a plugin does not give them.
+    /// What the pod holds cannot be recorded, or is not given.
     Unsettled(Rc<Pod>),
-    /// A pod is about to start a container, asks for devices and holds none. Answered: what it was given.
+    /// A pod is about to start a container, asks for extended resources and holds none. Answered: what it was given.
     HoldsNothing(Rc<Pod>, Answer<GivenLate>),
     /// Volumes are there: probes may begin (SYNC-12).
     Mounted(Rc<Pod>),
@@ -132,16 +132,6 @@ pub(in crate::agent) enum Problem {
 
 /// The delays to be kept for the next agent, or how long this start has to wait.
 pub(in crate::agent) type Granted = Result<Vec<Record>, CrashLoop>;
-
-/// Result of giving devices to a pod that held none when a container was to start.
-pub(in crate::agent) enum GivenLate {
-    /// The pod asks for no resource that is given here.
-    Nothing,
-    /// The pod holds devices now; its next sync begins with them.
-    Given,
-    /// The pod waits for a device, and why.
-    Waits(String),
-}
 
 /// Result of a container's start.
 pub(in crate::agent) struct Started {

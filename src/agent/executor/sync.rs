@@ -13,12 +13,13 @@ use super::{
     errors::SyncError,
     kill::Killer,
     start::{self, Pass, Starter},
-    steps::{GivenLate, Plan, Problem, Started, Step},
+    steps::{Plan, Problem, Started, Step},
     volumes::{Mounted, Mounter},
 };
 use crate::{
     agent::{
         complaints::Complaints,
+        node_resources::GivenLate,
         outcome,
         pod_store::PodStore,
         recorder::{Recorder, Severity},
@@ -182,7 +183,7 @@ impl Syncer {
         }
         // What runs has its volumes and probes, also while something else of the pod waits for a device.
         let is_start = begun.actions.starts_anything();
-        self.keep_devices(plan, pod, is_start).await?;
+        self.keep_resources(plan, pod, is_start).await?;
         if plan.cancel.is_cancelled() {
             return Ok(Outcome::Canceled);
         }
@@ -282,29 +283,29 @@ impl Syncer {
         })
     }
 
-    /// Records the devices that the pod holds, and what plugins give for them, before any of its containers starts
+    /// Records the resources that the pod holds, and what is given for them, before any of its containers starts
     /// (DEV-05, DEV-12).
-    async fn keep_devices(
+    async fn keep_resources(
         &self,
         plan: &Plan,
         pod: &Rc<Pod>,
         starts: bool,
     ) -> Result<(), SyncError> {
-        let Some(devices) = self.starter.generator.devices.as_ref() else {
+        let Some(resources) = self.starter.generator.resources.as_ref() else {
             return Ok(());
         };
-        let Some(held) = plan.devices.as_deref() else {
+        let Some(held) = plan.held.as_deref() else {
             return match starts && !demands(pod).is_empty() {
-                true => self.ask_for_devices(plan, pod).await,
+                true => self.ask_for_resources(plan, pod).await,
                 false => Ok(()),
             };
         };
-        let settled = async { Some(devices.settle(&plan.uid, held).await) };
+        let settled = async { Some(resources.settle(&plan.uid, held).await) };
         let cancelled = async {
             plan.cancel.cancelled().await;
             None
         };
-        // A plugin may take its time.
+        // Who gives them may take its time.
         let settled = settled.or(cancelled).await;
         let Err(e) = settled.unwrap_or(Ok(())) else {
             return Ok(());
@@ -315,9 +316,9 @@ impl Syncer {
         Err(SyncError::new(message))
     }
 
-    /// Asks the loop for devices of a pod that ran when it was admitted: it was given none, and what it held is not
+    /// Asks the loop for resources of a pod that ran when it was admitted: it was given none, and what it held is not
     /// known (DEV-10).
-    async fn ask_for_devices(&self, plan: &Plan, pod: &Rc<Pod>) -> Result<(), SyncError> {
+    async fn ask_for_resources(&self, plan: &Plan, pod: &Rc<Pod>) -> Result<(), SyncError> {
         let asked = plan
             .line
             .ask(|answer| Step::HoldsNothing(Rc::clone(pod), answer));

@@ -19,9 +19,9 @@ use super::{
     cluster::Objects,
     complaints::Complaints,
     core::Agent,
-    device_plugins::Plugins,
     eviction::{PodFiles, gauge::running_tasks},
     node::NodeFacts,
+    node_resources::ResourceGiver,
     tunnel::Board,
     vitals::{HeapUse, LoopWatch, WorkCounters},
 };
@@ -114,8 +114,8 @@ pub(super) struct Tools {
 pub(super) struct Peers {
     /// State of the tunnel.
     pub(super) tunnel: Option<Rc<Board>>,
-    /// Device plugins.
-    pub(super) plugins: Option<Rc<Plugins>>,
+    /// Giver of extended resources.
+    pub(super) resources: Option<Rc<dyn ResourceGiver>>,
 }
 
 /// Settings from the configuration and the start that shape figures.

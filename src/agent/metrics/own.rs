@@ -72,9 +72,10 @@ pub(super) fn slis(tools: &Tools) -> String {
     let help = "Whether a check of the agent passes: 1, or 0.";
     text.family("kubernetes_healthcheck", Kind::Gauge, help, |s| {
         let own = [("log", true), ("ping", true), ("syncloop", moves)];
-        let plugins = tools.peers.plugins.as_ref();
-        let plugins = plugins.map(|plugins| ("device-plugin", plugins.trouble().is_none()));
-        for (name, passes) in plugins.into_iter().chain(own) {
+        let resources = tools.peers.resources.iter();
+        let resources = resources.flat_map(|giver| giver.checks());
+        let resources = resources.map(|check| (check.name, check.trouble.is_none()));
+        for (name, passes) in resources.chain(own) {
             let labels = [("name", name), ("type", "healthz")];
             s.put(&labels, Value::Count(passes.into()), None);
         }

@@ -1,7 +1,7 @@
 //! Devices of the machine, which a test adds and removes.
 
-use alloc::sync::Arc;
-use core::time::Duration;
+use alloc::{rc::Rc, sync::Arc};
+use core::{any::Any, time::Duration};
 use std::sync::Mutex;
 
 use serde_json::{Value, json};
@@ -12,7 +12,11 @@ use super::{
     world::{IMAGE, World, fails, fault, manifest},
 };
 use crate::{
-    agent::{core::Event, device_news::News, devices::Followed},
+    agent::{
+        core::Event,
+        device_news::News,
+        devices::{Devices, Followed},
+    },
     api::{
         PodUid,
         cri::ContainerStatus,
@@ -346,11 +350,11 @@ fn who_wants_it_is_restarted_after_a_short_absence_too() {
     runs(&world, "a");
     let first = instance(&world, "a");
     let looks = |nodes: &[(&str, u32)]| {
-        let event = Event::Devices {
+        let news = News::Looked {
             seen: Box::new(seen(nodes)),
             followed: Followed::default(),
         };
-        world.events.try_send(event).expect("room");
+        tell(&world, news);
         world.settle();
     };
     looks(&line);
@@ -386,11 +390,11 @@ fn who_sees_devices_live_is_restarted_only_if_it_cannot_go_on() {
             unfit,
             ..Followed::default()
         };
-        let event = Event::Devices {
+        let news = News::Looked {
             seen: Box::new(seen(nodes)),
             followed,
         };
-        world.events.try_send(event).expect("room");
+        tell(&world, news);
     };
     // The node changes, and changes back. Its holder sees devices live and can go on: nothing is restarted.
     look(&[("/dev/ttyUSB0", 7)], Vec::new());
@@ -569,7 +573,7 @@ fn asking_a_plugin() -> Value {
 }
 
 fn tell(world: &World, news: News) {
-    let event = Event::Plugin(Box::new(news));
+    let event = Event::Resources(Box::new(news));
     world.events.try_send(event).expect("room");
 }
 
@@ -588,7 +592,7 @@ fn lists(world: &World, units: &[(&str, bool)]) {
 
 /// Units that are held by pods.
 fn held(world: &World) -> Vec<String> {
-    let all = world.agent.borrow().devices().into_iter();
+    let all = world.agent.borrow().shown_resources().into_iter();
     let held = all.filter(|unit| !unit.holders.is_empty());
     held.map(|unit| unit.id).collect()
 }
@@ -686,7 +690,9 @@ fn a_pod_of_an_apiserver_that_cannot_begin_is_refused_in_the_end() {
 fn a_resource_that_nobody_needs_makes_room() {
     // DEV-11
     let world = plugged();
-    let devices = world.parts.machine.devices.as_ref().expect("devices");
+    let giver = world.parts.machine.resources.clone().expect("devices");
+    let giver: Rc<dyn Any> = giver;
+    let devices = giver.downcast_ref::<Devices>().expect("devices");
     let plugins = devices.plugins.as_ref().expect("plugins");
     let remember = |name: &str| {
         let kept = world.wait(plugins.remember(name, &world.asker));

@@ -770,8 +770,8 @@ impl Running {
         let (relist, asked) = smol::channel::bounded(1);
         let parts = Parts::new(given);
         let delays = backoff_store::restore(&parts.cfg.dirs.run);
-        let beginning = assembly::beginning(&parts);
-        let agent = Agent::new(&parts, relist.clone(), delays, beginning);
+        let resources = assembly::resources(&parts);
+        let agent = Agent::new(&parts, relist.clone(), delays, resources);
         let agent = Rc::new(RefCell::new(agent));
         let driver = driver(&parts);
         let hands = assembly::hands(&parts, &driver, executor, events, relist);
@@ -781,7 +781,7 @@ impl Running {
         for task in pollers::tasks(&parts, driver, asked, events) {
             executor.spawn(drawn::started(task)).detach();
         }
-        if let Some(task) = assembly::device_watch(&parts, events) {
+        for task in assembly::resource_tasks(&parts, events) {
             executor.spawn(drawn::started(task)).detach();
         }
         let members = cluster_views::tasks(&parts, executor, events);

@@ -1,0 +1,263 @@
+//! Extended resources: what the loop does for whoever offers them (DEV). Decisions are those of [`NodeResources`].
+
+use alloc::collections::VecDeque;
+use core::any::Any;
+
+use super::{
+    Agent, Effect, Owners, Pods, Purpose, Tools, runtime_view::RuntimeView, sources::Sources,
+};
+use crate::{
+    agent::{
+        node_resources::{Admission, GivenLate, NodeResources, ResourceNews, ResourceQuestion},
+        recorder::{About, Severity},
+    },
+    api::{ContainerId, Mono, Pod, PodStatus, PodUid},
+    logic::{devices::Amount, mirror::FullName, runtime_cache::Status, status::DEVICE_NOT_READY},
+    server::backend::DeviceShown,
+};
+
+/// The loop's knowledge of pods, for whoever offers resources.
+#[derive(Clone, Copy)]
+pub(in crate::agent) struct PodsView<'a> {
+    pods: &'a Pods,
+    view: &'a RuntimeView,
+    sources: &'a Sources,
+    owners: &'a Owners,
+}
+
+impl<'a> PodsView<'a> {
+    /// Returns true if no container of the pod runs, as the runtime said last.
+    pub(in crate::agent) fn is_idle(&self, pod: &PodUid) -> bool {
+        self.view.is_idle(pod)
+    }
+
+    /// Last runtime status of the pod; an error if it could not be read.
+    pub(in crate::agent) fn runtime(&self, pod: &PodUid) -> Status {
+        self.view.status(pod)
+    }
+
+    /// Status of the pod, as it was last told.
+    pub(in crate::agent) fn status(&self, pod: &PodUid) -> Option<&'a PodStatus> {
+        self.pods.status(pod)
+    }
+
+    /// Returns true if it was told of the pod that it waits for a device.
+    pub(in crate::agent) fn is_told_to_wait(&self, pod: &PodUid) -> bool {
+        let told = self.pods.status(pod);
+        told.is_some_and(|status| status.reason == DEVICE_NOT_READY)
+    }
+
+    /// Returns true if a source has the pod.
+    pub(in crate::agent) fn is_configured(&self, pod: &PodUid) -> bool {
+        self.pods.is_configured(pod)
+    }
+
+    /// Namespace and name of a pod that a source has.
+    pub(in crate::agent) fn name(&self, pod: &PodUid) -> Option<&'a FullName> {
+        self.pods.config(pod).map(|config| &config.id.name)
+    }
+
+    /// Pods that count for admission, with their names.
+    pub(in crate::agent) fn active(&self) -> impl Iterator<Item = (&'a PodUid, &'a FullName)> {
+        let active = self.pods.active();
+        active.map(|(uid, config)| (uid, &config.id.name))
+    }
+
+    /// Returns true if all sources have told their pods.
+    pub(in crate::agent) fn has_all(&self) -> bool {
+        self.sources.are_ready()
+    }
+
+    /// Returns true if the pod may use what it holds: it is wanted, or it may run.
+    pub(in crate::agent) fn may_use(&self, pod: &PodUid) -> bool {
+        let cluster = self.owners.cluster.as_ref();
+        self.pods.active_config(pod).is_some()
+            || self.pods.is_arriving(pod)
+            || self.pods.table().could_have_running_containers(pod)
+            // It may run without a worker, or before it has one: deliberately, if it could not be read.
+            || !self.view.is_idle(pod)
+            || cluster.is_some_and(|cluster| cluster.is_unread(pod))
+    }
+
+    /// Returns true if the Node has an amount of the resource that is not offered here.
+    pub(in crate::agent) fn node_has(&self, resource: &str) -> bool {
+        let node = &self.owners.node;
+        node.with_admission(|node| node.allocatable.contains_key(resource))
+    }
+}
+
+/// The loop, as far as whoever offers resources changes it.
+pub(in crate::agent) struct PodLoop<'a> {
+    pods: &'a mut Pods,
+    view: &'a RuntimeView,
+    sources: &'a Sources,
+    owners: &'a Owners,
+    tools: &'a Tools,
+    effects: &'a mut VecDeque<Effect>,
+}
+
+impl PodLoop<'_> {
+    /// The pods as they are now.
+    pub(in crate::agent) const fn view(&self) -> PodsView<'_> {
+        PodsView {
+            pods: self.pods,
+            view: self.view,
+            sources: self.sources,
+            owners: self.owners,
+        }
+    }
+
+    /// Syncs the pod soon.
+    pub(in crate::agent) fn resync(&mut self, pod: &PodUid, now: Mono) {
+        self.pods.resync(pod, now);
+    }
+
+    /// Admits the pod again.
+    pub(in crate::agent) fn admit_again(&mut self, pod: PodUid) {
+        self.effects.push_back(Effect::Load(pod, Purpose::Create));
+    }
+
+    /// Asks the outside; the answer comes back as news.
+    pub(in crate::agent) fn ask(&mut self, question: ResourceQuestion) {
+        self.effects.push_back(Effect::AskResources(question));
+    }
+
+    /// Tells the Node what is offered now.
+    pub(in crate::agent) fn offer(&self, amounts: Vec<Amount>) {
+        self.owners.node.set_devices(amounts);
+    }
+
+    /// Records an event about a container of a pod that a source has.
+    pub(in crate::agent) fn record(
+        &self,
+        pod: &PodUid,
+        container: &str,
+        (severity, reason): (Severity, &str),
+        message: &str,
+    ) {
+        if let Some(name) = self.view().name(pod) {
+            let about = About {
+                uid: pod,
+                namespace: &name.namespace,
+                name: &name.name,
+                field_path: &format!("spec.containers{{{container}}}"),
+                annotations: "",
+            };
+            self.tools.recorder.about(about, severity, reason, message);
+        }
+    }
+}
+
+impl Agent {
+    /// The pods, for whoever offers resources.
+    pub(super) fn pods_view(&self) -> PodsView<'_> {
+        PodsView {
+            pods: &self.pods,
+            view: &self.view,
+            sources: &self.sources,
+            owners: &self.owners,
+        }
+    }
+
+    fn with_resources<T>(
+        &mut self,
+        act: impl FnOnce(&mut dyn NodeResources, &mut PodLoop<'_>) -> T,
+    ) -> T {
+        let mut pods = PodLoop {
+            pods: &mut self.pods,
+            view: &self.view,
+            sources: &self.sources,
+            owners: &self.owners,
+            tools: &self.tools,
+            effects: &mut self.effects,
+        };
+        act(&mut *self.resources, &mut pods)
+    }
+
+    /// Gives an admitted pod the resources that it asks for. Returns whether it may run now; otherwise it waits, or is
+    /// refused.
+    pub(super) fn give_resources(&mut self, pod: &Pod, now: Mono) -> bool {
+        let uid = &pod.metadata.uid;
+        let was_told = self.pods_view().is_told_to_wait(uid);
+        match self.with_resources(|own, pods| own.admit(pod, pods, now)) {
+            Admission::Given => return true,
+            Admission::Held => {}
+            Admission::Waits(message) => self.tell_waits(pod, &message, was_told),
+            Admission::Refused(rejection) => self.refuse(pod, &rejection),
+        }
+        false
+    }
+
+    fn tell_waits(&mut self, pod: &Pod, message: &str, was_told: bool) {
+        // It is idle, so its status could be read.
+        let runtime = self.view.status(&pod.metadata.uid).unwrap_or_default();
+        let mut statuses = self.statuses();
+        if !statuses.wait(pod, &runtime, DEVICE_NOT_READY, message) {
+            // It has ended, so it needs none. What is left of it goes with what nobody has.
+            self.resources.forget_waiting(&pod.metadata.uid);
+        } else if !was_told {
+            let recorder = &self.tools.recorder;
+            recorder.pod(pod, Severity::Warning, DEVICE_NOT_READY, message);
+        }
+    }
+
+    /// Replaces what a pod holds and cannot begin with (DEV-08).
+    pub(super) fn replace_resources(&mut self, pod: &Pod, now: Mono) {
+        let refused = self.with_resources(|own, pods| own.replace(pod, pods, now));
+        if let Some(rejection) = refused {
+            self.refuse(pod, &rejection);
+        }
+    }
+
+    /// Gives resources to a running pod that holds none but is about to start a container (DEV-10). Its running containers
+    /// go on in any case.
+    pub(super) fn give_resources_late(&mut self, pod: &Pod, now: Mono) -> GivenLate {
+        let (given, refused) = self.with_resources(|own, pods| own.give_late(pod, pods, now));
+        if let Some(rejection) = refused {
+            self.refuse(pod, &rejection);
+        }
+        given
+    }
+
+    /// Returns true if the pod waits for a resource and its time is not over.
+    pub(super) fn waits_for_resource(&self, uid: &PodUid, now: Mono) -> bool {
+        self.resources.may_wait(uid, &self.pods_view(), now)
+    }
+
+    /// Takes back what pods had that are no longer active (DEV-14).
+    pub(super) fn release_resources(&mut self) {
+        self.with_resources(|own, pods| own.release(pods));
+    }
+
+    /// Takes in news of resources.
+    pub(super) fn on_resources(&mut self, news: ResourceNews, now: Mono) {
+        self.with_resources(|own, pods| own.take_news(news, pods, now));
+    }
+
+    /// Time has passed.
+    pub(super) fn turn_resources(&mut self, now: Mono) {
+        if self.resources.next_timeout().is_some_and(|due| due <= now) {
+            self.with_resources(|own, pods| own.handle_timeout(pods, now));
+        }
+    }
+
+    /// Instances of a pod that are to be restarted for what they hold.
+    pub(super) fn instances_to_restart(&mut self, uid: &PodUid) -> Vec<ContainerId> {
+        self.with_resources(|own, pods| own.instances_to_restart(uid, &pods.view()))
+    }
+
+    /// Every unit of resources, for people.
+    pub(in crate::agent) fn shown_resources(&self) -> Vec<DeviceShown> {
+        self.resources.shown(&self.pods_view())
+    }
+
+    /// Asks whoever offers resources, if it is a `T`.
+    pub(in crate::agent) fn ask_resources<T: NodeResources, R>(
+        &self,
+        look: impl FnOnce(&T, &PodsView<'_>) -> R,
+    ) -> Option<R> {
+        let own: &dyn Any = &*self.resources;
+        let own = own.downcast_ref::<T>()?;
+        Some(look(own, &self.pods_view()))
+    }
+}

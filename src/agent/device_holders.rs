@@ -1,0 +1,565 @@
+//! Devices: who gets which, who waits for one, and what comes of it when one goes or comes back. The rules are
+//! `logic::devices`'s (DEV).
+
+use alloc::{
+    collections::{BTreeMap, BTreeSet},
+    rc::Rc,
+};
+
+use super::{
+    device_news::{Beginning, News},
+    devices::{Devices, Followed},
+    node_resources::{Admission, GivenLate, NodeResources, PodLoop, PodsView, ResourceNews},
+    recorder::Severity,
+};
+use crate::{
+    api::{
+        ContainerId, Mono, Pod, PodStatus, PodUid,
+        cri::ContainerState,
+        device::{Holdings, PodHolds, Seen},
+    },
+    logic::{
+        admission::Rejection,
+        devices::{
+            self, Amount, Change, Demand, Holder, OnReplug, Patience, PodDevices, Refusal, Table,
+            Verdict, What,
+        },
+        pod_kind,
+    },
+    server::backend::DeviceShown,
+};
+
+/// A pod that does not get what it asks for.
+struct Waiting {
+    demands: Vec<Demand>,
+    is_static: bool,
+    since: Mono,
+    /// A plugin is asked which units it would choose.
+    asks: bool,
+}
+
+/// Devices that are here, their holders, and who waits for one.
+pub(super) struct DeviceHolders {
+    devices: Rc<Devices>,
+    table: Table,
+    waiting: BTreeMap<PodUid, Waiting>,
+    /// Pods that cannot begin with what they hold, and since when.
+    stuck: BTreeMap<PodUid, Mono>,
+    /// Start of the agent.
+    started: Mono,
+    /// Containers to restart because of their devices.
+    restarts: Vec<Restart>,
+}
+
+/// A container that is to be restarted, for its device is another one.
+struct Restart {
+    pod: PodUid,
+    container: Box<str>,
+    /// `None`: which one runs could not be read yet.
+    instance: Option<ContainerId>,
+}
+
+impl DeviceHolders {
+    /// Begins with the declared devices and what was present at the start.
+    pub(super) fn new(devices: Rc<Devices>, beginning: Beginning, now: Mono) -> Self {
+        let mut own = Self {
+            devices,
+            table: Table::default(),
+            waiting: BTreeMap::new(),
+            stuck: BTreeMap::new(),
+            started: now,
+            restarts: Vec::new(),
+        };
+        for entry in &own.devices.declared.entries {
+            own.table.declare(&entry.resource, entry.shares);
+        }
+        own.report(&beginning.seen, now);
+        for resource in &beginning.offered {
+            own.table.recall(resource);
+        }
+        for (uid, held) in beginning.held {
+            own.table.restore(uid, held);
+        }
+        own
+    }
+
+    fn report(&mut self, seen: &Seen, now: Mono) -> Vec<Change> {
+        let declared = &self.devices.declared;
+        let found = devices::units(declared, seen);
+        let all = declared.entries.iter().zip(found);
+        let changes = all.map(|(entry, found)| self.table.report(&entry.resource, found, now));
+        changes.flatten().collect()
+    }
+
+    fn judge(&self, why: &Refusal, waiting: &Waiting, now: Mono) -> Verdict {
+        let resource = why.resource();
+        let may_come = self.plugins_may_come() && self.devices.declared.entry(resource).is_none();
+        let pod = Patience {
+            is_static: waiting.is_static,
+            waited: now - waiting.since,
+            at_most: self.devices.wait,
+            of_plugin: self.table.is_plugins(resource) || may_come,
+            came_after: waiting.since - self.started,
+        };
+        devices::judge(why, pod)
+    }
+
+    fn plugins_may_come(&self) -> bool {
+        self.devices.plugins.is_some()
+    }
+
+    /// A plugin is asked which units it would choose for the pod.
+    fn asks(&self, uid: &PodUid) -> bool {
+        self.waiting.get(uid).is_some_and(|waiting| waiting.asks)
+    }
+
+    /// Names the instances that are to be restarted, and forgets what runs no more.
+    fn look_up_restarts(&mut self, pods: &PodsView<'_>) {
+        self.restarts.retain_mut(|restart| {
+            let Ok(status) = pods.runtime(&restart.pod) else {
+                return true;
+            };
+            let mut running = status
+                .instances(&restart.container)
+                .filter(|c| c.state == ContainerState::Running);
+            let instance = match &restart.instance {
+                None => running.next(),
+                Some(id) => running.find(|c| c.id == *id),
+            };
+            restart.instance = instance.map(|c| c.id.clone());
+            restart.instance.is_some()
+        });
+    }
+
+    /// Judges a pod that cannot begin with what it holds. Returns why it is refused, if it is.
+    fn judge_stuck(
+        &mut self,
+        pod: &Pod,
+        demands: Vec<Demand>,
+        why: &Refusal,
+        now: Mono,
+    ) -> Option<Rejection> {
+        let uid = &pod.metadata.uid;
+        let waiting = Waiting {
+            demands,
+            is_static: pod_kind::is_static(pod),
+            since: *self.stuck.entry(uid.clone()).or_insert(now),
+            asks: false,
+        };
+        match self.judge(why, &waiting, now) {
+            // Its sync tries it again, and tells why.
+            Verdict::Wait => None,
+            Verdict::Refuse => {
+                self.stuck.remove(uid);
+                Some(why.rejection())
+            }
+        }
+    }
+
+    /// Returns true if the pod runs, or may run with what it holds: the runtime does not say otherwise.
+    fn runs(&self, uid: &PodUid, pods: &PodsView<'_>) -> bool {
+        match pods.runtime(uid) {
+            Ok(status) => status.is_running(),
+            Err(_) => self.table.held_by(uid).is_some(),
+        }
+    }
+
+    /// Returns true if no container of the pod runs and its time to wait is not over.
+    fn holds_up(&self, uid: &PodUid, pods: &PodsView<'_>, now: Mono) -> bool {
+        self.waiting.get(uid).is_some_and(|waiting| {
+            let check = || self.table.check(uid, &waiting.demands).err();
+            let refused = self.unknown(waiting, pods).or_else(check);
+            refused.is_some_and(|why| self.judge(&why, waiting, now) == Verdict::Wait)
+        })
+    }
+
+    /// Refuses a static pod that asks for a resource which nobody here has ever offered (DEV-05).
+    fn unknown(&self, waiting: &Waiting, pods: &PodsView<'_>) -> Option<Refusal> {
+        let unknown = self.table.unregistered(&waiting.demands);
+        // A node without devices is not asked for any. A cluster may count what nobody here gives.
+        let gives = self.plugins_may_come() || self.table.resources().next().is_some();
+        let counts = || self.counts_others(&waiting.demands, pods);
+        unknown.filter(|_| waiting.is_static && gives && !counts())
+    }
+
+    /// Returns true if the Node has amounts of all demanded resources that are not given here.
+    fn counts_others(&self, demands: &[Demand], pods: &PodsView<'_>) -> bool {
+        demands.iter().all(|demand| {
+            let is_own = self.table.resources().any(|name| name == demand.resource);
+            is_own || pods.node_has(&demand.resource)
+        })
+    }
+
+    /// The machine was looked at.
+    fn on_devices(&mut self, seen: &Seen, followed: &Followed, pods: &mut PodLoop<'_>, now: Mono) {
+        let changes = self.report(seen, now);
+        self.after_devices(changes, &followed.live, pods, now);
+        for holder in &followed.unfit {
+            self.restart_for_device(holder, &pods.view());
+            pods.resync(&holder.pod, now);
+        }
+    }
+
+    /// The one that runs now: one that starts later has the device as it is then.
+    fn restart_for_device(&mut self, holder: &Holder, pods: &PodsView<'_>) {
+        let is_it = |r: &Restart| r.pod == holder.pod && r.container == holder.container;
+        if self.restarts.iter().any(is_it) {
+            self.look_up_restarts(pods);
+        }
+        if self.restarts.iter().any(is_it) {
+            return;
+        }
+        self.restarts.push(Restart {
+            pod: holder.pod.clone(),
+            container: holder.container.clone(),
+            instance: None,
+        });
+        self.look_up_restarts(pods);
+    }
+
+    /// The first of these resources that can make room for another one: no pod holds any of it, or waits for it.
+    pub(super) fn spare_resource(&self, known: &BTreeSet<Box<str>>) -> Option<Box<str>> {
+        let waits = |name: &str| {
+            let mut all = self.waiting.values().flat_map(|w| &w.demands);
+            all.any(|demand| demand.resource == name)
+        };
+        let mut known = known.iter();
+        let spare = known.find(|name| self.table.can_spare(name) && !waits(name));
+        spare.cloned()
+    }
+
+    /// `live`: who goes on with what it has, whatever that is now.
+    fn after_devices(
+        &mut self,
+        changes: Vec<Change>,
+        live: &[Holder],
+        pods: &mut PodLoop<'_>,
+        now: Mono,
+    ) {
+        for change in changes {
+            self.on_device(&change, live, pods, now);
+        }
+        let Self { stuck, table, .. } = self;
+        stuck.retain(|uid, _| table.held_by(uid).is_none() || !table.can_use(uid));
+        pods.offer(self.table.amounts());
+        // Who waits is looked at by housekeeping.
+    }
+
+    fn on_device(&mut self, change: &Change, live: &[Holder], pods: &mut PodLoop<'_>, now: Mono) {
+        let Change {
+            resource,
+            id,
+            nodes,
+            what,
+            holders,
+        } = change;
+        let entry = self.devices.declared.entry(resource);
+        let on_replug = entry.map(|e| e.on_replug).unwrap_or_default();
+        // Nodes of a plugin's are not known here.
+        let of_plugin = self.table.is_plugins(resource);
+        let shown = if nodes.is_empty() { id } else { nodes };
+        // A short absence is no news (DEV-39).
+        let is_told = match what {
+            What::Lost => true,
+            What::Back { moved, told } => *moved || *told,
+        };
+        for holder in holders {
+            let uid = &holder.pod;
+            let (severity, reason, text) = match (what, of_plugin) {
+                (What::Lost, false) => (Severity::Warning, "DeviceLost", "is gone"),
+                (What::Lost, true) => (Severity::Warning, "DeviceLost", "is unhealthy"),
+                (What::Back { .. }, false) => (Severity::Normal, "DeviceBack", "is back"),
+                (What::Back { .. }, true) => (Severity::Normal, "DeviceBack", "is healthy"),
+            };
+            if is_told {
+                let message = format!("Device {resource} ({shown}) {text}");
+                pods.record(uid, &holder.container, (severity, reason), &message);
+                log::info!("uid={uid} device {id} of {resource} ({nodes}) {text}");
+            }
+            let restarts = match (what, on_replug) {
+                (What::Back { moved, .. }, OnReplug::IfChanged) => *moved && !live.contains(holder),
+                (What::Back { .. }, OnReplug::Restart) => true,
+                (What::Back { .. }, OnReplug::Leave) | (What::Lost, _) => false,
+            };
+            if restarts {
+                self.restart_for_device(holder, &pods.view());
+            }
+            // One that waits for its device to come back is tried at once.
+            pods.resync(uid, now);
+        }
+    }
+
+    /// Holders of all devices, for metrics and the pod-resources API (DEV-17).
+    pub(super) fn holdings(&self, pods: &PodsView<'_>) -> Holdings {
+        let holds = pods.active().map(|(uid, pod)| {
+            let held = self.table.held_by(uid);
+            let held = held.map_or(&[][..], |held| held);
+            let held = || held.iter().filter(|held| !held.plain_init);
+            let status = pods.status(uid);
+            let shown = status.map_or(&[][..], |status| &status.container_statuses);
+            let shown = shown.iter().map(|container| &*container.name);
+            let names: BTreeSet<&str> = held().map(|h| &*h.container).chain(shown).collect();
+            let of = |name: &str| {
+                let own = held().filter(|held| *held.container == *name);
+                own.map(|held| {
+                    let ids: BTreeSet<&str> = held.ids.iter().map(|id| &**id).collect();
+                    let ids = ids.into_iter().map(String::from).collect();
+                    (String::from(&*held.resource), ids)
+                })
+                .collect()
+            };
+            PodHolds {
+                name: pod.name.clone(),
+                namespace: pod.namespace.clone(),
+                containers: names
+                    .into_iter()
+                    .map(|name| (String::from(name), of(name)))
+                    .collect(),
+            }
+        });
+        let mut healthy: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for unit in self.table.shown() {
+            if unit.healthy {
+                let ids = healthy.entry(unit.resource.into()).or_default();
+                ids.push(unit.id.into());
+            }
+        }
+        Holdings {
+            pods: holds.collect(),
+            healthy: healthy.into_iter().collect(),
+        }
+    }
+}
+
+impl NodeResources for DeviceHolders {
+    fn amounts(&self) -> Vec<Amount> {
+        self.table.amounts()
+    }
+
+    fn held_by(&self, uid: &PodUid) -> Option<PodDevices> {
+        self.table.held_by(uid).cloned()
+    }
+
+    fn admit(&mut self, pod: &Pod, pods: &mut PodLoop<'_>, now: Mono) -> Admission {
+        let uid = &pod.metadata.uid;
+        let demands = devices::demands(pod);
+        let asks_nothing = demands.is_empty() && self.table.held_by(uid).is_none();
+        // What runs was given its devices before (DEV-12).
+        if asks_nothing || self.runs(uid, &pods.view()) {
+            return Admission::Given;
+        }
+        if self.asks(uid) {
+            return Admission::Held;
+        }
+        let waiting = Waiting {
+            demands,
+            is_static: pod_kind::is_static(pod),
+            since: self.waiting.get(uid).map_or(now, |w| w.since),
+            asks: false,
+        };
+        if !pods.view().is_idle(uid) {
+            // It may run with what it has, and that could not be looked at yet.
+            self.waiting.insert(uid.clone(), waiting);
+            return Admission::Held;
+        }
+        self.release(pods);
+        let demands = &waiting.demands;
+        let unknown = self.unknown(&waiting, &pods.view());
+        let question = match &unknown {
+            Some(_) => None,
+            None => self.table.question(uid, demands),
+        };
+        if let Some(question) = question {
+            let waiting = Waiting {
+                asks: true,
+                ..waiting
+            };
+            self.waiting.insert(uid.clone(), waiting);
+            let (devices, uid) = (Rc::clone(&self.devices), uid.clone());
+            pods.ask(Box::pin(async move {
+                let news = devices.preferred(uid, question).await?;
+                Some(Box::new(news) as ResourceNews)
+            }));
+            return Admission::Held;
+        }
+        let given = match unknown {
+            Some(refusal) => Err(refusal),
+            None => self.table.allocate(uid, demands),
+        };
+        let Err(why) = given else {
+            self.forget_waiting(uid);
+            return Admission::Given;
+        };
+        match self.judge(&why, &waiting, now) {
+            Verdict::Wait => {
+                self.waiting.insert(uid.clone(), waiting);
+                Admission::Waits(format!("waits for a device: {why}"))
+            }
+            Verdict::Refuse => {
+                self.forget_waiting(uid);
+                Admission::Refused(why.rejection())
+            }
+        }
+    }
+
+    /// What the pod cannot use of that is replaced; if nothing can replace it, the pod waits as one that comes does
+    /// (DEV-08).
+    fn replace(&mut self, pod: &Pod, pods: &mut PodLoop<'_>, now: Mono) -> Option<Rejection> {
+        let uid = &pod.metadata.uid;
+        if !pods.view().is_idle(uid) {
+            return None;
+        }
+        self.release(pods);
+        let demands = devices::demands(pod);
+        let Err(why) = self.table.allocate_again(uid, &demands) else {
+            self.stuck.remove(uid);
+            return None;
+        };
+        self.judge_stuck(pod, demands, &why, now)
+    }
+
+    /// The pod was admitted without: what it held is not known, or nobody offered it then. It gets what it asks for, if
+    /// that is known here (DEV-10).
+    fn give_late(
+        &mut self,
+        pod: &Pod,
+        pods: &mut PodLoop<'_>,
+        now: Mono,
+    ) -> (GivenLate, Option<Rejection>) {
+        let uid = &pod.metadata.uid;
+        if self.table.held_by(uid).is_none() {
+            self.release(pods);
+            let demands = devices::demands(pod);
+            if let Err(why) = self.table.allocate(uid, &demands) {
+                let message = format!("waits for a device: {why}");
+                let refused = match pods.view().is_idle(uid) {
+                    true => self.judge_stuck(pod, demands, &why, now),
+                    false => None,
+                };
+                return (GivenLate::Waits(message), refused);
+            }
+            self.stuck.remove(uid);
+        }
+        if self.table.held_by(uid).is_none() {
+            return (GivenLate::Nothing, None);
+        }
+        pods.resync(uid, now);
+        (GivenLate::Given, None)
+    }
+
+    fn is_waiting(&self, uid: &PodUid) -> bool {
+        self.waiting.contains_key(uid)
+    }
+
+    fn may_wait(&self, uid: &PodUid, pods: &PodsView<'_>, now: Mono) -> bool {
+        match pods.is_idle(uid) {
+            true if self.asks(uid) => true,
+            true => pods.is_told_to_wait(uid) && self.holds_up(uid, pods, now),
+            false => self.is_waiting(uid) && !self.runs(uid, pods),
+        }
+    }
+
+    fn forget_waiting(&mut self, uid: &PodUid) {
+        self.waiting.remove(uid);
+        self.stuck.remove(uid);
+    }
+
+    fn release(&mut self, around: &PodLoop<'_>) {
+        let pods = around.view();
+        if !pods.has_all() {
+            return;
+        }
+        let released = self.table.release(|uid| pods.may_use(uid));
+        self.waiting.retain(|uid, _| pods.is_configured(uid));
+        if released {
+            // A unit that is lost counted as long as somebody held it.
+            around.offer(self.table.amounts());
+        }
+    }
+
+    fn take_news(&mut self, news: ResourceNews, pods: &mut PodLoop<'_>, now: Mono) {
+        let Ok(news) = news.downcast::<News>() else {
+            return;
+        };
+        let table = &mut self.table;
+        let mut changes = Vec::new();
+        // Nothing happened to what they hold, yet their statuses say something else now.
+        let mut other_health = Vec::new();
+        match *news {
+            News::Looked { seen, followed } => {
+                return self.on_devices(&seen, &followed, pods, now);
+            }
+            News::Registered { resource, prefers } => table.register(&resource, prefers),
+            News::Listed { resource, units } => {
+                other_health = table.in_doubt(&resource);
+                changes = table.list(&resource, units);
+            }
+            News::Gone { resource } => {
+                table.disconnect(&resource, now);
+                other_health = table.in_doubt(&resource);
+            }
+            News::Spared { resource } => table.spare(&resource),
+            News::Preferred { pod, answer } => {
+                if let Some(waiting) = self.waiting.get_mut(&pod) {
+                    waiting.asks = false;
+                    table.prefer(&pod, answer);
+                    pods.admit_again(pod);
+                }
+                return;
+            }
+        }
+        for uid in other_health {
+            pods.resync(&uid, now);
+        }
+        self.after_devices(changes, &[], pods, now);
+    }
+
+    fn next_timeout(&self) -> Option<Mono> {
+        self.table.next_timeout()
+    }
+
+    fn handle_timeout(&mut self, pods: &mut PodLoop<'_>, now: Mono) {
+        let changes = self.table.handle_timeout(now);
+        self.after_devices(changes, &[], pods, now);
+    }
+
+    /// Forgotten as soon as they are not the newest any more.
+    fn instances_to_restart(&mut self, uid: &PodUid, pods: &PodsView<'_>) -> Vec<ContainerId> {
+        if self.restarts.is_empty() {
+            return Vec::new();
+        }
+        self.look_up_restarts(pods);
+        let own = self.restarts.iter().filter(|restart| restart.pod == *uid);
+        own.filter_map(|restart| restart.instance.clone()).collect()
+    }
+
+    /// DEV-15.
+    fn show_health(&self, uid: &PodUid, status: &mut PodStatus, previous: &PodStatus, now: Mono) {
+        let starts = devices::plugins_may_come(now - self.started);
+        let held = self.table.held_by(uid).map_or(&[][..], |held| held);
+        let health = |resource: &str, id: &str| self.table.health(resource, id, starts);
+        devices::show_health(status, previous, held, &health);
+    }
+
+    fn shown(&self, pods: &PodsView<'_>) -> Vec<DeviceShown> {
+        let holder = |holder: &Holder| {
+            let pod = match pods.name(&holder.pod) {
+                Some(name) => format!("{}/{}", name.namespace, name.name),
+                None => holder.pod.to_string(),
+            };
+            format!("{pod}/{}", holder.container)
+        };
+        let all = self.table.shown().into_iter();
+        all.map(|unit| DeviceShown {
+            resource: unit.resource.into(),
+            id: unit.id.into(),
+            nodes: unit.nodes.into(),
+            healthy: unit.healthy,
+            plugin: unit.plugin,
+            shares: unit.shares,
+            used: unit.used,
+            holders: unit.holders.iter().map(holder).collect(),
+        })
+        .collect()
+    }
+}

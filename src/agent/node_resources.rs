@@ -1,0 +1,228 @@
+//! Extended resources: the seam between the agent and whoever offers them on this Node.
+//!
+//! Whoever offers resources is two halves. [`NodeResources`] is owned by the loop and decides: what the Node offers, which
+//! pod gets what, who waits. [`ResourceGiver`] has effects: it keeps what pods hold, and tells what a container gets for
+//! it. The first half is told news by the second one; the agent only hands them on.
+
+use alloc::rc::Rc;
+use core::{any::Any, pin::Pin};
+use std::io;
+
+use smol::LocalExecutor;
+
+pub(super) use super::core::{PodLoop, PodsView};
+use super::{asker::Asker, tasks::Task};
+use crate::{
+    api::{
+        ContainerId, Mono, Pod, PodStatus, PodUid,
+        cri::{Device, LiveDevices, Mount},
+    },
+    logic::{
+        admission::Rejection,
+        devices::{Amount, Held, PodDevices},
+    },
+    server::backend::{Check, DeviceShown},
+};
+
+/// News of a [`ResourceGiver`] for its [`NodeResources`].
+pub(super) type ResourceNews = Box<dyn Any>;
+
+/// A question of [`NodeResources`] to the outside; its answer comes back as news.
+pub(super) type ResourceQuestion = Pin<Box<dyn Future<Output = Option<ResourceNews>>>>;
+
+/// An answer that takes its time.
+pub(super) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// Answer to a pod that asks for extended resources.
+pub(super) enum Admission {
+    /// The pod has what it asks for, as far as it is offered here.
+    Given,
+    /// The pod is held back; nothing is told of it yet.
+    Held,
+    /// The pod waits, and why.
+    Waits(String),
+    /// The pod never runs.
+    Refused(Rejection),
+}
+
+/// Result of giving resources to a pod that held none when a container was to start.
+pub(super) enum GivenLate {
+    /// The pod asks for no resource that is given here.
+    Nothing,
+    /// The pod holds resources now; its next sync begins with them.
+    Given,
+    /// The pod waits, and why.
+    Waits(String),
+}
+
+/// Extended resources of the Node, and the pods that hold some. Every method has a default for a Node that offers none.
+pub(super) trait NodeResources: Any {
+    /// Amount of each resource that is offered, by name.
+    fn amounts(&self) -> Vec<Amount> {
+        Vec::new()
+    }
+
+    /// Units that the pod holds.
+    fn held_by(&self, pod: &PodUid) -> Option<PodDevices> {
+        _ = pod;
+        None
+    }
+
+    /// Gives an admitted pod what it asks for.
+    fn admit(&mut self, pod: &Pod, pods: &mut PodLoop<'_>, now: Mono) -> Admission {
+        _ = (pod, pods, now);
+        Admission::Given
+    }
+
+    /// Replaces what a pod holds and cannot begin with. Returns why it is refused, if it is.
+    fn replace(&mut self, pod: &Pod, pods: &mut PodLoop<'_>, now: Mono) -> Option<Rejection> {
+        _ = (pod, pods, now);
+        None
+    }
+
+    /// Gives resources to a running pod that holds none but is about to start a container. Also returns why it is refused,
+    /// if it is.
+    fn give_late(
+        &mut self,
+        pod: &Pod,
+        pods: &mut PodLoop<'_>,
+        now: Mono,
+    ) -> (GivenLate, Option<Rejection>) {
+        _ = (pod, pods, now);
+        (GivenLate::Nothing, None)
+    }
+
+    /// Returns true if the pod is held back, or waits.
+    fn is_waiting(&self, pod: &PodUid) -> bool {
+        _ = pod;
+        false
+    }
+
+    /// Returns true if the pod is held back, or waits and its time is not over.
+    fn may_wait(&self, pod: &PodUid, pods: &PodsView<'_>, now: Mono) -> bool {
+        _ = (pod, pods, now);
+        false
+    }
+
+    /// The pod does not wait any more: it goes, or runs.
+    fn forget_waiting(&mut self, pod: &PodUid) {
+        _ = pod;
+    }
+
+    /// Takes back what pods had that are no longer active.
+    fn release(&mut self, pods: &PodLoop<'_>) {
+        _ = pods;
+    }
+
+    /// Takes in news of the other half.
+    fn take_news(&mut self, news: ResourceNews, pods: &mut PodLoop<'_>, now: Mono) {
+        _ = (news, pods, now);
+    }
+
+    /// Instant of the next work.
+    fn next_timeout(&self) -> Option<Mono> {
+        None
+    }
+
+    /// Time has passed.
+    fn handle_timeout(&mut self, pods: &mut PodLoop<'_>, now: Mono) {
+        _ = (pods, now);
+    }
+
+    /// Instances of a pod that are to be restarted, for what they hold is something else now.
+    fn instances_to_restart(&mut self, pod: &PodUid, pods: &PodsView<'_>) -> Vec<ContainerId> {
+        _ = (pod, pods);
+        Vec::new()
+    }
+
+    /// Puts the health of what the pod holds into a status. A pod that has ended keeps what was told of it.
+    fn show_health(&self, pod: &PodUid, status: &mut PodStatus, previous: &PodStatus, now: Mono) {
+        _ = (pod, now);
+        if !status.phase.is_terminal() {
+            return;
+        }
+        for container in &mut status.container_statuses {
+            let mut told = previous.container_statuses.iter();
+            if let Some(told) = told.find(|told| told.name == container.name) {
+                let health = &told.allocated_resources_status;
+                container.allocated_resources_status.clone_from(health);
+            }
+        }
+    }
+
+    /// Every unit, for people.
+    fn shown(&self, pods: &PodsView<'_>) -> Vec<DeviceShown> {
+        _ = pods;
+        Vec::new()
+    }
+}
+
+/// The resources of a Node that offers none.
+pub(super) struct NoResources;
+
+impl NodeResources for NoResources {}
+
+/// Everything that a container gets for what its pod holds.
+#[derive(Default)]
+pub(super) struct ContainerGets {
+    /// Device nodes.
+    pub(super) nodes: Vec<Device>,
+    /// Environment variables.
+    pub(super) env: Vec<(String, String)>,
+    /// Mounts.
+    pub(super) mounts: Vec<Mount>,
+    /// Annotations, for the runtime.
+    pub(super) annotations: Vec<(String, String)>,
+    /// Names of CDI devices.
+    pub(super) cdi_devices: Vec<String>,
+    /// Directories of nodes that come and go.
+    pub(super) live: Vec<LiveDevices>,
+}
+
+/// Reason why no container of a pod may start.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct NotSettled(pub(super) String);
+
+/// Reason why a container does not get what its pod holds.
+pub(super) enum NotGiven {
+    /// The container cannot be made with it.
+    Create(String),
+    /// Somebody was to be told before its start, and was not.
+    PreStart(String),
+}
+
+/// Gives containers what they get for the resources of their pods.
+pub(super) trait ResourceGiver: Any {
+    /// Makes the half for the loop, with what is there before the first pod is admitted. Blocking.
+    fn begin(self: Rc<Self>, now: Mono) -> Box<dyn NodeResources>;
+
+    /// Tasks that run as long as the agent.
+    fn tasks(self: Rc<Self>, agent: Asker) -> Vec<Task>;
+
+    /// Opens what others connect to, and returns the tasks that serve them.
+    ///
+    /// - Errors: it cannot be opened; the agent does not start then.
+    fn listen(
+        self: Rc<Self>,
+        agent: Asker,
+        executor: &Rc<LocalExecutor<'static>>,
+    ) -> io::Result<Vec<Task>>;
+
+    /// Keeps what a pod holds before anything of it starts.
+    ///
+    /// - Errors: it cannot be kept, or somebody does not answer. It is tried again.
+    fn settle<'a>(&'a self, pod: &'a PodUid, held: &'a [Held])
+    -> Later<'a, Result<(), NotSettled>>;
+
+    /// Gathers what a container that is about to start gets.
+    fn give<'a>(
+        &'a self,
+        pod: &'a PodUid,
+        held: &'a [Held],
+        container: &'a str,
+    ) -> Later<'a, Result<ContainerGets, NotGiven>>;
+
+    /// Checks for `/healthz`.
+    fn checks(&self) -> Vec<Check>;
+}
