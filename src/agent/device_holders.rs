@@ -20,10 +20,8 @@ use crate::{
     },
     logic::{
         admission::Rejection,
-        devices::{
-            self, Amount, Change, Demand, Holder, OnReplug, Patience, PodDevices, Refusal, Table,
-            Verdict, What,
-        },
+        devices::{self, Change, Holder, OnReplug, Patience, Refusal, Table, Verdict, What},
+        extended_resources::{Amount, Demand, PodDevices, demands},
         pod_kind,
     },
     server::backend::DeviceShown,
@@ -342,7 +340,7 @@ impl NodeResources for DeviceHolders {
 
     fn admit(&mut self, pod: &Pod, pods: &mut PodLoop<'_>, now: Mono) -> Admission {
         let uid = &pod.metadata.uid;
-        let demands = devices::demands(pod);
+        let demands = demands(pod);
         let asks_nothing = demands.is_empty() && self.table.held_by(uid).is_none();
         // What runs was given its devices before (DEV-12).
         if asks_nothing || self.runs(uid, &pods.view()) {
@@ -410,7 +408,7 @@ impl NodeResources for DeviceHolders {
             return None;
         }
         self.release(pods);
-        let demands = devices::demands(pod);
+        let demands = demands(pod);
         let Err(why) = self.table.allocate_again(uid, &demands) else {
             self.stuck.remove(uid);
             return None;
@@ -429,7 +427,7 @@ impl NodeResources for DeviceHolders {
         let uid = &pod.metadata.uid;
         if self.table.held_by(uid).is_none() {
             self.release(pods);
-            let demands = devices::demands(pod);
+            let demands = demands(pod);
             if let Err(why) = self.table.allocate(uid, &demands) {
                 let message = format!("waits for a device: {why}");
                 let refused = match pods.view().is_idle(uid) {

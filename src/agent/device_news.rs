@@ -10,7 +10,10 @@ use crate::{
         PodUid,
         device::{Holdings, Seen},
     },
-    logic::devices::{Held, Listed, Preferred},
+    logic::{
+        devices::{Listed, Preferred},
+        extended_resources::Held,
+    },
 };
 
 /// The seam to the loop: plugins do not know more of the agent.

@@ -33,9 +33,8 @@ use crate::{
     cgroup::Cgroups,
     device::{LiveNodes, Machine, plugin},
     logic::{
-        devices::{
-            Answered, Declared, Given, Held, Holder, Live, Question, given, live_nodes, merge,
-        },
+        devices::{Answered, Declared, Given, Holder, Live, Question, given, live_nodes, merge},
+        extended_resources::Held,
         fnv::fnv1a,
     },
     server::backend::Check,

@@ -19,7 +19,7 @@ use crate::{
     },
     logic::{
         admission::Rejection,
-        devices::{Amount, Held, PodDevices},
+        extended_resources::{Amount, Held, PodDevices},
     },
     server::backend::{Check, DeviceShown},
 };

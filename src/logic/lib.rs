@@ -35,6 +35,7 @@ pub mod dns;
 pub mod downward;
 pub mod env;
 pub mod expansion;
+pub mod extended_resources;
 mod fields;
 pub mod generate;
 pub mod hosts;

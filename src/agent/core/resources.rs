@@ -12,7 +12,10 @@ use crate::{
         recorder::{About, Severity},
     },
     api::{ContainerId, Mono, Pod, PodStatus, PodUid},
-    logic::{devices::Amount, mirror::FullName, runtime_cache::Status, status::DEVICE_NOT_READY},
+    logic::{
+        extended_resources::Amount, mirror::FullName, runtime_cache::Status,
+        status::DEVICE_NOT_READY,
+    },
     server::backend::DeviceShown,
 };
 

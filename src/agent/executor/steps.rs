@@ -14,7 +14,7 @@ use crate::{
         actions::PodActions,
         backoff::{CrashLoop, Record},
         cgroup::Asked,
-        devices::PodDevices,
+        extended_resources::PodDevices,
         pod_table::Handle,
         status::PodFailure,
     },

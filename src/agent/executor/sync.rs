@@ -32,7 +32,7 @@ use crate::{
     error::chain,
     logic::{
         actions::PodActions,
-        devices::demands,
+        extended_resources::demands,
         page_size::misfit,
         pod_kind::{CLOCK_UNTRUSTED, WAITS_FOR_CLOCK},
         pod_worker::Outcome,

@@ -33,8 +33,8 @@ use crate::{
     image::import::{RESERVE_BYTES, RESERVE_INODES},
     logic::{
         admission,
-        devices::Amount,
         eviction::{Conditions, is_recent},
+        extended_resources::Amount,
         generate::NodeContext,
         node::{self, Applied, Local, NodeEvent, Pressure, Resources, RuntimeView, View},
     },

@@ -6,10 +6,12 @@ use alloc::{
     vec::Vec,
 };
 
-use super::Held;
-use crate::api::{
-    PodStatus,
-    pod_status::{ResourceHealth, ResourceStatus},
+use crate::{
+    api::{
+        PodStatus,
+        pod_status::{ResourceHealth, ResourceStatus},
+    },
+    extended_resources::Held,
 };
 
 /// Health of a unit.

@@ -8,7 +8,6 @@
 //! | `units` | from a look at the machine to units with lasting ids |
 //! | `plugin` | data from plugins, checked; what a container gets of it |
 //! | `registry` | plugins that are asked what they are: which are taken, and when one is asked again |
-//! | `demand` | a pod's requests |
 //! | `table` | resources, their units, their holders. Where a resource comes from does not matter here |
 //! | `live_rules` | device rules of a container whose nodes come and go |
 //! | `health` | health of a pod's devices in its status |
@@ -17,7 +16,6 @@
 //! A *unit* is what is given to one container as a whole: a node, or several that belong together.
 
 mod declared;
-mod demand;
 mod glob;
 mod health;
 mod live_rules;
@@ -30,16 +28,12 @@ mod udev;
 mod units;
 
 pub use declared::{Declared, Entry, OnReplug, declared};
-pub use demand::{Demand, demands};
 pub use health::{Health, show_health};
 pub use live_rules::live_rules;
 pub use plugin::{Answered, Wrong, answer, listed, merge, preferred, registration, shown};
 pub use refusal::{Patience, Refusal, Verdict, judge, plugins_may_come};
 pub use registry::{plugin, retry};
-pub use table::{
-    Amount, Change, Found, Held, Holder, Listed, PodDevices, Preferred, Question, Shown, Table,
-    What,
-};
+pub use table::{Change, Found, Holder, Listed, Preferred, Question, Shown, Table, What};
 pub use units::{Given, Live, LiveNow, given, live_nodes, units};
 
 /// Units of all resources together (DEV-46).

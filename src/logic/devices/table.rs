@@ -9,10 +9,11 @@ use alloc::{
 };
 use core::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
-use super::{Demand, Health, Refusal};
-use crate::api::{Mono, PodUid, device::Number};
+use super::{Health, Refusal};
+use crate::{
+    api::{Mono, PodUid, device::Number},
+    extended_resources::{Amount, Demand, Held, PodDevices},
+};
 
 /// Longest absence of a unit that is not reported: a device resets itself, or a person pulls the wrong plug.
 const SHORT_ABSENCE: Duration = Duration::from_secs(5);
@@ -31,24 +32,6 @@ pub struct Found {
     pub mark: u64,
     /// Numbers of the unit's nodes. A holder of the unit may open every device with these numbers.
     pub numbers: Vec<Number>,
-}
-
-/// Units of one resource that one container holds.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Held {
-    /// Container.
-    pub container: Box<str>,
-    /// Resource.
-    pub resource: Box<str>,
-    /// Ids of units; a unit that is held twice is there twice.
-    pub ids: Vec<Box<str>>,
-    /// Set if the container ends before the regular ones begin. Those may take over its units.
-    #[serde(default)]
-    pub plain_init: bool,
-    /// Set if the resource is a plugin's, which decides what the container gets.
-    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
-    pub plugin: bool,
 }
 
 /// A unit as its plugin lists it.
@@ -86,9 +69,6 @@ pub struct Preferred {
     pub ids: Vec<Box<str>>,
 }
 
-/// Units that a pod holds, container by container.
-pub type PodDevices = Rc<Vec<Held>>;
-
 /// Container that holds a unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
@@ -125,17 +105,6 @@ pub enum What {
         /// Set if the loss of the unit was reported.
         told: bool,
     },
-}
-
-/// Amounts of a resource.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Amount {
-    /// Resource.
-    pub resource: Box<str>,
-    /// Number of times that its units may be held, all together.
-    pub capacity: u32,
-    /// Part of `capacity` that comes from units that are here.
-    pub allocatable: u32,
 }
 
 /// A unit, for people.

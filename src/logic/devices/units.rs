@@ -6,7 +6,7 @@ use alloc::{
 };
 
 use super::{
-    Declared, Entry, Held, MAX_UNITS, OnReplug,
+    Declared, Entry, MAX_UNITS, OnReplug,
     declared::{Match, What, is_cdi},
     glob,
     table::Found,
@@ -19,6 +19,7 @@ use crate::{
         order::Order as _,
     },
     cdi::winner,
+    extended_resources::Held,
     fnv::fnv1a,
 };
 

@@ -7,9 +7,10 @@ use super::{
     exposition::{Samples, Value},
     histogram::{DEFAULT, Histogram},
 };
-use crate::devices::MAX_PLUGINS;
 
-/// Label of all resources beyond [`MAX_PLUGINS`], together: names that came and went since the agent started.
+/// Resources with figures of their own.
+const MAX_RESOURCES: usize = 64;
+/// Label of all resources beyond [`MAX_RESOURCES`], together: names that came and went since the agent started.
 const OTHER: &str = "other";
 
 /// Counts by resource.
@@ -34,7 +35,7 @@ impl Plugins {
     }
 
     fn of(&mut self, resource: &str) -> &mut Counts {
-        let has_room = self.0.len() < MAX_PLUGINS || self.0.contains_key(resource);
+        let has_room = self.0.len() < MAX_RESOURCES || self.0.contains_key(resource);
         let name = if has_room { resource } else { OTHER };
         self.0.entry(name.into()).or_default()
     }
@@ -70,7 +71,7 @@ mod tests {
         let mut counters = Counters::default();
         assert!(!page_of(&counters).contains("plugin"), "there is none");
         let plugins = counters.plugins();
-        for n in 0..MAX_PLUGINS + 2 {
+        for n in 0..MAX_RESOURCES + 2 {
             plugins.registered(&format!("a.io/{n:02}"));
         }
         plugins.registered("a.io/03");

@@ -43,7 +43,7 @@ use crate::api::{
 };
 
 use super::{
-    devices::Amount,
+    extended_resources::Amount,
     node_resources::{Capacity, Reservations},
 };
 

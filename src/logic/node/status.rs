@@ -186,7 +186,7 @@ mod tests {
     use super::*;
     use crate::{
         api::node::RuntimeHandler,
-        devices::Amount,
+        extended_resources::Amount,
         node::testing::{MIB, Parts},
     };
 

@@ -1,11 +1,25 @@
-//! A pod's requests for devices (DEV-05): amounts of `limits`, container by container.
+//! Extended resources: what a Node offers of them, what pods request (DEV-05: amounts of `limits`, container by
+//! container), and what they hold.
 
-use alloc::{string::String, vec::Vec};
+use alloc::{boxed::Box, rc::Rc, string::String, vec::Vec};
+
+use serde::{Deserialize, Serialize};
 
 use crate::{
     api::{Container, Pod},
     node_resources::is_extended,
 };
+
+/// Amounts of a resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Amount {
+    /// Resource.
+    pub resource: Box<str>,
+    /// Number of times that its units may be held, all together.
+    pub capacity: u32,
+    /// Part of `capacity` that comes from units that are here.
+    pub allocatable: u32,
+}
 
 /// Request of a container for units of a resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +33,27 @@ pub struct Demand {
     /// Set if the container ends before the regular ones begin.
     pub plain_init: bool,
 }
+
+/// Units of one resource that one container holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Held {
+    /// Container.
+    pub container: Box<str>,
+    /// Resource.
+    pub resource: Box<str>,
+    /// Ids of units; a unit that is held twice is there twice.
+    pub ids: Vec<Box<str>>,
+    /// Set if the container ends before the regular ones begin. Those may take over its units.
+    #[serde(default)]
+    pub plain_init: bool,
+    /// Set if whoever offers the resource is asked what the container gets.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub plugin: bool,
+}
+
+/// Units that a pod holds, container by container.
+pub type PodDevices = Rc<Vec<Held>>;
 
 /// Lists the requests of the pod's containers: init containers first; those of one container by names of resources.
 #[must_use]
