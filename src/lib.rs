@@ -40,7 +40,6 @@ pub mod bus;
 pub mod cgroup;
 pub mod cli;
 pub mod config;
-pub mod device;
 pub mod error;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;

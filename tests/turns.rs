@@ -8,8 +8,17 @@ use std::{fs, path::Path};
 
 /// Where peers are spoken with on the loop's thread.
 const LAYERS: [&str; 11] = [
-    "grpc", "server", "stream", "kube", "probe", "shim", "net", "sys", "runtime", "provider",
-    "device",
+    "grpc",
+    "server",
+    "stream",
+    "kube",
+    "probe",
+    "shim",
+    "net",
+    "sys",
+    "runtime",
+    "provider",
+    "parts/devices",
 ];
 /// What gives a turn.
 const TURNS: [&str; 3] = ["turn::give(", "poll_pause(", "yield_now("];

@@ -7,7 +7,7 @@ use smol::channel::{Sender, bounded};
 
 use super::{
     core::{Agent, Delivery, Event, Question, SourceNews},
-    node_resources::ResourceNews,
+    node_resources::{NodeResources, PodsView, ResourceNews},
     views::{LoopEnded, Taken},
 };
 
@@ -16,7 +16,7 @@ type Look = Box<dyn FnOnce(&Agent) -> Box<dyn Any>>;
 
 /// Handle for questions to the loop. Each question costs a turn of the loop: ask only if the answer is wanted.
 #[derive(Clone)]
-pub(super) struct Asker {
+pub(crate) struct Asker {
     events: Sender<Event>,
 }
 
@@ -53,8 +53,16 @@ impl Asker {
         let _ = self.events.send(event).await;
     }
 
+    /// Asks the loop's half of extended resources, if it is a `T`.
+    pub(crate) async fn ask_resources<T: NodeResources, R: 'static>(
+        &self,
+        look: impl FnOnce(&T, &PodsView<'_>) -> R + 'static,
+    ) -> Option<R> {
+        self.ask(move |agent| agent.ask_resources(look)).await
+    }
+
     /// Hands news of extended resources to the loop.
-    pub(super) async fn tell_resources(&self, news: ResourceNews) -> Result<(), LoopEnded> {
+    pub(crate) async fn tell_resources(&self, news: ResourceNews) -> Result<(), LoopEnded> {
         let told = self.events.send(Event::Resources(news)).await;
         told.map_err(|_| LoopEnded)
     }

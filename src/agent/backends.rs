@@ -7,7 +7,6 @@ use smol::LocalExecutor;
 
 use super::{
     cluster,
-    container_devices::DevicesOfVendors,
     images::{NodeKeyring, RuntimeKeyring, Stock},
     start_error::{StartError, fatal, lane},
 };
@@ -18,6 +17,7 @@ use crate::{
     error::chain,
     image::pull::{NodeKeys, Settings},
     logic::{cgroup::CgroupTree, oci},
+    parts::devices::containers::DevicesOfVendors,
     runtime::{
         RuntimeError, RuntimeService,
         cri::{self, Cri},

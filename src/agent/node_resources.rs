@@ -10,7 +10,7 @@ use std::io;
 
 use smol::LocalExecutor;
 
-pub(super) use super::core::{PodLoop, PodsView};
+pub(crate) use super::core::{PodLoop, PodsView};
 use super::{asker::Asker, tasks::Task};
 use crate::{
     api::{
@@ -25,16 +25,16 @@ use crate::{
 };
 
 /// News of a [`ResourceGiver`] for its [`NodeResources`].
-pub(super) type ResourceNews = Box<dyn Any>;
+pub(crate) type ResourceNews = Box<dyn Any>;
 
 /// A question of [`NodeResources`] to the outside; its answer comes back as news.
-pub(super) type ResourceQuestion = Pin<Box<dyn Future<Output = Option<ResourceNews>>>>;
+pub(crate) type ResourceQuestion = Pin<Box<dyn Future<Output = Option<ResourceNews>>>>;
 
 /// An answer that takes its time.
-pub(super) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+pub(crate) type Later<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 /// Answer to a pod that asks for extended resources.
-pub(super) enum Admission {
+pub(crate) enum Admission {
     /// The pod has what it asks for, as far as it is offered here.
     Given,
     /// The pod is held back; nothing is told of it yet.
@@ -46,7 +46,7 @@ pub(super) enum Admission {
 }
 
 /// Result of giving resources to a pod that held none when a container was to start.
-pub(super) enum GivenLate {
+pub(crate) enum GivenLate {
     /// The pod asks for no resource that is given here.
     Nothing,
     /// The pod holds resources now; its next sync begins with them.
@@ -56,7 +56,7 @@ pub(super) enum GivenLate {
 }
 
 /// Extended resources of the Node, and the pods that hold some. Every method has a default for a Node that offers none.
-pub(super) trait NodeResources: Any {
+pub(crate) trait NodeResources: Any {
     /// Amount of each resource that is offered, by name.
     fn amounts(&self) -> Vec<Amount> {
         Vec::new()
@@ -158,34 +158,34 @@ pub(super) trait NodeResources: Any {
 }
 
 /// The resources of a Node that offers none.
-pub(super) struct NoResources;
+pub(crate) struct NoResources;
 
 impl NodeResources for NoResources {}
 
 /// Everything that a container gets for what its pod holds.
 #[derive(Default)]
-pub(super) struct ContainerGets {
+pub(crate) struct ContainerGets {
     /// Device nodes.
-    pub(super) nodes: Vec<Device>,
+    pub(crate) nodes: Vec<Device>,
     /// Environment variables.
-    pub(super) env: Vec<(String, String)>,
+    pub(crate) env: Vec<(String, String)>,
     /// Mounts.
-    pub(super) mounts: Vec<Mount>,
+    pub(crate) mounts: Vec<Mount>,
     /// Annotations, for the runtime.
-    pub(super) annotations: Vec<(String, String)>,
+    pub(crate) annotations: Vec<(String, String)>,
     /// Names of CDI devices.
-    pub(super) cdi_devices: Vec<String>,
+    pub(crate) cdi_devices: Vec<String>,
     /// Directories of nodes that come and go.
-    pub(super) live: Vec<LiveDevices>,
+    pub(crate) live: Vec<LiveDevices>,
 }
 
 /// Reason why no container of a pod may start.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-pub(super) struct NotSettled(pub(super) String);
+pub(crate) struct NotSettled(pub(crate) String);
 
 /// Reason why a container does not get what its pod holds.
-pub(super) enum NotGiven {
+pub(crate) enum NotGiven {
     /// The container cannot be made with it.
     Create(String),
     /// Somebody was to be told before its start, and was not.
@@ -193,7 +193,7 @@ pub(super) enum NotGiven {
 }
 
 /// Gives containers what they get for the resources of their pods.
-pub(super) trait ResourceGiver: Any {
+pub(crate) trait ResourceGiver: Any {
     /// Makes the half for the loop, with what is there before the first pod is admitted. Blocking.
     fn begin(self: Rc<Self>, now: Mono) -> Box<dyn NodeResources>;
 

@@ -20,7 +20,7 @@ const OF_NODE: &str = "node-resources.json";
 const MAX_BYTES: u64 = 64 << 10;
 
 /// Names of extended resources.
-pub(super) type Names = BTreeSet<Box<str>>;
+pub(crate) type Names = BTreeSet<Box<str>>;
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Known {
@@ -28,18 +28,18 @@ struct Known {
 }
 
 /// Path of the record of what device plugins have offered.
-pub(super) fn of_plugins(root: &Path) -> PathBuf {
+pub(crate) fn of_plugins(root: &Path) -> PathBuf {
     root.join(OF_PLUGINS)
 }
 
 /// Reads a record; `None` if there is no usable one; a bad one is logged (DEV-11). Blocking.
-pub(super) fn recall(path: &Path) -> Option<Names> {
+pub(crate) fn recall(path: &Path) -> Option<Names> {
     let known: Option<Known> = record::recall(path, MAX_BYTES);
     known.map(|known| known.resources)
 }
 
 /// Keeps the names that device plugins have offered. The caller has a new one. Blocking.
-pub(super) fn keep_of_plugins(path: &Path, resources: Names) -> io::Result<()> {
+pub(crate) fn keep_of_plugins(path: &Path, resources: Names) -> io::Result<()> {
     record::write(path, &Known { resources })
 }
 

@@ -8,8 +8,6 @@ use super::{
     clock::Clock,
     cluster::{self, Cluster, Joined},
     complaints::Complaints,
-    device_plugins::Plugins,
-    devices::Devices,
     eviction::gauge::Gauge,
     executor::PodCgroups,
     images::{self, Images, Supply, UnusedImages},
@@ -32,7 +30,7 @@ use crate::{
     api::{Mono, Wall},
     cgroup::Cgroups,
     config::Config,
-    device,
+    parts::devices::{giver::Devices, machine, plugins::Plugins},
     runtime::{ImageService, RuntimeService},
     sys::lane::Lane,
     volume::Volumes,
@@ -56,7 +54,7 @@ pub(super) struct Given {
     /// Id of this boot.
     pub(super) boot_id: String,
     /// Machine on which devices are looked at, if pods may ask for any.
-    pub(super) devices: Arc<dyn device::Machine>,
+    pub(super) devices: Arc<dyn machine::Machine>,
     /// Limits of the link, if there are any.
     pub(super) link: Option<Rc<LinkLimits>>,
 }
@@ -213,7 +211,7 @@ impl Parts {
                 ))
             }),
             store: store.clone(),
-            live: device::LiveNodes::new(&cfg.dirs.run),
+            live: machine::LiveNodes::new(&cfg.dirs.run),
             cgroups: Arc::clone(&cgroups),
             disk: given.disk.clone(),
             clock: Rc::clone(&clock),

@@ -74,7 +74,7 @@ pub(super) struct Header {
 
 /// Reason why a record cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum StoreError {
+pub(crate) enum StoreError {
     /// The file system said no.
     #[error("pod record {path}")]
     Io {
@@ -107,7 +107,7 @@ impl StoreError {
 
 /// The records of one agent.
 #[derive(Clone, Debug)]
-pub(super) struct PodStore {
+pub(crate) struct PodStore {
     pods: PathBuf,
     waiting: PathBuf,
     boot_id: Arc<str>,
@@ -117,7 +117,7 @@ pub(super) struct PodStore {
 impl PodStore {
     /// Records below `root`; those that wait for the disk below `run`. Both must exist. `boot_id`: of the machine, now.
     #[must_use]
-    pub(super) fn new(root: &Path, run: &Path, boot_id: &str) -> Self {
+    pub(crate) fn new(root: &Path, run: &Path, boot_id: &str) -> Self {
         Self {
             pods: root.join("pods"),
             waiting: run.join("pod-records"),
@@ -146,7 +146,7 @@ impl PodStore {
     }
 
     /// Makes the directories of one pod (SYNC-08).
-    pub(super) fn make_dirs(&self, uid: &PodUid) -> io::Result<()> {
+    pub(crate) fn make_dirs(&self, uid: &PodUid) -> io::Result<()> {
         let dir = self.dir(uid);
         ["volumes", "plugins", "containers"]
             .iter()
@@ -160,7 +160,7 @@ impl PodStore {
 
     /// Directory of one pod.
     #[must_use]
-    pub(super) fn dir(&self, uid: &PodUid) -> PathBuf {
+    pub(crate) fn dir(&self, uid: &PodUid) -> PathBuf {
         self.pods.join(uid.as_str())
     }
 
@@ -304,7 +304,7 @@ impl PodStore {
 
     /// Keeps what a pod holds of the machine beside its record, durable, or in the run directory while the disk cannot be
     /// written: until the next boot nobody else gets it.
-    pub(super) fn keep_devices(&self, uid: &PodUid, text: &[u8]) -> io::Result<()> {
+    pub(crate) fn keep_devices(&self, uid: &PodUid, text: &[u8]) -> io::Result<()> {
         let kept = file::write_atomic(&self.dir(uid).join(DEVICES), text, 0o600, true)
             .and_then(|()| file::sync_dir(&self.pods));
         match kept {
@@ -320,7 +320,7 @@ impl PodStore {
     }
 
     /// Reads the kept devices of a pod: a file of at most `limit` bytes, or the begin of a longer one.
-    pub(super) fn devices(&self, uid: &PodUid, limit: u64) -> Option<Vec<u8>> {
+    pub(crate) fn devices(&self, uid: &PodUid, limit: u64) -> Option<Vec<u8>> {
         self.beside(DEVICES, uid, limit)
     }
 
@@ -351,7 +351,7 @@ impl PodStore {
     }
 
     /// Pods with a directory, in no order.
-    pub(super) fn recorded(&self) -> Vec<PodUid> {
+    pub(crate) fn recorded(&self) -> Vec<PodUid> {
         names_in(&self.pods)
     }
 
@@ -359,7 +359,7 @@ impl PodStore {
     ///
     /// # Errors
     /// They cannot be read, so it is not known which ones there are.
-    pub(super) fn all_recorded(&self) -> io::Result<Vec<PodUid>> {
+    pub(crate) fn all_recorded(&self) -> io::Result<Vec<PodUid>> {
         let mut all = Vec::new();
         for dir in [&self.pods, &self.waiting] {
             match fs::read_dir(dir) {

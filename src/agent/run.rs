@@ -50,7 +50,6 @@ use crate::{
     api::cri::CgroupDriver,
     cgroup::{Cgroups, SYSTEMD_SOCKET, Slices, Version},
     config::{self, Config},
-    device,
     error::chain,
     image::pull::Gate,
     kube::join::staged::{self, StageError},
@@ -670,7 +669,10 @@ async fn assemble(
     let (device_root, cdi) = devices.unwrap_or_else(|| (Path::new("/"), &[]));
     let parts = Parts::new(Given {
         link,
-        devices: Arc::new(device::Host::below(device_root, cdi)),
+        devices: Arc::new(crate::parts::devices::machine::Host::below(
+            device_root,
+            cdi,
+        )),
         gauge: Rc::new(gauge),
         node: Rc::new(Node::new(facts, node::addresses, context, admission)),
         clock: Box::new(clock),

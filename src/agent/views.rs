@@ -38,7 +38,7 @@ pub(super) struct StaticPod<'a> {
 
 /// The loop is over, and with it the agent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LoopEnded;
+pub(crate) struct LoopEnded;
 
 /// Pods that were handed to the agent and not taken.
 #[derive(Debug, Default, PartialEq, Eq)]

@@ -14,11 +14,11 @@ use crate::{
 
 /// Counters of the agent's own work, for its figures.
 #[derive(Clone, Default)]
-pub(super) struct WorkCounters(Rc<RefCell<Counters>>);
+pub(crate) struct WorkCounters(Rc<RefCell<Counters>>);
 
 impl WorkCounters {
     /// Counts something.
-    pub(super) fn count(&self, count: impl FnOnce(&mut Counters)) {
+    pub(crate) fn count(&self, count: impl FnOnce(&mut Counters)) {
         count(&mut self.0.borrow_mut());
     }
 

@@ -14,7 +14,9 @@ use crate::config::{decode, duration};
 #[cfg(feature = "update")]
 use crate::logic::update::{MAX_RELEASE_BYTES, Offer};
 use crate::logic::{
-    cdi, dashboard, dns, expansion,
+    dashboard,
+    devices::cdi,
+    dns, expansion,
     provider::{ID_PREFIX, Listed, MAX_CONTAINERS, MAX_PODS, Said, Table},
     static_pod, user, validation,
 };

@@ -29,7 +29,6 @@ pub mod validation;
 // Inputs of containers: configuration, files, resources.
 pub mod bound_volume;
 pub mod capabilities;
-pub mod cdi;
 pub mod cgroup;
 pub mod dns;
 pub mod downward;

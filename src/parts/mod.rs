@@ -6,6 +6,7 @@
 
 #[cfg(feature = "dashboard")]
 mod dashboard;
+pub(crate) mod devices;
 #[cfg(feature = "join")]
 mod join;
 #[cfg(feature = "update")]

@@ -51,7 +51,7 @@ pub(super) use event::{Command, Effect, Event, Purpose, Question};
 use eviction::Eviction;
 pub(super) use eviction::EvictionWork;
 use housekeeping::Rounds;
-pub(super) use resources::{PodLoop, PodsView};
+pub(crate) use resources::{PodLoop, PodsView};
 use runtime_view::RuntimeView;
 pub(super) use runtime_view::{Inspection, Listing};
 use sources::Sources;

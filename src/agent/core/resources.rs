@@ -21,7 +21,7 @@ use crate::{
 
 /// The loop's knowledge of pods, for whoever offers resources.
 #[derive(Clone, Copy)]
-pub(in crate::agent) struct PodsView<'a> {
+pub(crate) struct PodsView<'a> {
     pods: &'a Pods,
     view: &'a RuntimeView,
     sources: &'a Sources,
@@ -30,49 +30,49 @@ pub(in crate::agent) struct PodsView<'a> {
 
 impl<'a> PodsView<'a> {
     /// Returns true if no container of the pod runs, as the runtime said last.
-    pub(in crate::agent) fn is_idle(&self, pod: &PodUid) -> bool {
+    pub(crate) fn is_idle(&self, pod: &PodUid) -> bool {
         self.view.is_idle(pod)
     }
 
     /// Last runtime status of the pod; an error if it could not be read.
-    pub(in crate::agent) fn runtime(&self, pod: &PodUid) -> Status {
+    pub(crate) fn runtime(&self, pod: &PodUid) -> Status {
         self.view.status(pod)
     }
 
     /// Status of the pod, as it was last told.
-    pub(in crate::agent) fn status(&self, pod: &PodUid) -> Option<&'a PodStatus> {
+    pub(crate) fn status(&self, pod: &PodUid) -> Option<&'a PodStatus> {
         self.pods.status(pod)
     }
 
     /// Returns true if it was told of the pod that it waits for a device.
-    pub(in crate::agent) fn is_told_to_wait(&self, pod: &PodUid) -> bool {
+    pub(crate) fn is_told_to_wait(&self, pod: &PodUid) -> bool {
         let told = self.pods.status(pod);
         told.is_some_and(|status| status.reason == DEVICE_NOT_READY)
     }
 
     /// Returns true if a source has the pod.
-    pub(in crate::agent) fn is_configured(&self, pod: &PodUid) -> bool {
+    pub(crate) fn is_configured(&self, pod: &PodUid) -> bool {
         self.pods.is_configured(pod)
     }
 
     /// Namespace and name of a pod that a source has.
-    pub(in crate::agent) fn name(&self, pod: &PodUid) -> Option<&'a FullName> {
+    pub(crate) fn name(&self, pod: &PodUid) -> Option<&'a FullName> {
         self.pods.config(pod).map(|config| &config.id.name)
     }
 
     /// Pods that count for admission, with their names.
-    pub(in crate::agent) fn active(&self) -> impl Iterator<Item = (&'a PodUid, &'a FullName)> {
+    pub(crate) fn active(&self) -> impl Iterator<Item = (&'a PodUid, &'a FullName)> {
         let active = self.pods.active();
         active.map(|(uid, config)| (uid, &config.id.name))
     }
 
     /// Returns true if all sources have told their pods.
-    pub(in crate::agent) fn has_all(&self) -> bool {
+    pub(crate) fn has_all(&self) -> bool {
         self.sources.are_ready()
     }
 
     /// Returns true if the pod may use what it holds: it is wanted, or it may run.
-    pub(in crate::agent) fn may_use(&self, pod: &PodUid) -> bool {
+    pub(crate) fn may_use(&self, pod: &PodUid) -> bool {
         let cluster = self.owners.cluster.as_ref();
         self.pods.active_config(pod).is_some()
             || self.pods.is_arriving(pod)
@@ -83,14 +83,14 @@ impl<'a> PodsView<'a> {
     }
 
     /// Returns true if the Node has an amount of the resource that is not offered here.
-    pub(in crate::agent) fn node_has(&self, resource: &str) -> bool {
+    pub(crate) fn node_has(&self, resource: &str) -> bool {
         let node = &self.owners.node;
         node.with_admission(|node| node.allocatable.contains_key(resource))
     }
 }
 
 /// The loop, as far as whoever offers resources changes it.
-pub(in crate::agent) struct PodLoop<'a> {
+pub(crate) struct PodLoop<'a> {
     pods: &'a mut Pods,
     view: &'a RuntimeView,
     sources: &'a Sources,
@@ -101,7 +101,7 @@ pub(in crate::agent) struct PodLoop<'a> {
 
 impl PodLoop<'_> {
     /// The pods as they are now.
-    pub(in crate::agent) const fn view(&self) -> PodsView<'_> {
+    pub(crate) const fn view(&self) -> PodsView<'_> {
         PodsView {
             pods: self.pods,
             view: self.view,
@@ -111,27 +111,27 @@ impl PodLoop<'_> {
     }
 
     /// Syncs the pod soon.
-    pub(in crate::agent) fn resync(&mut self, pod: &PodUid, now: Mono) {
+    pub(crate) fn resync(&mut self, pod: &PodUid, now: Mono) {
         self.pods.resync(pod, now);
     }
 
     /// Admits the pod again.
-    pub(in crate::agent) fn admit_again(&mut self, pod: PodUid) {
+    pub(crate) fn admit_again(&mut self, pod: PodUid) {
         self.effects.push_back(Effect::Load(pod, Purpose::Create));
     }
 
     /// Asks the outside; the answer comes back as news.
-    pub(in crate::agent) fn ask(&mut self, question: ResourceQuestion) {
+    pub(crate) fn ask(&mut self, question: ResourceQuestion) {
         self.effects.push_back(Effect::AskResources(question));
     }
 
     /// Tells the Node what is offered now.
-    pub(in crate::agent) fn offer(&self, amounts: Vec<Amount>) {
+    pub(crate) fn offer(&self, amounts: Vec<Amount>) {
         self.owners.node.set_devices(amounts);
     }
 
     /// Records an event about a container of a pod that a source has.
-    pub(in crate::agent) fn record(
+    pub(crate) fn record(
         &self,
         pod: &PodUid,
         container: &str,

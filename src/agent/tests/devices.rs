@@ -12,19 +12,19 @@ use super::{
     world::{IMAGE, World, fails, fault, manifest},
 };
 use crate::{
-    agent::{
-        core::Event,
-        device_news::News,
-        devices::{Devices, Followed},
-    },
+    agent::core::Event,
     api::{
         PodUid,
         cri::ContainerStatus,
         device::{Node, Seen, Wanted},
         pod_status::Phase,
     },
-    device::Machine,
     logic::devices::{Holder, Listed, MAX_PLUGINS},
+    parts::devices::{
+        giver::{Devices, Followed},
+        machine::Machine,
+        news::News,
+    },
     runtime::fake::{Op, Trouble},
     server::backend::Figures,
 };

@@ -57,7 +57,6 @@ use crate::{
     api::{Mono, PodStatus, PodUid, Wall, pod_status::Phase, received::Delivered},
     cgroup::{Cgroups, Hierarchy},
     config::{self, Config},
-    device,
     kube::{Api, KubeLanes, Threads},
     logic::{
         node::{Interface, Local},
@@ -930,7 +929,7 @@ impl Template {
             admission::facts(&cfg, &node, (6, 1), false, &fake.capabilities()).expect("facts");
         let node = Rc::new(Node::new(node, addresses, context, admission));
         Given {
-            devices: Arc::clone(&self.devices) as Arc<dyn device::Machine>,
+            devices: Arc::clone(&self.devices) as Arc<dyn crate::parts::devices::machine::Machine>,
             joined,
             wire: Rc::new(Rc::clone(&self.wire)),
             node,

@@ -21,7 +21,6 @@ use crate::{
     bus::logind::Places,
     cgroup::{Cgroups, Hierarchy, Version},
     config::{self, Config, Host, flags},
-    device::{self, Machine as _},
     error::chain,
     image::record,
     logic::{
@@ -31,6 +30,7 @@ use crate::{
         static_pod, validation,
     },
     net::Url,
+    parts::devices::machine::{self, Machine as _},
     runtime::runc::{self, apparmor, cni::NetworkConfig, host},
     server::backend::{DeviceShown, Health, List},
     shim,
@@ -178,7 +178,7 @@ fn devices(cfg: &Config, v2: bool, socket: Option<&Path>) -> check::Devices {
         return check::Devices::default();
     };
     let declared = &*devices.declared;
-    let seen = device::Host::below(&devices.root, &devices.cdi).look(declared);
+    let seen = machine::Host::below(&devices.root, &devices.cdi).look(declared);
     let found = units(declared, &seen);
     let needed = if v2 {
         "CONFIG_CGROUP_BPF"

@@ -11,7 +11,7 @@ use alloc::{
 use serde_json::Value;
 
 use super::{
-    MAX_ENTRIES, MAX_MATCHES, MAX_SHARES, glob, preset,
+    MAX_ENTRIES, MAX_MATCHES, MAX_SHARES, cdi, glob, preset,
     udev::{self, Udev},
 };
 use crate::{
@@ -21,7 +21,6 @@ use crate::{
         names,
         strict::WrongValue,
     },
-    cdi,
     fields::Fields,
     node_resources::is_extended,
 };

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `glob` | patterns of device nodes |
 //! | `declared` | the operator's entries, checked; `preset`: entries that many boards need |
+//! | `cdi` | devices as their vendors describe them in files |
 //! | `udev` | devices by what udev knows of them |
 //! | `units` | from a look at the machine to units with lasting ids |
 //! | `plugin` | data from plugins, checked; what a container gets of it |
@@ -15,6 +16,7 @@
 //!
 //! A *unit* is what is given to one container as a whole: a node, or several that belong together.
 
+pub mod cdi;
 mod declared;
 mod glob;
 mod health;

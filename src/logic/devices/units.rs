@@ -7,6 +7,7 @@ use alloc::{
 
 use super::{
     Declared, Entry, MAX_UNITS, OnReplug,
+    cdi::winner,
     declared::{Match, What, is_cdi},
     glob,
     table::Found,
@@ -18,7 +19,6 @@ use crate::{
         device::{LiveRecord, Node, Number, Seen},
         order::Order as _,
     },
-    cdi::winner,
     extended_resources::Held,
     fnv::fnv1a,
 };

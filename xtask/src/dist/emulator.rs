@@ -58,7 +58,7 @@ const OPTIMIZED: [&str; 13] = [
 const CRATES: [&str; 4] = ["picolet", "picolet-api", "picolet-grpc", "picolet-logic"];
 /// Modules of the first of them that call the kernel. The others do not.
 const OF_THE_KERNEL: [&str; 8] = [
-    "cgroup", "device", "image", "net", "runtime", "shim", "sys", "volume",
+    "cgroup", "image", "net", "parts", "runtime", "shim", "sys", "volume",
 ];
 
 /// Optimizes the tests and runs those of all crates: quick to run, long to build.

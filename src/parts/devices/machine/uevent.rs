@@ -20,13 +20,13 @@ const MESSAGE: usize = 4096;
 const HAS_NODE: &[u8] = b"\0DEVNAME=";
 
 /// Rings when a device with a node comes or goes.
-pub struct Doorbell {
+pub(crate) struct Doorbell {
     socket: Async<OwnedFd>,
 }
 
 impl Doorbell {
     /// Lays it.
-    pub fn lay() -> io::Result<Self> {
+    pub(crate) fn lay() -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let socket = socket(
             AddressFamily::Netlink,
@@ -42,7 +42,7 @@ impl Doorbell {
     /// Waits until it rings.
     ///
     /// - Errors: it is broken.
-    pub async fn ring(&self) -> io::Result<()> {
+    pub(crate) async fn ring(&self) -> io::Result<()> {
         loop {
             self.socket.readable().await?;
             if self.drain()? {

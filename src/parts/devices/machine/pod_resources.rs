@@ -63,10 +63,10 @@ message! {
 }
 
 /// Devices that pods hold, as the agent tells them; `None` if it is asked too often.
-pub type Asked = Pin<Box<dyn Future<Output = Option<Holdings>>>>;
+pub(crate) type Asked = Pin<Box<dyn Future<Output = Option<Holdings>>>>;
 
 /// Answers until it is dropped.
-pub async fn serve(
+pub(crate) async fn serve(
     listener: Listener,
     ask: Rc<dyn Fn() -> Asked>,
     executor: Rc<LocalExecutor<'static>>,

@@ -2,11 +2,11 @@
 //! of devices that come and go are put where running containers see them. Files in which vendors describe devices are
 //! read (CDI). No decision is made here.
 
-pub mod cdi;
+pub(crate) mod cdi;
 mod live;
-pub mod plugin;
-pub mod pod_resources;
-pub mod registry;
+pub(crate) mod plugin;
+pub(crate) mod pod_resources;
+pub(crate) mod registry;
 mod scan;
 mod socket;
 mod uevent;
@@ -15,19 +15,19 @@ use std::path::{Path, PathBuf};
 
 use crate::api::device::{Seen, Wanted};
 
-pub use live::{Kept, LiveError, LiveNodes, give_nodes, keep_rules, open_nodes};
-pub use socket::{Listener, Trouble};
-pub use uevent::Doorbell;
+pub(crate) use live::{LiveNodes, give_nodes, keep_rules, open_nodes};
+pub(crate) use socket::{Listener, Trouble};
+pub(crate) use uevent::Doorbell;
 
 /// A machine whose devices can be looked at. Every call blocks for some milliseconds.
-pub trait Machine: Send + Sync {
+pub(crate) trait Machine: Send + Sync {
     /// Looks for the wanted devices. A device that cannot be read counts as absent.
     fn look(&self, wanted: &dyn Wanted) -> Seen;
 }
 
 /// The local machine: its device nodes, its sysfs, and its CDI files.
 #[derive(Clone, Debug)]
-pub struct Host {
+pub(crate) struct Host {
     root: PathBuf,
     cdi: Vec<PathBuf>,
 }
@@ -35,7 +35,7 @@ pub struct Host {
 impl Host {
     /// `root`: below which `dev` and `sys` are; `/` as a rule. `cdi`: directories of CDI files.
     #[must_use]
-    pub fn below(root: &Path, cdi: &[PathBuf]) -> Self {
+    pub(crate) fn below(root: &Path, cdi: &[PathBuf]) -> Self {
         Self {
             root: root.to_path_buf(),
             cdi: cdi.to_vec(),

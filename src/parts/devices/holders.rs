@@ -7,12 +7,14 @@ use alloc::{
 };
 
 use super::{
-    device_news::{Beginning, News},
-    devices::{Devices, Followed},
-    node_resources::{Admission, GivenLate, NodeResources, PodLoop, PodsView, ResourceNews},
-    recorder::Severity,
+    giver::{Devices, Followed},
+    news::{Beginning, News},
 };
 use crate::{
+    agent::{
+        node_resources::{Admission, GivenLate, NodeResources, PodLoop, PodsView, ResourceNews},
+        recorder::Severity,
+    },
     api::{
         ContainerId, Mono, Pod, PodStatus, PodUid,
         cri::ContainerState,
@@ -37,7 +39,7 @@ struct Waiting {
 }
 
 /// Devices that are here, their holders, and who waits for one.
-pub(super) struct DeviceHolders {
+pub(crate) struct DeviceHolders {
     devices: Rc<Devices>,
     table: Table,
     waiting: BTreeMap<PodUid, Waiting>,
@@ -59,7 +61,7 @@ struct Restart {
 
 impl DeviceHolders {
     /// Begins with the declared devices and what was present at the start.
-    pub(super) fn new(devices: Rc<Devices>, beginning: Beginning, now: Mono) -> Self {
+    pub(crate) fn new(devices: Rc<Devices>, beginning: Beginning, now: Mono) -> Self {
         let mut own = Self {
             devices,
             table: Table::default(),
@@ -216,7 +218,7 @@ impl DeviceHolders {
     }
 
     /// The first of these resources that can make room for another one: no pod holds any of it, or waits for it.
-    pub(super) fn spare_resource(&self, known: &BTreeSet<Box<str>>) -> Option<Box<str>> {
+    pub(crate) fn spare_resource(&self, known: &BTreeSet<Box<str>>) -> Option<Box<str>> {
         let waits = |name: &str| {
             let mut all = self.waiting.values().flat_map(|w| &w.demands);
             all.any(|demand| demand.resource == name)
@@ -288,7 +290,7 @@ impl DeviceHolders {
     }
 
     /// Holders of all devices, for metrics and the pod-resources API (DEV-17).
-    pub(super) fn holdings(&self, pods: &PodsView<'_>) -> Holdings {
+    pub(crate) fn holdings(&self, pods: &PodsView<'_>) -> Holdings {
         let holds = pods.active().map(|(uid, pod)| {
             let held = self.table.held_by(uid);
             let held = held.map_or(&[][..], |held| held);

@@ -32,11 +32,11 @@ const SHORT: Duration = Duration::from_secs(60);
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
 /// Reason why no client can be served at the moment; `None` while clients are served.
-pub type Trouble = Rc<RefCell<Option<String>>>;
+pub(crate) type Trouble = Rc<RefCell<Option<String>>>;
 
 /// See the module.
 #[derive(Debug)]
-pub struct Listener {
+pub(crate) struct Listener {
     socket: Async<UnixListener>,
     short: bool,
     trouble: Trouble,
@@ -45,7 +45,7 @@ pub struct Listener {
 impl Listener {
     /// Listens for plugins that register: all sockets in `dir` are unlinked, which is a plugin's sign to register again
     /// (DEV-01); other files stay.
-    pub fn of_plugins(dir: &Path) -> io::Result<Self> {
+    pub(crate) fn of_plugins(dir: &Path) -> io::Result<Self> {
         make(dir)?;
         let entries = fs::read_dir(dir).and_then(Iterator::collect::<io::Result<Vec<_>>>);
         for entry in entries.map_err(|e| failed("read the directory", dir, &e))? {
@@ -61,7 +61,7 @@ impl Listener {
     }
 
     /// Listens for clients that ask for the devices of pods: their connections may last.
-    pub fn of_readers(dir: &Path) -> io::Result<Self> {
+    pub(crate) fn of_readers(dir: &Path) -> io::Result<Self> {
         make(dir)?;
         let path = dir.join(SOCKET);
         unless_gone(fs::remove_file(&path)).map_err(|e| failed("remove the socket", &path, &e))?;
@@ -84,7 +84,7 @@ impl Listener {
 
     /// Returns a shared view of the trouble: every look at it shows the present state (DEV-18).
     #[must_use]
-    pub fn trouble(&self) -> Trouble {
+    pub(crate) fn trouble(&self) -> Trouble {
         Rc::clone(&self.trouble)
     }
 

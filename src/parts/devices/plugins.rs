@@ -17,19 +17,22 @@ use std::{
 use smol::LocalExecutor;
 
 use super::{
-    clock::{Clock, Ticks},
-    complaints::Complaints,
-    device_news::{DeviceLoop, News},
-    offered, plugin_registry,
-    vitals::WorkCounters,
-};
-use crate::{
-    api::device::Answer,
-    device::{
+    machine::{
         Listener, Trouble,
         plugin::{self, Plugin, RegisterRequest, Registered},
         pod_resources::{self, Asked},
     },
+    news::{DeviceLoop, News},
+    plugin_registry,
+};
+use crate::{
+    agent::{
+        clock::{Clock, Ticks},
+        complaints::Complaints,
+        offered,
+        vitals::WorkCounters,
+    },
+    api::device::Answer,
     grpc::{
         Time,
         status::{Code, Status},
@@ -51,7 +54,7 @@ const READS_AT_ONCE: u32 = 10;
 
 /// Reason why a plugin is not there, or does not give what it should.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum PluginError {
+pub(crate) enum PluginError {
     /// The plugin is not there, or not any more.
     #[error("the device plugin of {0} is not there")]
     Absent(Box<str>),
@@ -76,7 +79,7 @@ pub(super) enum PluginError {
 }
 
 /// See the module.
-pub(super) struct Plugins {
+pub(crate) struct Plugins {
     /// Directory of the sockets.
     dir: PathBuf,
     /// Record of the resources that plugins have offered.
@@ -116,7 +119,7 @@ struct Live {
 
 impl Plugins {
     /// None yet. Reads what was offered to an agent before this one. Blocking.
-    pub(super) fn new(
+    pub(crate) fn new(
         dir: PathBuf,
         root: &Path,
         declared: Arc<Declared>,
@@ -146,17 +149,17 @@ impl Plugins {
     }
 
     /// Directory of the sockets of plugins that wait to be found.
-    pub(super) fn registry_dir(&self) -> PathBuf {
+    pub(crate) fn registry_dir(&self) -> PathBuf {
         self.dir.with_file_name(plugin_registry::DIR)
     }
 
     /// Resources that were offered by now.
-    pub(super) fn known(&self) -> Vec<Box<str>> {
+    pub(crate) fn known(&self) -> Vec<Box<str>> {
         self.state.borrow().known.iter().cloned().collect()
     }
 
     /// Opens the sockets: for plugins, and for those who ask what pods have.
-    pub(super) fn listen(&self) -> io::Result<[Listener; 2]> {
+    pub(crate) fn listen(&self) -> io::Result<[Listener; 2]> {
         let beside = self.dir.with_file_name(RESOURCES_DIR);
         let of = |what: &str, e: io::Error| io::Error::new(e.kind(), format!("{what}: {e}"));
         let of_plugins = Listener::of_plugins(&self.dir).map_err(|e| of("for plugins", e))?;
@@ -167,12 +170,12 @@ impl Plugins {
     }
 
     /// Reason why no plugin can register at the moment (DEV-18).
-    pub(super) fn trouble(&self) -> Option<String> {
+    pub(crate) fn trouble(&self) -> Option<String> {
         self.state.borrow().socket.borrow().clone()
     }
 
     /// Tells who has which devices, as long as the agent runs (DEV-17).
-    pub(super) async fn tell_holdings(
+    pub(crate) async fn tell_holdings(
         self: Rc<Self>,
         listener: Listener,
         executor: Rc<LocalExecutor<'static>>,
@@ -197,7 +200,7 @@ impl Plugins {
     }
 
     /// Takes registrations as long as the agent runs.
-    pub(super) async fn serve(
+    pub(crate) async fn serve(
         self: Rc<Self>,
         listener: Listener,
         executor: Rc<LocalExecutor<'static>>,
@@ -249,7 +252,7 @@ impl Plugins {
 
     /// Dials who offers a resource, which may be offered, and follows its lists from then on. Returns the number of the
     /// connection.
-    pub(super) async fn connect(
+    pub(crate) async fn connect(
         self: Rc<Self>,
         resource: &str,
         path: &Path,
@@ -289,7 +292,7 @@ impl Plugins {
     }
 
     /// Takes leave of the plugin that was connected by this number, unless it has gone, or another one is there for it.
-    pub(super) async fn leave(&self, resource: &str, number: u64, agent: &dyn DeviceLoop) {
+    pub(crate) async fn leave(&self, resource: &str, number: u64, agent: &dyn DeviceLoop) {
         if let Some(live) = self.take(resource, number) {
             drop(live);
             log::info!("the device plugin of {resource} has gone: so has its socket");
@@ -308,7 +311,7 @@ impl Plugins {
     /// Keeps the name of a resource. If there are too many, one makes room that nobody needs.
     ///
     /// - Errors: it cannot be kept, or there are too many.
-    pub(super) async fn remember(
+    pub(crate) async fn remember(
         &self,
         resource: &str,
         agent: &dyn DeviceLoop,
@@ -405,7 +408,7 @@ impl Plugins {
 
     /// Asks the plugin what a container gets for these units. Also returns whether it wants to be told before each
     /// start.
-    pub(super) async fn allocate(
+    pub(crate) async fn allocate(
         &self,
         resource: &str,
         ids: &[Box<str>],
@@ -422,13 +425,13 @@ impl Plugins {
     }
 
     /// Returns true if the plugin wants to be told before each start of a container; `None` if it is not there.
-    pub(super) fn wants_starts(&self, resource: &str) -> Option<bool> {
+    pub(crate) fn wants_starts(&self, resource: &str) -> Option<bool> {
         let state = self.state.borrow();
         state.live.get(resource).map(|live| live.plugin.pre_start)
     }
 
     /// A container that holds these units is about to start.
-    pub(super) async fn pre_start(
+    pub(crate) async fn pre_start(
         &self,
         resource: &str,
         ids: &[Box<str>],
@@ -438,7 +441,7 @@ impl Plugins {
     }
 
     /// Asks the plugin for the units that it would choose; none if it does not say.
-    pub(super) async fn preferred(&self, question: Question) -> Preferred {
+    pub(crate) async fn preferred(&self, question: Question) -> Preferred {
         let asked = async {
             let Question {
                 resource,

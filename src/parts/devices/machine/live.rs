@@ -55,19 +55,19 @@ const MAX_DEPTH: usize = 16;
 
 /// The place on this machine.
 #[derive(Clone, Debug)]
-pub struct LiveNodes {
+pub(crate) struct LiveNodes {
     root: PathBuf,
 }
 
 /// Device nodes and records that are kept for one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub(crate) struct Kept {
     /// Pod.
-    pub pod: PodUid,
+    pub(crate) pod: PodUid,
     /// Container.
-    pub container: Box<str>,
+    pub(crate) container: Box<str>,
     /// Records of the container, one for each resource.
-    pub records: Vec<LiveRecord>,
+    pub(crate) records: Vec<LiveRecord>,
     dir: PathBuf,
     /// Directories of the records.
     dirs: Vec<PathBuf>,
@@ -76,7 +76,7 @@ pub struct Kept {
 impl LiveNodes {
     /// Place in the run directory of the agent.
     #[must_use]
-    pub fn new(run_dir: &Path) -> Self {
+    pub(crate) fn new(run_dir: &Path) -> Self {
         Self {
             root: run_dir.join(NAME),
         }
@@ -87,7 +87,7 @@ impl LiveNodes {
     ///
     /// # Errors
     /// It cannot be made, or one of the nodes is another device now.
-    pub fn begin(
+    pub(crate) fn begin(
         &self,
         pod: &PodUid,
         container: &str,
@@ -120,7 +120,11 @@ impl LiveNodes {
 
     /// Reads the records of the pods for which `pods` returns true, and removes the directories of all others. Faults
     /// are added to `wrong`.
-    pub fn kept(&self, pods: impl Fn(&PodUid) -> bool, wrong: &mut Vec<String>) -> Vec<Kept> {
+    pub(crate) fn kept(
+        &self,
+        pods: impl Fn(&PodUid) -> bool,
+        wrong: &mut Vec<String>,
+    ) -> Vec<Kept> {
         let mut all = Vec::new();
         let pods_there = entries(&self.root);
         let is_left = pods_there.is_empty() && self.root.exists();
@@ -163,7 +167,7 @@ impl LiveNodes {
     ///
     /// # Errors
     /// The first; the rest is done all the same, and the next call tries all of it again.
-    pub fn update(
+    pub(crate) fn update(
         &self,
         of: &Kept,
         nodes: &[Vec<Device>],
@@ -264,7 +268,7 @@ impl LiveNodes {
 ///
 /// # Errors
 /// As of the calls.
-pub fn give_nodes(at: &Path, user: (u32, u32), gid: Option<u32>) -> io::Result<()> {
+pub(crate) fn give_nodes(at: &Path, user: (u32, u32), gid: Option<u32>) -> io::Result<()> {
     chown(at, Some(user.0), Some(user.1))?;
     for path in nodes_in(at) {
         let node = fs::symlink_metadata(&path)?;
@@ -278,7 +282,7 @@ pub fn give_nodes(at: &Path, user: (u32, u32), gid: Option<u32>) -> io::Result<(
 ///
 /// # Errors
 /// As of the calls.
-pub fn keep_rules(at: &Path, rules: &LiveRules) -> io::Result<()> {
+pub(crate) fn keep_rules(at: &Path, rules: &LiveRules) -> io::Result<()> {
     save(&container_dir(at)?.join(RULES), rules)
 }
 
@@ -286,7 +290,7 @@ pub fn keep_rules(at: &Path, rules: &LiveRules) -> io::Result<()> {
 ///
 /// # Errors
 /// It cannot be done: nothing of the container must run.
-pub fn open_nodes(at: &Path, cgroups: &Cgroups) -> io::Result<()> {
+pub(crate) fn open_nodes(at: &Path, cgroups: &Cgroups) -> io::Result<()> {
     let dir = container_dir(at)?;
     let path = dir.join(RULES);
     let mut rules: LiveRules = read(&path)?;
@@ -319,7 +323,7 @@ fn container_dir(at: &Path) -> io::Result<&Path> {
 /// Error of a change for a container that runs.
 #[derive(Debug, thiserror::Error)]
 #[error("device nodes in {at:?}: {source}")]
-pub struct LiveError {
+pub(crate) struct LiveError {
     at: PathBuf,
     source: io::Error,
 }

@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// Sockets that are asked.
-pub const MAX_SOCKETS: usize = 32;
+pub(crate) const MAX_SOCKETS: usize = 32;
 /// Entries that are looked at, and directories within each other.
 const MAX_ENTRIES: usize = 1024;
 const MAX_DEPTH: usize = 8;
@@ -39,7 +39,7 @@ message! {
 }
 message! {
     /// Name and kind of a plugin, as it tells them.
-    pub struct PluginInfo {
+    pub(crate) struct PluginInfo {
         /// Type of the plugin: tells which part of a kubelet uses it.
         1 kind: String,
         /// Name of the plugin; for a device plugin the resource.
@@ -58,14 +58,14 @@ message! {
 }
 
 /// A socket that was dialled. The connection ends with it.
-pub struct Registration {
+pub(crate) struct Registration {
     client: Client,
     _driver: Task<()>,
 }
 
 impl Registration {
     /// Dials a socket, and asks for the plugin's name and kind.
-    pub async fn dial(
+    pub(crate) async fn dial(
         path: &Path,
         executor: &LocalExecutor<'static>,
         time: Rc<dyn Time>,
@@ -82,7 +82,7 @@ impl Registration {
     }
 
     /// Tells the plugin the result of its registration; an empty text: it is registered.
-    pub async fn notify(&self, error: &str) -> Result<(), Status> {
+    pub(crate) async fn notify(&self, error: &str) -> Result<(), Status> {
         let mut status = RegistrationStatus {
             registered: error.is_empty(),
             error: error.into(),
@@ -101,22 +101,22 @@ impl Registration {
 
 /// Identity of a socket: a new socket at the same path has another mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mark([i64; 3]);
+pub(crate) struct Mark([i64; 3]);
 
 /// Sockets below the directory.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub(crate) struct Seen {
     /// Sockets with their marks; at most [`MAX_SOCKETS`].
-    pub sockets: BTreeMap<PathBuf, Mark>,
+    pub(crate) sockets: BTreeMap<PathBuf, Mark>,
     /// Set if there is more than is looked at.
-    pub more: bool,
+    pub(crate) more: bool,
     entries: usize,
 }
 
 /// Looks for sockets at any depth. Names that begin with a dot are passed over, links are not followed. Blocking.
 ///
 /// - Errors: the directory cannot be read. One that is not there has no sockets.
-pub fn look(dir: &Path, bell: Option<&Doorbell>) -> io::Result<Seen> {
+pub(crate) fn look(dir: &Path, bell: Option<&Doorbell>) -> io::Result<Seen> {
     let mut seen = Seen::default();
     match seen.walk(dir, bell, 0) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
@@ -175,11 +175,11 @@ impl Seen {
 
 /// Rings when something comes or goes in the directories that were looked at. It may be lost.
 #[derive(Clone, Debug)]
-pub struct Doorbell(Arc<Async<Inotify>>);
+pub(crate) struct Doorbell(Arc<Async<Inotify>>);
 
 impl Doorbell {
     /// Makes a doorbell that watches no directory yet.
-    pub fn lay() -> io::Result<Self> {
+    pub(crate) fn lay() -> io::Result<Self> {
         let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
         Ok(Self(Arc::new(Async::new(inotify)?)))
     }
@@ -197,7 +197,7 @@ impl Doorbell {
     }
 
     /// Waits until it rings. Returns false if it must be replaced: a watched directory was moved away or unmounted.
-    pub async fn rung(&self) -> bool {
+    pub(crate) async fn rung(&self) -> bool {
         if self.0.readable().await.is_err() {
             return false;
         }

@@ -16,7 +16,7 @@ use std::{
 
 use smol::{Async, LocalExecutor, Task, future::or};
 
-pub use wire::RegisterRequest;
+pub(crate) use wire::RegisterRequest;
 
 use super::socket::Listener;
 use crate::{
@@ -62,10 +62,10 @@ const MAX_ENTRIES: usize = 256;
 const MAX_DEPTH: usize = 4;
 
 /// Result of a registration; the plugin is answered with its error.
-pub type Registered = Pin<Box<dyn Future<Output = Result<(), Status>>>>;
+pub(crate) type Registered = Pin<Box<dyn Future<Output = Result<(), Status>>>>;
 
 /// Takes registrations until it is dropped.
-pub async fn serve(
+pub(crate) async fn serve(
     listener: Listener,
     register: Rc<dyn Fn(RegisterRequest) -> Registered>,
     executor: Rc<LocalExecutor<'static>>,
@@ -142,17 +142,17 @@ pub(super) async fn ask(
 
 /// A plugin that was dialled.
 #[derive(Clone)]
-pub struct Plugin {
+pub(crate) struct Plugin {
     client: Client,
     /// Set if the plugin wants a call before each start of a container.
-    pub pre_start: bool,
+    pub(crate) pre_start: bool,
     /// Set if the plugin has a preference for the units to choose.
-    pub prefers: bool,
+    pub(crate) prefers: bool,
 }
 
 impl Plugin {
     /// Dials the plugin at `path`, and asks for its options. The task carries the connection.
-    pub async fn dial(
+    pub(crate) async fn dial(
         path: &Path,
         executor: &LocalExecutor<'static>,
         time: Rc<dyn Time>,
@@ -186,7 +186,7 @@ impl Plugin {
     }
 
     /// Subscribes to the plugin's lists of devices. They end when the plugin goes.
-    pub async fn lists(&self) -> Result<Lists, Status> {
+    pub(crate) async fn lists(&self) -> Result<Lists, Status> {
         let path = "/v1beta1.DevicePlugin/ListAndWatch";
         let options = client::Options::default();
         let mut call = self.client.call(path, &options).await?;
@@ -197,7 +197,7 @@ impl Plugin {
     }
 
     /// Asks for the environment, mounts, nodes, annotations and CDI devices of a container with these units.
-    pub async fn allocate(&self, ids: &[Box<str>]) -> Result<Answer, Status> {
+    pub(crate) async fn allocate(&self, ids: &[Box<str>]) -> Result<Answer, Status> {
         let mut request = wire::ContainersIds {
             containers: vec![wire::Ids { ids: texts(ids) }],
         };
@@ -231,7 +231,7 @@ impl Plugin {
     }
 
     /// Asks which units the plugin would choose. The answer is not checked here.
-    pub async fn preferred(
+    pub(crate) async fn preferred(
         &self,
         available: &[Box<str>],
         must_include: &[Box<str>],
@@ -253,7 +253,7 @@ impl Plugin {
     }
 
     /// A container that holds these units is about to start.
-    pub async fn pre_start(&self, ids: &[Box<str>]) -> Result<(), Status> {
+    pub(crate) async fn pre_start(&self, ids: &[Box<str>]) -> Result<(), Status> {
         let mut request = wire::Ids { ids: texts(ids) };
         let mut answer = wire::Empty {};
         let method = "PreStartContainer";
@@ -267,7 +267,7 @@ fn texts(ids: &[Box<str>]) -> Vec<String> {
 }
 
 /// Lists of a plugin.
-pub struct Lists {
+pub(crate) struct Lists {
     call: Call,
     /// Set once a list has come.
     began: bool,
@@ -276,7 +276,10 @@ pub struct Lists {
 impl Lists {
     /// Returns the next list: ids, and their health. `None` at the end. Waits some time after the last list, so that a
     /// plugin cannot flood the agent.
-    pub async fn next(&mut self, time: &dyn Time) -> Result<Option<Vec<(String, String)>>, Status> {
+    pub(crate) async fn next(
+        &mut self,
+        time: &dyn Time,
+    ) -> Result<Option<Vec<(String, String)>>, Status> {
         if self.began {
             time.sleep(LIST_PAUSE).await;
         }
@@ -295,7 +298,7 @@ impl Lists {
 /// The nodes that plugins name, with their numbers; of a directory all that are in it. Blocking.
 ///
 /// - Errors: there is none, or there are too many; with the path.
-pub fn nodes(named: Vec<Device>) -> io::Result<Vec<Device>> {
+pub(crate) fn nodes(named: Vec<Device>) -> io::Result<Vec<Device>> {
     let mut walk = Walk::default();
     for device in named {
         walk.add(device, 0)?;

@@ -7,12 +7,17 @@ use core::{future::pending, time::Duration};
 use smol::future::FutureExt as _;
 
 use super::{
-    asker::Asker,
-    clock::{Clock, in_step},
-    device_news::News,
-    devices::{Devices, Followed},
+    giver::{Devices, Followed},
+    machine::Doorbell,
+    news::News,
 };
-use crate::{api::device::Seen, device::Doorbell};
+use crate::{
+    agent::{
+        asker::Asker,
+        clock::{Clock, in_step},
+    },
+    api::device::Seen,
+};
 
 /// Time between two looks.
 const POLL: Duration = Duration::from_secs(10);
@@ -22,17 +27,17 @@ const QUIET: Duration = Duration::from_millis(200);
 const MOST_QUIETS: usize = 10;
 
 /// Tells the loop what there is, whenever it is something else.
-pub(super) struct Watch {
-    pub(super) devices: Rc<Devices>,
-    pub(super) clock: Rc<dyn Clock>,
+pub(crate) struct Watch {
+    pub(crate) devices: Rc<Devices>,
+    pub(crate) clock: Rc<dyn Clock>,
     /// Set if the kernel's events are used.
-    pub(super) doorbell: bool,
-    pub(super) agent: Asker,
+    pub(crate) doorbell: bool,
+    pub(crate) agent: Asker,
 }
 
 impl Watch {
     /// Until the loop is gone.
-    pub(super) async fn run(self) {
+    pub(crate) async fn run(self) {
         let doorbell = self.doorbell.then(Doorbell::lay);
         let mut doorbell = doorbell.and_then(|laid| {
             let told = laid.inspect_err(|e| {

@@ -6,18 +6,18 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use super::machine::{self, cdi};
 use crate::{
     api::{PodError, oci::Spec},
     cgroup::Cgroups,
     config::DeviceConfig,
-    device::{self, cdi},
-    logic::{cdi as rules, devices::live_rules},
+    logic::devices::{cdi as rules, live_rules},
     runtime::runc::{ContainerDevices, LiveContainer, SpecEdit},
 };
 
 /// Settings for devices that vendors describe.
 #[derive(Clone, Debug)]
-pub(super) struct DevicesOfVendors {
+pub(crate) struct DevicesOfVendors {
     /// Directories of files, absolute; the later ones count.
     dirs: Vec<PathBuf>,
     /// Hooks may run, as root on the machine.
@@ -54,18 +54,18 @@ impl ContainerDevices for DevicesOfVendors {
             is_limited,
         } = container;
         for live in devices {
-            device::give_nodes(Path::new(&live.host_path), *user, live.gid)?;
+            machine::give_nodes(Path::new(&live.host_path), *user, live.gid)?;
         }
         match devices.first() {
             Some(live) if *is_limited => {
                 let rules = live_rules(devices, cgroup, *is_v2, spec);
-                device::keep_rules(Path::new(&live.host_path), &rules)
+                machine::keep_rules(Path::new(&live.host_path), &rules)
             }
             _ => Ok(()),
         }
     }
 
     fn open_live(&self, at: &Path, cgroups: &Cgroups) -> io::Result<()> {
-        device::open_nodes(at, cgroups)
+        machine::open_nodes(at, cgroups)
     }
 }

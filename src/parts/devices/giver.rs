@@ -11,19 +11,24 @@ use serde::{Deserialize, Serialize};
 use smol::LocalExecutor;
 
 use super::{
-    asker::Asker,
-    clock::Clock,
-    complaints::Complaints,
-    device_holders::DeviceHolders,
-    device_news::{Beginning, DeviceLoop, News},
-    device_plugins::{PluginError, Plugins},
-    device_watch::Watch,
-    node_resources::{ContainerGets, Later, NodeResources, NotGiven, NotSettled, ResourceGiver},
+    holders::DeviceHolders,
+    machine::{LiveNodes, Machine, plugin},
+    news::{Beginning, DeviceLoop, News},
     plugin_registry::Registry,
-    pod_store::PodStore,
-    tasks::{Task, boxed},
+    plugins::{PluginError, Plugins},
+    watch::Watch,
 };
 use crate::{
+    agent::{
+        asker::Asker,
+        clock::Clock,
+        complaints::Complaints,
+        node_resources::{
+            ContainerGets, Later, NodeResources, NotGiven, NotSettled, ResourceGiver,
+        },
+        pod_store::PodStore,
+        tasks::{Task, boxed},
+    },
     api::{
         Mono, PodError, PodUid,
         cri::LiveDevices,
@@ -31,7 +36,6 @@ use crate::{
         strict::from_json,
     },
     cgroup::Cgroups,
-    device::{LiveNodes, Machine, plugin},
     logic::{
         devices::{Answered, Declared, Given, Holder, Live, Question, given, live_nodes, merge},
         extended_resources::Held,
@@ -47,26 +51,26 @@ const VERSION: u32 = 1;
 const MAX_BYTES: u64 = 256 << 10;
 
 /// Looks at devices, and speaks with plugins.
-pub(super) struct Devices {
+pub(crate) struct Devices {
     /// Devices that the configuration declares.
-    pub(super) declared: Arc<Declared>,
+    pub(crate) declared: Arc<Declared>,
     /// Time for which a pod of the apiserver waits for a device.
-    pub(super) wait: Duration,
+    pub(crate) wait: Duration,
     /// The machine to search.
-    pub(super) machine: Arc<dyn Machine>,
+    pub(crate) machine: Arc<dyn Machine>,
     /// Plugins, if they may come.
-    pub(super) plugins: Option<Rc<Plugins>>,
+    pub(crate) plugins: Option<Rc<Plugins>>,
     /// Records.
-    pub(super) store: PodStore,
+    pub(crate) store: PodStore,
     /// Nodes that come and go in containers, and the control groups that are told.
-    pub(super) live: LiveNodes,
-    pub(super) cgroups: Arc<Cgroups>,
+    pub(crate) live: LiveNodes,
+    pub(crate) cgroups: Arc<Cgroups>,
     /// For looks, and records: they block.
-    pub(super) disk: Lane,
-    pub(super) clock: Rc<dyn Clock>,
-    pub(super) complaints: Rc<Complaints>,
+    pub(crate) disk: Lane,
+    pub(crate) clock: Rc<dyn Clock>,
+    pub(crate) complaints: Rc<Complaints>,
     /// Set if signs of the kernel are waited for.
-    pub(super) doorbells: bool,
+    pub(crate) doorbells: bool,
 }
 
 impl From<PodError> for NotGiven {
@@ -175,13 +179,13 @@ impl Devices {
     }
 
     /// Searches the machine for devices.
-    pub(super) async fn look(&self) -> Seen {
+    pub(crate) async fn look(&self) -> Seen {
         let (declared, machine) = (Arc::clone(&self.declared), Arc::clone(&self.machine));
         self.disk.run(move || machine.look(&*declared)).await
     }
 
     /// Asks a plugin for the units that it would choose.
-    pub(super) async fn preferred(&self, pod: PodUid, question: Question) -> Option<News> {
+    pub(crate) async fn preferred(&self, pod: PodUid, question: Question) -> Option<News> {
         let answer = self.plugins.as_ref()?.preferred(question).await;
         Some(News::Preferred { pod, answer })
     }
@@ -306,7 +310,7 @@ impl Devices {
     }
 
     /// Lets containers that run have the nodes that are here, of units that they hold (DEV-44).
-    pub(super) async fn follow(&self, seen: &Seen) -> Followed {
+    pub(crate) async fn follow(&self, seen: &Seen) -> Followed {
         let (declared, seen) = (Arc::clone(&self.declared), seen.clone());
         let (store, live, cgroups) = (
             self.store.clone(),
@@ -336,13 +340,13 @@ impl Devices {
 
 /// Containers that have nodes that come and go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Followed {
+pub(crate) struct Followed {
     /// All of them: they go on whatever their devices are now.
-    pub(super) live: Vec<Holder>,
+    pub(crate) live: Vec<Holder>,
     /// Containers that cannot go on: they cannot use their device as it is now.
-    pub(super) unfit: Vec<Holder>,
+    pub(crate) unfit: Vec<Holder>,
     /// Errors, for people.
-    pub(super) wrong: Vec<String>,
+    pub(crate) wrong: Vec<String>,
 }
 
 /// Blocking.

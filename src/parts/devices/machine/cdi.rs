@@ -133,7 +133,11 @@ pub(super) fn look(dirs: &[PathBuf], wanted: &dyn Wanted, seen: &mut Seen) {
 }
 
 /// Reads the files that describe devices of these names. Returns them, and the faults of other files. Blocking.
-pub fn named(dirs: &[PathBuf], read: ReadFn, names: &[String]) -> (Vec<cdi::File>, Vec<String>) {
+pub(crate) fn named(
+    dirs: &[PathBuf],
+    read: ReadFn,
+    names: &[String],
+) -> (Vec<cdi::File>, Vec<String>) {
     let mut files = Vec::new();
     let wrong = each(dirs, &mut |dir, path, value| {
         let mut file = read(value, names)?;
@@ -148,7 +152,7 @@ pub fn named(dirs: &[PathBuf], read: ReadFn, names: &[String]) -> (Vec<cdi::File
 }
 
 /// Looks at the nodes. Blocking.
-pub fn look_at(all: &mut [Edits]) {
+pub(crate) fn look_at(all: &mut [Edits]) {
     for node in all.iter_mut().flat_map(|edits| &mut edits.nodes) {
         let seen = self::node(Path::new(&node.host_path));
         node.seen = seen.map_or_else(|e| NodeSeen::Wrong(e.to_string()), NodeSeen::Node);

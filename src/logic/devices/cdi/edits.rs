@@ -234,7 +234,7 @@ mod tests {
     use super::*;
     use crate::{
         api::oci::{Linux, Mount, Process, User},
-        cdi::read_named,
+        devices::cdi::read_named,
     };
 
     const NAMES: [&str; 4] = ["v.com/c=a", "v.com/c=b", "v.com/c=c", "w.com/c=a"];

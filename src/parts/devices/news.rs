@@ -2,10 +2,9 @@
 
 use alloc::collections::BTreeSet;
 
-use super::{
-    asker::Asker, device_holders::DeviceHolders, devices::Followed, node_resources::Later,
-};
+use super::{giver::Followed, holders::DeviceHolders};
 use crate::{
+    agent::{asker::Asker, node_resources::Later},
     api::{
         PodUid,
         device::{Holdings, Seen},
@@ -17,7 +16,7 @@ use crate::{
 };
 
 /// The seam to the loop: plugins do not know more of the agent.
-pub(super) trait DeviceLoop {
+pub(crate) trait DeviceLoop {
     /// Tells the loop; comes back when the news wait for their turn.
     fn tell(&self, news: News) -> Later<'static, ()>;
 
@@ -29,13 +28,13 @@ pub(super) trait DeviceLoop {
 }
 
 /// Devices as they were before the first pod was admitted.
-pub(super) struct Beginning {
+pub(crate) struct Beginning {
     /// Devices.
-    pub(super) seen: Seen,
+    pub(crate) seen: Seen,
     /// Devices that pods hold since an agent before this one.
-    pub(super) held: Vec<(PodUid, Vec<Held>)>,
+    pub(crate) held: Vec<(PodUid, Vec<Held>)>,
     /// Resources that plugins offered then.
-    pub(super) offered: Vec<Box<str>>,
+    pub(crate) offered: Vec<Box<str>>,
 }
 
 impl DeviceLoop for Asker {
@@ -50,9 +49,8 @@ impl DeviceLoop for Asker {
     fn spare_resource(&self, known: BTreeSet<Box<str>>) -> Later<'static, Option<Box<str>>> {
         let asker = self.clone();
         Box::pin(async move {
-            let spare = asker.ask(move |agent| {
-                agent.ask_resources(|own: &DeviceHolders, _| own.spare_resource(&known))
-            });
+            let spare =
+                asker.ask_resources(move |own: &DeviceHolders, _| own.spare_resource(&known));
             spare.await.flatten()
         })
     }
@@ -60,14 +58,14 @@ impl DeviceLoop for Asker {
     fn holdings(&self) -> Later<'static, Holdings> {
         let asker = self.clone();
         Box::pin(async move {
-            let holdings = asker.ask(|agent| agent.ask_resources(DeviceHolders::holdings));
+            let holdings = asker.ask_resources(DeviceHolders::holdings);
             holdings.await.unwrap_or_default()
         })
     }
 }
 
 /// News of devices for the loop.
-pub(super) enum News {
+pub(crate) enum News {
     /// The machine was looked at: devices that are present, and containers that see them come and go.
     Looked { seen: Box<Seen>, followed: Followed },
     /// A plugin offers a resource. `prefers`: it has a say in the choice of units.

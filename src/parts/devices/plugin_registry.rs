@@ -11,36 +11,38 @@ use std::path::{Path, PathBuf};
 use smol::{LocalExecutor, Task, future::or};
 
 use super::{
-    clock::{Clock, Ticks, in_step},
-    complaints::Complaints,
-    device_news::DeviceLoop,
-    device_plugins::Plugins,
+    machine::registry::{self, Doorbell, MAX_SOCKETS, Mark, Registration},
+    news::DeviceLoop,
+    plugins::Plugins,
 };
 use crate::{
-    device::registry::{self, Doorbell, MAX_SOCKETS, Mark, Registration},
+    agent::{
+        clock::{Clock, Ticks, in_step},
+        complaints::Complaints,
+    },
     logic::devices::{self, Declared},
     sys::lane::Lane,
 };
 
 /// Name of the directory, beside that of device plugins.
-pub(super) const DIR: &str = "plugins_registry";
+pub(crate) const DIR: &str = "plugins_registry";
 /// Between two looks.
 const POLL: Duration = Duration::from_secs(10);
 /// At the sound of the doorbell looks follow each other no faster than this.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// See the module.
-pub(super) struct Registry {
-    pub(super) dir: PathBuf,
-    pub(super) plugins: Rc<Plugins>,
-    pub(super) declared: Arc<Declared>,
-    pub(super) agent: Rc<dyn DeviceLoop>,
-    pub(super) executor: Rc<LocalExecutor<'static>>,
-    pub(super) clock: Rc<dyn Clock>,
-    pub(super) disk: Lane,
-    pub(super) complaints: Rc<Complaints>,
+pub(crate) struct Registry {
+    pub(crate) dir: PathBuf,
+    pub(crate) plugins: Rc<Plugins>,
+    pub(crate) declared: Arc<Declared>,
+    pub(crate) agent: Rc<dyn DeviceLoop>,
+    pub(crate) executor: Rc<LocalExecutor<'static>>,
+    pub(crate) clock: Rc<dyn Clock>,
+    pub(crate) disk: Lane,
+    pub(crate) complaints: Rc<Complaints>,
     /// Set if file notifications are used.
-    pub(super) doorbell: bool,
+    pub(crate) doorbell: bool,
 }
 
 /// Registration of a socket: the resource, and the number of the connection.
@@ -56,7 +58,7 @@ struct Known {
 
 impl Registry {
     /// As long as the agent.
-    pub(super) async fn run(self) {
+    pub(crate) async fn run(self) {
         let own = Rc::new(self);
         let mut known = BTreeMap::new();
         let mut bell: Option<Doorbell> = None;

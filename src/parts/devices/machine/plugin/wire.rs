@@ -11,7 +11,7 @@ message! {
 }
 message! {
     /// Offer of a plugin: its resource and its socket.
-    pub struct RegisterRequest {
+    pub(crate) struct RegisterRequest {
         /// Version of the protocol.
         1 version: String,
         /// Name of its socket.
