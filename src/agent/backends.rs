@@ -17,7 +17,6 @@ use crate::{
     error::chain,
     image::pull::{NodeKeys, Settings},
     logic::{cgroup::CgroupTree, oci},
-    parts::devices::containers::DevicesOfVendors,
     runtime::{
         RuntimeError, RuntimeService,
         cri::{self, Cri},
@@ -180,10 +179,7 @@ pub(super) fn runc_settings(cfg: &Config, host: HostFacts, exe: Arc<OwnedFd>) ->
         spec: oci::container_spec,
         resolve_user: crate::logic::user::resolve_user,
         same_label: crate::logic::security::is_same_label,
-        devices: cfg.devices.as_ref().map(|cfg| {
-            let devices = DevicesOfVendors::from(cfg);
-            Arc::new(devices) as Arc<dyn runc::ContainerDevices>
-        }),
+        devices: cfg.parts.iter().find_map(|part| part.container_devices()),
         parallel: None,
     }
 }

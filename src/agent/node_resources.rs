@@ -4,24 +4,30 @@
 //! pod gets what, who waits. [`ResourceGiver`] has effects: it keeps what pods hold, and tells what a container gets for
 //! it. The first half is told news by the second one; the agent only hands them on.
 
-use alloc::rc::Rc;
+use alloc::{rc::Rc, sync::Arc};
 use core::{any::Any, pin::Pin};
 use std::io;
 
 use smol::LocalExecutor;
 
 pub(crate) use super::core::{PodLoop, PodsView};
-use super::{asker::Asker, tasks::Task};
+use super::{
+    asker::Asker, clock::Clock, complaints::Complaints, pod_store::PodStore, tasks::Task,
+    vitals::WorkCounters,
+};
 use crate::{
     api::{
         ContainerId, Mono, Pod, PodStatus, PodUid,
         cri::{Device, LiveDevices, Mount},
     },
+    cgroup::Cgroups,
+    config::Dirs,
     logic::{
         admission::Rejection,
         extended_resources::{Amount, Held, PodDevices},
     },
     server::backend::{Check, DeviceShown},
+    sys::lane::Lane,
 };
 
 /// News of a [`ResourceGiver`] for its [`NodeResources`].
@@ -190,6 +196,20 @@ pub(crate) enum NotGiven {
     Create(String),
     /// Somebody was to be told before its start, and was not.
     PreStart(String),
+}
+
+/// Tools that a [`ResourceGiver`] works with.
+pub(crate) struct ResourceTools<'a> {
+    pub(crate) dirs: &'a Dirs,
+    pub(crate) clock: &'a Rc<dyn Clock>,
+    pub(crate) complaints: &'a Rc<Complaints>,
+    pub(crate) counters: &'a WorkCounters,
+    pub(crate) store: &'a PodStore,
+    pub(crate) cgroups: &'a Arc<Cgroups>,
+    /// For blocking work.
+    pub(crate) disk: &'a Lane,
+    /// Set if signs of the kernel are waited for.
+    pub(crate) doorbells: bool,
 }
 
 /// Gives containers what they get for the resources of their pods.

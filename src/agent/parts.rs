@@ -16,7 +16,7 @@ use super::{
     link_policy::{FreeLink, LinkPolicy},
     metered::Metered,
     node::Node,
-    node_resources::ResourceGiver,
+    node_resources::{ResourceGiver, ResourceTools},
     pod_store::PodStore,
     pods,
     probes::{Probes, Wire},
@@ -30,7 +30,6 @@ use crate::{
     api::{Mono, Wall},
     cgroup::Cgroups,
     config::Config,
-    parts::devices::{giver::Devices, machine, plugins::Plugins},
     runtime::{ImageService, RuntimeService},
     sys::lane::Lane,
     volume::Volumes,
@@ -53,8 +52,6 @@ pub(super) struct Given {
     pub(super) gauge: Rc<dyn Gauge>,
     /// Id of this boot.
     pub(super) boot_id: String,
-    /// Machine on which devices are looked at, if pods may ask for any.
-    pub(super) devices: Arc<dyn machine::Machine>,
     /// Limits of the link, if there are any.
     pub(super) link: Option<Rc<LinkLimits>>,
 }
@@ -195,30 +192,17 @@ impl Parts {
         );
         let store = PodStore::new(&cfg.dirs.root, &cfg.dirs.run, &given.boot_id);
         let store = store.of_cluster(&authority);
-        let resources = cfg.devices.as_ref().map(|devices| Devices {
-            declared: Arc::clone(&devices.declared),
-            wait: devices.wait,
-            machine: given.devices,
-            plugins: devices.plugins.clone().map(|dir| {
-                Rc::new(Plugins::new(
-                    dir,
-                    &cfg.dirs.root,
-                    Arc::clone(&devices.declared),
-                    Rc::clone(&clock),
-                    given.disk.clone(),
-                    Rc::clone(&complaints),
-                    counters.clone(),
-                ))
-            }),
-            store: store.clone(),
-            live: machine::LiveNodes::new(&cfg.dirs.run),
-            cgroups: Arc::clone(&cgroups),
-            disk: given.disk.clone(),
-            clock: Rc::clone(&clock),
-            complaints: Rc::clone(&complaints),
+        let tools = ResourceTools {
+            dirs: &cfg.dirs,
+            clock: &clock,
+            complaints: &complaints,
+            counters: &counters,
+            store: &store,
+            cgroups: &cgroups,
+            disk: &given.disk,
             doorbells: cfg.doorbells,
-        });
-        let resources = resources.map(|devices| Rc::new(devices) as Rc<dyn ResourceGiver>);
+        };
+        let resources = cfg.parts.iter().find_map(|part| part.resources(&tools));
         Self {
             started_at: clock.wall(),
             started: clock.now(),

@@ -664,15 +664,8 @@ async fn assemble(
         clock: shared,
         places: Arc::new(places),
     };
-    let devices = cfg.devices.as_ref();
-    let devices = devices.map(|devices| (&*devices.root, &*devices.cdi));
-    let (device_root, cdi) = devices.unwrap_or_else(|| (Path::new("/"), &[]));
     let parts = Parts::new(Given {
         link,
-        devices: Arc::new(crate::parts::devices::machine::Host::below(
-            device_root,
-            cdi,
-        )),
         gauge: Rc::new(gauge),
         node: Rc::new(Node::new(facts, node::addresses, context, admission)),
         clock: Box::new(clock),

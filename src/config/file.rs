@@ -92,7 +92,7 @@ pub(crate) struct Key {
 }
 
 /// Fields whose relative values are resolved against the directory of the file.
-const PATHS: [&str; 27] = [
+const PATHS: [&str; 25] = [
     "/staticPodPath",
     "/authentication/x509/clientCAFile",
     "/tlsCertFile",
@@ -112,8 +112,6 @@ const PATHS: [&str; 27] = [
     "/picolet/imageCredentialProviderConfig",
     "/picolet/imageCredentialProviderBinDir",
     "/picolet/manifestURLCA",
-    "/picolet/devicePluginDir",
-    "/picolet/deviceRoot",
     "/picolet/kubeconfig",
     "/picolet/bootstrapKubeconfig",
     "/picolet/certDir",
@@ -207,7 +205,7 @@ pub(super) const FIELDS: &[&str] = &[
     "nodeLeaseDurationSeconds", "nodeStatusMaxImages", "nodeStatusReportFrequency", "nodeStatusUpdateFrequency",
     "oomScoreAdj",
     "picolet.apiServers", "picolet.bootstrapKubeconfig", "picolet.builtinNetwork.bridge", "picolet.builtinNetwork.subnet",
-    "picolet.cdiHooks", "picolet.cdiSpecDirs", "picolet.certDir", "picolet.cloudProvider", "picolet.cniBinDir", "picolet.cniConfDir", "picolet.containerLogDir", "picolet.devicePluginDir", "picolet.devicePlugins", "picolet.deviceRoot", "picolet.deviceWait", "picolet.devices", "picolet.doorbells", "picolet.evictStaticPods", "picolet.handlers",
+    "picolet.certDir", "picolet.cloudProvider", "picolet.cniBinDir", "picolet.cniConfDir", "picolet.containerLogDir", "picolet.doorbells", "picolet.evictStaticPods", "picolet.handlers",
     "picolet.hostnameOverride", "picolet.imageCredentialProviderBinDir", "picolet.imageCredentialProviderConfig",
     "picolet.imageDir", "picolet.imagePolicy.allowedRegistries", "picolet.imagePolicy.requireDigest",
     "picolet.imagePullBandwidth", "picolet.k3sPasswordFile", "picolet.k3sServer", "picolet.kubeconfig", "picolet.kubeletVersion", "picolet.link.dailyBytes", "picolet.link.meteredInterfaces", "picolet.link.pullWindow", "picolet.link.streamBytes", "picolet.logMemory", "picolet.manifestURLCA", "picolet.maxLogBytes",
@@ -482,18 +480,11 @@ pub struct Own {
     pub api_servers: Vec<String>,
     pub bootstrap_kubeconfig: Option<String>,
     pub builtin_network: BuiltinNetwork,
-    pub cdi_hooks: Option<bool>,
-    pub cdi_spec_dirs: Option<Vec<String>>,
     pub cert_dir: Option<String>,
     pub cni_bin_dir: Option<String>,
     pub cni_conf_dir: Option<String>,
     pub container_log_dir: Option<String>,
     pub cloud_provider: Option<String>,
-    pub device_plugin_dir: Option<String>,
-    pub device_plugins: Option<bool>,
-    pub device_root: Option<String>,
-    pub device_wait: Option<GoDuration>,
-    pub devices: Value,
     pub doorbells: Option<bool>,
     pub evict_static_pods: Option<bool>,
     pub handlers: BTreeMap<String, String>,

@@ -49,8 +49,8 @@ pub(crate) use checks::Invalid;
 pub use cluster::K3S_PASSWORD_FILE;
 pub(crate) use file::Key;
 pub use values::{
-    CgroupConfig, ClusterConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, DeviceConfig, Dirs,
-    Endpoints, EvictionConfig, GarbageConfig, ImageConfig, LinkConfig, LogConfig, MemoryQosConfig,
+    CgroupConfig, ClusterConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, Endpoints,
+    EvictionConfig, GarbageConfig, ImageConfig, LinkConfig, LogConfig, MemoryQosConfig,
     NetworkConfig, NodeConfig, OfflineSecrets, Reserved, ReservedGroup, RuntimeConfig,
     ServerConfig, ServingCertificate, Subnet, SwapBehavior, TimeConfig, TunnelConfig,
 };

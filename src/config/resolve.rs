@@ -1,6 +1,6 @@
 //! Makes the checked configuration from the fields of the document: defaults and rules are in this one place.
 
-use alloc::{collections::BTreeMap, sync::Arc};
+use alloc::collections::BTreeMap;
 use core::ops::RangeInclusive;
 use core::time::Duration;
 use std::net::Ipv4Addr;
@@ -12,9 +12,9 @@ use super::Host;
 use super::checks::{Invalid, absolute, count, invalid, kept, unset_if_zero};
 use super::file::{Fields, Own};
 use super::values::{
-    CgroupConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, DeviceConfig, Dirs, GarbageConfig,
-    ImageConfig, LogConfig, MemoryQosConfig, NetworkConfig, Reserved, ReservedGroup, RuntimeConfig,
-    Subnet, SwapBehavior, TimeConfig,
+    CgroupConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, GarbageConfig, ImageConfig,
+    LogConfig, MemoryQosConfig, NetworkConfig, Reserved, ReservedGroup, RuntimeConfig, Subnet,
+    SwapBehavior, TimeConfig,
 };
 use super::{
     cluster, configz, endpoints, eviction, gates, link, manifest_url, node, server, tunnel,
@@ -22,11 +22,7 @@ use super::{
 };
 use crate::api::cri::CgroupDriver;
 use crate::api::{Quantity, names};
-use crate::logic::{
-    cgroup::CgroupTree,
-    devices::{self, Declared},
-    pod_writes, shutdown,
-};
+use crate::logic::{cgroup::CgroupTree, pod_writes, shutdown};
 use crate::parts;
 
 /// Ranges of whole numbers, also of fields that this version does not use: a kubelet would refuse the file too.
@@ -57,17 +53,10 @@ const RANGES: &[(&str, RangeInclusive<i64>)] = &[
 
 /// Most OCI runtimes beside the default one.
 const MAX_HANDLERS: usize = 16;
-/// Directories in which vendors put CDI files. At most [`MAX_CDI_DIRS`] others may be configured.
-const CDI_DIRS: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
-const MAX_CDI_DIRS: usize = 16;
 /// Most groups of pods that end one after the other with the machine.
 const MAX_SHUTDOWN_GROUPS: usize = 64;
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
-/// Directory in which device plugins look for a kubelet, whatever its root directory is (DEV-01).
-const DEVICE_PLUGIN_DIR: &str = "/var/lib/kubelet/device-plugins";
-/// Time for which a pod of the apiserver waits for a device.
-const DEVICE_WAIT: Duration = Duration::from_secs(120);
 
 /// Applies defaults and checks every rule. `from_file` says whether a document was loaded: only then has
 /// `evictionHard` a default (CONF-10). Adds a warning for each setting without effect.
@@ -115,10 +104,6 @@ pub(super) fn resolve(
     };
     let node = node::resolve(&fields)?;
     let endpoints = endpoints::resolve(&fields)?;
-    let devices = devices(own)?;
-    if let (Some(_), Some(devices)) = (&endpoints, &devices) {
-        no_live(&devices.declared)?;
-    }
     let cgroup = cgroup(&fields)?;
     let cluster = cluster::resolve(&fields, &dirs.root)?;
     let manifest_url = manifest_url::resolve(&fields)?;
@@ -136,7 +121,6 @@ pub(super) fn resolve(
         manifest_url,
         verbosity: u8::try_from(fields.logging.verbosity.unwrap_or(0)).unwrap_or(u8::MAX),
         doorbells: own.doorbells.unwrap_or(true),
-        devices,
         times: times(&fields)?,
         max_pods: count(fields.max_pods, 110),
         pods_per_core: count(fields.pods_per_core, 0),
@@ -171,56 +155,6 @@ pub(super) fn resolve(
     };
     config.parts = parts::configure(&document["picolet"], &config)?;
     Ok(config)
-}
-
-/// Reads the devices that pods may ask for; `None`: there are none.
-fn devices(own: &Own) -> Result<Option<DeviceConfig>, Invalid> {
-    let declared = devices::declared(&own.devices).map_err(|e| Invalid {
-        field: e.path,
-        message: e.message,
-    })?;
-    let root = absolute("picolet.deviceRoot", own.device_root.as_deref(), "/")?;
-    let wait = kept(own.device_wait, DEVICE_WAIT);
-    let plugins = own.device_plugin_dir.as_deref();
-    let plugins = absolute("picolet.devicePluginDir", plugins, DEVICE_PLUGIN_DIR)?;
-    let plugins = own.device_plugins.unwrap_or(false).then_some(plugins);
-    let cdi = cdi_dirs(own.cdi_spec_dirs.as_deref())?;
-    let is_wanted = plugins.is_some() || !declared.entries.is_empty();
-    Ok(is_wanted.then(|| DeviceConfig {
-        declared: Arc::new(declared),
-        plugins,
-        root,
-        wait,
-        cdi,
-        cdi_hooks: own.cdi_hooks.unwrap_or(false),
-    }))
-}
-
-fn cdi_dirs(dirs: Option<&[String]>) -> Result<Vec<PathBuf>, Invalid> {
-    let field = "picolet.cdiSpecDirs";
-    let Some(dirs) = dirs else {
-        return Ok(CDI_DIRS.map(PathBuf::from).into());
-    };
-    if dirs.len() > MAX_CDI_DIRS {
-        let count = dirs.len();
-        let message = format!("has {count} entries, must have at most {MAX_CDI_DIRS}");
-        return invalid(field, message);
-    }
-    let all = dirs.iter().enumerate();
-    all.map(|(n, dir)| absolute(&format!("{field}[{n}]"), Some(dir), "."))
-        .collect()
-}
-
-/// Refuses live devices with a CRI runtime: CRI cannot express device nodes that come and go.
-fn no_live(declared: &Declared) -> Result<(), Invalid> {
-    let mut entries = declared.entries.iter();
-    match entries.position(|entry| entry.live) {
-        None => Ok(()),
-        Some(n) => invalid(
-            &format!("picolet.devices[{n}].live"),
-            "cannot be kept with containerRuntimeEndpoint: the runtime gives nodes when a container starts; set it to false",
-        ),
-    }
 }
 
 /// Reads the other OCI runtimes, by handler.

@@ -772,32 +772,6 @@ fn what_the_link_costs() {
 }
 
 #[test]
-fn directories_of_cdi_files() {
-    // CDI-01 CDI-07
-    let load = |more: &str| {
-        let text = format!("picolet:\n  devicePlugins: true\n{more}");
-        let config = load("cdi", &text, "")?;
-        let devices = config.devices.expect("plugins may come");
-        Ok::<_, String>((devices.cdi, devices.cdi_hooks))
-    };
-    let dirs = |all: &[&str]| all.iter().map(PathBuf::from).collect::<Vec<_>>();
-    assert_eq!(load(""), Ok((dirs(&["/etc/cdi", "/var/run/cdi"]), false)));
-    assert_eq!(
-        load("  cdiSpecDirs: [/a, /b]\n  cdiHooks: true"),
-        Ok((dirs(&["/a", "/b"]), true))
-    );
-    assert_eq!(load("  cdiSpecDirs: []"), Ok((dirs(&[]), false)));
-    let wrong = |more: &str| load(more).expect_err("wrong");
-    assert!(wrong("  cdiSpecDirs: [/a, b]").contains("picolet.cdiSpecDirs[1]: is \"b\""));
-    assert!(wrong("  cdiSpecDirs: [\"\"]").contains("picolet.cdiSpecDirs[0]: is"));
-    let many = format!("  cdiSpecDirs: [{}]", "/a, ".repeat(17));
-    assert!(wrong(&many).contains("has 17 entries, must have at most 16"));
-    // Without devices for pods none of it is kept.
-    let none = self::load("cdi-none", "picolet: {cdiSpecDirs: [/a]}", "");
-    assert!(none.expect("right").devices.is_none());
-}
-
-#[test]
 fn variables_of_processes() {
     // PRVD-08
     let load = |more: &str| {

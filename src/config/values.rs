@@ -1,13 +1,13 @@
 //! The checked configuration, which the rest of the agent reads.
 
-use alloc::{collections::BTreeMap, rc::Rc, sync::Arc};
+use alloc::{collections::BTreeMap, rc::Rc};
 use core::time::Duration;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use crate::{
     api::{Quantity, node::Taint},
-    logic::{cgroup::CgroupTree, devices::Declared, eviction, link_budget, link_cost, shutdown},
+    logic::{cgroup::CgroupTree, eviction, link_budget, link_cost, shutdown},
     net::Url,
     parts::ConfiguredPart,
     runtime::runc::process::Allowed,
@@ -34,8 +34,6 @@ pub struct Config {
     pub verbosity: u8,
     /// Set if notifications are used beside polling. Without them the agent is slower, never wrong.
     pub doorbells: bool,
-    /// Devices of the machine that pods may ask for; `None`: there are none, and nothing looks for them.
-    pub devices: Option<DeviceConfig>,
     /// The apiserver.
     pub cluster: ClusterConfig,
     /// Server of the node over the network.
@@ -290,23 +288,6 @@ pub struct TimeConfig {
     pub volume_stats: Duration,
     /// Time after which a connection of exec, attach or port forwarding without traffic is closed. Default 4 h.
     pub streaming_idle: Duration,
-}
-
-/// Devices of the machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceConfig {
-    /// Devices that pods may ask for: at least one entry, unless device plugins may come.
-    pub declared: Arc<Declared>,
-    /// Directory of the sockets of device plugins; `None`: no plugin may come.
-    pub plugins: Option<PathBuf>,
-    /// Directory with the machine's `dev` and `sys`. Default `/`.
-    pub root: PathBuf,
-    /// Time for which a pod of the apiserver waits for a device. Default 2 min.
-    pub wait: Duration,
-    /// Directories of CDI files; a later directory wins. Default `/etc/cdi` and `/var/run/cdi`.
-    pub cdi: Vec<PathBuf>,
-    /// Hooks of CDI devices may run, as root on the machine. Default false.
-    pub cdi_hooks: bool,
 }
 
 /// Sockets of a runtime.

@@ -66,6 +66,7 @@ pub mod conditions;
 pub mod container_status;
 #[cfg(feature = "dashboard")]
 pub mod dashboard;
+#[cfg(feature = "devices")]
 pub mod devices;
 pub mod dispatch;
 pub mod events;

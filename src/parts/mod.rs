@@ -6,6 +6,7 @@
 
 #[cfg(feature = "dashboard")]
 mod dashboard;
+#[cfg(feature = "devices")]
 pub(crate) mod devices;
 #[cfg(feature = "join")]
 mod join;
@@ -15,7 +16,7 @@ mod update;
 #[cfg(feature = "update")]
 pub use update::channel;
 
-use alloc::rc::Rc;
+use alloc::{rc::Rc, sync::Arc};
 use core::{any::Any, fmt};
 use std::{ffi::OsString, process::ExitCode};
 
@@ -23,17 +24,27 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::{
-    agent::{clock::Clock, link_policy::LinkPolicy, recorder::Recorder, tasks::Task},
+    agent::{
+        clock::Clock,
+        link_policy::LinkPolicy,
+        node_resources::{ResourceGiver, ResourceTools},
+        recorder::Recorder,
+        tasks::Task,
+    },
     api::{Wall, node::NodeCondition, strict},
     cli::{CliError, Command},
     config::{Config, Invalid, Key},
+    logic::check,
     net::ProxyVariables,
+    runtime::runc::ContainerDevices,
 };
 
 /// The parts of this program.
 static PARTS: &[&dyn Part] = &[
     #[cfg(feature = "dashboard")]
     &dashboard::DashboardPart,
+    #[cfg(feature = "devices")]
+    &devices::DevicesPart,
     #[cfg(feature = "join")]
     &join::JoinPart,
     #[cfg(feature = "update")]
@@ -41,7 +52,16 @@ static PARTS: &[&dyn Part] = &[
 ];
 
 /// Sections below `picolet` in a configuration that belong to a part, with the part's name.
-const SECTIONS: &[(&str, &str)] = &[("update", "update")];
+const SECTIONS: &[(&str, &str)] = &[
+    ("cdiHooks", "devices"),
+    ("cdiSpecDirs", "devices"),
+    ("devicePluginDir", "devices"),
+    ("devicePlugins", "devices"),
+    ("deviceRoot", "devices"),
+    ("deviceWait", "devices"),
+    ("devices", "devices"),
+    ("update", "update"),
+];
 
 /// Command of a part, as it stands in the table of commands.
 #[derive(Debug)]
@@ -87,6 +107,22 @@ pub(crate) trait ConfiguredPart: Any + fmt::Debug {
     fn start(&self, tools: &PartTools<'_>) -> Vec<Task> {
         _ = tools;
         Vec::new()
+    }
+
+    /// Makes the giver of extended resources, if the part is one.
+    fn resources(&self, tools: &ResourceTools<'_>) -> Option<Rc<dyn ResourceGiver>> {
+        _ = tools;
+        None
+    }
+
+    /// The giver of devices to containers of the direct backend, if the part is one.
+    fn container_devices(&self) -> Option<Arc<dyn ContainerDevices>> {
+        None
+    }
+
+    /// Facts about extended resources for `picolet check`.
+    fn resource_facts(&self) -> Option<check::Devices> {
+        None
     }
 
     /// Conditions that `get node` shows beside those of the Node in the API.

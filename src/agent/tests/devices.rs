@@ -19,18 +19,15 @@ use crate::{
         device::{Node, Seen, Wanted},
         pod_status::Phase,
     },
+    config::Config,
     logic::devices::{Holder, Listed, MAX_PLUGINS},
-    parts::devices::{
-        giver::{Devices, Followed},
-        machine::Machine,
-        news::News,
-    },
+    parts::devices::{Devices, Followed, Machine, News, with_machine},
     runtime::fake::{Op, Trouble},
     server::backend::Figures,
 };
 
 /// Devices of a machine, set by a test.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(in crate::agent) struct FakeDevices(Mutex<Seen>);
 
 impl FakeDevices {
@@ -74,10 +71,17 @@ fn asking() -> Value {
         "resources": {"limits": {"picolet/serial": "1"}}}]})
 }
 
+/// Makes a machine whose pods may ask for devices: `declared` is `picolet.devices`.
+fn with_devices(declared: &str, devices: &Arc<FakeDevices>, api: Option<&Arc<FakeApi>>) -> World {
+    let machine: Arc<dyn Machine> = devices.clone();
+    let adapt = move |config: &mut Config| with_machine(config, &machine);
+    World::configured(format!("devices: {declared}"), Rc::new(adapt), api)
+}
+
 fn world(nodes: &[(&str, u32)]) -> (World, Arc<FakeDevices>) {
     let devices = Arc::new(FakeDevices::default());
     devices.set(nodes);
-    (World::with_devices(LINES, &devices, None), devices)
+    (with_devices(LINES, &devices, None), devices)
 }
 
 fn runs(world: &World, uid: &str) {
@@ -211,7 +215,7 @@ fn pods_of_an_apiserver_wait_for_two_minutes() {
     let api = Arc::new(FakeApi::default());
     let devices = Arc::new(FakeDevices::default());
     devices.set(&[("/dev/ttyUSB0", 0)]);
-    let world = World::with_devices(LINES, &devices, Some(&api));
+    let world = with_devices(LINES, &devices, Some(&api));
     world.apply(&[]);
     api.create("a", asking());
     world.until("runs", |_| api.phase("a") == "Running");
@@ -247,7 +251,7 @@ fn one_that_waits_after_a_reboot_is_not_ready_and_keeps_what_is_known_of_it() {
     let api = Arc::new(FakeApi::default());
     let devices = Arc::new(FakeDevices::default());
     devices.set(&[("/dev/ttyUSB0", 0)]);
-    let world = World::with_devices(LINES, &devices, Some(&api));
+    let world = with_devices(LINES, &devices, Some(&api));
     world.apply(&[]);
     let mut once = asking();
     once["restartPolicy"] = json!("Never");
@@ -345,7 +349,7 @@ fn who_wants_it_is_restarted_after_a_short_absence_too() {
     let line = [("/dev/ttyUSB0", 0)];
     let devices = Arc::new(FakeDevices::default());
     devices.set(&line);
-    let world = World::with_devices(RESTARTED, &devices, None);
+    let world = with_devices(RESTARTED, &devices, None);
     world.apply(&[manifest("a", asking())]);
     runs(&world, "a");
     let first = instance(&world, "a");
@@ -490,16 +494,16 @@ fn what_is_offered_no_more_is_none() {
     let both = |name: &str| {
         ["capacity", "allocatable"].map(|list| of_node(list, name).unwrap_or_default())
     };
-    let world = World::with_devices(LINES, &devices, Some(&api));
+    let world = with_devices(LINES, &devices, Some(&api));
     world.until("is told", |_| both("picolet/serial") == ["1", "1"]);
     // Another program counts dongles.
     api.edit_node(|node| node["status"]["capacity"]["example.com/dongle"] = "4".into());
-    let world = world.restart_agent_declaring("[]");
+    let world = world.restart_agent_configured(format!("devices: {}", "[]"));
     world.until("is told", |_| both("picolet/serial") == ["0", "0"]);
     world.advance(s(60));
     assert_eq!(both("picolet/serial"), ["0", "0"]);
     assert_eq!(both("example.com/dongle"), ["4", "4"]);
-    let world = world.restart_agent_declaring(LINES);
+    let world = world.restart_agent_configured(format!("devices: {}", LINES));
     world.until("is told", |_| both("picolet/serial") == ["1", "1"]);
     assert_eq!(both("example.com/dongle"), ["4", "4"]);
     // The record of offered resources is lost.
@@ -560,7 +564,7 @@ fn another_agent_takes_over() {
 /// Makes a machine on which device plugins may register.
 fn plugged() -> World {
     let devices = Arc::new(FakeDevices::default());
-    World::with_devices("[]\n  devicePlugins: true", &devices, None)
+    with_devices("[]\n  devicePlugins: true", &devices, None)
 }
 
 const OF_PLUGIN: &str = "example.com/x";
@@ -665,7 +669,7 @@ fn a_pod_of_an_apiserver_that_cannot_begin_is_refused_in_the_end() {
     // DEV-08 DEV-13
     let api = Arc::new(FakeApi::default());
     let devices = Arc::new(FakeDevices::default());
-    let world = World::with_devices("[]\n  devicePlugins: true", &devices, Some(&api));
+    let world = with_devices("[]\n  devicePlugins: true", &devices, Some(&api));
     world.apply(&[]);
     let news = News::Registered {
         resource: OF_PLUGIN.into(),
@@ -748,7 +752,7 @@ fn how_devices_are_is_told() {
     let api = Arc::new(FakeApi::default());
     let devices = Arc::new(FakeDevices::default());
     devices.set(&[("/dev/ttyUSB0", 0)]);
-    let world = World::with_devices(LINES, &devices, Some(&api));
+    let world = with_devices(LINES, &devices, Some(&api));
     world.apply(&[]);
     api.create("a", asking());
     world.until("runs", |_| api.phase("a") == "Running");

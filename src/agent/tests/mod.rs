@@ -5,6 +5,7 @@ pub(super) mod api;
 pub(in crate::agent) mod api_objects;
 mod cluster;
 mod dates;
+#[cfg(feature = "devices")]
 mod devices;
 pub(in crate::agent) mod drawn;
 mod driver;

@@ -47,7 +47,6 @@ use super::{
         views::Taken,
     },
     api::FakeApi,
-    devices::FakeDevices,
     drawn,
     gauge::{Left, TestGauge},
     provider::{FakeProvider, HANDLER},
@@ -211,8 +210,8 @@ struct Way {
     providers: Vec<(&'static str, Rc<FakeProvider>)>,
     /// Identity of the cluster.
     authority: &'static str,
-    /// Devices of the machine.
-    devices: Arc<FakeDevices>,
+    /// Changes the configuration once it was read.
+    adapt: Rc<dyn Fn(&mut Config)>,
     /// A line of `picolet` in the configuration.
     declared: String,
     /// Seconds by which the wall clock is off at the first boot, if it is not kept right.
@@ -230,7 +229,7 @@ impl Way {
             driver,
             providers: Vec::new(),
             authority: "",
-            devices: Arc::default(),
+            adapt: Rc::new(|_| ()),
             declared: String::new(),
             off_s: None,
             unused_images: None,
@@ -368,18 +367,18 @@ impl World {
         Self::make(Way::plain(driver))
     }
 
-    /// Makes a machine whose pods may ask for devices: `declared` is `picolet.devices`.
-    pub(super) fn with_devices(
-        declared: &'static str,
-        devices: &Arc<FakeDevices>,
+    /// Makes a machine with this line of `picolet` in the configuration, which `adapt` changes once it was read. No signs
+    /// of the real kernel below the test are waited for.
+    pub(super) fn configured(
+        declared: String,
+        adapt: Rc<dyn Fn(&mut Config)>,
         api: Option<&Arc<FakeApi>>,
     ) -> Self {
         let mut world = Self::make(Way {
-            // The real kernel below the test does not know these devices.
             flags: &["--doorbells=false"],
             api: api.map(|api| Arc::clone(api) as Arc<dyn Api>),
-            devices: Arc::clone(devices),
-            declared: format!("devices: {declared}"),
+            adapt,
+            declared,
             ..Way::plain(assembly::driver)
         });
         world.api = api.cloned();
@@ -420,7 +419,7 @@ impl World {
         }
         let mut template = Template::declaring(&root, &flags, &way.declared);
         template.wire = Rc::clone(&wire);
-        template.devices = Arc::clone(&way.devices);
+        (way.adapt)(&mut template.cfg);
         let left = Rc::clone(&template.left);
         let joined = way.api.clone().map(|api| {
             let lanes = [Lane::inline(), Lane::inline()];
@@ -484,9 +483,9 @@ impl World {
         self.restart_agent()
     }
 
-    /// Starts another agent for which these devices are declared, as [`World::restart_agent`].
-    pub(super) fn restart_agent_declaring(mut self, declared: &'static str) -> Self {
-        self.way.declared = format!("devices: {declared}");
+    /// Starts another agent with this line of `picolet` in its configuration, as [`World::restart_agent`].
+    pub(super) fn restart_agent_configured(mut self, declared: String) -> Self {
+        self.way.declared = declared;
         self.restart_agent()
     }
 
@@ -805,8 +804,6 @@ pub(in crate::agent) struct Template {
     wire: Rc<FakeWire>,
     /// Amounts of memory, disk space and process ids that are left.
     pub(in crate::agent) left: Rc<Left>,
-    /// Devices of the machine.
-    pub(in crate::agent) devices: Arc<FakeDevices>,
 }
 
 impl Template {
@@ -869,7 +866,6 @@ impl Template {
             volumes: Volumes::new(&cfg.dirs.root).expect("volumes"),
             wire: Rc::default(),
             left: Rc::default(),
-            devices: Arc::default(),
             cfg,
             node,
             root: root.into(),
@@ -929,7 +925,6 @@ impl Template {
             admission::facts(&cfg, &node, (6, 1), false, &fake.capabilities()).expect("facts");
         let node = Rc::new(Node::new(node, addresses, context, admission));
         Given {
-            devices: Arc::clone(&self.devices) as Arc<dyn crate::parts::devices::machine::Machine>,
             joined,
             wire: Rc::new(Rc::clone(&self.wire)),
             node,

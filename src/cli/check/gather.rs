@@ -25,12 +25,10 @@ use crate::{
     image::record,
     logic::{
         check::{self, Agent, Clock, Dir, Dirs, Disk, Facts, Kernel, Manifests, Network},
-        devices::units,
         eviction::Signal,
         static_pod, validation,
     },
     net::Url,
-    parts::devices::machine::{self, Machine as _},
     runtime::runc::{self, apparmor, cni::NetworkConfig, host},
     server::backend::{DeviceShown, Health, List},
     shim,
@@ -174,12 +172,10 @@ pub(super) fn facts(flags: Vec<OsString>, is_kubelet: bool) -> Result<Facts, Cli
 
 /// Gathers the facts of devices. `socket`: of the agent, if there is one.
 fn devices(cfg: &Config, v2: bool, socket: Option<&Path>) -> check::Devices {
-    let Some(devices) = &cfg.devices else {
+    let facts = cfg.parts.iter().find_map(|part| part.resource_facts());
+    let Some(facts) = facts else {
         return check::Devices::default();
     };
-    let declared = &*devices.declared;
-    let seen = machine::Host::below(&devices.root, &devices.cdi).look(declared);
-    let found = units(declared, &seen);
     let needed = if v2 {
         "CONFIG_CGROUP_BPF"
     } else {
@@ -188,18 +184,9 @@ fn devices(cfg: &Config, v2: bool, socket: Option<&Path>) -> check::Devices {
     let lacks = kubeadm::kernel(text("/proc/sys/kernel/osrelease").trim());
     let lacks = lacks.into_iter().flat_map(|(_, options)| options);
     check::Devices {
-        units: declared
-            .entries
-            .iter()
-            .zip(found)
-            .map(|(entry, units)| (entry.resource.clone(), units.len()))
-            .collect(),
-        plugins: match (&devices.plugins, socket) {
-            (Some(_), Some(socket)) => plugins(socket),
-            _ => Vec::new(),
-        },
+        plugins: socket.map(plugins).unwrap_or_default(),
         lacks: lacks.into_iter().find(|option| option == needed),
-        wrong: seen.wrong,
+        ..facts
     }
 }
 

@@ -6,11 +6,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::machine::{self, cdi};
+use super::{
+    config::DeviceConfig,
+    machine::{self, cdi},
+};
 use crate::{
     api::{PodError, oci::Spec},
     cgroup::Cgroups,
-    config::DeviceConfig,
     logic::devices::{cdi as rules, live_rules},
     runtime::runc::{ContainerDevices, LiveContainer, SpecEdit},
 };

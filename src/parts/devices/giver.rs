@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use smol::LocalExecutor;
 
 use super::{
+    config::DeviceConfig,
     holders::DeviceHolders,
     machine::{LiveNodes, Machine, plugin},
     news::{Beginning, DeviceLoop, News},
@@ -24,7 +25,7 @@ use crate::{
         clock::Clock,
         complaints::Complaints,
         node_resources::{
-            ContainerGets, Later, NodeResources, NotGiven, NotSettled, ResourceGiver,
+            ContainerGets, Later, NodeResources, NotGiven, NotSettled, ResourceGiver, ResourceTools,
         },
         pod_store::PodStore,
         tasks::{Task, boxed},
@@ -157,6 +158,42 @@ impl ResourceGiver for Devices {
             trouble: plugins.trouble(),
         });
         plugins.collect()
+    }
+}
+
+impl Devices {
+    /// Makes the giver of these devices. Reads what plugins offered to an agent before this one. Blocking.
+    pub(super) fn new(
+        cfg: &DeviceConfig,
+        machine: Arc<dyn Machine>,
+        tools: &ResourceTools<'_>,
+    ) -> Self {
+        let clock = || Rc::clone(tools.clock);
+        let complaints = || Rc::clone(tools.complaints);
+        let plugins = cfg.plugins.clone().map(|dir| {
+            Rc::new(Plugins::new(
+                dir,
+                &tools.dirs.root,
+                Arc::clone(&cfg.declared),
+                clock(),
+                tools.disk.clone(),
+                complaints(),
+                tools.counters.clone(),
+            ))
+        });
+        Self {
+            declared: Arc::clone(&cfg.declared),
+            wait: cfg.wait,
+            machine,
+            plugins,
+            store: tools.store.clone(),
+            live: LiveNodes::new(&tools.dirs.run),
+            cgroups: Arc::clone(tools.cgroups),
+            disk: tools.disk.clone(),
+            clock: clock(),
+            complaints: complaints(),
+            doorbells: tools.doorbells,
+        }
     }
 }
 

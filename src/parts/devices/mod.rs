@@ -3,6 +3,7 @@
 //!
 //! | file | what it is |
 //! |---|---|
+//! | `config` | keys of the configuration, and the attachment of the part |
 //! | `holders` | the half that the loop owns: who gets which device, who waits for one |
 //! | `giver` | the half with effects: what containers get, and the records of what pods hold |
 //! | `containers` | devices of the direct backend that are more than nodes: CDI, nodes that come and go |
@@ -13,11 +14,21 @@
 //!
 //! Decisions are those of `logic::devices`.
 
-pub(crate) mod containers;
-pub(crate) mod giver;
+mod config;
+mod containers;
+mod giver;
 mod holders;
-pub(crate) mod machine;
-pub(crate) mod news;
+mod machine;
+mod news;
 mod plugin_registry;
-pub(crate) mod plugins;
+mod plugins;
 mod watch;
+
+#[cfg(test)]
+pub(crate) use self::{
+    config::tests::with_machine,
+    giver::{Devices, Followed},
+    machine::Machine,
+    news::News,
+};
+pub(super) use config::DevicesPart;

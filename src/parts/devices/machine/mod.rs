@@ -20,7 +20,7 @@ pub(crate) use socket::{Listener, Trouble};
 pub(crate) use uevent::Doorbell;
 
 /// A machine whose devices can be looked at. Every call blocks for some milliseconds.
-pub(crate) trait Machine: Send + Sync {
+pub(crate) trait Machine: core::fmt::Debug + Send + Sync {
     /// Looks for the wanted devices. A device that cannot be read counts as absent.
     fn look(&self, wanted: &dyn Wanted) -> Seen;
 }
