@@ -1,5 +1,6 @@
 //! Resources, their units, and the holders of these (DEV-03, DEV-04, DEV-06, DEV-07, DEV-35, DEV-40). A resource is
 //! declared in the configuration, and its units that are here are reported; or it is a plugin's, which lists its units.
+//! Both are taken in by one way.
 
 use alloc::{
     boxed::Box,
@@ -160,26 +161,32 @@ impl Unit {
     }
 }
 
-/// State of the plugin that offers a resource.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Plugin {
-    /// The plugin is connected. `prefers`: it wants to be asked which units it would choose.
-    Here { prefers: bool },
-    /// The plugin has gone at this time.
-    Gone(Mono),
-    /// The plugin has gone long ago, or before this agent started.
-    Forgotten,
+/// Provider of a resource: whoever offers its units.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Provider {
+    /// The machine, of which the configuration declares the resource.
+    #[default]
+    Machine,
+    /// A plugin that is connected. `prefers`: it wants to be asked which units it would choose.
+    Plugin { prefers: bool },
+    /// A plugin that has gone at this time.
+    GonePlugin(Mono),
+    /// A plugin that has gone long ago, or before this agent started.
+    ForgottenPlugin,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Resource {
     shares: u32,
     units: Vec<Unit>,
-    /// `None`: the resource is declared in the configuration.
-    plugin: Option<Plugin>,
+    provider: Provider,
 }
 
 impl Resource {
+    fn is_plugins(&self) -> bool {
+        self.provider != Provider::Machine
+    }
+
     fn here(&self) -> impl Iterator<Item = &Unit> {
         self.units.iter().filter(|u| u.presence == Presence::Here)
     }
@@ -195,9 +202,9 @@ impl Resource {
 
     /// Time at which a plugin that has gone is forgotten.
     fn gone(&self) -> Option<Mono> {
-        match self.plugin {
-            Some(Plugin::Gone(since)) => Some(since + PLUGIN_ABSENCE),
-            Some(Plugin::Here { .. } | Plugin::Forgotten) | None => None,
+        match self.provider {
+            Provider::GonePlugin(since) => Some(since + PLUGIN_ABSENCE),
+            Provider::Machine | Provider::Plugin { .. } | Provider::ForgottenPlugin => None,
         }
     }
 
@@ -262,7 +269,7 @@ impl Table {
         known.or_insert_with(|| Resource {
             shares: 1,
             units: Vec::new(),
-            plugin: Some(Plugin::Forgotten),
+            provider: Provider::ForgottenPlugin,
         });
     }
 
@@ -271,9 +278,9 @@ impl Table {
     pub fn register(&mut self, resource: &str, prefers: bool) {
         self.recall(resource);
         if let Some(known) = self.resources.get_mut(resource)
-            && known.plugin.is_some()
+            && known.is_plugins()
         {
-            known.plugin = Some(Plugin::Here { prefers });
+            known.provider = Provider::Plugin { prefers };
             known.doubt();
         }
     }
@@ -282,46 +289,90 @@ impl Table {
     #[must_use]
     pub fn is_plugins(&self, resource: &str) -> bool {
         let known = self.resources.get(resource);
-        known.is_some_and(|known| known.plugin.is_some())
+        known.is_some_and(Resource::is_plugins)
     }
 
     /// Takes in a plugin's complete list of units (DEV-03). Returns the changes of units that are held.
     pub fn list(&mut self, resource: &str, all: Vec<Listed>) -> Vec<Change> {
-        let known = self.resources.get_mut(resource);
-        let Some(known) = known.filter(|known| known.plugin.is_some()) else {
+        if !self.is_plugins(resource) {
             return Vec::new();
-        };
-        let mut all: BTreeMap<Box<str>, bool> =
-            all.into_iter().map(|l| (l.id, l.healthy)).collect();
-        let mut changes = Vec::new();
-        for unit in &mut known.units {
-            let listed = all.remove(&unit.found.id);
-            let was_lost = unit.presence == Presence::Lost;
-            unit.counts = listed.is_some();
-            unit.presence = match listed {
-                Some(true) => Presence::Here,
-                Some(false) | None => Presence::Lost,
-            };
-            let what = match (was_lost, unit.presence == Presence::Lost) {
-                (false, true) => What::Lost,
-                (true, false) => What::Back {
-                    moved: false,
-                    told: true,
-                },
-                (true, true) | (false, false) => continue,
-            };
-            changes.push((unit.found.clone(), what));
         }
-        for (id, healthy) in all {
-            let presence = match healthy {
-                true => Presence::Here,
-                false => Presence::Lost,
-            };
+        // The last word on an id counts.
+        let all: BTreeMap<Box<str>, bool> = all.into_iter().map(|l| (l.id, l.healthy)).collect();
+        let all = all.into_iter().map(|(id, healthy)| {
             let found = Found {
                 id,
                 ..Found::default()
             };
-            known.units.push(Unit::new(found, presence));
+            (found, healthy)
+        });
+        self.take(resource, all.collect(), |_| Presence::Lost)
+    }
+
+    /// Takes in the units of a declared resource that are here now, all of them. Returns the changes of units that are held.
+    pub fn report(&mut self, resource: &str, all: Vec<Found>, now: Mono) -> Vec<Change> {
+        let all = all.into_iter().map(|found| (found, true));
+        self.take(resource, all.collect(), |before| match before {
+            Presence::Here => Presence::Missing(now),
+            Presence::Missing(_) | Presence::Unknown | Presence::Lost => before,
+        })
+    }
+
+    /// Takes in all units that the provider of a resource has, each healthy or not. `absent`: what becomes of one that it
+    /// does not have any more.
+    fn take(
+        &mut self,
+        resource: &str,
+        all: Vec<(Found, bool)>,
+        absent: impl Fn(Presence) -> Presence,
+    ) -> Vec<Change> {
+        let Some(known) = self.resources.get_mut(resource) else {
+            return Vec::new();
+        };
+        let is_plugins = known.is_plugins();
+        let mut changes = Vec::new();
+        let listed: BTreeMap<_, _> = all
+            .iter()
+            .map(|(f, healthy)| (&*f.id, (f, healthy)))
+            .collect();
+        for unit in &mut known.units {
+            let listed = listed.get(&*unit.found.id).copied();
+            let before = unit.presence;
+            let mut moved = false;
+            unit.counts = !is_plugins || listed.is_some();
+            unit.presence = match listed {
+                Some((found, true)) => {
+                    moved = unit.found.mark != found.mark;
+                    unit.found.clone_from(found);
+                    Presence::Here
+                }
+                Some((_, false)) => Presence::Lost,
+                None => absent(before),
+            };
+            let told = before == Presence::Lost;
+            let what = match (before, unit.presence) {
+                (Presence::Missing(_) | Presence::Lost, Presence::Here) => {
+                    What::Back { moved, told }
+                }
+                (_, Presence::Here) if moved => What::Back { moved, told },
+                (_, Presence::Lost) if !told => What::Lost,
+                _ => continue,
+            };
+            changes.push((unit.found.clone(), what));
+        }
+        let mut ids: BTreeSet<_> = known
+            .units
+            .iter()
+            .map(|unit| unit.found.id.clone())
+            .collect();
+        for (found, healthy) in all {
+            if ids.insert(found.id.clone()) {
+                let presence = match healthy {
+                    true => Presence::Here,
+                    false => Presence::Lost,
+                };
+                known.units.push(Unit::new(found, presence));
+            }
         }
         let changes = self.of_holders(resource, changes);
         self.forget_lost();
@@ -332,10 +383,10 @@ impl Table {
     /// and no change is reported: as a rule the plugin is back soon.
     pub fn disconnect(&mut self, resource: &str, now: Mono) {
         let known = self.resources.get_mut(resource);
-        let Some(known) = known.filter(|known| known.plugin.is_some()) else {
+        let Some(known) = known.filter(|known| known.is_plugins()) else {
             return;
         };
-        known.plugin = Some(Plugin::Gone(now));
+        known.provider = Provider::GonePlugin(now);
         known.doubt();
     }
 
@@ -345,7 +396,7 @@ impl Table {
     pub fn can_spare(&self, resource: &str) -> bool {
         let known = self.resources.get(resource);
         let is_held = |held: &Held| *held.resource == *resource;
-        known.is_some_and(|known| known.plugin == Some(Plugin::Forgotten))
+        known.is_some_and(|known| known.provider == Provider::ForgottenPlugin)
             && !self.holders.values().any(|all| all.iter().any(is_held))
     }
 
@@ -377,7 +428,7 @@ impl Table {
                         ..Found::default()
                     };
                     let mut unit = Unit::new(found, Presence::Lost);
-                    if resource.plugin.is_some() {
+                    if resource.is_plugins() {
                         // The unit is not lost: its plugin is starting, too.
                         unit.presence = Presence::Unknown;
                         unit.counts = false;
@@ -389,43 +440,13 @@ impl Table {
         self.holders.insert(pod, Rc::new(held));
     }
 
-    /// Takes in the units of a resource that are here now, all of them. Returns the changes of units that are held.
-    pub fn report(&mut self, resource: &str, all: Vec<Found>, now: Mono) -> Vec<Change> {
-        let Some(known) = self.resources.get_mut(resource) else {
-            return Vec::new();
-        };
-        let mut changes = Vec::new();
-        for unit in &mut known.units {
-            match all.iter().find(|found| found.id == unit.found.id) {
-                None if unit.presence == Presence::Here => unit.presence = Presence::Missing(now),
-                None => {}
-                Some(found) => {
-                    let moved = unit.found.mark != found.mark;
-                    let told = unit.presence == Presence::Lost;
-                    let was_missing = matches!(unit.presence, Presence::Missing(_));
-                    unit.found.clone_from(found);
-                    unit.presence = Presence::Here;
-                    if told || moved || was_missing {
-                        changes.push((unit.found.clone(), What::Back { moved, told }));
-                    }
-                }
-            }
-        }
-        for found in all {
-            if !known.units.iter().any(|unit| unit.found.id == found.id) {
-                known.units.push(Unit::new(found, Presence::Here));
-            }
-        }
-        self.of_holders(resource, changes)
-    }
-
     /// Applies the passage of time. Returns the units that are held and now count as lost.
     pub fn handle_timeout(&mut self, now: Mono) -> Vec<Change> {
         let mut lost = Vec::new();
         for (name, resource) in &mut self.resources {
             let gone = resource.gone().is_some_and(|due| due <= now);
             if gone {
-                resource.plugin = Some(Plugin::Forgotten);
+                resource.provider = Provider::ForgottenPlugin;
             }
             for unit in &mut resource.units {
                 unit.counts &= !gone;
@@ -480,7 +501,7 @@ impl Table {
         for (name, resource) in &mut self.resources {
             let holders = &self.holders;
             let is_held = |id: &str| holders.values().any(|held| uses(held, name, id) > 0);
-            let plugin = resource.plugin.is_some();
+            let plugin = resource.is_plugins();
             let units = &mut resource.units;
             units.retain(|unit| {
                 let stays = unit.is_told_of() || plugin && unit.counts;
@@ -529,7 +550,7 @@ impl Table {
     pub fn question(&self, pod: &PodUid, demands: &[Demand]) -> Option<Question> {
         let mut question = None;
         let chosen = self.choose_each(pod, demands, |resource, demand, rooms| {
-            let prefers = resource.plugin == Some(Plugin::Here { prefers: true });
+            let prefers = resource.provider == Provider::Plugin { prefers: true };
             if !prefers || question.is_some() || self.preference(pod, demand).is_some() {
                 return;
             }
@@ -631,7 +652,7 @@ impl Table {
                 resource: name.into(),
                 ids: Vec::new(),
                 plain_init: demand.plain_init,
-                plugin: resource.plugin.is_some(),
+                plugin: resource.is_plugins(),
             };
             let mut rooms = self.rooms(pod, resource, demand, &held, had);
             let available = rooms.iter().map(|room| room.most);
@@ -735,10 +756,10 @@ impl Table {
             return Health::Unhealthy;
         };
         let unit = known.units.iter().find(|unit| *unit.found.id == *id);
-        match (unit.map(|unit| unit.presence), known.plugin) {
+        match (unit.map(|unit| unit.presence), known.provider) {
             (Some(Presence::Here | Presence::Missing(_)), _) => Health::Healthy,
-            (Some(Presence::Unknown), Some(Plugin::Here { .. })) => Health::Unsaid,
-            (Some(Presence::Unknown), Some(Plugin::Forgotten)) if starts => Health::Unsaid,
+            (Some(Presence::Unknown), Provider::Plugin { .. }) => Health::Unsaid,
+            (Some(Presence::Unknown), Provider::ForgottenPlugin) if starts => Health::Unsaid,
             (Some(Presence::Unknown | Presence::Lost) | None, _) => Health::Unhealthy,
         }
     }
@@ -760,7 +781,7 @@ impl Table {
     pub fn shown(&self) -> Vec<Shown> {
         let mut shown = Vec::new();
         for (name, resource) in &self.resources {
-            let plugin = resource.plugin.is_some();
+            let plugin = resource.is_plugins();
             if plugin && resource.units.is_empty() {
                 shown.push(Shown {
                     resource: name.clone(),
