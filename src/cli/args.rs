@@ -263,7 +263,7 @@ mod tests {
             parted(&["--help"])
                 .expect_err("help")
                 .to_string()
-                .contains("--root-dir")
+                .contains("picolet run --help")
         );
     }
 
