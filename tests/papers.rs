@@ -191,11 +191,30 @@ fn links_lead_somewhere() {
     }
 }
 
+/// The sources of all parts, with their commands and keys.
+fn parts() -> String {
+    let mut all = String::new();
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/parts");
+    for part in fs::read_dir(dir).expect("parts") {
+        let Ok(files) = fs::read_dir(part.expect("entry").path()) else {
+            continue;
+        };
+        for file in files {
+            let path = file.expect("entry").path();
+            if path.extension().is_some_and(|end| end == "rs") {
+                all += &fs::read_to_string(path).expect("source");
+            }
+        }
+    }
+    all
+}
+
 #[test]
 fn papers_name_what_exists() {
     let flags = read("src/config/flags.rs");
     let fields = read("src/config/file.rs");
-    let commands = read("src/cli/commands.rs");
+    let parts = parts();
+    let commands = read("src/cli/commands.rs") + &parts;
     let script = read("cross/install.sh");
     let has_flag = |flag: &str| {
         flags.contains(&format!("flag(\"{flag}\""))
@@ -207,6 +226,8 @@ fn papers_name_what_exists() {
             // Of every command, of tasks, and of tests.
             || ["help", "version", "socket", "cluster", "schedules", "long"].contains(&flag)
             || commands.contains(&format!("\n    \"{flag}\",\n"))
+            || parts.contains(&format!("value(\n                \"{flag}\","))
+            || parts.contains(&format!("switch(\n                \"{flag}\","))
     };
     let mut named = 0;
     for name in papers() {
@@ -225,7 +246,8 @@ fn papers_name_what_exists() {
                     .unwrap_or(word);
                 assert!(
                     ["picolet.sock", "picolet.yaml"].contains(&key)
-                        || fields.contains(&format!("\"{key}\"")),
+                        || fields.contains(&format!("\"{key}\""))
+                        || parts.contains(&format!("name: \"{}\"", &key["picolet.".len()..])),
                     "{name} speaks of the key {key}"
                 );
                 named += 1;
