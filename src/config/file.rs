@@ -227,352 +227,302 @@ pub(super) const FIELDS: &[&str] = &[
     "userNamespaces.idsPerPod", "volumePluginDir", "volumeStatsAggPeriod",
 ];
 
-/// Fields that this version acts on. An absent field is `None`; its default is decided in one place, [`super::Config`].
+/// Fields that this version acts on, with the names and meanings of KubeletConfiguration. An absent field is `None`; its default is decided in one place, [`super::Config`].
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-#[expect(
-    missing_docs,
-    reason = "field names and meanings are those of KubeletConfiguration"
-)]
-pub struct Fields {
-    pub address: Option<String>,
-    pub allowed_unsafe_sysctls: Vec<String>,
-    pub authentication: Authentication,
-    pub authorization: Authorization,
-    pub cgroup_driver: Option<String>,
-    pub cgroup_root: Option<String>,
+pub(super) struct Fields {
+    pub(super) address: Option<String>,
+    pub(super) allowed_unsafe_sysctls: Vec<String>,
+    pub(super) authentication: Authentication,
+    pub(super) authorization: Authorization,
+    pub(super) cgroup_driver: Option<String>,
+    pub(super) cgroup_root: Option<String>,
     #[serde(rename = "cgroupsPerQOS")]
-    pub cgroups_per_qos: Option<bool>,
+    pub(super) cgroups_per_qos: Option<bool>,
     #[serde(rename = "clusterDNS")]
-    pub cluster_dns: Vec<String>,
-    pub cluster_domain: Option<String>,
-    pub container_log_max_files: Option<i64>,
-    pub container_log_max_size: Option<Quantity>,
-    pub container_log_max_workers: Option<i64>,
-    pub container_log_monitor_interval: Option<GoDuration>,
-    pub container_runtime_endpoint: Option<String>,
+    pub(super) cluster_dns: Vec<String>,
+    pub(super) cluster_domain: Option<String>,
+    pub(super) container_log_max_files: Option<i64>,
+    pub(super) container_log_max_size: Option<Quantity>,
+    pub(super) container_log_max_workers: Option<i64>,
+    pub(super) container_log_monitor_interval: Option<GoDuration>,
+    pub(super) container_runtime_endpoint: Option<String>,
     #[serde(rename = "cpuCFSQuota")]
-    pub cpu_cfs_quota: Option<bool>,
+    pub(super) cpu_cfs_quota: Option<bool>,
     #[serde(rename = "cpuCFSQuotaPeriod")]
-    pub cpu_cfs_quota_period: Option<GoDuration>,
-    pub crash_loop_back_off: CrashLoopBackOff,
-    pub enable_controller_attach_detach: Option<bool>,
-    pub enable_debugging_handlers: Option<bool>,
-    pub enable_server: Option<bool>,
-    pub enforce_node_allocatable: Option<Vec<String>>,
-    pub event_burst: Option<i64>,
+    pub(super) cpu_cfs_quota_period: Option<GoDuration>,
+    pub(super) crash_loop_back_off: CrashLoopBackOff,
+    pub(super) enable_controller_attach_detach: Option<bool>,
+    pub(super) enable_debugging_handlers: Option<bool>,
+    pub(super) enable_server: Option<bool>,
+    pub(super) enforce_node_allocatable: Option<Vec<String>>,
+    pub(super) event_burst: Option<i64>,
     #[serde(rename = "eventRecordQPS")]
-    pub event_record_qps: Option<i64>,
-    pub eviction_hard: Option<BTreeMap<String, String>>,
-    pub eviction_max_pod_grace_period: Option<i64>,
-    pub eviction_minimum_reclaim: BTreeMap<String, String>,
-    pub eviction_pressure_transition_period: Option<GoDuration>,
-    pub eviction_soft: BTreeMap<String, String>,
-    pub eviction_soft_grace_period: BTreeMap<String, GoDuration>,
-    pub fail_cgroup_v1: Option<bool>,
-    pub fail_swap_on: Option<bool>,
-    pub feature_gates: BTreeMap<String, bool>,
-    pub file_check_frequency: Option<GoDuration>,
-    pub healthz_bind_address: Option<String>,
-    pub healthz_port: Option<i64>,
-    pub http_check_frequency: Option<GoDuration>,
+    pub(super) event_record_qps: Option<i64>,
+    pub(super) eviction_hard: Option<BTreeMap<String, String>>,
+    pub(super) eviction_max_pod_grace_period: Option<i64>,
+    pub(super) eviction_minimum_reclaim: BTreeMap<String, String>,
+    pub(super) eviction_pressure_transition_period: Option<GoDuration>,
+    pub(super) eviction_soft: BTreeMap<String, String>,
+    pub(super) eviction_soft_grace_period: BTreeMap<String, GoDuration>,
+    pub(super) fail_cgroup_v1: Option<bool>,
+    pub(super) fail_swap_on: Option<bool>,
+    pub(super) feature_gates: BTreeMap<String, bool>,
+    pub(super) file_check_frequency: Option<GoDuration>,
+    pub(super) healthz_bind_address: Option<String>,
+    pub(super) healthz_port: Option<i64>,
+    pub(super) http_check_frequency: Option<GoDuration>,
     #[serde(rename = "imageGCHighThresholdPercent")]
-    pub image_gc_high_threshold_percent: Option<i64>,
+    pub(super) image_gc_high_threshold_percent: Option<i64>,
     #[serde(rename = "imageGCLowThresholdPercent")]
-    pub image_gc_low_threshold_percent: Option<i64>,
+    pub(super) image_gc_low_threshold_percent: Option<i64>,
     #[serde(rename = "imageMaximumGCAge")]
-    pub image_maximum_gc_age: Option<GoDuration>,
+    pub(super) image_maximum_gc_age: Option<GoDuration>,
     #[serde(rename = "imageMinimumGCAge")]
-    pub image_minimum_gc_age: Option<GoDuration>,
-    pub image_service_endpoint: Option<String>,
+    pub(super) image_minimum_gc_age: Option<GoDuration>,
+    pub(super) image_service_endpoint: Option<String>,
     #[serde(rename = "kubeAPIBurst")]
-    pub kube_api_burst: Option<i64>,
+    pub(super) kube_api_burst: Option<i64>,
     #[serde(rename = "kubeAPIQPS")]
-    pub kube_api_qps: Option<i64>,
-    pub kube_reserved: BTreeMap<String, Quantity>,
-    pub kube_reserved_cgroup: Option<String>,
-    pub local_storage_capacity_isolation: Option<bool>,
-    pub logging: Logging,
-    pub max_open_files: Option<i64>,
-    pub max_parallel_image_pulls: Option<i64>,
-    pub max_pods: Option<i64>,
-    pub memory_reservation_policy: Option<String>,
-    pub memory_swap: MemorySwap,
-    pub memory_throttling_factor: Option<f64>,
-    pub merge_default_eviction_settings: Option<bool>,
-    pub node_lease_duration_seconds: Option<i64>,
-    pub node_status_max_images: Option<i64>,
-    pub node_status_report_frequency: Option<GoDuration>,
-    pub node_status_update_frequency: Option<GoDuration>,
-    pub oom_score_adj: Option<i64>,
-    pub picolet: Own,
+    pub(super) kube_api_qps: Option<i64>,
+    pub(super) kube_reserved: BTreeMap<String, Quantity>,
+    pub(super) kube_reserved_cgroup: Option<String>,
+    pub(super) local_storage_capacity_isolation: Option<bool>,
+    pub(super) logging: Logging,
+    pub(super) max_open_files: Option<i64>,
+    pub(super) max_parallel_image_pulls: Option<i64>,
+    pub(super) max_pods: Option<i64>,
+    pub(super) memory_reservation_policy: Option<String>,
+    pub(super) memory_swap: MemorySwap,
+    pub(super) memory_throttling_factor: Option<f64>,
+    pub(super) merge_default_eviction_settings: Option<bool>,
+    pub(super) node_lease_duration_seconds: Option<i64>,
+    pub(super) node_status_max_images: Option<i64>,
+    pub(super) node_status_report_frequency: Option<GoDuration>,
+    pub(super) node_status_update_frequency: Option<GoDuration>,
+    pub(super) oom_score_adj: Option<i64>,
+    pub(super) picolet: Own,
     #[serde(rename = "podCIDR")]
-    pub pod_cidr: Option<String>,
-    pub pod_logs_dir: Option<String>,
-    pub pod_pids_limit: Option<i64>,
-    pub pods_per_core: Option<i64>,
-    pub port: Option<i64>,
+    pub(super) pod_cidr: Option<String>,
+    pub(super) pod_logs_dir: Option<String>,
+    pub(super) pod_pids_limit: Option<i64>,
+    pub(super) pods_per_core: Option<i64>,
+    pub(super) port: Option<i64>,
     #[serde(rename = "providerID")]
-    pub provider_id: Option<String>,
-    pub read_only_port: Option<i64>,
-    pub register_node: Option<bool>,
-    pub register_with_taints: Vec<Taint>,
+    pub(super) provider_id: Option<String>,
+    pub(super) read_only_port: Option<i64>,
+    pub(super) register_node: Option<bool>,
+    pub(super) register_with_taints: Vec<Taint>,
     #[serde(rename = "reservedSystemCPUs")]
-    pub reserved_system_cpus: Option<String>,
-    pub resolv_conf: Option<String>,
-    pub rotate_certificates: Option<bool>,
-    pub run_once: Option<bool>,
-    pub runtime_request_timeout: Option<GoDuration>,
-    pub seccomp_default: Option<bool>,
-    pub registry_burst: Option<i64>,
+    pub(super) reserved_system_cpus: Option<String>,
+    pub(super) resolv_conf: Option<String>,
+    pub(super) rotate_certificates: Option<bool>,
+    pub(super) run_once: Option<bool>,
+    pub(super) runtime_request_timeout: Option<GoDuration>,
+    pub(super) seccomp_default: Option<bool>,
+    pub(super) registry_burst: Option<i64>,
     #[serde(rename = "registryPullQPS")]
-    pub registry_pull_qps: Option<i64>,
-    pub serialize_image_pulls: Option<bool>,
+    pub(super) registry_pull_qps: Option<i64>,
+    pub(super) serialize_image_pulls: Option<bool>,
     #[serde(rename = "serverTLSBootstrap")]
-    pub server_tls_bootstrap: Option<bool>,
-    pub shutdown_grace_period: Option<GoDuration>,
-    pub shutdown_grace_period_by_pod_priority: Vec<ShutdownGrace>,
-    pub shutdown_grace_period_critical_pods: Option<GoDuration>,
+    pub(super) server_tls_bootstrap: Option<bool>,
+    pub(super) shutdown_grace_period: Option<GoDuration>,
+    pub(super) shutdown_grace_period_by_pod_priority: Vec<ShutdownGrace>,
+    pub(super) shutdown_grace_period_critical_pods: Option<GoDuration>,
     #[serde(rename = "singleProcessOOMKill")]
-    pub single_process_oom_kill: Option<bool>,
-    pub static_pod_path: Option<String>,
-    pub streaming_connection_idle_timeout: Option<GoDuration>,
+    pub(super) single_process_oom_kill: Option<bool>,
+    pub(super) static_pod_path: Option<String>,
+    pub(super) streaming_connection_idle_timeout: Option<GoDuration>,
     #[serde(rename = "staticPodURL")]
-    pub static_pod_url: Option<String>,
+    pub(super) static_pod_url: Option<String>,
     #[serde(rename = "staticPodURLHeader")]
-    pub static_pod_url_header: BTreeMap<String, Vec<String>>,
-    pub sync_frequency: Option<GoDuration>,
-    pub system_reserved: BTreeMap<String, Quantity>,
-    pub system_reserved_cgroup: Option<String>,
-    pub tls_cert_file: Option<String>,
-    pub tls_cipher_suites: Vec<String>,
-    pub tls_curve_preferences: Vec<String>,
-    pub tls_min_version: Option<String>,
-    pub tls_private_key_file: Option<String>,
-    pub volume_stats_agg_period: Option<GoDuration>,
+    pub(super) static_pod_url_header: BTreeMap<String, Vec<String>>,
+    pub(super) sync_frequency: Option<GoDuration>,
+    pub(super) system_reserved: BTreeMap<String, Quantity>,
+    pub(super) system_reserved_cgroup: Option<String>,
+    pub(super) tls_cert_file: Option<String>,
+    pub(super) tls_cipher_suites: Vec<String>,
+    pub(super) tls_curve_preferences: Vec<String>,
+    pub(super) tls_min_version: Option<String>,
+    pub(super) tls_private_key_file: Option<String>,
+    pub(super) volume_stats_agg_period: Option<GoDuration>,
 }
 
 /// `authentication`
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-#[expect(
-    missing_docs,
-    reason = "field names and meanings are those of KubeletConfiguration"
-)]
-pub struct Authentication {
-    pub anonymous: Anonymous,
-    pub webhook: TokenReviews,
-    pub x509: ClientCertificates,
+pub(super) struct Authentication {
+    pub(super) anonymous: Anonymous,
+    pub(super) webhook: TokenReviews,
+    pub(super) x509: ClientCertificates,
 }
 
 /// `authentication.anonymous`
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-#[expect(
-    missing_docs,
-    reason = "field names and meanings are those of KubeletConfiguration"
-)]
-pub struct Anonymous {
-    pub enabled: Option<bool>,
+pub(super) struct Anonymous {
+    pub(super) enabled: Option<bool>,
 }
 
 /// `authentication.webhook`
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-#[expect(
-    missing_docs,
-    reason = "field names and meanings are those of KubeletConfiguration"
-)]
-pub struct TokenReviews {
+pub(super) struct TokenReviews {
     #[serde(rename = "cacheTTL")]
-    pub cache_ttl: Option<GoDuration>,
-    pub enabled: Option<bool>,
+    pub(super) cache_ttl: Option<GoDuration>,
+    pub(super) enabled: Option<bool>,
 }
 
 /// `authentication.x509`
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-#[expect(
-    missing_docs,
-    reason = "field names and meanings are those of KubeletConfiguration"
-)]
-pub struct ClientCertificates {
+pub(super) struct ClientCertificates {
     #[serde(rename = "clientCAFile")]
-    pub client_ca_file: Option<String>,
+    pub(super) client_ca_file: Option<String>,
 }
 
 /// `authorization`
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-#[expect(
-    missing_docs,
-    reason = "field names and meanings are those of KubeletConfiguration"
-)]
-pub struct Authorization {
-    pub mode: Option<String>,
-    pub webhook: AccessReviews,
+pub(super) struct Authorization {
+    pub(super) mode: Option<String>,
+    pub(super) webhook: AccessReviews,
 }
 
 /// `authorization.webhook`
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-#[expect(
-    missing_docs,
-    reason = "field names and meanings are those of KubeletConfiguration"
-)]
-pub struct AccessReviews {
+pub(super) struct AccessReviews {
     #[serde(rename = "cacheAuthorizedTTL")]
-    pub cache_authorized_ttl: Option<GoDuration>,
+    pub(super) cache_authorized_ttl: Option<GoDuration>,
     #[serde(rename = "cacheUnauthorizedTTL")]
-    pub cache_unauthorized_ttl: Option<GoDuration>,
+    pub(super) cache_unauthorized_ttl: Option<GoDuration>,
 }
 
 /// `crashLoopBackOff`
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-#[expect(
-    missing_docs,
-    reason = "field names and meanings are those of KubeletConfiguration"
-)]
-pub struct CrashLoopBackOff {
-    pub max_container_restart_period: Option<GoDuration>,
+pub(super) struct CrashLoopBackOff {
+    pub(super) max_container_restart_period: Option<GoDuration>,
 }
 
 /// `logging`
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-#[expect(
-    missing_docs,
-    reason = "field names and meanings are those of KubeletConfiguration"
-)]
-pub struct Logging {
-    pub verbosity: Option<i64>,
+pub(super) struct Logging {
+    pub(super) verbosity: Option<i64>,
 }
 
 /// An item of `shutdownGracePeriodByPodPriority`
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-#[expect(
-    missing_docs,
-    reason = "field names and meanings are those of KubeletConfiguration"
-)]
-pub struct ShutdownGrace {
-    pub priority: i32,
-    pub shutdown_grace_period_seconds: i64,
+pub(super) struct ShutdownGrace {
+    pub(super) priority: i32,
+    pub(super) shutdown_grace_period_seconds: i64,
 }
 
 /// `memorySwap`
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-#[expect(
-    missing_docs,
-    reason = "field names and meanings are those of KubeletConfiguration"
-)]
-pub struct MemorySwap {
-    pub swap_behavior: String,
+pub(super) struct MemorySwap {
+    pub(super) swap_behavior: String,
 }
 
 /// `picolet`: settings for which a kubelet has no field.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-#[expect(missing_docs, reason = "see the fields of Config they end in")]
-pub struct Own {
-    pub api_servers: Vec<String>,
-    pub bootstrap_kubeconfig: Option<String>,
-    pub builtin_network: BuiltinNetwork,
-    pub cert_dir: Option<String>,
-    pub cni_bin_dir: Option<String>,
-    pub cni_conf_dir: Option<String>,
-    pub container_log_dir: Option<String>,
-    pub cloud_provider: Option<String>,
-    pub doorbells: Option<bool>,
-    pub evict_static_pods: Option<bool>,
-    pub handlers: BTreeMap<String, String>,
-    pub hostname_override: Option<String>,
-    pub image_credential_provider_bin_dir: Option<String>,
-    pub image_credential_provider_config: Option<String>,
-    pub image_dir: Option<String>,
-    pub image_policy: ImagePolicy,
-    pub image_pull_bandwidth: Option<Quantity>,
-    pub k3s_password_file: Option<String>,
-    pub k3s_server: Option<String>,
-    pub kubeconfig: Option<String>,
-    pub kubelet_version: Option<String>,
-    pub link: Link,
-    pub log_memory: Option<Quantity>,
+pub(super) struct Own {
+    pub(super) api_servers: Vec<String>,
+    pub(super) bootstrap_kubeconfig: Option<String>,
+    pub(super) builtin_network: BuiltinNetwork,
+    pub(super) cert_dir: Option<String>,
+    pub(super) cni_bin_dir: Option<String>,
+    pub(super) cni_conf_dir: Option<String>,
+    pub(super) container_log_dir: Option<String>,
+    pub(super) cloud_provider: Option<String>,
+    pub(super) doorbells: Option<bool>,
+    pub(super) evict_static_pods: Option<bool>,
+    pub(super) handlers: BTreeMap<String, String>,
+    pub(super) hostname_override: Option<String>,
+    pub(super) image_credential_provider_bin_dir: Option<String>,
+    pub(super) image_credential_provider_config: Option<String>,
+    pub(super) image_dir: Option<String>,
+    pub(super) image_policy: ImagePolicy,
+    pub(super) image_pull_bandwidth: Option<Quantity>,
+    pub(super) k3s_password_file: Option<String>,
+    pub(super) k3s_server: Option<String>,
+    pub(super) kubeconfig: Option<String>,
+    pub(super) kubelet_version: Option<String>,
+    pub(super) link: Link,
+    pub(super) log_memory: Option<Quantity>,
     #[serde(rename = "manifestURLCA")]
-    pub manifest_url_ca: Option<String>,
-    pub max_log_bytes: Option<Quantity>,
-    pub maximum_dead_containers: Option<i64>,
-    pub maximum_dead_containers_per_container: Option<i64>,
-    pub metered: Option<bool>,
+    pub(super) manifest_url_ca: Option<String>,
+    pub(super) max_log_bytes: Option<Quantity>,
+    pub(super) maximum_dead_containers: Option<i64>,
+    pub(super) maximum_dead_containers_per_container: Option<i64>,
+    pub(super) metered: Option<bool>,
     #[serde(rename = "minimumContainerTTLDuration")]
-    pub minimum_container_ttl_duration: Option<GoDuration>,
+    pub(super) minimum_container_ttl_duration: Option<GoDuration>,
     #[serde(rename = "nodeIP")]
-    pub node_ip: Option<String>,
-    pub node_labels: BTreeMap<String, String>,
-    pub oci_runtime: Option<String>,
-    pub oci_runtime_root: Option<String>,
-    pub offline_secrets: Option<String>,
-    pub pod_write_limit: Option<Quantity>,
-    pub process: Process,
-    pub providers: BTreeMap<String, String>,
-    pub profile: Option<String>,
-    pub registries_file: Option<String>,
-    pub root_dir: Option<String>,
-    pub run_dir: Option<String>,
-    pub socket: Option<String>,
-    pub tunnel: Tunnel,
-    pub use_runtime_endpoint: Option<bool>,
+    pub(super) node_ip: Option<String>,
+    pub(super) node_labels: BTreeMap<String, String>,
+    pub(super) oci_runtime: Option<String>,
+    pub(super) oci_runtime_root: Option<String>,
+    pub(super) offline_secrets: Option<String>,
+    pub(super) pod_write_limit: Option<Quantity>,
+    pub(super) process: Process,
+    pub(super) providers: BTreeMap<String, String>,
+    pub(super) profile: Option<String>,
+    pub(super) registries_file: Option<String>,
+    pub(super) root_dir: Option<String>,
+    pub(super) run_dir: Option<String>,
+    pub(super) socket: Option<String>,
+    pub(super) tunnel: Tunnel,
+    pub(super) use_runtime_endpoint: Option<bool>,
 }
 
 /// `picolet.imagePolicy`
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-#[expect(missing_docs, reason = "see the fields of Config they end in")]
-pub struct ImagePolicy {
-    pub allowed_registries: Vec<String>,
-    pub require_digest: Option<bool>,
+pub(super) struct ImagePolicy {
+    pub(super) allowed_registries: Vec<String>,
+    pub(super) require_digest: Option<bool>,
 }
 
 /// `picolet.process`
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-#[expect(missing_docs, reason = "see the fields of Config they end in")]
-pub struct Process {
-    pub allow_root: Option<bool>,
-    pub directories: Vec<String>,
-    pub variables: Vec<String>,
+pub(super) struct Process {
+    pub(super) allow_root: Option<bool>,
+    pub(super) directories: Vec<String>,
+    pub(super) variables: Vec<String>,
 }
 
 /// `picolet.link`
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-#[expect(missing_docs, reason = "see the fields of Config they end in")]
-pub struct Link {
-    pub daily_bytes: Option<Quantity>,
-    pub metered_interfaces: Vec<String>,
-    pub pull_window: Option<String>,
-    pub stream_bytes: Option<Quantity>,
+pub(super) struct Link {
+    pub(super) daily_bytes: Option<Quantity>,
+    pub(super) metered_interfaces: Vec<String>,
+    pub(super) pull_window: Option<String>,
+    pub(super) stream_bytes: Option<Quantity>,
 }
 
 /// `picolet.tunnel`
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-#[expect(missing_docs, reason = "see the fields of Config they end in")]
-pub struct Tunnel {
-    pub ca: Option<String>,
-    pub servers: Vec<String>,
-    pub token_file: Option<String>,
+pub(super) struct Tunnel {
+    pub(super) ca: Option<String>,
+    pub(super) servers: Vec<String>,
+    pub(super) token_file: Option<String>,
 }
 
 /// `picolet.builtinNetwork`
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-#[expect(missing_docs, reason = "see the fields of Config they end in")]
-pub struct BuiltinNetwork {
-    pub bridge: Option<String>,
-    pub subnet: Option<String>,
+pub(super) struct BuiltinNetwork {
+    pub(super) bridge: Option<String>,
+    pub(super) subnet: Option<String>,
 }
 
 #[cfg(test)]
