@@ -211,8 +211,8 @@ fn parts() -> String {
 
 #[test]
 fn papers_name_what_exists() {
-    let flags = read("src/config/flags.rs");
-    let fields = read("src/config/file.rs");
+    let flags = read("src/config/keys.rs") + &read("src/config/flags.rs");
+    let fields = read("src/config/keys.rs");
     let parts = parts();
     let commands = read("src/cli/commands.rs") + &parts;
     let script = read("cross/install.sh");

@@ -3,10 +3,12 @@
 
 use serde_json::{Map, Value};
 
+use super::{
+    file::{API_VERSION, KIND},
+    flags::place,
+    keys::{self, KEYS},
+};
 use crate::api::cri::CgroupDriver;
-
-/// Fields whose values only the operator may see.
-pub(crate) const SECRET: [&str; 1] = ["staticPodURLHeader"];
 
 /// Makes the document as JSON text.
 pub(super) fn shown(document: &Value, member: bool) -> String {
@@ -14,7 +16,7 @@ pub(super) fn shown(document: &Value, member: bool) -> String {
     if let Some(said) = document.as_object() {
         lay_over(&mut all, said);
     }
-    for field in SECRET {
+    for field in keys::secrets() {
         if all.contains_key(field) {
             all.insert(field.into(), "<masked>".into());
         }
@@ -45,39 +47,27 @@ fn lay_over(base: &mut Map<String, Value>, over: &Map<String, Value>) {
 /// Maps with keys of their own: a map that is given replaces the default whole.
 const MAPS: [&str; 3] = ["evictionHard", "systemReserved", "kubeReserved"];
 
+/// Makes the document of the defaults: those of the table, and what depends on whether there is an apiserver.
 fn defaults(member: bool) -> Map<String, Value> {
-    let mut all: Value = serde_json::from_str(DEFAULTS).unwrap_or_default();
-    all["enableServer"] = member.into();
-    all["authentication"]["webhook"]["enabled"] = member.into();
-    match all {
-        Value::Object(all) => all,
-        _ => Map::new(),
+    let mut all = Map::new();
+    for (name, value) in [
+        ("apiVersion", API_VERSION.into()),
+        ("kind", KIND.into()),
+        ("authentication.x509", Value::Object(Map::new())),
+        ("memorySwap", Value::Object(Map::new())),
+    ] {
+        *place(&mut all, name) = value;
     }
+    for key in KEYS {
+        if let Some(value) = key.default_value() {
+            *place(&mut all, key.name) = value;
+        }
+    }
+    for name in ["enableServer", "authentication.webhook.enabled"] {
+        *place(&mut all, name) = member.into();
+    }
+    all
 }
-
-/// Default document, but for the values that depend on whether there is an apiserver.
-const DEFAULTS: &str = r#"{"apiVersion":"kubelet.config.k8s.io/v1beta1","kind":"KubeletConfiguration","address":"0.0.0.0",
-"authentication":{"anonymous":{"enabled":false},"webhook":{"cacheTTL":"2m0s","enabled":false},"x509":{}},
-"authorization":{"mode":"Webhook","webhook":{"cacheAuthorizedTTL":"5m0s","cacheUnauthorizedTTL":"30s"}},
-"cgroupDriver":"cgroupfs","cgroupsPerQOS":true,"configMapAndSecretChangeDetectionStrategy":"Cache",
-"containerLogMaxFiles":5,"containerLogMaxSize":"10Mi","containerLogMaxWorkers":1,
-"containerLogMonitorInterval":"10s","cpuCFSQuota":true,"cpuCFSQuotaPeriod":"100ms",
-"crashLoopBackOff":{"maxContainerRestartPeriod":"5m0s"},"enableControllerAttachDetach":true,
-"enableDebuggingHandlers":true,"enableServer":false,"enforceNodeAllocatable":["pods"],"eventBurst":100,
-"eventRecordQPS":50,"evictionHard":{"imagefs.available":"15%","imagefs.inodesFree":"5%",
-"memory.available":"100Mi","nodefs.available":"10%","nodefs.inodesFree":"5%"},
-"evictionPressureTransitionPeriod":"5m0s","failCgroupV1":false,
-"failSwapOn":false,"fileCheckFrequency":"20s","healthzBindAddress":"127.0.0.1","healthzPort":10248,
-"httpCheckFrequency":"20s",
-"imageGCHighThresholdPercent":85,"imageGCLowThresholdPercent":80,"imageMaximumGCAge":"0s",
-"imageMinimumGCAge":"2m0s","kubeAPIBurst":100,"kubeAPIQPS":50,"localStorageCapacityIsolation":true,
-"maxOpenFiles":1000000,"maxPods":110,"memorySwap":{},"memoryThrottlingFactor":0.9,
-"nodeLeaseDurationSeconds":40,"nodeStatusMaxImages":50,"nodeStatusReportFrequency":"5m0s",
-"nodeStatusUpdateFrequency":"10s","oomScoreAdj":-999,"podLogsDir":"/var/log/pods","podPidsLimit":-1,
-"port":10250,"registerNode":true,"registryBurst":10,"registryPullQPS":5,"resolvConf":"/etc/resolv.conf",
-"runtimeRequestTimeout":"2m0s","seccompDefault":false,"serializeImagePulls":true,"shutdownGracePeriod":"0s",
-"shutdownGracePeriodCriticalPods":"0s","staticPodPath":"/etc/picolet/manifests",
-"streamingConnectionIdleTimeout":"4h0m0s","syncFrequency":"1m0s","volumeStatsAggPeriod":"1m0s"}"#;
 
 #[cfg(test)]
 mod tests {
@@ -99,7 +89,7 @@ mod tests {
         assert!(!text.contains("secret"));
         let all: Value = serde_json::from_str(&text).expect("json");
         assert_eq!(all["maxPods"], 7);
-        assert_eq!(all["kind"], super::super::file::KIND);
+        assert_eq!(all["kind"], KIND);
         assert_eq!(all["authentication"]["anonymous"]["enabled"], true);
         assert_eq!(all["authentication"]["webhook"]["enabled"], true);
         assert_eq!(all["evictionHard"], json!({ "memory.available": "1Mi" }));

@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::decode::{self, DecodeError};
 use super::duration::GoDuration;
+use super::keys::{self, KEYS, Known};
 use crate::{
     api::{Quantity, node::Taint},
     parts,
@@ -36,8 +37,10 @@ pub struct Document {
 pub fn read(bytes: &[u8], dir: &Path) -> Result<Document, DecodeError> {
     let mut document = checked(decode::parse(bytes)?)?;
     let of_parts = parts::keys().filter(|key| key.is_path);
-    let of_parts = of_parts.map(|key| format!("/picolet/{}", key.name.replace('.', "/")));
-    for pointer in PATHS.map(str::to_owned).into_iter().chain(of_parts) {
+    let of_parts = of_parts.map(|key| format!("picolet.{}", key.name));
+    let own = KEYS.iter().filter(|key| key.is_path);
+    for name in own.map(|key| key.name.to_owned()).chain(of_parts) {
+        let pointer = format!("/{}", name.replace('.', "/"));
         if let Some(Value::String(path)) = document.value.pointer_mut(&pointer)
             && !path.is_empty()
             && !path.starts_with('/')
@@ -91,35 +94,6 @@ pub(crate) struct Key {
     pub(crate) is_path: bool,
 }
 
-/// Fields whose relative values are resolved against the directory of the file.
-const PATHS: [&str; 25] = [
-    "/staticPodPath",
-    "/authentication/x509/clientCAFile",
-    "/tlsCertFile",
-    "/tlsPrivateKeyFile",
-    "/resolvConf",
-    "/volumePluginDir",
-    "/podLogsDir",
-    "/picolet/rootDir",
-    "/picolet/runDir",
-    "/picolet/imageDir",
-    "/picolet/containerLogDir",
-    "/picolet/socket",
-    "/picolet/cniConfDir",
-    "/picolet/cniBinDir",
-    "/picolet/ociRuntimeRoot",
-    "/picolet/registriesFile",
-    "/picolet/imageCredentialProviderConfig",
-    "/picolet/imageCredentialProviderBinDir",
-    "/picolet/manifestURLCA",
-    "/picolet/kubeconfig",
-    "/picolet/bootstrapKubeconfig",
-    "/picolet/certDir",
-    "/picolet/k3sPasswordFile",
-    "/picolet/tunnel/ca",
-    "/picolet/tunnel/tokenFile",
-];
-
 fn unknown_fields(value: &Value, shown: &str, pattern: &str, unknown: &mut Vec<String>) {
     match value {
         Value::Object(fields) => {
@@ -145,87 +119,15 @@ fn unknown_fields(value: &Value, shown: &str, pattern: &str, unknown: &mut Vec<S
     }
 }
 
-enum Known {
-    /// Known field; fields below it are not checked.
-    Leaf,
-    /// Known field with known fields below it.
-    Branch,
-    No,
-}
-
 fn known(pattern: &str) -> Known {
-    // Sorted: the first field that is not before `pattern` is `pattern` itself or the first one below it, for no
-    // character of a field sorts before the dot.
-    let at = FIELDS.partition_point(|field| *field < pattern);
-    let own = FIELDS.get(at).copied();
-    let below = pattern.strip_prefix("picolet.");
-    let of_parts = parts::keys().map(|key| key.name);
-    let of_part = |below| {
-        of_parts
-            .filter_map(move |name| name.strip_prefix(below))
-            .next()
-    };
-    let rest = own.and_then(|field| field.strip_prefix(pattern));
-    let is_key = |rest: &&str| rest.is_empty() || rest.starts_with('.');
-    match rest
-        .filter(is_key)
-        .or_else(|| below.and_then(of_part).filter(is_key))
-    {
-        Some("") => Known::Leaf,
-        Some(_) => Known::Branch,
-        None => Known::No,
+    let below = pattern.strip_prefix("picolet.").unwrap_or("\0");
+    let of_parts = || parts::keys().filter_map(|key| key.name.strip_prefix(below));
+    match keys::known(pattern) {
+        Known::No if of_parts().any(|rest| rest.starts_with('.')) => Known::Branch,
+        Known::No if of_parts().any(str::is_empty) => Known::Leaf,
+        known => known,
     }
 }
-
-/// Every field of KubeletConfiguration v1beta1 in 1.36 and of `picolet`, sorted. Maps with free keys are one entry.
-#[rustfmt::skip]
-pub(super) const FIELDS: &[&str] = &[
-    "address", "allowedUnsafeSysctls", "apiVersion",
-    "authentication.anonymous.enabled", "authentication.webhook.cacheTTL", "authentication.webhook.enabled",
-    "authentication.x509.clientCAFile",
-    "authorization.mode", "authorization.webhook.cacheAuthorizedTTL", "authorization.webhook.cacheUnauthorizedTTL",
-    "cgroupDriver", "cgroupRoot", "cgroupsPerQOS", "clusterDNS", "clusterDomain",
-    "configMapAndSecretChangeDetectionStrategy",
-    "containerLogMaxFiles", "containerLogMaxSize", "containerLogMaxWorkers", "containerLogMonitorInterval",
-    "containerRuntimeEndpoint", "contentType", "cpuCFSQuota", "cpuCFSQuotaPeriod", "cpuManagerPolicy",
-    "cpuManagerPolicyOptions", "cpuManagerReconcilePeriod", "crashLoopBackOff.maxContainerRestartPeriod",
-    "enableContentionProfiling", "enableControllerAttachDetach", "enableDebugFlagsHandler",
-    "enableDebuggingHandlers", "enableProfilingHandler", "enableServer", "enableSystemLogHandler",
-    "enableSystemLogQuery", "enforceNodeAllocatable",
-    "eventBurst", "eventRecordQPS", "evictionHard", "evictionMaxPodGracePeriod", "evictionMinimumReclaim",
-    "evictionPressureTransitionPeriod", "evictionSoft", "evictionSoftGracePeriod",
-    "failCgroupV1", "failSwapOn", "featureGates", "fileCheckFrequency",
-    "hairpinMode", "healthzBindAddress", "healthzPort", "httpCheckFrequency",
-    "imageGCHighThresholdPercent", "imageGCLowThresholdPercent", "imageMaximumGCAge", "imageMinimumGCAge",
-    "imagePullCredentialsVerificationPolicy", "imageServiceEndpoint", "iptablesDropBit", "iptablesMasqueradeBit",
-    "kernelMemcgNotification", "kind", "kubeAPIBurst", "kubeAPIQPS", "kubeReserved", "kubeReservedCgroup",
-    "kubeletCgroups", "localStorageCapacityIsolation", "logging",
-    "makeIPTablesUtilChains", "maxOpenFiles", "maxParallelImagePulls", "maxPods", "memoryManagerPolicy",
-    "memoryReservationPolicy", "memorySwap.swapBehavior", "memoryThrottlingFactor", "mergeDefaultEvictionSettings",
-    "nodeLeaseDurationSeconds", "nodeStatusMaxImages", "nodeStatusReportFrequency", "nodeStatusUpdateFrequency",
-    "oomScoreAdj",
-    "picolet.apiServers", "picolet.bootstrapKubeconfig", "picolet.builtinNetwork.bridge", "picolet.builtinNetwork.subnet",
-    "picolet.certDir", "picolet.cloudProvider", "picolet.cniBinDir", "picolet.cniConfDir", "picolet.containerLogDir", "picolet.doorbells", "picolet.evictStaticPods", "picolet.handlers",
-    "picolet.hostnameOverride", "picolet.imageCredentialProviderBinDir", "picolet.imageCredentialProviderConfig",
-    "picolet.imageDir", "picolet.imagePolicy.allowedRegistries", "picolet.imagePolicy.requireDigest",
-    "picolet.imagePullBandwidth", "picolet.k3sPasswordFile", "picolet.k3sServer", "picolet.kubeconfig", "picolet.kubeletVersion", "picolet.link.dailyBytes", "picolet.link.meteredInterfaces", "picolet.link.pullWindow", "picolet.link.streamBytes", "picolet.logMemory", "picolet.manifestURLCA", "picolet.maxLogBytes",
-    "picolet.maximumDeadContainers", "picolet.maximumDeadContainersPerContainer", "picolet.metered", "picolet.minimumContainerTTLDuration",
-    "picolet.nodeIP", "picolet.nodeLabels", "picolet.ociRuntime", "picolet.ociRuntimeRoot", "picolet.offlineSecrets", "picolet.podWriteLimit", "picolet.process.allowRoot", "picolet.process.directories", "picolet.process.variables", "picolet.profile", "picolet.providers",
-    "picolet.registriesFile", "picolet.rootDir", "picolet.runDir", "picolet.socket", "picolet.tunnel.ca", "picolet.tunnel.servers",
-    "picolet.tunnel.tokenFile", "picolet.useRuntimeEndpoint",
-    "podCIDR", "podLogsDir", "podPidsLimit", "podsPerCore", "port", "preloadedImagesVerificationAllowlist",
-    "protectKernelDefaults", "providerID", "qosReserved",
-    "readOnlyPort", "registerNode", "registerWithTaints.effect", "registerWithTaints.key",
-    "registerWithTaints.timeAdded", "registerWithTaints.value", "registryBurst", "registryPullQPS",
-    "reservedMemory", "reservedSystemCPUs", "resolvConf", "rotateCertificates", "runOnce", "runtimeRequestTimeout",
-    "seccompDefault", "serializeImagePulls", "serverTLSBootstrap", "showHiddenMetricsForVersion",
-    "shutdownGracePeriod", "shutdownGracePeriodByPodPriority", "shutdownGracePeriodCriticalPods",
-    "singleProcessOOMKill", "staticPodPath", "staticPodURL", "staticPodURLHeader",
-    "streamingConnectionIdleTimeout", "syncFrequency", "systemCgroups", "systemReserved", "systemReservedCgroup",
-    "tlsCertFile", "tlsCipherSuites", "tlsCurvePreferences", "tlsMinVersion", "tlsPrivateKeyFile",
-    "topologyManagerPolicy", "topologyManagerPolicyOptions", "topologyManagerScope", "tracing",
-    "userNamespaces.idsPerPod", "volumePluginDir", "volumeStatsAggPeriod",
-];
 
 /// Fields that this version acts on, with the names and meanings of KubeletConfiguration. An absent field is `None`; its default is decided in one place, [`super::Config`].
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -542,15 +444,6 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn fields_are_sorted() {
-        assert!(
-            FIELDS.is_sorted(),
-            "{:?}",
-            FIELDS.windows(2).find(|w| w[0] >= w[1])
-        );
-    }
-
-    #[test]
     fn unknown_and_duplicate_fields_are_named() {
         // CONF-01
         let document = load(
@@ -625,20 +518,6 @@ pub(super) mod tests {
                 Some(path),
                 "{pointer}"
             );
-        }
-    }
-
-    #[test]
-    fn paths_are_known_and_those_of_flags_are_among_them() {
-        // CONF-01
-        for pointer in PATHS {
-            let field = pointer.trim_start_matches('/').replace('/', ".");
-            assert!(is_known(&field), "{field}");
-        }
-        let flags = crate::config::flags::described();
-        for flag in flags.filter(|flag| flag.path && !flag.field.is_empty()) {
-            let pointer = format!("/{}", flag.field.replace('.', "/"));
-            assert!(PATHS.contains(&pointer.as_str()), "{pointer}");
         }
     }
 

@@ -3,7 +3,8 @@
 //! - [`decode`]: YAML or JSON text → JSON value → typed value, with limits; errors name the field's path.
 //! - [`mod@file`]: the document named by `--config` and its known fields.
 //! - `drop_in`: documents below `--config-dir`, each merged over that.
-//! - [`flags`]: one table of flags that feeds the parser and the help text; `without_effect`: flags and keys that only a kubelet has.
+//! - `keys`: one table of all keys: flag, range, default, and if it is a path.
+//! - [`flags`]: the parser of flags and their help text; `without_effect`: flags and keys that only a kubelet has.
 //! - `gates`: names of feature gates.
 //! - [`join`]: the file of a machine that joins a cluster.
 //! - `adapt`: settings of a kubelet that this agent fulfils in its own way.
@@ -24,7 +25,7 @@ use std::path::{Path, PathBuf};
 mod adapt;
 pub(crate) mod checks;
 mod cluster;
-pub(crate) mod configz;
+mod configz;
 pub mod decode;
 pub(crate) mod drop_in;
 pub mod duration;
@@ -34,6 +35,7 @@ pub mod file;
 pub mod flags;
 mod gates;
 pub mod join;
+pub(crate) mod keys;
 mod link;
 mod manifest_url;
 mod node;

@@ -1,7 +1,6 @@
 //! Makes the checked configuration from the fields of the document: defaults and rules are in this one place.
 
 use alloc::collections::BTreeMap;
-use core::ops::RangeInclusive;
 use core::time::Duration;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -17,39 +16,13 @@ use super::values::{
     SwapBehavior, TimeConfig,
 };
 use super::{
-    cluster, configz, endpoints, eviction, gates, link, manifest_url, node, server, tunnel,
+    cluster, configz, endpoints, eviction, gates, keys, link, manifest_url, node, server, tunnel,
     without_effect,
 };
 use crate::api::cri::CgroupDriver;
 use crate::api::{Quantity, names};
 use crate::logic::{cgroup::CgroupTree, pod_writes, shutdown};
 use crate::parts;
-
-/// Ranges of whole numbers, also of fields that this version does not use: a kubelet would refuse the file too.
-const RANGES: &[(&str, RangeInclusive<i64>)] = &[
-    ("containerLogMaxFiles", 2..=i32::MAX as i64),
-    ("containerLogMaxWorkers", 1..=i32::MAX as i64),
-    ("eventBurst", 0..=i32::MAX as i64),
-    ("eventRecordQPS", 0..=i32::MAX as i64),
-    ("evictionMaxPodGracePeriod", 0..=i32::MAX as i64),
-    ("healthzPort", 0..=65535),
-    ("imageGCHighThresholdPercent", 0..=100),
-    ("imageGCLowThresholdPercent", 0..=100),
-    ("kubeAPIBurst", 0..=i32::MAX as i64),
-    ("kubeAPIQPS", 0..=i32::MAX as i64),
-    ("maxOpenFiles", 0..=i64::MAX),
-    ("maxParallelImagePulls", 1..=i32::MAX as i64),
-    ("maxPods", 0..=i32::MAX as i64),
-    ("nodeLeaseDurationSeconds", 1..=i32::MAX as i64),
-    ("nodeStatusMaxImages", -1..=i32::MAX as i64),
-    ("oomScoreAdj", -1000..=1000),
-    ("podPidsLimit", -1..=i64::MAX),
-    ("podsPerCore", 0..=i32::MAX as i64),
-    ("port", 1..=65535),
-    ("readOnlyPort", 0..=65535),
-    ("registryBurst", 0..=i32::MAX as i64),
-    ("registryPullQPS", 0..=i32::MAX as i64),
-];
 
 /// Most OCI runtimes beside the default one.
 const MAX_HANDLERS: usize = 16;
@@ -67,7 +40,8 @@ pub(super) fn resolve(
     host: &Host,
     warnings: &mut Vec<String>,
 ) -> Result<Config, Invalid> {
-    ranges(&document)?;
+    keys::check_ranges(&document)?;
+    check_ids_per_pod(&document)?;
     refuse(&fields)?;
     warnings.extend(without_effect::remove(&mut document));
     let own = &fields.picolet;
@@ -121,7 +95,7 @@ pub(super) fn resolve(
         manifest_url,
         verbosity: u8::try_from(fields.logging.verbosity.unwrap_or(0)).unwrap_or(u8::MAX),
         doorbells: own.doorbells.unwrap_or(true),
-        times: times(&fields)?,
+        times: times(&fields),
         max_pods: count(fields.max_pods, 110),
         pods_per_core: count(fields.pods_per_core, 0),
         runtime: RuntimeConfig {
@@ -186,22 +160,8 @@ fn handlers(all: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, 
     Ok(all.clone())
 }
 
-fn ranges(document: &Value) -> Result<(), Invalid> {
-    for (field, range) in RANGES {
-        let value = &document[*field];
-        if !value.is_null() && !value.as_i64().is_some_and(|n| range.contains(&n)) {
-            let (low, high) = range.clone().into_inner();
-            let bound = if high >= i64::from(i32::MAX) {
-                format!("at least {low}")
-            } else {
-                format!("between {low} and {high}")
-            };
-            return invalid(
-                field,
-                format!("is {value}, must be a whole number, {bound}"),
-            );
-        }
-    }
+/// Checks the number of ids of a user namespace, which is no range.
+fn check_ids_per_pod(document: &Value) -> Result<(), Invalid> {
     let ids = &document["userNamespaces"]["idsPerPod"];
     if !ids.is_null() && !ids.as_i64().is_some_and(|n| n >= 65536 && n % 65536 == 0) {
         return invalid(
@@ -227,25 +187,19 @@ fn refuse(fields: &Fields) -> Result<(), Invalid> {
     Ok(())
 }
 
-fn times(fields: &Fields) -> Result<TimeConfig, Invalid> {
+fn times(fields: &Fields) -> TimeConfig {
     let backoff = kept(
         fields.crash_loop_back_off.max_container_restart_period,
         300 * SECOND,
     );
-    if !(SECOND..=300 * SECOND).contains(&backoff) {
-        return invalid(
-            "crashLoopBackOff.maxContainerRestartPeriod",
-            format!("is {backoff:?}, must be between 1s and 300s"),
-        );
-    }
-    Ok(TimeConfig {
+    TimeConfig {
         sync: unset_if_zero(fields.sync_frequency, MINUTE),
         file_check: unset_if_zero(fields.file_check_frequency, 20 * SECOND),
         runtime_request: unset_if_zero(fields.runtime_request_timeout, 2 * MINUTE),
         max_restart_backoff: backoff,
         streaming_idle: unset_if_zero(fields.streaming_connection_idle_timeout, 4 * 60 * MINUTE),
         volume_stats: unset_if_zero(fields.volume_stats_agg_period, MINUTE),
-    })
+    }
 }
 
 /// Reads the groups of pods that end one after the other with the machine (CONF-12, SHUT-01).
@@ -316,12 +270,6 @@ fn cgroup(fields: &Fields) -> Result<CgroupConfig, Invalid> {
         return invalid("cgroupRoot", format!("is {root:?}, {CLEAN}"));
     }
     let period = kept(fields.cpu_cfs_quota_period, Duration::from_millis(100));
-    if !(Duration::from_millis(1)..=SECOND).contains(&period) {
-        return invalid(
-            "cpuCFSQuotaPeriod",
-            format!("is {period:?}, must be between 1ms and 1s"),
-        );
-    }
     let factor = fields.memory_throttling_factor.unwrap_or(0.9);
     if !(factor > 0.0 && factor <= 1.0) {
         return invalid(
@@ -541,12 +489,6 @@ fn logs(fields: &Fields) -> Result<LogConfig, Invalid> {
         );
     }
     let interval = kept(fields.container_log_monitor_interval, 10 * SECOND);
-    if interval < 3 * SECOND {
-        return invalid(
-            "containerLogMonitorInterval",
-            format!("is {interval:?}, must be at least 3s"),
-        );
-    }
     let max_size_bytes = u64::try_from(size).ok();
     let field = "picolet.maxLogBytes";
     let all = fields.picolet.max_log_bytes.as_ref();

@@ -322,6 +322,20 @@ fn several_agents_on_one_machine() {
 }
 
 #[test]
+fn the_defaults_that_are_shown_are_those_that_count() {
+    // SRV-13
+    let plain = load("no defaults", "maxPods: 110", "").expect("a configuration");
+    let shown: serde_json::Value = serde_json::from_str(&plain.document).expect("JSON");
+    let fields = shown.as_object().expect("an object").iter();
+    let own = fields.filter(|(name, _)| !["apiVersion", "kind"].contains(&name.as_str()));
+    let text: String = own
+        .map(|(name, value)| format!("{name}: {value}\n"))
+        .collect();
+    let said = load("all defaults", &text, "").expect("a configuration");
+    assert_eq!(format!("{said:#?}"), format!("{plain:#?}"));
+}
+
+#[test]
 fn precedence() {
     // CONF-03
     let file = "maxPods: 5\nsyncFrequency: 10s\nfeatureGates: {MemoryQoS: true, NodeSwap: true}";

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 
 use crate::config::{
-    ConfigError, Host, Loaded, configz,
+    ConfigError, Host, Loaded,
     decode::{self, DecodeError},
     drop_in, file, flags,
     join::OWN_DROP_IN,
-    load, read_bounded,
+    keys, load, read_bounded,
 };
 
 /// First line of the configuration file.
@@ -165,7 +165,7 @@ pub(super) fn text(
 /// Mode of the file, from that of the earlier file and the new content: the operator's secrets are for root alone.
 pub(super) fn mode(before: u32, parts: &[&Map<String, Value>]) -> u32 {
     let is_secret =
-        |part: &&Map<String, Value>| configz::SECRET.iter().any(|f| part.contains_key(*f));
+        |part: &&Map<String, Value>| keys::secrets().any(|name| part.contains_key(name));
     match parts.iter().any(is_secret) {
         true => before & 0o700,
         false => before & 0o777,
