@@ -5,13 +5,14 @@ use std::path::PathBuf;
 
 use picolet::api::{PodUid, Wall};
 use picolet::logic::mux::{Merged, Mux, Op, Source};
-use picolet::logic::{static_pod, validation};
+use picolet::logic::{object_fields, static_pod, validation};
 use picolet::source::{ManifestDir, Reading, Rules, Trigger};
 
 const RULES: Rules = Rules {
     pod: static_pod::prepare,
     config_map: validation::config_map,
     secret: validation::secret,
+    keys: object_fields::misspelt,
 };
 
 /// A manifest directory of its own, and what stands behind it.

@@ -36,7 +36,7 @@ use crate::{
     bus::logind::Places,
     cgroup::{MemoryBell, Version},
     kube::store::Store,
-    logic::{eviction::Starved, shutdown, static_pod, tunnel::agent_id},
+    logic::{eviction::Starved, object_fields, shutdown, static_pod, tunnel::agent_id},
     net::ProxyVariables,
     parts::PartTools,
     runtime::log_rotation::Looked,
@@ -433,7 +433,7 @@ pub(super) fn url_manifests(
     let source = ManifestUrl::new(
         place,
         parts.owners.node.name.clone(),
-        static_pod::prepare_from_url,
+        (static_pod::prepare_from_url, object_fields::misspelt),
         parts.cfg.dirs.root.join(URL_COPY),
     );
     let manifests = UrlManifests {

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     api::Mono,
-    logic::{static_pod, validation},
+    logic::{object_fields, static_pod, validation},
     source::{ManifestUrl, Poller, Problem, Reading, Rules, Snapshot},
     sys::lane::Lane,
 };
@@ -27,6 +27,7 @@ pub(super) const RULES: Rules = Rules {
     pod: static_pod::prepare,
     config_map: validation::config_map,
     secret: validation::secret,
+    keys: object_fields::misspelt,
 };
 
 /// Polls the manifest directory.

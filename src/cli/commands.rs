@@ -205,12 +205,13 @@ const COMMANDS: &[Command] = &[
     ], agent_flags: false, takes: Takes::Nothing },
     Command { name: "image prune", args: "", group: IMAGES, help: "Remove images that no container uses", flags: &[], agent_flags: false, takes: Takes::Nothing },
 
-    Command { name: "check", args: "", group: MACHINE, help: "Say what is wrong with this machine, and the exact fix", flags: &[
+    Command { name: "check", args: "[FILE...]", group: MACHINE, help: "Say what is wrong with this machine, or with manifests, and the exact fix", flags: &[
         value("output", Some('o'), "json", "form of the answer (default: lines)"),
         switch("quiet", Some('q'), "only what is wrong"),
+        switch("strict", None, "exit code 1 for warnings too"),
         switch("kubeadm", None, "what kubeadm join would say of it, by its own names"),
         switch("kubelet", None, "the flags are those of the program that is called kubelet"),
-    ], agent_flags: true, takes: Takes::Nothing },
+    ], agent_flags: true, takes: Takes::Files },
     Command { name: "reset", args: "", group: MACHINE, help: "Remove everything the agent made; manifests and configuration stay", flags: &[
         switch("yes", Some('y'), "do not ask"),
         switch("force", Some('f'), "the same, as kubeadm has it"),

@@ -23,6 +23,7 @@ mod api_sim;
 pub mod defaults;
 pub mod digest;
 pub mod mux;
+pub mod object_fields;
 pub mod static_pod;
 pub mod validation;
 

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::{MAX_ENTRIES, PodRule, Rules};
+use super::{KeyRule, MAX_ENTRIES, PodRule, Rules};
 use crate::api::config_map::Bytes;
 use crate::api::received::{Delivered, Invalid, ReceivedPod};
 use crate::api::{ConfigMap, ObjectMeta, Secret, Wall};
@@ -94,6 +94,9 @@ pub(super) enum ManifestError {
     /// An item of a list, by its index.
     #[error("items[{0}]: {1}")]
     Item(usize, Box<Self>),
+    /// An object with oddities that may be the reason of its fault.
+    #[error("{0}; {1}")]
+    Odd(Box<Self>, String),
     /// Version and kind of an object that is not read from a URL.
     #[error("{0} {1:?} is not read from a URL: only a v1 Pod, PodList or List of pods is")]
     UrlKind(String, String),
@@ -122,10 +125,21 @@ pub(super) fn read(
     Some((stamp, manifest))
 }
 
+/// Most oddities of a list that are told.
+const MAX_NOTES: usize = 100;
+
 /// Longest message about one file, bytes: messages quote the file.
 const MAX_MESSAGE_BYTES: usize = 2048;
 
 impl ManifestError {
+    /// Adds the oddities of the object.
+    fn with(self, notes: &[String]) -> Self {
+        match notes {
+            [] => self,
+            notes => Self::Odd(Box::new(self), notes.join("; ")),
+        }
+    }
+
     /// Makes the message for people, cut if it is long.
     pub(super) fn message(&self) -> String {
         let mut message = self.to_string();
@@ -166,9 +180,23 @@ fn decode(
     node: &str,
     rules: &Rules,
 ) -> Result<Manifest, ManifestError> {
-    let (value, notes) = document(bytes)?;
+    let (value, mut notes) = document(bytes)?;
+    notes.extend((rules.keys)(&value));
+    match object(value, path, stamp, node, rules) {
+        Ok(object) => Ok(Manifest { object, notes }),
+        Err(why) => Err(why.with(&notes)),
+    }
+}
+
+fn object(
+    value: Value,
+    path: &Path,
+    stamp: Stamp,
+    node: &str,
+    rules: &Rules,
+) -> Result<Object, ManifestError> {
     let (version, kind) = kind_of(&value);
-    let object = match (&*version, &*kind) {
+    Ok(match (&*version, &*kind) {
         ("v1", "Pod") => {
             let file = path.to_string_lossy();
             Object::Pod((rules.pod)(value, node, &file)?)
@@ -198,8 +226,7 @@ fn decode(
         (version, kind) => {
             return Err(ManifestError::Kind(version.into(), kind.into()));
         }
-    };
-    Ok(Manifest { object, notes })
+    })
 }
 
 /// Reads the pods of a document at a URL, one or a list, and the document's oddities. A single wrong pod makes the
@@ -208,12 +235,18 @@ pub(super) fn pods(
     bytes: &[u8],
     node: &str,
     url: &str,
-    rule: PodRule,
+    (rule, keys): (PodRule, KeyRule),
 ) -> Result<(Vec<Delivered>, Vec<String>), ManifestError> {
-    let (mut value, notes) = document(bytes)?;
+    let (mut value, mut notes) = document(bytes)?;
     let (version, kind) = kind_of(&value);
     let items = match (&*version, &*kind) {
-        ("v1", "Pod") => return Ok((vec![Delivered::Read(rule(value, node, url)?)], notes)),
+        ("v1", "Pod") => {
+            notes.extend(keys(&value));
+            return match rule(value, node, url) {
+                Ok(pod) => Ok((vec![Delivered::Read(pod)], notes)),
+                Err(why) => Err(ManifestError::from(why).with(&notes)),
+            };
+        }
         ("v1", "PodList" | "List") => match value["items"].take() {
             Value::Null => Vec::new(),
             Value::Array(items) => items,
@@ -225,7 +258,7 @@ pub(super) fn pods(
     if items.len() > MAX_ENTRIES {
         return Err(ManifestError::Many);
     }
-    let item = |mut item: Value| {
+    let mut item = |n: usize, mut item: Value| {
         let (mut version, mut own) = kind_of(&item);
         // Items of a `PodList` may lack version and kind.
         if kind == "PodList" && version.is_empty() && own.is_empty() && item.is_object() {
@@ -233,16 +266,24 @@ pub(super) fn pods(
             item["kind"] = json!("Pod");
             (version, own) = kind_of(&item);
         }
+        let odd = keys(&item);
+        let room = MAX_NOTES.saturating_sub(notes.len());
+        let numbered = odd.iter().map(|note| format!("items[{n}]: {note}"));
+        notes.extend(numbered.take(room));
         match (&*version, &*own) {
-            ("v1", "Pod") => Ok(Delivered::Read(rule(item, node, url)?)),
+            ("v1", "Pod") => match rule(item, node, url) {
+                Ok(pod) => Ok(Delivered::Read(pod)),
+                Err(why) => Err(ManifestError::from(why).with(&odd)),
+            },
             ("", _) | (_, "") => Err(ManifestError::Untyped),
             _ => Err(ManifestError::UrlKind(version, own)),
         }
     };
     let numbered = items.into_iter().enumerate();
     let pods =
-        numbered.map(|(n, one)| item(one).map_err(|why| ManifestError::Item(n, Box::new(why))));
-    Ok((pods.collect::<Result<_, _>>()?, notes))
+        numbered.map(|(n, one)| item(n, one).map_err(|why| ManifestError::Item(n, Box::new(why))));
+    let pods = pods.collect::<Result<_, _>>()?;
+    Ok((pods, notes))
 }
 
 /// Reads a document, and its oddities.

@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::http::{Answer, Client, HttpError, Place, Tags};
 use super::manifest::{self, ManifestError};
-use super::{PodRule, Problem, Reading, Snapshot};
+use super::{KeyRule, PodRule, Problem, Reading, Snapshot};
 use crate::api::hex;
 use crate::api::received::Delivered;
 use crate::config::decode::MAX_DOCUMENT_BYTES;
@@ -32,7 +32,7 @@ pub struct ManifestUrl {
     client: Client,
     /// Name of the node.
     node: String,
-    rule: PodRule,
+    rules: (PodRule, KeyRule),
     /// File with the last good answer.
     copy: PathBuf,
     copy_was_read: bool,
@@ -83,11 +83,11 @@ struct CopyHead {
 impl ManifestUrl {
     /// Makes a source that has not asked yet. `node` is the node's name; `copy` the file for the last good answer.
     #[must_use]
-    pub const fn new(place: Place, node: String, rule: PodRule, copy: PathBuf) -> Self {
+    pub const fn new(place: Place, node: String, rules: (PodRule, KeyRule), copy: PathBuf) -> Self {
         Self {
             client: Client::new(place),
             node,
-            rule,
+            rules,
             copy,
             copy_was_read: false,
             unwritten: false,
@@ -198,7 +198,7 @@ impl ManifestUrl {
             return Ok((Vec::new(), Vec::new()));
         }
         let url = self.client.url().to_string();
-        manifest::pods(document, &self.node, &url, self.rule)
+        manifest::pods(document, &self.node, &url, self.rules)
     }
 
     fn tell(&mut self, pods: Vec<Delivered>, problems: Vec<Problem>) -> Reading {

@@ -34,6 +34,9 @@ pub use poller::{MIN_GAP, Poller, RECHECK};
 /// Function that turns a raw pod into a pod of this node, or names its fault: (object, node name, file path or URL).
 pub type PodRule = fn(Value, &str, &str) -> Result<Box<ReceivedPod>, Invalid>;
 
+/// Function that finds keys of an object which no Kubernetes has, one sentence each.
+pub type KeyRule = fn(&Value) -> Vec<String>;
+
 /// Rules that a source needs, as functions: the source reads files and knows nothing of pods.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
@@ -43,6 +46,8 @@ pub struct Rules {
     pub config_map: fn(&ConfigMap) -> Result<(), Invalid>,
     /// Rule for Secrets: finds their faults; `stringData` is folded into `data` before.
     pub secret: fn(&Secret) -> Result<(), Invalid>,
+    /// Rule for the keys of all of them.
+    pub keys: KeyRule,
 }
 
 /// Namespace and name of an object.

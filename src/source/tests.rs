@@ -81,6 +81,13 @@ const RULES: Rules = Rules {
         }
     },
     secret: |_| Ok(()),
+    keys: |value| {
+        value["odd"]
+            .as_str()
+            .map(str::to_owned)
+            .into_iter()
+            .collect()
+    },
 };
 
 fn pod(name: &str, image: &str) -> String {
@@ -443,6 +450,36 @@ fn objects_beside_pods() {
         panic!()
     };
     assert!(snapshot.objects_changed && snapshot.secrets.is_empty());
+}
+
+#[test]
+fn odd_keys_are_told_of_a_good_file_and_of_a_bad_one() {
+    // SRC-34
+    let scratch = Scratch::new("odd");
+    let odd = "odd: what is odd\n";
+    scratch.put("bad.yaml", &format!("{odd}apiVersion: v1\nkind: Pod\n"));
+    scratch.put("good.yaml", &format!("{odd}{}", pod("a", "1")));
+    scratch.put(
+        "map.yaml",
+        &format!("{odd}apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: c}}\n"),
+    );
+    let mut dir = source(scratch.dir());
+    let Reading::Snapshot(snapshot) = dir.read(Trigger::Poll) else {
+        panic!()
+    };
+    let told = snapshot
+        .problems
+        .iter()
+        .map(|p| (p.fatal, p.message.as_str()));
+    assert_eq!(
+        told.collect::<Vec<_>>(),
+        [
+            (true, "spec.containers: Required value; what is odd"),
+            (false, "what is odd"),
+            (false, "what is odd"),
+        ]
+    );
+    assert_eq!((snapshot.pods.len(), snapshot.config_maps.len()), (1, 1));
 }
 
 #[test]

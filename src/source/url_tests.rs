@@ -121,7 +121,14 @@ fn place(url: &str) -> Place {
 }
 
 fn source(place: Place, copy: PathBuf) -> ManifestUrl {
-    ManifestUrl::new(place, "n".into(), rule, copy)
+    let keys = |value: &Value| {
+        value["odd"]
+            .as_str()
+            .map(str::to_owned)
+            .into_iter()
+            .collect()
+    };
+    ManifestUrl::new(place, "n".into(), (rule, keys), copy)
 }
 
 fn some(names: &[&str]) -> Option<Vec<String>> {
@@ -184,6 +191,24 @@ fn one_pod_or_a_list_in_yaml_or_json() {
         seen.iter()
             .all(|s| s.method == "GET" && s.header("authorization") == "Bearer x")
     );
+}
+
+#[test]
+fn odd_keys_of_items_are_told_with_their_place() {
+    // SRC-34
+    let mut odd = pod("a");
+    odd["odd"] = json!("what is odd");
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": [pod("b"), odd]}).to_string();
+    let script = Script::new(move |_| ok(&list));
+    let server = Server::plain(script.handler());
+    let mut bench = Bench::new(&server.url());
+    let said = vec!["items[1]: what is odd".to_owned()];
+    assert_eq!(bench.look(), (some(&["b", "a"]), said));
+    odd["spec"]["containers"][0]["image"] = json!("");
+    script.set(move |_| ok(&odd.to_string()));
+    let (pods, said) = bench.look();
+    assert_eq!(pods, None);
+    assert!(said[0].ends_with("; what is odd"), "{said:?}");
 }
 
 #[test]

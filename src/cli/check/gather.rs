@@ -20,19 +20,22 @@ use crate::{
     api::{Quantity, order::Order as _, received::Delivered},
     bus::logind::Places,
     cgroup::{Cgroups, Hierarchy, Version},
-    config::{self, Config, Host, flags},
+    config::{
+        self, Config, Host,
+        flags::{self, FlagError},
+    },
     error::chain,
     image::record,
     logic::{
         check::{self, Agent, Clock, Dir, Dirs, Disk, Facts, Kernel, Manifests, Network},
         eviction::Signal,
-        static_pod, validation,
+        object_fields, static_pod, validation,
     },
     net::Url,
     runtime::runc::{self, apparmor, cni::NetworkConfig, host},
     server::backend::{DeviceShown, Health, List},
     shim,
-    source::{ManifestDir, Reading, Rules, Trigger},
+    source::{ManifestDir, Problem, Reading, Rules, Trigger},
     sys::{
         child::{self, Command},
         clock, disk_wear, file, mount, namespaces, pages,
@@ -59,6 +62,7 @@ const RULES: Rules = Rules {
     pod: static_pod::prepare,
     config_map: validation::config_map,
     secret: validation::secret,
+    keys: object_fields::misspelt,
 };
 /// Names of processes that run pods.
 const KUBELETS: [&str; 6] = [
@@ -111,6 +115,29 @@ fn configured(
     };
     let socket = socket_of(&words, &cfg.dirs.socket);
     Ok((cfg, wanted, socket))
+}
+
+/// Separates the flags of an agent from the words that belong to none of them: files.
+pub(super) fn split_files(
+    mut words: Vec<OsString>,
+) -> Result<(Vec<OsString>, Vec<String>), CliError> {
+    let mut files = Vec::new();
+    // Bounded: each turn but the last takes a word away.
+    loop {
+        match flags::parse(words.iter().cloned(), Path::new("/")) {
+            Err(FlagError::Stray(word)) => {
+                // The last such word: an earlier one may be a flag's value.
+                let is_it = |one: &OsString| one.to_string_lossy() == *word;
+                let Some(at) = words.iter().rposition(is_it) else {
+                    return Err(CliError::new(format!("unexpected argument {word:?}")));
+                };
+                words.remove(at);
+                files.push(word);
+            }
+            // What else is wrong is said by who uses the flags.
+            Ok(_) | Err(_) => return Ok((words, files)),
+        }
+    }
 }
 
 /// Gathers the facts of this machine, as an agent with these flags would find them. `is_kubelet`: the agent is called
@@ -219,7 +246,8 @@ pub(crate) struct Place {
     /// Root directory of the agent.
     pub(crate) root: PathBuf,
     manifests: Option<PathBuf>,
-    node_name: String,
+    /// Name of the node.
+    pub(super) node_name: String,
 }
 
 impl Place {
@@ -681,16 +709,40 @@ fn manifests(cfg: &Config) -> Manifests {
         open_secrets: open_secrets(path),
         ..at_url
     };
-    match ManifestDir::new(path.clone(), cfg.node_name.clone(), RULES).read(Trigger::Poll) {
+    read_manifests(path, &cfg.node_name, &mut out);
+    out
+}
+
+/// Looks at one file, or a directory of them, as the agent of node `node` would.
+pub(super) fn manifest_file(path: &Path, node: &str) -> Manifests {
+    let mut out = Manifests {
+        path: Some(path.display().to_string()),
+        ..Manifests::default()
+    };
+    if path.exists() {
+        read_manifests(path, node, &mut out);
+    } else {
+        let why = "does not exist".to_owned();
+        out.bad.push((path.display().to_string(), why));
+    }
+    out
+}
+
+fn read_manifests(path: &Path, node: &str, out: &mut Manifests) {
+    let told = |problem: &Problem| {
+        let one_line = problem.message.replace('\n', "; ");
+        (problem.path.display().to_string(), one_line)
+    };
+    match ManifestDir::new(path.into(), node.into(), RULES).read(Trigger::Poll) {
         Reading::Unchanged => {}
-        Reading::Failed(problem) => {
-            let one_line = problem.message.replace('\n', "; ");
-            out.bad.push((problem.path.display().to_string(), one_line));
-        }
+        Reading::Failed(problem) => out.bad.push(told(&problem)),
         Reading::Snapshot(snapshot) => {
-            for problem in snapshot.problems.iter().filter(|p| p.fatal) {
-                let one_line = problem.message.replace('\n', "; ");
-                out.bad.push((problem.path.display().to_string(), one_line));
+            for problem in &snapshot.problems {
+                let list = match problem.fatal {
+                    true => &mut out.bad,
+                    false => &mut out.odd,
+                };
+                list.push(told(problem));
             }
             for delivered in &snapshot.pods {
                 let Delivered::Read(received) = delivered else {
@@ -711,7 +763,6 @@ fn manifests(cfg: &Config) -> Manifests {
         }
     }
     out.host_ports.order();
-    out
 }
 
 /// Lists the files with a Secret that users other than root can read: the file's group, or all.

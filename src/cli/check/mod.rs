@@ -7,7 +7,7 @@ mod runtime;
 
 pub(crate) use gather::{Place, ask};
 
-use std::{ffi::OsString, io::IsTerminal as _, process::ExitCode};
+use std::{ffi::OsString, io::IsTerminal as _, path::Path, process::ExitCode};
 
 use serde_json::{Value, json};
 
@@ -19,7 +19,8 @@ const EXIT_ERRORS: u8 = 1;
 
 pub(crate) fn run(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode, CliError> {
     let (own, agent) = args::split(command, words)?;
-    let (mut json, mut quiet, mut of_kubeadm, mut is_kubelet) = (false, false, false, false);
+    let (mut json, mut quiet, mut strict) = (false, false, false);
+    let (mut of_kubeadm, mut is_kubelet) = (false, false);
     for (flag, value) in own {
         match (flag, value.as_str()) {
             ("output", "json") => json = true,
@@ -30,26 +31,31 @@ pub(crate) fn run(command: &'static Command, words: Vec<OsString>) -> Result<Exi
             }
             ("kubeadm", value) => of_kubeadm = value != "false",
             ("kubelet", value) => is_kubelet = value != "false",
+            ("strict", value) => strict = value != "false",
             (_, value) => quiet = value != "false",
         }
     }
-    let mut facts = gather::facts(agent, is_kubelet)?;
-    let findings = if of_kubeadm {
-        let (release, name) = (&facts.kernel.release, &facts.wanted.node_name);
-        facts.kubeadm = kubeadm::look(release, name, &super::proxies());
-        check::run_kubeadm(&facts)
+    let (agent, files) = gather::split_files(agent)?;
+    let (findings, answers) = if files.is_empty() {
+        let mut facts = gather::facts(agent, is_kubelet)?;
+        let findings = if of_kubeadm {
+            let (release, name) = (&facts.kernel.release, &facts.wanted.node_name);
+            facts.kubeadm = kubeadm::look(release, name, &super::proxies());
+            check::run_kubeadm(&facts)
+        } else {
+            check::run(&facts)
+        };
+        (findings, facts.apiserver_answers())
     } else {
-        check::run(&facts)
+        (judge_files(&files, agent)?, None)
     };
     if json {
-        print(&format!(
-            "{:#}\n",
-            report(&findings, facts.apiserver_answers())
-        ))?;
+        print(&format!("{:#}\n", report(&findings, answers)))?;
     } else {
         print(&as_lines(&findings, quiet, std::io::stdout().is_terminal()))?;
     }
-    let wrong = findings.iter().any(|(_, f)| f.level == Level::Error);
+    let least = if strict { Level::Warning } else { Level::Error };
+    let wrong = findings.iter().any(|(_, f)| f.level >= least);
     Ok(if wrong {
         EXIT_ERRORS.into()
     } else {
@@ -58,6 +64,19 @@ pub(crate) fn run(command: &'static Command, words: Vec<OsString>) -> Result<Exi
 }
 
 type Findings = [(&'static str, Finding)];
+
+/// Judges manifests by themselves: the agent, if there is one, is not asked. `flags`: of an agent that would read them.
+fn judge_files(
+    files: &[String],
+    flags: Vec<OsString>,
+) -> Result<Vec<(&'static str, Finding)>, CliError> {
+    let node = Place::of(flags)?.node_name;
+    let judge = |file: &String| {
+        let manifests = gather::manifest_file(Path::new(file), &node);
+        ("manifest", check::judge_manifests(&manifests))
+    };
+    Ok(files.iter().map(judge).collect())
+}
 
 fn count(findings: &Findings, level: Level) -> usize {
     findings.iter().filter(|(_, f)| f.level == level).count()
@@ -132,6 +151,60 @@ mod tests {
             says: says.into(),
             fix: fix.into(),
         }
+    }
+
+    #[test]
+    fn manifests_by_themselves() {
+        // SRC-34
+        let dir = std::env::temp_dir().join(format!("picolet-judge-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("directory");
+        let pod = |keys: &str| {
+            format!(
+                "apiVersion: v1\nkind: Pod\nmetadata: {{name: a}}\nspec: {{containers: [{{name: c, {keys}}}]}}\n"
+            )
+        };
+        let files = [
+            ("good.yaml", pod("image: i"), Level::Ok, "1 pods in "),
+            (
+                "odd.yaml",
+                pod("image: i, comand: [x]"),
+                Level::Warning,
+                "unknown field spec.containers[0].comand is ignored, did you mean command?",
+            ),
+            (
+                "bad.yaml",
+                pod("imgae: i"),
+                Level::Error,
+                "spec.containers[0].image: Required value; unknown field spec.containers[0].imgae is ignored, did you mean image?",
+            ),
+        ];
+        let mut words: Vec<OsString> = ["--hostname-override", "node", "--max-pods=3"]
+            .map(OsString::from)
+            .into();
+        for (name, text, ..) in &files {
+            let path = dir.join(name);
+            std::fs::write(&path, text).expect("written");
+            words.push(path.into());
+        }
+        words.push("/no/such/file".into());
+        let (flags, named) = gather::split_files(words).expect("files");
+        assert_eq!((flags.len(), named.len()), (3, 4));
+        let findings = judge_files(&named, flags).expect("judged");
+        std::fs::remove_dir_all(&dir).expect("removed");
+        for ((_, found), (name, _, level, says)) in findings.iter().zip(&files) {
+            assert_eq!(found.level, *level, "{name}: {}", found.says);
+            assert!(
+                found.says.contains(says) && found.says.contains(name),
+                "{}",
+                found.says
+            );
+        }
+        let (_, absent) = &findings[3];
+        assert_eq!(
+            (absent.level, &*absent.says),
+            (Level::Error, "/no/such/file: does not exist")
+        );
+        assert_eq!(findings[1].1.fix, format!("correct {}", named[1]));
     }
 
     #[test]

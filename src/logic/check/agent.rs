@@ -2,7 +2,7 @@
 
 use alloc::{string::String, vec::Vec};
 
-use super::{Agent, AgentFacts, Facts, Finding, some_of};
+use super::{Agent, AgentFacts, Facts, Finding, Manifests, some_of};
 
 /// A relist is due every second; an agent whose last one is older than this cannot do its work.
 const STALE_RELIST_MS: u64 = 30_000;
@@ -66,7 +66,12 @@ pub(super) fn ports(facts: &Facts) -> Finding {
 }
 
 pub(super) fn manifests(facts: &Facts) -> Finding {
-    let manifests = &facts.manifests;
+    judge_manifests(&facts.manifests)
+}
+
+/// Judges manifests: the same rule for those of a node and for a file by itself.
+#[must_use]
+pub fn judge_manifests(manifests: &Manifests) -> Finding {
     let url = manifests.url.as_deref();
     let plain = url.filter(|_| manifests.is_url_plain).map(|url| {
         Finding::warning(
@@ -81,6 +86,15 @@ pub(super) fn manifests(facts: &Facts) -> Finding {
     };
     match manifests.bad.as_slice() {
         [] => {
+            if let Some((file, _)) = manifests.odd.first() {
+                let all: Vec<String> = manifests
+                    .odd
+                    .iter()
+                    .map(|(file, what)| format!("{file}: {what}"))
+                    .collect();
+                let says = some_of(all.iter().map(String::as_str), 3);
+                return Finding::warning(says, format!("correct {file}"));
+            }
             if let Some(plain) = plain {
                 return plain;
             }

@@ -313,6 +313,8 @@ pub struct Manifests {
     pub pods: usize,
     /// Files that cannot be used: path and why.
     pub bad: Vec<(String, String)>,
+    /// Files that are used although something in them counts for nothing: path and what.
+    pub odd: Vec<(String, String)>,
     /// Files with a Secret that users other than root can read.
     pub open_secrets: Vec<String>,
     /// TCP ports of the host that pods ask for: port and pod, sorted.

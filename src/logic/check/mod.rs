@@ -14,7 +14,7 @@ mod tests;
 
 use alloc::{string::String, vec::Vec};
 
-pub use agent::trouble;
+pub use agent::{judge_manifests, trouble};
 pub use facts::{
     Agent, AgentFacts, Answer, Apiserver, Bootstrap, Cgroups, Clock, Devices, Dir, Dirs, Disk,
     Drivers, Facts, Handler, Kernel, Manifests, Network, Rights, Runtime, TunnelFacts, Wanted,

@@ -363,6 +363,8 @@ const BAD: &[(&str, Change, Level, &str, &str)] = &[
         "systemctl disable --now k3s, or give picolet --cgroup-root and --pod-logs-dir of its own"),
     ("manifests", |f| f.manifests.bad = vec![("/m/a.yaml".into(), "spec: required".into())], Level::Error, "/m/a.yaml: spec: required",
         "correct /m/a.yaml"),
+    ("manifests", |f| f.manifests.odd = vec![("/m/a.yaml".into(), "unknown field imgae".into()), ("/m/b.yaml".into(), "unknown field x".into())],
+        Level::Warning, "/m/a.yaml: unknown field imgae, /m/b.yaml: unknown field x", "correct /m/a.yaml"),
     ("manifests", |f| { f.manifests.url = Some("http://h/m".into()); f.manifests.is_url_plain = true; }, Level::Warning,
         "staticPodURL http://h/m is plain http", "serve it by https; picolet.manifestURLCA names the CA"),
     ("manifests", |f| { f.manifests.path = None; f.manifests.url = Some("http://h/m".into()); f.manifests.is_url_plain = true; }, Level::Warning,

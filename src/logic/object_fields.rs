@@ -1,0 +1,253 @@
+//! Fields of pods, ConfigMaps and Secrets, as Kubernetes 1.37 knows them: finds keys that no Kubernetes has, and fields that
+//! this node does not act upon although a pod runs otherwise with them.
+//!
+//! A reader of values passes over what its types do not have. So this looks at the raw object, by a table of its own.
+//! `tests/golden/fields/kubernetes-1.37.txt` has each field, what becomes of it here, and the reason if it has no effect.
+
+use alloc::{string::String, vec::Vec};
+
+use serde_json::Value;
+
+/// Most findings of one object: the rest says nothing new.
+pub const MAX_FINDINGS: usize = 20;
+/// Most bytes of a key that are shown or compared. No key of Kubernetes is longer.
+const MAX_KEY_BYTES: usize = 64;
+
+/// A line for each type: its name, then its fields. `:Type` names the type of a field's value, or of its items. The last
+/// sign says what becomes of a field: `!` a pod would run otherwise with it, so it is refused or told; `~` nothing that
+/// this node does depends on it; `=` another rule answers.
+const TYPES: &str = "\
+Pod apiVersion kind metadata:ObjectMeta spec:PodSpec status~
+ConfigMap apiVersion kind metadata:ObjectMeta data binaryData immutable
+Secret apiVersion kind metadata:ObjectMeta data stringData type immutable
+ObjectMeta name generateName~ namespace selfLink~ uid resourceVersion generation creationTimestamp deletionTimestamp \
+deletionGracePeriodSeconds labels annotations ownerReferences~ finalizers~ managedFields~
+PodSpec volumes:Volume initContainers:Container containers:Container ephemeralContainers:Container restartPolicy \
+terminationGracePeriodSeconds activeDeadlineSeconds dnsPolicy nodeSelector serviceAccountName serviceAccount= \
+automountServiceAccountToken nodeName hostNetwork hostPID hostIPC shareProcessNamespace securityContext:PodSecurityContext \
+imagePullSecrets:LocalObjectReference hostname subdomain affinity:Affinity schedulerName tolerations:Toleration \
+hostAliases:HostAlias priorityClassName priority dnsConfig:PodDNSConfig readinessGates:PodReadinessGate runtimeClassName \
+enableServiceLinks preemptionPolicy~ overhead topologySpreadConstraints~ setHostnameAsFQDN os:PodOS hostUsers schedulingGates= \
+resourceClaims:PodResourceClaim resources:ResourceRequirements hostnameOverride schedulingGroup~ evictionResponders~
+Volume name hostPath:HostPathVolumeSource emptyDir:EmptyDirVolumeSource secret:SecretVolumeSource nfs:NFSVolumeSource \
+persistentVolumeClaim:PersistentVolumeClaimVolumeSource downwardAPI:DownwardAPIVolumeSource configMap:ConfigMapVolumeSource \
+projected:ProjectedVolumeSource ephemeral:EphemeralVolumeSource image:ImageVolumeSource gcePersistentDisk= \
+awsElasticBlockStore= gitRepo= iscsi= glusterfs= rbd= flexVolume= cinder= cephfs= flocker= fc= azureFile= vsphereVolume= \
+quobyte= azureDisk= photonPersistentDisk= portworxVolume= scaleIO= storageos= csi=
+HostPathVolumeSource path type
+EmptyDirVolumeSource medium sizeLimit mode!
+SecretVolumeSource secretName items:KeyToPath defaultMode optional defaultUser!
+KeyToPath key path mode user!
+NFSVolumeSource server path readOnly
+PersistentVolumeClaimVolumeSource claimName readOnly
+DownwardAPIVolumeSource items:DownwardAPIVolumeFile defaultMode defaultUser!
+DownwardAPIVolumeFile path fieldRef:ObjectFieldSelector resourceFieldRef:ResourceFieldSelector mode user!
+ConfigMapVolumeSource name items:KeyToPath defaultMode optional defaultUser!
+ProjectedVolumeSource sources:VolumeProjection defaultMode defaultUser!
+VolumeProjection secret:SecretProjection downwardAPI:DownwardAPIProjection configMap:ConfigMapProjection \
+serviceAccountToken:ServiceAccountTokenProjection clusterTrustBundle= podCertificate=
+SecretProjection name items:KeyToPath optional
+DownwardAPIProjection items:DownwardAPIVolumeFile
+ConfigMapProjection name items:KeyToPath optional
+ServiceAccountTokenProjection audience expirationSeconds path user!
+EphemeralVolumeSource volumeClaimTemplate~
+ImageVolumeSource reference pullPolicy
+Container name image command args workingDir ports:ContainerPort envFrom:EnvFromSource env:EnvVar \
+resources:ResourceRequirements resizePolicy:ContainerResizePolicy~ restartPolicy restartPolicyRules:ContainerRestartRule \
+volumeMounts:VolumeMount volumeDevices:VolumeDevice livenessProbe:Probe readinessProbe:Probe startupProbe:Probe \
+lifecycle:Lifecycle terminationMessagePath terminationMessagePolicy imagePullPolicy securityContext:SecurityContext stdin \
+stdinOnce tty targetContainerName
+ContainerPort name hostPort containerPort protocol hostIP
+EnvFromSource prefix configMapRef:ConfigMapEnvSource secretRef:SecretEnvSource
+ConfigMapEnvSource name optional
+SecretEnvSource name optional
+EnvVar name value valueFrom:EnvVarSource
+EnvVarSource fieldRef:ObjectFieldSelector resourceFieldRef:ResourceFieldSelector configMapKeyRef:ConfigMapKeySelector \
+secretKeyRef:SecretKeySelector fileKeyRef:FileKeySelector
+ObjectFieldSelector apiVersion fieldPath
+ResourceFieldSelector containerName resource divisor
+ConfigMapKeySelector name key optional
+SecretKeySelector name key optional
+FileKeySelector volumeName path key optional
+ResourceRequirements limits requests claims!
+ContainerResizePolicy resourceName restartPolicy
+ContainerRestartRule action exitCodes:ContainerRestartRuleOnExitCodes
+ContainerRestartRuleOnExitCodes operator values
+VolumeMount name readOnly recursiveReadOnly mountPath subPath mountPropagation subPathExpr bindMountOptions!
+VolumeDevice name devicePath
+Probe exec:ExecAction httpGet:HTTPGetAction tcpSocket:TCPSocketAction grpc:GRPCAction initialDelaySeconds timeoutSeconds \
+periodSeconds successThreshold failureThreshold terminationGracePeriodSeconds
+Lifecycle postStart:LifecycleHandler preStop:LifecycleHandler stopSignal
+LifecycleHandler exec:ExecAction httpGet:HTTPGetAction tcpSocket:TCPSocketAction sleep:SleepAction
+ExecAction command
+HTTPGetAction path port host scheme httpHeaders:HTTPHeader protocol!
+HTTPHeader name value
+TCPSocketAction port host
+GRPCAction port service mode!
+SleepAction seconds
+SecurityContext capabilities:Capabilities privileged seLinuxOptions:SELinuxOptions windowsOptions~ runAsUser runAsGroup \
+runAsNonRoot readOnlyRootFilesystem allowPrivilegeEscalation procMount seccompProfile:SeccompProfile \
+appArmorProfile:AppArmorProfile
+Capabilities add drop
+SELinuxOptions user role type level
+SeccompProfile type localhostProfile
+AppArmorProfile type localhostProfile
+PodSecurityContext seLinuxOptions:SELinuxOptions windowsOptions~ runAsUser runAsGroup runAsNonRoot supplementalGroups \
+supplementalGroupsPolicy fsGroup sysctls:Sysctl fsGroupChangePolicy seccompProfile:SeccompProfile \
+appArmorProfile:AppArmorProfile seLinuxChangePolicy~
+Sysctl name value
+LocalObjectReference name
+Affinity nodeAffinity:NodeAffinity podAffinity~ podAntiAffinity~
+NodeAffinity requiredDuringSchedulingIgnoredDuringExecution:NodeSelector preferredDuringSchedulingIgnoredDuringExecution~
+NodeSelector nodeSelectorTerms:NodeSelectorTerm
+NodeSelectorTerm matchExpressions:NodeSelectorRequirement matchFields:NodeSelectorRequirement
+NodeSelectorRequirement key operator values
+Toleration key operator value effect tolerationSeconds
+HostAlias ip hostnames
+PodDNSConfig nameservers searches options:PodDNSConfigOption
+PodDNSConfigOption name value
+PodReadinessGate conditionType
+PodOS name
+PodResourceClaim name resourceClaimName= resourceClaimTemplateName=
+";
+
+/// Places in which people look for a field that belongs elsewhere, with their types.
+const HOMES: [(&str, &str); 3] = [
+    ("spec", "PodSpec"),
+    ("a container", "Container"),
+    ("metadata", "ObjectMeta"),
+];
+
+/// A field of [`TYPES`].
+#[derive(Clone, Copy)]
+struct Known<'a> {
+    name: &'a str,
+    /// Type of the value, or of its items; empty if it has no fields of its own.
+    holds: &'a str,
+    /// Last sign; a space if there is none.
+    mark: char,
+}
+
+/// Lists the fields of a type; none if the table does not have the type.
+fn fields_of(name: &str) -> impl Iterator<Item = Known<'static>> {
+    let rest = |line: &'static str| line.strip_prefix(name)?.strip_prefix(' ');
+    let line = TYPES.lines().find_map(rest).unwrap_or("");
+    line.split(' ').filter(|word| !word.is_empty()).map(|word| {
+        let (word, mark) = match word.as_bytes().last() {
+            Some(b'!' | b'~' | b'=') => word.split_at(word.len() - 1),
+            _ => (word, " "),
+        };
+        let (name, holds) = word.split_once(':').unwrap_or((word, ""));
+        let mark = mark.chars().next().unwrap_or(' ');
+        Known { name, holds, mark }
+    })
+}
+
+/// Names the keys of a Pod, ConfigMap or Secret that no Kubernetes has, one sentence each with the nearest known key.
+///
+/// - Shape: at most [`MAX_FINDINGS`]; none for an object of another kind.
+#[must_use]
+pub fn misspelt(object: &Value) -> Vec<String> {
+    let mut found = Vec::new();
+    let kind = object["kind"].as_str().unwrap_or("");
+    walk(object, kind, "", &mut |path, field| {
+        if field.known.is_none() && found.len() < MAX_FINDINGS {
+            let hint = match (nearest(field.key, field.owner), home_of(field.key)) {
+                (Some(near), _) => format!(", did you mean {near}?"),
+                (None, Some(home)) => format!(", it is a field of {home}"),
+                (None, None) => String::new(),
+            };
+            found.push(format!("unknown field {path} is ignored{hint}"));
+        }
+    });
+    found
+}
+
+/// A field of an object, in a value of type `owner`.
+struct Field<'a> {
+    owner: &'a str,
+    key: &'a str,
+    value: &'a Value,
+    /// `None`: the table does not have it.
+    known: Option<Known<'static>>,
+}
+
+/// Takes a path, and the field there.
+type Visit<'a> = dyn FnMut(&str, &Field<'_>) + 'a;
+
+/// Shows `visit` each field below `value`, which is a `holds` or a list of them.
+fn walk(value: &Value, holds: &str, path: &str, visit: &mut Visit<'_>) {
+    let all: Vec<Known<'_>> = fields_of(holds).collect();
+    if !all.is_empty() {
+        walk_fields(value, (holds, &all), path, visit);
+    }
+}
+
+fn walk_fields(value: &Value, of: (&str, &[Known<'static>]), path: &str, visit: &mut Visit<'_>) {
+    let (owner, all) = of;
+    match value {
+        Value::Array(items) => {
+            for (n, item) in items.iter().enumerate() {
+                walk_fields(item, of, &format!("{path}[{n}]"), visit);
+            }
+        }
+        Value::Object(fields) => {
+            for (key, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
+                let key = &key[..key.floor_char_boundary(MAX_KEY_BYTES)];
+                let dot = if path.is_empty() { "" } else { "." };
+                let path = format!("{path}{dot}{key}");
+                let known = all.iter().find(|known| known.name == key).copied();
+                let field = Field {
+                    owner,
+                    key,
+                    value,
+                    known,
+                };
+                visit(&path, &field);
+                if let Some(known) = known {
+                    walk(value, known.holds, &path, visit);
+                }
+            }
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+/// Finds the place of a field that is known elsewhere.
+fn home_of(key: &str) -> Option<&'static str> {
+    let has = |(_, owner): &&(&str, &str)| fields_of(owner).any(|known| known.name == key);
+    HOMES.iter().find(has).map(|(home, _)| *home)
+}
+
+/// Finds the field of type `owner` that `key` was meant to be: the one in which the fewest letters differ, if these are not
+/// more than a third.
+fn nearest(key: &str, owner: &str) -> Option<&'static str> {
+    let of = |known: Known<'static>| (distance(key, known.name), known.name);
+    let (letters, name) = fields_of(owner).map(of).min()?;
+    (letters <= (key.len() / 3).max(1)).then_some(name)
+}
+
+/// Number of letters to insert, remove, replace or swap with their neighbour that make `b` of `a`. Case does not count.
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    let mut before: Vec<usize> = Vec::new();
+    let mut above: Vec<usize> = (0..=b.len()).collect();
+    for i in 1..=a.len() {
+        let mut row = Vec::with_capacity(b.len() + 1);
+        row.push(i);
+        for j in 1..=b.len() {
+            let is_same = |i: usize, j: usize| a[i - 1].eq_ignore_ascii_case(&b[j - 1]);
+            let replaced = above[j - 1] + usize::from(!is_same(i, j));
+            let mut least = replaced.min(above[j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && is_same(i, j - 1) && is_same(i - 1, j) {
+                least = least.min(before[j - 2] + 1);
+            }
+            row.push(least);
+        }
+        before = core::mem::replace(&mut above, row);
+    }
+    above.last().copied().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests;
