@@ -143,6 +143,21 @@ fn fields_of(name: &str) -> impl Iterator<Item = Known<'static>> {
     })
 }
 
+/// Names the fields of a pod that change what runs, and that this node leaves out.
+///
+/// - Shape: paths such as `spec.volumes[0].emptyDir.mode`, at most [`MAX_FINDINGS`].
+#[must_use]
+pub fn unsupported(pod: &Value) -> Vec<String> {
+    let mut found = Vec::new();
+    walk(pod, "Pod", "", &mut |path, field| {
+        let counts = field.known.is_some_and(|known| known.mark == '!');
+        if counts && !is_unset(field.value) && found.len() < MAX_FINDINGS {
+            found.push(path.into());
+        }
+    });
+    found
+}
+
 /// Names the keys of a Pod, ConfigMap or Secret that no Kubernetes has, one sentence each with the nearest known key.
 ///
 /// - Shape: at most [`MAX_FINDINGS`]; none for an object of another kind.
@@ -210,6 +225,16 @@ fn walk_fields(value: &Value, of: (&str, &[Known<'static>]), path: &str, visit: 
             }
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+/// Returns true for a value that Go reads as an absent one. A number or `false` may be meant.
+fn is_unset(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(_) | Value::Bool(_) | Value::Number(_) => false,
     }
 }
 

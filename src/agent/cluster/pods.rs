@@ -30,17 +30,23 @@ use crate::{
         asker::Asker,
         clock::Clock,
         complaints::Complaints,
-        core::{Event, SourceNews},
+        core::{Agent, Event, SourceNews},
         link_policy::LinkPolicy,
         pod_store::RETRY,
         recorder::{About, Recorder, Severity},
         tasks::{Spawner, boxed},
         views::{ApiAnswer, Change, LoopEnded, Taken},
     },
-    api::{Mono, PodUid, received::Delivered},
+    api::{
+        Mono, PodUid,
+        received::{Delivered, ReceivedPod},
+    },
     error::chain,
     kube::{Api, Doorbell, KubeLanes, Rung, WatchEnd, WatchOptions},
-    logic::api_poll::{Ask, BellEnd, Failure, Item, List, Paces, Ticket, Verdict},
+    logic::{
+        api_poll::{Ask, BellEnd, Failure, Item, List, Paces, Ticket, Verdict},
+        object_fields,
+    },
 };
 
 /// A watch ends after this time, a little before a list would be due all the same.
@@ -51,6 +57,9 @@ const WATCH_SLACK: Duration = Duration::from_secs(10);
 /// Reason of a pod that no list of pods can be told more of than that it is wrong; a kubelet's word for what admission did
 /// not expect.
 const UNUSABLE: &str = "UnexpectedAdmissionError";
+
+/// Reason of a pod with fields that this node leaves out.
+const UNSUPPORTED: &str = "UnsupportedField";
 
 /// Asks for pods; what comes goes to one queue.
 pub(super) struct Requests {
@@ -369,10 +378,9 @@ impl PodPoller {
         }
         let uid = received.pod.metadata.uid.clone();
         let of = uid.clone();
-        let is_static = self
-            .asker
-            .ask(move |agent| agent.configured(&of).is_some_and(|c| c.is_static));
-        if is_static.await {
+        let look = move |agent: &Agent| agent.configured(&of).map(|c| c.is_static);
+        let known = self.asker.ask(look).await;
+        if known == Some(true) {
             // Files of root come before the apiserver.
             let message = "a static pod has this uid; this one is ignored";
             self.complain(&format!("uid={uid} {message}"));
@@ -384,7 +392,24 @@ impl PodPoller {
             self.writer.look_at_mirrors();
             return Ok(());
         }
+        if known.is_none() {
+            self.tell_unsupported(&received);
+        }
         self.hand_over(Change::Read(received)).await
+    }
+
+    /// Tells the author of a new pod which of its fields this node leaves out.
+    fn tell_unsupported(&self, received: &ReceivedPod) {
+        let message = match &*object_fields::unsupported(&received.raw) {
+            [] => return,
+            [field] => format!("field {field} is not supported by this node"),
+            fields => format!(
+                "fields {} are not supported by this node",
+                fields.join(", ")
+            ),
+        };
+        self.recorder
+            .pod(&received.pod, Severity::Warning, UNSUPPORTED, &message);
     }
 
     async fn gone(&mut self, uid: PodUid) -> Result<(), LoopEnded> {

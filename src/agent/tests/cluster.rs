@@ -626,6 +626,35 @@ fn what_cannot_be_taken() {
 }
 
 #[test]
+fn fields_that_this_node_leaves_out_are_told_once() {
+    // SRC-33
+    let (world, api) = world();
+    let with_mode = json!({
+        "containers": [{"name": "c", "image": "busybox:1", "volumeMounts": [{"name": "v", "mountPath": "/v"}]}],
+        "volumes": [{"name": "v", "emptyDir": {"mode": 448}}],
+    });
+    api.create("with-mode", with_mode);
+    api.create(
+        "plain",
+        json!({"preemptionPolicy": "Never", "topologySpreadConstraints": [{}]}),
+    );
+    world.until("both run", |_| {
+        is_ready(&api, "with-mode") && is_ready(&api, "plain")
+    });
+    let told = |world: &World| world.events_of("UnsupportedField");
+    assert_eq!(told(&world), 1);
+    api.edit("with-mode", |pod| {
+        pod["metadata"]["labels"] = json!({"a": "b"})
+    });
+    world.advance(s(60));
+    assert_eq!(told(&world), 1, "an edit is no new pod");
+    let world = world.restart_agent();
+    world.apply(&[]);
+    world.advance(s(60));
+    assert_eq!(told(&world), 0, "the next agent knows the pod");
+}
+
+#[test]
 fn files_come_before_the_apiserver() {
     let (world, api) = world();
     // The mirror has the first uid of the apiserver.

@@ -115,6 +115,7 @@ fn is_read(rows: &[Row<'_>], row: &Row<'_>) -> bool {
 
 #[test]
 fn the_table_has_what_kubernetes_has() {
+    // SRC-33
     assert_eq!(differences(SCHEMA), [""; 0]);
     for planted in [
         "PodSpec.brandNew used",
@@ -127,6 +128,40 @@ fn the_table_has_what_kubernetes_has() {
     }
     let without = SCHEMA.replace("SleepAction.seconds used\n", "");
     assert!(!differences(&without).is_empty());
+}
+
+#[test]
+fn fields_that_change_what_runs() {
+    // SRC-33
+    let rows = rows(SCHEMA);
+    for row in rows.iter().filter(|row| row.fate == "told") {
+        let pod = wrapped(&rows, row, json!(1));
+        let found = unsupported(&pod);
+        assert_eq!(found.len(), 1, "{pod}");
+        assert!(found[0].ends_with(row.name), "{found:?}");
+    }
+    let pod = json!({"spec": {
+        "volumes": [{"name": "a"}, {"name": "v", "emptyDir": {"mode": 0}}],
+        "initContainers": [{"livenessProbe": {"httpGet": {"protocol": "H2C"}}}],
+        "containers": [{
+            "volumeMounts": [{"bindMountOptions": ["noexec"]}, {"bindMountOptions": []}],
+            "readinessProbe": {"grpc": {"mode": null}}, "resizePolicy": [{}],
+        }],
+        "topologySpreadConstraints": [{}], "preemptionPolicy": "Never",
+    }});
+    let mut found = unsupported(&pod);
+    found.sort();
+    assert_eq!(
+        found,
+        [
+            "spec.containers[0].volumeMounts[0].bindMountOptions",
+            "spec.initContainers[0].livenessProbe.httpGet.protocol",
+            "spec.volumes[1].emptyDir.mode",
+        ]
+    );
+    let volumes: Vec<Value> = (0..100).map(|_| json!({"emptyDir": {"mode": 1}})).collect();
+    let many = json!({"spec": {"volumes": volumes}});
+    assert_eq!(unsupported(&many).len(), MAX_FINDINGS);
 }
 
 #[test]

@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use crate::api::pod::{PodDnsConfig, PodSpec, Toleration};
 use crate::api::{ObjectMeta, Pod, strict::WrongValue};
+use crate::object_fields;
 
 mod container;
 mod field;
@@ -58,11 +59,14 @@ pub fn pod(pod: &Pod) -> Vec<WrongValue> {
     errors.0
 }
 
-/// Finds fields of the raw object that this version does not model: volume sources. Any other unknown field is ignored,
-/// as upstream ignores it.
+/// Finds fields of the raw object that this version does not model: volume sources, and fields without which the pod would
+/// run otherwise. Any other unknown field is ignored, as upstream ignores it.
 #[must_use]
 pub fn unmodelled(raw: &Value) -> Vec<WrongValue> {
     let mut errors = Errors::default();
+    for path in object_fields::unsupported(raw) {
+        errors.forbidden(&path, "this field is not supported by this node");
+    }
     for (n, volume) in list(&raw["spec"]["volumes"]).enumerate() {
         let path = format!("spec.volumes[{n}]");
         unsupported(volume, &path, &VOLUME_SOURCES, &mut errors);

@@ -245,6 +245,10 @@ fn wrong_pods() {
             json!({"resources": {"limits": {"ephemeral-storage": "1"}}}),
             "spec.resources.limits[ephemeral-storage]: Unsupported value",
         ),
+        (
+            json!({"volumes": [{"name": "v", "emptyDir": {"mode": 511}}]}),
+            "spec.volumes[0].emptyDir.mode: Forbidden: this field is not supported by this node",
+        ),
     ] {
         let shown = spec.to_string();
         let all = errors(spec, json!({}));
@@ -433,6 +437,14 @@ fn wrong_containers() {
         (
             json!({"volumeDevices": [{"name": "v", "devicePath": "/dev/x"}]}),
             ".volumeDevices: Forbidden",
+        ),
+        (
+            json!({"resources": {"claims": [{"name": "gpu"}]}}),
+            ".resources.claims: Forbidden: this field is not supported by this node",
+        ),
+        (
+            json!({"livenessProbe": {"httpGet": {"port": 80, "protocol": "H2C"}}}),
+            ".livenessProbe.httpGet.protocol: Forbidden: this field is not supported by this node",
         ),
     ] {
         let shown = container.to_string();
