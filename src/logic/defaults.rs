@@ -255,6 +255,10 @@ fn pod_requests(spec: &mut PodSpec) {
     for name in names {
         let sum = containers_request(spec, &name).or_else(|| own.limits.get(&name).cloned());
         if let Some(sum) = sum {
+            // Of huge pages a pod gets no more than it asks for.
+            if name.starts_with("hugepages-") && !own.limits.contains_key(&name) {
+                own.limits.insert(name.clone(), sum.clone());
+            }
             own.requests.insert(name, sum);
         }
     }
@@ -263,7 +267,7 @@ fn pod_requests(spec: &mut PodSpec) {
 
 /// Request of all containers together for `name` (ADM-07): the most that run at the same time. `None` if no container
 /// asks for it.
-fn containers_request(spec: &PodSpec, name: &str) -> Option<Quantity> {
+pub(crate) fn containers_request(spec: &PodSpec, name: &str) -> Option<Quantity> {
     let milli = |c: &Container| c.resources.requests.get(name).map(Quantity::milli);
     let asked = spec
         .containers

@@ -11,12 +11,14 @@ use super::{Seen, resources, security};
 use crate::api::cri::{STOP_SIGNALS, stop_signal_number};
 use crate::api::pod::{
     Container, EnvFromSource, EnvVar, EnvVarSource, ExecAction, FieldRef, HttpGetAction,
-    IntOrString, Lifecycle, LifecycleHandler, PodSpec, Probe, ResourceFieldRef, TcpSocketAction,
-    VolumeMount,
+    IntOrString, Lifecycle, LifecycleHandler, PodSpec, Probe, ResourceFieldRef, RestartPolicy,
+    TcpSocketAction, VolumeMount,
 };
 
 /// Bytes of an image's name. Upstream has no limit; no reference is longer, and statuses and events repeat the name.
 const MAX_IMAGE_BYTES: usize = 4096;
+/// Rules of a container for its restarts.
+const MAX_RESTART_RULES: usize = 20;
 /// Values of `imagePullPolicy`.
 pub(super) const PULL_POLICIES: [&str; 3] = ["Always", "IfNotPresent", "Never"];
 /// `fieldPath` of an environment variable.
@@ -134,7 +136,7 @@ impl Context<'_> {
         );
         self.ports(container, path, host_ports, errors);
         for (n, env) in container.env.iter().enumerate() {
-            self::env(env, self.volumes, &format!("{path}.env[{n}]"), errors);
+            self::env(env, self.spec, &format!("{path}.env[{n}]"), errors);
         }
         for (n, source) in container.env_from.iter().enumerate() {
             env_from(source, &format!("{path}.envFrom[{n}]"), errors);
@@ -171,7 +173,11 @@ impl Context<'_> {
             }
         }
         self.restart(container, path, errors);
-        resources::of_container(&container.resources, &format!("{path}.resources"), errors);
+        self.resize(container, role, path, errors);
+        let resources = format!("{path}.resources");
+        resources::of_container(&container.resources, &resources, errors);
+        let whole = self.spec.resources.as_ref();
+        resources::huge_pages(&container.resources, whole, &resources, errors);
         security::container(container, self.spec, path, errors);
     }
 
@@ -301,6 +307,13 @@ impl Context<'_> {
                 "must specify restartPolicy when restart rules are used",
             );
         }
+        if container.restart_policy_rules.len() > MAX_RESTART_RULES {
+            errors.invalid(
+                &format!("{path}.restartPolicyRules"),
+                container.restart_policy_rules.len(),
+                "must not have more than 20 rules",
+            );
+        }
         for (n, rule) in container.restart_policy_rules.iter().enumerate() {
             let path = format!("{path}.restartPolicyRules[{n}]");
             errors.one_of(
@@ -325,6 +338,29 @@ impl Context<'_> {
                     }
                 }
             }
+        }
+    }
+
+    /// Checks what a resize would do to a container, although pods are not resized here (RSZ-04).
+    fn resize(&self, container: &Container, role: Role, path: &str, errors: &mut Errors) {
+        let path = format!("{path}.resizePolicy");
+        if role == Role::Init && !container.resize_policy.is_empty() {
+            errors.forbidden(&path, NOT_FOR_INIT);
+        }
+        let mut names = Seen::default();
+        for (n, policy) in container.resize_policy.iter().enumerate() {
+            let path = format!("{path}[{n}]");
+            let name = policy.resource_name.as_str();
+            errors.one_of(&format!("{path}.resourceName"), name, &["cpu", "memory"]);
+            names.once(&format!("{path}.resourceName"), name, errors);
+            let known: &[&str] = match self.spec.restart_policy {
+                RestartPolicy::Never => &["NotRequired"],
+                RestartPolicy::Always | RestartPolicy::OnFailure => {
+                    &["NotRequired", "RestartContainer"]
+                }
+            };
+            let path = format!("{path}.restartPolicy");
+            errors.one_of(&path, &policy.restart_policy, known);
         }
     }
 }
@@ -375,7 +411,7 @@ fn mount(mount: &VolumeMount, privileged: bool, path: &str, errors: &mut Errors)
     }
 }
 
-fn env(env: &EnvVar, volumes: &BTreeSet<&str>, path: &str, errors: &mut Errors) {
+fn env(env: &EnvVar, spec: &PodSpec, path: &str, errors: &mut Errors) {
     errors.name(&format!("{path}.name"), &env.name, env_name);
     let Some(source) = &env.value_from else {
         return;
@@ -428,8 +464,14 @@ fn env(env: &EnvVar, volumes: &BTreeSet<&str>, path: &str, errors: &mut Errors) 
         let path = format!("{path}.fileKeyRef");
         errors.name(&format!("{path}.key"), &file.key, env_name);
         super::payload_path(&format!("{path}.path"), &file.path, errors);
-        if !volumes.contains(file.volume_name.as_str()) {
-            errors.not_found(&format!("{path}.volumeName"), &file.volume_name);
+        let mut volumes = spec.volumes.iter();
+        let path = format!("{path}.volumeName");
+        match volumes.find(|volume| volume.name == file.volume_name) {
+            None => errors.not_found(&path, &file.volume_name),
+            Some(volume) if volume.empty_dir.is_none() => {
+                errors.invalid(&path, &file.volume_name, "must be an emptyDir");
+            }
+            Some(_) => {}
         }
     }
 }

@@ -20,6 +20,7 @@ mod field;
 mod objects;
 mod resources;
 mod security;
+mod selector;
 mod volume;
 
 pub use field::MAX_ERRORS;
@@ -30,6 +31,8 @@ pub use objects::{config_map, secret};
 const MAX_ANNOTATION_BYTES: usize = 256 << 10;
 /// Name servers, as many as a resolver reads.
 const MAX_NAMESERVERS: usize = 3;
+/// Bytes of a host name, as the kernel takes it.
+const MAX_HOSTNAME_BYTES: usize = 64;
 /// Search domains of a pod.
 const MAX_SEARCHES: usize = 32;
 /// Characters of all search domains together.
@@ -67,6 +70,7 @@ pub fn unmodelled(raw: &Value) -> Vec<WrongValue> {
     for path in object_fields::unsupported(raw) {
         errors.forbidden(&path, "this field is not supported by this node");
     }
+    unmodelled_values(&raw["spec"], &mut errors);
     for (n, volume) in list(&raw["spec"]["volumes"]).enumerate() {
         let path = format!("spec.volumes[{n}]");
         unsupported(volume, &path, &VOLUME_SOURCES, &mut errors);
@@ -76,6 +80,40 @@ pub fn unmodelled(raw: &Value) -> Vec<WrongValue> {
         }
     }
     errors.0
+}
+
+/// Checks fields that only the API, the scheduler or a volume of another node reads.
+fn unmodelled_values(spec: &Value, errors: &mut Errors) {
+    for (path, known) in [
+        ("preemptionPolicy", &["Never", "PreemptLowerPriority"]),
+        (
+            "securityContext.seLinuxChangePolicy",
+            &["MountOption", "Recursive"],
+        ),
+    ] {
+        let value = path.split('.').fold(spec, |at, name| &at[name]);
+        match value {
+            Value::Null => {}
+            Value::String(text) => errors.one_of(&format!("spec.{path}"), text, known),
+            other => errors.one_of(&format!("spec.{path}"), &format!("{other}"), known),
+        }
+    }
+    if list(&spec["schedulingGates"]).next().is_some() {
+        errors.forbidden(
+            "spec.schedulingGates",
+            "a static pod has a node, and cannot wait for a scheduler",
+        );
+    }
+    // The older name of serviceAccountName.
+    if spec["serviceAccount"]
+        .as_str()
+        .is_some_and(|name| !name.is_empty())
+    {
+        errors.forbidden(
+            "spec.serviceAccount",
+            "static pods may not reference serviceaccounts",
+        );
+    }
 }
 
 /// Finds references that a static pod must not have (SRC-21). ConfigMaps and Secrets are allowed: manifests beside the
@@ -199,15 +237,22 @@ fn spec(spec: &PodSpec, errors: &mut Errors) {
             &spec.priority_class_name,
             dns_subdomain,
         ),
-        (
-            "hostnameOverride",
-            spec.hostname_override.as_ref().unwrap_or(&String::new()),
-            dns_subdomain,
-        ),
     ] {
         if !value.is_empty() {
             errors.name(&format!("spec.{name}"), value, rule);
         }
+    }
+    hostname_override(spec, errors);
+    if let Some(selector) = spec
+        .affinity
+        .as_ref()
+        .and_then(|affinity| affinity.node_affinity.as_ref())
+        .and_then(|node| {
+            node.required_during_scheduling_ignored_during_execution
+                .as_ref()
+        })
+    {
+        selector::node(selector, errors);
     }
     for (name, value) in &spec.node_selector {
         if let Some(detail) = qualified_name(name).or_else(|| label_value(value)) {
@@ -237,6 +282,26 @@ fn spec(spec: &PodSpec, errors: &mut Errors) {
     resources::quantities(&spec.overhead, "spec.overhead", errors);
     if let Some(own) = &spec.resources {
         resources::of_pod(own, errors);
+        resources::of_pod_and_containers(own, spec, errors);
+    }
+}
+
+/// Checks the host name that stands for all others: the kernel takes no longer one.
+fn hostname_override(spec: &PodSpec, errors: &mut Errors) {
+    let path = "spec.hostnameOverride";
+    let Some(name) = &spec.hostname_override else {
+        return;
+    };
+    errors.name(path, name, dns_subdomain);
+    if name.len() > MAX_HOSTNAME_BYTES {
+        let detail = format!("may not be more than {MAX_HOSTNAME_BYTES} bytes");
+        errors.invalid(path, name, &detail);
+    }
+    if spec.host_network {
+        errors.forbidden(path, "may not be set when `hostNetwork` is true");
+    }
+    if spec.set_hostname_as_fqdn == Some(true) {
+        errors.forbidden(path, "may not be set when `setHostnameAsFQDN` is true");
     }
 }
 

@@ -4,7 +4,11 @@ use alloc::{collections::BTreeMap, string::String};
 
 use super::field::{Errors, qualified_name};
 use crate::api::Quantity;
-use crate::api::pod::Resources;
+use crate::api::pod::{PodSpec, Resources};
+use crate::defaults;
+
+/// Beginning of the names of huge pages; the size of a page follows.
+const HUGE_PAGES: &str = "hugepages-";
 
 /// Requests and limits of one container.
 pub(super) fn of_container(resources: &Resources, path: &str, errors: &mut Errors) {
@@ -37,6 +41,28 @@ pub(super) fn of_container(resources: &Resources, path: &str, errors: &mut Error
     }
 }
 
+/// Checks that a container with huge pages, or its pod, has cpu or memory too.
+pub(super) fn huge_pages(
+    container: &Resources,
+    pod: Option<&Resources>,
+    path: &str,
+    errors: &mut Errors,
+) {
+    let keys = |resources: &Resources, is_it: fn(&str) -> bool| {
+        let mut all = resources.limits.keys().chain(resources.requests.keys());
+        all.any(|name| is_it(name))
+    };
+    let is_plain = |name: &str| name == "cpu" || name == "memory";
+    let mut both = pod.into_iter().chain([container]);
+    if keys(container, |name| name.starts_with(HUGE_PAGES)) && !both.any(|one| keys(one, is_plain))
+    {
+        errors.forbidden(
+            path,
+            "huge pages need a request or a limit of cpu or memory too",
+        );
+    }
+}
+
 /// Requests and limits of the pod as a whole.
 pub(super) fn of_pod(resources: &Resources, errors: &mut Errors) {
     let path = "spec.resources";
@@ -55,6 +81,37 @@ pub(super) fn of_pod(resources: &Resources, errors: &mut Errors) {
         }
     }
     of_container(resources, path, errors);
+}
+
+/// Checks that the containers together ask for no more than the pod, and that none of them may have more.
+pub(super) fn of_pod_and_containers(own: &Resources, spec: &PodSpec, errors: &mut Errors) {
+    for (name, whole) in &own.requests {
+        let sum = defaults::containers_request(spec, name);
+        if let Some(sum) = sum.filter(|sum| sum.milli() > whole.milli()) {
+            errors.invalid(
+                &format!("spec.resources.requests[{name}]"),
+                whole.as_str(),
+                &format!("must be greater than or equal to the requests of all containers, {sum}"),
+            );
+        }
+    }
+    for (list, containers) in [
+        ("containers", &spec.containers),
+        ("initContainers", &spec.init_containers),
+    ] {
+        for (n, container) in containers.iter().enumerate() {
+            for (name, limit) in &container.resources.limits {
+                let whole = own.limits.get(name);
+                if let Some(whole) = whole.filter(|whole| limit.milli() > whole.milli()) {
+                    errors.invalid(
+                        &format!("spec.{list}[{n}].resources.limits[{name}]"),
+                        limit.as_str(),
+                        &format!("must be less than or equal to the pod's limit of {whole}"),
+                    );
+                }
+            }
+        }
+    }
 }
 
 /// Names and signs of a resource list.
@@ -80,7 +137,21 @@ pub(super) fn quantities(map: &BTreeMap<String, Quantity>, path: &str, errors: &
         if !overcommittable(name) && quantity.milli() % 1000 != 0 {
             errors.invalid(&path, quantity.as_str(), "must be an integer");
         }
+        if let Some(page) = name.strip_prefix(HUGE_PAGES)
+            && !is_multiple(quantity, page)
+        {
+            errors.invalid(
+                &path,
+                quantity.as_str(),
+                "must be a multiple of the page size in the resource's name",
+            );
+        }
     }
+}
+
+fn is_multiple(quantity: &Quantity, page: &str) -> bool {
+    let size = Quantity::parse(page).map_or(0, |page| page.value());
+    size > 0 && quantity.value() % size == 0
 }
 
 fn standard(name: &str) -> bool {

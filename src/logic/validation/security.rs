@@ -7,6 +7,9 @@ use crate::api::pod::{Container, PodSpec, SeccompProfile};
 /// Largest user or group id a pod may name.
 const MAX_ID: i64 = i32::MAX as i64;
 
+/// Bytes of the name of an AppArmor profile.
+const MAX_APP_ARMOR_BYTES: usize = 4095;
+
 /// The pod's own security context and its namespaces.
 pub(super) fn pod(spec: &PodSpec, errors: &mut Errors) {
     let path = "spec.securityContext";
@@ -55,11 +58,13 @@ pub(super) fn pod(spec: &PodSpec, errors: &mut Errors) {
     profile(
         context.seccomp_profile.as_ref(),
         &format!("{path}.seccompProfile"),
+        super::volume::sub_path,
         errors,
     );
     profile(
         context.app_armor_profile.as_ref(),
         &format!("{path}.appArmorProfile"),
+        app_armor_name,
         errors,
     );
     let mut names = Seen::default();
@@ -100,11 +105,13 @@ pub(super) fn container(container: &Container, spec: &PodSpec, path: &str, error
     profile(
         context.seccomp_profile.as_ref(),
         &format!("{path}.seccompProfile"),
+        super::volume::sub_path,
         errors,
     );
     profile(
         context.app_armor_profile.as_ref(),
         &format!("{path}.appArmorProfile"),
+        app_armor_name,
         errors,
     );
     if let Some(mount) = &context.proc_mount {
@@ -151,7 +158,23 @@ fn id(id: Option<i64>, path: &str, errors: &mut Errors) {
     }
 }
 
-fn profile(profile: Option<&SeccompProfile>, path: &str, errors: &mut Errors) {
+/// Checks the name of a profile that the kernel has; it may look like any path.
+fn app_armor_name(path: &str, name: &str, errors: &mut Errors) {
+    if name.trim() != name || name.len() > MAX_APP_ARMOR_BYTES {
+        errors.invalid(
+            path,
+            name,
+            "must have at most 4095 bytes, without space around them",
+        );
+    }
+}
+
+fn profile(
+    profile: Option<&SeccompProfile>,
+    path: &str,
+    rule: fn(&str, &str, &mut Errors),
+    errors: &mut Errors,
+) {
     let Some(profile) = profile else {
         return;
     };
@@ -170,7 +193,7 @@ fn profile(profile: Option<&SeccompProfile>, path: &str, errors: &mut Errors) {
         profile.localhost_profile.as_deref(),
     ) {
         (true, None | Some("")) => errors.required(&path, "must be set when the type is Localhost"),
-        (true, Some(name)) => super::volume::sub_path(&path, name, errors),
+        (true, Some(name)) => rule(&path, name, errors),
         (false, Some(name)) => {
             errors.invalid(&path, name, "can only be set when the type is Localhost");
         }

@@ -65,7 +65,16 @@ fn valid() {
         "dnsPolicy": "None",
         "dnsConfig": {"nameservers": ["::1"], "searches": ["_a.b.", "."], "options": [{"name": "ndots", "value": "2"}]},
         "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["a.b"]}],
-        "securityContext": {"sysctls": [{"name": "net.ipv4.tcp_syncookies", "value": "1"}], "runAsUser": 0},
+        "securityContext": {
+            "sysctls": [{"name": "net.ipv4.tcp_syncookies", "value": "1"}], "runAsUser": 0, "seLinuxChangePolicy": "Recursive",
+            "appArmorProfile": {"type": "Localhost", "localhostProfile": "/usr/sbin/some//child"},
+        },
+        "preemptionPolicy": "Never", "topologySpreadConstraints": [{"maxSkew": 1}], "hostnameOverride": "a.b",
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+            {"matchExpressions": [{"key": "a.io/b", "operator": "In", "values": ["c", ""]}, {"key": "d", "operator": "Gt", "values": ["5"]}]},
+            {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node"]}]},
+        ]}}},
+        "resources": {"limits": {"cpu": "2", "memory": "128Mi"}, "requests": {"cpu": "1"}},
         "imagePullSecrets": [{"name": "a"}],
     });
     let container = json!({
@@ -73,13 +82,20 @@ fn valid() {
         "env": [{"name": "a.b", "value": "c"}, {"name": "X", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}],
         "envFrom": [{"prefix": "P_", "configMapRef": {"name": "a", "optional": true}}],
         "volumeMounts": [{"name": "v", "mountPath": "/a", "subPath": "b/c"}, {"name": "h", "mountPath": "/b", "readOnly": true, "recursiveReadOnly": "Enabled"}],
-        "resources": {"limits": {"cpu": "1", "memory": "64Mi"}, "requests": {"cpu": "500m"}},
+        "resources": {"limits": {"cpu": "1", "memory": "64Mi", "hugepages-2Mi": "4Mi"}, "requests": {"cpu": "500m"}},
+        "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "NotRequired"}, {"resourceName": "memory", "restartPolicy": "RestartContainer"}],
         "livenessProbe": {"httpGet": {"port": "http"}, "terminationGracePeriodSeconds": 5},
         "lifecycle": {"preStop": {"sleep": {"seconds": 30}}},
         "restartPolicy": "Never", "restartPolicyRules": [{"action": "Restart", "exitCodes": {"operator": "In", "values": [3]}}],
         "securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "a/b.json"}},
     });
     assert_eq!(errors(spec, container), none);
+}
+
+/// A pod's spec that selects nodes by one term.
+fn required(term: Value) -> Value {
+    let selector = json!({"nodeSelectorTerms": [term]});
+    json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": selector}}})
 }
 
 #[test]
@@ -246,8 +262,111 @@ fn wrong_pods() {
             "spec.resources.limits[ephemeral-storage]: Unsupported value",
         ),
         (
+            json!({"hostnameOverride": "a", "hostNetwork": true}),
+            "spec.hostnameOverride: Forbidden: may not be set when `hostNetwork` is true",
+        ),
+        (
+            json!({"hostnameOverride": "a", "setHostnameAsFQDN": true}),
+            "spec.hostnameOverride: Forbidden: may not be set when `setHostnameAsFQDN` is true",
+        ),
+        (
+            json!({"hostnameOverride": ""}),
+            "spec.hostnameOverride: Required value",
+        ),
+        (
+            json!({"hostnameOverride": "a".repeat(65)}),
+            "may not be more than 64 bytes",
+        ),
+        (
+            json!({"preemptionPolicy": "Foo"}),
+            "spec.preemptionPolicy: Unsupported value: \"Foo\": supported values: \"Never\", \"PreemptLowerPriority\"",
+        ),
+        (
+            json!({"preemptionPolicy": 5}),
+            "spec.preemptionPolicy: Unsupported value: \"5\"",
+        ),
+        (
+            json!({"securityContext": {"seLinuxChangePolicy": "Foo"}}),
+            "spec.securityContext.seLinuxChangePolicy: Unsupported value: \"Foo\"",
+        ),
+        (
+            json!({"schedulingGates": [{"name": "a"}]}),
+            "spec.schedulingGates: Forbidden",
+        ),
+        (
+            json!({"serviceAccount": "a"}),
+            "spec.serviceAccount: Forbidden: static pods may not reference serviceaccounts",
+        ),
+        (
+            json!({"resources": {"requests": {"cpu": "1"}}, "containers": [
+                {"name": "a", "image": "i", "resources": {"requests": {"cpu": "600m"}}},
+                {"name": "b", "image": "i", "resources": {"requests": {"cpu": "500m"}}}]}),
+            "spec.resources.requests[cpu]: Invalid value: \"1\": must be greater than or equal to the requests of all containers, 1100m",
+        ),
+        (
+            json!({"resources": {"limits": {"memory": "1Gi"}}, "containers": [
+                {"name": "a", "image": "i", "resources": {"limits": {"memory": "2Gi"}}}]}),
+            "spec.containers[0].resources.limits[memory]: Invalid value: \"2Gi\": must be less than or equal to the pod's limit of 1Gi",
+        ),
+        (
+            json!({"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {}}}}),
+            "nodeSelectorTerms: Required value: must have at least one node selector term",
+        ),
+        (
+            required(
+                json!({"matchExpressions": [{"key": "a", "operator": "Equals", "values": ["b"]}]}),
+            ),
+            "nodeSelectorTerms[0].matchExpressions[0].operator: Unsupported value: \"Equals\"",
+        ),
+        (
+            required(json!({"matchExpressions": [{"key": "", "operator": "Exists"}]})),
+            ".matchExpressions[0].key: Required value",
+        ),
+        (
+            required(json!({"matchExpressions": [{"key": "a", "operator": "In"}]})),
+            ".matchExpressions[0].values: Required value: must be set",
+        ),
+        (
+            required(
+                json!({"matchExpressions": [{"key": "a", "operator": "Exists", "values": ["b"]}]}),
+            ),
+            ".matchExpressions[0].values: Forbidden",
+        ),
+        (
+            required(
+                json!({"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["1", "2"]}]}),
+            ),
+            ".matchExpressions[0].values: Required value: must be a single value",
+        ),
+        (
+            required(
+                json!({"matchExpressions": [{"key": "a", "operator": "In", "values": ["b c"]}]}),
+            ),
+            ".matchExpressions[0].values[0]: Invalid value: \"b c\"",
+        ),
+        (
+            required(
+                json!({"matchFields": [{"key": "metadata.uid", "operator": "In", "values": ["a"]}]}),
+            ),
+            ".matchFields[0].key: Unsupported value: \"metadata.uid\"",
+        ),
+        (
+            required(
+                json!({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["a", "b"]}]}),
+            ),
+            ".matchFields[0].values: Required value: must be the name of one node",
+        ),
+        (
+            json!({"initContainers": [{"name": "i", "image": "i", "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "NotRequired"}]}]}),
+            "spec.initContainers[0].resizePolicy: Forbidden",
+        ),
+        (
             json!({"volumes": [{"name": "v", "emptyDir": {"mode": 511}}]}),
             "spec.volumes[0].emptyDir.mode: Forbidden: this field is not supported by this node",
+        ),
+        (
+            json!({"securityContext": {"appArmorProfile": {"type": "Localhost", "localhostProfile": " a"}}}),
+            "spec.securityContext.appArmorProfile.localhostProfile: Invalid value",
         ),
     ] {
         let shown = spec.to_string();
@@ -439,12 +558,44 @@ fn wrong_containers() {
             ".volumeDevices: Forbidden",
         ),
         (
+            json!({"resizePolicy": [{"resourceName": "foo", "restartPolicy": "NotRequired"}]}),
+            ".resizePolicy[0].resourceName: Unsupported value: \"foo\": supported values: \"cpu\", \"memory\"",
+        ),
+        (
+            json!({"resizePolicy": [{"resourceName": "cpu"}]}),
+            ".resizePolicy[0].restartPolicy: Unsupported value: \"\"",
+        ),
+        (
+            json!({"resizePolicy": [{"resourceName": "cpu", "restartPolicy": "NotRequired"}, {"resourceName": "cpu", "restartPolicy": "NotRequired"}]}),
+            ".resizePolicy[1].resourceName: Duplicate value: \"cpu\"",
+        ),
+        (
+            json!({"env": [{"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "h", "path": "p", "key": "K"}}}]}),
+            ".env[0].valueFrom.fileKeyRef.volumeName: Not found: \"h\"",
+        ),
+        (
+            json!({"resources": {"limits": {"hugepages-2Mi": "4Mi"}}}),
+            ".resources: Forbidden: huge pages need a request or a limit of cpu or memory too",
+        ),
+        (
+            json!({"resources": {"limits": {"hugepages-2Mi": "3Mi", "cpu": "1"}}}),
+            ".resources.limits[hugepages-2Mi]: Invalid value: \"3Mi\": must be a multiple of the page size",
+        ),
+        (
+            json!({"resources": {"limits": {"hugepages-big": "3Mi", "cpu": "1"}}}),
+            ".resources.limits[hugepages-big]: Invalid value: \"3Mi\": must be a multiple of the page size",
+        ),
+        (
             json!({"resources": {"claims": [{"name": "gpu"}]}}),
             ".resources.claims: Forbidden: this field is not supported by this node",
         ),
         (
             json!({"livenessProbe": {"httpGet": {"port": 80, "protocol": "H2C"}}}),
             ".livenessProbe.httpGet.protocol: Forbidden: this field is not supported by this node",
+        ),
+        (
+            json!({"restartPolicy": "Never", "restartPolicyRules": (0..21).map(|_| json!({"action": "Restart", "exitCodes": {"operator": "In", "values": [3]}})).collect::<Vec<_>>()}),
+            ".restartPolicyRules: Invalid value: 21: must not have more than 20 rules",
         ),
     ] {
         let shown = container.to_string();
@@ -460,6 +611,27 @@ fn wrong_containers() {
         };
         assert!(all.iter().any(hit), "{shown}\n wants {says}\n got {all:#?}");
     }
+    let of_host = json!({"volumes": [{"name": "h", "hostPath": {"path": "/a"}}]});
+    let key = json!({"volumeName": "h", "path": "p", "key": "K"});
+    assert_eq!(
+        errors(
+            of_host,
+            json!({"env": [{"name": "A", "valueFrom": {"fileKeyRef": key}}]})
+        ),
+        [
+            "spec.containers[0].env[0].valueFrom.fileKeyRef.volumeName: Invalid value: \"h\": must be an emptyDir"
+        ]
+    );
+    let restarts = json!([{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]);
+    assert_eq!(
+        errors(
+            json!({"restartPolicy": "Never"}),
+            json!({"resizePolicy": restarts})
+        ),
+        [
+            "spec.containers[0].resizePolicy[0].restartPolicy: Unsupported value: \"RestartContainer\": supported values: \"NotRequired\""
+        ]
+    );
     let sidecar_port = json!({"initContainers": [{"name": "s", "image": "i", "restartPolicy": "Always",
         "ports": [{"containerPort": 1, "hostPort": 5}]}]});
     assert_eq!(
