@@ -21,7 +21,7 @@ use crate::{
     },
     config::Config,
     logic::devices::{Holder, Listed, MAX_PLUGINS},
-    parts::devices::{Devices, Followed, Machine, News, with_machine},
+    parts::devices::{DeviceLoop, Devices, Followed, Machine, News, with_machine},
     runtime::fake::{Op, Trouble},
     server::backend::Figures,
 };
@@ -698,8 +698,9 @@ fn a_resource_that_nobody_needs_makes_room() {
     let giver: Rc<dyn Any> = giver;
     let devices = giver.downcast_ref::<Devices>().expect("devices");
     let plugins = devices.plugins.as_ref().expect("plugins");
+    let agent = DeviceLoop(world.asker.clone());
     let remember = |name: &str| {
-        let kept = world.wait(plugins.remember(name, &world.asker));
+        let kept = world.wait(plugins.remember(name, &agent));
         kept.map_err(|e| e.to_string())
     };
     let name = |n: usize| format!("example.com/{n:02}");

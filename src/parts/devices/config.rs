@@ -40,18 +40,35 @@ const DEVICE_WAIT: Duration = Duration::from_secs(120);
 pub(crate) struct DevicesPart;
 
 const KEYS: [Key; 7] = [
-    key("cdiHooks", false),
-    key("cdiSpecDirs", false),
-    key("devicePluginDir", true),
-    key("devicePlugins", false),
-    key("deviceRoot", true),
-    key("deviceWait", false),
-    key("devices", false),
+    Key {
+        name: "cdiHooks",
+        is_path: false,
+    },
+    Key {
+        name: "cdiSpecDirs",
+        is_path: false,
+    },
+    Key {
+        name: "devicePluginDir",
+        is_path: true,
+    },
+    Key {
+        name: "devicePlugins",
+        is_path: false,
+    },
+    Key {
+        name: "deviceRoot",
+        is_path: true,
+    },
+    Key {
+        name: "deviceWait",
+        is_path: false,
+    },
+    Key {
+        name: "devices",
+        is_path: false,
+    },
 ];
-
-const fn key(name: &'static str, is_path: bool) -> Key {
-    Key { name, is_path }
-}
 
 impl Part for DevicesPart {
     fn name(&self) -> &'static str {

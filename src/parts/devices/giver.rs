@@ -117,14 +117,14 @@ impl ResourceGiver for Devices {
         };
         let named = |e: io::Error| io::Error::new(e.kind(), format!("picolet.devicePlugins: {e}"));
         let [of_plugins, of_readers] = plugins.listen().map_err(named)?;
-        let agent: Rc<dyn DeviceLoop> = Rc::new(agent);
-        let of_agent = Rc::clone(&agent);
+        let agent = DeviceLoop(agent);
+        let of_agent = agent.clone();
         let tell = Rc::clone(&plugins).tell_holdings(of_readers, Rc::clone(executor), of_agent);
         let registry = Registry {
             dir: plugins.registry_dir(),
             plugins: Rc::clone(&plugins),
             declared: Arc::clone(&self.declared),
-            agent: Rc::clone(&agent),
+            agent: agent.clone(),
             executor: Rc::clone(executor),
             clock: Rc::clone(&self.clock),
             disk: self.disk.clone(),

@@ -29,6 +29,6 @@ pub(crate) use self::{
     config::tests::with_machine,
     giver::{Devices, Followed},
     machine::Machine,
-    news::News,
+    news::{DeviceLoop, News},
 };
 pub(super) use config::DevicesPart;

@@ -4,7 +4,7 @@ use alloc::collections::BTreeSet;
 
 use super::{giver::Followed, holders::DeviceHolders};
 use crate::{
-    agent::{asker::Asker, node_resources::Later},
+    agent::{asker::Asker, node_resources::PodsView},
     api::{
         PodUid,
         device::{Holdings, Seen},
@@ -15,16 +15,28 @@ use crate::{
     },
 };
 
-/// The seam to the loop: plugins do not know more of the agent.
-pub(crate) trait DeviceLoop {
+/// The loop, as far as plugins know of the agent.
+#[derive(Clone)]
+pub(crate) struct DeviceLoop(pub(crate) Asker);
+
+impl DeviceLoop {
     /// Tells the loop; comes back when the news wait for their turn.
-    fn tell(&self, news: News) -> Later<'static, ()>;
+    pub(crate) async fn tell(&self, news: News) {
+        // The loop is gone only when the agent ends.
+        _ = self.0.tell_resources(Box::new(news)).await;
+    }
 
     /// Picks one of these resources that no pod needs.
-    fn spare_resource(&self, known: BTreeSet<Box<str>>) -> Later<'static, Option<Box<str>>>;
+    pub(crate) async fn spare_resource(&self, known: BTreeSet<Box<str>>) -> Option<Box<str>> {
+        let spare = move |own: &DeviceHolders, _: &PodsView<'_>| own.spare_resource(&known);
+        self.0.ask_resources(spare).await.flatten()
+    }
 
     /// Holders of all devices.
-    fn holdings(&self) -> Later<'static, Holdings>;
+    pub(crate) async fn holdings(&self) -> Holdings {
+        let holdings = self.0.ask_resources(DeviceHolders::holdings);
+        holdings.await.unwrap_or_default()
+    }
 }
 
 /// Devices as they were before the first pod was admitted.
@@ -35,33 +47,6 @@ pub(crate) struct Beginning {
     pub(crate) held: Vec<(PodUid, Vec<Held>)>,
     /// Resources that plugins offered then.
     pub(crate) offered: Vec<Box<str>>,
-}
-
-impl DeviceLoop for Asker {
-    fn tell(&self, news: News) -> Later<'static, ()> {
-        let asker = self.clone();
-        Box::pin(async move {
-            // The loop is gone only when the agent ends.
-            _ = asker.tell_resources(Box::new(news)).await;
-        })
-    }
-
-    fn spare_resource(&self, known: BTreeSet<Box<str>>) -> Later<'static, Option<Box<str>>> {
-        let asker = self.clone();
-        Box::pin(async move {
-            let spare =
-                asker.ask_resources(move |own: &DeviceHolders, _| own.spare_resource(&known));
-            spare.await.flatten()
-        })
-    }
-
-    fn holdings(&self) -> Later<'static, Holdings> {
-        let asker = self.clone();
-        Box::pin(async move {
-            let holdings = asker.ask_resources(DeviceHolders::holdings);
-            holdings.await.unwrap_or_default()
-        })
-    }
 }
 
 /// News of devices for the loop.

@@ -36,7 +36,7 @@ pub(crate) struct Registry {
     pub(crate) dir: PathBuf,
     pub(crate) plugins: Rc<Plugins>,
     pub(crate) declared: Arc<Declared>,
-    pub(crate) agent: Rc<dyn DeviceLoop>,
+    pub(crate) agent: DeviceLoop,
     pub(crate) executor: Rc<LocalExecutor<'static>>,
     pub(crate) clock: Rc<dyn Clock>,
     pub(crate) disk: Lane,
@@ -128,7 +128,7 @@ impl Registry {
             drop(task);
             let place = place.take();
             if let Some((resource, number)) = place {
-                self.plugins.leave(&resource, number, &*self.agent).await;
+                self.plugins.leave(&resource, number, &self.agent).await;
             }
         }
         for (path, mark) in seen.sockets {
@@ -195,7 +195,7 @@ impl Registry {
                     endpoint => Path::new(endpoint),
                 };
                 let (plugins, executor) = (Rc::clone(&self.plugins), Rc::clone(&self.executor));
-                let agent = Rc::clone(&self.agent);
+                let agent = self.agent.clone();
                 // It has complained itself.
                 match plugins.connect(resource, endpoint, executor, agent).await {
                     Ok(number) => {

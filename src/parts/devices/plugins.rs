@@ -179,7 +179,7 @@ impl Plugins {
         self: Rc<Self>,
         listener: Listener,
         executor: Rc<LocalExecutor<'static>>,
-        agent: Rc<dyn DeviceLoop>,
+        agent: DeviceLoop,
     ) {
         let (clock, time) = (Rc::clone(&self.clock), self.time());
         let rate = PullRate::new(READS_PER_SECOND, READS_AT_ONCE, clock.now());
@@ -188,7 +188,7 @@ impl Plugins {
             let mut now = rate.get();
             let allowed = now.allows(clock.now());
             rate.set(now);
-            let agent = Rc::clone(&agent);
+            let agent = agent.clone();
             Box::pin(async move {
                 match allowed {
                     true => Some(agent.holdings().await),
@@ -204,13 +204,13 @@ impl Plugins {
         self: Rc<Self>,
         listener: Listener,
         executor: Rc<LocalExecutor<'static>>,
-        agent: Rc<dyn DeviceLoop>,
+        agent: DeviceLoop,
     ) {
         let time = self.time();
         let spawner = Rc::clone(&executor);
         let register = move |request| -> Registered {
             let (plugins, executor) = (Rc::clone(&self), Rc::clone(&executor));
-            let agent = Rc::clone(&agent);
+            let agent = agent.clone();
             Box::pin(async move { plugins.register(request, executor, agent).await })
         };
         plugin::serve(listener, Rc::new(register), spawner, time).await;
@@ -225,7 +225,7 @@ impl Plugins {
         self: Rc<Self>,
         request: RegisterRequest,
         executor: Rc<LocalExecutor<'static>>,
-        agent: Rc<dyn DeviceLoop>,
+        agent: DeviceLoop,
     ) -> Result<(), Status> {
         let RegisterRequest {
             version,
@@ -257,7 +257,7 @@ impl Plugins {
         resource: &str,
         path: &Path,
         executor: Rc<LocalExecutor<'static>>,
-        agent: Rc<dyn DeviceLoop>,
+        agent: DeviceLoop,
     ) -> Result<u64, Status> {
         let refused = |why: Status| {
             let what = format!("the device plugin of {resource}");
@@ -269,7 +269,7 @@ impl Plugins {
         let (plugin, driver) = dialled.map_err(refused)?;
         let _turn = self.registering.lock().await;
         let resource: Box<str> = resource.into();
-        let kept = self.remember(&resource, &*agent).await;
+        let kept = self.remember(&resource, &agent).await;
         kept.map_err(|e| refused(Status::new(Code::UNAVAILABLE, e.to_string())))?;
         log::info!("device plugin {} offers {resource}", path.display());
         self.counters.count(|c| c.plugins().registered(&resource));
@@ -292,7 +292,7 @@ impl Plugins {
     }
 
     /// Takes leave of the plugin that was connected by this number, unless it has gone, or another one is there for it.
-    pub(crate) async fn leave(&self, resource: &str, number: u64, agent: &dyn DeviceLoop) {
+    pub(crate) async fn leave(&self, resource: &str, number: u64, agent: &DeviceLoop) {
         if let Some(live) = self.take(resource, number) {
             drop(live);
             log::info!("the device plugin of {resource} has gone: so has its socket");
@@ -314,7 +314,7 @@ impl Plugins {
     pub(crate) async fn remember(
         &self,
         resource: &str,
-        agent: &dyn DeviceLoop,
+        agent: &DeviceLoop,
     ) -> Result<(), PluginError> {
         let mut resources = self.state.borrow().known.clone();
         if resources.contains(resource) {
@@ -347,14 +347,14 @@ impl Plugins {
         resource: Box<str>,
         plugin: Plugin,
         number: u64,
-        agent: Rc<dyn DeviceLoop>,
+        agent: DeviceLoop,
     ) {
         let news = News::Registered {
             resource: resource.clone(),
             prefers: plugin.prefers,
         };
         agent.tell(news).await;
-        let end = self.read(&resource, &plugin, number, &*agent).await;
+        let end = self.read(&resource, &plugin, number, &agent).await;
         let why = end.err().unwrap_or(PluginError::Ended);
         let what = format!("the device plugin of {resource} has gone");
         let text = format!("{what}: {why}");
@@ -376,7 +376,7 @@ impl Plugins {
         resource: &str,
         plugin: &Plugin,
         number: u64,
-        agent: &dyn DeviceLoop,
+        agent: &DeviceLoop,
     ) -> Result<(), PluginError> {
         let time = self.time();
         let mut lists = plugin.lists().await.map_err(|e| says(&e))?;
