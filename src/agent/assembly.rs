@@ -12,7 +12,7 @@ use super::{
     driver::{Containers, PodDriver},
     event_loop::{Caller, Hands},
     eviction::{self, Evictor, Limits, PodFiles},
-    executor::{Generator, Hooks, Killer, Mounter, Starter, Syncer, Terminator},
+    executor::{Generator, Hooks, Killer, Mounter, Preparer, Starter, Syncer, Terminator},
     gc::{self, Garbage},
     housekeeping::Housekeeper,
     inhibitor,
@@ -232,7 +232,7 @@ pub(super) fn driver(parts: &Parts) -> Rc<dyn PodDriver> {
         recorder: recorder(),
         hooks: hooks.clone(),
     };
-    let generator = Generator {
+    let generator = Rc::new(Generator {
         runtime: runtime(),
         context: Rc::clone(owners.node.context()),
         store: machine.store.clone(),
@@ -243,7 +243,7 @@ pub(super) fn driver(parts: &Parts) -> Rc<dyn PodDriver> {
         resources: machine.resources.clone(),
         resolv_conf: cfg.network.resolv_conf.clone(),
         pod_logs: cfg.dirs.pod_logs.clone(),
-    };
+    });
     let mounter = Mounter {
         volumes: machine.volumes.clone(),
         disk: machine.disk.clone(),
@@ -254,7 +254,7 @@ pub(super) fn driver(parts: &Parts) -> Rc<dyn PodDriver> {
     let starter = Starter {
         runtime: runtime(),
         images: Rc::clone(&owners.images),
-        generator,
+        generator: Rc::clone(&generator),
         hooks,
         killer: killer.clone(),
         recorder: recorder(),
@@ -264,14 +264,19 @@ pub(super) fn driver(parts: &Parts) -> Rc<dyn PodDriver> {
         run_dir: cfg.dirs.run.clone(),
         container_logs: cfg.dirs.container_logs.clone(),
     };
-    let syncer = Syncer {
+    let preparer = Rc::new(Preparer {
         store: machine.store.clone(),
         disk: machine.disk.clone(),
-        runtime: runtime(),
         recorder: recorder(),
         complaints: Rc::clone(&tools.complaints),
-        cgroups: machine.pod_cgroups.clone(),
         mounter,
+        generator,
+    });
+    let syncer = Syncer {
+        preparer: Rc::clone(&preparer),
+        runtime: runtime(),
+        recorder: recorder(),
+        cgroups: machine.pod_cgroups.clone(),
         killer: killer.clone(),
         starter,
         page_bytes: owners.node.facts().page_bytes,
@@ -294,10 +299,12 @@ pub(super) fn driver(parts: &Parts) -> Rc<dyn PodDriver> {
         runtime: runtime(),
         complaints: Rc::clone(&tools.complaints),
     };
+    let containers: Rc<dyn PodDriver> = Rc::new(containers);
     match &machine.providers {
-        None => Rc::new(containers),
+        None => containers,
         Some(providers) => Rc::new(Drivers {
             containers,
+            preparer,
             providers: Rc::clone(providers),
         }),
     }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `steps` | what a call is given, and what it tells the loop; `cancel`: whether it is still wanted |
 //! | `errors` | why a call did not do all of its work |
+//! | `prepare` | what every pod needs before it starts, wherever it runs |
 //! | `sync`, `start` | brings a pod closer to its spec; starts its containers |
 //! | `terminate`, `kill`, `hooks` | ends a pod; kills containers; runs their hooks |
 //! | `generation`, `volumes`, `cgroups` | from a spec to what the runtime is told, with what that needs on disk |
@@ -17,6 +18,7 @@ mod errors;
 mod generation;
 mod hooks;
 mod kill;
+mod prepare;
 mod start;
 mod steps;
 mod sync;
@@ -29,8 +31,9 @@ pub(super) use errors::SyncError;
 pub(super) use generation::{Generator, node_context};
 pub(super) use hooks::Hooks;
 pub(super) use kill::{Killer, join_all};
+pub(super) use prepare::Preparer;
 pub(super) use start::Starter;
 pub(super) use steps::{Begun, Granted, Line, NotStarted, Plan, Problem, Started, Step, Tell};
-pub(super) use sync::{Elsewhere, Syncer};
+pub(super) use sync::Syncer;
 pub(super) use terminate::Terminator;
 pub(super) use volumes::{Mounted, Mounter};

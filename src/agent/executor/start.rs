@@ -43,7 +43,7 @@ use crate::{
 pub(in crate::agent) struct Starter {
     pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
     pub(in crate::agent) images: Rc<Images>,
-    pub(in crate::agent) generator: Generator,
+    pub(in crate::agent) generator: Rc<Generator>,
     pub(in crate::agent) hooks: Hooks,
     pub(in crate::agent) killer: Killer,
     pub(in crate::agent) recorder: Rc<Recorder>,

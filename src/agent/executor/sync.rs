@@ -4,69 +4,35 @@
 //! The future is never dropped while its pod exists. It looks at the pod's cancellation flag between steps.
 
 use alloc::rc::Rc;
-use core::{net::IpAddr, pin::Pin};
-
-use smol::future::FutureExt as _;
 
 use super::{
     cgroups::{Ensured, PodCgroups},
     errors::SyncError,
     kill::Killer,
+    prepare::Preparer,
     start::{self, Pass, Starter},
     steps::{Plan, Problem, Started, Step},
-    volumes::{Mounted, Mounter},
+    volumes::Mounted,
 };
 use crate::{
-    agent::{
-        complaints::Complaints,
-        node_resources::GivenLate,
-        outcome,
-        pod_store::PodStore,
-        recorder::{Recorder, Severity},
-    },
+    agent::recorder::{Recorder, Severity},
     api::{
-        Container, Pod, PodUid,
+        Pod,
         cri::{PodRuntimeStatus, SandboxStatus},
         pod::RestartPolicy,
     },
     error::chain,
-    logic::{
-        actions::PodActions,
-        extended_resources::demands,
-        page_size::misfit,
-        pod_kind::{CLOCK_UNTRUSTED, WAITS_FOR_CLOCK},
-        pod_worker::Outcome,
-        status::{DEVICE_NOT_READY, PodFailure},
-        work_queue::Retry,
-    },
+    logic::{actions::PodActions, page_size::misfit, pod_worker::Outcome, work_queue::Retry},
     runtime::{Logs, RuntimeError, RuntimeService},
-    sys::{crash, lane::Lane},
+    sys::crash,
 };
-
-/// A place outside the runtime where a pod runs: a provider.
-pub(in crate::agent) trait Elsewhere {
-    /// State of the pod there, and its failure, if it has failed.
-    fn known(&self, uid: &PodUid) -> (Rc<PodRuntimeStatus>, Option<PodFailure>);
-    /// Tells of the pod, if there is anything to tell: then of each container what came of it.
-    fn tell<'a>(
-        &'a self,
-        plan: &'a Plan,
-        pod: &'a Rc<Pod>,
-        ips: &'a [IpAddr],
-        mounted: &'a Mounted,
-        starts: &'a mut Vec<Started>,
-    ) -> Pin<Box<dyn Future<Output = Result<(), SyncError>> + 'a>>;
-}
 
 /// Syncs pods. Nothing is kept between two syncs.
 pub(in crate::agent) struct Syncer {
-    pub(in crate::agent) store: PodStore,
-    pub(in crate::agent) disk: Lane,
+    pub(in crate::agent) preparer: Rc<Preparer>,
     pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
     pub(in crate::agent) recorder: Rc<Recorder>,
-    pub(in crate::agent) complaints: Rc<Complaints>,
     pub(in crate::agent) cgroups: PodCgroups,
-    pub(in crate::agent) mounter: Mounter,
     pub(in crate::agent) killer: Killer,
     pub(in crate::agent) starter: Starter,
     /// Bytes of a page of memory.
@@ -77,18 +43,11 @@ impl Syncer {
     /// Runs one sync of one pod.
     pub(in crate::agent) async fn run(&self, plan: &Plan) -> Outcome {
         let uid = &plan.uid;
-        // A sync is of the incarnation that is wanted now.
-        let pod = match self.store.load_next(&self.disk, uid).await {
-            Ok(pod) => pod,
-            Err(e) => {
-                // An unreadable record harms nobody else, and what runs goes on running.
-                self.complaints
-                    .complain(&format!("uid={uid} {}", chain(&e)));
-                return Outcome::Failed(Retry::Error);
-            }
+        let Some(pod) = self.preparer.load(uid).await else {
+            return Outcome::Failed(Retry::Error);
         };
         let meta = &pod.metadata;
-        match self.sync_pod(plan, &pod, None).await {
+        match self.sync_pod(plan, &pod).await {
             Ok(outcome) => outcome,
             Err(e) if plan.cancel.is_cancelled() => {
                 log::debug!(
@@ -111,49 +70,23 @@ impl Syncer {
         }
     }
 
-    /// Runs one sync of a pod that was read, at the runtime or elsewhere.
-    pub(in crate::agent) async fn sync_pod(
-        &self,
-        plan: &Plan,
-        pod: &Rc<Pod>,
-        elsewhere: Option<&dyn Elsewhere>,
-    ) -> Result<Outcome, SyncError> {
-        let (known, failure) = match elsewhere {
-            None => (Rc::clone(&plan.runtime), None),
-            Some(place) => place.known(&plan.uid),
-        };
-        let begun = plan.line.ask(|answer| Step::Begun {
-            pod: Rc::clone(pod),
-            runtime: known,
-            failure,
-            answer,
-        });
-        let begun = begun.await;
+    async fn sync_pod(&self, plan: &Plan, pod: &Rc<Pod>) -> Result<Outcome, SyncError> {
+        let known = Rc::clone(&plan.runtime);
+        let begun = self.preparer.begin(plan, pod, known, None).await;
         for container in &plan.runtime.containers {
             if let Some(why) = misfit(self.page_bytes, container) {
                 let recorder = &self.recorder;
                 recorder.container(pod, &container.name, Severity::Warning, "Failed", &why);
             }
         }
-        if let Some(outcome) = begun.outcome {
-            self.keep_outcome(plan, outcome).await;
-        }
         if begun.terminal {
             return Ok(Outcome::Terminal);
         }
-        match begun.problem {
-            None => {}
-            Some(Problem::Runtime(_) | Problem::Network(_)) if elsewhere.is_some() => {}
+        match &begun.problem {
+            None | Some(Problem::Name(_) | Problem::Clock) => {}
             Some(Problem::Runtime(problem)) => {
                 // What runs goes on, and is shown; the node's condition says why nothing else does.
                 return Err(SyncError::new(format!("runtime is not ready: {problem}")));
-            }
-            Some(Problem::Clock) => {
-                self.warn(pod, CLOCK_UNTRUSTED, WAITS_FOR_CLOCK);
-                return Err(SyncError::new(WAITS_FOR_CLOCK));
-            }
-            Some(Problem::Name(other)) => {
-                return Err(SyncError::new(format!("pod {other} has its name and ends")));
             }
             Some(Problem::Network(problem)) => {
                 let message = format!("network is not ready: {problem}");
@@ -164,42 +97,22 @@ impl Syncer {
                 });
             }
         }
+        self.preparer.check_start(pod, begun.problem.as_ref())?;
         let mut runtime = PodRuntimeStatus::clone(&plan.runtime);
         // Host-network pods have no IPs at the runtime; what runs later needs them.
         runtime.ips = begun.ips;
-        if elsewhere.is_none() {
-            self.ensure_cgroup(plan, pod, &runtime).await?;
-        }
+        self.ensure_cgroup(plan, pod, &runtime).await?;
         crash::point("pod.cgroup");
-        self.make_pod_dirs(pod).await?;
-        crash::point("pod.directories");
-        let mounted = self.mounter.set_up(pod, plan).await?;
-        crash::point("pod.volumes");
-        if plan.cancel.is_cancelled() {
-            return Ok(Outcome::Canceled);
-        }
-        if has_probes(pod) {
-            plan.line.tell(Step::Mounted(Rc::clone(pod))).await;
-        }
-        // What runs has its volumes and probes, also while something else of the pod waits for a device.
         let is_start = begun.actions.starts_anything();
-        self.keep_resources(plan, pod, is_start).await?;
-        if plan.cancel.is_cancelled() {
+        let Some(mounted) = self.preparer.set_up(plan, pod, is_start).await? else {
             return Ok(Outcome::Canceled);
+        };
+        if begun.actions.is_empty() {
+            return Ok(Outcome::Done);
         }
         let mut starts = Vec::new();
-        let result = if let Some(place) = elsewhere {
-            let told = place.tell(plan, pod, &runtime.ips, &mounted, &mut starts);
-            told.await
-        } else if begun.actions.is_empty() {
-            return Ok(Outcome::Done);
-        } else {
-            let acted = self.act(plan, pod, runtime, &mounted, &begun.actions, &mut starts);
-            acted.await
-        };
-        if elsewhere.is_some() && starts.is_empty() {
-            return result.map(|()| Outcome::Done);
-        }
+        let acted = self.act(plan, pod, runtime, &mounted, &begun.actions, &mut starts);
+        let result = acted.await;
         let acted = Step::Acted {
             pod: Rc::clone(pod),
             starts,
@@ -212,26 +125,6 @@ impl Syncer {
 
     fn warn(&self, pod: &Pod, reason: &str, message: &str) {
         self.recorder.pod(pod, Severity::Warning, reason, message);
-    }
-
-    /// Keeps how the pod ended, that it began, or what of it has ended.
-    pub(in crate::agent) async fn keep_outcome(&self, plan: &Plan, kept: outcome::Outcome) {
-        let (store, uid) = (self.store.clone(), plan.uid.clone());
-        let keep = move || outcome::keep(&store, &uid, kept);
-        let waits = self.disk.run(keep).await.unwrap_or_else(|e| {
-            self.complaints
-                .complain(&format!("uid={} cannot keep the outcome: {e}", plan.uid));
-            false
-        });
-        if !plan
-            .line
-            .ask(|answer| Step::OutcomeKept(waits, answer))
-            .await
-        {
-            // Its manifest went meanwhile.
-            let (store, uid) = (self.store.clone(), plan.uid.clone());
-            self.disk.run(move || outcome::forget(&store, &uid)).await;
-        }
     }
 
     /// Ensures the pod's cgroup (SYNC-06, ACT-06).
@@ -270,66 +163,6 @@ impl Syncer {
             plan.line.tell(Step::Limited(true)).await;
         }
         Ok(())
-    }
-
-    /// Makes the pod's directories (SYNC-08).
-    pub(in crate::agent) async fn make_pod_dirs(&self, pod: &Pod) -> Result<(), SyncError> {
-        let (store, uid) = (self.store.clone(), pod.metadata.uid.clone());
-        let made = self.disk.run(move || store.make_dirs(&uid));
-        made.await.map_err(|e| {
-            let message = format!("error making pod data directories: {e}");
-            self.warn(pod, "Failed", &message);
-            SyncError::new(message)
-        })
-    }
-
-    /// Records the resources that the pod holds, and what is given for them, before any of its containers starts
-    /// (DEV-05, DEV-12).
-    async fn keep_resources(
-        &self,
-        plan: &Plan,
-        pod: &Rc<Pod>,
-        starts: bool,
-    ) -> Result<(), SyncError> {
-        let Some(resources) = self.starter.generator.resources.as_ref() else {
-            return Ok(());
-        };
-        let Some(held) = plan.held.as_deref() else {
-            return match starts && !demands(pod).is_empty() {
-                true => self.ask_for_resources(plan, pod).await,
-                false => Ok(()),
-            };
-        };
-        let settled = async { Some(resources.settle(&plan.uid, held).await) };
-        let cancelled = async {
-            plan.cancel.cancelled().await;
-            None
-        };
-        // Who gives them may take its time.
-        let settled = settled.or(cancelled).await;
-        let Err(e) = settled.unwrap_or(Ok(())) else {
-            return Ok(());
-        };
-        let message = e.to_string();
-        self.warn(pod, DEVICE_NOT_READY, &message);
-        plan.line.tell(Step::Unsettled(Rc::clone(pod))).await;
-        Err(SyncError::new(message))
-    }
-
-    /// Asks the loop for resources of a pod that ran when it was admitted: it was given none, and what it held is not
-    /// known (DEV-10).
-    async fn ask_for_resources(&self, plan: &Plan, pod: &Rc<Pod>) -> Result<(), SyncError> {
-        let asked = plan
-            .line
-            .ask(|answer| Step::HoldsNothing(Rc::clone(pod), answer));
-        match asked.await {
-            GivenLate::Nothing => Ok(()),
-            GivenLate::Given => Err(SyncError::new("its next sync begins with its devices")),
-            GivenLate::Waits(message) => {
-                self.warn(pod, DEVICE_NOT_READY, &message);
-                Err(SyncError::new(message))
-            }
-        }
     }
 
     /// Carries out the actions, in the order of ACT-03. What it starts is noted in `starts`.
@@ -464,16 +297,4 @@ enum SandboxFailure {
     /// The pod is to end: a failure does not matter any more.
     Terminating,
     Failed(SyncError),
-}
-
-/// Returns true if any of the pod's containers is probed.
-fn has_probes(pod: &Pod) -> bool {
-    let is_probed = |c: &Container| {
-        c.liveness_probe.is_some() || c.readiness_probe.is_some() || c.startup_probe.is_some()
-    };
-    let spec = &pod.spec;
-    spec.containers
-        .iter()
-        .chain(&spec.init_containers)
-        .any(is_probed)
 }

@@ -17,13 +17,13 @@ use smol::future::FutureExt as _;
 use super::{Deleted, Provider, Providers, poll::tell_bad};
 use crate::{
     agent::{
-        driver::{Containers, PodDriver, Stop, Work},
-        executor::{Elsewhere, Mounted, NotStarted, Plan, Started, Step, SyncError},
+        driver::{PodDriver, Stop, Work},
+        executor::{Mounted, NotStarted, Plan, Preparer, Started, Step, SyncError},
         pod_store::PROVIDER,
         recorder::Severity,
     },
     api::{
-        Pod, PodUid,
+        Container, Pod, PodUid,
         cri::{PodItem, PodRuntimeStatus},
     },
     error::chain,
@@ -31,6 +31,7 @@ use crate::{
         pod_worker::Outcome,
         provider::{self, NOT_FOUND, VolumePath},
         status::PodFailure,
+        work_queue::Retry,
     },
     provider::{MAX_POD_BYTES, ProviderError},
     runtime::Call,
@@ -48,7 +49,9 @@ const UNKNOWN_GRACE_S: u32 = 30;
 
 /// See the module's words.
 pub(in crate::agent) struct Drivers {
-    pub(in crate::agent) containers: Containers,
+    /// Driver of all other pods.
+    pub(in crate::agent) containers: Rc<dyn PodDriver>,
+    pub(in crate::agent) preparer: Rc<Preparer>,
     pub(in crate::agent) providers: Rc<Providers>,
 }
 
@@ -60,74 +63,17 @@ enum Whose<'a> {
     Nobody(String),
 }
 
-/// A provider, as a pod's place.
-struct Place<'a> {
-    drivers: &'a Drivers,
-    provider: &'a Provider,
-}
-
-impl Elsewhere for Place<'_> {
-    fn known(&self, uid: &PodUid) -> (Rc<PodRuntimeStatus>, Option<PodFailure>) {
-        let table = self.provider.table.borrow();
-        let failure = table.is_lost(uid).then(|| PodFailure {
-            reason: NOT_FOUND.into(),
-            message: format!("provider {} has forgotten the pod", self.provider.handler),
-            disruption: None,
-        });
-        (Rc::new(table.status(uid).unwrap_or_default()), failure)
-    }
-
-    fn tell<'a>(
-        &'a self,
-        plan: &'a Plan,
-        pod: &'a Rc<Pod>,
-        ips: &'a [IpAddr],
-        mounted: &'a Mounted,
-        starts: &'a mut Vec<Started>,
-    ) -> Work<'a, Result<(), SyncError>> {
-        Box::pin(async move {
-            let (drivers, provider) = (self.drivers, self.provider);
-            let generation = provider::generation(pod);
-            let is_due = provider
-                .table
-                .borrow()
-                .is_to_be_told(&plan.uid, &generation);
-            if !is_due || plan.cancel.is_to_end() {
-                return Ok(());
-            }
-            let told = drivers.tell(provider, plan, pod, &generation, ips, mounted);
-            let told = told.await;
-            for container in pod.spec.init_containers.iter().chain(&pod.spec.containers) {
-                let failed = told.as_ref().err().map(|e| NotStarted {
-                    reason: FAILED,
-                    message: e.message.clone(),
-                });
-                starts.push(Started {
-                    container: container.name.clone(),
-                    result: failed.map_or(Ok(()), Err),
-                });
-            }
-            if let Err(e) = &told {
-                drivers.warn(pod, FAILED, &e.message);
-            }
-            told
-        })
-    }
-}
-
 impl PodDriver for Drivers {
     fn sync<'a>(&'a self, plan: &'a Plan) -> Work<'a, Outcome> {
         Box::pin(async move {
-            let syncer = &self.containers.syncer;
-            let Ok(pod) = syncer.store.load_next(&syncer.disk, &plan.uid).await else {
-                // Told there.
-                return self.containers.sync(plan).await;
+            let Some(pod) = self.preparer.load(&plan.uid).await else {
+                return Outcome::Failed(Retry::Error);
             };
             if pod.spec.runtime_class_name.is_none() {
                 self.drop_record(&plan.uid).await;
                 return self.containers.sync(plan).await;
             }
-            let handler = match syncer.starter.generator.handler(&pod, plan).await {
+            let handler = match self.preparer.generator.handler(&pod, plan).await {
                 Ok(handler) => handler,
                 Err(e) => match self.whose(&plan.uid).await {
                     // A class that is gone does not take a pod from its provider.
@@ -217,14 +163,14 @@ impl Drivers {
             Err(_) if plan.cancel.is_cancelled() => Outcome::Canceled,
             Err(e) => {
                 let complaint = format!("uid={} {}", plan.uid, e.message);
-                self.containers.complaints.complain(&complaint);
+                self.preparer.complaints.complain(&complaint);
                 Outcome::Failed(e.retry)
             }
         }
     }
 
     fn record(&self, uid: &PodUid) -> PathBuf {
-        self.containers.syncer.store.dir(uid).join(PROVIDER)
+        self.preparer.store.dir(uid).join(PROVIDER)
     }
 
     async fn whose(&self, uid: &PodUid) -> Whose<'_> {
@@ -238,7 +184,7 @@ impl Drivers {
             file.take(MAX_RECORD_BYTES).read_to_string(&mut name)?;
             io::Result::Ok(name)
         };
-        let name = match self.containers.syncer.disk.run(read).await {
+        let name = match self.preparer.disk.run(read).await {
             Ok(name) => name,
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Whose::Containers,
             // The read is tried again. Taken for a pod of containers, a provider's pod would be left running.
@@ -266,16 +212,48 @@ impl Drivers {
             self.warn(pod, "ProviderNotReady", &message);
             return Err(SyncError::new(message));
         }
-        let syncer = &self.containers.syncer;
-        let place = Place {
-            drivers: self,
-            provider,
+        let (known, failure) = known(provider, &plan.uid);
+        let begun = self.preparer.begin(plan, pod, known, failure).await;
+        if begun.terminal {
+            return Ok(Outcome::Terminal);
+        }
+        self.preparer.check_start(pod, begun.problem.as_ref())?;
+        let is_start = begun.actions.starts_anything();
+        let Some(mounted) = self.preparer.set_up(plan, pod, is_start).await? else {
+            return Ok(Outcome::Canceled);
         };
-        syncer.sync_pod(plan, pod, Some(&place)).await
+        let generation = provider::generation(pod);
+        let is_due = provider
+            .table
+            .borrow()
+            .is_to_be_told(&plan.uid, &generation);
+        if !is_due || plan.cancel.is_to_end() {
+            return Ok(Outcome::Done);
+        }
+        let told = self.tell(provider, plan, pod, &generation, &begun.ips, &mounted);
+        let told = told.await;
+        if let Err(e) = &told {
+            self.warn(pod, FAILED, &e.message);
+        }
+        let start = |container: &Container| Started {
+            container: container.name.clone(),
+            result: told.as_ref().map(|_| ()).map_err(|e| NotStarted {
+                reason: FAILED,
+                message: e.message.clone(),
+            }),
+        };
+        let acted = Step::Acted {
+            pod: Rc::clone(pod),
+            starts: containers(pod).map(start).collect(),
+            failed: told.is_err().then(|| Rc::clone(&plan.runtime)),
+            again: told.is_ok() && begun.actions.restart_all,
+        };
+        plan.line.tell(acted).await;
+        told.map(|()| Outcome::Done)
     }
 
     fn warn(&self, pod: &Pod, reason: &str, message: &str) {
-        let recorder = &self.containers.syncer.recorder;
+        let recorder = &self.preparer.recorder;
         recorder.pod(pod, Severity::Warning, reason, message);
     }
 
@@ -289,10 +267,9 @@ impl Drivers {
         ips: &[IpAddr],
         mounted: &Mounted,
     ) -> Result<(), SyncError> {
-        let syncer = &self.containers.syncer;
         let mut environments = Vec::new();
-        for container in pod.spec.init_containers.iter().chain(&pod.spec.containers) {
-            let generator = &syncer.starter.generator;
+        for container in containers(pod) {
+            let generator = &self.preparer.generator;
             let made = generator.environment(plan, pod, container, ips, mounted);
             let made = made.await.map_err(|e| SyncError::new(e.to_string()))?;
             environments.push(made.into_vec());
@@ -322,7 +299,7 @@ impl Drivers {
         let put = provider.put(&plan.uid, generation, told).await;
         crash::point("provider.told");
         let bad = put.map_err(|e| SyncError::new(chain(&e)))?;
-        tell_bad(&syncer.recorder, &bad);
+        tell_bad(&self.preparer.recorder, &bad);
         Ok(())
     }
 
@@ -335,7 +312,7 @@ impl Drivers {
             }
             file::write_atomic(&path, handler.as_bytes(), 0o600, true)
         };
-        self.containers.syncer.disk.run(keep).await
+        self.preparer.disk.run(keep).await
     }
 
     /// Forgets the provider of a static pod that became a pod of containers and kept its given uid.
@@ -343,15 +320,11 @@ impl Drivers {
         if let Some(provider) = self.providers.of(uid) {
             provider.forget(uid);
             let path = self.record(uid);
-            let dropped = self
-                .containers
-                .syncer
-                .disk
-                .run(move || fs::remove_file(path));
+            let dropped = self.preparer.disk.run(move || fs::remove_file(path));
             if let Err(e) = dropped.await
                 && e.kind() != io::ErrorKind::NotFound
             {
-                self.containers
+                self.preparer
                     .complaints
                     .complain(&format!("uid={uid} note of its provider: {e}"));
             }
@@ -365,9 +338,9 @@ impl Drivers {
         plan: &Plan,
         stop: Stop,
     ) -> Result<Outcome, SyncError> {
-        let (uid, syncer) = (&plan.uid, &self.containers.syncer);
+        let (uid, preparer) = (&plan.uid, &self.preparer);
         let pod = match stop {
-            Stop::AsSpecified(_) => syncer.store.load(&syncer.disk, uid).await.ok(),
+            Stop::AsSpecified(_) => preparer.store.load(&preparer.disk, uid).await.ok(),
             Stop::Unknown => None,
         };
         let known = || provider.table.borrow().status(uid);
@@ -452,11 +425,27 @@ impl Drivers {
                 Err(e) => {
                     let complaint =
                         format!("uid={uid} provider {}: {}", provider.handler, chain(&e));
-                    self.containers.complaints.complain(&complaint);
+                    self.preparer.complaints.complain(&complaint);
                 }
             }
         }
         provider.forget(uid);
         Deleted::Gone
     }
+}
+
+/// All containers of a pod that a provider is told of.
+fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
+    pod.spec.init_containers.iter().chain(&pod.spec.containers)
+}
+
+/// State of the pod at its provider, and its failure, if it has failed.
+fn known(provider: &Provider, uid: &PodUid) -> (Rc<PodRuntimeStatus>, Option<PodFailure>) {
+    let table = provider.table.borrow();
+    let failure = table.is_lost(uid).then(|| PodFailure {
+        reason: NOT_FOUND.into(),
+        message: format!("provider {} has forgotten the pod", provider.handler),
+        disruption: None,
+    });
+    (Rc::new(table.status(uid).unwrap_or_default()), failure)
 }
