@@ -13,6 +13,7 @@ use super::{
     event_loop::{Caller, Hands},
     eviction::{self, Evictor, Limits, PodFiles},
     executor::{Generator, Hooks, Killer, Mounter, Preparer, Starter, Syncer, Terminator},
+    external_pods::Resync,
     gc::{self, Garbage},
     housekeeping::Housekeeper,
     inhibitor,
@@ -23,7 +24,6 @@ use super::{
     node_resources::{NoResources, NodeResources},
     parts::Parts,
     pods, probes,
-    provider::{self, Drivers},
     records::RecordKeeper,
     serving::{self, Reviews},
     start_error::StartError,
@@ -208,7 +208,7 @@ fn pod_files(parts: &Parts) -> PodFiles {
     }
 }
 
-/// Makes the driver of pods: containers, and providers if the node has some.
+/// Makes the driver of pods.
 pub(super) fn driver(parts: &Parts) -> Rc<dyn PodDriver> {
     let Parts {
         cfg,
@@ -300,13 +300,9 @@ pub(super) fn driver(parts: &Parts) -> Rc<dyn PodDriver> {
         complaints: Rc::clone(&tools.complaints),
     };
     let containers: Rc<dyn PodDriver> = Rc::new(containers);
-    match &machine.providers {
+    match &machine.external {
         None => containers,
-        Some(providers) => Rc::new(Drivers {
-            containers,
-            preparer,
-            providers: Rc::clone(providers),
-        }),
+        Some(external) => Rc::clone(external).driver(containers, preparer),
     }
 }
 
@@ -504,14 +500,23 @@ pub(super) fn write_watch(parts: &Parts, asker: Asker) -> Option<Task> {
     Some(boxed(watch.run()))
 }
 
-/// Makes the tasks that ask providers for the state of their pods.
-pub(super) fn providers(parts: &Parts, events: &Sender<Event>) -> Vec<Task> {
-    let watch = |providers: &Rc<provider::Providers>| {
-        let tools = &parts.tools;
-        provider::watch(providers, events, &tools.recorder, &tools.complaints)
+/// Makes the tasks that follow external pods.
+pub(super) fn external_pods(parts: &Parts, events: &Sender<Event>) -> Vec<Task> {
+    let Some(external) = &parts.machine.external else {
+        return Vec::new();
     };
-    let all = parts.machine.providers.as_ref().map(watch);
-    all.unwrap_or_default()
+    let events = events.clone();
+    let resync: Resync = Rc::new(move |uids| {
+        let events = events.clone();
+        Box::pin(async move {
+            match uids.is_empty() {
+                true => !events.is_closed(),
+                false => events.send(Event::Resync(uids)).await.is_ok(),
+            }
+        })
+    });
+    let tools = &parts.tools;
+    external.tasks(&resync, &tools.recorder, &tools.complaints)
 }
 
 /// Finds the extended resources of the node before the first pod is admitted. Records of an agent before this one are on

@@ -12,6 +12,7 @@ use super::{
     complaints::Complaints,
     core::{Agent, Command},
     eviction::Evictor,
+    external_pods::ExternalPods,
     images::ImageCommands,
     link_limits::LinkLimits,
     link_policy::LinkPolicy,
@@ -19,7 +20,6 @@ use super::{
     node::{self, Node},
     node_resources::ResourceGiver,
     pod_store::PodStore,
-    provider::Providers,
     recorder::Recorder,
     removed::Removed,
     times::Times,
@@ -72,8 +72,8 @@ pub(super) struct Settings {
     pub(super) started: Mono,
     /// Kubelet version that the Node shows.
     pub(super) kubelet_version: String,
-    /// Providers, which keep the logs that are not here; `None` without any.
-    pub(super) providers: Option<Rc<Providers>>,
+    /// Pods whose logs are not here.
+    pub(super) external: Option<Rc<dyn ExternalPods>>,
     /// State of the tunnel, if there is one.
     pub(super) tunnel: Option<Rc<Board>>,
     /// Policy of the link.
@@ -598,8 +598,8 @@ impl Backend for LocalBackend {
         id: &'a ContainerId,
         options: &'a LogOptions,
     ) -> Reply<'a, Box<dyn Incoming>> {
-        match &self.settings.providers {
-            Some(providers) => Box::pin(providers.log(id, options)),
+        match &self.settings.external {
+            Some(external) => external.log(id, options),
             None => Box::pin(async { Err(Refusal::not_found("the log has no file")) }),
         }
     }

@@ -6,6 +6,7 @@
 //! | `core` | the deciding half of the loop, which owns what is known: events in, effects out |
 //! | `event_loop` | the only loop that waits, and the executor of effects |
 //! | `driver` | the seam above the runtime: what runs a pod |
+//! | `external_pods` | the seam beside it: pods that no container runtime runs, for lists, streams, figures and logs |
 //! | `executor` | how pods are run as containers, step by step |
 //! | `parts`, `assembly` | what the agent is put together from, and how |
 //! | `asker` | how others ask the loop |
@@ -29,7 +30,7 @@
 //! | `start_error` | how the agent ends, and why it cannot start |
 //! | `neighbours` | who else runs pods on this machine |
 //! | `node`, `offered` | this machine as a node; which extended resources it has offered |
-//! | `backend`, `streams`, `metrics`, `metered`, `forward` | what the server shows |
+//! | `backend`, `streams`, `metrics`, `node_runtime` | what the server shows, the runtime as it is asked |
 //! | `vitals` | what the agent notes of itself |
 //!
 //! One thread decides. A call of a worker is never dropped while its pod exists; it looks at its flag between steps.
@@ -50,7 +51,7 @@ mod driver;
 mod event_loop;
 mod eviction;
 mod executor;
-mod forward;
+mod external_pods;
 mod gc;
 mod housekeeping;
 pub(crate) mod images;
@@ -62,11 +63,11 @@ mod link_limits;
 pub(crate) mod link_policy;
 mod log_rotation;
 mod manifests;
-mod metered;
 mod metrics;
 mod neighbours;
 pub(crate) mod node;
 pub(crate) mod node_resources;
+mod node_runtime;
 mod objects;
 pub(crate) mod offered;
 mod outcome;

@@ -10,17 +10,17 @@ use super::{
     complaints::Complaints,
     eviction::gauge::Gauge,
     executor::PodCgroups,
+    external_pods::ExternalPods,
     images::{self, Images, Supply, UnusedImages},
     kept_node,
     link_limits::LinkLimits,
     link_policy::{FreeLink, LinkPolicy},
-    metered::Metered,
     node::Node,
     node_resources::{ResourceGiver, ResourceTools},
+    node_runtime::NodeRuntime,
     pod_store::PodStore,
     pods,
     probes::{Probes, Wire},
-    provider::Providers,
     recorder::Recorder,
     times::Times,
     tunnel::Board,
@@ -41,8 +41,8 @@ pub(super) struct Given {
     pub(super) node: Rc<Node>,
     pub(super) clock: Box<dyn Clock>,
     pub(super) runtime: Rc<dyn RuntimeService>,
-    /// Providers that run pods without containers, if there are any; `runtime` leads to them too.
-    pub(super) providers: Option<Rc<Providers>>,
+    /// Pods that `runtime` does not run, if there may be any.
+    pub(super) external: Option<Rc<dyn ExternalPods>>,
     pub(super) images: Supply,
     pub(super) volumes: Volumes,
     pub(super) cgroups: Cgroups,
@@ -78,10 +78,10 @@ pub(super) struct Tools {
 /// Tools that effects are carried out with. Files are read and written on the disk lane.
 #[derive(Clone)]
 pub(super) struct Machine {
-    /// Containers.
+    /// Containers, and what stands for them in external pods.
     pub(super) runtime: Rc<dyn RuntimeService>,
-    /// Providers that run pods without containers.
-    pub(super) providers: Option<Rc<Providers>>,
+    /// Pods that no container runtime runs.
+    pub(super) external: Option<Rc<dyn ExternalPods>>,
     /// Pod records.
     pub(super) store: PodStore,
     /// Thread for blocking file work.
@@ -152,8 +152,9 @@ impl Parts {
         let volumes = given.volumes.of_boot(&given.boot_id);
         let counters = WorkCounters::default();
         let complaints = Rc::new(Complaints::new(Rc::clone(&clock)));
-        let runtime: Rc<dyn RuntimeService> = Rc::new(Metered {
+        let runtime: Rc<dyn RuntimeService> = Rc::new(NodeRuntime {
             inner: given.runtime,
+            external: given.external.clone(),
             clock: Rc::clone(&clock),
             counters: counters.clone(),
         });
@@ -218,7 +219,7 @@ impl Parts {
             },
             machine: Machine {
                 runtime,
-                providers: given.providers,
+                external: given.external,
                 store,
                 disk: given.disk,
                 volumes,

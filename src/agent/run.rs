@@ -37,8 +37,7 @@ use super::{
     neighbours,
     node::{self, Node},
     parts::{Given, Parts},
-    pollers,
-    provider::{self, Providers},
+    pollers, provider,
     recorder::Severity,
     removed::Removed,
     serving,
@@ -411,7 +410,7 @@ async fn serve(
             started_at: parts.started_at,
             started: parts.started,
             kubelet_version: parts.cfg.node.kubelet_version.clone(),
-            providers: parts.machine.providers.clone(),
+            external: parts.machine.external.clone(),
             tunnel: parts.owners.tunnel.clone(),
             link_policy: Rc::clone(&parts.owners.link_policy),
             link_limits: parts.owners.link_limits.clone(),
@@ -431,7 +430,7 @@ async fn serve(
         Rc::clone(&parts.tools.recorder),
     )));
     let driver = assembly::driver(&parts);
-    assembly::providers(&parts, &sender)
+    assembly::external_pods(&parts, &sender)
         .into_iter()
         .for_each(spawn);
     let read = pollers::tasks(&parts, Rc::clone(&driver), relist_asked, &sender);
@@ -637,8 +636,7 @@ async fn assemble(
     if let Err(e) = neighbours::keep_backend(&cfg) {
         log::warn!("cannot keep who runs pods: {e}");
     }
-    let providers = Providers::configured(&cfg.runtime.providers, &cfg.node_name, &shared);
-    let runtime = provider::route(runtime, providers.as_ref());
+    let external = provider::configured(&cfg.runtime.providers, &cfg.node_name, &shared);
     let facts = node::facts(&cfg).map_err(|e| wrong(&e))?;
     let volumes =
         Volumes::new(&cfg.dirs.root).map_err(|e| fatal(format!("pod directories: {e}")))?;
@@ -672,7 +670,7 @@ async fn assemble(
         joined,
         wire: Rc::new(Prober::default()),
         runtime,
-        providers,
+        external,
         images: Supply {
             keyring,
             unused: Some(unused_images),

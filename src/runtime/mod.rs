@@ -125,9 +125,8 @@ pub trait RuntimeService: ImageService {
         let _ = cidrs;
         Box::pin(async { Ok(()) })
     }
-    /// Condition of the providers for pods that are no containers: they answer, or why not; `None`: the node has none.
-    /// From memory.
-    fn providers(&self) -> Option<Condition> {
+    /// Condition of what runs pods that are no containers: it answers, or why not; `None`: nothing does. From memory.
+    fn external_pods(&self) -> Option<Condition> {
         None
     }
     /// Conditions; cheap enough for every 5 s.

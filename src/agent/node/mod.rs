@@ -218,7 +218,7 @@ impl Node {
                 pid: standing.pressure.pid,
             },
             not_ready: standing.not_ready.clone(),
-            providers: runtime.providers(),
+            external_pods: runtime.external_pods(),
         }
     }
 
@@ -232,7 +232,7 @@ impl Node {
             images: gathered.images.as_deref(),
             pressure: &gathered.pressure,
             not_ready: &gathered.not_ready,
-            providers: gathered.providers.as_ref(),
+            external_pods: gathered.external_pods.as_ref(),
             storage: self.facts.storage.as_ref(),
             volumes_in_use: None,
         }
@@ -352,7 +352,7 @@ pub(super) struct Gathered {
     images: Option<Vec<Image>>,
     pressure: Pressure,
     not_ready: Vec<String>,
-    providers: Option<Condition>,
+    external_pods: Option<Condition>,
 }
 
 #[cfg(test)]

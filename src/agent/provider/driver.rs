@@ -48,11 +48,11 @@ const FAILED: &str = "ProviderFailed";
 const UNKNOWN_GRACE_S: u32 = 30;
 
 /// See the module's words.
-pub(in crate::agent) struct Drivers {
+pub(super) struct Drivers {
     /// Driver of all other pods.
-    pub(in crate::agent) containers: Rc<dyn PodDriver>,
-    pub(in crate::agent) preparer: Rc<Preparer>,
-    pub(in crate::agent) providers: Rc<Providers>,
+    pub(super) containers: Rc<dyn PodDriver>,
+    pub(super) preparer: Rc<Preparer>,
+    pub(super) providers: Rc<Providers>,
 }
 
 /// Owner of a pod.

@@ -29,7 +29,7 @@ fn refusal(error: &ProviderError) -> Refusal {
 
 impl Providers {
     /// The log of a container, from the provider or the runtime that runs it.
-    pub(in crate::agent) async fn log(
+    pub(super) async fn read_log(
         &self,
         id: &ContainerId,
         options: &LogOptions,

@@ -6,12 +6,10 @@
 
 mod driver;
 mod logs;
+mod pods;
 mod poll;
-mod routed;
 
-pub(super) use driver::Drivers;
-pub(super) use poll::watch;
-pub(super) use routed::route;
+use driver::Drivers;
 
 use alloc::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +20,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use super::{clock::Clock, wake::Wake, waker_set::WakerSet};
+use super::{clock::Clock, external_pods::ExternalPods, wake::Wake, waker_set::WakerSet};
 use crate::{
     api::{ContainerId, PodUid, SandboxId, strict::from_foreign_json},
     error::chain,
@@ -66,29 +64,27 @@ enum Deleted {
     Stopping,
 }
 
-impl Providers {
-    /// The providers of the configuration, by handler; `None` if there are none.
-    pub(super) fn configured(
-        sockets: &BTreeMap<String, PathBuf>,
-        node: &str,
-        clock: &Rc<dyn Clock>,
-    ) -> Option<Rc<Self>> {
-        let wires = sockets.iter().map(|(handler, socket)| {
-            let wire: Box<dyn Wire> = Box::new(Socket::new(socket.clone()));
-            (handler.clone(), wire)
-        });
-        Self::new(wires.collect(), node, clock)
-    }
+/// Makes the providers of the configuration, by handler; `None` if there are none.
+pub(super) fn configured(
+    sockets: &BTreeMap<String, PathBuf>,
+    node: &str,
+    clock: &Rc<dyn Clock>,
+) -> Option<Rc<dyn ExternalPods>> {
+    let wires = sockets.iter().map(|(handler, socket)| {
+        let wire: Box<dyn Wire> = Box::new(Socket::new(socket.clone()));
+        (handler.clone(), wire)
+    });
+    let wires: Vec<_> = wires.collect();
+    (!wires.is_empty()).then(|| Providers::new(wires, node, clock) as _)
+}
 
-    /// The providers behind `wires`, each with its handler; `None` if there are none.
+impl Providers {
+    /// The providers behind `wires`, each with its handler.
     pub(super) fn new(
         wires: Vec<(String, Box<dyn Wire>)>,
         node: &str,
         clock: &Rc<dyn Clock>,
-    ) -> Option<Rc<Self>> {
-        if wires.is_empty() {
-            return None;
-        }
+    ) -> Rc<Self> {
         let bell = Rc::new(Wake::default());
         let make = |(handler, wire)| {
             Rc::new(Provider {
@@ -104,11 +100,11 @@ impl Providers {
                 asked: Wake::default(),
             })
         };
-        Some(Rc::new(Self {
+        Rc::new(Self {
             all: wires.into_iter().map(make).collect(),
             bell,
             of_runtime: RefCell::default(),
-        }))
+        })
     }
 
     /// All providers.

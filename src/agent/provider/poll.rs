@@ -3,14 +3,14 @@
 use alloc::rc::Rc;
 use core::{future::Future, pin::Pin, time::Duration};
 
-use smol::{channel::Sender, future::FutureExt as _};
+use smol::future::FutureExt as _;
 
 use super::{Provider, Providers};
 use crate::{
     agent::{
         clock::in_step,
         complaints::Complaints,
-        core::Event,
+        external_pods::Resync,
         recorder::{About, Recorder, Severity},
         tasks::{Task, boxed},
     },
@@ -29,16 +29,16 @@ const MIN_GAP: Duration = Duration::from_millis(20);
 type Doorbell = Pin<Box<dyn Future<Output = bool>>>;
 
 /// Makes the tasks that watch the providers, one for each.
-pub(in crate::agent) fn watch(
+pub(super) fn watch(
     providers: &Providers,
-    events: &Sender<Event>,
+    resync: &Resync,
     recorder: &Rc<Recorder>,
     complaints: &Rc<Complaints>,
 ) -> Vec<Task> {
     let task = |provider: &Rc<Provider>| {
         let watcher = Watcher {
             provider: Rc::clone(provider),
-            events: events.clone(),
+            resync: Rc::clone(resync),
             recorder: Rc::clone(recorder),
             complaints: Rc::clone(complaints),
         };
@@ -49,7 +49,7 @@ pub(in crate::agent) fn watch(
 
 struct Watcher {
     provider: Rc<Provider>,
-    events: Sender<Event>,
+    resync: Resync,
     recorder: Rc<Recorder>,
     complaints: Rc<Complaints>,
 }
@@ -103,13 +103,13 @@ impl Watcher {
                     log::info!("provider {} answers", provider.handler);
                 }
                 tell_bad(&self.recorder, &news.bad);
-                news.sync.is_empty() || self.events.send(Event::Resync(news.sync)).await.is_ok()
+                (self.resync)(news.sync).await
             }
             Err(e) => {
                 let why = chain(&e);
                 let complaint = format!("provider {}: {why}", provider.handler);
                 self.complaints.complain(&complaint);
-                !self.events.is_closed()
+                (self.resync)(Vec::new()).await
             }
         }
     }

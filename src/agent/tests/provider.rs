@@ -216,8 +216,8 @@ fn lamp_with(uid: &str, more: Value) -> Value {
 #[test]
 fn a_node_without_providers_pays_nothing_for_them() {
     let plain = World::new();
-    assert!(plain.parts.machine.providers.is_none(), "no thread");
-    let watchers = |world: &World| assembly::providers(&world.parts, &world.events).len();
+    assert!(plain.parts.machine.external.is_none(), "no thread");
+    let watchers = |world: &World| assembly::external_pods(&world.parts, &world.events).len();
     assert_eq!(watchers(&plain), 0, "no task");
     let (with_one, _) = world();
     assert_eq!(watchers(&with_one), 1);

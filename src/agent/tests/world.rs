@@ -43,7 +43,7 @@ use super::{
         node::{self, Node, NodeFacts},
         parts::{Given, Parts},
         pollers,
-        provider::{Providers, route},
+        provider::Providers,
         views::Taken,
     },
     api::FakeApi,
@@ -437,8 +437,8 @@ impl World {
         });
         let clock: Rc<dyn Clock> = Rc::new(TestClock(Rc::clone(&hands)));
         given.images.unused.clone_from(&way.unused_images);
-        given.providers = Providers::new(wires.collect(), NODE, &clock);
-        given.runtime = route(given.runtime, given.providers.as_ref());
+        let wires: Vec<_> = wires.collect();
+        given.external = (!wires.is_empty()).then(|| Providers::new(wires, NODE, &clock) as _);
         let running = Running::start(given, way.driver, &executor, &events, queue);
         let parts = running.parts;
         let driver = assembly::probe_driver(&parts, asker.clone(), events.clone());
@@ -447,7 +447,7 @@ impl World {
         if let Some(rotation) = assembly::log_rotation(&parts, asker.clone()) {
             executor.spawn(rotation.run()).detach();
         }
-        for task in assembly::providers(&parts, &events) {
+        for task in assembly::external_pods(&parts, &events) {
             executor.spawn(task).detach();
         }
         running.members.into_iter().for_each(Task::detach);
@@ -945,7 +945,7 @@ impl Template {
             },
             clock: Box::new(TestClock(hands)),
             runtime: fake,
-            providers: None,
+            external: None,
             images: Supply {
                 keyring: Rc::new(()),
                 unused: None,

@@ -155,8 +155,8 @@ pub struct View<'a> {
     pub pressure: &'a Pressure,
     /// Reasons why the node is not ready: of runtime, network, storage, shutdown, in this order; empty if it is ready.
     pub not_ready: &'a [String],
-    /// Condition of the providers of pods: they answer, or the reason why not; `None`: there are none.
-    pub providers: Option<&'a Condition>,
+    /// Condition of what runs pods that are no containers: it answers, or the reason why not; `None`: nothing does.
+    pub external_pods: Option<&'a Condition>,
     /// Condition of the disk: it will last, or the reason why not; `None`: the disk does not tell.
     pub storage: Option<&'a Condition>,
     /// Sorted unique names of attached volumes in use; `None`: not known yet.

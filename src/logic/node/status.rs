@@ -77,9 +77,9 @@ pub fn apply(node: &mut Node, view: &View<'_>, now: Wall) -> Applied {
         now,
         &mut done.events,
     );
-    // A condition goes when its source is gone: providers that were taken out of the configuration, another disk.
+    // A condition goes when its source is gone: what ran external pods was taken out of the configuration, another disk.
     let all = &mut status.conditions;
-    conditions::set_own(all, "ProviderReady", view.providers, false, now);
+    conditions::set_own(all, "ProviderReady", view.external_pods, false, now);
     conditions::set_own(all, "StorageWorn", view.storage, true, now);
     if let Some(volumes) = view.volumes_in_use {
         status.volumes_in_use = volumes.to_vec();

@@ -21,7 +21,7 @@ pub(crate) struct Parts {
     pub(crate) images: Vec<Image>,
     pub(crate) pressure: Pressure,
     pub(crate) not_ready: Vec<String>,
-    pub(crate) providers: Option<Condition>,
+    pub(crate) external_pods: Option<Condition>,
     pub(crate) storage: Option<Condition>,
     pub(crate) volumes: Option<Vec<String>>,
 }
@@ -93,7 +93,7 @@ impl Parts {
             images: Some(&self.images),
             pressure: &self.pressure,
             not_ready: &self.not_ready,
-            providers: self.providers.as_ref(),
+            external_pods: self.external_pods.as_ref(),
             storage: self.storage.as_ref(),
             volumes_in_use: self.volumes.as_deref(),
         }

@@ -1,0 +1,240 @@
+//! The runtime as the rest of the agent sees it. Each call is counted and timed (MET-05). A call that names a pod which
+//! the runtime does not run goes to the external pods; lists, usage and handlers have both.
+
+use alloc::rc::Rc;
+use core::{future::ready, pin::Pin, time::Duration};
+
+use smol::future::FutureExt as _;
+
+use super::{clock::Clock, external_pods::ExternalPods, vitals::WorkCounters};
+use crate::{
+    api::{
+        ContainerId, Mono, PodUid, SandboxId,
+        cri::{
+            AuthConfig, Capabilities, Condition, ContainerConfig, ExecOutput, FsInfo, Handler,
+            Image, LinuxResources, PodItem, PodRuntimeStatus, RuntimeStatus, SandboxConfig,
+            SandboxStatus, Version,
+        },
+        order::Order as _,
+        stats::{Detail, DiskUsage, PodUsage},
+    },
+    image::Progress,
+    logic::metrics::own::Operation,
+    runtime::{
+        AttachOptions, Call, Connect, ExecOptions, ImageService, Logs, RuntimeService, Start,
+        Stream,
+    },
+};
+
+/// See the module's words.
+pub(super) struct NodeRuntime {
+    pub(super) inner: Rc<dyn RuntimeService>,
+    pub(super) external: Option<Rc<dyn ExternalPods>>,
+    pub(super) clock: Rc<dyn Clock>,
+    pub(super) counters: WorkCounters,
+}
+
+/// Writes operations of the runtime that are counted. Behind `or`: the answer for external pods, `Some` if it is theirs.
+macro_rules! operations {
+    ($(fn $name:ident<$a:lifetime>($($arg:ident: $type:ty),*) -> $result:ty as $operation:ident
+        $(or |$external:ident| $own:expr)?;)*) => { $(
+        fn $name<$a>(&$a self, $($arg: $type),*) -> Call<$a, $result> {
+            let own: Option<Call<$a, $result>> = None;
+            $(let own = own.or_else(|| {
+                let $external = self.external.as_ref()?;
+                $own
+            });)?
+            let call = own.unwrap_or_else(|| self.inner.$name($($arg),*));
+            self.count(Operation::$operation, call)
+        }
+    )* };
+}
+
+impl NodeRuntime {
+    /// Counts a stream. A local stream counts each time it begins; another one when the runtime has answered with its
+    /// address.
+    fn stream<'a, T: 'a>(
+        &'a self,
+        operation: Operation,
+        call: Call<'a, Stream<T>>,
+        local: impl FnOnce(T) -> T + 'a,
+    ) -> Call<'a, Stream<T>> {
+        Box::pin(async move {
+            let begun = self.clock.now();
+            let result = match call.await {
+                Ok(Stream::Local(stream)) => return Ok(Stream::Local(local(stream))),
+                result => result,
+            };
+            self.counted(operation, begun, result.is_ok());
+            result
+        })
+    }
+
+    fn counted(&self, operation: Operation, begun: Mono, is_ok: bool) {
+        let took = self.clock.now() - begun;
+        self.counters.count(|c| c.called(operation, took, is_ok));
+    }
+
+    /// Counts a call at its end. A call that is dropped before is not counted.
+    fn count<'a, T: 'a>(&'a self, operation: Operation, call: Call<'a, T>) -> Call<'a, T> {
+        Box::pin(async move {
+            let begun = self.clock.now();
+            let result = call.await;
+            self.counted(operation, begun, result.is_ok());
+            result
+        })
+    }
+}
+
+/// An answer that is there.
+fn now<'a, T: 'a>(answer: T) -> Call<'a, T> {
+    Box::pin(ready(Ok(answer)))
+}
+
+impl ImageService for NodeRuntime {
+    operations! {
+        fn image_status<'a>(reference: &'a str) -> Option<Image> as ImageStatus;
+        fn list_images<'a>() -> Vec<Image> as ListImages;
+        fn pull_image<'a>(reference: &'a str, credential: Option<&'a AuthConfig>, sandbox: Option<&'a SandboxConfig>) -> String
+            as PullImage;
+        fn remove_image<'a>(id: &'a str) -> () as RemoveImage;
+        fn image_fs_info<'a>() -> FsInfo as ImageFsInfo;
+    }
+
+    fn pull_progress(&self, reference: &str) -> Option<Progress> {
+        self.inner.pull_progress(reference)
+    }
+
+    fn is_pulling(&self, reference: &str) -> Option<bool> {
+        self.inner.is_pulling(reference)
+    }
+}
+
+impl RuntimeService for NodeRuntime {
+    operations! {
+        fn update_pod_cidrs<'a>(cidrs: &'a [String]) -> () as UpdatePodCidrs;
+        fn status<'a>() -> RuntimeStatus as Status;
+        fn pod_status<'a>(uid: &PodUid) -> PodRuntimeStatus as PodStatus or |external| external.status(uid).map(now);
+        fn run_pod_sandbox<'a>(config: &'a SandboxConfig) -> SandboxStatus as RunPodSandbox;
+        // It goes with its removal.
+        fn stop_pod_sandbox<'a>(id: &'a SandboxId) -> () as StopPodSandbox or |external| external.has_sandbox(id).then(|| now(()));
+        fn remove_pod_sandbox<'a>(id: &'a SandboxId) -> () as RemovePodSandbox or |external| external.remove(id);
+        fn create_container<'a>(sandbox: &'a SandboxId, config: &'a ContainerConfig, made: Option<&'a SandboxConfig>) -> ContainerId
+            as CreateContainer;
+        fn start_container<'a>(id: &'a ContainerId) -> () as StartContainer;
+        fn stop_container<'a>(id: &'a ContainerId, grace: Duration) -> () as StopContainer or |external| external.stop(id, grace);
+        fn remove_container<'a>(id: &'a ContainerId, logs: Logs) -> () as RemoveContainer
+            or |external| external.has_container(id).then(|| now(()));
+        fn reopen_log<'a>(id: &'a ContainerId) -> () as ReopenLog;
+        fn exec_sync<'a>(id: &'a ContainerId, command: &'a [String], timeout: Option<Duration>, limit: usize) -> ExecOutput
+            as ExecSync or |external| external.exec_sync(id, command, timeout, limit);
+        // Its driver tells of the pod as it is now.
+        fn update_container_resources<'a>(id: &'a ContainerId, resources: &'a LinuxResources) -> () as UpdateContainer
+            or |external| external.has_container(id).then(|| now(()));
+        fn writable_layer<'a>(id: &'a ContainerId) -> Option<DiskUsage> as WritableLayer
+            or |external| external.has_container(id).then(|| now(None));
+    }
+
+    fn list_pods(&self) -> Call<'_, Vec<PodItem>> {
+        let all = async {
+            let mut all = self.inner.list_pods().await?;
+            if let Some(external) = &self.external {
+                let mut own = external.list(&all);
+                all.append(&mut own);
+                all.order_by(|a, b| a.uid.cmp(&b.uid));
+            }
+            Ok(all)
+        };
+        self.count(Operation::ListPods, Box::pin(all))
+    }
+
+    fn list_pod_usage(&self, detail: Detail) -> Call<'_, Vec<PodUsage>> {
+        let all = async move {
+            let mut all = self.inner.list_pod_usage(detail).await?;
+            if let Some(external) = &self.external {
+                all.append(&mut external.usage().await);
+                all.order_by(|a, b| a.uid.cmp(&b.uid));
+            }
+            Ok(all)
+        };
+        self.count(Operation::ListPodUsage, Box::pin(all))
+    }
+
+    fn version(&self) -> Version {
+        self.inner.version()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let mut all = self.inner.capabilities();
+        let Some(external) = &self.external else {
+            return all;
+        };
+        if all.handlers.is_empty() {
+            // It does not tell them, and takes whatever name it knows.
+            return all;
+        }
+        let named = |name| Handler {
+            name,
+            ..Handler::default()
+        };
+        all.handlers
+            .extend(external.handlers().into_iter().map(named));
+        all.handlers.order_by(|a, b| a.name.cmp(&b.name));
+        all
+    }
+
+    fn external_pods(&self) -> Option<Condition> {
+        Some(self.external.as_ref()?.condition())
+    }
+
+    fn doorbell(&self) -> Pin<Box<dyn Future<Output = ()> + '_>> {
+        match &self.external {
+            None => self.inner.doorbell(),
+            Some(external) => Box::pin(self.inner.doorbell().or(external.doorbell())),
+        }
+    }
+
+    fn exec<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        options: &'a ExecOptions,
+    ) -> Call<'a, Stream<Start<'a>>> {
+        let own = self.external.as_ref().and_then(|e| e.exec(id, options));
+        let opened = match own {
+            Some(start) => now(Stream::Local(start)),
+            None => self.inner.exec(id, options),
+        };
+        let start = move |start| self.count(Operation::Exec, start);
+        self.stream(Operation::Exec, opened, start)
+    }
+
+    fn attach<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        options: AttachOptions,
+    ) -> Call<'a, Stream<Start<'a>>> {
+        let own = self.external.as_ref().and_then(|e| e.attach(id, options));
+        let opened = match own {
+            Some(start) => now(Stream::Local(start)),
+            None => self.inner.attach(id, options),
+        };
+        let start = move |start| self.count(Operation::Attach, start);
+        self.stream(Operation::Attach, opened, start)
+    }
+
+    fn port_forward<'a>(
+        &'a self,
+        id: &'a SandboxId,
+        ports: &'a [u16],
+    ) -> Call<'a, Stream<Connect<'a>>> {
+        let connect = move |connect: Connect<'a>| -> Connect<'a> {
+            Box::new(move |port| self.count(Operation::PortForward, connect(port)))
+        };
+        let own = self.external.as_ref().and_then(|e| e.port_forward(id));
+        let opened = match own {
+            Some(ports) => now(Stream::Local(ports)),
+            None => self.inner.port_forward(id, ports),
+        };
+        self.stream(Operation::PortForward, opened, connect)
+    }
+}

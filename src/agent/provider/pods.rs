@@ -1,0 +1,337 @@
+//! Pods of providers, as the rest of the agent sees them: lists, usage, commands, streams, removal.
+
+use alloc::rc::Rc;
+use core::{fmt::Write as _, future::poll_fn, time::Duration};
+
+use serde_json::Value;
+use smol::future::FutureExt as _;
+
+use super::{Drivers, Provider, Providers, decoded, poll::watch};
+use crate::{
+    agent::{
+        complaints::Complaints,
+        driver::{PodDriver, Work},
+        executor::{Preparer, join_all},
+        external_pods::{ExternalPods, Resync},
+        recorder::Recorder,
+        tasks::Task,
+    },
+    api::{
+        ContainerId, PodUid, SandboxId,
+        cri::{Condition, ContainerState, ExecOutput, PodItem, PodRuntimeStatus},
+        order::Gather as _,
+        stats::{ContainerUsage, PodUsage, Usage},
+    },
+    error::chain,
+    provider::{Framed, ProviderError, Request},
+    runtime::{AttachOptions, Call, Connect, ExecOptions, Output, Room, RuntimeError, Start},
+    server::{
+        backend::{Incoming, Reply},
+        http::encode,
+        log_reader::LogOptions,
+    },
+};
+
+/// Time for a provider's figures, which are asked for with those of all other pods: a slow provider's pods have none.
+const STATS_TIMEOUT: Duration = Duration::from_secs(1);
+/// Bytes of output read at a time.
+const STEP_BYTES: usize = 4096;
+
+fn failed(error: ProviderError) -> RuntimeError {
+    RuntimeError::Failed(chain(&error))
+}
+
+/// `stdin=1` and the others of a stream.
+fn flags(all: [(&str, bool); 4]) -> String {
+    let set = all.into_iter().filter(|(_, is)| *is);
+    set.map(|(name, _)| format!("&{name}=1")).collect()
+}
+
+fn command(words: &[String]) -> String {
+    let mut query = String::new();
+    for word in words {
+        let _ = write!(query, "&command={}", encode(word));
+    }
+    query
+}
+
+impl Provider {
+    /// Asks for the usage of the provider's pods, in its own format; null if it keeps no figures.
+    async fn used(&self) -> Value {
+        if !self.table.borrow().answers() {
+            return Value::Null;
+        }
+        let request = Request {
+            time: STATS_TIMEOUT,
+            ..Request::new("GET", "/stats")
+        };
+        match self.wire.ask(request).await {
+            Ok(answer) if answer.status == 200 => decoded(&answer).unwrap_or_default(),
+            _ => Value::Null,
+        }
+    }
+
+    /// Usage of the provider's pods, of each for which it gives figures.
+    async fn usage(&self) -> Vec<PodUsage> {
+        let used = self.used().await;
+        let at = self.clock.wall();
+        let table = self.table.borrow();
+        let mut all = Vec::new();
+        for pod in table.list() {
+            let (Some(used), Some(status)) = (used.get(pod.uid.as_str()), table.status(&pod.uid))
+            else {
+                continue;
+            };
+            let figure = |name: &str| used.get(name).and_then(Value::as_u64).unwrap_or_default();
+            let (total_ns, bytes) = (figure("cpuNs"), figure("memoryBytes"));
+            let mut usage = Usage {
+                at,
+                ..Usage::default()
+            };
+            usage.cpu.get_or_insert_default().total_ns = total_ns;
+            let memory = usage.memory.get_or_insert_default();
+            (memory.usage_bytes, memory.working_set_bytes) = (bytes, bytes);
+            let created = status.sandboxes.first().map(|sandbox| sandbox.created_at);
+            let all_of_it = status.containers.into_iter();
+            let mut running = all_of_it.filter(|c| c.state == ContainerState::Running);
+            let first = running.next();
+            // The figures of a pod with a single container are that container's.
+            let alone = first.filter(|_| running.next().is_none());
+            let containers = alone.map(|c| ContainerUsage {
+                id: c.id,
+                name: c.name,
+                image: c.image,
+                started_at: c.started_at.unwrap_or(at),
+                cgroup: String::new(),
+                log_path: String::new(),
+                usage: usage.clone(),
+            });
+            all.push(PodUsage {
+                uid: pod.uid,
+                name: pod.name,
+                namespace: pod.namespace,
+                started_at: created.unwrap_or_default(),
+                cgroup: String::new(),
+                usage,
+                network: None,
+                containers: containers.into_iter().collect(),
+            });
+        }
+        all
+    }
+}
+
+impl Providers {
+    /// Opens the streams of a container; `None` if it is not a provider's.
+    fn stream(&self, id: &ContainerId, what: &str, query: &str) -> Option<Start<'_>> {
+        let (provider, uid, name) = self.container(id)?;
+        let target = format!(
+            "/pods/{uid}/{what}/{name}?{}",
+            query.trim_start_matches('&')
+        );
+        Some(Box::pin(async move {
+            let opened = provider.wire.open("POST", target).await.map_err(failed)?;
+            Ok(Framed::session(opened.into_socket()))
+        }))
+    }
+
+    /// Runs a command to its end, and keeps `limit` bytes of each stream.
+    async fn run(
+        &self,
+        id: &ContainerId,
+        words: &[String],
+        limit: usize,
+    ) -> Result<ExecOutput, RuntimeError> {
+        let query = command(words) + "&stdout=1&stderr=1";
+        let gone = || RuntimeError::NotFound(format!("container {id}"));
+        let session = self.stream(id, "exec", &query).ok_or_else(gone)?.await?;
+        let (mut streams, end) = (session.streams, session.end);
+        let mut output = ExecOutput::default();
+        let room = Room {
+            stdout: STEP_BYTES,
+            stderr: STEP_BYTES,
+        };
+        let mut buffer = [0; STEP_BYTES];
+        loop {
+            let read = poll_fn(|cx| streams.poll_output(cx, room, &mut buffer)).await;
+            let (kept, n) = match read.map_err(|e| RuntimeError::Failed(e.to_string()))? {
+                Output::Stdout(n) => (&mut output.stdout, n),
+                Output::Stderr(n) => (&mut output.stderr, n),
+                Output::End => break,
+            };
+            // The rest is read, and thrown away: the command is not to wait for its reader.
+            let room = limit.saturating_sub(kept.len()).min(n);
+            kept.extend_from_slice(&buffer[..room]);
+            crate::sys::turn::give().await;
+        }
+        output.exit_code = end.await?;
+        Ok(output)
+    }
+}
+
+impl ExternalPods for Providers {
+    fn handlers(&self) -> Vec<String> {
+        let handlers = self.iter().map(|provider| provider.handler.clone());
+        handlers.collect()
+    }
+
+    fn condition(&self) -> Condition {
+        let condition = |ok, reason: &str, message| Condition {
+            ok,
+            reason: reason.into(),
+            message,
+        };
+        match self.trouble() {
+            None => condition(true, "ProvidersAnswer", "all providers answer".into()),
+            Some(why) => condition(false, "ProviderSilent", why),
+        }
+    }
+
+    fn driver(
+        self: Rc<Self>,
+        containers: Rc<dyn PodDriver>,
+        preparer: Rc<Preparer>,
+    ) -> Rc<dyn PodDriver> {
+        Rc::new(Drivers {
+            containers,
+            preparer,
+            providers: self,
+        })
+    }
+
+    fn tasks(
+        &self,
+        resync: &Resync,
+        recorder: &Rc<Recorder>,
+        complaints: &Rc<Complaints>,
+    ) -> Vec<Task> {
+        watch(self, resync, recorder, complaints)
+    }
+
+    fn list(&self, of_runtime: &[PodItem]) -> Vec<PodItem> {
+        *self.of_runtime.borrow_mut() = of_runtime.iter().map(|pod| pod.uid.clone()).gather();
+        let mut all = Vec::new();
+        for provider in self.iter() {
+            let mut listed = provider.table.borrow().list();
+            listed.retain(|pod| self.is_of(&pod.uid, provider));
+            all.append(&mut listed);
+        }
+        all
+    }
+
+    fn status(&self, uid: &PodUid) -> Option<PodRuntimeStatus> {
+        self.of(uid)?.table.borrow().status(uid)
+    }
+
+    fn doorbell(&self) -> Work<'_, ()> {
+        Box::pin(self.bell.woken())
+    }
+
+    fn usage(&self) -> Work<'_, Vec<PodUsage>> {
+        Box::pin(async {
+            // All are asked at once: a silent provider delays the figures by its own time limit only.
+            let said = join_all(self.iter().map(|provider| provider.usage())).await;
+            let mut all = Vec::new();
+            for (provider, mut said) in self.iter().zip(said) {
+                said.retain(|pod| self.is_of(&pod.uid, provider));
+                all.append(&mut said);
+            }
+            all
+        })
+    }
+
+    fn has_container(&self, id: &ContainerId) -> bool {
+        self.container(id).is_some()
+    }
+
+    fn has_sandbox(&self, id: &SandboxId) -> bool {
+        self.sandbox(id).is_some()
+    }
+
+    fn stop(&self, id: &ContainerId, grace: Duration) -> Option<Call<'_, ()>> {
+        // When its containers run, and again, is the provider's: pods are stopped whole.
+        let (provider, uid, _) = self.container(id)?;
+        Some(Box::pin(async move {
+            let grace_s = u32::try_from(grace.as_secs()).unwrap_or(u32::MAX);
+            let deleted = provider.delete(&uid, grace_s).await;
+            deleted.map(drop).map_err(failed)
+        }))
+    }
+
+    fn remove(&self, id: &SandboxId) -> Option<Call<'_, ()>> {
+        let (provider, uid) = self.sandbox(id)?;
+        Some(Box::pin(async move {
+            if !provider.table.borrow().is_gone(&uid) {
+                provider.delete(&uid, 0).await.map_err(failed)?;
+            }
+            if provider.table.borrow().is_gone(&uid) {
+                provider.forget(&uid);
+            }
+            Ok(())
+        }))
+    }
+
+    fn exec_sync<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        command: &'a [String],
+        timeout: Option<Duration>,
+        limit: usize,
+    ) -> Option<Call<'a, ExecOutput>> {
+        let (provider, ..) = self.container(id)?;
+        Some(Box::pin(async move {
+            let Some(after) = timeout else {
+                return self.run(id, command, limit).await;
+            };
+            let late = async {
+                provider.clock.until(provider.clock.now() + after).await;
+                let what = format!("command in container {id}");
+                Err(RuntimeError::Timeout { what, after })
+            };
+            self.run(id, command, limit).or(late).await
+        }))
+    }
+
+    fn exec(&self, id: &ContainerId, options: &ExecOptions) -> Option<Start<'_>> {
+        let asked = flags([
+            ("stdin", options.stdin),
+            ("stdout", options.stdout),
+            ("stderr", options.stderr),
+            ("tty", options.tty),
+        ]);
+        self.stream(id, "exec", &(command(&options.command) + &asked))
+    }
+
+    fn attach(&self, id: &ContainerId, options: AttachOptions) -> Option<Start<'_>> {
+        let asked = flags([
+            ("stdin", options.stdin),
+            ("stdout", options.stdout),
+            ("stderr", options.stderr),
+            ("tty", options.tty),
+        ]);
+        self.stream(id, "attach", &asked)
+    }
+
+    fn port_forward(&self, id: &SandboxId) -> Option<Connect<'_>> {
+        let (provider, uid) = self.sandbox(id)?;
+        Some(Box::new(move |port| {
+            let target = format!("/pods/{uid}/portforward?port={port}");
+            Box::pin(async move {
+                let opened = provider.wire.open("POST", target).await.map_err(failed)?;
+                let socket = opened
+                    .into_socket()
+                    .into_inner()
+                    .map_err(|e| RuntimeError::Failed(e.to_string()))?;
+                Ok(socket.into())
+            })
+        }))
+    }
+
+    fn log<'a>(
+        &'a self,
+        id: &'a ContainerId,
+        options: &'a LogOptions,
+    ) -> Reply<'a, Box<dyn Incoming>> {
+        Box::pin(self.read_log(id, options))
+    }
+}
