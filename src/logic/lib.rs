@@ -45,7 +45,7 @@ pub mod outcome;
 pub mod page_size;
 pub mod pod_refs;
 pub mod pod_resources;
-pub mod process_variables;
+pub mod process;
 pub mod projection;
 pub mod seccomp;
 pub mod security;

@@ -27,10 +27,7 @@ use crate::{
             SandboxState, SandboxStatus,
         },
         order::{Gather as _, Order as _},
-        pod::{
-            CONFIG_HASH, CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE, EnvVar, RestartPolicy,
-            SeccompProfile, SecurityContext,
-        },
+        pod::{CONFIG_HASH, CONFIG_MIRROR, CONFIG_SEEN, CONFIG_SOURCE, EnvVar, RestartPolicy},
     },
     fnv::fnv1a,
 };
@@ -959,62 +956,6 @@ fn check(
     Ok(checked)
 }
 
-/// Returns the name of the first field of a container that the built-in handler `process` cannot honour (PRVD-08).
-#[must_use]
-pub fn refused_by_process(pod: &Pod, container: &Container) -> Option<&'static str> {
-    let spec = &pod.spec;
-    let empty = SecurityContext::default();
-    let own = container.security_context.as_ref().unwrap_or(&empty);
-    let of_pod = spec.security_context.as_ref();
-    let is_profile =
-        |profile: Option<&SeccompProfile>| profile.is_some_and(|p| p.kind != "Unconfined");
-    let checks = [
-        (
-            !spec.host_network && container.ports.iter().any(|port| port.host_port != 0),
-            "hostPort",
-        ),
-        (!spec.host_network, "hostNetwork: false"),
-        (!container.volume_mounts.is_empty(), "volumeMounts"),
-        (!container.volume_devices.is_empty(), "volumeDevices"),
-        (container.tty, "tty"),
-        (own.privileged == Some(true), "privileged"),
-        (
-            own.capabilities.as_ref().is_some_and(|c| !c.add.is_empty()),
-            "capabilities.add",
-        ),
-        (
-            own.allow_privilege_escalation == Some(true),
-            "allowPrivilegeEscalation",
-        ),
-        (
-            own.read_only_root_filesystem == Some(true),
-            "readOnlyRootFilesystem",
-        ),
-        (
-            own.se_linux_options.is_some() || of_pod.is_some_and(|p| p.se_linux_options.is_some()),
-            "seLinuxOptions",
-        ),
-        (
-            is_profile(own.seccomp_profile.as_ref())
-                || is_profile(of_pod.and_then(|p| p.seccomp_profile.as_ref())),
-            "seccompProfile",
-        ),
-        (
-            is_profile(own.app_armor_profile.as_ref())
-                || is_profile(of_pod.and_then(|p| p.app_armor_profile.as_ref())),
-            "appArmorProfile",
-        ),
-        (of_pod.is_some_and(|p| !p.sysctls.is_empty()), "sysctls"),
-        (spec.dns_config.is_some(), "dnsConfig"),
-        (!spec.host_aliases.is_empty(), "hostAliases"),
-        (
-            spec.share_process_namespace == Some(true),
-            "shareProcessNamespace",
-        ),
-    ];
-    checks.into_iter().find_map(|(is, what)| is.then_some(what))
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -1533,74 +1474,5 @@ mod tests {
         assert_eq!(table.sandbox(sandbox), Some("u".into()));
         assert_eq!(table.sandbox(&"provided-x".into()), None);
         assert_eq!(table.sandbox(&"u".into()), None);
-    }
-
-    #[test]
-    fn what_processes_cannot_honour() {
-        // PRVD-08
-        let base = json!({
-            "hostNetwork": true, "containers": [{"name": "c", "image": "i", "ports": [{"containerPort": 80, "hostPort": 80}]}],
-        });
-        let refused = |at: &str, value: Value| {
-            let mut spec = base.clone();
-            let (parent, field) = at.rsplit_once('/').expect("a pointer");
-            spec.pointer_mut(parent).expect("there")[field] = value;
-            let pod = pod(spec);
-            refused_by_process(&pod, &pod.spec.containers[0])
-        };
-        assert_eq!(refused("/hostNetwork", json!(true)), None);
-        let own = "/containers/0/securityContext";
-        for (at, value, what) in [
-            ("/hostNetwork", json!(false), "hostPort"),
-            (
-                "/containers/0/volumeMounts",
-                json!([{"name": "v", "mountPath": "/x"}]),
-                "volumeMounts",
-            ),
-            ("/containers/0/tty", json!(true), "tty"),
-            (own, json!({"privileged": true}), "privileged"),
-            (
-                own,
-                json!({"capabilities": {"add": ["NET_ADMIN"]}}),
-                "capabilities.add",
-            ),
-            (
-                own,
-                json!({"allowPrivilegeEscalation": true}),
-                "allowPrivilegeEscalation",
-            ),
-            (
-                own,
-                json!({"readOnlyRootFilesystem": true}),
-                "readOnlyRootFilesystem",
-            ),
-            (
-                own,
-                json!({"seccompProfile": {"type": "RuntimeDefault"}}),
-                "seccompProfile",
-            ),
-            (
-                "/securityContext",
-                json!({"sysctls": [{"name": "a", "value": "b"}]}),
-                "sysctls",
-            ),
-            ("/dnsConfig", json!({"searches": ["a"]}), "dnsConfig"),
-            (
-                "/hostAliases",
-                json!([{"ip": "10.0.0.1", "hostnames": ["a"]}]),
-                "hostAliases",
-            ),
-            (
-                "/shareProcessNamespace",
-                json!(true),
-                "shareProcessNamespace",
-            ),
-        ] {
-            assert_eq!(refused(at, value), Some(what), "{at}");
-        }
-        let without = json!({"hostNetwork": false, "containers": [{"name": "c", "image": "i"}]});
-        let without = pod(without);
-        let said = refused_by_process(&without, &without.spec.containers[0]);
-        assert_eq!(said, Some("hostNetwork: false"));
     }
 }

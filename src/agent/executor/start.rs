@@ -30,8 +30,7 @@ use crate::{
         actions::{ContainerToKill, PodActions},
         generate,
         kill::{KillCause, single_kill_grace_s},
-        process_variables::judge_variable,
-        provider,
+        process::{judge_variable, refused_by_process},
         restart::restart_all_sources,
         work_queue::Retry,
     },
@@ -267,7 +266,7 @@ async fn start_container(pass: &Pass<'_>, container: &Container) -> Result<(), S
     let variables = starter.process_variables.as_deref();
     let variables = variables.filter(|_| pass.sandbox.runtime_handler == process::HANDLER);
     let image = if variables.is_some() {
-        if let Some(what) = provider::refused_by_process(pass.pod, container) {
+        if let Some(what) = refused_by_process(pass.pod, container) {
             let why = format!("handler {:?} cannot honour {what}", process::HANDLER);
             return Err(failed(StartError::new(generate::CONFIG_ERROR, why)));
         }
