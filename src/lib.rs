@@ -15,7 +15,6 @@
 //! | [`shim`] | the process beside each container that outlives the agent |
 //! | [`image`], [`volume`], [`cgroup`] | one world each |
 //! | [`probe`] | probes of containers: HTTP, TCP, gRPC |
-//! | [`provider`] | requests to programs that run pods without containers |
 //! | [`kube`] | the apiserver: client, credentials, requests, the doorbell |
 //! | [`bus`] | systemd and logind, by D-Bus |
 //! | [`parts`] | features that a node can be without, each a folder and a cargo feature |
@@ -48,7 +47,6 @@ pub mod kube;
 pub mod net;
 pub mod parts;
 pub mod probe;
-pub mod provider;
 pub mod runtime;
 pub mod server;
 pub mod shim;

@@ -125,7 +125,7 @@ fn grpc_is_pure() {
 fn effects_do_not_know_decisions() {
     for layer in [
         "runtime", "image", "volume", "cgroup", "shim", "source", "sys", "net", "kube", "probe",
-        "provider", "bus",
+        "bus",
     ] {
         assert_eq!(
             offenders(layer, &["crate::logic", "crate::agent"]),

@@ -17,8 +17,8 @@ const LAYERS: [&str; 11] = [
     "net",
     "sys",
     "runtime",
-    "provider",
     "parts/devices",
+    "parts/provider",
 ];
 /// What gives a turn.
 const TURNS: [&str; 3] = ["turn::give(", "poll_pause(", "yield_now("];

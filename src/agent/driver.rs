@@ -26,11 +26,11 @@ use crate::{
 };
 
 /// Work of a driver on a pod. Never dropped while the pod exists.
-pub(super) type Work<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+pub(crate) type Work<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 /// Way to stop a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stop {
+pub(crate) enum Stop {
     /// As its spec says, but for the grace if one was asked for, in seconds.
     AsSpecified(Option<u32>),
     /// As the driver knows the pod: its spec is lost (CLEAN-11).
@@ -38,7 +38,7 @@ pub(super) enum Stop {
 }
 
 /// See the module's words.
-pub(super) trait PodDriver {
+pub(crate) trait PodDriver {
     /// Brings the pod closer to its spec.
     fn sync<'a>(&'a self, plan: &'a Plan) -> Work<'a, Outcome>;
     /// Stops what runs of it; done when nothing does.

@@ -36,7 +36,7 @@ pub const RECORD_VERSION: u32 = 1;
 /// room by then.
 pub(super) const RETRY: Duration = Duration::from_secs(10);
 /// Name of the file beside a pod's record that says which provider runs it.
-pub(super) const PROVIDER: &str = "provider";
+pub(crate) const PROVIDER: &str = "provider";
 /// Bytes of a record: a manifest's limit and room for defaults.
 pub(super) const MAX_RECORD_BYTES: u64 = 12 << 20;
 /// Bytes of all records that wait in the run directory: it is memory.
@@ -450,7 +450,7 @@ impl PodStore {
     }
 
     /// Reads the pod of a record on the disk lane.
-    pub(super) async fn load(&self, disk: &Lane, uid: &PodUid) -> Result<Rc<Pod>, StoreError> {
+    pub(crate) async fn load(&self, disk: &Lane, uid: &PodUid) -> Result<Rc<Pod>, StoreError> {
         let (store, uid) = (self.clone(), uid.clone());
         disk.run(move || store.pod(&uid)).await.map(Rc::new)
     }

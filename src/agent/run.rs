@@ -37,7 +37,7 @@ use super::{
     neighbours,
     node::{self, Node},
     parts::{Given, Parts},
-    pollers, provider,
+    pollers,
     recorder::Severity,
     removed::Removed,
     serving,
@@ -636,7 +636,8 @@ async fn assemble(
     if let Err(e) = neighbours::keep_backend(&cfg) {
         log::warn!("cannot keep who runs pods: {e}");
     }
-    let external = provider::configured(&cfg.runtime.providers, &cfg.node_name, &shared);
+    let mut parts = cfg.parts.iter();
+    let external = parts.find_map(|part| part.external_pods(&cfg.node_name, &shared));
     let facts = node::facts(&cfg).map_err(|e| wrong(&e))?;
     let volumes =
         Volumes::new(&cfg.dirs.root).map_err(|e| fatal(format!("pod directories: {e}")))?;

@@ -42,7 +42,7 @@ pub(crate) struct LoopEnded;
 
 /// Pods that were handed to the agent and not taken.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Taken {
+pub(crate) struct Taken {
     /// Pods that the source named as unchanged and that are not known: they are to be read anew.
     pub(super) unknown: Vec<PodUid>,
     /// Pods that were left out because they could not be recorded.

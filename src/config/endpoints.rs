@@ -1,23 +1,16 @@
 //! Sockets of a runtime that serves CRI.
 
-use alloc::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::{
     checks::{Invalid, invalid},
-    file::{Fields, Own},
+    file::Fields,
     values::Endpoints,
 };
-use crate::{
-    api::names,
-    runtime::runc::process::{Allowed, HANDLER},
-};
+use crate::runtime::runc::process::{Allowed, HANDLER};
 
 /// Longest path of a socket: the kernel's limit without its last byte. Source: unix(7).
 const MAX_PATH_BYTES: usize = 107;
-
-/// Most providers of a node. Each has a task of its own.
-pub(super) const MAX_PROVIDERS: usize = 8;
 
 /// Most directories whose programs run as pods.
 const MAX_PROCESS_DIRECTORIES: usize = 16;
@@ -73,13 +66,10 @@ pub(super) fn process(fields: &Fields) -> Result<Option<Allowed>, Invalid> {
             format!("has {wrong:?}, must have names, or beginnings of names with a * behind them"),
         );
     }
-    let taken = own.handlers.contains_key(HANDLER) || own.providers.contains_key(HANDLER);
-    if taken {
+    if own.handlers.contains_key(HANDLER) {
         return invalid(
             "picolet.process",
-            format!(
-                "the handler {HANDLER:?} is in picolet.handlers or picolet.providers too: one of them must go"
-            ),
+            format!("the handler {HANDLER:?} is in picolet.handlers too: one of them must go"),
         );
     }
     Ok(Some(Allowed {
@@ -87,37 +77,6 @@ pub(super) fn process(fields: &Fields) -> Result<Option<Allowed>, Invalid> {
         root: own.process.allow_root.unwrap_or(false),
         variables: variables.clone(),
     }))
-}
-
-/// Reads the sockets of providers, by handler.
-pub(super) fn providers(own: &Own) -> Result<BTreeMap<String, PathBuf>, Invalid> {
-    let field = "picolet.providers";
-    let all = &own.providers;
-    if all.len() > MAX_PROVIDERS {
-        let found = all.len();
-        return invalid(
-            field,
-            format!("has {found} entries, must have at most {MAX_PROVIDERS}"),
-        );
-    }
-    let mut sockets = BTreeMap::new();
-    for (name, text) in all {
-        if !names::is_dns_label(name) {
-            return invalid(
-                field,
-                format!("{name:?} is no name of a handler: lower-case letters, digits and '-'"),
-            );
-        }
-        let field = format!("{field}.{name}");
-        if own.handlers.contains_key(name) {
-            return invalid(&field, "is in picolet.handlers too: one of them must go");
-        }
-        match endpoint(&field, "provider", Some(text))? {
-            Some(socket) => sockets.insert(name.clone(), socket),
-            None => return invalid(&field, "is empty, must be the socket of a provider"),
-        };
-    }
-    Ok(sockets)
 }
 
 /// Reads the runtime's sockets. Settings that only the agent's own backend fulfils are refused beside them: no program
@@ -189,7 +148,11 @@ pub(super) fn resolve(fields: &Fields) -> Result<Option<Endpoints>, Invalid> {
 }
 
 /// Reads `unix:///path` or `/path` (CRI-01).
-fn endpoint(field: &str, server: &str, text: Option<&str>) -> Result<Option<PathBuf>, Invalid> {
+pub(crate) fn endpoint(
+    field: &str,
+    server: &str,
+    text: Option<&str>,
+) -> Result<Option<PathBuf>, Invalid> {
     let text = text.unwrap_or_default();
     let path = text.strip_prefix("unix://").unwrap_or(text);
     if text.is_empty() {

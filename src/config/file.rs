@@ -373,7 +373,6 @@ pub(super) struct Own {
     pub(super) offline_secrets: Option<String>,
     pub(super) pod_write_limit: Option<Quantity>,
     pub(super) process: Process,
-    pub(super) providers: BTreeMap<String, String>,
     pub(super) profile: Option<String>,
     pub(super) registries_file: Option<String>,
     pub(super) root_dir: Option<String>,

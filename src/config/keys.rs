@@ -249,7 +249,7 @@ const PLAIN: &[&str] = &[
     "picolet.builtinNetwork.subnet", "picolet.handlers", "picolet.imagePolicy.allowedRegistries",
     "picolet.imagePolicy.requireDigest", "picolet.k3sServer", "picolet.kubeletVersion", "picolet.link.dailyBytes",
     "picolet.link.meteredInterfaces", "picolet.link.pullWindow", "picolet.link.streamBytes",
-    "picolet.process.allowRoot", "picolet.process.directories", "picolet.process.variables", "picolet.providers",
+    "picolet.process.allowRoot", "picolet.process.directories", "picolet.process.variables",
     "picolet.tunnel.servers", "preloadedImagesVerificationAllowlist", "protectKernelDefaults", "qosReserved",
     "registerWithTaints.effect", "registerWithTaints.key", "registerWithTaints.timeAdded", "registerWithTaints.value",
     "reservedMemory", "showHiddenMetricsForVersion", "shutdownGracePeriodByPodPriority", "singleProcessOOMKill",

@@ -29,7 +29,7 @@ mod configz;
 pub mod decode;
 pub(crate) mod drop_in;
 pub mod duration;
-mod endpoints;
+pub(crate) mod endpoints;
 mod eviction;
 pub mod file;
 pub mod flags;

@@ -107,7 +107,6 @@ pub(super) fn resolve(
                 .unwrap_or("runc")
                 .into(),
             process: endpoints::process(&fields)?,
-            providers: endpoints::providers(own)?,
             handlers: handlers(&own.handlers)?,
             root: absolute(
                 "picolet.ociRuntimeRoot",

@@ -299,7 +299,7 @@ pub struct Endpoints {
     pub images: PathBuf,
 }
 
-/// Programs that run containers: a CRI runtime that is there, or OCI runtimes, and providers.
+/// Programs that run containers: a CRI runtime that is there, or OCI runtimes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeConfig {
     /// Sockets of a runtime that serves CRI; `None`: the agent runs containers itself.
@@ -310,8 +310,6 @@ pub struct RuntimeConfig {
     pub handlers: BTreeMap<String, String>,
     /// Programs of the machine that run as pods; `None`: no program does.
     pub process: Option<Allowed>,
-    /// Sockets of providers, by the handler that RuntimeClasses name.
-    pub providers: BTreeMap<String, PathBuf>,
     /// State directory of the OCI runtime (`--root`). Default `<run>/oci`.
     pub root: PathBuf,
 }

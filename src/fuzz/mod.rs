@@ -13,14 +13,8 @@ use crate::api::{ConfigMap, Quantity, Secret, Wall, oci, strict};
 use crate::config::{decode, duration};
 #[cfg(feature = "update")]
 use crate::logic::update::{MAX_RELEASE_BYTES, Offer};
-use crate::logic::{
-    dashboard,
-    devices::cdi,
-    dns, expansion,
-    provider::{ID_PREFIX, Listed, MAX_CONTAINERS, MAX_PODS, Said, Table},
-    static_pod, user, validation,
-};
-use crate::{agent, config, image, kube, provider, runtime, server, shim, stream};
+use crate::logic::{dashboard, devices::cdi, dns, expansion, static_pod, user, validation};
+use crate::{agent, config, image, kube, parts, runtime, server, shim, stream};
 
 mod grpc;
 #[cfg(test)]
@@ -70,8 +64,10 @@ pub const TARGETS: &[Target] = &[
     target("kubeconfig", kube::fuzz::kubeconfig),
     target("pod_list", kube::fuzz::pod_list),
     target("watch", kube::fuzz::watch),
-    target("provider_words", provider_words),
-    target("provider_streams", provider::fuzz::run),
+    #[cfg(feature = "provider")]
+    target("provider_words", parts::fuzz::provider::words),
+    #[cfg(feature = "provider")]
+    target("provider_streams", parts::fuzz::provider::run),
     target("spdy", stream::fuzz::spdy),
     target("websocket", stream::fuzz::websocket),
     target("http2", grpc::http2),
@@ -122,59 +118,6 @@ fn text(data: &[u8]) -> String {
 
 fn outcome<T, E: ToString>(result: Result<T, E>) -> String {
     result.map_or_else(|e| e.to_string(), |_| "ok".into())
-}
-
-/// Reads an answer of a provider as a list, as an acknowledgement and as last words.
-fn provider_words(data: &[u8]) -> String {
-    const NOW: Wall = Wall::from_secs(1_700_000_000);
-    let said: serde_json::Value = match strict::from_foreign_json(data) {
-        Ok(said) => said,
-        Err(e) => return e.to_string(),
-    };
-    let pod = serde_json::json!({
-        "metadata": {"name": "p", "namespace": "n", "uid": "u"},
-        "spec": {"restartPolicy": "OnFailure", "containers": [{"name": "c"}, {"name": "d"}]},
-    });
-    let mut table = Table::default();
-    table.expect(&strict::typed(&pod).expect("a pod"));
-    let whole = |table: &Table| {
-        let pods = table.list();
-        assert!(pods.len() <= MAX_PODS + 1);
-        for pod in pods {
-            let status = table.status(&pod.uid).expect("it is listed");
-            assert!(status.containers.len() <= MAX_CONTAINERS);
-            for sandbox in &status.sandboxes {
-                assert_eq!(table.sandbox(&sandbox.id).as_ref(), Some(&pod.uid));
-            }
-            for container in &status.containers {
-                assert!(container.id.as_str().starts_with(ID_PREFIX));
-                let (_, name) = table.container(&container.id).expect("it is there");
-                assert!(
-                    pod.uid.as_str() != "u" || ["c", "d"].contains(&&*name),
-                    "{name}"
-                );
-            }
-        }
-    };
-    let listed = Listed::read(&said).and_then(|list| {
-        let begun = table.begin();
-        let news = table.take_list(begun, list.clone(), "node", NOW)?;
-        let begun = table.begin();
-        let again = table.take_list(begun, list, "node", NOW)?;
-        assert!(!again.changed && again.bad.is_empty(), "{again:?}");
-        Ok(news.bad.into_iter().next().map(|bad| bad.why))
-    });
-    whole(&table);
-    let uid = "u".into();
-    let one = Said::read(&said).map(|one| {
-        let bad = table.acknowledged(&uid, "g", one.status.clone(), NOW);
-        whole(&table);
-        table.gone(&uid, Some(one.status), NOW);
-        whole(&table);
-        assert!(table.is_gone(&uid) && table.has_ended(&uid));
-        bad.into_iter().next().map(|bad| bad.why)
-    });
-    format!("{listed:?} {one:?}")
 }
 
 fn manifest(data: &[u8]) -> String {

@@ -158,7 +158,7 @@ pub(super) fn of(target: &str) -> Vec<Vec<u8>> {
                 {"uid":"w","node":"other"}]}"#,
             r#"{"uid":"u","generation":"g","status":{"containers":[{"name":"c","state":"terminated","startedAt":"2023-11-14T22:13:20Z","finishedAt":"2023-11-14T22:13:20.5Z","exitCode":-9}]}}"#,
         ]),
-        "provider_streams" => crate::provider::fuzz::tests::seeds(),
+        "provider_streams" => crate::parts::fuzz::provider::tests::seeds(),
         "spdy" | "websocket" => crate::stream::fuzz::tests::seeds(target),
         "tunnel" => crate::agent::tunnel::fuzz::tests::seeds(),
         "http2" | "hpack" | "protobuf" => super::grpc::tests::seeds(target),

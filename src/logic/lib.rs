@@ -96,6 +96,7 @@ pub mod pod_worker;
 pub mod pod_writes;
 pub mod preemption;
 pub mod probe;
+#[cfg(feature = "provider")]
 pub mod provider;
 pub mod pull_rate;
 pub mod qos;

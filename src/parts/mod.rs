@@ -10,6 +10,8 @@ mod dashboard;
 pub(crate) mod devices;
 #[cfg(feature = "join")]
 mod join;
+#[cfg(feature = "provider")]
+mod provider;
 #[cfg(feature = "update")]
 mod update;
 
@@ -26,6 +28,7 @@ use serde_json::Value;
 use crate::{
     agent::{
         clock::Clock,
+        external_pods::ExternalPods,
         link_policy::LinkPolicy,
         node_resources::{ResourceGiver, ResourceTools},
         recorder::Recorder,
@@ -47,6 +50,8 @@ static PARTS: &[&dyn Part] = &[
     &devices::DevicesPart,
     #[cfg(feature = "join")]
     &join::JoinPart,
+    #[cfg(feature = "provider")]
+    &provider::ProviderPart,
     #[cfg(feature = "update")]
     &update::UpdatePart,
 ];
@@ -60,6 +65,7 @@ const SECTIONS: &[(&str, &str)] = &[
     ("deviceRoot", "devices"),
     ("deviceWait", "devices"),
     ("devices", "devices"),
+    ("providers", "provider"),
     ("update", "update"),
 ];
 
@@ -107,6 +113,12 @@ pub(crate) trait ConfiguredPart: Any + fmt::Debug {
     fn start(&self, tools: &PartTools<'_>) -> Vec<Task> {
         _ = tools;
         Vec::new()
+    }
+
+    /// Makes what runs pods of some RuntimeClasses without the runtime. `node`: name of the node.
+    fn external_pods(&self, node: &str, clock: &Rc<dyn Clock>) -> Option<Rc<dyn ExternalPods>> {
+        _ = (node, clock);
+        None
     }
 
     /// Makes the giver of extended resources, if the part is one.
@@ -196,4 +208,11 @@ pub(crate) fn section<T: DeserializeOwned + Default>(
         },
         message: e.message,
     })
+}
+
+/// Entry points of parts for fuzzing.
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz {
+    #[cfg(feature = "provider")]
+    pub(crate) use super::provider::fuzz as provider;
 }

@@ -6,7 +6,7 @@ use crate::agent::waker_set::WakerSet;
 
 /// Set by the loop, looked at by the call between its steps. It never goes back: each call has its own.
 #[derive(Debug, Default)]
-pub(in crate::agent) struct Cancel {
+pub(crate) struct Cancel {
     ends: Cell<bool>,
     cancelled: Cell<bool>,
     waiters: WakerSet,
@@ -14,7 +14,7 @@ pub(in crate::agent) struct Cancel {
 
 impl Cancel {
     /// The pod stands so now.
-    pub(in crate::agent) fn set(&self, ends: bool, cancelled: bool) {
+    pub(crate) fn set(&self, ends: bool, cancelled: bool) {
         self.ends.set(ends);
         if cancelled && !self.cancelled.replace(true) {
             self.waiters.wake_all();
@@ -22,17 +22,17 @@ impl Cancel {
     }
 
     /// Returns true if the pod is to end: none of its containers starts then.
-    pub(in crate::agent) fn is_to_end(&self) -> bool {
+    pub(crate) fn is_to_end(&self) -> bool {
         self.ends.get() || self.cancelled.get()
     }
 
     /// Returns true if the call is to return early.
-    pub(in crate::agent) fn is_cancelled(&self) -> bool {
+    pub(crate) fn is_cancelled(&self) -> bool {
         self.cancelled.get()
     }
 
     /// Waits until the call is to return early.
-    pub(in crate::agent) async fn cancelled(&self) {
+    pub(crate) async fn cancelled(&self) {
         self.waiters
             .until(|| self.is_cancelled().then_some(()))
             .await;

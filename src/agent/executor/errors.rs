@@ -10,13 +10,13 @@ use crate::{
 
 /// Failure of a sync: when to try again, and what to tell.
 #[derive(Debug)]
-pub(in crate::agent) struct SyncError {
-    pub(in crate::agent) retry: Retry,
-    pub(in crate::agent) message: String,
+pub(crate) struct SyncError {
+    pub(crate) retry: Retry,
+    pub(crate) message: String,
 }
 
 impl SyncError {
-    pub(in crate::agent) fn new(message: impl Into<String>) -> Self {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
         Self {
             retry: Retry::Error,
             message: message.into(),
@@ -26,14 +26,14 @@ impl SyncError {
 
 /// Reason why a container did not start: the waiting reason, its message, and the end of a back-off.
 #[derive(Clone, Debug)]
-pub(in crate::agent) struct StartError {
-    pub(in crate::agent) reason: &'static str,
-    pub(in crate::agent) message: String,
-    pub(in crate::agent) until: Option<Mono>,
+pub(crate) struct StartError {
+    pub(crate) reason: &'static str,
+    pub(crate) message: String,
+    pub(crate) until: Option<Mono>,
 }
 
 impl StartError {
-    pub(in crate::agent) fn new(reason: &'static str, message: impl Into<String>) -> Self {
+    pub(crate) fn new(reason: &'static str, message: impl Into<String>) -> Self {
         Self {
             reason,
             message: message.into(),
@@ -50,7 +50,7 @@ impl From<Waiting> for StartError {
 
 /// Containers or sandbox of a pod that the runtime could not stop.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::agent) enum KillError {
+pub(crate) enum KillError {
     #[error("container {0}")]
     Container(String, #[source] RuntimeError),
     #[error("sandbox {0}")]

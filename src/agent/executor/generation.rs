@@ -103,7 +103,7 @@ fn read_resolver(path: &Path) -> Result<DnsConfig, PodError> {
 }
 
 /// Makes configurations of sandboxes and containers. Nothing is kept between two of them.
-pub(in crate::agent) struct Generator {
+pub(crate) struct Generator {
     pub(in crate::agent) runtime: Rc<dyn RuntimeService>,
     pub(in crate::agent) context: Rc<NodeContext>,
     pub(in crate::agent) store: PodStore,
@@ -139,11 +139,7 @@ impl Generator {
 
     /// The handler of the pod's RuntimeClass (CFG-16), for static pods too. Where no apiserver can be asked, the class must
     /// be the name of a handler that the runtime has; one that does not tell its handlers refuses itself (RC-03).
-    pub(in crate::agent) async fn handler(
-        &self,
-        pod: &Pod,
-        plan: &Plan,
-    ) -> Result<String, PodError> {
+    pub(crate) async fn handler(&self, pod: &Pod, plan: &Plan) -> Result<String, PodError> {
         let class = pod.spec.runtime_class_name.as_deref().unwrap_or_default();
         if class.is_empty() {
             return Ok(DEFAULT_HANDLER.into());
@@ -308,7 +304,7 @@ impl Generator {
     }
 
     /// Makes the environment of a container, with all references looked up.
-    pub(in crate::agent) async fn environment(
+    pub(crate) async fn environment(
         &self,
         plan: &Plan,
         pod: &Pod,

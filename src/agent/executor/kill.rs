@@ -232,9 +232,7 @@ fn seconds(s: i64) -> Duration {
 
 /// Polls all futures to their end, in one task: few, such as the containers of one pod. When one ends, the others are polled
 /// again at once: what they wait for may be just that.
-pub(in crate::agent) async fn join_all<F: Future>(
-    futures: impl Iterator<Item = F>,
-) -> Vec<F::Output> {
+pub(crate) async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut running: Vec<_> = futures.map(Box::pin).collect();
     let mut results: Vec<Option<F::Output>> = running.iter().map(|_| None).collect();
     poll_fn(move |cx| {

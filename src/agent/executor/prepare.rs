@@ -30,18 +30,18 @@ use crate::{
 };
 
 /// Prepares pods for every driver. Nothing is kept between two syncs.
-pub(in crate::agent) struct Preparer {
-    pub(in crate::agent) store: PodStore,
-    pub(in crate::agent) disk: Lane,
-    pub(in crate::agent) recorder: Rc<Recorder>,
-    pub(in crate::agent) complaints: Rc<Complaints>,
+pub(crate) struct Preparer {
+    pub(crate) store: PodStore,
+    pub(crate) disk: Lane,
+    pub(crate) recorder: Rc<Recorder>,
+    pub(crate) complaints: Rc<Complaints>,
     pub(in crate::agent) mounter: Mounter,
-    pub(in crate::agent) generator: Rc<Generator>,
+    pub(crate) generator: Rc<Generator>,
 }
 
 impl Preparer {
     /// Reads the incarnation of the pod that is wanted now. `None`: its record cannot be read, and people are told.
-    pub(in crate::agent) async fn load(&self, uid: &PodUid) -> Option<Rc<Pod>> {
+    pub(crate) async fn load(&self, uid: &PodUid) -> Option<Rc<Pod>> {
         match self.store.load_next(&self.disk, uid).await {
             Ok(pod) => Some(pod),
             Err(e) => {
@@ -55,7 +55,7 @@ impl Preparer {
 
     /// Tells the loop that a sync of the pod begins, with the pod's state at its driver, and keeps the outcome that the
     /// loop answers with.
-    pub(in crate::agent) async fn begin(
+    pub(crate) async fn begin(
         &self,
         plan: &Plan,
         pod: &Rc<Pod>,
@@ -78,7 +78,7 @@ impl Preparer {
     /// Checks that the pod may start at any driver.
     ///
     /// - Errors: another pod has its name, or it waits for the clock.
-    pub(in crate::agent) fn check_start(
+    pub(crate) fn check_start(
         &self,
         pod: &Pod,
         problem: Option<&Problem>,
@@ -98,7 +98,7 @@ impl Preparer {
 
     /// Makes the pod's directories and volumes, has its probes begun, and records its devices. `starts`: a container is
     /// about to start. `None`: the pod is to end.
-    pub(in crate::agent) async fn set_up(
+    pub(crate) async fn set_up(
         &self,
         plan: &Plan,
         pod: &Rc<Pod>,

@@ -21,32 +21,32 @@ use crate::{
 };
 
 /// Facts that a call is given when it begins. The pod itself is read from its record.
-pub(in crate::agent) struct Plan {
-    pub(in crate::agent) uid: PodUid,
+pub(crate) struct Plan {
+    pub(crate) uid: PodUid,
     /// Last runtime status of the pod.
-    pub(in crate::agent) runtime: Rc<PodRuntimeStatus>,
+    pub(crate) runtime: Rc<PodRuntimeStatus>,
     /// ConfigMaps and Secrets of the manifest directory.
     pub(in crate::agent) objects: Rc<Objects>,
     /// Addresses of the node, primary first.
-    pub(in crate::agent) host_ips: Vec<IpAddr>,
+    pub(crate) host_ips: Vec<IpAddr>,
     /// Requests of all active pods together.
-    pub(in crate::agent) asked: Asked,
+    pub(crate) asked: Asked,
     /// Set if this agent has given the pod's cgroup its limits.
-    pub(in crate::agent) limited: bool,
+    pub(crate) limited: bool,
     /// Set if the remains of the pod may go: it is deleted or evicted, or no source has it.
-    pub(in crate::agent) content_goes: bool,
+    pub(crate) content_goes: bool,
     /// Extended resources that the pod holds.
-    pub(in crate::agent) held: Option<PodDevices>,
+    pub(crate) held: Option<PodDevices>,
     /// Grace of a pod that is to end, in seconds.
-    pub(in crate::agent) grace_s: Option<u32>,
+    pub(crate) grace_s: Option<u32>,
     /// Flag that tells the call to end early.
-    pub(in crate::agent) cancel: Rc<Cancel>,
+    pub(crate) cancel: Rc<Cancel>,
     /// To the loop.
-    pub(in crate::agent) line: Line,
+    pub(crate) line: Line,
 }
 
 /// Report of a call before its end. Reports keep their order.
-pub(in crate::agent) enum Step {
+pub(crate) enum Step {
     /// A sync has read its pod. What the status says by now is shown before anything is done.
     Begun {
         pod: Rc<Pod>,
@@ -107,21 +107,21 @@ pub(in crate::agent) enum Step {
 }
 
 /// Orders for a sync that has begun.
-pub(in crate::agent) struct Begun {
+pub(crate) struct Begun {
     /// The pod has come to its end by itself: nothing is done.
-    pub(in crate::agent) terminal: bool,
+    pub(crate) terminal: bool,
     /// Outcome that has to outlive the machine's boot.
     pub(in crate::agent) outcome: Option<Outcome>,
     /// Addresses of the pod, as its status has them.
-    pub(in crate::agent) ips: Vec<IpAddr>,
+    pub(crate) ips: Vec<IpAddr>,
     /// Reason why no container may start.
-    pub(in crate::agent) problem: Option<Problem>,
+    pub(crate) problem: Option<Problem>,
     /// Changes to make at the runtime.
-    pub(in crate::agent) actions: PodActions,
+    pub(crate) actions: PodActions,
 }
 
 /// Reason why no container of a pod may start.
-pub(in crate::agent) enum Problem {
+pub(crate) enum Problem {
     Runtime(String),
     /// A pod with the same name that still runs.
     Name(PodUid),
@@ -131,48 +131,48 @@ pub(in crate::agent) enum Problem {
 }
 
 /// The delays to be kept for the next agent, or how long this start has to wait.
-pub(in crate::agent) type Granted = Result<Vec<Record>, CrashLoop>;
+pub(crate) type Granted = Result<Vec<Record>, CrashLoop>;
 
 /// Result of a container's start.
-pub(in crate::agent) struct Started {
-    pub(in crate::agent) container: String,
-    pub(in crate::agent) result: Result<(), NotStarted>,
+pub(crate) struct Started {
+    pub(crate) container: String,
+    pub(crate) result: Result<(), NotStarted>,
 }
 
 /// Reason why a container waits.
-pub(in crate::agent) struct NotStarted {
-    pub(in crate::agent) reason: &'static str,
-    pub(in crate::agent) message: String,
+pub(crate) struct NotStarted {
+    pub(crate) reason: &'static str,
+    pub(crate) message: String,
 }
 
 /// Channel for the answer to a step.
-pub(in crate::agent) struct Answer<T>(Sender<T>);
+pub(crate) struct Answer<T>(Sender<T>);
 
 impl<T> Answer<T> {
     /// Answers.
-    pub(in crate::agent) fn give(self, answer: T) {
+    pub(crate) fn give(self, answer: T) {
         // Whoever asked leaves only with the agent.
         let _ = self.0.try_send(answer);
     }
 }
 
 /// Takes a step to the loop, behind all that were told before.
-pub(in crate::agent) type Tell = Rc<dyn Fn(Handle, Step) -> Pin<Box<dyn Future<Output = ()>>>>;
+pub(crate) type Tell = Rc<dyn Fn(Handle, Step) -> Pin<Box<dyn Future<Output = ()>>>>;
 
 /// The way of one call to the loop.
-pub(in crate::agent) struct Line {
-    pub(in crate::agent) call: Handle,
-    pub(in crate::agent) tell: Tell,
+pub(crate) struct Line {
+    pub(crate) call: Handle,
+    pub(crate) tell: Tell,
 }
 
 impl Line {
     /// Tells the loop.
-    pub(in crate::agent) async fn tell(&self, step: Step) {
+    pub(crate) async fn tell(&self, step: Step) {
         (self.tell)(self.call, step).await;
     }
 
     /// Tells the loop and waits for its answer.
-    pub(in crate::agent) async fn ask<T>(&self, step: impl FnOnce(Answer<T>) -> Step) -> T {
+    pub(crate) async fn ask<T>(&self, step: impl FnOnce(Answer<T>) -> Step) -> T {
         let (answer, answered) = smol::channel::bounded(1);
         self.tell(step(Answer(answer))).await;
         match answered.recv().await {

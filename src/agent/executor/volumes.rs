@@ -23,7 +23,7 @@ use crate::{
 const MAX_ENV_FILE_BYTES: u64 = 1 << 20;
 
 /// Volumes of a pod that can be mounted now, by name.
-pub(in crate::agent) type Mounted = BTreeMap<String, MountedVolume>;
+pub(crate) type Mounted = BTreeMap<String, MountedVolume>;
 
 /// Sets up volumes. Nothing is kept between two pods.
 pub(in crate::agent) struct Mounter {

@@ -25,7 +25,7 @@ use crate::{
     sys::clock::mono,
 };
 
-pub(super) const fn s(n: u64) -> Duration {
+pub(crate) const fn s(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 

@@ -35,6 +35,7 @@ use super::{
         driver::PodDriver,
         event_loop::{self, Seat},
         executor,
+        external_pods::ExternalPods,
         images::{Supply, UnusedImages},
         link_limits::LinkLimits,
         link_policy::LinkTools,
@@ -43,13 +44,11 @@ use super::{
         node::{self, Node, NodeFacts},
         parts::{Given, Parts},
         pollers,
-        provider::Providers,
         views::Taken,
     },
     api::FakeApi,
     drawn,
     gauge::{Left, TestGauge},
-    provider::{FakeProvider, HANDLER},
     wire::FakeWire,
 };
 use crate::{
@@ -61,7 +60,6 @@ use crate::{
         node::{Interface, Local},
         static_pod,
     },
-    provider,
     runtime::{
         RuntimeError, RuntimeService as _,
         fake::{Fake, Fault, Op, Trouble},
@@ -76,7 +74,7 @@ pub(in crate::agent) const MANY_ANSWERS: usize = 4096;
 /// Image that is there from the beginning.
 pub(in crate::agent) const IMAGE: &str = "busybox:1";
 /// Name of the node.
-pub(in crate::agent) const NODE: &str = "node";
+pub(crate) const NODE: &str = "node";
 /// Seconds since 1970 when the monotonic clock says 0.
 const EPOCH_S: i64 = 1_700_000_000;
 
@@ -200,14 +198,17 @@ impl Clock for TestClock {
 /// Makes the driver that runs the pods of an agent.
 type Driver = fn(&Parts) -> Rc<dyn PodDriver>;
 
+/// Makes what runs pods without containers.
+pub(crate) type MakeExternal = Rc<dyn Fn(&Rc<dyn Clock>) -> Rc<dyn ExternalPods>>;
+
 /// Flags of an agent, the apiserver that it belongs to, and the driver of its pods.
 #[derive(Clone)]
 struct Way {
     flags: &'static [&'static str],
     api: Option<Arc<dyn Api>>,
     driver: Driver,
-    /// Providers that run pods without containers, with their handlers.
-    providers: Vec<(&'static str, Rc<FakeProvider>)>,
+    /// Makes what runs pods without containers, if there is anything.
+    external: Option<MakeExternal>,
     /// Identity of the cluster.
     authority: &'static str,
     /// Changes the configuration once it was read.
@@ -227,7 +228,7 @@ impl Way {
             flags: &[],
             api: None,
             driver,
-            providers: Vec::new(),
+            external: None,
             authority: "",
             adapt: Rc::new(|_| ()),
             declared: String::new(),
@@ -238,11 +239,11 @@ impl Way {
 }
 
 /// A machine, and the agent that runs on it.
-pub(super) struct World {
+pub(crate) struct World {
     pub(super) parts: Parts,
     /// The agent, which decides.
     pub(super) agent: Rc<RefCell<Agent>>,
-    pub(super) fake: Rc<Fake>,
+    pub(crate) fake: Rc<Fake>,
     pub(super) events: Sender<Event>,
     pub(super) wire: Rc<FakeWire>,
     /// Amounts of memory, disk space and process ids that are left.
@@ -261,7 +262,7 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::with(&[], None)
     }
 
@@ -349,17 +350,18 @@ impl World {
         self.hands.true_wall()
     }
 
-    /// Makes a machine with a provider beside the runtime.
-    pub(super) fn with_provider(provider: &Rc<FakeProvider>) -> Self {
-        Self::with_providers(vec![(HANDLER, Rc::clone(provider))])
-    }
-
-    /// Makes a machine with providers beside the runtime, asked in this order.
-    pub(super) fn with_providers(providers: Vec<(&'static str, Rc<FakeProvider>)>) -> Self {
+    /// Makes a machine with something beside the runtime that runs pods without containers.
+    pub(crate) fn beside(external: MakeExternal) -> Self {
         Self::make(Way {
-            providers,
+            external: Some(external),
             ..Way::plain(assembly::driver)
         })
+    }
+
+    /// Counts the tasks that follow external pods; `None`: nothing runs any.
+    pub(crate) fn external_tasks(&self) -> Option<usize> {
+        self.parts.machine.external.as_ref()?;
+        Some(assembly::external_pods(&self.parts, &self.events).len())
     }
 
     /// Makes a machine whose pods are run by another driver.
@@ -431,14 +433,9 @@ impl World {
         });
         let asker = Asker::new(events.clone());
         let mut given = template.given(Rc::clone(&fake), Rc::clone(&hands), joined);
-        let wires = way.providers.iter().map(|(handler, fake)| {
-            let wire: Box<dyn provider::Wire> = Box::new(Rc::clone(fake));
-            ((*handler).to_owned(), wire)
-        });
         let clock: Rc<dyn Clock> = Rc::new(TestClock(Rc::clone(&hands)));
         given.images.unused.clone_from(&way.unused_images);
-        let wires: Vec<_> = wires.collect();
-        given.external = (!wires.is_empty()).then(|| Providers::new(wires, NODE, &clock) as _);
+        given.external = way.external.as_ref().map(|make| make(&clock));
         let running = Running::start(given, way.driver, &executor, &events, queue);
         let parts = running.parts;
         let driver = assembly::probe_driver(&parts, asker.clone(), events.clone());
@@ -473,7 +470,7 @@ impl World {
     }
 
     /// Starts another agent on the machine, as after a SIGKILL.
-    pub(super) fn restart_agent(self) -> Self {
+    pub(crate) fn restart_agent(self) -> Self {
         self.restart_agent_with(|_| ())
     }
 
@@ -518,7 +515,7 @@ impl World {
     }
 
     /// The Node object that `get node` shows.
-    pub(super) fn node_object(&self) -> Value {
+    pub(crate) fn node_object(&self) -> Value {
         let Parts {
             tools,
             machine,
@@ -561,7 +558,7 @@ impl World {
     }
 
     /// Lets time pass, stopping at every alarm on the way.
-    pub(super) fn advance(&self, by: Duration) {
+    pub(crate) fn advance(&self, by: Duration) {
         let end = self.now() + by;
         self.settle();
         while let Some(at) = self.hands.next_alarm().filter(|at| *at <= end) {
@@ -588,7 +585,7 @@ impl World {
     }
 
     /// Lets time pass until `so` is true; at most an hour.
-    pub(super) fn until(&self, what: &str, so: impl Fn(&Self) -> bool) {
+    pub(crate) fn until(&self, what: &str, so: impl Fn(&Self) -> bool) {
         for _ in 0..36_000 {
             self.settle();
             if so(self) {
@@ -602,7 +599,7 @@ impl World {
     }
 
     /// Delivers the manifests that lie in the directory now.
-    pub(super) fn apply(&self, manifests: &[Value]) -> Taken {
+    pub(crate) fn apply(&self, manifests: &[Value]) -> Taken {
         let pods = manifests
             .iter()
             .map(|raw| {
@@ -644,7 +641,7 @@ impl World {
         smol::future::block_on(task).expect("the loop lives")
     }
 
-    pub(super) fn status(&self, uid: &str) -> Option<PodStatus> {
+    pub(crate) fn status(&self, uid: &str) -> Option<PodStatus> {
         self.agent
             .borrow()
             .pods()
@@ -652,19 +649,19 @@ impl World {
             .cloned()
     }
 
-    pub(super) fn phase(&self, uid: &str) -> Option<Phase> {
+    pub(crate) fn phase(&self, uid: &str) -> Option<Phase> {
         self.status(uid).map(|s| s.phase)
     }
 
     /// Waiting reason of the first container.
-    pub(super) fn waiting(&self, uid: &str) -> Option<String> {
+    pub(crate) fn waiting(&self, uid: &str) -> Option<String> {
         let status = self.status(uid)?;
         let first = status.container_statuses.first()?;
         first.state.waiting.as_ref().map(|w| w.reason.clone())
     }
 
     /// Returns true if nothing of the pod is left anywhere.
-    pub(super) fn is_gone(&self, uid: &str) -> bool {
+    pub(crate) fn is_gone(&self, uid: &str) -> bool {
         let uid = PodUid::from(uid);
         let Ok(listed) = smol::future::block_on(self.fake.pod_status(&uid)) else {
             return false;
@@ -709,7 +706,7 @@ impl World {
     }
 
     /// Number of times that an event with this reason was recorded.
-    pub(super) fn events_of(&self, reason: &str) -> u32 {
+    pub(crate) fn events_of(&self, reason: &str) -> u32 {
         let recorder = &self.parts.tools.recorder;
         let named = recorder
             .newest(None, usize::MAX)
@@ -959,7 +956,7 @@ impl Template {
 }
 
 /// A manifest with one container `c`; `more` is laid over its spec.
-pub(super) fn manifest(uid: &str, more: Value) -> Value {
+pub(crate) fn manifest(uid: &str, more: Value) -> Value {
     let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": uid, "uid": uid},

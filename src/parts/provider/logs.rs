@@ -2,11 +2,10 @@
 
 use core::fmt::Write as _;
 
-use super::Providers;
+use super::{Providers, socket::Body, wire::ProviderError};
 use crate::{
     api::ContainerId,
     error::chain,
-    provider::{Body, ProviderError},
     server::{
         backend::{Incoming, Reply},
         http::{Refusal, encode},

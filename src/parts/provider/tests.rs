@@ -8,17 +8,20 @@ use std::io;
 use serde_json::{Value, json};
 
 use super::{
-    super::assembly,
-    probes::s,
-    world::{NODE, World, manifest},
+    Providers,
+    socket::Body,
+    wire::{Answer, Asking, CALL_TIMEOUT, MAX_POD_BYTES, ProviderError, Request, Wire},
 };
 use crate::{
+    agent::tests::{
+        probes::s,
+        world::{NODE, World, manifest},
+    },
     api::pod_status::Phase,
-    provider::{Answer, Asking, Body, CALL_TIMEOUT, MAX_POD_BYTES, ProviderError, Request, Wire},
 };
 
 /// Handler of the provider's pods.
-pub(super) const HANDLER: &str = "lamps";
+const HANDLER: &str = "lamps";
 /// A moment before all tests.
 const THEN: &str = "2023-11-14T22:13:20Z";
 
@@ -58,7 +61,7 @@ struct State {
 
 /// A provider in memory; see the module.
 #[derive(Default)]
-pub(super) struct FakeProvider(RefCell<State>);
+struct FakeProvider(RefCell<State>);
 
 fn container(name: &str) -> Value {
     json!({"name": name, "state": "running", "startedAt": THEN})
@@ -215,18 +218,31 @@ fn lamp_with(uid: &str, more: Value) -> Value {
 
 #[test]
 fn a_node_without_providers_pays_nothing_for_them() {
-    let plain = World::new();
-    assert!(plain.parts.machine.external.is_none(), "no thread");
-    let watchers = |world: &World| assembly::external_pods(&world.parts, &world.events).len();
-    assert_eq!(watchers(&plain), 0, "no task");
+    assert_eq!(World::new().external_tasks(), None, "no thread, no task");
     let (with_one, _) = world();
-    assert_eq!(watchers(&with_one), 1);
+    assert_eq!(with_one.external_tasks(), Some(1));
+}
+
+/// Makes a machine with a provider beside the runtime.
+fn with_provider(provider: &Rc<FakeProvider>) -> World {
+    with_providers(vec![(HANDLER, Rc::clone(provider))])
+}
+
+/// Makes a machine with providers beside the runtime, asked in this order.
+fn with_providers(providers: Vec<(&'static str, Rc<FakeProvider>)>) -> World {
+    World::beside(Rc::new(move |clock| {
+        let wires = providers.iter().map(|(handler, fake)| {
+            let wire: Box<dyn Wire> = Box::new(Rc::clone(fake));
+            ((*handler).to_owned(), wire)
+        });
+        Providers::new(wires.collect(), NODE, clock)
+    }))
 }
 
 /// Makes a world with a provider, a pod of it named `lamp`, and a pod of a container named `box`. Both run.
 fn world() -> (World, Rc<FakeProvider>) {
     let provider = Rc::new(FakeProvider::default());
-    let world = World::with_provider(&provider);
+    let world = with_provider(&provider);
     world.apply(&[manifest("box", json!({})), lamp("lamp")]);
     runs(&world, "box");
     runs(&world, "lamp");
@@ -257,7 +273,7 @@ fn condition(world: &World, kind: &str) -> String {
 fn a_pod_is_told_once_and_ends_by_the_handshake() {
     // PRVD-01 PRVD-06 PROV-01 PROV-06 PROV-07 PROV-09 PROV-10 PROV-11
     let provider = Rc::new(FakeProvider::default());
-    let world = World::with_provider(&provider);
+    let world = with_provider(&provider);
     world.apply(&[manifest("box", json!({})), lamp("lamp")]);
     runs(&world, "lamp");
     runs(&world, "box");
@@ -334,7 +350,7 @@ fn what_it_changes_is_heard_and_what_changes_here_is_told() {
 fn everything_that_a_pod_refers_to_is_resolved() {
     // PRVD-03
     let provider = Rc::new(FakeProvider::default());
-    let world = World::with_provider(&provider);
+    let world = with_provider(&provider);
     let item = json!([{"path": "k", "fieldRef": {"fieldPath": "metadata.namespace"}}]);
     let more = json!({
         "volumes": [{"name": "files", "downwardAPI": {"items": item}}],
@@ -371,7 +387,7 @@ fn nothing_is_done_before_the_first_whole_list() {
     for mood in [Mood::Silent, Mood::Slow, Mood::Broken] {
         let provider = Rc::new(FakeProvider::default());
         provider.mood(mood);
-        let world = World::with_provider(&provider);
+        let world = with_provider(&provider);
         world.apply(&[manifest("box", json!({})), lamp("lamp")]);
         runs(&world, "box");
         world.advance(s(120));
@@ -542,7 +558,7 @@ fn a_provider_takes_no_pod_of_another_one() {
     );
     let both = [("candles", &rogue), (HANDLER, &provider)];
     let both = both.map(|(handler, of)| (handler, Rc::clone(of)));
-    let world = World::with_providers(both.into());
+    let world = with_providers(both.into());
     world.apply(&[lamp("lamp")]);
     runs(&world, "lamp");
     let mut claimed = provider.0.borrow().pods["lamp"].clone();
@@ -637,7 +653,7 @@ fn lies_are_not_believed() {
 fn what_has_ended_stays_so() {
     // PRVD-05 PROV-08 PROV-11
     let provider = Rc::new(FakeProvider::default());
-    let world = World::with_provider(&provider);
+    let world = with_provider(&provider);
     world.apply(&[lamp_with("job", json!({"restartPolicy": "Never"}))]);
     runs(&world, "job");
     provider.say("job", |c| end(c, 0));
@@ -714,7 +730,7 @@ fn pods_that_nobody_wants_are_ended_and_those_of_others_are_not() {
             .pods
             .insert(uid.into(), pod(uid, node));
     }
-    let world = World::with_provider(&provider);
+    let world = with_provider(&provider);
     world.advance(s(60));
     assert_eq!(provider.calls(), [""; 0], "before the sources have spoken");
     world.apply(&[lamp("lamp")]);
@@ -772,7 +788,7 @@ fn what_is_not_there_any_more_has_ended() {
 fn what_is_too_large_is_not_told() {
     // PRVD-02
     let provider = Rc::new(FakeProvider::default());
-    let world = World::with_provider(&provider);
+    let world = with_provider(&provider);
     let long = "x".repeat(MAX_POD_BYTES);
     let env = json!([{"name": "LONG", "value": long}]);
     let more = json!({"containers": [{"name": "c", "image": "none", "env": env}]});
@@ -790,7 +806,7 @@ fn a_refusal_is_shown_and_tried_again() {
     // PROV-06 PROV-12
     let provider = Rc::new(FakeProvider::default());
     provider.mood(Mood::Refuses);
-    let world = World::with_provider(&provider);
+    let world = with_provider(&provider);
     world.apply(&[manifest("box", json!({})), lamp("lamp")]);
     world.until("refused", |w| {
         w.waiting("lamp").as_deref() == Some("ProviderFailed")

@@ -6,7 +6,13 @@ use core::{fmt::Write as _, future::poll_fn, time::Duration};
 use serde_json::Value;
 use smol::future::FutureExt as _;
 
-use super::{Drivers, Provider, Providers, decoded, poll::watch};
+use super::{
+    Provider, Providers, decoded,
+    driver::Drivers,
+    frames::Framed,
+    poll::watch,
+    wire::{ProviderError, Request},
+};
 use crate::{
     agent::{
         complaints::Complaints,
@@ -23,7 +29,6 @@ use crate::{
         stats::{ContainerUsage, PodUsage, Usage},
     },
     error::chain,
-    provider::{Framed, ProviderError, Request},
     runtime::{AttachOptions, Call, Connect, ExecOptions, Output, Room, RuntimeError, Start},
     server::{
         backend::{Incoming, Reply},

@@ -1,31 +1,36 @@
-//! Providers of the agent: requests to each, its answers, and the parts of the agent that hear of them. Rows PRVD-01 to
-//! PRVD-07.
+//! Providers: programs of this machine that run pods which are no containers. Requests to each, its answers, and the part
+//! of the agent that hears of them. Rows PRVD-01 to PRVD-07.
 //!
 //! `logic::provider` decides what is believed. A provider that is slow, silent or wrong keeps only its own pods
 //! waiting. Without one in the configuration nothing of this exists: no task, no timer, no memory.
 
+mod config;
 mod driver;
+mod frames;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod logs;
 mod pods;
 mod poll;
+mod socket;
+#[cfg(test)]
+mod tests;
+mod wire;
 
-use driver::Drivers;
+pub(super) use config::ProviderPart;
 
-use alloc::{
-    collections::{BTreeMap, BTreeSet},
-    rc::Rc,
-};
+use alloc::{collections::BTreeSet, rc::Rc};
 use core::cell::RefCell;
-use std::path::PathBuf;
 
 use serde_json::Value;
 
-use super::{clock::Clock, external_pods::ExternalPods, wake::Wake, waker_set::WakerSet};
+use wire::{Answer, MAX_LIST_BYTES, MAX_WORDS_BYTES, ProviderError, Request, Wire};
+
 use crate::{
+    agent::{clock::Clock, wake::Wake, waker_set::WakerSet},
     api::{ContainerId, PodUid, SandboxId, strict::from_foreign_json},
     error::chain,
     logic::provider::{Bad, Listed, News, Said, SaidStatus, Table, Wrong},
-    provider::{Answer, MAX_LIST_BYTES, MAX_WORDS_BYTES, ProviderError, Request, Socket, Wire},
 };
 
 /// All providers of this node, at least one.
@@ -62,20 +67,6 @@ enum Deleted {
     Gone,
     /// The pod is being stopped.
     Stopping,
-}
-
-/// Makes the providers of the configuration, by handler; `None` if there are none.
-pub(super) fn configured(
-    sockets: &BTreeMap<String, PathBuf>,
-    node: &str,
-    clock: &Rc<dyn Clock>,
-) -> Option<Rc<dyn ExternalPods>> {
-    let wires = sockets.iter().map(|(handler, socket)| {
-        let wire: Box<dyn Wire> = Box::new(Socket::new(socket.clone()));
-        (handler.clone(), wire)
-    });
-    let wires: Vec<_> = wires.collect();
-    (!wires.is_empty()).then(|| Providers::new(wires, node, clock) as _)
 }
 
 impl Providers {

@@ -13,7 +13,7 @@ use async_io::{Async, Timer};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use super::{Answer, Asking, ProviderError, Request, Wire};
+use super::wire::{Answer, Asking, ProviderError, Request, Wire};
 use crate::{
     net::http_response::{BodyFraming, ResponseHead},
     sys::turn,
@@ -41,10 +41,10 @@ const OTHERS: u32 = 0o077;
 
 /// The socket of a provider.
 #[derive(Clone, Debug)]
-pub struct Socket(PathBuf);
+pub(crate) struct Socket(PathBuf);
 
 /// A body as it comes.
-pub struct Body {
+pub(crate) struct Body {
     socket: Async<UnixStream>,
     /// Bytes that were read, but not passed on.
     ahead: Vec<u8>,
@@ -56,7 +56,7 @@ pub struct Body {
 impl Socket {
     /// Names the socket at that path; nobody need listen yet.
     #[must_use]
-    pub const fn new(path: PathBuf) -> Self {
+    pub(crate) const fn new(path: PathBuf) -> Self {
         Self(path)
     }
 
@@ -168,7 +168,7 @@ impl Body {
 
     /// Returns the connection itself, at the end of the answer's head that opened it.
     #[must_use]
-    pub fn into_socket(self) -> Async<UnixStream> {
+    pub(crate) fn into_socket(self) -> Async<UnixStream> {
         self.socket
     }
 
@@ -199,7 +199,7 @@ impl Body {
     /// Reads the next piece of the body; `None` at its end.
     ///
     /// - Errors: the body breaks off, or is malformed.
-    pub async fn next(&mut self) -> Result<Option<Vec<u8>>, ProviderError> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Vec<u8>>, ProviderError> {
         // Bounded: each round consumes bytes, or reads and lets others have their turn.
         loop {
             let mut rest = &*self.ahead;

@@ -21,7 +21,7 @@ use serde_json::Value;
 use super::{api_pod::is_plain_name, static_pod::is_plain_uid};
 use crate::{
     api::{
-        Container, ContainerId, Pod, PodUid, SandboxId, Wall,
+        ContainerId, Pod, PodUid, SandboxId, Wall,
         cri::{
             ContainerState, ContainerStatus, NamespaceOptions, PodItem, PodRuntimeStatus,
             SandboxState, SandboxStatus,
@@ -1065,7 +1065,9 @@ mod tests {
                 p.spec.containers[0].image = "other".into()
             }),
             ("init containers", |p| {
-                p.spec.init_containers.push(Container::default())
+                p.spec
+                    .init_containers
+                    .push(crate::api::Container::default())
             }),
             ("deadline", |p| p.spec.active_deadline_seconds = Some(1)),
             ("tolerations", |p| {

@@ -52,7 +52,7 @@ struct End {
 }
 
 /// The agent's end of a connection with frames.
-pub struct Framed {
+pub(crate) struct Framed {
     socket: Async<UnixStream>,
     /// Head of the frame at hand, as far as it came.
     head: [u8; HEAD_BYTES],
@@ -70,7 +70,7 @@ impl Framed {
     /// Makes a session over `socket`. Dropping it closes the connection; the provider then decides what becomes of the
     /// command.
     #[must_use]
-    pub fn session(socket: Async<UnixStream>) -> Session {
+    pub(crate) fn session(socket: Async<UnixStream>) -> Session {
         let ended = Ended::default();
         let framed = Self {
             socket,

@@ -5,7 +5,10 @@ use core::{future::Future, pin::Pin, time::Duration};
 
 use smol::future::FutureExt as _;
 
-use super::{Provider, Providers};
+use super::{
+    Provider, Providers,
+    wire::{CHANGES_TIMEOUT, Request},
+};
 use crate::{
     agent::{
         clock::in_step,
@@ -17,7 +20,6 @@ use crate::{
     error::chain,
     logic::provider::Bad,
     net::url::encode,
-    provider::{CHANGES_TIMEOUT, Request},
 };
 
 /// Time between the end of a look and the next one.
@@ -61,6 +63,7 @@ impl Watcher {
         let mut doorbell: Option<(String, Doorbell)> = None;
         // It rang, and nothing had changed: it is not listened to until the next look at the interval.
         let mut rang_for = None;
+        // Bounded: each turn waits for `MIN_GAP` at least.
         loop {
             if !self.look().await {
                 return;

@@ -14,7 +14,11 @@ use std::{
 
 use smol::future::FutureExt as _;
 
-use super::{Deleted, Provider, Providers, poll::tell_bad};
+use super::{
+    Deleted, Provider, Providers,
+    poll::tell_bad,
+    wire::{MAX_POD_BYTES, ProviderError},
+};
 use crate::{
     agent::{
         driver::{PodDriver, Stop, Work},
@@ -33,7 +37,6 @@ use crate::{
         status::PodFailure,
         work_queue::Retry,
     },
-    provider::{MAX_POD_BYTES, ProviderError},
     runtime::Call,
     sys::{crash, file},
 };
@@ -393,6 +396,7 @@ impl Drivers {
             };
             ended && table.is_heard()
         };
+        // Bounded: each turn waits for a change, or for `TELL_AGAIN`.
         while !ended(told) {
             told = true;
             if provider.delete(uid, grace_s).await.map_err(failed)? == Deleted::Gone {

@@ -1,35 +1,28 @@
-//! Providers: programs of this machine that run pods which are no containers. The connection to one, and its messages.
+//! The connection to a provider: requests, answers, faults. The protocol is in `docs/provider.md`.
 //!
-//! Nothing is decided here: messages are read in `logic::provider`, and acted on in `agent::provider`. The protocol is
-//! in `docs/provider.md`.
-
-mod frames;
-#[cfg(any(test, fuzzing))]
-pub(crate) mod fuzz;
-mod socket;
-
-pub use frames::Framed;
-pub use socket::{Body, Socket};
+//! Nothing is decided here: messages are read in `logic::provider`.
 
 use core::{future::Future, pin::Pin, time::Duration};
 use std::io;
 
+use super::socket::Body;
+
 /// Time limit of a whole call, but for calls that wait on purpose (PRVD-02).
-pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time in which the provider answers a question for changes, changed or not.
-pub const CHANGES_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const CHANGES_TIMEOUT: Duration = Duration::from_secs(60);
 /// Most bytes of a pod that is sent to a provider, as JSON.
-pub const MAX_POD_BYTES: usize = 256 * 1024;
+pub(crate) const MAX_POD_BYTES: usize = 256 * 1024;
 /// Most bytes of a list of pods.
-pub const MAX_LIST_BYTES: usize = 3 * 1024 * 1024;
+pub(crate) const MAX_LIST_BYTES: usize = 3 * 1024 * 1024;
 /// Most bytes of a provider's report of one pod: all containers with the longest message.
-pub const MAX_WORDS_BYTES: usize = 512 * 1024;
+pub(crate) const MAX_WORDS_BYTES: usize = 512 * 1024;
 /// Most bytes of any other answer.
-pub const MAX_ANSWER_BYTES: usize = 64 * 1024;
+pub(crate) const MAX_ANSWER_BYTES: usize = 64 * 1024;
 
 /// Reason why there is no answer.
 #[derive(Debug, thiserror::Error)]
-pub enum ProviderError {
+pub(crate) enum ProviderError {
     /// No program listens, or the connection broke.
     #[error("cannot reach the provider")]
     Unreachable(#[source] io::Error),
@@ -57,22 +50,22 @@ pub enum ProviderError {
 
 /// A call to a provider.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub(crate) struct Request {
     /// HTTP method.
-    pub method: &'static str,
+    pub(crate) method: &'static str,
     /// Path and query, as they are sent.
-    pub target: String,
+    pub(crate) target: String,
     /// JSON; empty: no body.
-    pub body: Vec<u8>,
+    pub(crate) body: Vec<u8>,
     /// Time limit of the whole call.
-    pub time: Duration,
+    pub(crate) time: Duration,
     /// Most bytes of the answer.
-    pub limit: usize,
+    pub(crate) limit: usize,
 }
 
 impl Request {
     /// Makes a short call with a small answer.
-    pub fn new(method: &'static str, target: impl Into<String>) -> Self {
+    pub(crate) fn new(method: &'static str, target: impl Into<String>) -> Self {
         Self {
             method,
             target: target.into(),
@@ -85,18 +78,18 @@ impl Request {
 
 /// An answer, whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub(crate) struct Answer {
     /// HTTP status: below 300, or 404.
-    pub status: u16,
+    pub(crate) status: u16,
     /// Body, at most [`Request::limit`] bytes.
-    pub body: Vec<u8>,
+    pub(crate) body: Vec<u8>,
 }
 
 /// A call that has not ended yet.
-pub type Asking<'a, T> = Pin<Box<dyn Future<Output = Result<T, ProviderError>> + 'a>>;
+pub(crate) type Asking<'a, T> = Pin<Box<dyn Future<Output = Result<T, ProviderError>> + 'a>>;
 
 /// Connection to one provider.
-pub trait Wire {
+pub(crate) trait Wire {
     /// Asks, and reads the answer. A 404 counts as an answer; every other status from 300 on is
     /// [`ProviderError::Refused`].
     fn ask(&self, request: Request) -> Asking<'_, Answer>;

@@ -1,12 +1,16 @@
-//! Entry point of the fuzz target for streams of providers. See [`crate::fuzz`].
+//! Entry points of the fuzz targets for answers and streams of providers. See [`crate::fuzz`].
 
 use core::future::poll_fn;
 use std::{io::Write as _, os::unix::net::UnixStream};
 
 use async_io::Async;
 
-use super::{Body, Framed};
-use crate::runtime::{Output, Room};
+use super::{frames::Framed, socket::Body};
+use crate::{
+    api::{Wall, strict},
+    logic::provider::{ID_PREFIX, Listed, MAX_CONTAINERS, MAX_PODS, Said, Table},
+    runtime::{Output, Room},
+};
 
 /// Most bytes of input: a pair of sockets holds as many without a reader.
 const MAX_INPUT_BYTES: usize = 64 * 1024;
@@ -16,6 +20,59 @@ fn sent(data: &[u8]) -> Async<UnixStream> {
     let (ours, mut theirs) = UnixStream::pair().expect("sockets");
     theirs.write_all(data).expect("it fits");
     Async::new(ours).expect("a socket")
+}
+
+/// Reads an answer of a provider as a list, as an acknowledgement and as last words.
+pub(crate) fn words(data: &[u8]) -> String {
+    const NOW: Wall = Wall::from_secs(1_700_000_000);
+    let said: serde_json::Value = match strict::from_foreign_json(data) {
+        Ok(said) => said,
+        Err(e) => return e.to_string(),
+    };
+    let pod = serde_json::json!({
+        "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+        "spec": {"restartPolicy": "OnFailure", "containers": [{"name": "c"}, {"name": "d"}]},
+    });
+    let mut table = Table::default();
+    table.expect(&strict::typed(&pod).expect("a pod"));
+    let whole = |table: &Table| {
+        let pods = table.list();
+        assert!(pods.len() <= MAX_PODS + 1);
+        for pod in pods {
+            let status = table.status(&pod.uid).expect("it is listed");
+            assert!(status.containers.len() <= MAX_CONTAINERS);
+            for sandbox in &status.sandboxes {
+                assert_eq!(table.sandbox(&sandbox.id).as_ref(), Some(&pod.uid));
+            }
+            for container in &status.containers {
+                assert!(container.id.as_str().starts_with(ID_PREFIX));
+                let (_, name) = table.container(&container.id).expect("it is there");
+                assert!(
+                    pod.uid.as_str() != "u" || ["c", "d"].contains(&&*name),
+                    "{name}"
+                );
+            }
+        }
+    };
+    let listed = Listed::read(&said).and_then(|list| {
+        let begun = table.begin();
+        let news = table.take_list(begun, list.clone(), "node", NOW)?;
+        let begun = table.begin();
+        let again = table.take_list(begun, list, "node", NOW)?;
+        assert!(!again.changed && again.bad.is_empty(), "{again:?}");
+        Ok(news.bad.into_iter().next().map(|bad| bad.why))
+    });
+    whole(&table);
+    let uid = "u".into();
+    let one = Said::read(&said).map(|one| {
+        let bad = table.acknowledged(&uid, "g", one.status.clone(), NOW);
+        whole(&table);
+        table.gone(&uid, Some(one.status), NOW);
+        whole(&table);
+        assert!(table.is_gone(&uid) && table.has_ended(&uid));
+        bad.into_iter().next().map(|bad| bad.why)
+    });
+    format!("{listed:?} {one:?}")
 }
 
 /// Reads an answer if the first byte is even, else frames.

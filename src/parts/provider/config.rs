@@ -1,0 +1,97 @@
+//! The key `picolet.providers`: sockets of providers by handler, and the attachment of the part.
+
+use alloc::{collections::BTreeMap, rc::Rc};
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use super::{Providers, socket::Socket, wire::Wire};
+use crate::{
+    agent::{clock::Clock, external_pods::ExternalPods},
+    api::names,
+    config::{Config, Invalid, Key, checks::invalid, endpoints::endpoint},
+    parts::{ConfiguredPart, Part, section},
+    runtime::runc::process,
+};
+
+/// Most providers of a node. Each has a task of its own.
+const MAX_PROVIDERS: usize = 8;
+const FIELD: &str = "picolet.providers";
+
+/// Providers: programs of this machine that run pods which are no containers.
+pub(crate) struct ProviderPart;
+
+impl Part for ProviderPart {
+    fn name(&self) -> &'static str {
+        "provider"
+    }
+
+    fn keys(&self) -> &'static [Key] {
+        &[Key {
+            name: "providers",
+            is_path: false,
+        }]
+    }
+
+    fn configure(
+        &self,
+        own: &Value,
+        config: &Config,
+    ) -> Result<Option<Rc<dyn ConfiguredPart>>, Invalid> {
+        let sockets = read(section(own, "providers")?, config)?;
+        let configured = (!sockets.is_empty()).then(|| Rc::new(Sockets(sockets)) as _);
+        Ok(configured)
+    }
+}
+
+/// Sockets of providers, by the handler that RuntimeClasses name; at least one.
+#[derive(Debug)]
+struct Sockets(BTreeMap<String, PathBuf>);
+
+impl ConfiguredPart for Sockets {
+    fn external_pods(&self, node: &str, clock: &Rc<dyn Clock>) -> Option<Rc<dyn ExternalPods>> {
+        let wires = self.0.iter().map(|(handler, socket)| {
+            let wire: Box<dyn Wire> = Box::new(Socket::new(socket.clone()));
+            (handler.clone(), wire)
+        });
+        Some(Providers::new(wires.collect(), node, clock))
+    }
+}
+
+/// Reads the sockets of providers.
+fn read(
+    all: BTreeMap<String, String>,
+    config: &Config,
+) -> Result<BTreeMap<String, PathBuf>, Invalid> {
+    if all.len() > MAX_PROVIDERS {
+        let found = all.len();
+        return invalid(
+            FIELD,
+            format!("has {found} entries, must have at most {MAX_PROVIDERS}"),
+        );
+    }
+    let mut sockets = BTreeMap::new();
+    for (name, text) in all {
+        if !names::is_dns_label(&name) {
+            return invalid(
+                FIELD,
+                format!("{name:?} is no name of a handler: lower-case letters, digits and '-'"),
+            );
+        }
+        let field = format!("{FIELD}.{name}");
+        if config.runtime.handlers.contains_key(&name) {
+            return invalid(&field, "is in picolet.handlers too: one of them must go");
+        }
+        if config.runtime.process.is_some() && name == process::HANDLER {
+            return invalid(
+                "picolet.process",
+                format!("the handler {name:?} is in picolet.providers too: one of them must go"),
+            );
+        }
+        match endpoint(&field, "provider", Some(&text))? {
+            Some(socket) => sockets.insert(name, socket),
+            None => return invalid(&field, "is empty, must be the socket of a provider"),
+        };
+    }
+    Ok(sockets)
+}
