@@ -10,14 +10,15 @@ use std::io::{self, Read as _, Write as _};
 use std::path::Path;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::{WantsClientCert, WebPkiServerVerifier};
+use rustls::client::{WantsClientCert, WebPkiServerVerifier, verify_server_name};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
 use rustls::time_provider::TimeProvider;
 use rustls::{
-    ClientConfig, ClientConnection, ConfigBuilder, DigitallySignedStruct, RootCertStore,
-    SignatureScheme, StreamOwned, WantsVerifier,
+    CertificateError, ClientConfig, ClientConnection, ConfigBuilder, DigitallySignedStruct,
+    RootCertStore, SignatureScheme, StreamOwned, WantsVerifier,
 };
 use ureq::unversioned::transport::{
     Buffers, ConnectionDetails, Connector, Either, LazyBuffers, NextTimeout, Transport,
@@ -103,14 +104,17 @@ pub(crate) fn config(
         Roots::Any(proof) => builder
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(AnyPeer::new(proof))),
-        Roots::SystemAnd(more) => verified(builder, system_roots(more)?)?,
+        Roots::SystemAnd(more) => {
+            let (roots, given) = system_roots(more)?;
+            verified(builder, roots, given)?
+        }
         Roots::Only(pem) => {
             let mut store = RootCertStore::empty();
-            add(&mut store, pem)?;
+            let given = add(&mut store, pem)?;
             if store.is_empty() {
                 return Err(TlsError::Unusable(format!("{pem} holds no CA certificate")));
             }
-            verified(builder, store)?
+            verified(builder, store, given)?
         }
     };
     let config = match identity {
@@ -129,26 +133,33 @@ pub(crate) fn config(
     Ok(Arc::new(config))
 }
 
-/// Takes servers whose certificates are signed by `roots`, by the time that is known.
+/// Takes servers whose certificates are signed by `roots`, or are among `given`, by the time that is known.
 fn verified(
     builder: ConfigBuilder<ClientConfig, WantsVerifier>,
     roots: RootCertStore,
+    given: Vec<CertificateDer<'static>>,
 ) -> Result<ConfigBuilder<ClientConfig, WantsClientCert>, TlsError> {
     let provider = Arc::clone(builder.crypto_provider());
-    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
-    let verifier = verifier.map_err(|e| TlsError::Unusable(e.to_string()))?;
+    let signed = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
+    let signed = signed.map_err(|e| TlsError::Unusable(e.to_string()))?;
     Ok(builder
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Timed(verifier))))
+        .with_custom_certificate_verifier(Arc::new(Verifier { signed, given })))
 }
 
-/// Takes a certificate that begins later than a clock shows which may be wrong.
+/// The one verifier of servers' certificates. It takes one that begins later than a clock shows which may be wrong, and
+/// one that is itself among the given: mostly a server's own self-signed certificate, which says that it is a CA's.
+///
+/// - Source: Go `crypto/x509`, `Certificate.Verify`: a certificate in the pool of roots needs no signer.
 #[derive(Debug)]
-struct Timed(Arc<WebPkiServerVerifier>);
+struct Verifier {
+    signed: Arc<WebPkiServerVerifier>,
+    given: Vec<CertificateDer<'static>>,
+}
 
 type Signed = Result<HandshakeSignatureValid, rustls::Error>;
 
-impl ServerCertVerifier for Timed {
+impl ServerCertVerifier for Verifier {
     fn verify_server_cert(
         &self,
         own: &CertificateDer<'_>,
@@ -157,7 +168,20 @@ impl ServerCertVerifier for Timed {
         ocsp: &[u8],
         _: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        let verify = |now| self.0.verify_server_cert(own, others, name, ocsp, now);
+        let is_given = self.given.iter().any(|one| one == own);
+        let verify = |now| match self.signed.verify_server_cert(own, others, name, ocsp, now) {
+            // These come once the time is known to be right, and before the name is looked at. Other is what a CA's
+            // certificate gets: it is no server's.
+            Err(rustls::Error::InvalidCertificate(
+                CertificateError::UnknownIssuer
+                | CertificateError::BadSignature
+                | CertificateError::Other(_),
+            )) if is_given => {
+                verify_server_name(&ParsedCertificate::try_from(own)?, name)?;
+                Ok(ServerCertVerified::assertion())
+            }
+            verdict => verdict,
+        };
         KNOWN.now().judge(verify)
     }
 
@@ -167,7 +191,8 @@ impl ServerCertVerifier for Timed {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Signed {
-        self.0.verify_tls12_signature(text, certificate, signature)
+        self.signed
+            .verify_tls12_signature(text, certificate, signature)
     }
 
     fn verify_tls13_signature(
@@ -176,40 +201,43 @@ impl ServerCertVerifier for Timed {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Signed {
-        self.0.verify_tls13_signature(text, certificate, signature)
+        self.signed
+            .verify_tls13_signature(text, certificate, signature)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_verify_schemes()
+        self.signed.supported_verify_schemes()
     }
 }
 
-fn system_roots(more: Option<Pem<'_>>) -> Result<RootCertStore, TlsError> {
+/// The CAs of this machine and `more`, and the certificates in `more`.
+fn system_roots(
+    more: Option<Pem<'_>>,
+) -> Result<(RootCertStore, Vec<CertificateDer<'static>>), TlsError> {
     let mut roots = RootCertStore::empty();
     if let Some(path) = SYSTEM_ROOTS.iter().map(Path::new).find(|p| p.exists()) {
         add(&mut roots, Pem::File(path))?;
     }
-    if let Some(pem) = more {
-        add(&mut roots, pem)?;
-    }
+    let given = more.map(|pem| add(&mut roots, pem)).transpose()?;
     if roots.is_empty() {
         return Err(TlsError::Unusable(format!(
             "this machine has no CA certificates: install ca-certificates (looked at {})",
             SYSTEM_ROOTS.join(", ")
         )));
     }
-    Ok(roots)
+    Ok((roots, given.unwrap_or_default()))
 }
 
-fn add(roots: &mut RootCertStore, pem: Pem<'_>) -> Result<(), TlsError> {
+/// Adds the CAs in `pem`. Returns its certificates.
+fn add(roots: &mut RootCertStore, pem: Pem<'_>) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let room = MAX_ROOTS.saturating_sub(roots.len());
     // Among the certificates of a system some are not well-formed.
     let found = certificates(&pem.read()?);
     if found.is_empty() {
         return Err(TlsError::Unusable(format!("{pem} holds no CA certificate")));
     }
-    roots.add_parsable_certificates(found.into_iter().take(room));
-    Ok(())
+    roots.add_parsable_certificates(found.iter().take(room).cloned());
+    Ok(found)
 }
 
 /// The certificates in PEM text; other items, and unreadable ones, are passed over.
@@ -375,7 +403,120 @@ impl fmt::Debug for TlsTransport {
 
 #[cfg(test)]
 mod tests {
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+    use rustls::pki_types::PrivatePkcs8KeyDer;
+    use rustls::{ServerConfig, ServerConnection};
+
     use super::*;
+
+    /// Shakes hands with a server that shows `own`. `given`: the CA file.
+    fn shake(own: &rcgen::Certificate, key: &KeyPair, given: &str, name: &str) -> io::Result<()> {
+        let roots = Roots::Only(Pem::Text("ca", given.as_bytes()));
+        let client = config(roots, None).map_err(io::Error::other)?;
+        let key = PrivatePkcs8KeyDer::from(key.serialize_der());
+        let server = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_no_client_auth()
+            .with_single_cert(vec![own.der().clone()], key.into())
+            .expect("certificate");
+        let name = ServerName::try_from(name.to_owned()).expect("name");
+        let mut client = ClientConnection::new(client, name).expect("client");
+        let mut server = ServerConnection::new(Arc::new(server)).expect("server");
+        while client.is_handshaking() || server.is_handshaking() {
+            let mut wire = Vec::new();
+            client.write_tls(&mut wire)?;
+            server.read_tls(&mut &*wire)?;
+            server.process_new_packets().map_err(io::Error::other)?;
+            wire.clear();
+            server.write_tls(&mut wire)?;
+            client.read_tls(&mut &*wire)?;
+            client.process_new_packets().map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn a_certificate_in_the_ca_file_is_taken_without_a_signer() {
+        // IMG-23
+        let made = |is_ca, ended: bool| {
+            let mut params = CertificateParams::new(["a.example".to_owned()]).expect("names");
+            if is_ca {
+                params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            }
+            if ended {
+                params.not_after = rcgen::date_time_ymd(2001, 1, 1);
+            }
+            (params, KeyPair::generate().expect("key"))
+        };
+        let (params, key) = made(true, false);
+        let (own, other) = (params.self_signed(&key), made(true, false));
+        let own = own.expect("certificate");
+        let twin = other.0.self_signed(&other.1).expect("certificate");
+        let (params, old_key) = made(true, true);
+        let old = params.self_signed(&old_key).expect("certificate");
+        let (params, plain_key) = made(false, false);
+        let plain = params.self_signed(&plain_key).expect("certificate");
+        let (params, leaf_key) = made(false, false);
+        let issuer = Issuer::new(made(true, false).0, other.1);
+        let leaf = params.signed_by(&leaf_key, &issuer).expect("certificate");
+        for (case, shown, key, given, name, is_taken) in [
+            ("a CA's", &own, &key, own.pem(), "a.example", true),
+            (
+                "among others",
+                &own,
+                &key,
+                twin.pem() + &own.pem(),
+                "a.example",
+                true,
+            ),
+            (
+                "for another host",
+                &own,
+                &key,
+                own.pem(),
+                "b.example",
+                false,
+            ),
+            (
+                "of the same name",
+                &own,
+                &key,
+                twin.pem(),
+                "a.example",
+                false,
+            ),
+            ("ended", &old, &old_key, old.pem(), "a.example", false),
+            (
+                "no CA's",
+                &plain,
+                &plain_key,
+                plain.pem(),
+                "a.example",
+                true,
+            ),
+            (
+                "its signer unknown",
+                &leaf,
+                &leaf_key,
+                leaf.pem(),
+                "a.example",
+                true,
+            ),
+            (
+                "its signer known",
+                &leaf,
+                &leaf_key,
+                twin.pem(),
+                "a.example",
+                true,
+            ),
+            ("neither", &leaf, &leaf_key, own.pem(), "a.example", false),
+        ] {
+            let shaken = shake(shown, key, &given, name);
+            assert_eq!(shaken.is_ok(), is_taken, "{case}: {shaken:?}");
+        }
+    }
 
     #[test]
     fn time_goes_on_after_2038() {
