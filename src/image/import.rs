@@ -367,6 +367,7 @@ fn record_of(image: &PlannedImage, layers: Vec<LayerRecord>, origin: Origin<'_>)
         sequence: 0,
         names: image.names.clone(),
         digests: image.digests.clone(),
+        led_by: image.led_by.clone(),
         size_bytes,
         pinned: matches!(origin, Origin::Archive { pinned: true }),
         pulled: matches!(origin, Origin::Registry(_)),
@@ -1086,6 +1087,7 @@ mod tests {
         );
         assert!(images[0].digests.iter().all(|d| !d.starts_with("unnamed")));
         assert_eq!(images[0].digests.len(), 2);
+        assert!(images[0].image_id().starts_with("docker.io/library/mine@"));
         let error = bench
             .import_as(&with_name("a:1"), &["Not A Name"])
             .expect_err("invalid");

@@ -60,6 +60,8 @@ pub(super) struct PlannedImage {
     pub(super) names: Vec<String>,
     /// Normalised names with digests, sorted.
     pub(super) digests: Vec<String>,
+    /// The name among `digests` that led here: of the index, if there is one. Empty: no digest is known.
+    pub(super) led_by: String,
 }
 
 /// A layer to unpack.
@@ -125,9 +127,9 @@ pub(super) fn plan(
 
 /// Gives an image the caller's names instead of the archive's. Names by digest keep the digests of the manifest.
 fn name_as_asked(image: &mut PlannedImage, names: &[Reference]) -> Result<(), Problem> {
-    let manifests: Vec<Digest> = image
-        .digests
-        .iter()
+    let led_by = core::mem::take(&mut image.led_by);
+    let manifests: Vec<Digest> = core::iter::once(&led_by)
+        .chain(&image.digests)
         .filter_map(|name| Digest::parse(name.split_once('@')?.1).ok())
         .collect();
     image.names.clear();
@@ -138,6 +140,7 @@ fn name_as_asked(image: &mut PlannedImage, names: &[Reference]) -> Result<(), Pr
     Ok(())
 }
 
+/// Adds a name. `manifests`: the digests of its manifest, that of the index around it first.
 fn add_name(
     image: &mut PlannedImage,
     name: &Reference,
@@ -154,12 +157,18 @@ fn add_name(
         insert_sorted(&mut image.names, tagged);
     }
     for digest in manifests {
-        insert_sorted(
-            &mut image.digests,
-            format!("{}@{digest}", name.repository()),
-        );
+        add_digest(image, name.repository(), *digest);
     }
     Ok(())
+}
+
+/// Adds a name by digest. The first one is the one that led to the image.
+fn add_digest(image: &mut PlannedImage, repository: &str, digest: Digest) {
+    let name = format!("{repository}@{digest}");
+    if image.led_by.is_empty() {
+        image.led_by.clone_from(&name);
+    }
+    insert_sorted(&mut image.digests, name);
 }
 
 /// Members of an archive, with the text of those that may be documents.
@@ -298,6 +307,7 @@ pub(super) fn plan_remote(
         config,
         names: Vec::new(),
         digests: Vec::new(),
+        led_by: String::new(),
     };
     add_name(&mut image, reference, &manifests).map_err(|problem| (None, problem))?;
     if reference.digest().is_some() {
@@ -405,6 +415,7 @@ fn from_layout(
                     layers,
                     names: Vec::new(),
                     digests: Vec::new(),
+                    led_by: String::new(),
                 });
                 images.len() - 1
             }
@@ -748,7 +759,7 @@ fn name_from_annotations(
             // Kept under a placeholder until the caller's names replace it.
             if !asked.is_empty() {
                 for digest in manifests {
-                    insert_sorted(&mut image.digests, format!("unnamed@{digest}"));
+                    add_digest(image, "unnamed", *digest);
                 }
             }
             Ok(())
@@ -834,6 +845,7 @@ fn from_docker(members: &Members, machine: Machine) -> Result<Vec<PlannedImage>,
                 layers,
                 names: Vec::new(),
                 digests: Vec::new(),
+                led_by: String::new(),
             });
             images.len() - 1
         });

@@ -26,6 +26,10 @@ pub struct ImageRecord {
     pub names: Vec<String>,
     /// Names by digest, normalised (`docker.io/library/busybox@sha256:…`), sorted. Empty for docker-archives.
     pub digests: Vec<String>,
+    /// The name among `digests` that the image was last pulled or imported by: of the index, if there is one. Records
+    /// written before this was kept have none.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub led_by: String,
     /// Bytes of the files of all layers, unpacked.
     pub size_bytes: u64,
     /// Set if `prune` and image GC keep the image: its archive lies in the drop-in directory.
@@ -74,10 +78,15 @@ impl ImageRecord {
     pub fn to_cri(&self) -> cri::Image {
         let user = self.config.config.user.split(':').next().unwrap_or("");
         let uid = user.parse::<u32>().ok().map(i64::from);
+        let mut repo_digests = self.digests.clone();
+        // Where one is shown it is the first.
+        if let Some(at) = self.led_at() {
+            repo_digests[..=at].rotate_right(1);
+        }
         cri::Image {
             id: self.id.clone(),
             repo_tags: self.names.clone(),
-            repo_digests: self.digests.clone(),
+            repo_digests,
             size_bytes: self.size_bytes,
             uid,
             username: if uid.is_none() {
@@ -90,10 +99,15 @@ impl ImageRecord {
         }
     }
 
-    /// The `imageID` of the API: the first name by digest, else the id.
+    /// The `imageID` of the API: the name by digest that the image was pulled by, else the id.
     #[must_use]
     pub fn image_id(&self) -> &str {
-        self.digests.first().unwrap_or(&self.id)
+        let led = self.led_at().unwrap_or(0);
+        self.digests.get(led).unwrap_or(&self.id)
+    }
+
+    fn led_at(&self) -> Option<usize> {
+        self.digests.iter().position(|name| *name == self.led_by)
     }
 
     /// Layer directories for overlayfs, top first, each once, cut below a layer that hides the rest.
@@ -153,6 +167,27 @@ mod tests {
     }
 
     #[test]
+    fn the_digest_that_it_was_pulled_by_comes_first() {
+        // IMG-22
+        let digests = ["a@1", "a@2", "a@3"].map(String::from);
+        for (led_by, want) in [
+            ("a@2", ["a@2", "a@1", "a@3"]),
+            ("a@1", ["a@1", "a@2", "a@3"]),
+            // Not kept at the time, or made room for another one.
+            ("", ["a@1", "a@2", "a@3"]),
+            ("a@9", ["a@1", "a@2", "a@3"]),
+        ] {
+            let record = ImageRecord {
+                digests: digests.clone().into(),
+                led_by: led_by.into(),
+                ..ImageRecord::default()
+            };
+            assert_eq!(record.to_cri().repo_digests, want, "{led_by}");
+            assert_eq!(record.image_id(), want[0], "{led_by}");
+        }
+    }
+
+    #[test]
     fn user_is_number_or_name() {
         for (user, uid, name) in [
             ("", None, ""),
@@ -179,6 +214,7 @@ mod tests {
             "layers":[{"key":"sha256:aa","diffId":"sha256:aa","dir":"00000000000000aa","sizeBytes":5,"leans":false,"opaque":false}],
             "config":{"architecture":"arm64","os":"linux","config":{"Cmd":["sh"],"Env":["A=b"]},"rootfs":{"type":"layers","diff_ids":["sha256:aa"]}}}"#;
         let record: ImageRecord = serde_json::from_str(text).expect("version 1");
+        assert_eq!(record.image_id(), "sha256:00");
         assert_eq!(record.layers[0].dir, "00000000000000aa");
         assert_eq!(record.config.config.env, ["A=b"]);
     }

@@ -425,6 +425,9 @@ impl Store {
                     }
                     make_room(list, &fresh);
                 }
+                if image.led_by.is_empty() {
+                    image.led_by.clone_from(&old.led_by);
+                }
                 image.pinned |= old.pinned;
                 image.pulled |= old.pulled;
             }

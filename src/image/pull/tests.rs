@@ -371,15 +371,28 @@ fn of_an_index_the_image_for_this_machine_and_nothing_else() {
     let mut suits = layout.image(&config(&[&mine], "mine"), &[&mine]);
     suits["platform"] =
         json!({"os": "linux", "architecture": crate::image::testing::architecture()});
-    let top = layout.index(&[foreign.clone(), suits]);
+    let suits_manifest = suits.clone();
+    // An index whose digest comes behind the manifest's.
+    let digest = |of: &Value| of["digest"].as_str().expect("digest").to_owned();
+    let mut tops = (0..).map(|n: u32| {
+        suits["annotations"] = json!({"n": n.to_string()});
+        layout.index(&[foreign.clone(), suits.clone()])
+    });
+    let top = tops.find(|top| digest(top) > digest(&suits_manifest));
+    let top = top.expect("half of all do");
+    let index = digest(&top);
     let offer = Offer::from(layout, top, vec![]);
     let server = Server::start(move |seen| offer.answer(seen));
     let bench = Bench::new();
     let record = bench.pulled(&image(&server));
     assert_eq!(bench.read(&record.id, "a"), b"mine");
     assert_eq!(record.digests.len(), 2, "index and manifest");
-    let digest = foreign["digest"].as_str().expect("digest");
-    assert_eq!(server.count(digest), 0);
+    // IMG-04
+    assert_eq!(
+        record.image_id(),
+        format!("{}/team/app@{index}", server.address)
+    );
+    assert_eq!(server.count(&digest(&foreign)), 0);
     assert_eq!(server.count(&Digest::of(&other).to_string()), 0);
 }
 
