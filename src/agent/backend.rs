@@ -644,7 +644,7 @@ impl Backend for LocalBackend {
         self.images.progress(reference)
     }
 
-    fn remove_image<'a>(&'a self, reference: &'a str) -> Reply<'a, ()> {
+    fn remove_image<'a>(&'a self, reference: &'a str) -> Reply<'a, Vec<String>> {
         Box::pin(self.images.remove(reference))
     }
 

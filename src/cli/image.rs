@@ -76,12 +76,10 @@ pub(super) fn run(verb: &str, mut words: Words) -> Result<(), CliError> {
                 return Err(CliError::new("expected 'image rm IMAGE...'"));
             }
             for image in values {
-                client.send(
-                    "DELETE",
-                    &format!("/images?reference={}", encode(&image)),
-                    "",
-                )?;
-                print(&format!("Deleted: {image}\n"))?;
+                let target = format!("/images?reference={}", encode(&image));
+                client
+                    .send("DELETE", &target, "")?
+                    .copy_to(&mut std::io::stdout())?;
             }
             Ok(())
         }

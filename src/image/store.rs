@@ -282,6 +282,18 @@ impl Store {
         self.put(record)
     }
 
+    /// Takes a name from an image that has others. Returns false, and takes nothing, if it has no other.
+    pub fn untag(&self, id: &str, name: &str) -> Result<bool, ImageError> {
+        let _change = self.change();
+        let Some(image) = self.get(id).filter(|image| image.names.len() > 1) else {
+            return Ok(false);
+        };
+        let mut record = (*image).clone();
+        record.names.retain(|other| other != name);
+        self.put(record)?;
+        Ok(true)
+    }
+
     /// Marks an image as kept by `prune` and image GC, or takes the mark away.
     ///
     /// Errors: [`ImageError::NotFound`] if it is to be kept and is not there; [`ImageError::Store`].
@@ -901,6 +913,28 @@ mod tests {
         assert_eq!(found(&store), None);
         let left = store.get(&loser).expect("it is there");
         assert_eq!(left.names, [""; 0]);
+    }
+
+    #[test]
+    fn one_of_several_names_is_taken_away_alone() {
+        let scratch = Scratch::new();
+        let store = Store::open(&scratch.join("images")).expect("store");
+        let layer = Stream::new().file("a", b"1").bytes();
+        let id = import(&store, &scratch, &docker_archive("x:a", &[&layer]))[0]
+            .id
+            .clone();
+        store.tag(&id, "x:b").expect("tag");
+        let name = "docker.io/library/x:a";
+        assert!(store.untag(&id, name).expect("taken"));
+        assert_eq!(store.resolve("x:a").expect("valid"), None);
+        let left = store.resolve("x:b").expect("valid").expect("there");
+        assert_eq!(left.id, id);
+        assert!(!store.untag(&id, "docker.io/library/x:b").expect("kept"));
+        assert!(
+            store.resolve("x:b").expect("valid").is_some(),
+            "the last one"
+        );
+        assert!(!store.untag("sha256:absent", name).expect("absent"));
     }
 
     #[test]

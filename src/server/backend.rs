@@ -445,8 +445,8 @@ pub trait Backend: Streaming {
     fn pull_image<'a>(&'a self, reference: &'a str, now: bool) -> Reply<'a, String>;
     /// Returns the progress of an image's pull; `None` if no pull of it is under way.
     fn pull_progress(&self, reference: &str) -> Option<Progress>;
-    /// Removes an image by reference or id.
-    fn remove_image<'a>(&'a self, reference: &'a str) -> Reply<'a, ()>;
+    /// Removes an image by reference or id, or one of its names. Returns a line for each name that is gone.
+    fn remove_image<'a>(&'a self, reference: &'a str) -> Reply<'a, Vec<String>>;
     /// Removes the images that no container uses; returns their names and the bytes that they held.
     fn prune_images(&self) -> Reply<'_, (Vec<String>, u64)>;
     /// Checks every image; with `repair` damaged ones that are not in use are removed. `steps` hears the progress;

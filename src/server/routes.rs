@@ -183,14 +183,9 @@ async fn route(backend: &dyn Backend, connection: &mut Connection, request: &Req
             let Some(reference) = request.param("reference").filter(|r| !r.is_empty()) else {
                 return Ok(Err(Refusal::bad("reference: required")));
             };
-            text(
-                connection,
-                backend
-                    .remove_image(reference)
-                    .await
-                    .map(|()| String::new()),
-            )
-            .await
+            let removed = backend.remove_image(reference).await;
+            let lines = removed.map(|lines| lines.iter().map(|line| format!("{line}\n")).collect());
+            text(connection, lines).await
         }
         ("POST", ["pods", namespace, pod, "restart"]) => {
             let told = backend.restart_pod(namespace, pod).await;

@@ -241,7 +241,7 @@ impl Backend for FakeBackend {
         None
     }
 
-    fn remove_image<'a>(&'a self, _: &'a str) -> Reply<'a, ()> {
+    fn remove_image<'a>(&'a self, _: &'a str) -> Reply<'a, Vec<String>> {
         unused()
     }
 

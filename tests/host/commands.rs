@@ -425,7 +425,13 @@ fn manages_images(host: &Host) {
         !used.status.success() && listed(host, "localhost/busybox").0,
         "{used:?}"
     );
-    host.ok(&["image", "rm", "localhost/dropped:2"]);
+    let archive = host.path("images/dropped.tar").display().to_string();
+    host.ok(&["image", "import", "--name", "localhost/other:1", &archive]);
+    let said = host.ok(&["image", "rm", "localhost/other:1"]);
+    assert_eq!(said, "Untagged: localhost/other:1\n");
+    assert!(!listed(host, "localhost/other").0 && listed(host, "localhost/dropped").0);
+    let said = host.ok(&["image", "rm", "localhost/dropped:2"]);
+    assert_eq!(said, "Deleted: localhost/dropped:2\n");
     assert!(!listed(host, "localhost/dropped").0);
     let absent = host.cli(&["image", "rm", "localhost/dropped:2"]);
     assert_eq!(absent.status.code(), Some(1));

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     api::cri::Image,
     error::chain,
-    image::{ImportOptions, Progress, Repair, Verification, progress::Stage},
+    image::{ImportOptions, Progress, Reference, Repair, Verification, progress::Stage},
     runtime::{RuntimeError, RuntimeService},
     server::http::Refusal,
     sys::memory,
@@ -92,16 +92,27 @@ impl ImageCommands {
         self.runtime.pull_progress(reference)
     }
 
-    /// Removes the image that `reference` names.
-    pub(in crate::agent) async fn remove(&self, reference: &str) -> Result<(), Refusal> {
+    /// Removes the image that `reference` names; by one of several names, that name only. Returns a line for each name.
+    pub(in crate::agent) async fn remove(&self, reference: &str) -> Result<Vec<String>, Refusal> {
         let found = self.runtime.image_status(reference).await;
         let image = found
             .map_err(internal)?
             .ok_or_else(|| Refusal::not_found(format!("images \"{reference}\" not found")))?;
+        if let Stock::Own(store) = &self.stock
+            && let Ok(parsed) = Reference::parse(reference)
+            && let Some(name) = parsed.tagged().filter(|_| parsed.digest().is_none())
+            && image.repo_tags.contains(&name)
+        {
+            let untagged = store.untag(&image.id, &name).await;
+            if untagged.map_err(|e| Refusal::new(500, chain(&e)))? {
+                return Ok(vec![format!("Untagged: {name}")]);
+            }
+        }
         let removed = self.runtime.remove_image(&image.id).await;
         removed.map_err(|e| Refusal::new(409, e.to_string()))?;
         self.images.tidy().await;
-        Ok(())
+        let names = shown(&image.repo_tags, &image.id).into_iter();
+        Ok(names.map(|name| format!("Deleted: {name}")).collect())
     }
 
     /// Removes images that no container uses, and layers of pulls without waiters. Returns the removed images and the

@@ -107,6 +107,15 @@ impl StoreImages {
         self.unpack.run(move || store.remove(&id, &used)).await
     }
 
+    /// Takes a name from an image that has others. Returns false if it has no other.
+    ///
+    /// # Errors
+    /// The disk cannot be changed.
+    pub async fn untag(&self, id: &str, name: &str) -> Result<bool, ImageError> {
+        let (store, id, name) = (self.store.clone(), id.to_owned(), name.to_owned());
+        self.unpack.run(move || store.untag(&id, &name)).await
+    }
+
     /// Removes all images that are neither pinned nor in `used`. Returns them and the bytes freed.
     ///
     /// # Errors
