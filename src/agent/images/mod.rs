@@ -38,5 +38,5 @@ pub(super) use ensure::VolumeImages;
 pub(super) use for_pod::{ForPod, Pending, Waiting};
 pub(super) use garbage::{ImageGarbage, UnusedImages, remove_unused};
 pub(super) use owner::{Images, Supply, Tools};
-pub(crate) use settings::settings;
+pub(crate) use settings::{registries, settings};
 pub(super) use stock::Stock;

@@ -1,5 +1,6 @@
 //! Settings for pulls of this node: read once at start.
 
+use core::fmt;
 use std::{
     io,
     path::{Path, PathBuf},
@@ -33,8 +34,36 @@ pub(crate) enum SettingsError {
     Unread(PathBuf, #[source] io::Error),
     #[error("{}", .0.display())]
     NoDocument(PathBuf, #[source] DecodeError),
-    #[error("{}", .0.display())]
-    Wrong(PathBuf, #[source] WrongValue),
+    #[error("{0}")]
+    Wrong(Place, #[source] WrongValue),
+}
+
+/// File, and the line of it if that is known.
+#[derive(Debug)]
+pub(crate) struct Place(PathBuf, Option<usize>);
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.display().fmt(f)?;
+        self.1.map_or(Ok(()), |line| write!(f, ":{line}"))
+    }
+}
+
+/// A file of settings, read.
+struct Read {
+    path: PathBuf,
+    text: String,
+    value: Value,
+}
+
+impl Read {
+    fn place(&self, path: &str) -> Place {
+        Place(self.path.clone(), line_of(&self.text, path))
+    }
+
+    fn wrong(&self) -> impl FnOnce(WrongValue) -> SettingsError {
+        |e| SettingsError::Wrong(self.place(&e.path), e)
+    }
 }
 
 /// Reads the settings for pulls.
@@ -43,21 +72,17 @@ pub(crate) fn settings(
     dirs: &Dirs,
     proxies: ProxyVariables,
 ) -> Result<Settings, SettingsError> {
-    let wrong = |file: &Path| {
-        let file = file.to_owned();
-        move |e| SettingsError::Wrong(file, e)
-    };
-    let registries = match document(&images.registries)? {
-        Some(document) => Registries::parse(&document).map_err(wrong(&images.registries))?,
-        None => Registries::default(),
-    };
+    let (registries, faults) = registries(&images.registries)?;
+    for fault in faults {
+        log::warn!("{fault}");
+    }
     let providers = match &images.credential_providers {
         Some((file, dir)) => {
-            let document = document(file)?.ok_or_else(|| {
+            let read = read(file)?.ok_or_else(|| {
                 let absent = io::Error::new(io::ErrorKind::NotFound, "not found");
                 SettingsError::Unread(file.clone(), absent)
             })?;
-            Providers::parse(&document, dir.clone()).map_err(wrong(file))?
+            Providers::parse(&read.value, dir.clone()).map_err(read.wrong())?
         }
         None => Providers::default(),
     };
@@ -78,20 +103,127 @@ pub(crate) fn settings(
     })
 }
 
+/// Reads `registries.yaml`, if it is there. Returns it, and what is wrong in it and keeps no agent from its start: a line
+/// each, with the place.
+pub(crate) fn registries(path: &Path) -> Result<(Registries, Vec<String>), SettingsError> {
+    let Some(read) = read(path)? else {
+        return Ok((Registries::default(), Vec::new()));
+    };
+    let registries = Registries::parse(&read.value).map_err(read.wrong())?;
+    let mut faults = Registries::unknown_keys(&read.value);
+    faults.extend(registries.wrong_files());
+    let told = faults
+        .iter()
+        .map(|e| format!("{}: {e}", read.place(&e.path)));
+    Ok((registries, told.collect()))
+}
+
 /// A YAML or JSON file, if it is there.
-fn document(path: &Path) -> Result<Option<Value>, SettingsError> {
+fn read(path: &Path) -> Result<Option<Read>, SettingsError> {
     let bytes = match file::read_start(path, MAX_FILE_BYTES) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         read => read.map_err(|e| SettingsError::Unread(path.to_owned(), e))?,
     };
+    let mut read = Read {
+        path: path.to_owned(),
+        text: String::from_utf8_lossy(&bytes).into_owned(),
+        value: Value::Null,
+    };
     if bytes.iter().all(u8::is_ascii_whitespace) {
-        return Ok(Some(Value::Null));
+        return Ok(Some(read));
     }
     let document =
         decode::parse(&bytes).map_err(|e| SettingsError::NoDocument(path.to_owned(), e))?;
     if let Some(twice) = document.duplicates.into_iter().next() {
-        let wrong = WrongValue::new(twice, "occurs twice");
-        return Err(SettingsError::Wrong(path.to_owned(), wrong));
+        return Err(read.wrong()(WrongValue::new(twice, "occurs twice")));
     }
-    Ok(Some(document.value))
+    read.value = document.value;
+    Ok(Some(read))
+}
+
+/// The line of a YAML text in which the last key of `path` stands, or the last one that is found. Keys that follow each
+/// other in one line count as its first one.
+fn line_of(text: &str, path: &str) -> Option<usize> {
+    let (mut rest, mut found) = (path, None);
+    for (n, line) in text.lines().enumerate() {
+        let key = line.trim_start_matches([' ', '\t', '-', '{', '"', '\'']);
+        let ends = |tail: &str| tail.is_empty() || tail.starts_with(['.', ' ', '[']);
+        // Names of hosts have dots and colons of their own.
+        let mut is_whole = false;
+        let behind = (1..=rest.len())
+            .rev()
+            .filter(|&at| rest.is_char_boundary(at) && ends(&rest[at..]))
+            .find(|&at| {
+                let tail = key.strip_prefix(&rest[..at]);
+                let tail = tail.map(|tail| tail.trim_start_matches(['"', '\'', ' ']));
+                let value = tail.and_then(|tail| tail.strip_prefix(':'));
+                is_whole = value.is_some_and(|value| value.trim_start().starts_with('{'));
+                value.is_some()
+            });
+        if let Some(at) = behind {
+            found = Some(n + 1);
+            rest = rest[at..].trim_start_matches('.');
+            if rest.is_empty() || is_whole {
+                break;
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{error::chain, image::testing::Scratch};
+
+    #[test]
+    fn what_is_wrong_in_registries_yaml_is_told_with_its_line() {
+        let scratch = Scratch::new();
+        let path = scratch.join("registries.yaml");
+        let told = |text: &str| {
+            std::fs::write(&path, text).expect("scratch");
+            let told = match registries(&path) {
+                Ok((_, faults)) => faults.join("\n"),
+                Err(e) => format!("error: {}", chain(&e)),
+            };
+            told.replace(&path.display().to_string(), "FILE")
+        };
+        for (text, want) in [
+            ("", ""),
+            ("mirrors: {}\n", ""),
+            ("# ours\nmirrrors: {}\n", "FILE:2: mirrrors: unknown key"),
+            (
+                "mirrors:\n  a.example:\n    endpoint: [\"https://m.example\"]\n  b.example:\n    endpoints: []\n",
+                "FILE:5: mirrors.b.example.endpoints: unknown key",
+            ),
+            (
+                "mirrors:\n  \"b.example:5000\":\n    endpoint: x\n",
+                "error: FILE:3: mirrors.b.example:5000.endpoint: is of the wrong type",
+            ),
+            (
+                "configs:\n  a.example: {tls: {ca_file: /absent}}\n",
+                "FILE:2: configs.a.example.tls: cannot read /absent: No such file",
+            ),
+            (
+                "mirrors:\n  a:\n    endpoint: ['ftp://x']\n",
+                "error: FILE:3: mirrors.a.endpoint \"ftp://x\": it is neither http:// nor https://",
+            ),
+            (
+                "configs: {}\nconfigs: {}\n",
+                "error: FILE:1: configs: occurs twice",
+            ),
+            ("mirrors: [\n", "error: FILE: "),
+        ] {
+            let found = told(text);
+            let matches = found.starts_with(want) && want.is_empty() == found.is_empty();
+            assert!(matches, "{text}: {found}");
+        }
+        assert!(
+            registries(&scratch.join("absent"))
+                .expect("none")
+                .1
+                .is_empty()
+        );
+        assert!(registries(&scratch.0).is_err(), "a directory");
+    }
 }

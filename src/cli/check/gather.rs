@@ -16,7 +16,7 @@ use super::super::{
 };
 use super::{apiserver, kubeadm, runtime};
 use crate::{
-    agent::POD_RECORD_VERSION,
+    agent::{POD_RECORD_VERSION, images},
     api::{Quantity, order::Order as _, received::Delivered},
     bus::logind::Places,
     cgroup::{Cgroups, Hierarchy, Version},
@@ -189,6 +189,7 @@ pub(super) fn facts(flags: Vec<OsString>, is_kubelet: bool) -> Result<Facts, Cli
             capabilities: host::effective_capabilities(pid.unwrap_or_else(std::process::id)),
         },
         manifests: manifests(&cfg),
+        registries: registries(&cfg, pid.map(|_| &*socket)),
         kubelets: kubelets(),
         apiserver: apiserver::look(&cfg, named_proxies()),
         kubeadm: check::Kubeadm::default(),
@@ -696,9 +697,11 @@ fn dir(path: &Path, moved_by: &str, mounts: &[(PathBuf, String)]) -> Dir {
 
 fn manifests(cfg: &Config) -> Manifests {
     let url = cfg.manifest_url.as_ref().map(|at| &at.url);
+    let open = open_credentials(cfg);
     let at_url = Manifests {
         url: url.map(Url::shown),
         is_url_plain: url.is_some_and(Url::is_plain_over_network),
+        open_secrets: open.iter().cloned().collect(),
         ..Manifests::default()
     };
     let Some(path) = &cfg.dirs.manifests else {
@@ -706,7 +709,7 @@ fn manifests(cfg: &Config) -> Manifests {
     };
     let mut out = Manifests {
         path: Some(path.display().to_string()),
-        open_secrets: open_secrets(path),
+        open_secrets: open_secrets(path).into_iter().chain(open).collect(),
         ..at_url
     };
     read_manifests(path, &cfg.node_name, &mut out);
@@ -765,13 +768,48 @@ fn read_manifests(path: &Path, node: &str, out: &mut Manifests) {
     out.host_ports.order();
 }
 
+/// Reads the configuration of registries as the agent does. `socket`: of the agent, if there is one.
+fn registries(cfg: &Config, socket: Option<&Path>) -> check::Registries {
+    let path = &cfg.images.registries;
+    if !path.exists() {
+        return check::Registries::default();
+    }
+    let written = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified()).ok();
+    // The agent makes its socket when it starts.
+    let started = socket.and_then(written);
+    let mut found = check::Registries {
+        path: Some(path.display().to_string()),
+        is_newer: started.is_some_and(|started| written(path).is_some_and(|at| at > started)),
+        ..check::Registries::default()
+    };
+    match images::registries(path) {
+        Ok((_, faults)) => found.faults = faults,
+        Err(e) => found.unusable = Some(chain(&e)),
+    }
+    found
+}
+
+/// Names `registries.yaml` if it holds credentials and users other than root can read it.
+fn open_credentials(cfg: &Config) -> Option<String> {
+    let path = &cfg.images.registries;
+    let dir = path.parent()?;
+    if !lets_others(dir, 0o011) || !lets_others(path, 0o044) {
+        return None;
+    }
+    let (registries, _) = images::registries(path).ok()?;
+    let holds = registries.has_credentials();
+    holds.then(|| path.display().to_string())
+}
+
+/// Returns true if users other than root, the file's group or all, have one of these bits.
+fn lets_others(path: &Path, bits: u32) -> bool {
+    fs::metadata(path).is_ok_and(|m| m.permissions().mode() & bits != 0)
+}
+
 /// Lists the files with a Secret that users other than root can read: the file's group, or all.
 fn open_secrets(path: &Path) -> Vec<String> {
-    let others = |path: &Path, bits: u32| {
-        fs::metadata(path).is_ok_and(|m| m.permissions().mode() & bits != 0)
-    };
     let files: Vec<PathBuf> = if path.is_dir() {
-        if !others(path, 0o011) {
+        if !lets_others(path, 0o011) {
             return Vec::new();
         }
         let entries = fs::read_dir(path).into_iter().flatten().flatten();
@@ -781,7 +819,7 @@ fn open_secrets(path: &Path) -> Vec<String> {
     };
     let mut open: Vec<String> = files
         .iter()
-        .filter(|file| others(file, 0o044) && holds_secret(&text(file)))
+        .filter(|file| lets_others(file, 0o044) && holds_secret(&text(file)))
         .map(|file| file.display().to_string())
         .collect();
     open.order();

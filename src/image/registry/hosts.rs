@@ -16,22 +16,42 @@
 //! itself is always the last endpoint, never rewritten. Source: k3s, "Private Registry Configuration".
 
 use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
 use core::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use regex_lite::{Regex, RegexBuilder};
+use rustls::ClientConfig;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::keyring::Credential;
 use crate::api::strict::{WrongValue, typed};
+use crate::error::chain;
 use crate::image::reference::Reference;
 use crate::net::url::{Url, UrlError, is_loopback};
+use crate::net::any_peer::Proof;
+use crate::net::tls::{self, Identity, Pem, Roots, TlsError};
 
 /// Endpoints tried for one image, the registry itself included.
 pub const MAX_ENDPOINTS: usize = 16;
 /// Largest compiled rewrite pattern, bytes.
 const MAX_PATTERN_BYTES: usize = 64 * 1024;
+/// Unknown keys that are named.
+const MAX_UNKNOWN: usize = 20;
+/// Keys of the document, of a mirror, of a host, and of its `auth` and `tls`.
+const TOP_KEYS: &[&str] = &["mirrors", "configs"];
+const MIRROR_KEYS: &[&str] = &["endpoint", "rewrite"];
+const HOST_KEYS: &[&str] = &["auth", "tls"];
+const AUTH_KEYS: &[&str] = &[
+    "username",
+    "password",
+    "auth",
+    "identity_token",
+    "identitytoken",
+    "registrytoken",
+];
+const TLS_KEYS: &[&str] = &["ca_file", "cert_file", "key_file", "insecure_skip_verify"];
 /// Longest rewritten repository, bytes.
 const MAX_REWRITTEN_BYTES: usize = 512;
 /// Docker Hub, as it is called in images' names, where its registry is, and where its accounts are: one and the same.
@@ -89,6 +109,38 @@ pub struct TlsFiles {
     pub key_file: PathBuf,
     /// Take any certificate.
     pub insecure_skip_verify: bool,
+}
+
+impl TlsFiles {
+    /// Checks that TLS can be spoken with these files. The system's CAs are not looked at.
+    pub(super) fn check(&self) -> Result<(), TlsError> {
+        let roots = match Self::given(&self.ca_file) {
+            Some(ca) if !self.insecure_skip_verify => Roots::Only(ca),
+            _ => Roots::Any(Proof::Key),
+        };
+        tls::config(roots, self.identity()).map(drop)
+    }
+
+    /// TLS with the system's CAs and these files.
+    pub(super) fn config(&self) -> Result<Arc<ClientConfig>, TlsError> {
+        let roots = if self.insecure_skip_verify {
+            Roots::Any(Proof::Key)
+        } else {
+            Roots::SystemAnd(Self::given(&self.ca_file))
+        };
+        tls::config(roots, self.identity())
+    }
+
+    fn identity(&self) -> Option<Identity<'_>> {
+        Some(Identity {
+            chain: Self::given(&self.cert_file)?,
+            key: Self::given(&self.key_file)?,
+        })
+    }
+
+    fn given(path: &Path) -> Option<Pem<'_>> {
+        (!path.as_os_str().is_empty()).then_some(Pem::File(path))
+    }
 }
 
 /// A place where an image may be had.
@@ -170,6 +222,56 @@ impl Registries {
             mirrors,
             configs: document.configs,
         })
+    }
+
+    /// Returns the keys of a document that mean nothing, each with those that are known in its place.
+    #[must_use]
+    pub fn unknown_keys(document: &Value) -> Vec<WrongValue> {
+        let mut found = Vec::new();
+        let mut look = |path: &str, value: &Value, known: &[&str]| {
+            for key in value
+                .as_object()
+                .into_iter()
+                .flat_map(|fields| fields.keys())
+            {
+                if !known.contains(&&**key) && found.len() < MAX_UNKNOWN {
+                    let why = format!("unknown key is ignored (known there: {})", known.join(", "));
+                    found.push(WrongValue::new(format!("{path}{key}"), why));
+                }
+            }
+        };
+        look("", document, TOP_KEYS);
+        let hosts = |part: &str| document[part].as_object().into_iter().flatten();
+        for (host, mirror) in hosts("mirrors") {
+            look(&format!("mirrors.{host}."), mirror, MIRROR_KEYS);
+        }
+        for (host, config) in hosts("configs") {
+            look(&format!("configs.{host}."), config, HOST_KEYS);
+            for (part, known) in [("auth", AUTH_KEYS), ("tls", TLS_KEYS)] {
+                look(&format!("configs.{host}.{part}."), &config[part], known);
+            }
+        }
+        found
+    }
+
+    /// Returns the hosts that cannot be asked, for a file of their `tls` is of no use.
+    #[must_use]
+    pub fn wrong_files(&self) -> Vec<WrongValue> {
+        let hosts = self.configs.iter().filter_map(|(host, config)| {
+            let why = config.tls.as_ref()?.check().err()?;
+            Some(WrongValue::new(format!("configs.{host}.tls"), chain(&why)))
+        });
+        hosts.collect()
+    }
+
+    /// Returns true if there are credentials in it.
+    #[must_use]
+    pub fn has_credentials(&self) -> bool {
+        let mut auths = self
+            .configs
+            .values()
+            .filter_map(|config| config.auth.as_ref());
+        auths.any(|auth| !auth.is_empty())
     }
 
     /// Configuration of a host (with its port, if it has one).
@@ -363,6 +465,52 @@ mod tests {
             endpoints(&none, "a:1"),
             ["https://registry-1.docker.io/v2/library/a"]
         );
+    }
+
+    #[test]
+    fn keys_that_mean_nothing_and_files_that_are_not_there() {
+        let document = json!({
+            "mirrrors": {},
+            "mirrors": {"docker.io": {"endpoints": [], "endpoint": [], "rewrite": {"any": "x"}}},
+            "configs": {
+                "a.example": {"Tls": {}, "tls": {"ca_file": "/absent/ca.pem", "cafile": ""}},
+                "b.example": {"auth": {"user": "u", "username": "u", "identity_token": "t"}},
+                "c.example": {"tls": {"ca_file": "/dev/null"}},
+                "d.example": {"tls": {"ca_file": "/dev/null", "insecure_skip_verify": true}},
+            },
+        });
+        let unknown = Registries::unknown_keys(&document);
+        let paths: Vec<&str> = unknown.iter().map(|wrong| &*wrong.path).collect();
+        assert_eq!(
+            paths,
+            [
+                "mirrrors",
+                "mirrors.docker.io.endpoints",
+                "configs.a.example.Tls",
+                "configs.a.example.tls.cafile",
+                "configs.b.example.auth.user",
+            ]
+        );
+        assert_eq!(
+            unknown[0].to_string(),
+            "mirrrors: unknown key is ignored (known there: mirrors, configs)"
+        );
+        let registries = Registries::parse(&document).expect("registries");
+        let files = registries.wrong_files();
+        let told: Vec<String> = files.iter().map(ToString::to_string).collect();
+        assert!(
+            told[0].starts_with("configs.a.example.tls: cannot read /absent/ca.pem"),
+            "{told:?}"
+        );
+        assert_eq!(
+            told[1],
+            "configs.c.example.tls: /dev/null holds no CA certificate"
+        );
+        assert_eq!(told.len(), 2, "{told:?}");
+        assert!(registries.has_credentials());
+        assert!(!Registries::default().has_credentials());
+        let many: Value = (0..100).map(|n| (n.to_string(), Value::Null)).collect();
+        assert_eq!(Registries::unknown_keys(&many).len(), MAX_UNKNOWN);
     }
 
     #[test]

@@ -3,19 +3,15 @@
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use core::time::Duration;
-use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use rustls::ClientConfig;
 use ureq::http::Response;
 use ureq::{Agent, Body, Proxy};
 
 use super::error::RegistryError;
-use super::hosts::{Registries, TlsFiles};
+use super::hosts::Registries;
 use crate::api::link::LinkClass;
-use crate::net::any_peer::Proof;
 use crate::net::pace::Stop;
-use crate::net::tls::{self, Identity, Pem, Roots, TlsError};
 use crate::net::{ProxyVariables, Url, client};
 
 /// Connecting and the TLS handshake.
@@ -221,9 +217,8 @@ impl<'a> Http<'a> {
             .proxy(self.proxy(url)?);
         let tls = if url.https {
             let host = self.registries.host(&url.authority);
-            let fallback = TlsFiles::default();
-            let files = host.and_then(|h| h.tls.as_ref()).unwrap_or(&fallback);
-            Some(tls_config(files).map_err(|e| RegistryError::tls(url, e))?)
+            let files = host.and_then(|h| h.tls.clone()).unwrap_or_default();
+            Some(files.config().map_err(|e| RegistryError::tls(url, e))?)
         } else {
             None
         };
@@ -238,21 +233,6 @@ impl<'a> Http<'a> {
         };
         self.proxies.tunnel_for(url).map_err(refuse)
     }
-}
-
-/// The system's CAs and those of `files`, a client certificate if there is one.
-fn tls_config(files: &TlsFiles) -> Result<Arc<ClientConfig>, TlsError> {
-    let file = |path: &'_ PathBuf| !path.as_os_str().is_empty();
-    let roots = if files.insecure_skip_verify {
-        Roots::Any(Proof::Key)
-    } else {
-        Roots::SystemAnd(file(&files.ca_file).then_some(Pem::File(&files.ca_file)))
-    };
-    let identity = file(&files.cert_file).then_some(Identity {
-        chain: Pem::File(&files.cert_file),
-        key: Pem::File(&files.key_file),
-    });
-    tls::config(roots, identity)
 }
 
 /// A header of an answer, if it is text.

@@ -120,11 +120,35 @@ pub(super) fn secrets(facts: &Facts) -> Finding {
     let all: Vec<&str> = names().collect();
     Finding::warning(
         format!(
-            "anyone on this machine can read the Secret in {}",
+            "anyone on this machine can read the secrets in {}",
             some_of(names(), 3)
         ),
         format!("chmod 600 {}", all.join(" ")),
     )
+}
+
+pub(super) fn registries(facts: &Facts) -> Finding {
+    let registries = &facts.registries;
+    let Some(path) = &registries.path else {
+        return Finding::ok("no configuration of registries: each is asked itself");
+    };
+    if let Some(why) = &registries.unusable {
+        return Finding::error(
+            why.clone(),
+            format!("correct {path}: the agent does not start"),
+        );
+    }
+    if !registries.faults.is_empty() {
+        let faults = some_of(registries.faults.iter().map(String::as_str), 5);
+        return Finding::warning(faults, format!("correct {path}, then restart the agent"));
+    }
+    if registries.is_newer {
+        return Finding::warning(
+            format!("{path} was changed after the agent had read it"),
+            "systemctl restart picolet",
+        );
+    }
+    Finding::ok(format!("{path}, read when the agent starts"))
 }
 
 pub(super) fn agent(facts: &Facts) -> Finding {

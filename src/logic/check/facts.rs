@@ -28,6 +28,8 @@ pub struct Facts {
     pub rights: Rights,
     /// Manifests.
     pub manifests: Manifests,
+    /// Configuration of registries.
+    pub registries: Registries,
     /// Other programs that run pods here: name and process.
     pub kubelets: Vec<(String, u32)>,
     /// The apiserver; `None`: this machine is no node of one.
@@ -315,10 +317,23 @@ pub struct Manifests {
     pub bad: Vec<(String, String)>,
     /// Files that are used although something in them counts for nothing: path and what.
     pub odd: Vec<(String, String)>,
-    /// Files with a Secret that users other than root can read.
+    /// Files with a Secret or a password that users other than root can read.
     pub open_secrets: Vec<String>,
     /// TCP ports of the host that pods ask for: port and pod, sorted.
     pub host_ports: Vec<(u16, String)>,
+}
+
+/// Configuration of registries.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Registries {
+    /// Path of the file; `None` if there is none.
+    pub path: Option<String>,
+    /// Reason why no agent starts with it.
+    pub unusable: Option<String>,
+    /// Faults beside that: place and why.
+    pub faults: Vec<String>,
+    /// Set if it was written after the agent started.
+    pub is_newer: bool,
 }
 
 /// The apiserver that this machine is to be a node of.

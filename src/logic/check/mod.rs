@@ -17,7 +17,8 @@ use alloc::{string::String, vec::Vec};
 pub use agent::{judge_manifests, trouble};
 pub use facts::{
     Agent, AgentFacts, Answer, Apiserver, Bootstrap, Cgroups, Clock, Devices, Dir, Dirs, Disk,
-    Drivers, Facts, Handler, Kernel, Manifests, Network, Rights, Runtime, TunnelFacts, Wanted,
+    Drivers, Facts, Handler, Kernel, Manifests, Network, Registries, Rights, Runtime, TunnelFacts,
+    Wanted,
 };
 
 pub use kubeadm::{FILES, KERNEL_OPTIONS, Kubeadm, OWN_SOCKET, PROGRAMS, SOCKETS, run_kubeadm};
@@ -86,7 +87,7 @@ impl Finding {
 pub type Check = (&'static str, fn(&Facts) -> Finding);
 
 /// All checks, in the order in which they are shown.
-pub const CHECKS: [Check; 52] = [
+pub const CHECKS: [Check; 53] = [
     ("config", agent::config),
     ("root", machine::root),
     ("capabilities", machine::capabilities),
@@ -131,6 +132,7 @@ pub const CHECKS: [Check; 52] = [
     ("manifests", agent::manifests),
     ("ports", agent::ports),
     ("secrets", agent::secrets),
+    ("registries", agent::registries),
     ("kubeconfig", cluster::kubeconfig),
     ("certificate", cluster::certificate),
     ("apiserver", cluster::apiserver),

@@ -3,6 +3,15 @@ use alloc::{borrow::ToOwned, vec::Vec};
 use super::*;
 use crate::api::{Wall, cri::CgroupDriver};
 
+fn registries(change: fn(&mut Registries)) -> Registries {
+    let mut registries = Registries {
+        path: Some("/r.yaml".into()),
+        ..Registries::default()
+    };
+    change(&mut registries);
+    registries
+}
+
 /// A board on which everything is as it should be, agent included.
 pub(super) fn sound() -> Facts {
     let dir = |path: &str, kind: &str, moved_by: &str| Dir {
@@ -106,6 +115,7 @@ pub(super) fn sound() -> Facts {
                 "CAP_SYS_RESOURCE",
             ]),
         },
+        registries: registries(|_| {}),
         manifests: Manifests {
             path: Some("/etc/picolet/manifests".into()),
             pods: 2,
@@ -371,8 +381,14 @@ const BAD: &[(&str, Change, Level, &str, &str)] = &[
         "staticPodURL http://h/m is plain http", "serve it by https; picolet.manifestURLCA names the CA"),
     ("ports", |f| { f.agent = Agent::Absent; f.network.listening = vec![22, 8080]; }, Level::Error, "port 8080 that pod default/web asks for is taken",
         "ss -ltnp 'sport = :8080'  (then end that program, or change the pod's hostPort)"),
-    ("secrets", |f| f.manifests.open_secrets = vec!["/m/s.yaml".into()], Level::Warning, "can read the Secret in /m/s.yaml",
+    ("secrets", |f| f.manifests.open_secrets = vec!["/m/s.yaml".into()], Level::Warning, "can read the secrets in /m/s.yaml",
         "chmod 600 /m/s.yaml"),
+    ("registries", |f| f.registries = registries(|r| r.unusable = Some("/r.yaml:3: mirrors: is wrong".into())), Level::Error, "/r.yaml:3: mirrors",
+        "correct /r.yaml: the agent does not start"),
+    ("registries", |f| f.registries = registries(|r| r.faults = vec!["/r.yaml:1: mirrrors: unknown key".into()]), Level::Warning, "/r.yaml:1: mirrrors",
+        "correct /r.yaml, then restart the agent"),
+    ("registries", |f| f.registries = registries(|r| r.is_newer = true), Level::Warning, "/r.yaml was changed after",
+        "systemctl restart picolet"),
     ("kubeconfig", |f| f.apiserver = member(|a| a.error = Some("kubeconfig /etc/k: cannot read".into())), Level::Error, "cannot read",
         "picolet join --force, or copy a kubeconfig for this node to /etc/k"),
     ("kubeconfig", |f| f.apiserver = member(|a| { a.error = Some("x".into()); a.bootstrap = Some(Bootstrap::Unusable("y".into())); }), Level::Error, "x; y",
