@@ -2,8 +2,8 @@
 
 use core::time::Duration;
 use std::fs;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::io::{BufRead as _, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Condvar;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -62,6 +62,29 @@ pub(in crate::image) struct Server {
 
 impl Server {
     pub(in crate::image) fn start(answer: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> Self {
+        Self::start_with(None, answer)
+    }
+
+    /// Starts a server that speaks TLS, with a certificate that nobody knows.
+    fn start_tls(answer: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> Self {
+        let key = rcgen::KeyPair::generate().expect("key");
+        let params = rcgen::CertificateParams::new(["a.example".to_owned()]).expect("names");
+        let own = params.self_signed(&key).expect("certificate");
+        let key = rustls::pki_types::PrivatePkcs8KeyDer::from(key.serialize_der());
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_no_client_auth()
+            .with_single_cert(vec![own.der().clone()], key.into())
+            .expect("certificate");
+        Self::start_with(Some(Arc::new(config)), answer)
+    }
+
+    fn start_with(
+        tls: Option<Arc<rustls::ServerConfig>>,
+        answer: impl Fn(&Seen) -> Reply + Send + Sync + 'static,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
         let server = Self {
             address: listener.local_addr().expect("address"),
@@ -74,7 +97,15 @@ impl Server {
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (seen, sent, answer) = (seen.clone(), sent.clone(), answer.clone());
-                thread::spawn(move || serve(stream, &seen, &sent, &*answer));
+                let tls = tls.clone();
+                thread::spawn(move || match tls {
+                    None => serve(stream, &seen, &sent, &*answer),
+                    Some(config) => {
+                        let session = rustls::ServerConnection::new(config).expect("session");
+                        let stream = rustls::StreamOwned::new(session, stream);
+                        serve(stream, &seen, &sent, &*answer);
+                    }
+                });
             }
         });
         server
@@ -90,12 +121,12 @@ impl Server {
 }
 
 fn serve(
-    stream: TcpStream,
+    stream: impl Read + Write,
     seen: &Mutex<Vec<Seen>>,
     sent: &AtomicUsize,
     answer: &dyn Fn(&Seen) -> Reply,
 ) {
-    let mut input = BufReader::new(stream.try_clone().expect("socket"));
+    let mut input = BufReader::new(stream);
     let mut line = String::new();
     if input.read_line(&mut line).unwrap_or(0) == 0 {
         return;
@@ -139,7 +170,7 @@ fn serve(
         head.push_str(&format!("{name}: {value}\r\n"));
     }
     head.push_str("\r\n");
-    let mut stream = stream;
+    let stream = input.get_mut();
     let cut = reply.cut.unwrap_or(reply.body.len());
     let body: &[u8] = if request.method == "HEAD" {
         &[]
@@ -394,6 +425,38 @@ fn of_an_index_the_image_for_this_machine_and_nothing_else() {
     );
     assert_eq!(server.count(&digest(&foreign)), 0);
     assert_eq!(server.count(&Digest::of(&other).to_string()), 0);
+}
+
+#[test]
+fn a_registry_of_this_machine_is_asked_as_it_speaks() {
+    // IMG-24
+    let offer = Offer::small();
+    let (plain, other) = (offer.clone(), offer);
+    let servers = [
+        (Server::start(move |seen| plain.answer(seen)), "http"),
+        (Server::start_tls(move |seen| other.answer(seen)), "https"),
+    ];
+    for (server, scheme) in servers {
+        let bench = Bench::new();
+        bench.pulled(&image(&server));
+        let absent = format!("{}/team/app:2", server.address);
+        let error = bench.pull(&absent).expect_err("absent").to_string();
+        let asked = format!("{scheme}://{absent}").replace("/team/app:2", "/v2/team/app/");
+        assert!(error.starts_with(&asked), "{error}");
+        // Written somewhere, it is no guess.
+        let document = json!({"mirrors": {server.address.to_string(): {
+            "endpoint": [format!("https://{}", server.address)],
+        }}});
+        let bench = Bench::with(Settings {
+            registries: Registries::parse(&document).expect("registries"),
+            ..Settings::default()
+        });
+        let error = bench.pull(&image(&server)).expect_err("not trusted");
+        assert!(
+            error.to_string().contains("https://") || error.to_string().contains("trust"),
+            "{error}"
+        );
+    }
 }
 
 #[test]

@@ -29,7 +29,8 @@ pub(super) fn each(
     // Stable: of those that are there the first named comes first.
     endpoints.order_by_key(|endpoint| absent.has(&endpoint.base));
     let count = endpoints.len();
-    for (n, endpoint) in endpoints.into_iter().enumerate() {
+    for (n, mut endpoint) in endpoints.into_iter().enumerate() {
+        http.settle(&mut endpoint);
         let credentials = credentials(&endpoint);
         let ways = if credentials.is_empty() {
             vec![None]

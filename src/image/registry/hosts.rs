@@ -29,9 +29,9 @@ use super::keyring::Credential;
 use crate::api::strict::{WrongValue, typed};
 use crate::error::chain;
 use crate::image::reference::Reference;
-use crate::net::url::{Url, UrlError, is_loopback};
 use crate::net::any_peer::Proof;
 use crate::net::tls::{self, Identity, Pem, Roots, TlsError};
+use crate::net::url::{Url, UrlError, is_loopback, split_port};
 
 /// Endpoints tried for one image, the registry itself included.
 pub const MAX_ENDPOINTS: usize = 16;
@@ -152,6 +152,9 @@ pub struct Endpoint {
     pub repository: String,
     /// Registry that a mirror stands for; `None` for the registry itself.
     pub mirrored: Option<String>,
+    /// Set if the scheme of `base` is a guess, http: a registry of this machine of which nothing is configured. If it
+    /// speaks TLS, it is asked so ([`super::http::Http::settle`]).
+    pub guessed: bool,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -290,6 +293,7 @@ impl Registries {
             base: self.own(domain),
             repository: path.to_owned(),
             mirrored: None,
+            guessed: self.is_guessed(domain),
         };
         let mirror = by_name(&self.mirrors, domain).or_else(|| self.mirrors.get("*"));
         if let Some(mirror) = mirror {
@@ -302,6 +306,7 @@ impl Registries {
                     base,
                     repository: repository.clone(),
                     mirrored: (!itself).then(|| domain.to_owned()),
+                    guessed: false,
                 });
             }
         }
@@ -322,18 +327,28 @@ impl Registries {
         } else {
             domain
         };
-        let url = Url {
-            https: true,
+        Url {
+            https: !self.is_plain(domain),
             authority: authority.to_ascii_lowercase(),
             path: "/v2".into(),
-        };
-        let plain = is_loopback(url.host())
-            && !url.authority.ends_with(":443")
-            && by_name(&self.configs, domain).is_none_or(|c| c.tls.is_none());
-        Url {
-            https: !plain,
-            ..url
         }
+    }
+
+    /// Returns true if a registry is asked without TLS unless it speaks TLS: it is on this machine, and has no `tls`.
+    fn is_plain(&self, authority: &str) -> bool {
+        let (host, _) = split_port(authority);
+        is_loopback(&host.to_ascii_lowercase().replace(['[', ']'], ""))
+            && !authority.ends_with(":443")
+            && by_name(&self.configs, authority).is_none_or(|c| c.tls.is_none())
+    }
+
+    /// Returns true if the scheme of a server is a guess: it is on this machine, and its scheme is written nowhere. Any
+    /// certificate is taken from it then, for without TLS it would have to show none.
+    ///
+    /// - Source: docker, for which every registry on a loopback address is an insecure one.
+    pub(super) fn is_guessed(&self, authority: &str) -> bool {
+        let mut endpoints = self.mirrors.values().flat_map(|mirror| &mirror.endpoints);
+        self.is_plain(authority) && !endpoints.any(|url| url.authority == authority)
     }
 }
 

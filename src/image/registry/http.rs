@@ -9,7 +9,7 @@ use ureq::http::Response;
 use ureq::{Agent, Body, Proxy};
 
 use super::error::RegistryError;
-use super::hosts::Registries;
+use super::hosts::{Endpoint, Registries};
 use crate::api::link::LinkClass;
 use crate::net::pace::Stop;
 use crate::net::{ProxyVariables, Url, client};
@@ -141,6 +141,33 @@ impl<'a> Http<'a> {
         ))
     }
 
+    /// Turns the guess of an endpoint's scheme into what its server speaks: TLS, if it answers so.
+    pub(in crate::image) fn settle(&self, endpoint: &mut Endpoint) {
+        if !endpoint.guessed {
+            return;
+        }
+        let url = Url {
+            https: true,
+            authority: endpoint.base.authority.clone(),
+            path: "/v2/".into(),
+        };
+        let asked = self.once(
+            &url,
+            None,
+            &Ask {
+                url: &url,
+                accept: None,
+                authorization: None,
+                elsewhere: None,
+                from: 0,
+                form: None,
+                head: true,
+                body_time: self.limits.document,
+            },
+        );
+        endpoint.base.https = asked.is_ok();
+    }
+
     fn once(
         &self,
         url: &Url,
@@ -217,7 +244,8 @@ impl<'a> Http<'a> {
             .proxy(self.proxy(url)?);
         let tls = if url.https {
             let host = self.registries.host(&url.authority);
-            let files = host.and_then(|h| h.tls.clone()).unwrap_or_default();
+            let mut files = host.and_then(|h| h.tls.clone()).unwrap_or_default();
+            files.insecure_skip_verify |= self.registries.is_guessed(&url.authority);
             Some(files.config().map_err(|e| RegistryError::tls(url, e))?)
         } else {
             None
