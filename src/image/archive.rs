@@ -16,6 +16,9 @@ pub const MAX_MEMBERS: u64 = 20_000;
 /// Longest member name taken note of, bytes.
 pub const MAX_MEMBER_NAME_BYTES: usize = 512;
 
+/// Block of a tar file, bytes: the first one is a header.
+const BLOCK_BYTES: usize = 512;
+
 /// Kind of an archive's member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum MemberKind {
@@ -82,13 +85,15 @@ impl Archive {
 
     fn each_entry(&self, visit: Visit<'_>) -> Result<(), Problem> {
         let mut file = File::open(&self.path).map_err(Problem::Read)?;
-        let mut head = [0; 8];
+        let mut head = [0; BLOCK_BYTES];
         let n = compress::read_up_to(&mut file, &mut head).map_err(Problem::Read)?;
         file.seek(SeekFrom::Start(0)).map_err(Problem::Read)?;
         if n == 0 {
             return Err(Problem::Truncated);
         }
         match compress::detect(&head[..n]).map_err(Problem::from_read)? {
+            // A header has zero bytes behind the name, if only a part of it is there.
+            Coding::Plain if n < BLOCK_BYTES && !head[..n].contains(&0) => Err(no_archive()),
             Coding::Plain => {
                 let length = file.metadata().map_err(Problem::Read)?.len();
                 each_of_tar(
@@ -189,11 +194,15 @@ fn each_of_tar(input: &mut dyn Input, visit: Visit<'_>) -> Result<(), Problem> {
 /// Problem of an archive that cannot be read. If the very first block is no tar header, the file is no archive at all.
 fn first_entry(members: u64, error: io::Error) -> Problem {
     if members == 0 && error.kind() == io::ErrorKind::InvalidData {
-        return Problem::Unsupported(
-            "it is not an image archive (docker-archive or OCI layout as tar, gzip or zstd)".into(),
-        );
+        return no_archive();
     }
     Problem::from_read(error)
+}
+
+fn no_archive() -> Problem {
+    Problem::Unsupported(
+        "it is not an image archive (docker-archive or OCI layout as tar, gzip or zstd)".into(),
+    )
 }
 
 /// The name of a member, relative paths resolved against `dir`. `None` for a path that no document can name.

@@ -4,7 +4,9 @@
 //! Polled; [`Doorbell`] only makes the next look come sooner. A file is taken up when two looks at least [`SETTLE`]
 //! apart saw it with the same size, time and inode: one that is still being copied is left alone. Imports are
 //! remembered on disk, so that a restart imports nothing again. Hidden files (`.name`, as copying tools write them) are
-//! passed over.
+//! passed over. A directory is told of once: nobody can say when all of it is there, so it has to be packed.
+//!
+//! An archive that does not say what its image is called gives it the name of its file ([`name_of_file`]).
 //!
 //! A list has one reference a line; `#` begins a comment. Pulling is not done here, for it takes as long as the link
 //! takes: [`DropIn::next_pull`] gives the next reference, [`DropIn::pulled`] hears how its pull ended. When a list
@@ -27,7 +29,7 @@ use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use serde::{Deserialize, Serialize};
 
-use super::error::ImageError;
+use super::error::{ImageError, Problem};
 use super::import::{ImportOptions, Tick};
 use super::record::ImageRecord;
 use super::reference::Reference;
@@ -47,6 +49,10 @@ pub const RETRY_MAX: Duration = Duration::from_secs(3600);
 pub const MAX_FILES: usize = 1000;
 /// End of a list's file name.
 const LIST: &str = ".txt";
+/// Ends of the file names of archives.
+const ARCHIVES: [&str; 5] = [".tar", ".tgz", ".gz", ".zst", ".oci"];
+/// Directory that a file system makes in its root.
+const LOST_AND_FOUND: &str = "lost+found";
 /// Longest list read, bytes, and most references in it.
 pub const MAX_LIST_BYTES: u64 = 256 * 1024;
 /// See [`MAX_LIST_BYTES`].
@@ -163,6 +169,8 @@ pub struct DropIn {
     failed: BTreeMap<Wanted, (Mono, Duration)>,
     /// Failures of the memory file already reported in this run.
     reported: BTreeSet<String>,
+    /// Entries that are no files, which were reported: at most [`MAX_FILES`].
+    no_files: BTreeSet<String>,
     dir_error: Option<String>,
 }
 
@@ -187,6 +195,7 @@ impl DropIn {
             waiting: BTreeMap::new(),
             failed: BTreeMap::new(),
             reported: BTreeSet::new(),
+            no_files: BTreeSet::new(),
             dir_error: None,
         }
     }
@@ -195,8 +204,8 @@ impl DropIn {
     /// passes.
     pub fn look(&mut self, now: Mono, tick: Tick<'_>) -> Look {
         let mut look = Look::default();
-        let files = match self.list() {
-            Ok(files) => files,
+        let (files, no_files) = match self.list() {
+            Ok(found) => found,
             // Not made yet, or its disk is away: nothing is forgotten for that.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return look,
             Err(error) => {
@@ -209,6 +218,14 @@ impl DropIn {
         } else {
             self.dir_error = None;
         }
+        for name in no_files.difference(&self.no_files) {
+            look.reports.push(Report::Failed {
+                file: name.clone(),
+                error: "it is no file, and only archives and lists are read: pack a directory with an image into an archive (tar -cf NAME.tar -C DIRECTORY .)".into(),
+                retried: false,
+            });
+        }
+        self.no_files = no_files;
         self.forget_absent(&files, &mut look);
         self.forget_lost();
         for (name, stamp) in files.into_iter().take(MAX_FILES) {
@@ -318,14 +335,20 @@ impl DropIn {
             self.waiting.remove(name);
             return self.take_list(name, stamp);
         }
-        let options = ImportOptions {
+        let mut options = ImportOptions {
             names: Vec::new(),
             pinned: true,
         };
-        match self
-            .store
-            .import_archive(&self.dir.join(name), &options, tick)
+        let path = self.dir.join(name);
+        let mut imported = self.store.import_archive(&path, &options, tick);
+        if let Err(ImageError::Import { source, .. }) = &imported
+            && matches!(**source, Problem::Unnamed)
+            && let Some(named) = name_of_file(name)
         {
+            options.names.push(named);
+            imported = self.store.import_archive(&path, &options, tick);
+        }
+        match imported {
             Ok(images) => {
                 self.waiting.remove(name);
                 let ids = images.iter().map(|image| image.id.clone()).collect();
@@ -504,8 +527,9 @@ impl DropIn {
         }
     }
 
-    fn list(&self) -> io::Result<BTreeMap<String, Stamp>> {
-        let mut files = BTreeMap::new();
+    /// The files of the directory, and the names of its other entries.
+    fn list(&self) -> io::Result<(BTreeMap<String, Stamp>, BTreeSet<String>)> {
+        let (mut files, mut no_files) = (BTreeMap::new(), BTreeSet::new());
         for entry in fs::read_dir(&self.dir)? {
             let Ok(name) = entry?.file_name().into_string() else {
                 continue;
@@ -527,12 +551,14 @@ impl DropIn {
                         inode: stat.ino(),
                     },
                 );
+            } else if name != LOST_AND_FOUND && no_files.len() < MAX_FILES {
+                no_files.insert(name);
             }
             if files.len() > MAX_FILES {
                 break;
             }
         }
-        Ok(files)
+        Ok((files, no_files))
     }
 
     /// Writes the memory file. Returns false if the disk did not take it, which is logged and costs only imports at the
@@ -549,6 +575,17 @@ impl DropIn {
         }
         written.is_ok()
     }
+}
+
+/// The name of an image whose archive has none: that of the file without the endings of archives. `%2F` and `%3A` stand
+/// for the `/` and `:` that names of files cannot have: `quay.io%2Fteam%2Fapp%3A1.tar`. `None`: it is no reference.
+fn name_of_file(file: &str) -> Option<String> {
+    let mut stem = file;
+    while let Some(rest) = ARCHIVES.iter().find_map(|end| stem.strip_suffix(end)) {
+        stem = rest;
+    }
+    let name = stem.replace("%2F", "/").replace("%3A", ":");
+    Reference::parse(&name).is_ok().then_some(name)
 }
 
 /// The references of a list, and the faults of its other lines.
@@ -654,8 +691,9 @@ mod tests {
 
     use super::super::import::Limits;
     use super::super::progress::Progress;
-    use super::super::testing::{Scratch, Stream, docker_archive};
+    use super::super::testing::{Layout, Scratch, Stream, config, docker_archive, gzip};
     use super::*;
+    use crate::api::order::Order as _;
 
     fn go(_: Progress) -> ControlFlow<()> {
         ControlFlow::Continue(())
@@ -939,6 +977,47 @@ mod tests {
         bench.put("bad.tar", &archive("a:1"));
         bench.look();
         assert_eq!(bench.later(SETTLE), ["+bad.tar 1"]);
+    }
+
+    #[test]
+    fn an_archive_without_a_name_gives_that_of_its_file() {
+        let mut bench = Bench::new();
+        let unnamed = |text: &[u8]| {
+            let layer = Stream::new().file("a", text).bytes();
+            let mut layout = Layout::new();
+            let image = layout.image(&config(&[&layer], "x"), &[&layer]);
+            layout.manifests.push(image);
+            layout.tar()
+        };
+        bench.put("quay.io%2Fteam%2Fapp%3A1.tar", &unnamed(b"1"));
+        bench.put("tool:2.tar.gz", &gzip(&unnamed(b"2")));
+        bench.put("No Name.tar", &unnamed(b"3"));
+        bench.put("other.tar", &archive("named:1"));
+        bench.look();
+        let told = bench.later(SETTLE);
+        assert_eq!(told.len(), 4, "{told:?}");
+        assert!(told.contains(&"!No Name.tar false".to_owned()), "{told:?}");
+        let mut names: Vec<String> = Vec::new();
+        for image in bench.store.list() {
+            names.extend(image.names.clone());
+        }
+        names.order();
+        let want = ["docker.io/library/named:1", "docker.io/library/tool:2"];
+        assert_eq!(names, [&want[..], &["quay.io/team/app:1"]].concat());
+    }
+
+    #[test]
+    fn a_directory_is_told_of_once() {
+        let mut bench = Bench::new();
+        for name in ["oci", ".hidden", "lost+found"] {
+            fs::create_dir(bench.scratch.join("drop").join(name)).expect("scratch");
+        }
+        assert_eq!(bench.look(), ["!oci false"]);
+        assert_eq!(bench.later(SETTLE), NOTHING);
+        fs::remove_dir(bench.scratch.join("drop/oci")).expect("scratch");
+        assert_eq!(bench.look(), NOTHING);
+        fs::create_dir(bench.scratch.join("drop/oci")).expect("scratch");
+        assert_eq!(bench.look(), ["!oci false"], "another one");
     }
 
     #[test]

@@ -68,6 +68,9 @@ pub enum Problem {
     /// The bytes do not follow the format.
     #[error("{0}")]
     Damaged(String),
+    /// Neither the archive nor the caller has a name for its image.
+    #[error("it does not say what its image is called: import it with --name NAME")]
+    Unnamed,
     /// Well-formed, but not something that this program takes.
     #[error("{0}")]
     Unsupported(String),
@@ -83,7 +86,7 @@ pub enum Problem {
     #[error("path leads out of the layer")]
     Escape,
     /// The content is not what its name promises.
-    #[error("digest is {found}, not {expected}")]
+    #[error("the content is damaged, or was changed: its digest is {found}, not {expected}")]
     WrongDigest {
         /// Promised.
         expected: Digest,

@@ -1075,7 +1075,7 @@ mod tests {
         let bench = Bench::new();
         let error = bench.error(&with_name("latest"));
         assert!(
-            error.contains("does not say what its image is called"),
+            error.contains("does not say what its image is called: import it with --name NAME"),
             "{error}"
         );
         let images = bench
@@ -1177,7 +1177,12 @@ mod tests {
         let many: Vec<&str> = core::iter::repeat_n("l.tar", 128).collect();
         for (name, archive, wants) in [
             ("empty file", Vec::new(), &["ends early"][..]),
-            ("not an archive", b"hello world".to_vec(), &["ends early"]),
+            ("a text", b"hello world".to_vec(), &["not an image archive"]),
+            (
+                "a part of a header",
+                truncated[..300].to_vec(),
+                &["ends early"],
+            ),
             (
                 "some other file",
                 vec![b'x'; 4096],

@@ -114,12 +114,7 @@ pub(super) fn plan(
     }
     for image in &images {
         if image.names.is_empty() && image.digests.is_empty() {
-            return Err((
-                None,
-                Problem::Unsupported(
-                    "it does not say what its image is called: import it with a name".into(),
-                ),
-            ));
+            return Err((None, Problem::Unnamed));
         }
     }
     Ok(images)

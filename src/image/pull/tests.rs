@@ -460,6 +460,44 @@ fn a_registry_of_this_machine_is_asked_as_it_speaks() {
 }
 
 #[test]
+fn what_is_no_registry_is_named_and_not_asked_again() {
+    let server = Server::start(|_| {
+        reply(200, "<!DOCTYPE html><title>Log in to the hotel</title>")
+            .with("Content-Type", "text/html; charset=utf-8")
+    });
+    let bench = Bench::new();
+    let error = bench
+        .pull(&image(&server))
+        .expect_err("a portal")
+        .to_string();
+    let url = format!("http://{}/v2/team/app/manifests/1", server.address);
+    assert!(
+        error.starts_with(&url) && error.contains("this is not a registry"),
+        "{error}"
+    );
+    assert!(error.contains("text/html"), "{error}");
+    let asked = server.seen();
+    assert_eq!(asked.iter().filter(|seen| seen.method == "GET").count(), 1);
+}
+
+#[test]
+fn a_port_that_is_none_is_said_at_once() {
+    let bench = Bench::new();
+    for image in [
+        "registry.invalid:99999/a:1",
+        "localhost:65536/a:1",
+        "[::1]:0/a:1",
+    ] {
+        let error = bench.pull(image).expect_err(image);
+        assert!(matches!(error, PullError::Failed(_)), "{error:?}");
+        assert!(
+            error.to_string().contains("is no port (1 to 65535)"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn a_name_with_a_digest_moves_no_tag() {
     let [new, old] = ["new", "old"].map(|text| Offer::of(&[file("a", text.as_bytes())]));
     let digest = old.top["digest"].as_str().expect("digest").to_owned();

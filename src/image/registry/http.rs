@@ -12,6 +12,7 @@ use super::error::RegistryError;
 use super::hosts::{Endpoint, Registries};
 use crate::api::link::LinkClass;
 use crate::net::pace::Stop;
+use crate::net::url::split_port;
 use crate::net::{ProxyVariables, Url, client};
 
 /// Connecting and the TLS handshake.
@@ -175,6 +176,12 @@ impl<'a> Http<'a> {
         ask: &Ask<'_>,
     ) -> Result<Response<Body>, RegistryError> {
         self.go_on()?;
+        if let (_, Some(port)) = split_port(&url.authority)
+            && !port.parse::<u16>().is_ok_and(|port| port > 0)
+        {
+            let why = format!("{port} is no port (1 to 65535)");
+            return Err(RegistryError::unusable(url, why));
+        }
         let agent = self.agent(url)?;
         let text = url.to_string();
         let body_time = Some(ask.body_time);

@@ -142,13 +142,19 @@ impl<'a> Session<'a> {
                 .to_owned();
             let at = answer.url.clone();
             let bytes = self.read(answer, MAX_JSON_BYTES)?;
+            // The page of a hotel's network, or of a proxy.
+            if bytes.trim_ascii_start().first() != Some(&b'{') {
+                let kind = match &*media_type {
+                    "" => "no JSON",
+                    kind => kind,
+                };
+                let why = format!("this is not a registry: it answers with {kind}, not a manifest");
+                return Err(RegistryError::unusable(&at, why));
+            }
             let found = Digest::of(&bytes);
             for promised in expected.into_iter().chain(told) {
                 if promised != found {
-                    return Err(RegistryError::wrong(
-                        &at,
-                        format!("digest is {found}, not {promised}"),
-                    ));
+                    return Err(RegistryError::wrong(&at, wrong_digest(found, promised)));
                 }
             }
             Ok(Top {
@@ -212,10 +218,7 @@ impl<'a> Session<'a> {
             let bytes = self.read(answer, size)?;
             let found = Digest::of(&bytes);
             if found != digest {
-                return Err(RegistryError::wrong(
-                    &at,
-                    format!("digest is {found}, not {digest}"),
-                ));
+                return Err(RegistryError::wrong(&at, wrong_digest(found, digest)));
             }
             Ok(bytes)
         })
@@ -501,6 +504,12 @@ impl<'a> Session<'a> {
     fn lock(&self) -> MutexGuard<'_, Held> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn wrong_digest(found: Digest, wanted: Digest) -> String {
+    format!(
+        "the registry sent other content than it was asked for: its digest is {found}, not {wanted}"
+    )
 }
 
 fn challenges_of(response: &Response<Body>) -> Vec<Challenge> {
