@@ -182,6 +182,7 @@ pub(super) struct Fields {
     pub(super) image_maximum_gc_age: Option<GoDuration>,
     #[serde(rename = "imageMinimumGCAge")]
     pub(super) image_minimum_gc_age: Option<GoDuration>,
+    pub(super) image_pull_credentials_verification_policy: Option<String>,
     pub(super) image_service_endpoint: Option<String>,
     #[serde(rename = "kubeAPIBurst")]
     pub(super) kube_api_burst: Option<i64>,
@@ -210,6 +211,7 @@ pub(super) struct Fields {
     pub(super) pod_pids_limit: Option<i64>,
     pub(super) pods_per_core: Option<i64>,
     pub(super) port: Option<i64>,
+    pub(super) preloaded_images_verification_allowlist: Vec<String>,
     #[serde(rename = "providerID")]
     pub(super) provider_id: Option<String>,
     pub(super) read_only_port: Option<i64>,

@@ -21,7 +21,8 @@ use super::{
 };
 use crate::api::cri::CgroupDriver;
 use crate::api::{Quantity, names};
-use crate::logic::{cgroup::CgroupTree, pod_writes, shutdown};
+use crate::image::Reference;
+use crate::logic::{cgroup::CgroupTree, image_access::Verification, pod_writes, shutdown};
 use crate::parts;
 
 /// Most OCI runtimes beside the default one.
@@ -586,6 +587,83 @@ fn images(fields: &Fields) -> Result<ImageConfig, Invalid> {
         credential_providers: credential_providers(own)?,
         allowed_registries: own.image_policy.allowed_registries.clone(),
         require_digest: own.image_policy.require_digest.unwrap_or(false),
+        verification: verification(fields)?,
+    })
+}
+
+fn verification(fields: &Fields) -> Result<Verification, Invalid> {
+    let policy_field = "imagePullCredentialsVerificationPolicy";
+    let list_field = "preloadedImagesVerificationAllowlist";
+    let list = &fields.preloaded_images_verification_allowlist;
+    let policy = fields.image_pull_credentials_verification_policy.as_deref();
+    let policy = match policy.unwrap_or_default() {
+        "NeverVerify" => Verification::Never,
+        "" | "NeverVerifyPreloadedImages" => Verification::NotPreloaded,
+        "NeverVerifyAllowlistedImages" => {
+            let patterns = list.iter().enumerate().map(|(n, pattern)| {
+                allowed_images(pattern).or_else(|why| invalid(&format!("{list_field}[{n}]"), why))
+            });
+            return Ok(Verification::NotAllowed(
+                patterns.collect::<Result<_, _>>()?,
+            ));
+        }
+        "AlwaysVerify" => Verification::Always,
+        other => {
+            return invalid(
+                policy_field,
+                format!(
+                    "is {other:?}, must be NeverVerify, NeverVerifyPreloadedImages, \
+                     NeverVerifyAllowlistedImages or AlwaysVerify"
+                ),
+            );
+        }
+    };
+    if !list.is_empty() {
+        let why = format!("must be set only with {policy_field} NeverVerifyAllowlistedImages");
+        return invalid(list_field, why);
+    }
+    Ok(policy)
+}
+
+/// A pattern of the list, as [`Verification::NotAllowed`] has it.
+///
+/// - Source: kubelet `pkg/kubelet/images/pullmanager/image_pull_policies.go`, `getAllowlistImagePattern`.
+fn allowed_images(pattern: &str) -> Result<String, String> {
+    if pattern.trim() != pattern {
+        return Err(format!(
+            "is {pattern:?}, must not begin or end with a space"
+        ));
+    }
+    let is_prefix = pattern.ends_with("/*");
+    let name = pattern.strip_suffix("/*").unwrap_or(pattern);
+    if is_prefix && name.is_empty() {
+        return Err(format!("is {pattern:?}, must name a registry"));
+    }
+    if name.contains('*') {
+        return Err(format!(
+            "is {pattern:?}, must have a * only at the end, behind a slash"
+        ));
+    }
+    // A registry alone is no reference.
+    let probe = if is_prefix {
+        format!("{name}/x")
+    } else {
+        name.into()
+    };
+    let parsed = Reference::parse(&probe).map_err(|e| e.to_string())?;
+    if name.contains('@')
+        || name
+            .rsplit('/')
+            .next()
+            .is_some_and(|last| !is_prefix && last.contains(':'))
+    {
+        return Err(format!(
+            "is {pattern:?}: neither tag nor digest is accepted in an image reference"
+        ));
+    }
+    Ok(match is_prefix {
+        true => format!("{name}/"),
+        false => parsed.repository().to_owned(),
     })
 }
 

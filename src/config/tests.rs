@@ -5,6 +5,7 @@ use std::fs;
 use super::*;
 use crate::api::cri::CgroupDriver;
 use crate::logic::eviction::{Signal, Threshold};
+use crate::logic::image_access::Verification;
 
 /// A directory for one test, removed at its end.
 struct Scratch(PathBuf);
@@ -90,6 +91,61 @@ fn load_dir(
     let mut loaded = load_from(flags(&line), &host(), &path).map_err(|e| show(e.to_string()))?;
     loaded.warnings = loaded.warnings.drain(..).map(show).collect();
     Ok(loaded)
+}
+
+#[test]
+fn images_that_need_no_right() {
+    // ICV-01 ICV-02
+    let parsed = |list: &str| {
+        let policy = "imagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages";
+        let text = format!("{policy}\npreloadedImagesVerificationAllowlist: {list}\n");
+        load("allowed-images", &text, "").map(|config| config.images.verification)
+    };
+    let patterns = [
+        "docker.io/library/busybox",
+        "quay.io/team/",
+        "r.example:5000/a",
+    ];
+    assert_eq!(
+        parsed("[busybox, 'quay.io/team/*', 'r.example:5000/a']"),
+        Ok(Verification::NotAllowed(patterns.map(Into::into).into()))
+    );
+    for (pattern, says) in [
+        ("busybox:1", "neither tag nor digest"),
+        ("busybox:latest", "neither tag nor digest"),
+        (
+            &format!("busybox@sha256:{}", "0".repeat(64)),
+            "neither tag nor digest",
+        ),
+        ("*", "only at the end"),
+        ("quay.io/*/a", "only at the end"),
+        ("quay.io/a*", "only at the end"),
+        ("/*", "registry"),
+        (" busybox", "space"),
+        ("busybox ", "space"),
+        ("UPPER", "lower case"),
+        ("", "empty"),
+    ] {
+        let told = parsed(&format!("[{}]", serde_json::json!(pattern))).expect_err(pattern);
+        assert!(
+            told.contains("preloadedImagesVerificationAllowlist[0]"),
+            "{told}"
+        );
+        assert!(told.contains(says), "{pattern:?}: {told}");
+    }
+    for (policy, want) in [
+        ("NeverVerify", Verification::Never),
+        ("NeverVerifyPreloadedImages", Verification::NotPreloaded),
+        (
+            "NeverVerifyAllowlistedImages",
+            Verification::NotAllowed(Vec::new()),
+        ),
+        ("AlwaysVerify", Verification::Always),
+    ] {
+        let text = format!("imagePullCredentialsVerificationPolicy: {policy}\n");
+        let config = load("verification", &text, "").expect(policy);
+        assert_eq!(config.images.verification, want);
+    }
 }
 
 #[test]
@@ -252,6 +308,7 @@ fn defaults() {
             credential_providers: None,
             allowed_registries: Vec::new(),
             require_digest: false,
+            verification: Verification::NotPreloaded,
             min_age: Duration::from_secs(120),
             max_age: None,
             high_percent: 85,
@@ -1009,6 +1066,14 @@ fn refused() {
         (
             "imageGCLowThresholdPercent: 85",
             "imageGCLowThresholdPercent: is 85, must be lower than",
+        ),
+        (
+            "imagePullCredentialsVerificationPolicy: Sometimes",
+            "imagePullCredentialsVerificationPolicy: is \"Sometimes\", must be NeverVerify",
+        ),
+        (
+            "preloadedImagesVerificationAllowlist: [busybox]",
+            "preloadedImagesVerificationAllowlist: must be set only with imagePullCredentialsVerificationPolicy NeverVerifyAllowlistedImages",
         ),
         (
             "imageMaximumGCAge: 1m",

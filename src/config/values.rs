@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 
 use crate::{
     api::{Quantity, node::Taint},
-    logic::{cgroup::CgroupTree, eviction, link_budget, link_cost, shutdown},
+    logic::{
+        cgroup::CgroupTree, eviction, image_access::Verification, link_budget, link_cost, shutdown,
+    },
     net::Url,
     parts::ConfiguredPart,
     runtime::runc::process::Allowed,
@@ -449,6 +451,8 @@ pub struct ImageConfig {
     pub allowed_registries: Vec<String>,
     /// Set if an image that is pulled must be named by digest.
     pub require_digest: bool,
+    /// Images on the node for which a pod has to have the right.
+    pub verification: Verification,
 }
 
 /// Container garbage.

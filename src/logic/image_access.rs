@@ -5,7 +5,7 @@
 //! any other pod asks the registry with its own.
 //!
 //! An image that the operator imports is open to every pod, by all its names, whatever credentials the same bytes were
-//! pulled with before or after. A record ends with its image.
+//! pulled with before or after. A record ends with its image. [`Verification`] makes exceptions of that.
 //!
 //! - Source: KEP-2535; kubelet `pkg/kubelet/images/pullmanager`, `MustAttemptImagePull`.
 
@@ -19,6 +19,38 @@ pub const RECORD_VERSION: u32 = 1;
 pub const MAX_SECRETS: usize = 100;
 /// Most repositories noted of one image; for others the registry is asked each time.
 pub const MAX_REPOSITORIES: usize = 100;
+
+/// Policy that says for which images on the node a pod has to have the right (ICV-01). By default for those that this agent
+/// pulled.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Verification {
+    /// For none: every pod may use every image.
+    Never,
+    /// For all but images that the agent did not pull.
+    #[default]
+    NotPreloaded,
+    /// For all but images that the agent did not pull and that a pattern names: a repository, or a prefix that ends with
+    /// a slash.
+    NotAllowed(Vec<String>),
+    /// For all.
+    Always,
+}
+
+impl Verification {
+    /// Returns true if a pod needs the right. `preloaded`: the agent did not pull the image, or the operator imported it.
+    #[must_use]
+    pub fn is_needed(&self, repository: &str, preloaded: bool) -> bool {
+        let allows = |pattern: &String| {
+            repository == pattern || (pattern.ends_with('/') && repository.starts_with(pattern))
+        };
+        match self {
+            Self::Never => false,
+            Self::NotPreloaded => !preloaded,
+            Self::NotAllowed(patterns) => !(preloaded && patterns.iter().any(allows)),
+            Self::Always => true,
+        }
+    }
+}
 
 /// A credential of a pod, and the Secret that it came in.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,28 +120,16 @@ impl PulledRecord {
         }
     }
 
-    /// Makes the record of an image that the operator brought: every pod may use it without asking.
-    #[must_use]
-    pub fn imported(image: &str) -> Self {
-        Self {
-            imported: true,
-            ..Self::new(image)
-        }
-    }
-
-    /// Returns true if every pod may use the image, whatever credentials it brings.
+    /// Returns true if every pod has the right, whatever credentials it brings.
     #[must_use]
     pub fn everybody_may(&self, repository: &str) -> bool {
         let access = self.repositories.get(repository);
-        self.imported || access.is_some_and(|access| access.everybody)
+        access.is_some_and(|access| access.everybody)
     }
 
     /// Decides the right of a pod that brings these credentials for `repository`.
     #[must_use]
     pub fn standing(&self, repository: &str, brought: &[PullSecret]) -> Standing {
-        if self.imported {
-            return Standing::Known;
-        }
         let Some(access) = self.repositories.get(repository) else {
             return Standing::Ask;
         };
@@ -130,9 +150,6 @@ impl PulledRecord {
 
     /// Notes the credentials that the image was pulled with; none: it needs none. Returns true if that is news.
     pub fn note(&mut self, repository: &str, with: &[PullSecret]) -> bool {
-        if self.imported {
-            return false;
-        }
         if !self.repositories.contains_key(repository)
             && self.repositories.len() >= MAX_REPOSITORIES
         {
@@ -260,14 +277,29 @@ mod tests {
     }
 
     #[test]
-    fn what_the_operator_imported_is_everybodys() {
-        // IMG-20
-        let mut record = PulledRecord::imported("i");
-        assert!(!record.note("r/x", &[secret("a", "1")]), "no news");
-        for repository in ["r/x", "r/y"] {
-            assert!(record.everybody_may(repository), "{repository}");
-            assert_eq!(record.standing(repository, &[]), Standing::Known);
+    fn for_which_images_a_pod_needs_the_right() {
+        // ICV-01
+        let patterns = ["docker.io/library/busybox", "quay.io/team/"];
+        let listed = Verification::NotAllowed(patterns.map(Into::into).into());
+        for (policy, preloaded, repository, want) in [
+            (Verification::Never, true, "r/x", false),
+            (Verification::Never, false, "r/x", false),
+            (Verification::NotPreloaded, true, "r/x", false),
+            (Verification::NotPreloaded, false, "r/x", true),
+            (Verification::Always, true, "r/x", true),
+            (Verification::Always, false, "r/x", true),
+            (listed.clone(), true, "docker.io/library/busybox", false),
+            (listed.clone(), true, "docker.io/library/busybox2", true),
+            (listed.clone(), true, "quay.io/team/a/b", false),
+            (listed.clone(), true, "quay.io/teams/a", true),
+            (listed.clone(), true, "quay.io/team", true),
+            // The list speaks of preloaded images only.
+            (listed, false, "docker.io/library/busybox", true),
+        ] {
+            let needed = policy.is_needed(repository, preloaded);
+            assert_eq!(needed, want, "{policy:?} {preloaded} {repository}");
         }
+        assert_eq!(Verification::default(), Verification::NotPreloaded);
     }
 
     #[test]

@@ -9,7 +9,8 @@
 //!
 //! A pull whose pod is deleted may still bring its image. Its note stays until the runtime says that the pull is over.
 //!
-//! An image with neither file was not pulled by this agent: every pod may use it. A record ends with its image.
+//! An image with neither file was not pulled by this agent: unless the node's policy wants it otherwise, every pod may
+//! use it. A record ends with its image.
 
 use alloc::{collections::BTreeMap, rc::Rc};
 use core::cell::RefCell;
@@ -23,7 +24,7 @@ use super::{
 use crate::{
     agent::complaints::Complaints,
     image::Reference,
-    logic::image_access::{PullSecret, PulledRecord, Standing},
+    logic::image_access::{PullSecret, PulledRecord, Standing, Verification},
     runtime::ImageService,
     sys::lane::Lane,
 };
@@ -35,6 +36,7 @@ const MAX_LOOKS: u32 = 3;
 /// Right of pods to use the images that are there.
 pub(super) struct Access {
     files: Files,
+    policy: Verification,
     disk: Lane,
     complaints: Rc<Complaints>,
     /// Pulls with credentials of pods that are under way, by reference: as many as there are pods at most.
@@ -62,9 +64,15 @@ struct Dropped {
 
 impl Access {
     /// Makes the access with the records below `root`.
-    pub(super) fn new(root: &Path, disk: Lane, complaints: Rc<Complaints>) -> Self {
+    pub(super) fn new(
+        root: &Path,
+        policy: Verification,
+        disk: Lane,
+        complaints: Rc<Complaints>,
+    ) -> Self {
         Self {
             files: Files::below(root),
+            policy,
             disk,
             complaints,
             under_way: RefCell::default(),
@@ -82,9 +90,11 @@ impl Access {
         let found = self
             .disk
             .run(move || Ok::<_, io::Error>((files.record(&image)?, files.is_pulling(&name))));
+        let needed = |preloaded| self.policy.is_needed(repository, preloaded);
         let record = match found.await {
+            Ok((Some(record), _)) if !needed(record.imported) => return true,
             Ok((Some(record), _)) => record,
-            Ok((None, is_pulling)) => return !is_pulling,
+            Ok((None, is_pulling)) => return !needed(!is_pulling),
             Err(e) => {
                 self.complaints.complain(&format!(
                     "what image {id} was pulled with is not known: {e}"
@@ -163,12 +173,11 @@ impl Access {
         self.note(id, parsed.repository(), with).await;
     }
 
-    /// Notes that the operator brought these images: every pod may use them, whatever they were pulled with before.
+    /// Notes that the operator brought these images: they are preloaded, whatever they were pulled with before.
     pub(super) async fn imported(&self, ids: &[&str]) {
         for id in ids {
-            let image = (*id).to_owned();
-            self.change(id, move |record| {
-                *record = PulledRecord::imported(&image);
+            self.change(id, |record| {
+                record.imported = true;
                 true
             })
             .await;

@@ -99,7 +99,7 @@ impl Images {
             keyring: tools.keyring,
             turns: Semaphore::new(parallel(cfg)),
             clock: tools.clock,
-            access: Access::new(root, tools.disk, tools.complaints),
+            access: Access::new(root, cfg.verification.clone(), tools.disk, tools.complaints),
             backoff: RefCell::new(ImageBackoff::new(delays)),
             rate: RefCell::new(rate),
             heap_used: Cell::new(false),

@@ -13,6 +13,7 @@ use smol::future::{block_on, poll_once};
 use super::{
     ForPod, ImageCommands, ImageDirectory, ImageGarbage, Images, NodeKeyring, Pending, PodSecrets,
     Stock, Tools, VolumeImages,
+    access::Access,
     credentials::{Credentials, Try},
 };
 use crate::{
@@ -34,7 +35,11 @@ use crate::{
         pull::{Gate as _, Settings},
         testing::{Scratch, Stream, docker_archive},
     },
-    logic::{image_access::PullSecret, image_gc::PERIOD, link_budget},
+    logic::{
+        image_access::{PullSecret, Verification},
+        image_gc::PERIOD,
+        link_budget,
+    },
     runtime::{
         ImageService, RuntimeError, RuntimeService,
         fake::{Fake, Fault, Op, Trouble},
@@ -250,6 +255,63 @@ fn what_the_operator_imports_is_everybodys() {
     import();
     for reference in [PRIVATE, "docker.io/library/app:1"] {
         assert!(may_use(reference), "{reference}");
+    }
+}
+
+#[test]
+fn the_policy_says_for_which_images_a_pod_needs_the_right() {
+    // ICV-01 ICV-02
+    let listed = || Verification::NotAllowed(vec!["registry.test/".into()]);
+    let elsewhere = || Verification::NotAllowed(vec!["registry.test/other".into()]);
+    // Who may use it: there from before, imported, brought by another pod's Secret, pulled for everybody.
+    for (policy, may) in [
+        (Verification::Never, [true, true, true, true]),
+        (Verification::NotPreloaded, [true, true, false, true]),
+        (listed(), [true, true, false, true]),
+        (elsewhere(), [false, false, false, true]),
+        (Verification::Always, [false, false, false, true]),
+    ] {
+        let scratch = Scratch::new();
+        let clock: Rc<dyn Clock> = Rc::new(SystemClock::new().expect("timer"));
+        let complaints = Rc::new(Complaints::new(clock));
+        let access = Access::new(
+            &scratch.join("root"),
+            policy.clone(),
+            Lane::inline(),
+            complaints,
+        );
+        let nobodys = Credentials {
+            own: Vec::new(),
+            brought: Vec::new(),
+        };
+        let secret = Credentials {
+            own: Vec::new(),
+            brought: vec![PullSecret {
+                name: "other".into(),
+                digest: "1".into(),
+                ..PullSecret::default()
+            }],
+        };
+        block_on(access.imported(&["imported"]));
+        block_on(access.pulled(PRIVATE, "bound", &secret, Some("1")));
+        block_on(access.pulled(PRIVATE, "open", &nobodys, None));
+        let pod = plain();
+        for (id, may) in ["there", "imported", "bound", "open"].into_iter().zip(may) {
+            let told = block_on(access.may_use(&pod, PRIVATE, id));
+            assert_eq!(told, may, "{policy:?} {id}");
+        }
+        // The registry gave the imported one to everybody: it need not be asked again.
+        block_on(access.pulled(PRIVATE, "imported", &nobodys, None));
+        assert!(
+            block_on(access.may_use(&pod, PRIVATE, "imported")),
+            "{policy:?}"
+        );
+        let broken = scratch.join("root/image_manager/pulled");
+        for file in fs::read_dir(broken).expect("records").flatten() {
+            fs::write(file.path(), b"{").expect("record");
+        }
+        let told = block_on(access.may_use(&pod, PRIVATE, "open"));
+        assert!(!told, "{policy:?}: a record that cannot be read");
     }
 }
 
