@@ -224,7 +224,7 @@ fn papers_name_what_exists() {
             // In its help.
             || script.contains(&format!("\n  --{flag} "))
             // Of every command, of tasks, and of tests.
-            || ["help", "version", "socket", "cluster", "schedules", "long"].contains(&flag)
+            || ["help", "version", "socket", "cluster", "schedules", "long", "core"].contains(&flag)
             || commands.contains(&format!("\n    \"{flag}\",\n"))
             || parts.contains(&format!("value(\n                \"{flag}\","))
             || parts.contains(&format!("switch(\n                \"{flag}\","))
