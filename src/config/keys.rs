@@ -304,14 +304,16 @@ pub(super) fn check_ranges(document: &Value) -> Result<(), Invalid> {
         let value = parts.fold(document, |value, part| &value[part]);
         match key.range {
             _ if value.is_null() => {}
-            Some(&Number(low, high)) if !value.as_i64().is_some_and(|n| low <= n && n <= high) => {
+            Some(&Number(low, high))
+                if !value.as_i64().is_some_and(|n| (low..=high).contains(&n)) =>
+            {
                 let high = (high < I32).then_some(high);
                 let message = format!("is {value}, must be a whole number, {}", bounds(low, high));
                 return invalid(key.name, message);
             }
             Some(&Time(low, high)) => {
                 let time = value.as_str().and_then(duration::parse);
-                if let Some(time) = time.filter(|time| *time < low || *time > high) {
+                if let Some(time) = time.filter(|time| !(low..=high).contains(time)) {
                     let high = (high < Duration::MAX).then_some(high);
                     let message = format!("is {time:?}, must be {}", bounds(low, high));
                     return invalid(key.name, message);
