@@ -147,6 +147,7 @@ impl Registry {
     /// Asks a socket until its plugin is registered or refused.
     async fn ask(self: Rc<Self>, path: PathBuf, place: Place) {
         let (mut failures, mut told) = (0, String::new());
+        // Bounded: by the pauses between its questions.
         while !self.once(&path, &place, &mut told).await {
             failures += 1;
             let now = self.clock.now();
