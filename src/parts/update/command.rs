@@ -291,7 +291,8 @@ impl Visit {
         let now = Now {
             wall,
             trusted: clock::synchronized() == Some(true),
-            costs: link["metered"] == true,
+            // The configuration may have changed since the agent has read it.
+            costs: is_far && (self.config.link.cost.always || link["metered"] == true),
             waits: link["imagesWait"] == true,
             disk_pressure: conditions.any(|c| c["type"] == "DiskPressure" && c["status"] == "True"),
             moving: pods.filter(|pod| on_its_way(pod).is_moving(wall)).count(),
