@@ -28,7 +28,6 @@ use super::{
     serving::{self, Reviews},
     start_error::StartError,
     tasks::{Task, boxed},
-    tunnel::{self, Tunnel},
     write_watch::WriteWatch,
 };
 use crate::{
@@ -38,7 +37,10 @@ use crate::{
     kube::store::Store,
     logic::{eviction::Starved, object_fields, shutdown, static_pod, tunnel::agent_id},
     net::ProxyVariables,
-    parts::PartTools,
+    parts::{
+        PartTools,
+        tunnel::{self, Tunnel},
+    },
     runtime::log_rotation::Looked,
     server::{backend::Backend, network::Network},
     source::{ManifestDir, ManifestUrl, Place, Poller, WHOLE_TIMEOUT},

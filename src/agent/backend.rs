@@ -23,7 +23,6 @@ use super::{
     recorder::Recorder,
     removed::Removed,
     times::Times,
-    tunnel::Board,
     vitals::{HeapUse, LoopWatch},
 };
 use crate::api::order::Order;
@@ -41,7 +40,7 @@ use crate::{
         pod_kind, static_pod,
     },
     net::meter,
-    parts::ConfiguredPart,
+    parts::{ConfiguredPart, tunnel::Board},
     runtime::RuntimeService,
     server::{
         backend::{

@@ -25,7 +25,6 @@
 //! | `views`, `cluster_views` | what `cluster` is shown of the rest, and who shows it |
 //! | `tasks`, `wake`, `waker_set` | small tools |
 //! | `serving` | what is served over the network |
-//! | `tunnel` | how that is reached where nobody can dial this node |
 //! | `reset` | removes everything |
 //! | `start_error` | how the agent ends, and why it cannot start |
 //! | `neighbours` | who else runs pods on this machine |
@@ -94,7 +93,6 @@ pub(crate) mod tasks;
 #[cfg(test)]
 pub(crate) mod tests;
 pub(crate) mod times;
-pub(crate) mod tunnel;
 mod views;
 pub(crate) mod vitals;
 pub(crate) mod wake;

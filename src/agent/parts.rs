@@ -23,13 +23,13 @@ use super::{
     probes::{Probes, Wire},
     recorder::Recorder,
     times::Times,
-    tunnel::Board,
     vitals::{HeapUse, LoopWatch, WorkCounters},
 };
 use crate::{
     api::{Mono, Wall},
     cgroup::Cgroups,
     config::Config,
+    parts::tunnel::Board,
     runtime::{ImageService, RuntimeService},
     sys::lane::Lane,
     volume::Volumes,

@@ -41,7 +41,6 @@ mod manifest_url;
 mod node;
 mod resolve;
 mod server;
-mod tunnel;
 mod values;
 mod without_effect;
 

@@ -16,7 +16,7 @@ use super::values::{
     SwapBehavior, TimeConfig,
 };
 use super::{
-    cluster, configz, endpoints, eviction, gates, keys, link, manifest_url, node, server, tunnel,
+    cluster, configz, endpoints, eviction, gates, keys, link, manifest_url, node, server,
     without_effect,
 };
 use crate::api::cri::CgroupDriver;
@@ -85,7 +85,7 @@ pub(super) fn resolve(
     let server = server::resolve(&fields, cluster.is_member(), node.port)?;
     let mut config = Config {
         parts: Vec::new(),
-        tunnel: tunnel::resolve(&own.tunnel, cluster.is_member(), &server)?,
+        tunnel: parts::tunnel::settings::resolve(&own.tunnel, cluster.is_member(), &server)?,
         link: link::resolve(own)?,
         server,
         document: configz::shown(&document, cluster.is_member()),

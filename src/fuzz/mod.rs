@@ -73,7 +73,7 @@ pub const TARGETS: &[Target] = &[
     target("http2", grpc::http2),
     target("hpack", grpc::hpack),
     target("protobuf", grpc::protobuf),
-    target("tunnel", agent::tunnel::fuzz::packets),
+    target("tunnel", crate::parts::tunnel::fuzz::packets),
     #[cfg(feature = "update")]
     target("channel", channel),
     target("cdi", cdi_file),

@@ -160,7 +160,7 @@ pub(super) fn of(target: &str) -> Vec<Vec<u8>> {
         ]),
         "provider_streams" => crate::parts::fuzz::provider::tests::seeds(),
         "spdy" | "websocket" => crate::stream::fuzz::tests::seeds(target),
-        "tunnel" => crate::agent::tunnel::fuzz::tests::seeds(),
+        "tunnel" => crate::parts::tunnel::fuzz::tests::seeds(),
         "http2" | "hpack" | "protobuf" => super::grpc::tests::seeds(target),
         "watch" => texts(&[
             "{\"type\":\"MODIFIED\",\"object\":{\"metadata\":{\"name\":\"a\",\"namespace\":\"n\",\"uid\":\"u\",\"resourceVersion\":\"7\"}}}\n\

@@ -238,7 +238,7 @@ fn build(
     Ok(built)
 }
 
-pub(super) fn pem<'a>(name: &'static str, material: &'a Material) -> Pem<'a> {
+pub(crate) fn pem<'a>(name: &'static str, material: &'a Material) -> Pem<'a> {
     match material {
         Material::File(path) => Pem::File(path),
         Material::Inline(bytes) => Pem::Text(name, bytes),
@@ -261,7 +261,7 @@ fn stamp(path: &Path) -> Stamp {
 }
 
 /// Reads a token. Errors: the file cannot be read, or does not hold a token.
-pub(super) fn read_token(path: &Path) -> io::Result<String> {
+pub(crate) fn read_token(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     File::open(path).and_then(|file| {
         file.take(MAX_TOKEN_BYTES as u64 + 2)

@@ -10,7 +10,6 @@
 //! | [`stream`], [`body`] | lists of which one item at a time stands in memory |
 //! | [`watch`], [`cancel`] | the doorbell |
 //! | [`bootstrap`], [`csr`], [`store`], [`x509`] | certificates: asked for, made, kept, read |
-//! | `tunnel` | credentials for the server of a tunnel |
 //! | [`join`] | clusters, before this machine is a node of one |
 //! | [`lanes`] | the threads that all of this runs on |
 //! | [`rate`], [`date`], [`path`], [`error`] | small parts of an exchange |
@@ -27,7 +26,7 @@ pub mod bootstrap;
 pub mod cancel;
 pub mod client;
 mod connect;
-mod credentials;
+pub(crate) mod credentials;
 pub mod csr;
 mod date;
 pub mod error;
@@ -46,7 +45,6 @@ pub mod stream;
 pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
-pub(crate) mod tunnel;
 pub mod watch;
 pub mod x509;
 

@@ -719,56 +719,6 @@ fn new_certificates_are_taken_without_a_restart() {
 }
 
 #[test]
-fn the_tunnel_shows_what_was_renewed() {
-    // TUN-09
-    let ca = Authority::new();
-    let scratch = Scratch::new();
-    let own = |_| ca.client("system:nodes", "system:node:a", NOW);
-    let [brought, first, second] = [(), (), ()].map(own);
-    let pem = scratch.join("brought.pem");
-    fs::write(&pem, brought.both()).expect("pair");
-    let path = scratch.join("kubelet.conf");
-    let text = |user: &str| {
-        format!(
-            "current-context: a\nclusters: [{{name: c, cluster: {{server: 'https://192.0.2.1'}}}}]\n\
-             users: [{{name: u, user: {{{user}}}}}]\n\
-             contexts: [{{name: a, context: {{cluster: c, user: u}}}}]\n"
-        )
-    };
-    let user = format!(
-        "client-certificate: '{0}', client-key: '{0}'",
-        pem.display()
-    );
-    fs::write(&path, text(&user)).expect("kubeconfig");
-    let store = store::Store::client(&scratch.join("pki"));
-    store.recover().expect("directory");
-    // As each dial reads it.
-    let shown = |kept: Option<&store::Store>| {
-        let (config, token) = tunnel::credentials(&path, kept, None, None).expect("credentials");
-        assert_eq!(token, None);
-        let schemes = [rustls::SignatureScheme::ECDSA_NISTP256_SHA256];
-        let pair = config.client_auth_cert_resolver.resolve(&[], &schemes);
-        pair.expect("a certificate").cert[0].to_vec()
-    };
-    let der = |pair: &testing::Pair| {
-        let all = crate::net::tls::certificates(pair.certificate.as_bytes());
-        all[0].to_vec()
-    };
-    assert_eq!(shown(Some(&store)), der(&brought), "there is no other yet");
-    for (pair, at) in [(&first, 0), (&second, 60)] {
-        let at = Wall::from_secs(at);
-        store
-            .store(&pair.certificate, &pair.key, at)
-            .expect("renewed");
-        assert_eq!(shown(Some(&store)), der(pair));
-    }
-    assert_eq!(shown(None), der(&brought), "this node renews none");
-    // Who shows a token to the apiserver has no certificate to show.
-    fs::write(&path, text("token: t")).expect("kubeconfig");
-    assert!(tunnel::credentials(&path, Some(&store), None, None).is_err());
-}
-
-#[test]
 fn a_plugin_knows_a_certificate() {
     // CONF-20
     let ca = Authority::new();

@@ -12,6 +12,7 @@ pub(crate) mod devices;
 mod join;
 #[cfg(feature = "provider")]
 mod provider;
+pub(crate) mod tunnel;
 #[cfg(feature = "update")]
 mod update;
 

@@ -22,7 +22,6 @@ use super::{
     eviction::{PodFiles, gauge::running_tasks},
     node::NodeFacts,
     node_resources::ResourceGiver,
-    tunnel::Board,
     vitals::{HeapUse, LoopWatch, WorkCounters},
 };
 use crate::{
@@ -47,6 +46,7 @@ use crate::{
         pleg::RunningCounts,
     },
     net::traffic,
+    parts::tunnel::Board,
     runtime::RuntimeService,
     server::{backend::Figures, http::Refusal},
     sys::lane::Lane,

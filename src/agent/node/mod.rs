@@ -167,7 +167,7 @@ impl Node {
     }
 
     /// Takes the Node as the apiserver has it now, without its images.
-    pub(super) fn learn(&self, object: Object) {
+    pub(crate) fn learn(&self, object: Object) {
         self.admission.borrow_mut().learn(&object);
         self.set_host_ips(node::of_node(&object));
         *self.object.borrow_mut() = Some(object);

@@ -95,7 +95,7 @@ fn addresses(_: &str) -> Local {
 
 /// Time of the machine, as tests set it.
 #[derive(Debug, Default)]
-pub(in crate::agent) struct Hands {
+pub(crate) struct Hands {
     now: Cell<Mono>,
     /// Seconds by which the wall clock is off.
     off_s: Cell<i64>,
@@ -109,7 +109,7 @@ pub(in crate::agent) struct Hands {
 }
 
 impl Hands {
-    pub(in crate::agent) const fn now(&self) -> Mono {
+    pub(crate) const fn now(&self) -> Mono {
         self.now.get()
     }
 
@@ -131,7 +131,7 @@ impl Hands {
     }
 
     /// Sets that the wall clock is not kept right, or is.
-    pub(in crate::agent) fn set_wrong(&self, is_wrong: bool) {
+    pub(crate) fn set_wrong(&self, is_wrong: bool) {
         self.is_wrong.set(is_wrong);
     }
 
@@ -150,11 +150,11 @@ impl Hands {
         self.alarms.take();
     }
 
-    pub(in crate::agent) fn next_alarm(&self) -> Option<Mono> {
+    pub(crate) fn next_alarm(&self) -> Option<Mono> {
         self.alarms.borrow().iter().map(|(at, _)| *at).min()
     }
 
-    pub(in crate::agent) fn set(&self, now: Mono) {
+    pub(crate) fn set(&self, now: Mono) {
         self.now.set(now);
         let all = self.alarms.take();
         let (due, later) = all.into_iter().partition(|(at, _)| *at <= now);
@@ -164,7 +164,7 @@ impl Hands {
     }
 }
 
-pub(in crate::agent) struct TestClock(pub(in crate::agent) Rc<Hands>);
+pub(crate) struct TestClock(pub(crate) Rc<Hands>);
 
 impl Clock for TestClock {
     fn now(&self) -> Mono {
@@ -793,7 +793,7 @@ impl Running {
 }
 
 /// Configuration and facts of an agent, read once for many agents.
-pub(in crate::agent) struct Template {
+pub(crate) struct Template {
     cfg: Config,
     node: NodeFacts,
     root: PathBuf,
@@ -805,7 +805,7 @@ pub(in crate::agent) struct Template {
 
 impl Template {
     /// Makes the template of agents with their directories below `root`, and with `more` flags.
-    pub(in crate::agent) fn new(root: &Path, more: &[&str]) -> Self {
+    pub(crate) fn new(root: &Path, more: &[&str]) -> Self {
         Self::declaring(root, more, "")
     }
 
@@ -898,6 +898,11 @@ impl Template {
                 .expect("removed");
             }
         }
+    }
+
+    /// Makes the node of an agent.
+    pub(crate) fn node(&self) -> Rc<Node> {
+        self.given(Rc::new(Fake::new()), Rc::default(), None).node
     }
 
     /// Makes the parts that an agent is given.

@@ -18,7 +18,7 @@ const CONDITION: &str = "TunnelReady";
 
 /// State of the tunnel: written by the tunnel, read by all who show it.
 #[derive(Default)]
-pub(in crate::agent) struct Board {
+pub(crate) struct Board {
     /// Open streams, those that are being left included.
     pub(super) streams: Cell<usize>,
     figures: Cell<TunnelFigures>,
@@ -67,7 +67,7 @@ impl Board {
     }
 
     /// The condition for `get node`.
-    pub(in crate::agent) fn condition(&self, now: Wall) -> NodeCondition {
+    pub(crate) fn condition(&self, now: Wall) -> NodeCondition {
         let standing = self.standing.borrow();
         let (up, all) = standing.servers;
         let (status, reason, message) = match (up, &standing.trouble) {
@@ -86,7 +86,7 @@ impl Board {
     }
 
     /// The answer for `check`.
-    pub(in crate::agent) fn health(&self) -> TunnelHealth {
+    pub(crate) fn health(&self) -> TunnelHealth {
         let standing = self.standing.borrow();
         TunnelHealth {
             streams: standing.servers.0,
@@ -97,7 +97,7 @@ impl Board {
     }
 
     /// The figures for `/metrics`.
-    pub(in crate::agent) fn figures(&self) -> TunnelFigures {
+    pub(crate) fn figures(&self) -> TunnelFigures {
         let streams = u64::try_from(self.streams.get()).unwrap_or(u64::MAX);
         TunnelFigures {
             streams,

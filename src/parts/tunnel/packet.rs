@@ -301,7 +301,7 @@ pub(super) mod tests {
     use super::*;
 
     /// A packet as a server writes it.
-    pub(in crate::agent::tunnel) fn of_server(said: Said) -> Vec<u8> {
+    pub(in crate::parts::tunnel) fn of_server(said: Said) -> Vec<u8> {
         let mut packet = match said {
             Said::Dial {
                 protocol,

@@ -4,9 +4,10 @@
 //! | file | content |
 //! |---|---|
 //! | `board` | the tunnel's state, as people are told it |
-//! | `connect` | opening a stream to an address |
+//! | `connect`, `credentials` | opening a stream to an address, and what is shown there |
 //! | `stream` | a stream, and the connections that it carries to the server of this node, in this process |
 //! | `packet` | the packets on it |
+//! | `settings` | `picolet.tunnel` |
 //! | here | the lines, and how many streams there are to be |
 //!
 //! ```text
@@ -18,10 +19,12 @@
 
 mod board;
 mod connect;
+mod credentials;
 mod packet;
+pub(crate) mod settings;
 mod stream;
 
-pub(super) use board::Board;
+pub(crate) use board::Board;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use packet::fuzz;
@@ -41,17 +44,17 @@ use self::{
     connect::{Failed, Opened, open},
     stream::{Carrying, Turned},
 };
-use super::{
-    clock::{Alarm, Clock},
-    complaints::Complaints,
-    link_policy::LinkPolicy,
-    node::Node,
-    recorder::{Recorder, Severity},
-    tasks::boxed,
-    wake::Wake,
-    waker_set::WakerSet,
-};
 use crate::{
+    agent::{
+        clock::{Alarm, Clock},
+        complaints::Complaints,
+        link_policy::LinkPolicy,
+        node::Node,
+        recorder::{Recorder, Severity},
+        tasks::boxed,
+        wake::Wake,
+        waker_set::WakerSet,
+    },
     config::TunnelConfig,
     kube::store::Store,
     logic::tunnel::{
@@ -71,27 +74,27 @@ const LOOK: Duration = Duration::from_secs(1);
 const MAX_SHOWN_TARGET: usize = 100;
 
 /// Settings that do not change.
-pub(super) struct Settings {
-    pub(super) cfg: TunnelConfig,
-    pub(super) kubeconfig: PathBuf,
+pub(crate) struct Settings {
+    pub(crate) cfg: TunnelConfig,
+    pub(crate) kubeconfig: PathBuf,
     /// Store of the certificate that this node renews, if it does.
-    pub(super) kept: Option<Store>,
+    pub(crate) kept: Option<Store>,
     /// Cost of the link: bytes may cost money.
-    pub(super) link_policy: Rc<dyn LinkPolicy>,
+    pub(crate) link_policy: Rc<dyn LinkPolicy>,
     /// Identity of this agent, for servers.
-    pub(super) agent_id: String,
+    pub(crate) agent_id: String,
     /// Port of the server of this node.
-    pub(super) port: u16,
+    pub(crate) port: u16,
 }
 
 /// Helpers that the tunnel works with.
-pub(super) struct Tools {
-    pub(super) clock: Rc<dyn Clock>,
-    pub(super) recorder: Rc<Recorder>,
-    pub(super) complaints: Rc<Complaints>,
-    pub(super) disk: Lane,
-    pub(super) node: Rc<Node>,
-    pub(super) network: Rc<Network>,
+pub(crate) struct Tools {
+    pub(crate) clock: Rc<dyn Clock>,
+    pub(crate) recorder: Rc<Recorder>,
+    pub(crate) complaints: Rc<Complaints>,
+    pub(crate) disk: Lane,
+    pub(crate) node: Rc<Node>,
+    pub(crate) network: Rc<Network>,
 }
 
 /// A stream on its way.
@@ -126,11 +129,11 @@ struct Shared {
 }
 
 /// The tunnel of this node.
-pub(super) struct Tunnel(Rc<Shared>);
+pub(crate) struct Tunnel(Rc<Shared>);
 
 impl Tunnel {
     /// Begins to dial, and goes on until [`Self::stop`].
-    pub(super) fn start(
+    pub(crate) fn start(
         settings: Settings,
         tools: Tools,
         board: Rc<Board>,
@@ -167,7 +170,7 @@ impl Tunnel {
     }
 
     /// Tells servers that no dials are taken any more, and gives open connections some seconds to end.
-    pub(super) async fn stop(&self) {
+    pub(crate) async fn stop(&self) {
         let shared = &self.0;
         shared.is_stopping.set(true);
         shared.changed.wake_all();

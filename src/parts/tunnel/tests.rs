@@ -21,7 +21,7 @@ use crate::{
     agent::{
         clock::Ticks,
         link_policy::FreeLink,
-        tests::world::{Hands, NODE, Template},
+        tests::world::{Hands, NODE, Template, TestClock},
     },
     api::{self, Mono, node::NodeAddress},
     grpc::{
@@ -31,7 +31,6 @@ use crate::{
     },
     image::testing::Scratch,
     logic::tunnel::stream::{MAX_REPLACED, Refusal},
-    runtime::fake::Fake,
 };
 
 const PORT: u16 = 10250;
@@ -154,8 +153,7 @@ impl World {
         let hands = Rc::new(Hands::default());
         hands.set(Mono(1000));
         let template = Template::new(&scratch.join(""), &[]);
-        let given = template.given(Rc::new(Fake::new()), Rc::clone(&hands), None);
-        let clock: Rc<dyn Clock> = Rc::from(given.clock);
+        let clock: Rc<dyn Clock> = Rc::new(TestClock(Rc::clone(&hands)));
         let near = Rc::new(RefCell::new(Vec::new()));
         let taken = Rc::clone(&near);
         let offers = Rc::new(RefCell::new(VecDeque::new()));
@@ -183,8 +181,8 @@ impl World {
             recorder: Rc::new(Recorder::new(Rc::clone(&clock), NODE.into())),
             complaints: Rc::new(Complaints::new(Rc::clone(&clock))),
             clock,
-            disk: given.disk,
-            node: given.node,
+            disk: Lane::inline(),
+            node: template.node(),
             executor: Rc::new(LocalExecutor::new()),
             board: Rc::default(),
             ids: RefCell::new(Ids::new(0)),

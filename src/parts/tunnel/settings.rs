@@ -1,9 +1,9 @@
 //! Settings of the tunnel by which an apiserver reaches a node that nobody can dial (TUN-01, TUN-09, TUN-10).
 
-use super::{
+use crate::config::{
+    ServerConfig, TunnelConfig,
     checks::{Invalid, absolute, invalid},
     file::Tunnel,
-    values::{ServerConfig, TunnelConfig},
 };
 
 /// Most servers of a tunnel. Each has a stream of its own.
@@ -12,7 +12,7 @@ const MAX_SERVERS: usize = 8;
 const PORT: u16 = 8091;
 
 /// Resolves the tunnel; `None`: there is none. `is_member`: there is an apiserver.
-pub(super) fn resolve(
+pub(crate) fn resolve(
     own: &Tunnel,
     is_member: bool,
     server: &ServerConfig,

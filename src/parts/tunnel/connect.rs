@@ -24,7 +24,6 @@ use crate::{
         hpack::Field,
         status::Status,
     },
-    kube::tunnel,
     logic::tunnel::line::{Ending, is_refusal},
     net::{Names, meter::Counted},
     sys::lane::Lane,
@@ -95,7 +94,7 @@ pub(super) async fn open(
     let cfg = settings.cfg.clone();
     let read = move || {
         let (ca, token_file) = (cfg.ca.as_deref(), cfg.token_file.as_deref());
-        tunnel::credentials(&kubeconfig, kept.as_ref(), ca, token_file)
+        super::credentials::credentials(&kubeconfig, kept.as_ref(), ca, token_file)
     };
     let read = shared.disk.run(read).await;
     let (tls, token) = read.map_err(|e| Failed::broken(chain(&e)))?;
