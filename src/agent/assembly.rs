@@ -34,13 +34,9 @@ use crate::{
     api::Mono,
     bus::logind::Places,
     cgroup::{MemoryBell, Version},
-    kube::store::Store,
-    logic::{eviction::Starved, object_fields, shutdown, static_pod, tunnel::agent_id},
+    logic::{eviction::Starved, object_fields, shutdown, static_pod},
     net::ProxyVariables,
-    parts::{
-        PartTools,
-        tunnel::{self, Tunnel},
-    },
+    parts::{PartTools, Serve},
     runtime::log_rotation::Looked,
     server::{backend::Backend, network::Network},
     source::{ManifestDir, ManifestUrl, Place, Poller, WHOLE_TIMEOUT},
@@ -325,7 +321,7 @@ pub(super) fn metrics(parts: &Parts, agent: Asker) -> Metrics {
         agent,
         objects: parts.owners.cluster.as_ref().map(|c| Rc::clone(&c.objects)),
         peers: metrics::Peers {
-            tunnel: parts.owners.tunnel.clone(),
+            parts: parts.cfg.parts.clone(),
             resources: parts.machine.resources.clone(),
         },
         settings: metrics::Settings {
@@ -369,33 +365,6 @@ pub(super) fn served_parts(parts: &Parts, backend: Rc<dyn Backend>) -> serving::
         }),
         backend,
     }
-}
-
-/// The tunnel to the server of this node, if there is one.
-pub(super) fn tunnel(
-    parts: &Parts,
-    network: Option<Rc<Network>>,
-    executor: &Rc<LocalExecutor<'static>>,
-) -> Option<Tunnel> {
-    let (cfg, node) = (&parts.cfg, &parts.owners.node);
-    let settings = tunnel::Settings {
-        cfg: cfg.tunnel.clone()?,
-        kubeconfig: cfg.cluster.kubeconfig.clone()?,
-        kept: cfg.cluster.renewed_in().map(Store::client),
-        link_policy: Rc::clone(&parts.owners.link_policy),
-        agent_id: agent_id(&node.name, &node.identity.boot_id),
-        port: cfg.server.listen?.port(),
-    };
-    let tools = tunnel::Tools {
-        clock: Rc::clone(&parts.tools.clock),
-        recorder: Rc::clone(&parts.tools.recorder),
-        complaints: Rc::clone(&parts.tools.complaints),
-        disk: parts.machine.disk.clone(),
-        node: Rc::clone(node),
-        network: network?,
-    };
-    let board = parts.owners.tunnel.clone()?;
-    Some(Tunnel::start(settings, tools, board, executor))
 }
 
 /// Makes the task that keeps the budget of the link, if there is one.
@@ -453,13 +422,26 @@ pub(super) fn url_manifests(
 }
 
 /// Starts the parts that are configured. Returns their tasks.
-pub(super) fn start_parts(parts: &Parts, proxies: &ProxyVariables) -> Vec<Task> {
+pub(super) fn start_parts(
+    parts: &Parts,
+    proxies: &ProxyVariables,
+    network: Option<Rc<Network>>,
+    executor: &Rc<LocalExecutor<'static>>,
+) -> Vec<Task> {
+    let on = Rc::clone(executor);
     let tools = PartTools {
         config: &parts.cfg,
         proxies,
         clock: &parts.tools.clock,
         recorder: &parts.tools.recorder,
         link_policy: &parts.owners.link_policy,
+        complaints: &parts.tools.complaints,
+        disk: &parts.machine.disk,
+        node: &parts.owners.node,
+        serve: network.map(|network| -> Serve {
+            Rc::new(move |stream, source| network.take_in(stream, source, &on))
+        }),
+        executor,
     };
     let configured = parts.cfg.parts.iter();
     configured.flat_map(|part| part.start(&tools)).collect()

@@ -40,7 +40,7 @@ use crate::{
         pod_kind, static_pod,
     },
     net::meter,
-    parts::{ConfiguredPart, tunnel::Board},
+    parts::ConfiguredPart,
     runtime::RuntimeService,
     server::{
         backend::{
@@ -73,8 +73,6 @@ pub(super) struct Settings {
     pub(super) kubelet_version: String,
     /// Pods whose logs are not here.
     pub(super) external: Option<Rc<dyn ExternalPods>>,
-    /// State of the tunnel, if there is one.
-    pub(super) tunnel: Option<Rc<Board>>,
     /// Policy of the link.
     pub(super) link_policy: Rc<dyn LinkPolicy>,
     /// Limits of the link, if there are any.
@@ -507,9 +505,7 @@ impl Backend for LocalBackend {
                 made,
             );
             let mut shown = shown.await;
-            let tunnel = self.settings.tunnel.as_ref();
             let conditions = &mut shown.status.conditions;
-            conditions.extend(tunnel.map(|board| board.condition(clock.wall())));
             let limits = self.settings.link_limits.iter();
             conditions.extend(limits.flat_map(|limits| limits.conditions(clock.wall())));
             let parts = self.settings.parts.iter();

@@ -29,7 +29,7 @@ use crate::{
     api::{Mono, Wall},
     cgroup::Cgroups,
     config::Config,
-    parts::tunnel::Board,
+    parts::ConfiguredPart,
     runtime::{ImageService, RuntimeService},
     sys::lane::Lane,
     volume::Volumes,
@@ -115,8 +115,8 @@ pub(super) struct Owners {
     pub(super) cluster: Option<Rc<Cluster>>,
     /// Claims on pods: one operation at a time for each.
     pub(super) claims: Rc<Claims>,
-    /// State of the tunnel; `None`: there is none.
-    pub(super) tunnel: Option<Rc<Board>>,
+    /// Parts of the node that are configured.
+    pub(super) parts: Vec<Rc<dyn ConfiguredPart>>,
     /// Policy of the link.
     pub(super) link_policy: Rc<dyn LinkPolicy>,
     /// Limits of the link, if there are any.
@@ -213,7 +213,7 @@ impl Parts {
                 probes: Rc::new(Probes::new(clock.now(), clock.wall())),
                 cluster,
                 claims: Rc::default(),
-                tunnel: cfg.tunnel.as_ref().map(|_| Rc::default()),
+                parts: cfg.parts.clone(),
                 link_policy,
                 link_limits: given.link,
             },

@@ -411,7 +411,6 @@ async fn serve(
             started: parts.started,
             kubelet_version: parts.cfg.node.kubelet_version.clone(),
             external: parts.machine.external.clone(),
-            tunnel: parts.owners.tunnel.clone(),
             link_policy: Rc::clone(&parts.owners.link_policy),
             link_limits: parts.owners.link_limits.clone(),
             parts: parts.cfg.parts.clone(),
@@ -438,7 +437,7 @@ async fn serve(
     assembly::manifests(&parts, &sender)
         .into_iter()
         .for_each(spawn);
-    assembly::start_parts(&parts, &proxies)
+    assembly::start_parts(&parts, &proxies, served.network, &executor)
         .into_iter()
         .for_each(spawn);
     assembly::url_manifests(&parts, proxies, &sender, || lane("manifest-url"))?
@@ -506,7 +505,6 @@ async fn serve(
         .for_each(spawn);
     assembly::link_budget(&parts).into_iter().for_each(spawn);
     assembly::addresses(&parts).into_iter().for_each(spawn);
-    let tunnel = assembly::tunnel(&parts, served.network, &executor);
     let delays = backoff_store::restore(&parts.cfg.dirs.run);
     let resources = assembly::resources(&parts);
     let agent = Agent::new(&parts, relist.clone(), delays, resources);
@@ -520,8 +518,8 @@ async fn serve(
     let hands = assembly::hands(&parts, &driver, &executor, &sender, relist);
     event_loop::run(agent, hands, parts.tools.loop_watch.clone(), events).await;
     tell(notify, Notify::stopping);
-    if let Some(tunnel) = tunnel {
-        tunnel.stop().await;
+    for part in &parts.owners.parts {
+        part.stop().await;
     }
     // Who asked for the end gets an answer: it is ready, and its task has to be polled once more.
     for _ in 0..LAST_TURNS {

@@ -58,12 +58,7 @@ pub(crate) fn facts(health: Health) -> check::AgentFacts {
         down: health.down,
         network_down: health.network_down,
         pods: health.pods,
-        tunnel: health.tunnel.map(|tunnel| check::TunnelFacts {
-            streams: tunnel.streams,
-            servers: tunnel.servers,
-            misrouted: tunnel.misrouted,
-            trouble: tunnel.trouble,
-        }),
+        parts: health.parts,
         link: health.link.map(|link| (link.says, link.waits)),
     }
 }

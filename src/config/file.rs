@@ -380,7 +380,6 @@ pub(super) struct Own {
     pub(super) root_dir: Option<String>,
     pub(super) run_dir: Option<String>,
     pub(super) socket: Option<String>,
-    pub(super) tunnel: Tunnel,
     pub(super) use_runtime_endpoint: Option<bool>,
 }
 
@@ -409,15 +408,6 @@ pub(super) struct Link {
     pub(super) metered_interfaces: Vec<String>,
     pub(super) pull_window: Option<String>,
     pub(super) stream_bytes: Option<Quantity>,
-}
-
-/// `picolet.tunnel`
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct Tunnel {
-    pub(super) ca: Option<String>,
-    pub(super) servers: Vec<String>,
-    pub(super) token_file: Option<String>,
 }
 
 /// `picolet.builtinNetwork`
@@ -496,7 +486,7 @@ pub(super) mod tests {
         let value = load(
             "staticPodPath: manifests\nauthentication: {x509: {clientCAFile: pki/ca.crt}}\ntlsCertFile: /abs\nresolvConf: \"\"\n\
              podLogsDir: logs\npicolet: {rootDir: data, kubeconfig: node.conf, bootstrapKubeconfig: first.conf, certDir: pki, \
-             k3sPasswordFile: password, tunnel: {ca: pki/tunnel.crt, tokenFile: token}}\n",
+             k3sPasswordFile: password}\n",
         )
         .expect("config")
         .value;
@@ -511,14 +501,30 @@ pub(super) mod tests {
             ("/picolet/bootstrapKubeconfig", "/etc/x/first.conf"),
             ("/picolet/certDir", "/etc/x/pki"),
             ("/picolet/k3sPasswordFile", "/etc/x/password"),
-            ("/picolet/tunnel/ca", "/etc/x/pki/tunnel.crt"),
-            ("/picolet/tunnel/tokenFile", "/etc/x/token"),
         ] {
             assert_eq!(
                 value.pointer(pointer).and_then(Value::as_str),
                 Some(path),
                 "{pointer}"
             );
+        }
+    }
+
+    #[test]
+    fn relative_paths_of_parts() {
+        // CONF-01
+        for key in parts::keys() {
+            let mut path: Vec<&str> = key.name.split('.').collect();
+            let last = path.pop().expect("a name");
+            let own = serde_json::json!({ last: "file" });
+            let own = path
+                .iter()
+                .rev()
+                .fold(own, |below, name| serde_json::json!({ *name: below }));
+            let value = load(&format!("picolet: {own}")).expect("config").value;
+            let found = value.pointer(&format!("/picolet/{}", key.name.replace('.', "/")));
+            let is_resolved = found == Some(&"/etc/x/file".into());
+            assert_eq!(is_resolved, key.is_path, "{}", key.name);
         }
     }
 

@@ -235,7 +235,7 @@ pub(super) const KEYS: &[TableKey] = &[
     key("memoryThrottlingFactor").default("0.9"),
     key("nodeLeaseDurationSeconds").range(&Number(1, I32)).default("40"),
     key("nodeStatusReportFrequency").default("5m0s"), key("picolet.k3sPasswordFile").path(),
-    key("picolet.tunnel.ca").path(), key("picolet.tunnel.tokenFile").path(), key("shutdownGracePeriod").default("0s"),
+    key("shutdownGracePeriod").default("0s"),
     key("shutdownGracePeriodCriticalPods").default("0s"), key("volumePluginDir").path(),
 ];
 
@@ -252,7 +252,7 @@ const PLAIN: &[&str] = &[
     "picolet.imagePolicy.requireDigest", "picolet.k3sServer", "picolet.kubeletVersion", "picolet.link.dailyBytes",
     "picolet.link.meteredInterfaces", "picolet.link.pullWindow", "picolet.link.streamBytes",
     "picolet.process.allowRoot", "picolet.process.directories", "picolet.process.variables",
-    "picolet.tunnel.servers", "preloadedImagesVerificationAllowlist", "protectKernelDefaults", "qosReserved",
+    "preloadedImagesVerificationAllowlist", "protectKernelDefaults", "qosReserved",
     "registerWithTaints.effect", "registerWithTaints.key", "registerWithTaints.timeAdded", "registerWithTaints.value",
     "reservedMemory", "showHiddenMetricsForVersion", "shutdownGracePeriodByPodPriority", "singleProcessOOMKill",
     "systemCgroups", "tlsCurvePreferences", "topologyManagerPolicy", "topologyManagerPolicyOptions",

@@ -53,7 +53,7 @@ pub use values::{
     CgroupConfig, ClusterConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, Endpoints,
     EvictionConfig, GarbageConfig, ImageConfig, LinkConfig, LogConfig, MemoryQosConfig,
     NetworkConfig, NodeConfig, OfflineSecrets, Reserved, ReservedGroup, RuntimeConfig,
-    ServerConfig, ServingCertificate, Subnet, SwapBehavior, TimeConfig, TunnelConfig,
+    ServerConfig, ServingCertificate, Subnet, SwapBehavior, TimeConfig,
 };
 
 /// Version that is reported as the kubelet's: it must parse as a Kubernetes version. The part behind the plus is ours.

@@ -85,7 +85,6 @@ pub(super) fn resolve(
     let server = server::resolve(&fields, cluster.is_member(), node.port)?;
     let mut config = Config {
         parts: Vec::new(),
-        tunnel: parts::tunnel::settings::resolve(&own.tunnel, cluster.is_member(), &server)?,
         link: link::resolve(own)?,
         server,
         document: configz::shown(&document, cluster.is_member()),

@@ -864,35 +864,6 @@ fn variables_of_processes() {
 }
 
 #[test]
-fn a_tunnel() {
-    // TUN-01 TUN-09
-    let of = |text: &str| load("tunnel", text, "").expect("a configuration");
-    let cfg = of("picolet: {kubeconfig: /k}");
-    assert_eq!(cfg.tunnel, None);
-    let cfg = of(
-        "picolet: {kubeconfig: /k, tunnel: {servers: [a.example, \"10.0.0.1:1\", \"::1\", \"[::2]:3\", \"[::4]\"], ca: /ca, tokenFile: /token}}",
-    );
-    let tunnel = cfg.tunnel.expect("a tunnel");
-    let servers: Vec<_> = tunnel
-        .servers
-        .iter()
-        .map(|(h, p)| (h.as_str(), *p))
-        .collect();
-    assert_eq!(
-        servers,
-        [
-            ("a.example", 8091),
-            ("10.0.0.1", 1),
-            ("::1", 8091),
-            ("::2", 3),
-            ("::4", 8091)
-        ]
-    );
-    assert_eq!(tunnel.ca, Some("/ca".into()));
-    assert_eq!(tunnel.token_file, Some("/token".into()));
-}
-
-#[test]
 fn refused() {
     // CONF-08 CONF-11 CONF-12 CONF-13 CONF-17
     for (text, says) in [
@@ -994,38 +965,6 @@ fn refused() {
         (
             "picolet: {link: {dailyBytes: 50M, pullWindow: \"1-2\"}}",
             "picolet.link.pullWindow: is \"1-2\", must be HH:MM-HH:MM, two times of a day (UTC)",
-        ),
-        (
-            "picolet: {tunnel: {servers: [a]}}",
-            "picolet.tunnel.servers: is for an apiserver to reach this node, and there is none: set picolet.kubeconfig too",
-        ),
-        (
-            "enableServer: false\npicolet: {kubeconfig: /k, tunnel: {servers: [a]}}",
-            "picolet.tunnel.servers: leads to the server of this node, and enableServer is false: set it to true",
-        ),
-        (
-            "picolet: {kubeconfig: /k, tunnel: {servers: [a, a, a, a, a, a, a, a, a]}}",
-            "picolet.tunnel.servers: has 9 items, must have at most 8",
-        ),
-        (
-            "picolet: {kubeconfig: /k, tunnel: {servers: [\"a b\"]}}",
-            "picolet.tunnel.servers: has \"a b\", must be HOST or HOST:PORT",
-        ),
-        (
-            "picolet: {kubeconfig: /k, tunnel: {servers: [\"a:99999\"]}}",
-            "picolet.tunnel.servers: has \"a:99999\", must be HOST or HOST:PORT",
-        ),
-        (
-            "picolet: {kubeconfig: /k, tunnel: {servers: [\"a:0\"]}}",
-            "picolet.tunnel.servers: has \"a:0\", must be HOST or HOST:PORT",
-        ),
-        (
-            "picolet: {tunnel: {ca: /x}}",
-            "picolet.tunnel.servers: must be set for picolet.tunnel",
-        ),
-        (
-            "picolet: {kubeconfig: /k, tunnel: {servers: [a], tokenFile: /a/../b}}",
-            "picolet.tunnel.tokenFile: is \"/a/../b\", must not contain '..'",
         ),
         (
             "picolet: {handlers: {Kata: /x}}",

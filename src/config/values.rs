@@ -40,8 +40,6 @@ pub struct Config {
     pub cluster: ClusterConfig,
     /// Server of the node over the network.
     pub server: ServerConfig,
-    /// Tunnel by which an apiserver reaches this node from a network that cannot dial it; `None`: no tunnel.
-    pub tunnel: Option<TunnelConfig>,
     /// Limits and cost of the link.
     pub link: LinkConfig,
     /// Parts that are configured.
@@ -110,18 +108,6 @@ pub struct NodeConfig {
     pub lease_duration_s: u32,
     /// Version that the Node names as its kubelet's. Default [`KUBELET_VERSION`](super::KUBELET_VERSION).
     pub kubelet_version: String,
-}
-
-/// Tunnel by which the apiserver reaches a node that nobody can dial.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TunnelConfig {
-    /// Host and port of each server: names, or addresses without brackets. 1 to 8; default port 8091.
-    pub servers: Vec<(String, u16)>,
-    /// CAs of the servers; `None`: those of the apiserver.
-    pub ca: Option<PathBuf>,
-    /// File with the token that is shown, read again for each connection; `None`: the node's own client certificate is
-    /// shown.
-    pub token_file: Option<PathBuf>,
 }
 
 /// Server of the node over the network, and its clients.

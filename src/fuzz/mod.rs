@@ -73,7 +73,8 @@ pub const TARGETS: &[Target] = &[
     target("http2", grpc::http2),
     target("hpack", grpc::hpack),
     target("protobuf", grpc::protobuf),
-    target("tunnel", crate::parts::tunnel::fuzz::packets),
+    #[cfg(feature = "tunnel")]
+    target("tunnel", parts::tunnel::fuzz::packets),
     #[cfg(feature = "update")]
     target("channel", channel),
     target("cdi", cdi_file),

@@ -160,6 +160,7 @@ pub(super) fn of(target: &str) -> Vec<Vec<u8>> {
         ]),
         "provider_streams" => crate::parts::fuzz::provider::tests::seeds(),
         "spdy" | "websocket" => crate::stream::fuzz::tests::seeds(target),
+        #[cfg(feature = "tunnel")]
         "tunnel" => crate::parts::tunnel::fuzz::tests::seeds(),
         "http2" | "hpack" | "protobuf" => super::grpc::tests::seeds(target),
         "watch" => texts(&[

@@ -114,6 +114,7 @@ pub mod sysctl;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod text;
+#[cfg(feature = "tunnel")]
 pub mod tunnel;
 #[cfg(feature = "update")]
 pub mod update;

@@ -12,6 +12,7 @@ pub(crate) mod devices;
 mod join;
 #[cfg(feature = "provider")]
 mod provider;
+#[cfg(feature = "tunnel")]
 pub(crate) mod tunnel;
 #[cfg(feature = "update")]
 mod update;
@@ -19,28 +20,36 @@ mod update;
 #[cfg(feature = "update")]
 pub use update::channel;
 
-use alloc::{rc::Rc, sync::Arc};
-use core::{any::Any, fmt};
+use alloc::{collections::BTreeMap, rc::Rc, sync::Arc};
+use core::{any::Any, fmt, future::ready};
 use std::{ffi::OsString, process::ExitCode};
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use smol::LocalExecutor;
 
 use crate::{
     agent::{
         clock::Clock,
+        complaints::Complaints,
         external_pods::ExternalPods,
         link_policy::LinkPolicy,
+        node::Node,
         node_resources::{ResourceGiver, ResourceTools},
         recorder::Recorder,
-        tasks::Task,
+        tasks::{Task, boxed},
     },
     api::{Wall, node::NodeCondition, strict},
     cli::{CliError, Command},
     config::{Config, Invalid, Key},
-    logic::check,
+    logic::{
+        check::{self, Finding},
+        metrics::exposition::Text,
+    },
     net::ProxyVariables,
     runtime::runc::ContainerDevices,
+    server::pipe::Near,
+    sys::lane::Lane,
 };
 
 /// The parts of this program.
@@ -51,6 +60,8 @@ static PARTS: &[&dyn Part] = &[
     &devices::DevicesPart,
     #[cfg(feature = "join")]
     &join::JoinPart,
+    #[cfg(feature = "tunnel")]
+    &tunnel::part::TunnelPart,
     #[cfg(feature = "provider")]
     &provider::ProviderPart,
     #[cfg(feature = "update")]
@@ -67,6 +78,7 @@ const SECTIONS: &[(&str, &str)] = &[
     ("deviceWait", "devices"),
     ("devices", "devices"),
     ("providers", "provider"),
+    ("tunnel", "tunnel"),
     ("update", "update"),
 ];
 
@@ -138,12 +150,37 @@ pub(crate) trait ConfiguredPart: Any + fmt::Debug {
         None
     }
 
+    /// Ends the part's work, before the agent ends.
+    fn stop(&self) -> Task {
+        boxed(ready(()))
+    }
+
     /// Conditions that `get node` shows beside those of the Node in the API.
     fn conditions(&self, now: Wall) -> Vec<NodeCondition> {
         _ = now;
         Vec::new()
     }
+
+    /// State of the part for its check, by the part's name.
+    fn state(&self) -> Option<(String, Value)> {
+        None
+    }
+
+    /// Finding of the part, which stands in the place of the check of that name. `states`: those of the agent's parts;
+    /// `None`: no agent answers.
+    fn check(&self, states: Option<&BTreeMap<String, Value>>) -> Option<(&'static str, Finding)> {
+        _ = states;
+        None
+    }
+
+    /// Writes the part's metrics.
+    fn write_metrics(&self, page: &mut Text) {
+        _ = page;
+    }
 }
+
+/// Serves a connection of a source, whose name is the second argument, as one from outside to the server of this node.
+pub(crate) type Serve = Rc<dyn Fn(Near, &'static str)>;
 
 /// Tools of a running agent that its parts work with.
 pub(crate) struct PartTools<'a> {
@@ -157,6 +194,15 @@ pub(crate) struct PartTools<'a> {
     pub(crate) recorder: &'a Rc<Recorder>,
     /// Policy of the link.
     pub(crate) link_policy: &'a Rc<dyn LinkPolicy>,
+    /// Warnings that may come again and again.
+    pub(crate) complaints: &'a Rc<Complaints>,
+    /// Lane for blocking file work.
+    pub(crate) disk: &'a Lane,
+    /// The machine as a node.
+    pub(crate) node: &'a Rc<Node>,
+    /// Takes connections to the server of this node; `None`: there is no server.
+    pub(crate) serve: Option<Serve>,
+    pub(crate) executor: &'a Rc<LocalExecutor<'static>>,
 }
 
 /// Lists the commands of all parts.

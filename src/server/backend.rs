@@ -1,11 +1,12 @@
 //! Interface through which the server's routes use the agent. The agent implements it; the server knows nothing else
 //! of the agent.
 
-use alloc::borrow::Cow;
+use alloc::{borrow::Cow, collections::BTreeMap};
 use core::{future::Future, pin::Pin, time::Duration};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::{http::Refusal, log_reader::LogOptions};
 use crate::{
@@ -185,8 +186,9 @@ pub struct Health {
     pub probes: ProbesHealth,
     /// The apiserver; `None`: the node stands alone.
     pub apiserver: Option<ApiserverHealth>,
-    /// The tunnel; `None`: there is none.
-    pub tunnel: Option<TunnelHealth>,
+    /// States of the parts, by their names.
+    #[serde(default)]
+    pub parts: BTreeMap<String, Value>,
     /// The budget of the link; `None`: there is none.
     pub link: Option<LinkHealth>,
 }
@@ -304,20 +306,6 @@ pub struct ProbesHealth {
     pub connections: usize,
 }
 
-/// State of the tunnel.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct TunnelHealth {
-    /// Servers with which there are streams.
-    pub streams: usize,
-    /// Servers that there are, by their own word.
-    pub servers: usize,
-    /// Dials that were meant for others.
-    pub misrouted: u64,
-    /// Reason why there is no stream, or why the last one has ended.
-    pub trouble: Option<String>,
-}
-
 /// State of the connection to the apiserver.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -380,7 +368,7 @@ pub trait Backend: Streaming {
     /// Pods to show, sorted by namespace and name; all of them, or those of one namespace.
     fn pods<'a>(&'a self, namespace: Option<&'a str>) -> Reply<'a, Vec<PodUid>>;
     /// Returns a pod as a Kubernetes object; `None`: it has gone. JSON, for that keeps fields that are not modelled.
-    fn pod<'a>(&'a self, uid: &'a PodUid) -> Reply<'a, Option<serde_json::Value>>;
+    fn pod<'a>(&'a self, uid: &'a PodUid) -> Reply<'a, Option<Value>>;
     /// Pods with containers that run, as the runtime has them; sorted by uid.
     fn running_pods(&self) -> Reply<'_, Vec<RunningPod>>;
     /// Names of the containers of a pod's spec, of all kinds.
@@ -396,9 +384,9 @@ pub trait Backend: Streaming {
     /// Kept Event objects, oldest first; all of them, or those of pods of one namespace. At most the newest `limit`.
     fn events(&self, namespace: Option<&str>, limit: usize) -> Vec<Event>;
     /// ConfigMap objects beside the manifests, sorted by namespace and name; all of them, or those of one namespace.
-    fn config_maps(&self, namespace: Option<&str>) -> Reply<'_, Vec<serde_json::Value>>;
+    fn config_maps(&self, namespace: Option<&str>) -> Reply<'_, Vec<Value>>;
     /// Secret objects, like ConfigMaps. They carry the sizes of their values (`dataBytes`), never these.
-    fn secrets(&self, namespace: Option<&str>) -> Reply<'_, Vec<serde_json::Value>>;
+    fn secrets(&self, namespace: Option<&str>) -> Reply<'_, Vec<Value>>;
     /// Returns the last events and effects of the loop, one JSON object a line.
     fn dump(&self) -> Reply<'_, String>;
     /// Figures of the agent, or of what runs.

@@ -2,7 +2,7 @@
 //!
 //! - Over the local unix socket ([`routes`]): only root may connect. The socket is 0600 and the peer's credentials are checked.
 //! - Over the network ([`network`]): the pages of a kubelet, for clients whom the apiserver vouches for.
-//! - [`pipe`]: a connection to the same server through a tunnel, without a socket.
+//! - [`pipe`]: a connection to the same server from a source within this process, without a socket.
 //! - [`healthz`]: tells anybody on this machine that there is a process.
 
 mod allowance;

@@ -1,4 +1,5 @@
-//! A connection within this process: no socket, two bounded queues. The bytes of a tunnel reach the server by it.
+//! A connection within this process: no socket, two bounded queues. The bytes of a source of connections reach the
+//! server by it.
 //!
 //! A writer waits while the queue is full; the bytes of a writer that goes stay in the queue. One thread.
 
@@ -178,7 +179,7 @@ impl Drop for Near {
     }
 }
 
-/// The tunnel's end.
+/// The end of the source.
 pub struct Far(Rc<RefCell<Ways>>);
 
 impl Far {

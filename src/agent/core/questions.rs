@@ -118,7 +118,12 @@ impl Agent {
                 .cluster
                 .as_ref()
                 .map(|cluster| cluster.health(&*self.tools.clock)),
-            tunnel: self.owners.tunnel.as_ref().map(|board| board.health()),
+            parts: self
+                .owners
+                .parts
+                .iter()
+                .filter_map(|part| part.state())
+                .collect(),
             link: {
                 let link = self.owners.link_policy.state();
                 link.budget.map(|says| LinkHealth {

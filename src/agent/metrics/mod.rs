@@ -46,7 +46,7 @@ use crate::{
         pleg::RunningCounts,
     },
     net::traffic,
-    parts::tunnel::Board,
+    parts::ConfiguredPart,
     runtime::RuntimeService,
     server::{backend::Figures, http::Refusal},
     sys::lane::Lane,
@@ -104,16 +104,16 @@ pub(super) struct Tools {
     pub(super) agent: Asker,
     /// Objects of the cluster, for the volumes that claims are bound to; `None` on a node that stands alone.
     pub(super) objects: Option<Rc<Objects>>,
-    /// Peers that come in from outside.
+    /// Others with figures of their own.
     pub(super) peers: Peers,
     /// Settings that do not change.
     pub(super) settings: Settings,
 }
 
-/// Peers that may come in from outside; `None` for a peer that may not.
+/// Others with figures of their own.
 pub(super) struct Peers {
-    /// State of the tunnel.
-    pub(super) tunnel: Option<Rc<Board>>,
+    /// Parts of the node.
+    pub(super) parts: Vec<Rc<dyn ConfiguredPart>>,
     /// Giver of extended resources.
     pub(super) resources: Option<Rc<dyn ResourceGiver>>,
 }

@@ -56,13 +56,16 @@ pub(super) async fn page(metrics: &Metrics) -> String {
             probes_late: probes.late,
             readers: small(metrics.readers.get().saturating_sub(1)),
             apiserver_age: counts.answered.map(|at| now - at),
-            tunnel: tools.peers.tunnel.as_ref().map(|board| board.figures()),
             link: meter::counted(),
             machine: machine.clone(),
             counters,
         })
     };
-    tools.counters.with(page)
+    let mut text = Text(tools.counters.with(page));
+    for part in &tools.peers.parts {
+        part.write_metrics(&mut text);
+    }
+    text.0
 }
 
 /// Writes the page `/metrics/slis`: the checks of `/healthz`, as they are now.

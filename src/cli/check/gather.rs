@@ -27,7 +27,7 @@ use crate::{
     error::chain,
     image::record,
     logic::{
-        check::{self, Agent, Clock, Dir, Dirs, Disk, Facts, Kernel, Manifests, Network},
+        check::{self, Agent, Clock, Dir, Dirs, Disk, Facts, Finding, Kernel, Manifests, Network},
         eviction::Signal,
         object_fields, static_pod, validation,
     },
@@ -151,10 +151,6 @@ pub(super) fn facts(flags: Vec<OsString>, is_kubelet: bool) -> Result<Facts, Cli
     wanted.limits_writes = cfg.cgroup.pod_write_limit.is_some();
     wanted.seccomp_default = cfg.seccomp_default;
     wanted.bridge.clone_from(&cfg.network.builtin_bridge);
-    let tunnel = cfg.tunnel.iter().flat_map(|tunnel| &tunnel.servers);
-    wanted.tunnel = tunnel
-        .map(|(host, port)| format!("{host}:{port}"))
-        .collect();
     wanted.image_high_percent = cfg.images.high_percent;
     let thresholds = cfg.eviction.settings.thresholds.iter();
     // The threshold for all pods together is derived from another one.
@@ -193,9 +189,20 @@ pub(super) fn facts(flags: Vec<OsString>, is_kubelet: bool) -> Result<Facts, Cli
         kubelets: kubelets(),
         apiserver: apiserver::look(&cfg, named_proxies()),
         kubeadm: check::Kubeadm::default(),
+        of_parts: of_parts(&cfg, &agent),
         agent,
         wanted,
     })
+}
+
+/// Asks the parts for their findings.
+fn of_parts(cfg: &Config, agent: &Agent) -> Vec<(&'static str, Finding)> {
+    let states = match agent {
+        Agent::Up(agent) => Some(&agent.parts),
+        Agent::Absent | Agent::Mute(_) => None,
+    };
+    let parts = cfg.parts.iter();
+    parts.filter_map(|part| part.check(states)).collect()
 }
 
 /// Gathers the facts of devices. `socket`: of the agent, if there is one.

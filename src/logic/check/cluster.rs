@@ -1,8 +1,8 @@
 //! The apiserver, if this machine is to be a node of one.
 
-use alloc::{format, string::String};
+use alloc::format;
 
-use super::{Agent, Answer, Apiserver, Bootstrap, Facts, Finding, machine::SET_CLOCK, some_of};
+use super::{Answer, Apiserver, Bootstrap, Facts, Finding, machine::SET_CLOCK};
 use crate::api::Wall;
 
 /// Time before the end of a certificate from which on a warning is given if nobody renews it, seconds.
@@ -132,11 +132,10 @@ pub(super) fn services(facts: &Facts) -> Finding {
 }
 
 /// Checks that the control plane can reach this node for logs and exec. Servers of k3s that want nodes to open tunnels
-/// to them do not reach it (K3SJ-09). A tunnel of this node's own needs settings in the control plane (TUN-07, TUN-08).
+/// to them do not reach it (K3SJ-09).
 pub(super) fn tunnel(facts: &Facts) -> Finding {
     match told(facts) {
         Err(alone) => alone,
-        Ok(_) if !facts.wanted.tunnel.is_empty() => own_tunnel(facts),
         Ok(it) => match &it.tunnel {
             None => Finding::ok("none is needed"),
             Some(mode) => Finding::warning(
@@ -146,36 +145,5 @@ pub(super) fn tunnel(facts: &Facts) -> Finding {
                 "run all servers of k3s with --egress-selector-mode=disabled",
             ),
         },
-    }
-}
-
-fn own_tunnel(facts: &Facts) -> Finding {
-    let to = || some_of(facts.wanted.tunnel.iter().map(String::as_str), 3);
-    // Nodes behind different NATs may have the same address: only their names differ.
-    const NEEDS: &str =
-        "kube-apiserver needs --kubelet-preferred-address-types=Hostname,InternalIP,ExternalIP";
-    let of_agent = match &facts.agent {
-        Agent::Up(agent) => agent.tunnel.as_ref(),
-        Agent::Absent | Agent::Mute(_) => None,
-    };
-    let Some(tunnel) = of_agent else {
-        return Finding::ok(format!("to {}; {NEEDS}", to()));
-    };
-    if tunnel.misrouted > 0 {
-        return Finding::warning(
-            format!("{} dials for others came through it", tunnel.misrouted),
-            "start proxy-server with --proxy-strategies=destHost,defaultRoute (see docs/tunnel.md)",
-        );
-    }
-    match (tunnel.streams, &tunnel.trouble) {
-        (0, why) => Finding::warning(
-            why.clone()
-                .unwrap_or_else(|| format!("no server is reached: {}", to())),
-            "see docs/tunnel.md; until then kubectl logs and exec do not reach this node",
-        ),
-        (streams, _) => Finding::ok(format!(
-            "streams to {streams} of {} servers; {NEEDS}",
-            tunnel.servers
-        )),
     }
 }

@@ -1,8 +1,10 @@
 //! Facts of a machine for the preflight: plain data, gathered elsewhere.
 
-use alloc::{string::String, vec::Vec};
+use alloc::{collections::BTreeMap, string::String, vec::Vec};
 
-use super::Kubeadm;
+use serde_json::Value;
+
+use super::{Finding, Kubeadm};
 use crate::api::{Wall, cri::CgroupDriver};
 
 /// A machine, its configuration and its agent, as far as they could be looked at. Absent facts are empty, zero or `None`.
@@ -10,6 +12,8 @@ use crate::api::{Wall, cri::CgroupDriver};
 pub struct Facts {
     /// Configuration of the operator.
     pub wanted: Wanted,
+    /// Findings of the node's parts: each stands in the place of the check of that name.
+    pub of_parts: Vec<(&'static str, Finding)>,
     /// Kernel and processor.
     pub kernel: Kernel,
     /// Control groups.
@@ -69,8 +73,6 @@ pub struct Wanted {
     pub evict_static_pods: bool,
     /// Use of the disk at which images are removed, percent.
     pub image_high_percent: u8,
-    /// Servers of the tunnel, as they are dialled; empty: there is none.
-    pub tunnel: Vec<String>,
 }
 
 /// Devices that pods may ask for.
@@ -416,21 +418,8 @@ pub struct AgentFacts {
     pub network_down: Option<String>,
     /// Pods it holds.
     pub pods: usize,
-    /// State of the agent's tunnel; `None` if it has none.
-    pub tunnel: Option<TunnelFacts>,
+    /// States of the agent's parts, by their names.
+    pub parts: BTreeMap<String, Value>,
     /// State of the link's budget, and true if images wait for it; `None` without a budget.
     pub link: Option<(String, bool)>,
-}
-
-/// State of a tunnel.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TunnelFacts {
-    /// Number of servers with a stream.
-    pub streams: usize,
-    /// Number of all servers, as they report it.
-    pub servers: usize,
-    /// Dials that were meant for other nodes.
-    pub misrouted: u64,
-    /// Reason why there is no stream.
-    pub trouble: Option<String>,
 }

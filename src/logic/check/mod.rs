@@ -17,8 +17,7 @@ use alloc::{string::String, vec::Vec};
 pub use agent::{judge_manifests, trouble};
 pub use facts::{
     Agent, AgentFacts, Answer, Apiserver, Bootstrap, Cgroups, Clock, Devices, Dir, Dirs, Disk,
-    Drivers, Facts, Handler, Kernel, Manifests, Network, Registries, Rights, Runtime, TunnelFacts,
-    Wanted,
+    Drivers, Facts, Handler, Kernel, Manifests, Network, Registries, Rights, Runtime, Wanted,
 };
 
 pub use kubeadm::{FILES, KERNEL_OPTIONS, Kubeadm, OWN_SOCKET, PROGRAMS, SOCKETS, run_kubeadm};
@@ -58,7 +57,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    fn ok(says: impl Into<String>) -> Self {
+    pub(crate) fn ok(says: impl Into<String>) -> Self {
         Self {
             level: Level::Ok,
             says: says.into(),
@@ -66,7 +65,7 @@ impl Finding {
         }
     }
 
-    fn warning(says: impl Into<String>, fix: impl Into<String>) -> Self {
+    pub(crate) fn warning(says: impl Into<String>, fix: impl Into<String>) -> Self {
         Self {
             level: Level::Warning,
             says: says.into(),
@@ -74,7 +73,7 @@ impl Finding {
         }
     }
 
-    fn error(says: impl Into<String>, fix: impl Into<String>) -> Self {
+    pub(crate) fn error(says: impl Into<String>, fix: impl Into<String>) -> Self {
         Self {
             level: Level::Error,
             says: says.into(),
@@ -148,14 +147,16 @@ pub const CHECKS: [Check; 53] = [
 /// - Shape: in the order of [`CHECKS`], with their names.
 #[must_use]
 pub fn run(facts: &Facts) -> Vec<(&'static str, Finding)> {
-    CHECKS
-        .iter()
-        .map(|(name, rule)| (*name, rule(facts)))
-        .collect()
+    let found = |(name, rule): &Check| {
+        let of_part = facts.of_parts.iter().find(|(of, _)| of == name);
+        let finding = of_part.map_or_else(|| rule(facts), |(_, finding)| finding.clone());
+        (*name, finding)
+    };
+    CHECKS.iter().map(found).collect()
 }
 
 /// `a, b and 3 more`: at most `limit` of `items`.
-fn some_of<'a>(items: impl ExactSizeIterator<Item = &'a str>, limit: usize) -> String {
+pub(crate) fn some_of<'a>(items: impl ExactSizeIterator<Item = &'a str>, limit: usize) -> String {
     let more = items.len().saturating_sub(limit);
     let shown: Vec<&str> = items.take(limit).collect();
     match more {

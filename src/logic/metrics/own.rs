@@ -220,31 +220,12 @@ pub struct Facts<'a> {
     pub readers: u64,
     /// Time since the apiserver last answered; `None` without one, or before its first answer.
     pub apiserver_age: Option<Duration>,
-    /// Figures of the tunnel; `None`: there is none.
-    pub tunnel: Option<TunnelFigures>,
     /// Traffic of the link.
     pub link: LinkBytes,
     /// Figures of the machine.
     pub machine: Machine,
     /// Counters of the agent's work.
     pub counters: &'a Counters,
-}
-
-/// Figures of a tunnel.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct TunnelFigures {
-    /// Open streams.
-    pub streams: u64,
-    /// Dials that became connections.
-    pub opened: u64,
-    /// Dials that were too many, or came too late.
-    pub refused: u64,
-    /// Dials that were meant for other nodes.
-    pub misrouted: u64,
-    /// Bytes of connections, from servers.
-    pub bytes_in: u64,
-    /// Bytes of connections, to servers.
-    pub bytes_out: u64,
 }
 
 /// Figures of the machine that alarms need and that no other program on a board exports.
@@ -389,16 +370,6 @@ const FAMILIES: &[AgentFamily] = families![AgentFamily:
             for (direction, n) in ["in", "out"].into_iter().zip(both) {
                 s.put(&[("class", *class), ("direction", direction)], Value::Count(n), None);
             }
-        };
-    "picolet_tunnel_streams" Gauge "Streams to servers of the tunnel that are open."
-        |f, s| some(s, f.tunnel.map(|tunnel| tunnel.streams));
-    "picolet_tunnel_dials_total" Counter "Dials that came through the tunnel."
-        |f, s| if let Some(TunnelFigures { opened, refused, misrouted, .. }) = f.tunnel {
-            each(s, "result", [("opened", opened), ("refused", refused), ("misrouted", misrouted)]);
-        };
-    "picolet_tunnel_bytes_total" Counter "Bytes of connections that the tunnel carried."
-        |f, s| if let Some(TunnelFigures { bytes_in, bytes_out, .. }) = f.tunnel {
-            each(s, "direction", [("in", bytes_in), ("out", bytes_out)]);
         };
     "process_start_time_seconds" Gauge "When the agent was started, in seconds since 1970."
         |f, s| one(s, Value::Time(f.started_at));
@@ -553,14 +524,6 @@ pub(super) mod tests {
             probes_late: 0,
             readers: 0,
             apiserver_age: Some(Duration::from_millis(1500)),
-            tunnel: Some(TunnelFigures {
-                streams: 1,
-                opened: 2,
-                refused: 3,
-                misrouted: 4,
-                bytes_in: 5,
-                bytes_out: 6,
-            }),
             link: LinkBytes(core::array::from_fn(|n| {
                 let n = u64::try_from(n).expect("small");
                 [n, 10 * n]

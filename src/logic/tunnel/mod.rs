@@ -5,8 +5,10 @@
 //! |---|---|
 //! | [`stream`] | effect of each packet on the connections that are carried |
 //! | [`mod@line`] | servers to dial, times of the next tries, and pings |
+//! | [`health`] | state of the tunnel for people |
 //! | here | identity of this node, and the target that may be dialled |
 
+pub mod health;
 pub mod line;
 pub mod stream;
 

@@ -7,8 +7,7 @@ use core::{
 
 use crate::{
     api::{Mono, Wall, node::NodeCondition},
-    logic::metrics::own::TunnelFigures,
-    server::backend::TunnelHealth,
+    logic::tunnel::health::{TunnelFigures, TunnelHealth},
 };
 
 /// Time between two warnings of dials that were meant for others.
@@ -18,7 +17,7 @@ const CONDITION: &str = "TunnelReady";
 
 /// State of the tunnel: written by the tunnel, read by all who show it.
 #[derive(Default)]
-pub(crate) struct Board {
+pub(super) struct Board {
     /// Open streams, those that are being left included.
     pub(super) streams: Cell<usize>,
     figures: Cell<TunnelFigures>,
@@ -67,7 +66,7 @@ impl Board {
     }
 
     /// The condition for `get node`.
-    pub(crate) fn condition(&self, now: Wall) -> NodeCondition {
+    pub(super) fn condition(&self, now: Wall) -> NodeCondition {
         let standing = self.standing.borrow();
         let (up, all) = standing.servers;
         let (status, reason, message) = match (up, &standing.trouble) {
@@ -86,7 +85,7 @@ impl Board {
     }
 
     /// The answer for `check`.
-    pub(crate) fn health(&self) -> TunnelHealth {
+    pub(super) fn health(&self) -> TunnelHealth {
         let standing = self.standing.borrow();
         TunnelHealth {
             streams: standing.servers.0,
@@ -97,7 +96,7 @@ impl Board {
     }
 
     /// The figures for `/metrics`.
-    pub(crate) fn figures(&self) -> TunnelFigures {
+    pub(super) fn figures(&self) -> TunnelFigures {
         let streams = u64::try_from(self.streams.get()).unwrap_or(u64::MAX);
         TunnelFigures {
             streams,

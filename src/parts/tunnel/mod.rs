@@ -7,7 +7,7 @@
 //! | `connect`, `credentials` | opening a stream to an address, and what is shown there |
 //! | `stream` | a stream, and the connections that it carries to the server of this node, in this process |
 //! | `packet` | the packets on it |
-//! | `settings` | `picolet.tunnel` |
+//! | `part`, `settings` | the part of a node, and its keys |
 //! | here | the lines, and how many streams there are to be |
 //!
 //! ```text
@@ -21,10 +21,9 @@ mod board;
 mod connect;
 mod credentials;
 mod packet;
-pub(crate) mod settings;
+pub(crate) mod part;
+mod settings;
 mod stream;
-
-pub(crate) use board::Board;
 
 #[cfg(any(test, fuzzing))]
 pub(crate) use packet::fuzz;
@@ -41,7 +40,9 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use smol::{LocalExecutor, future::FutureExt as _};
 
 use self::{
+    board::Board,
     connect::{Failed, Opened, open},
+    settings::TunnelConfig,
     stream::{Carrying, Turned},
 };
 use crate::{
@@ -55,14 +56,14 @@ use crate::{
         wake::Wake,
         waker_set::WakerSet,
     },
-    config::TunnelConfig,
     kube::store::Store,
     logic::tunnel::{
         self, Own,
         line::{Ending, Line, MAX_LINES, Servers},
         stream::Ids,
     },
-    server::{network::Network, pipe::Near},
+    parts::{PartTools, Serve},
+    server::pipe::Near,
     sys::lane::Lane,
 };
 
@@ -74,27 +75,15 @@ const LOOK: Duration = Duration::from_secs(1);
 const MAX_SHOWN_TARGET: usize = 100;
 
 /// Settings that do not change.
-pub(crate) struct Settings {
-    pub(crate) cfg: TunnelConfig,
-    pub(crate) kubeconfig: PathBuf,
+struct Settings {
+    cfg: TunnelConfig,
+    kubeconfig: PathBuf,
     /// Store of the certificate that this node renews, if it does.
-    pub(crate) kept: Option<Store>,
-    /// Cost of the link: bytes may cost money.
-    pub(crate) link_policy: Rc<dyn LinkPolicy>,
+    kept: Option<Store>,
     /// Identity of this agent, for servers.
-    pub(crate) agent_id: String,
+    agent_id: String,
     /// Port of the server of this node.
-    pub(crate) port: u16,
-}
-
-/// Helpers that the tunnel works with.
-pub(crate) struct Tools {
-    pub(crate) clock: Rc<dyn Clock>,
-    pub(crate) recorder: Rc<Recorder>,
-    pub(crate) complaints: Rc<Complaints>,
-    pub(crate) disk: Lane,
-    pub(crate) node: Rc<Node>,
-    pub(crate) network: Rc<Network>,
+    port: u16,
 }
 
 /// A stream on its way.
@@ -117,6 +106,7 @@ struct Shared {
     complaints: Rc<Complaints>,
     disk: Lane,
     node: Rc<Node>,
+    link_policy: Rc<dyn LinkPolicy>,
     executor: Rc<LocalExecutor<'static>>,
     board: Rc<Board>,
     ids: RefCell<Ids>,
@@ -129,17 +119,11 @@ struct Shared {
 }
 
 /// The tunnel of this node.
-pub(crate) struct Tunnel(Rc<Shared>);
+struct Tunnel(Rc<Shared>);
 
 impl Tunnel {
     /// Begins to dial, and goes on until [`Self::stop`].
-    pub(crate) fn start(
-        settings: Settings,
-        tools: Tools,
-        board: Rc<Board>,
-        executor: &Rc<LocalExecutor<'static>>,
-    ) -> Self {
-        let (network, on) = (tools.network, Rc::clone(executor));
+    fn start(settings: Settings, tools: &PartTools<'_>, serve: Serve, board: Rc<Board>) -> Self {
         let ends = Ends {
             open: Box::new(|shared, address, identifiers| {
                 Box::pin(async move {
@@ -147,17 +131,18 @@ impl Tunnel {
                     open(&shared, server, &identifiers).await
                 })
             }),
-            serve: Box::new(move |near| network.take_in(near, &on)),
+            serve: Box::new(move |near| serve(near, part::NAME)),
         };
         let shared = Rc::new(Shared {
             settings,
             ends,
-            clock: tools.clock,
-            recorder: tools.recorder,
-            complaints: tools.complaints,
-            disk: tools.disk,
-            node: tools.node,
-            executor: Rc::clone(executor),
+            clock: Rc::clone(tools.clock),
+            recorder: Rc::clone(tools.recorder),
+            complaints: Rc::clone(tools.complaints),
+            disk: tools.disk.clone(),
+            node: Rc::clone(tools.node),
+            link_policy: Rc::clone(tools.link_policy),
+            executor: Rc::clone(tools.executor),
             board,
             ids: RefCell::new(Ids::new(random())),
             servers: RefCell::default(),
@@ -170,7 +155,7 @@ impl Tunnel {
     }
 
     /// Tells servers that no dials are taken any more, and gives open connections some seconds to end.
-    pub(crate) async fn stop(&self) {
+    async fn stop(&self) {
         let shared = &self.0;
         shared.is_stopping.set(true);
         shared.changed.wake_all();
@@ -347,7 +332,7 @@ async fn line(shared: Rc<Shared>, number: usize) {
             shared.complaints.complain(&why);
             shared.show(Some(why));
         }
-        line.set_metered(shared.settings.link_policy.is_metered());
+        line.set_metered(shared.link_policy.is_metered());
         let pause = line.pause(failed.ending, up, random());
         if number >= addresses.len() {
             address = (address + 1) % addresses.len();

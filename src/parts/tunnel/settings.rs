@@ -1,22 +1,68 @@
 //! Settings of the tunnel by which an apiserver reaches a node that nobody can dial (TUN-01, TUN-09, TUN-10).
 
-use crate::config::{
-    ServerConfig, TunnelConfig,
-    checks::{Invalid, absolute, invalid},
-    file::Tunnel,
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::part::NAME;
+use crate::{
+    config::{
+        Key, ServerConfig,
+        checks::{Invalid, absolute, invalid},
+    },
+    parts::section,
 };
+
+/// Keys of the tunnel.
+pub(super) const KEYS: [Key; 3] = [
+    Key {
+        name: "tunnel.ca",
+        is_path: true,
+    },
+    Key {
+        name: "tunnel.servers",
+        is_path: false,
+    },
+    Key {
+        name: "tunnel.tokenFile",
+        is_path: true,
+    },
+];
 
 /// Most servers of a tunnel. Each has a stream of its own.
 const MAX_SERVERS: usize = 8;
 /// Port on which a server of a tunnel listens for agents, unless another is named.
 const PORT: u16 = 8091;
 
-/// Resolves the tunnel; `None`: there is none. `is_member`: there is an apiserver.
-pub(crate) fn resolve(
-    own: &Tunnel,
+/// `picolet.tunnel`, as it is written.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Own {
+    ca: Option<String>,
+    servers: Vec<String>,
+    token_file: Option<String>,
+}
+
+/// Tunnel by which the apiserver reaches a node that nobody can dial.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TunnelConfig {
+    /// Host and port of each server: names, or addresses without brackets. 1 to 8; default port 8091.
+    pub(super) servers: Vec<(String, u16)>,
+    /// CAs of the servers; `None`: those of the apiserver.
+    pub(super) ca: Option<PathBuf>,
+    /// File with the token that is shown, read again for each connection; `None`: the node's own client certificate is
+    /// shown.
+    pub(super) token_file: Option<PathBuf>,
+}
+
+/// Resolves the tunnel below `own`, the value of `picolet`; `None`: there is none. `is_member`: there is an apiserver.
+pub(super) fn resolve(
+    own: &Value,
     is_member: bool,
     server: &ServerConfig,
 ) -> Result<Option<TunnelConfig>, Invalid> {
+    let own: Own = section(own, NAME)?;
     let field = "picolet.tunnel.servers";
     let file = |field: &str, path: &Option<String>| {
         let path = path.as_deref().filter(|path| !path.is_empty());
@@ -72,4 +118,98 @@ fn address(text: &str) -> Option<(String, u16)> {
     // A name for TLS, or an address.
     let is_host = rustls::pki_types::ServerName::try_from(host).is_ok();
     (is_host && port > 0).then(|| (host.to_owned(), port))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::config::{self, Host};
+
+    /// Resolves a tunnel of a node in a cluster.
+    fn of(tunnel: Value) -> Result<Option<TunnelConfig>, String> {
+        with(tunnel, true, true)
+    }
+
+    fn with(tunnel: Value, is_member: bool, serves: bool) -> Result<Option<TunnelConfig>, String> {
+        let host = Host {
+            hostname: "node".into(),
+        };
+        let server = config::defaults(&host).expect("a configuration").server;
+        let server = ServerConfig {
+            listen: serves.then(|| ([0, 0, 0, 0], 10250).into()),
+            ..server
+        };
+        let found = resolve(&json!({ "tunnel": tunnel }), is_member, &server);
+        found.map_err(|e| format!("{}: {}", e.field, e.message))
+    }
+
+    #[test]
+    fn a_tunnel() {
+        // TUN-01 TUN-09
+        assert_eq!(of(Value::Null), Ok(None));
+        let servers = ["a.example", "10.0.0.1:1", "::1", "[::2]:3", "[::4]"];
+        let tunnel = json!({"servers": servers, "ca": "/ca", "tokenFile": "/token"});
+        let tunnel = of(tunnel).expect("right").expect("a tunnel");
+        let servers: Vec<_> = tunnel.servers.iter().map(|(h, p)| (&**h, *p)).collect();
+        assert_eq!(
+            servers,
+            [
+                ("a.example", 8091),
+                ("10.0.0.1", 1),
+                ("::1", 8091),
+                ("::2", 3),
+                ("::4", 8091)
+            ]
+        );
+        assert_eq!(tunnel.ca, Some("/ca".into()));
+        assert_eq!(tunnel.token_file, Some("/token".into()));
+    }
+
+    #[test]
+    fn refused() {
+        let one = || json!({"servers": ["a"]});
+        for (found, says) in [
+            (
+                with(one(), false, true),
+                "servers: is for an apiserver to reach this node, and there is none: set picolet.kubeconfig too",
+            ),
+            (
+                with(one(), true, false),
+                "servers: leads to the server of this node, and enableServer is false: set it to true",
+            ),
+            (
+                of(json!({ "servers": vec!["a"; 9] })),
+                "servers: has 9 items, must have at most 8",
+            ),
+            (
+                of(json!({"servers": ["a b"]})),
+                "servers: has \"a b\", must be HOST or HOST:PORT",
+            ),
+            (
+                of(json!({"servers": ["a:99999"]})),
+                "servers: has \"a:99999\", must be HOST or HOST:PORT",
+            ),
+            (
+                of(json!({"servers": ["a:0"]})),
+                "servers: has \"a:0\", must be HOST or HOST:PORT",
+            ),
+            (
+                of(json!({"ca": "/x"})),
+                "servers: must be set for picolet.tunnel",
+            ),
+            (
+                of(json!({"servers": ["a"], "tokenFile": "/a/../b"})),
+                "tokenFile: is \"/a/../b\", must not contain '..'",
+            ),
+            (of(json!({"servers": [7]})), "servers[0]: "),
+        ] {
+            let error = found.expect_err(says);
+            assert!(
+                error.starts_with(&format!("picolet.tunnel.{says}")),
+                "{error}"
+            );
+        }
+    }
 }

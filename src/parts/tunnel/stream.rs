@@ -174,7 +174,7 @@ impl Carrying {
             if self.asked.is_some_and(has_come) {
                 self.asked = None;
             }
-            line.set_metered(self.shared.settings.link_policy.is_metered());
+            line.set_metered(self.shared.link_policy.is_metered());
             let silent = match line.silence(heard, self.asked, now) {
                 Silence::Until(due) => due,
                 Silence::Ask => {
@@ -297,7 +297,7 @@ impl Carrying {
                     random,
                     is_own,
                     was_own,
-                    is_spent: self.shared.settings.link_policy.is_spent(),
+                    is_spent: self.shared.link_policy.is_spent(),
                 }
             }
             Said::CancelDial { random } => Heard::CancelDial { random },

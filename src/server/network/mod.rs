@@ -88,14 +88,15 @@ const KEEP_ALIVE_S: u32 = 15;
 #[derive(Clone, Copy, Debug)]
 enum Caller {
     Peer(SocketAddr),
-    Tunnel,
+    /// Name of the source of connections.
+    Source(&'static str),
 }
 
 impl fmt::Display for Caller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Peer(address) => address.fmt(f),
-            Self::Tunnel => f.write_str("tunnel"),
+            Self::Source(name) => f.write_str(name),
         }
     }
 }
@@ -177,10 +178,16 @@ impl Network {
         self.admit(Box::new(counted), below, Caller::Peer(peer), executor);
     }
 
-    /// Takes one that came through a tunnel. It is one from outside in all that follows: it gives no right.
-    pub fn take_in(self: &Rc<Self>, stream: Near, executor: &LocalExecutor<'static>) {
+    /// Takes one that a source of connections has brought. It is one from outside in all that follows: it gives no
+    /// right.
+    pub fn take_in(
+        self: &Rc<Self>,
+        stream: Near,
+        source: &'static str,
+        executor: &LocalExecutor<'static>,
+    ) {
         let below = Below::Pipe(stream.beside());
-        self.admit(Box::new(stream), below, Caller::Tunnel, executor);
+        self.admit(Box::new(stream), below, Caller::Source(source), executor);
     }
 
     fn admit(

@@ -203,8 +203,12 @@ impl World {
             class: Rc::new(Cell::new(LinkClass::Stream)),
             leaves: true,
         };
-        self.network
-            .admit(Box::new(near), below, Caller::Tunnel, &self.executor);
+        self.network.admit(
+            Box::new(near),
+            below,
+            Caller::Source("test"),
+            &self.executor,
+        );
         let name = ServerName::try_from("node").expect("name");
         let connector = TlsConnector::from(config);
         let mut client = connector.connect(name, far).await.expect("handshake");

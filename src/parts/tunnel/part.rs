@@ -1,0 +1,120 @@
+//! The tunnel as a part of a node: its keys, and what a running agent shows of it.
+
+use alloc::{collections::BTreeMap, rc::Rc};
+use core::{cell::RefCell, fmt};
+
+use serde_json::Value;
+
+use super::{
+    Settings, Tunnel,
+    board::Board,
+    settings::{self, TunnelConfig},
+};
+use crate::{
+    agent::tasks::{Task, boxed},
+    api::{Wall, node::NodeCondition},
+    config::{Config, Invalid, Key},
+    kube::store::Store,
+    logic::{
+        check::Finding,
+        metrics::exposition::Text,
+        tunnel::{agent_id, health},
+    },
+    parts::{ConfiguredPart, Part, PartTools},
+};
+
+/// Name of the part, of its section of the configuration, and of its check.
+pub(super) const NAME: &str = "tunnel";
+
+/// The tunnel, which a node may have.
+pub(crate) struct TunnelPart;
+
+impl Part for TunnelPart {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn keys(&self) -> &'static [Key] {
+        &settings::KEYS
+    }
+
+    fn configure(
+        &self,
+        own: &Value,
+        config: &Config,
+    ) -> Result<Option<Rc<dyn ConfiguredPart>>, Invalid> {
+        let cfg = settings::resolve(own, config.cluster.is_member(), &config.server)?;
+        let with = |cfg| -> Rc<dyn ConfiguredPart> {
+            Rc::new(ConfiguredTunnel {
+                cfg,
+                board: Rc::default(),
+                running: RefCell::default(),
+            })
+        };
+        Ok(cfg.map(with))
+    }
+}
+
+/// A tunnel that is configured, and runs in an agent.
+struct ConfiguredTunnel {
+    cfg: TunnelConfig,
+    board: Rc<Board>,
+    running: RefCell<Option<Tunnel>>,
+}
+
+impl fmt::Debug for ConfiguredTunnel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.cfg.fmt(f)
+    }
+}
+
+impl ConfiguredPart for ConfiguredTunnel {
+    fn start(&self, tools: &PartTools<'_>) -> Vec<Task> {
+        let (cluster, listen) = (&tools.config.cluster, tools.config.server.listen);
+        // Without these there is no configuration of a tunnel.
+        let (Some(kubeconfig), Some(listen), Some(serve)) =
+            (&cluster.kubeconfig, listen, &tools.serve)
+        else {
+            return Vec::new();
+        };
+        let settings = Settings {
+            cfg: self.cfg.clone(),
+            kubeconfig: kubeconfig.clone(),
+            kept: cluster.renewed_in().map(Store::client),
+            agent_id: agent_id(&tools.node.name, &tools.node.identity.boot_id),
+            port: listen.port(),
+        };
+        let tunnel = Tunnel::start(settings, tools, Rc::clone(serve), Rc::clone(&self.board));
+        *self.running.borrow_mut() = Some(tunnel);
+        // Its lines are tasks of their own, which come and go.
+        Vec::new()
+    }
+
+    fn stop(&self) -> Task {
+        let tunnel = self.running.take();
+        boxed(async move {
+            if let Some(tunnel) = tunnel {
+                tunnel.stop().await;
+            }
+        })
+    }
+
+    fn conditions(&self, now: Wall) -> Vec<NodeCondition> {
+        vec![self.board.condition(now)]
+    }
+
+    fn state(&self) -> Option<(String, Value)> {
+        let state = serde_json::to_value(self.board.health()).ok()?;
+        Some((NAME.into(), state))
+    }
+
+    fn check(&self, states: Option<&BTreeMap<String, Value>>) -> Option<(&'static str, Finding)> {
+        let state = states.and_then(|states| states.get(NAME));
+        let health = state.and_then(|state| serde_json::from_value(state.clone()).ok());
+        Some((NAME, health::check(&self.cfg.servers, health.as_ref())))
+    }
+
+    fn write_metrics(&self, page: &mut Text) {
+        health::write_metrics(&self.board.figures(), page);
+    }
+}
