@@ -157,6 +157,11 @@ impl Agent {
         now: Mono,
     ) -> Begun {
         let uid = &pod.metadata.uid;
+        if let Some(since) = self.pods.take_unsynced(uid) {
+            let containers = pod.spec.containers.len();
+            let counters = &self.tools.counters;
+            counters.count(|c| c.worker_started(now - since, containers));
+        }
         let is_configured = self.pods.is_configured(uid);
         let of_node = self.owners.node.host_ips();
         let mut statuses = self.statuses();

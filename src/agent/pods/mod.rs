@@ -360,6 +360,7 @@ impl Pods {
             let works = has_worker(uid);
             if !works {
                 entry.starting = None;
+                entry.unsynced = None;
             }
             if !works && !keeps_status(uid) {
                 entry.status = StatusCache::default();
@@ -381,7 +382,17 @@ impl Pods {
 
     /// Notes that the pod is new and nothing of it runs: it is starting since `now`, if not since an earlier time.
     pub(super) fn note_created(&mut self, uid: &PodUid, now: Mono) {
-        self.change(uid, |entry| _ = entry.starting.get_or_insert(now));
+        self.change(uid, |entry| {
+            if entry.starting.is_none() {
+                entry.starting = Some(now);
+                entry.unsynced = Some(now);
+            }
+        });
+    }
+
+    /// Notes that the pod is synced. Returns the time at which it became known if it is new and this is its first sync.
+    pub(super) fn take_unsynced(&mut self, uid: &PodUid) -> Option<Mono> {
+        self.change(uid, |entry| entry.unsynced.take())
     }
 
     /// Notes that the pod runs for the first time, or never will. Returns the time at which it became known; `None` if

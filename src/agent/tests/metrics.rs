@@ -45,6 +45,9 @@ fn work_is_counted() {
         "kubelet_started_pods_errors_total 1",
         "kubelet_started_containers_total{container_type=\"container\"} 2",
         "kubelet_pod_start_duration_seconds_count 2",
+        "kubelet_pod_worker_start_duration_seconds_count 2",
+        "kubelet_containers_per_pod_count_sum 2",
+        "kubelet_containers_per_pod_count_count 2",
         "kubelet_runtime_operations_errors_total{operation_type=\"run_podsandbox\"} 1",
         "picolet_pod_slots{state=\"taken\"} 2",
     ] {

@@ -69,6 +69,15 @@ pub const POD_START: Bounds<25> = [
     ("3600", 3_600_000_000_000),
 ];
 
+/// A kubelet's buckets of containers in a pod; a container counts as a second.
+pub const CONTAINERS: Bounds<5> = [
+    ("1", 1_000_000_000),
+    ("2", 2_000_000_000),
+    ("4", 4_000_000_000),
+    ("8", 8_000_000_000),
+    ("16", 16_000_000_000),
+];
+
 /// Histogram: number of durations in each bucket, and their sum. Counts stop at their largest number.
 #[derive(Clone, Copy, Debug)]
 pub struct Histogram<const N: usize> {

@@ -7,7 +7,7 @@ use core::time::Duration;
 use super::{
     evictions::Evictions,
     exposition::{Kind, Samples, Text, Value, families},
-    histogram::{DEFAULT, Histogram, OPERATION, POD_START},
+    histogram::{CONTAINERS, DEFAULT, Histogram, OPERATION, POD_START},
     plugins::Plugins,
 };
 use crate::{
@@ -125,6 +125,8 @@ pub struct Counters {
     relist_seen: Wall,
     discarded_events: u64,
     pod_start: Histogram<25>,
+    worker_start: Histogram<11>,
+    containers: Histogram<5>,
     work: [Histogram<11>; Work::LABELS.len()],
     started: [u64; ContainerType::LABELS.len()],
     /// Failed starts by kind and reason. The reasons are names in this program: there are few.
@@ -177,6 +179,14 @@ impl Counters {
     /// Counts a pod that runs for the first time since it was seen.
     pub fn pod_started(&mut self, took: Duration) {
         self.pod_start.observe(&POD_START, took);
+    }
+
+    /// Counts the first sync of a pod that was new; `took`: time since it was seen; `containers`: regular ones.
+    pub fn worker_started(&mut self, took: Duration, containers: usize) {
+        let containers = u64::try_from(containers).unwrap_or(u64::MAX);
+        self.worker_start.observe(&DEFAULT, took);
+        self.containers
+            .observe(&CONTAINERS, Duration::from_secs(containers));
     }
 
     /// Counts a call of a pod worker that ended.
@@ -326,6 +336,10 @@ const FAMILIES: &[AgentFamily] = families![AgentFamily:
         |f, s| f.counters.plugins.write_allocations(s);
     "kubelet_pod_start_duration_seconds" Histogram "From a pod's arrival to its running."
         |f, s| f.counters.pod_start.write(&POD_START, &[], s);
+    "kubelet_pod_worker_start_duration_seconds" Histogram "From a pod's arrival to its first sync."
+        |f, s| f.counters.worker_start.write(&DEFAULT, &[], s);
+    "kubelet_containers_per_pod_count" Histogram "Containers of pods, once a pod, at its first sync."
+        |f, s| f.counters.containers.write(&CONTAINERS, &[], s);
     "kubelet_pod_worker_duration_seconds" Histogram "Calls of pod workers."
         |f, s| for (work, took) in Work::LABELS.iter().zip(&f.counters.work) {
             took.write(&DEFAULT, &[("operation_type", work)], s);
@@ -557,7 +571,7 @@ pub(super) mod tests {
 
     #[test]
     fn the_page() {
-        // MET-01 MET-02 MET-03 MET-04 MET-05 MET-06 ADM-03 PLEG-12
+        // MET-01 MET-02 MET-03 MET-04 MET-05 MET-06 ADM-03 PLEG-12 PW-39
         let mut counters = Counters::default();
         let ms = Duration::from_millis;
         counters.called(Operation::RunPodSandbox, ms(40), true);
@@ -567,6 +581,7 @@ pub(super) mod tests {
         counters.relisted(ms(1), Some(ms(1001)), Wall::from_secs(1_700_000_051));
         counters.discarded(2);
         counters.rejected("OutOfcpu");
+        counters.worker_started(ms(20), 3);
         counters.pod_started(ms(700));
         counters.worked(Work::Sync, ms(300));
         counters.container_started(ContainerType::Regular, Ok(()));
