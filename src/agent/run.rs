@@ -500,6 +500,14 @@ async fn serve(
         crate::VERSION,
         parts.owners.node.name
     );
+    let network = &parts.cfg.network;
+    let resolver = network.resolv_conf.as_deref();
+    if let Some(why) =
+        resolver.and_then(|it| executor::resolver_warning(it, &network.cluster_domain))
+    {
+        let recorder = &parts.tools.recorder;
+        recorder.node(Severity::Warning, "CheckLimitsForResolvConf", &why);
+    }
     cluster_views::tasks(&parts, &executor, &sender)
         .into_iter()
         .for_each(spawn);

@@ -81,6 +81,36 @@ pub fn parse_resolv_conf(text: &str) -> Result<DnsConfig, PodError> {
     Ok(config)
 }
 
+/// Returns a warning about a resolver file of the node whose search line pods cannot have as it is (EVT-35), in a kubelet's
+/// words.
+#[must_use]
+pub fn search_line_warning(path: &str, node: &DnsConfig, cluster_domain: &str) -> Option<String> {
+    /// Search domains of a cluster: they come first.
+    const OF_CLUSTER: usize = 3;
+    let searches = &node.searches;
+    let most = match cluster_domain {
+        "" => MAX_SEARCHES,
+        _ => MAX_SEARCHES - OF_CLUSTER,
+    };
+    let mut lengths = searches.iter().map(|domain| domain.chars().count());
+    let about = format!("Resolv.conf file '{path}' contains");
+    if searches.len() > most {
+        Some(format!(
+            "{about} search line consisting of more than {most} domains!"
+        ))
+    } else if lengths.any(|length| length > MAX_SEARCH_DOMAIN) {
+        Some(format!(
+            "{about} a search path which length is more than allowed {MAX_SEARCH_DOMAIN}!"
+        ))
+    } else if searches.join(" ").chars().count() > MAX_SEARCH_CHARACTERS {
+        Some(format!(
+            "{about} search line which length is more than allowed {MAX_SEARCH_CHARACTERS} chars!"
+        ))
+    } else {
+        None
+    }
+}
+
 /// Makes the resolver file of a pod: the base of its policy, then its dnsConfig, then the limits.
 #[must_use]
 pub fn pod_dns(pod: &Pod, settings: &DnsSettings) -> PodDns {
@@ -407,6 +437,45 @@ mod tests {
                 seen.iter().all(|(reason, _)| *reason == "DNSConfigForming"),
                 "{name}"
             );
+        }
+    }
+
+    #[test]
+    fn search_lines_that_pods_cannot_have() {
+        // EVT-35
+        let domains = |count: usize, length: usize| {
+            let domain = "a".repeat(length);
+            config("", &format!("{domain} ").repeat(count), "")
+        };
+        for (name, node, domain, says) in [
+            ("none", domains(0, 0), "", None),
+            ("32", domains(32, 63), "", None),
+            ("33", domains(33, 1), "", Some("more than 32 domains")),
+            ("29 in a cluster", domains(29, 1), "cluster.local", None),
+            (
+                "30 in a cluster",
+                domains(30, 1),
+                "cluster.local",
+                Some("more than 29 domains"),
+            ),
+            ("long", domains(1, 253), "", None),
+            (
+                "too long",
+                domains(1, 254),
+                "",
+                Some("more than allowed 253"),
+            ),
+            (
+                "too long together",
+                domains(32, 64),
+                "",
+                Some("more than allowed 2048 chars"),
+            ),
+        ] {
+            let found = search_line_warning("/r", &node, domain);
+            assert_eq!(found.is_some(), says.is_some(), "{name}: {found:?}");
+            let found = found.unwrap_or_default();
+            assert!(found.contains(says.unwrap_or_default()), "{name}: {found}");
         }
     }
 }

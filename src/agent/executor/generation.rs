@@ -102,6 +102,14 @@ fn read_resolver(path: &Path) -> Result<DnsConfig, PodError> {
     dns::parse_resolv_conf(&text).map_err(|e| wrong(&e))
 }
 
+/// Returns a warning about the node's resolver file, if there is one (EVT-35). Blocking.
+pub(in crate::agent) fn resolver_warning(path: &Path, cluster_domain: &str) -> Option<String> {
+    match read_resolver(path) {
+        Ok(node) => dns::search_line_warning(&path.display().to_string(), &node, cluster_domain),
+        Err(e) => Some(e.to_string()),
+    }
+}
+
 /// Makes configurations of sandboxes and containers. Nothing is kept between two of them.
 pub(crate) struct Generator {
     pub(in crate::agent) runtime: Rc<dyn RuntimeService>,

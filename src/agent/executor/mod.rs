@@ -29,7 +29,7 @@ pub(crate) use cancel::Cancel;
 pub(super) use cgroups::{PodCgroups, limited_disk, settings as cgroup_settings};
 pub(crate) use errors::SyncError;
 pub(crate) use generation::Generator;
-pub(super) use generation::node_context;
+pub(super) use generation::{node_context, resolver_warning};
 pub(super) use hooks::Hooks;
 pub(super) use kill::Killer;
 pub(crate) use kill::join_all;
