@@ -32,6 +32,7 @@ use super::{
     eviction::gauge::{MachineGauge, Places},
     executor,
     images::{self, ImageCommands, ImageDirectory, ImageGarbage, Stock, Supply, UnusedImages},
+    kernel_log,
     link_limits::LinkLimits,
     link_policy::{LinkPolicy as _, LinkTools},
     neighbours,
@@ -508,6 +509,7 @@ async fn serve(
         let recorder = &parts.tools.recorder;
         recorder.node(Severity::Warning, "CheckLimitsForResolvConf", &why);
     }
+    spawn(boxed(kernel_log::watch(Rc::clone(&parts.tools.recorder))));
     cluster_views::tasks(&parts, &executor, &sender)
         .into_iter()
         .for_each(spawn);

@@ -78,6 +78,7 @@ pub mod gc;
 pub mod housekeeping;
 pub mod image_access;
 pub mod image_gc;
+pub mod kernel_log;
 pub mod kill;
 pub mod lease;
 pub mod link_budget;

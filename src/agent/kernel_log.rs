@@ -1,0 +1,94 @@
+//! Tells of processes that the kernel killed because the machine had no memory left, as events of the node (CG-20).
+
+use alloc::rc::Rc;
+use std::{
+    fs::OpenOptions,
+    io::{self, Seek as _, SeekFrom},
+    os::{fd::OwnedFd, unix::fs::OpenOptionsExt as _},
+    path::Path,
+};
+
+use async_io::Async;
+use nix::errno::Errno;
+
+use super::recorder::{Recorder, Severity};
+use crate::{logic::kernel_log::system_oom, sys::turn};
+
+/// The kernel's log.
+const KERNEL_LOG: &str = "/dev/kmsg";
+/// Longest record, bytes: the kernel's `CONSOLE_EXT_LOG_MAX`.
+const RECORD_BYTES: usize = 8192;
+
+/// Tells until the log cannot be read any more.
+pub(super) async fn watch(recorder: Rc<Recorder>) {
+    let followed = match open(Path::new(KERNEL_LOG)) {
+        Ok(log) => {
+            let tell = |message: &str| recorder.node(Severity::Warning, "SystemOOM", message);
+            follow(&log, tell).await
+        }
+        Err(e) => Err(e),
+    };
+    if let Err(e) = followed {
+        log::info!("{KERNEL_LOG} cannot be read, SystemOOM is not told: {e}");
+    }
+}
+
+/// Opens the log behind its last record: what was before an agent was told by the one before.
+fn open(path: &Path) -> io::Result<Async<OwnedFd>> {
+    let mut options = OpenOptions::new();
+    let mut log = options
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)?;
+    log.seek(SeekFrom::End(0))?;
+    Async::new_nonblocking(log.into())
+}
+
+async fn follow(log: &Async<OwnedFd>, tell: impl Fn(&str)) -> io::Result<()> {
+    loop {
+        log.readable().await?;
+        // Only while there is something to read.
+        let mut record = vec![0; RECORD_BYTES];
+        match nix::unistd::read(log, &mut record) {
+            Ok(0) => return Ok(()),
+            Ok(n) => {
+                let text = String::from_utf8_lossy(&record[..n]);
+                text.lines()
+                    .filter_map(system_oom)
+                    .for_each(|message| tell(&message));
+            }
+            // Records were overwritten before they were read.
+            Err(Errno::EPIPE | Errno::EAGAIN | Errno::EINTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+        turn::give().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::cell::RefCell;
+    use std::io::Write as _;
+
+    use super::*;
+
+    #[test]
+    fn kills_are_told() {
+        // CG-20
+        let (read, write) = io::pipe().expect("a pipe");
+        let mut write = std::fs::File::from(OwnedFd::from(write));
+        let kill =
+            "oom-kill:constraint=CONSTRAINT_NONE,global_oom,task_memcg=/,task=tail,pid=77,uid=0";
+        writeln!(write, "6,1,2,-;usb 1-1: new device\n SUBSYSTEM=usb").expect("write");
+        writeln!(write, "6,2,3,-;{kill}").expect("write");
+        drop(write);
+        let told = RefCell::new(Vec::new());
+        let log = Async::new(OwnedFd::from(read)).expect("readable");
+        let followed = follow(&log, |message| told.borrow_mut().push(message.to_owned()));
+        smol::block_on(followed).expect("to its end");
+        assert_eq!(
+            *told.borrow(),
+            ["System OOM encountered, victim process: tail, pid: 77"]
+        );
+    }
+}
