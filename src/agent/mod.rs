@@ -28,7 +28,7 @@
 //! | `reset` | removes everything |
 //! | `start_error` | how the agent ends, and why it cannot start |
 //! | `neighbours` | who else runs pods on this machine |
-//! | `kernel_log` | which kills the kernel tells of |
+//! | `kernel_log`, `kernel_settings` | which kills the kernel tells of; how it is set at start |
 //! | `node`, `offered` | this machine as a node; which extended resources it has offered |
 //! | `backend`, `streams`, `metrics`, `node_runtime` | what the server shows, the runtime as it is asked |
 //! | `vitals` | what the agent notes of itself |
@@ -58,6 +58,7 @@ pub(crate) mod images;
 mod inhibitor;
 mod kept_node;
 mod kernel_log;
+mod kernel_settings;
 mod link_budget;
 mod link_cost;
 mod link_limits;

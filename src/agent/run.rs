@@ -32,7 +32,7 @@ use super::{
     eviction::gauge::{MachineGauge, Places},
     executor,
     images::{self, ImageCommands, ImageDirectory, ImageGarbage, Stock, Supply, UnusedImages},
-    kernel_log,
+    kernel_log, kernel_settings,
     link_limits::LinkLimits,
     link_policy::{LinkPolicy as _, LinkTools},
     neighbours,
@@ -591,6 +591,11 @@ async fn assemble(
             "this machine uses cgroup v1 and failCgroupV1 is true: boot with cgroup v2, or set it to false",
         ));
     }
+    kernel_settings::apply(
+        Path::new(kernel_settings::DIR),
+        cfg.cgroup.protect_kernel_defaults,
+    )
+    .map_err(fatal)?;
     limit_reserved(&cfg, &cgroups)?;
     check_write_limit(&cfg, &cgroups)?;
     let missing = cgroups.missing_controllers();

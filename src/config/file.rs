@@ -168,6 +168,7 @@ pub(super) struct Fields {
     pub(super) eviction_soft: BTreeMap<String, String>,
     pub(super) eviction_soft_grace_period: BTreeMap<String, GoDuration>,
     pub(super) fail_cgroup_v1: Option<bool>,
+    pub(super) protect_kernel_defaults: Option<bool>,
     pub(super) fail_swap_on: Option<bool>,
     pub(super) feature_gates: BTreeMap<String, bool>,
     pub(super) file_check_frequency: Option<GoDuration>,

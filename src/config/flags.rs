@@ -504,8 +504,8 @@ mod tests {
     fn what_only_a_kubelet_has() {
         // KADM-03 KADM-13
         let flags = read(
-            "--pod-infra-container-image=x --container-hints y --vmodule=a=1 --lock-file= --protect_kernel_defaults \
-             --protect-kernel-defaults=false --cpu-manager-policy-options a=b --version=v1.33.2 --max-pods 7",
+            "--pod-infra-container-image=x --container-hints y --vmodule=a=1 --lock-file= --keep_terminated_pod_volumes \
+             --keep-terminated-pod-volumes=false --cpu-manager-policy-options a=b --version=v1.33.2 --max-pods 7",
         );
         let flags = flags.expect("flags");
         assert_eq!(
@@ -515,7 +515,7 @@ mod tests {
                 "container-hints",
                 "vmodule",
                 "lock-file",
-                "protect-kernel-defaults",
+                "keep-terminated-pod-volumes",
                 "cpu-manager-policy-options"
             ]
         );

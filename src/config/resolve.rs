@@ -294,6 +294,7 @@ fn cgroup(fields: &Fields) -> Result<CgroupConfig, Invalid> {
         max_open_files: u64::try_from(fields.max_open_files.unwrap_or(1_000_000)).unwrap_or(0),
         fail_swap_on: fields.fail_swap_on.unwrap_or(false),
         fail_cgroup_v1: fields.fail_cgroup_v1.unwrap_or(false),
+        protect_kernel_defaults: fields.protect_kernel_defaults.unwrap_or(false),
         swap: match fields.memory_swap.swap_behavior.as_str() {
             "" | "NoSwap" => SwapBehavior::NoSwap,
             "LimitedSwap" => SwapBehavior::LimitedSwap,

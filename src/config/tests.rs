@@ -281,6 +281,7 @@ fn defaults() {
             max_open_files: 1_000_000,
             fail_swap_on: false,
             fail_cgroup_v1: false,
+            protect_kernel_defaults: false,
             swap: SwapBehavior::NoSwap,
             memory_qos: None,
             single_process_oom_kill: false,

@@ -331,6 +331,8 @@ pub struct CgroupConfig {
     pub fail_swap_on: bool,
     /// Refuse to start on cgroup v1.
     pub fail_cgroup_v1: bool,
+    /// Refuse to start with other settings of the kernel than pods need, instead of setting them.
+    pub protect_kernel_defaults: bool,
     /// Swap of pods.
     pub swap: SwapBehavior,
     /// `featureGates.MemoryQoS`; `None`: off, which is the default.

@@ -1,0 +1,97 @@
+//! Settings of the kernel that pods need, made at start (CG-19).
+
+use std::{fs, io, path::Path};
+
+/// Directory of the kernel's settings.
+pub(super) const DIR: &str = "/proc/sys";
+/// Files below [`DIR`] and their values.
+///
+/// Source: kubelet `cm/container_manager_linux.go`, `setupKernelTunables`.
+const SETTINGS: [(&str, &str); 6] = [
+    ("vm/overcommit_memory", "1"),
+    ("vm/panic_on_oom", "0"),
+    ("kernel/panic", "10"),
+    ("kernel/panic_on_oops", "1"),
+    ("kernel/keys/root_maxkeys", "1000000"),
+    ("kernel/keys/root_maxbytes", "25000000"),
+];
+
+/// Sets those that have another value. With `protect` none is set, and all that differ are one error.
+///
+/// A setting that this kernel does not have, or that may not be written here, is logged: pods run all the same.
+pub(super) fn apply(dir: &Path, protect: bool) -> Result<(), String> {
+    let mut wrong = Vec::new();
+    for (file, expected) in SETTINGS {
+        let path = dir.join(file);
+        let flag = file.replace('/', ".");
+        let actual = match fs::read_to_string(&path) {
+            Ok(actual) => actual.trim().to_owned(),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                log::info!("kernel setting {flag}: this kernel does not have it");
+                continue;
+            }
+            Err(e) => {
+                log::warn!("kernel setting {flag}: {e}");
+                continue;
+            }
+        };
+        if actual == expected {
+            continue;
+        }
+        if protect {
+            wrong.push(format!(
+                "invalid kernel flag: {flag}, expected value: {expected}, actual value: {actual}"
+            ));
+            continue;
+        }
+        match fs::write(&path, expected) {
+            Ok(()) => log::info!("kernel setting {flag}: {actual} became {expected}"),
+            Err(e) => log::warn!("kernel setting {flag} is {actual}, not {expected}: {e}"),
+        }
+    }
+    match wrong.is_empty() {
+        true => Ok(()),
+        false => Err(format!("protectKernelDefaults: {}", wrong.join("; "))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_made_or_protected() {
+        // CG-19
+        let dir = std::env::temp_dir().join(format!("picolet-settings-{}", std::process::id()));
+        for sub in ["vm", "kernel/keys"] {
+            fs::create_dir_all(dir.join(sub)).expect("directory");
+        }
+        let read = |file: &str| fs::read_to_string(dir.join(file)).expect(file);
+        let write = |file: &str, value: &str| fs::write(dir.join(file), value).expect(file);
+        for (file, value) in SETTINGS {
+            write(file, &format!("{value}\n"));
+        }
+        write("kernel/panic", "0\n");
+        write("vm/panic_on_oom", "2\n");
+        // A kernel without keys.
+        fs::remove_dir_all(dir.join("kernel/keys")).expect("remove");
+        let error = apply(&dir, true).expect_err("protected");
+        assert_eq!(
+            error,
+            "protectKernelDefaults: invalid kernel flag: vm.panic_on_oom, expected value: 0, actual value: 2; \
+             invalid kernel flag: kernel.panic, expected value: 10, actual value: 0"
+        );
+        assert_eq!(
+            (read("kernel/panic"), read("vm/panic_on_oom")),
+            ("0\n".into(), "2\n".into())
+        );
+        assert_eq!(apply(&dir, false), Ok(()));
+        assert_eq!(
+            (read("kernel/panic"), read("vm/panic_on_oom")),
+            ("10".into(), "0".into())
+        );
+        assert_eq!(read("kernel/panic_on_oops"), "1\n", "not written again");
+        assert_eq!(apply(&dir, true), Ok(()));
+        fs::remove_dir_all(&dir).expect("remove");
+    }
+}
