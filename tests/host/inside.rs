@@ -505,7 +505,7 @@ fn read_only_with_all_that_is_mounted_below() {
         return;
     }
     let mut host = Host::new(&[]);
-    let _below = Below::new(host.path("shared/sub"));
+    let below = Below::new(host.path("shared/sub"));
     host.start_agent();
     host.import();
     let modes = ["IfPossible", "Enabled", "Disabled"];
@@ -539,6 +539,7 @@ fn read_only_with_all_that_is_mounted_below() {
             );
         }
     }
+    drop(below);
     host.finish();
 }
 
