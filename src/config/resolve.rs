@@ -600,12 +600,11 @@ fn verification(fields: &Fields) -> Result<Verification, Invalid> {
         "NeverVerify" => Verification::Never,
         "" | "NeverVerifyPreloadedImages" => Verification::NotPreloaded,
         "NeverVerifyAllowlistedImages" => {
-            let patterns = list.iter().enumerate().map(|(n, pattern)| {
-                allowed_images(pattern).or_else(|why| invalid(&format!("{list_field}[{n}]"), why))
-            });
-            return Ok(Verification::NotAllowed(
-                patterns.collect::<Result<_, _>>()?,
-            ));
+            let patterns = list.iter().enumerate();
+            let patterns =
+                patterns.map(|(n, one)| allowed_images(&format!("{list_field}[{n}]"), one));
+            let patterns: Result<_, Invalid> = patterns.collect();
+            return patterns.map(Verification::NotAllowed);
         }
         "AlwaysVerify" => Verification::Always,
         other => {
@@ -628,38 +627,31 @@ fn verification(fields: &Fields) -> Result<Verification, Invalid> {
 /// A pattern of the list, as [`Verification::NotAllowed`] has it.
 ///
 /// - Source: kubelet `pkg/kubelet/images/pullmanager/image_pull_policies.go`, `getAllowlistImagePattern`.
-fn allowed_images(pattern: &str) -> Result<String, String> {
+fn allowed_images(field: &str, pattern: &str) -> Result<String, Invalid> {
+    let wrong = |why: &str| invalid(field, format!("is {pattern:?}, {why}"));
     if pattern.trim() != pattern {
-        return Err(format!(
-            "is {pattern:?}, must not begin or end with a space"
-        ));
+        return wrong("must not begin or end with a space");
     }
     let is_prefix = pattern.ends_with("/*");
     let name = pattern.strip_suffix("/*").unwrap_or(pattern);
     if is_prefix && name.is_empty() {
-        return Err(format!("is {pattern:?}, must name a registry"));
+        return wrong("must name a registry");
     }
     if name.contains('*') {
-        return Err(format!(
-            "is {pattern:?}, must have a * only at the end, behind a slash"
-        ));
+        return wrong("must have a * only at the end, behind a slash");
     }
     // A registry alone is no reference.
-    let probe = if is_prefix {
-        format!("{name}/x")
-    } else {
-        name.into()
+    let probe = match is_prefix {
+        true => format!("{name}/x"),
+        false => name.to_owned(),
     };
-    let parsed = Reference::parse(&probe).map_err(|e| e.to_string())?;
-    if name.contains('@')
-        || name
-            .rsplit('/')
-            .next()
-            .is_some_and(|last| !is_prefix && last.contains(':'))
-    {
-        return Err(format!(
-            "is {pattern:?}: neither tag nor digest is accepted in an image reference"
-        ));
+    let parsed = match Reference::parse(&probe) {
+        Ok(parsed) => parsed,
+        Err(e) => return invalid(field, e.to_string()),
+    };
+    let last = name.rsplit('/').next().unwrap_or(name);
+    if name.contains('@') || (!is_prefix && last.contains(':')) {
+        return wrong("but neither tag nor digest is accepted in an image reference");
     }
     Ok(match is_prefix {
         true => format!("{name}/"),
