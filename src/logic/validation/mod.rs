@@ -92,10 +92,11 @@ fn unmodelled_values(spec: &Value, errors: &mut Errors) {
         ),
     ] {
         let value = path.split('.').fold(spec, |at, name| &at[name]);
-        match value {
-            Value::Null => {}
-            Value::String(text) => errors.one_of(&format!("spec.{path}"), text, known),
-            other => errors.one_of(&format!("spec.{path}"), &format!("{other}"), known),
+        if !value.is_null() {
+            let shown = value
+                .as_str()
+                .map_or_else(|| format!("{value}"), String::from);
+            errors.one_of(&format!("spec.{path}"), &shown, known);
         }
     }
     if list(&spec["schedulingGates"]).next().is_some() {
