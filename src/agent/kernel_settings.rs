@@ -16,10 +16,15 @@ const SETTINGS: [(&str, &str); 6] = [
     ("kernel/keys/root_maxbytes", "25000000"),
 ];
 
+/// Settings of the kernel that are not those of a kubelet, and may not be changed.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("protectKernelDefaults: {}", .0.join("; "))]
+pub(super) struct ProtectedSettings(Vec<String>);
+
 /// Sets those that have another value. With `protect` none is set, and all that differ are one error.
 ///
 /// A setting that this kernel does not have, or that may not be written here, is logged: pods run all the same.
-pub(super) fn apply(dir: &Path, protect: bool) -> Result<(), String> {
+pub(super) fn apply(dir: &Path, protect: bool) -> Result<(), ProtectedSettings> {
     let mut wrong = Vec::new();
     for (file, expected) in SETTINGS {
         let path = dir.join(file);
@@ -51,7 +56,7 @@ pub(super) fn apply(dir: &Path, protect: bool) -> Result<(), String> {
     }
     match wrong.is_empty() {
         true => Ok(()),
-        false => Err(format!("protectKernelDefaults: {}", wrong.join("; "))),
+        false => Err(ProtectedSettings(wrong)),
     }
 }
 
@@ -77,7 +82,7 @@ mod tests {
         fs::remove_dir_all(dir.join("kernel/keys")).expect("remove");
         let error = apply(&dir, true).expect_err("protected");
         assert_eq!(
-            error,
+            error.to_string(),
             "protectKernelDefaults: invalid kernel flag: vm.panic_on_oom, expected value: 0, actual value: 2; \
              invalid kernel flag: kernel.panic, expected value: 10, actual value: 0"
         );

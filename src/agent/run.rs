@@ -595,7 +595,7 @@ async fn assemble(
         Path::new(kernel_settings::DIR),
         cfg.cgroup.protect_kernel_defaults,
     )
-    .map_err(fatal)?;
+    .map_err(|e| fatal(e.to_string()))?;
     limit_reserved(&cfg, &cgroups)?;
     check_write_limit(&cfg, &cgroups)?;
     let missing = cgroups.missing_controllers();
