@@ -23,9 +23,10 @@ use picolet::{
     },
     cgroup::Cgroups,
     logic::{cgroup::CgroupTree, oci},
+    parts,
     runtime::{
-        ImageService as _, RuntimeError, RuntimeService, contract,
-        cri::{Cri, Settings},
+        RuntimeError, contract,
+        endpoint::{EndpointRuntime, Settings},
     },
     sys::lane::Lane,
 };
@@ -89,13 +90,13 @@ impl Lab {
         }
     }
 
-    async fn connect(&self) -> Result<Cri, RuntimeError> {
+    async fn connect(&self) -> Result<Rc<dyn EndpointRuntime>, RuntimeError> {
         let cgroups = Cgroups::detect().expect("cgroups");
         let disk = Lane::start("disk").expect("lane");
-        Cri::open(self.settings(), &self.executor, disk, cgroups).await
+        parts::endpoint_client()?(self.settings(), &self.executor, disk, cgroups).await
     }
 
-    async fn open(&self) -> Cri {
+    async fn open(&self) -> Rc<dyn EndpointRuntime> {
         let runtime = self.connect().await.expect("a runtime");
         runtime.list_pods().await.expect("a list");
         runtime
@@ -161,7 +162,7 @@ fn pause() -> Pin<Box<dyn Future<Output = ()>>> {
 
 /// Waits until the newest instance has ended.
 async fn ended(
-    runtime: &Cri,
+    runtime: &dyn EndpointRuntime,
     uid: &PodUid,
     id: &ContainerId,
 ) -> picolet::api::cri::ContainerStatus {
@@ -200,7 +201,7 @@ fn keeps_the_contract() {
             cannot_start: vec!["/no/such/program".into()],
             echoes: ["/bin/echo", "heard"].map(Into::into).into(),
         };
-        contract::contract(&runtime, &fixture, &pause)
+        contract::contract(&*runtime, &fixture, &pause)
             .await
             .expect("contract");
     });
@@ -248,7 +249,7 @@ fn containers_have_what_they_are_given() {
             .await
             .expect("created");
         runtime.start_container(&id).await.expect("started");
-        let end = ended(&runtime, &of.uid, &id).await;
+        let end = ended(&*runtime, &of.uid, &id).await;
         assert_eq!((end.exit_code, &*end.message), (7, "last\n"), "{end:?}");
         assert!(end.created_at <= end.started_at.expect("it started"));
 
@@ -337,7 +338,7 @@ fn containerd_that_is_started_anew_has_everything_again() {
         lab.containerd.signal(nix::sys::signal::Signal::SIGCONT);
         let stopped = runtime.stop_container(&id, Duration::ZERO).await;
         assert_eq!(stopped, Ok(()));
-        assert_eq!(ended(&runtime, &of.uid, &id).await.exit_code, 137);
+        assert_eq!(ended(&*runtime, &of.uid, &id).await.exit_code, 137);
         runtime.remove_pod_sandbox(&made.id).await.expect("removed");
         assert!(runtime.list_pods().await.expect("a list").is_empty());
     });
@@ -368,7 +369,7 @@ fn handlers_are_those_of_containerd() {
             .await
             .expect("created");
         runtime.start_container(&id).await.expect("started");
-        assert_eq!(ended(&runtime, &of.uid, &id).await.exit_code, 3);
+        assert_eq!(ended(&*runtime, &of.uid, &id).await.exit_code, 3);
         runtime.remove_pod_sandbox(&made.id).await.expect("removed");
     });
 }
@@ -441,7 +442,7 @@ fn a_sandbox_that_is_stopped_takes_all_along() {
 
         // The container ignores its signal: nobody asked it.
         runtime.stop_pod_sandbox(&made.id).await.expect("stopped");
-        let end = ended(&runtime, &of.uid, &id).await;
+        let end = ended(&*runtime, &of.uid, &id).await;
         assert_eq!(end.exit_code, 137);
         let told = runtime.reopen_log(&id).await.expect_err("it has ended");
         assert!(told.to_string().contains("not running"), "{told}");

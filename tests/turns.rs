@@ -7,7 +7,7 @@
 use std::{fs, path::Path};
 
 /// Where peers are spoken with on the loop's thread.
-const LAYERS: [&str; 11] = [
+const LAYERS: [&str; 12] = [
     "grpc",
     "server",
     "stream",
@@ -17,6 +17,7 @@ const LAYERS: [&str; 11] = [
     "net",
     "sys",
     "runtime",
+    "parts/cri",
     "parts/devices",
     "parts/provider",
 ];

@@ -17,9 +17,10 @@ use crate::{
     error::chain,
     image::pull::{NodeKeys, Settings},
     logic::{cgroup::CgroupTree, oci},
+    parts,
     runtime::{
         RuntimeError, RuntimeService,
-        cri::{self, Cri},
+        endpoint::{self, EndpointRuntime},
         runc::{self, Runc, process, store_images::StoreImages},
     },
     shim::LogLimit,
@@ -56,7 +57,7 @@ pub(super) async fn open(
     tools: Tools<'_>,
 ) -> Result<Opened, StartError> {
     if let Some(endpoints) = &cfg.runtime.endpoints {
-        let opened = open_cri(cfg, endpoints, &tools).await;
+        let opened = open_endpoint(cfg, endpoints, &tools).await;
         let runtime = opened.map_err(|e| {
             let socket = endpoints.runtime.display();
             fatal(format!("containerRuntimeEndpoint {socket}: {e}"))
@@ -72,7 +73,7 @@ pub(super) async fn open(
             driver: runtime.cgroup_driver(),
             images: runtime.places().images.clone(),
             layers: runtime.places().layers.clone(),
-            runtime: Rc::new(runtime),
+            runtime,
             keyring: Rc::new(RuntimeKeyring(Arc::new(NodeKeys::new(pulls)))),
             stock: Stock::Runtime,
         });
@@ -108,13 +109,14 @@ pub(super) async fn open(
 }
 
 /// Connects to a runtime.
-pub(super) async fn open_cri(
+pub(super) async fn open_endpoint(
     cfg: &Config,
     endpoints: &Endpoints,
     tools: &Tools<'_>,
-) -> Result<Cri, RuntimeError> {
+) -> Result<Rc<dyn EndpointRuntime>, RuntimeError> {
     let fixed = oci::MASKED_PATHS.iter().map(|&path| path.to_owned());
-    let settings = cri::Settings {
+    let open = parts::endpoint_client()?;
+    let settings = endpoint::Settings {
         endpoint: endpoints.runtime.clone(),
         image_endpoint: endpoints.images.clone(),
         request_timeout: cfg.times.runtime_request,
@@ -132,7 +134,7 @@ pub(super) async fn open_cri(
             .collect(),
     };
     let (disk, cgroups) = (tools.disk.clone(), tools.cgroups.clone());
-    Cri::open(settings, tools.executor, disk, cgroups).await
+    open(settings, tools.executor, disk, cgroups).await
 }
 
 /// OCI runtimes by handler, the built-in one among them if there are programs for it.

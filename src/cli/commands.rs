@@ -220,9 +220,6 @@ const COMMANDS: &[Command] = &[
         switch("keep-images", None, "leave the images"),
         value("grace-period", None, "SECONDS", "longest time that a pod gets to end, if no agent runs (default: what its manifest says)"),
     ], agent_flags: true, takes: Takes::Nothing },
-    Command { name: "cri", args: "", group: MACHINE, help: "Answer kubeadm as a container runtime would; picolet-cri.socket starts it", flags: &[
-        value("listen", None, "PATH", "a socket of its own (default: the one that the service manager hands over)"),
-    ], agent_flags: true, takes: Takes::Nothing },
     Command { name: "health", args: "", group: MACHINE, help: "Say whether the agent does its work; exit code 1 if not", flags: &[
         value("wait", None, "SECONDS", "wait so long for it (default 0, at most 3600)"),
     ], agent_flags: false, takes: Takes::Nothing },

@@ -8,7 +8,6 @@ pub(crate) mod check;
 pub(crate) mod client;
 pub(crate) mod commands;
 mod completion;
-mod cri;
 mod describe;
 mod elastic;
 mod exec;
@@ -163,7 +162,7 @@ fn run(command: &str, words: Vec<OsString>) -> Result<ExitCode, CliError> {
     clippy::disallowed_methods,
     reason = "the one place where the environment is read"
 )]
-fn handed_sockets() -> usize {
+pub(crate) fn handed_sockets() -> usize {
     let number = |name: &str| std::env::var(name).ok()?.parse::<usize>().ok();
     let own = usize::try_from(std::process::id()).ok();
     let is_ours = number("LISTEN_PID") == own;
@@ -225,9 +224,6 @@ fn carry_out(command: &'static Command, words: Vec<OsString>) -> Result<ExitCode
     }
     if command.name == "reset" {
         return reset::run(command, words).map(done);
-    }
-    if command.name == "cri" {
-        return cri::run(command, words, handed_sockets()).map(done);
     }
     let words = Words::new(command, words);
     match command.name {

@@ -4,6 +4,8 @@
 //! place, the list below, and is a cargo feature of the same name. The core never names a part; it asks all of them,
 //! by [`Part`] and [`ConfiguredPart`]. A part uses the front doors of the core, and no other part.
 
+#[cfg(feature = "cri")]
+mod cri;
 #[cfg(feature = "dashboard")]
 mod dashboard;
 #[cfg(feature = "devices")]
@@ -47,13 +49,15 @@ use crate::{
         metrics::exposition::Text,
     },
     net::ProxyVariables,
-    runtime::runc::ContainerDevices,
+    runtime::{RuntimeError, endpoint::OpenEndpoint, runc::ContainerDevices},
     server::pipe::Near,
     sys::lane::Lane,
 };
 
 /// The parts of this program.
 static PARTS: &[&dyn Part] = &[
+    #[cfg(feature = "cri")]
+    &cri::CriPart,
     #[cfg(feature = "dashboard")]
     &dashboard::DashboardPart,
     #[cfg(feature = "devices")]
@@ -99,6 +103,11 @@ pub(crate) trait Part: Sync {
     /// Commands of the part.
     fn commands(&self) -> &'static [PartCommand] {
         &[]
+    }
+
+    /// Client of runtimes of other processes.
+    fn endpoint_client(&self) -> Option<OpenEndpoint> {
+        None
     }
 
     /// Keys of the part in the configuration, below `picolet`, sorted by name.
@@ -213,6 +222,16 @@ pub(crate) fn commands() -> impl Iterator<Item = &'static PartCommand> {
 /// Lists the configuration keys of all parts.
 pub(crate) fn keys() -> impl Iterator<Item = &'static Key> {
     PARTS.iter().flat_map(|part| part.keys())
+}
+
+/// Client of runtimes of other processes.
+///
+/// # Errors
+/// This program has none.
+pub fn endpoint_client() -> Result<OpenEndpoint, RuntimeError> {
+    let client = PARTS.iter().find_map(|part| part.endpoint_client());
+    client
+        .ok_or_else(|| RuntimeError::Invalid("this program was built without the part cri".into()))
 }
 
 /// Finds the part that a key below `picolet` belongs to, if this program was built without it.

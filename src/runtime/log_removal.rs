@@ -26,7 +26,7 @@ fn remove_logs(log: &Path, links: &Path, link_end: &str) -> io::Result<()> {
 
 /// Removes the logs of an instance that is removed. If these stay, removes those of earlier instances: a pod may start
 /// over without end.
-pub(super) fn remove(logs: Logs, log: &Path, links: &Path, link_end: &str) -> io::Result<()> {
+pub(crate) fn remove(logs: Logs, log: &Path, links: &Path, link_end: &str) -> io::Result<()> {
     let attempt = |name: &str| name.split_once(".log")?.0.parse::<u32>().ok();
     match (logs, log.file_name().and_then(|n| n.to_str())) {
         (Logs::Go, _) => remove_logs(log, links, link_end),

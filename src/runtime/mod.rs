@@ -1,24 +1,24 @@
 //! The runtime seam: two traits in CRI's words, for containers and for images, and their backends.
 //!
 //! - `runc`: the direct backend, which calls an OCI runtime and CNI plugins itself.
-//! - `cri`: a client of containerd, CRI-O or another runtime that serves CRI.
+//! - that of a part: a client of a runtime of another process (`endpoint`).
 //! - `fake`, in the test tree: an in-memory runtime for simulations and tests.
 //!
 //! Contract of every backend (`tests/spec/lifecycle.md` PROV, `runtime.md` RTM): stop and remove are idempotent,
 //! "not found" is success for them; creation is separate from start; nothing is lost across an agent restart.
 
 pub mod contract;
-pub mod cri;
+pub mod endpoint;
 #[cfg(test)]
 #[path = "../../tests/fake/mod.rs"]
 pub mod fake;
 pub(crate) mod log_links;
-mod log_removal;
+pub(crate) mod log_removal;
 pub mod log_rotation;
 pub mod log_trim;
 pub mod runc;
 mod streams;
-mod termination;
+pub(crate) mod termination;
 
 pub use streams::{
     AttachOptions, Connect, End, ExecOptions, Output, Pipes, Room, Session, Start, Stream, Streams,

@@ -19,19 +19,19 @@ const LOG_TAIL_BYTES: u64 = 64 * 1024;
 
 /// Sources of a container's last words.
 #[derive(Clone, Debug)]
-pub(super) struct Source {
+pub(crate) struct Source {
     /// The termination log on the host, empty for none.
-    pub(super) file: String,
+    pub(crate) file: String,
     /// The container's log.
-    pub(super) log: String,
+    pub(crate) log: String,
     /// Policy `FallbackToLogsOnError`.
-    pub(super) fallback: bool,
+    pub(crate) fallback: bool,
     /// Exit code of the container.
-    pub(super) exit_code: i32,
+    pub(crate) exit_code: i32,
 }
 
 /// Reads the message of an ended container. A file that cannot be read gives an empty message.
-pub(super) fn message(source: &Source) -> String {
+pub(crate) fn message(source: &Source) -> String {
     let own = match source.file.as_str() {
         "" => Vec::new(),
         path => tail(plain(Path::new(path)), MESSAGE_BYTES).unwrap_or_default(),
@@ -44,7 +44,7 @@ pub(super) fn message(source: &Source) -> String {
 }
 
 /// Joins the message of the runtime and that of the container.
-pub(super) fn joined(of_runtime: &str, own: &str) -> String {
+pub(crate) fn joined(of_runtime: &str, own: &str) -> String {
     let is_either = of_runtime.is_empty() || own.is_empty();
     let between = if is_either { "" } else { ": " };
     format!("{of_runtime}{between}{own}")

@@ -20,10 +20,7 @@ use picolet::{
     },
     cgroup::Cgroups,
     logic::oci,
-    runtime::{
-        RuntimeService as _,
-        cri::{Cri, Settings},
-    },
+    runtime::endpoint::{EndpointRuntime, Settings},
     sys::lane::Lane,
 };
 use serde_json::{Value, json};
@@ -55,7 +52,10 @@ fn words(all: &[(&str, &str)]) -> BTreeMap<String, String> {
 }
 
 /// A client of containerd beside the agent's own.
-fn client(containerd: &Containerd, executor: &Rc<LocalExecutor<'static>>) -> Cri {
+fn client(
+    containerd: &Containerd,
+    executor: &Rc<LocalExecutor<'static>>,
+) -> Rc<dyn EndpointRuntime> {
     let settings = Settings {
         endpoint: containerd.socket(),
         image_endpoint: containerd.socket(),
@@ -66,13 +66,14 @@ fn client(containerd: &Containerd, executor: &Rc<LocalExecutor<'static>>) -> Cri
     };
     let cgroups = Cgroups::detect().expect("cgroups");
     let disk = Lane::start("disk").expect("lane");
-    let opened = Cri::open(settings, executor, disk, cgroups);
+    let open = picolet::parts::endpoint_client().expect("a client");
+    let opened = open(settings, executor, disk, cgroups);
     smol::block_on(executor.run(opened)).expect("a client")
 }
 
 /// A kubelet that has ended: what it had its own.
 struct Kubelet<'a> {
-    cri: &'a Cri,
+    cri: &'a dyn EndpointRuntime,
     host: &'a Host,
     root: PathBuf,
     kubepods: String,
@@ -228,7 +229,7 @@ fn pods_of_a_kubelet_go_on_and_could_go_back() {
     let cri = client(&containerd, &executor);
     let names: Vec<String> = (0..PODS).map(|n| format!("left{n}")).collect();
     let kubelet = |root: &str, kubepods: &str| Kubelet {
-        cri: &cri,
+        cri: &*cri,
         host: &host,
         root: host.path(root),
         kubepods: kubepods.into(),

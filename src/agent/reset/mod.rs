@@ -8,10 +8,7 @@
 //! the pods first.
 
 mod files;
-mod remains;
 mod survey;
-
-pub use remains::Remains;
 
 use alloc::{rc::Rc, sync::Arc};
 use core::{cell::Cell, error::Error, future::poll_fn, task::Poll, time::Duration};
@@ -62,7 +59,7 @@ pub struct Choice {
 /// A reset that is looked at: nothing is locked, made or removed.
 #[derive(Clone)]
 pub struct Reset {
-    cfg: Config,
+    pub(crate) cfg: Config,
     choice: Choice,
 }
 
@@ -236,7 +233,7 @@ impl Reset {
     }
 
     /// Opens the runtime of this machine's containers, to end and remove the remaining ones.
-    async fn open_runtime(&self, cgroups: Cgroups) -> Result<Runc, RuntimeError> {
+    pub(crate) async fn open_runtime(&self, cgroups: Cgroups) -> Result<Runc, RuntimeError> {
         let failed = |e: &dyn Error| RuntimeError::Failed(chain(e));
         let cfg = &self.cfg;
         let exe = fs::File::open("/proc/self/exe").map_err(|e| failed(&e))?;
@@ -266,8 +263,8 @@ impl Reset {
             cgroups,
         };
         let emptied = async {
-            let runtime = backends::open_cri(&self.cfg, endpoints, &tools).await?;
-            for pod in self.end_pods(&runtime).await? {
+            let runtime = backends::open_endpoint(&self.cfg, endpoints, &tools).await?;
+            for pod in self.end_pods(&*runtime).await? {
                 for container in &pod.containers {
                     runtime.remove_container(&container.id, Logs::Go).await?;
                 }
@@ -299,7 +296,7 @@ impl Reset {
     }
 
     /// Ends a pod's containers as its manifest asks, but for its hooks.
-    async fn end_pod(
+    pub(crate) async fn end_pod(
         &self,
         runtime: &dyn RuntimeService,
         store: &PodStore,

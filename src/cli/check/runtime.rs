@@ -11,11 +11,8 @@ use crate::{
     cgroup::{Cgroups, SYSTEMD_SOCKET},
     config::{Config, Endpoints},
     logic::{cgroup::CgroupTree, check},
-    runtime::{
-        RuntimeError, RuntimeService as _,
-        cri::{self, Cri},
-        runc::program::Program,
-    },
+    parts,
+    runtime::{RuntimeError, endpoint::Settings, runc::program::Program},
     sys::lane::Lane,
 };
 
@@ -34,7 +31,7 @@ pub(super) fn look(cfg: &Config) -> check::Runtime {
 
 fn look_for(cfg: &Config) -> check::Runtime {
     if let Some(endpoints) = &cfg.runtime.endpoints {
-        return cri(cfg, endpoints);
+        return at_endpoint(cfg, endpoints);
     }
     let name = cfg.runtime.program.display().to_string();
     let mut found = check::Runtime::default();
@@ -75,20 +72,20 @@ fn shown(program: &Program) -> String {
     format!("{name} {version} at {}", path.display())
 }
 
-/// Asks a runtime that serves CRI for its name and its network for pods.
-fn cri(cfg: &Config, endpoints: &Endpoints) -> check::Runtime {
+/// Asks a runtime of another process for its name and its network for pods.
+fn at_endpoint(cfg: &Config, endpoints: &Endpoints) -> check::Runtime {
     let socket = endpoints.runtime.display().to_string();
-    let settings = cri::Settings {
+    let settings = Settings {
         endpoint: endpoints.runtime.clone(),
         image_endpoint: endpoints.images.clone(),
         request_timeout: cfg.times.runtime_request.min(ASK_TIMEOUT),
-        ..cri::Settings::default()
+        ..Settings::default()
     };
     let executor = Rc::new(LocalExecutor::new());
     let asked = async {
         let cgroups = Cgroups::detect().unwrap_or_else(|_| no_cgroups());
         let disk = Lane::start("disk").map_err(|e| RuntimeError::Failed(e.to_string()))?;
-        let runtime = Cri::open(settings, &executor, disk, cgroups).await?;
+        let runtime = parts::endpoint_client()?(settings, &executor, disk, cgroups).await?;
         let status = runtime.status().await?;
         let handlers = runtime.capabilities().handlers;
         let told = runtime.told_cgroup_driver();

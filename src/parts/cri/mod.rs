@@ -7,18 +7,21 @@
 //! | `request`, `answer` | translation, there and back |
 //! | `pods`, `containers`, `images`, `stats` | the calls |
 //! | `events` | the doorbell |
+//! | `facade`, `remains`, `command` | `picolet cri`: the server side, as far as kubeadm needs it, and the pods that it shows |
 //!
 //! The runtime keeps all state: only the connection is remembered here. Its answers are not trusted, every call has an
 //! end, and a broken call is not repeated: the next list shows its result. Rows CRI of `tests/spec/cri.md`.
 
 mod answer;
+mod command;
 mod containers;
 mod events;
-pub mod facade;
+mod facade;
 mod facts;
 mod images;
 mod link;
 mod pods;
+mod remains;
 mod request;
 mod stats;
 #[cfg(test)]
@@ -34,10 +37,6 @@ use smol::{LocalExecutor, Timer};
 use self::{
     events::Bell,
     link::{Kind, Link, STATUS_TIMEOUT},
-};
-use super::{
-    AttachOptions, Call, Connect, ExecOptions, ImageService, Logs, RuntimeError, RuntimeService,
-    Start, Stream,
 };
 use crate::{
     api::{
@@ -55,48 +54,17 @@ use crate::{
         status::{Code, Status},
     },
     image::Progress,
+    parts::{Part, PartCommand},
+    runtime::{
+        AttachOptions, Call, Connect, ExecOptions, ImageService, Logs, RuntimeError,
+        RuntimeService, Start, Stream,
+        endpoint::{EndpointRuntime, OpenEndpoint, Opening, Places, Settings},
+    },
     sys::lane::Lane,
 };
 
-/// Settings of a client of a runtime.
-#[derive(Clone, Debug, Default)]
-pub struct Settings {
-    /// Socket of the runtime.
-    pub endpoint: PathBuf,
-    /// Socket of its images; often the same.
-    pub image_endpoint: PathBuf,
-    /// `runtimeRequestTimeout`: how long most calls may take.
-    pub request_timeout: Duration,
-    /// `/var/log/containers`: links to logs that are removed with their instance.
-    pub container_log_links: PathBuf,
-    /// Root directory of the agent: containers mount files from `pods` in it.
-    pub root_dir: PathBuf,
-    /// Cgroup below which pods live, and usage is read.
-    pub cgroup_root: String,
-    /// Cgroup driver, if the runtime does not tell its own.
-    pub cgroup_driver: CgroupDriver,
-    /// Possible cgroups of a pod; `None`: usage is not asked.
-    pub pod_groups: Option<PodGroups>,
-    /// Paths that containers do not see, unless they ask for it.
-    pub masked_paths: Vec<String>,
-    /// Paths that they cannot write to.
-    pub readonly_paths: Vec<String>,
-}
-
-/// Directories of a runtime, which tell its file systems.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Places {
-    /// Directory of images.
-    pub images: PathBuf,
-    /// Directory of the containers' writable layers.
-    pub layers: PathBuf,
-}
-
-/// Computes the possible cgroups of a pod from the cgroup driver, `cgroupRoot` and the pod's UID.
-pub type PodGroups = fn(CgroupDriver, &str, &PodUid) -> [String; 3];
-
 /// A client of a runtime. See the module.
-pub struct Cri {
+pub(crate) struct Cri {
     settings: Settings,
     runtime: Rc<Link>,
     images: Rc<Link>,
@@ -110,12 +78,68 @@ pub struct Cri {
     unread: RefCell<BTreeSet<ContainerId>>,
 }
 
+/// The part; see the module.
+pub(super) struct CriPart;
+
+impl Part for CriPart {
+    fn name(&self) -> &'static str {
+        "cri"
+    }
+
+    fn commands(&self) -> &'static [PartCommand] {
+        &command::COMMANDS
+    }
+
+    fn endpoint_client(&self) -> Option<OpenEndpoint> {
+        Some(open)
+    }
+}
+
+/// Connects to a runtime; see [`OpenEndpoint`].
+fn open<'a>(
+    settings: Settings,
+    executor: &'a Rc<LocalExecutor<'static>>,
+    disk: Lane,
+    cgroups: Cgroups,
+) -> Opening<'a> {
+    Box::pin(async move {
+        let opened = Cri::open(settings, executor, disk, cgroups).await?;
+        let opened: Rc<dyn EndpointRuntime> = Rc::new(opened);
+        Ok(opened)
+    })
+}
+
+impl EndpointRuntime for Cri {
+    fn places(&self) -> &Places {
+        &self.places
+    }
+
+    fn cgroup_driver(&self) -> CgroupDriver {
+        self.driver.unwrap_or(self.settings.cgroup_driver)
+    }
+
+    fn told_cgroup_driver(&self) -> Option<CgroupDriver> {
+        self.driver
+    }
+
+    fn shown_cgroup_driver(&self) -> Call<'_, Option<CgroupDriver>> {
+        Box::pin(async {
+            let mut request = wire::StatusRequest { verbose: true };
+            let mut answer = wire::StatusInfo::default();
+            self.ask("Status", &mut request, &mut answer).await?;
+            // containerd shows its configuration in a verbose status.
+            let config = answer.info.get("config").map_or("", String::as_str);
+            Ok(facts::driver_of(config))
+        })
+    }
+}
+
 impl Cri {
     /// Connects; the connections' tasks run on `executor`.
     ///
     /// # Errors
     /// The runtime does not answer, does not say who it is, or makes cgroups in a way that is not known here.
-    pub async fn open(
+    pub(crate) async fn open(
         settings: Settings,
         executor: &Rc<LocalExecutor<'static>>,
         disk: Lane,
@@ -152,24 +176,6 @@ impl Cri {
         Ok(cri)
     }
 
-    /// Directories of the runtime, as it told them when it was opened.
-    #[must_use]
-    pub const fn places(&self) -> &Places {
-        &self.places
-    }
-
-    /// Cgroup driver: the runtime's own if it tells it, else that of the settings.
-    #[must_use]
-    pub fn cgroup_driver(&self) -> CgroupDriver {
-        self.driver.unwrap_or(self.settings.cgroup_driver)
-    }
-
-    /// Cgroup driver, as far as the runtime tells it.
-    #[must_use]
-    pub const fn told_cgroup_driver(&self) -> Option<CgroupDriver> {
-        self.driver
-    }
-
     /// Asks for the cgroup driver. A runtime too old to tell it is believed to agree (CONF-18, CRI-12).
     async fn ask_cgroup_driver(&self) -> Result<Option<CgroupDriver>, RuntimeError> {
         let mut tries = 1;
@@ -203,19 +209,6 @@ impl Cri {
                 "the runtime's cgroup driver is number {other}, which is neither systemd nor cgroupfs"
             ))),
         }
-    }
-
-    /// Asks for the cgroup driver in the configuration that containerd shows in a verbose status: an old containerd
-    /// tells it only there. `None`: the runtime shows none.
-    ///
-    /// # Errors
-    /// The runtime does not answer.
-    pub async fn shown_cgroup_driver(&self) -> Result<Option<CgroupDriver>, RuntimeError> {
-        let mut request = wire::StatusRequest { verbose: true };
-        let mut answer = wire::StatusInfo::default();
-        self.ask("Status", &mut request, &mut answer).await?;
-        let config = answer.info.get("config").map_or("", String::as_str);
-        Ok(facts::driver_of(config))
     }
 
     /// Asks the runtime, within the time that most calls have.

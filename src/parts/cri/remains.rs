@@ -9,15 +9,14 @@ use std::{ffi::OsString, fs, io};
 
 use smol::lock::Mutex;
 
-use super::{Choice, Locked, Reset, ResetError};
+use super::facade::{Listed, Pods};
 use crate::{
-    agent::pod_store::PodStore,
+    agent::{Choice, Locked, Reset, ResetError, pod_store::PodStore},
     api::{PodUid, SandboxId, order::Order as _},
     cgroup::Cgroups,
     error::chain,
     runtime::{
         Call, Logs, RuntimeError, RuntimeService as _,
-        cri::facade::{Listed, Pods},
         runc::{
             Runc,
             record::{self, SandboxPhase, SandboxRecord},
@@ -32,7 +31,7 @@ const GRACE_S: i64 = 1;
 const MAX_SANDBOXES: usize = 4096;
 
 /// View of one client of the pods that are left. The locks are held as long as a client is there that needed them.
-pub struct Remains {
+pub(crate) struct Remains {
     reset: Reset,
     /// Runtime, records and locks, shared by all clients.
     opened: Rc<Mutex<Weak<Opened>>>,
@@ -50,7 +49,7 @@ impl Remains {
     ///
     /// # Errors
     /// As [`Reset::new`]; and a runtime of another process has the pods.
-    pub fn new(words: Vec<OsString>) -> Result<Self, ResetError> {
+    pub(crate) fn new(words: Vec<OsString>) -> Result<Self, ResetError> {
         let choice = Choice {
             keep_images: true,
             grace_s: Some(GRACE_S),
@@ -70,7 +69,7 @@ impl Remains {
 
     /// Makes the view for another client.
     #[must_use]
-    pub fn again(&self) -> Self {
+    pub(crate) fn again(&self) -> Self {
         Self {
             reset: self.reset.clone(),
             opened: Rc::clone(&self.opened),

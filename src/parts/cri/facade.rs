@@ -30,19 +30,19 @@ const SANDBOX_NOT_READY: i32 = 1;
 
 /// A sandbox of this machine.
 #[derive(Clone, Debug)]
-pub struct Listed {
+pub(crate) struct Listed {
     /// Id of the sandbox.
-    pub id: SandboxId,
+    pub(crate) id: SandboxId,
     /// Configuration that the sandbox was made with; names its pod.
-    pub config: SandboxConfig,
+    pub(crate) config: SandboxConfig,
     /// Time at which the sandbox was made.
-    pub created_at: Wall,
+    pub(crate) created_at: Wall,
     /// Set if the sandbox can be used.
-    pub is_ready: bool,
+    pub(crate) is_ready: bool,
 }
 
 /// Pods of this machine, as kubeadm lists and removes them. Stop and remove are idempotent.
-pub trait Pods {
+pub(crate) trait Pods {
     /// All sandboxes, sorted by id.
     fn list(&self) -> Result<Vec<Listed>, RuntimeError>;
     /// Ends the containers of a sandbox, and its network.
@@ -52,7 +52,7 @@ pub trait Pods {
 }
 
 /// Answers one client until it goes.
-pub async fn serve(pipe: impl Pipe + 'static, pods: Rc<dyn Pods>) -> Status {
+pub(crate) async fn serve(pipe: impl Pipe + 'static, pods: Rc<dyn Pods>) -> Status {
     let handler: Handler = Rc::new(move |exchange| -> Answering {
         let pods = Rc::clone(&pods);
         Box::pin(answer(exchange, pods))

@@ -11,12 +11,22 @@ use std::{
         net::UnixListener,
     },
     path::{Path, PathBuf},
+    process::ExitCode,
 };
 
 use smol::{Async, LocalExecutor, Timer, future::FutureExt as _};
 
-use super::{CliError, args, commands::Command};
-use crate::{agent::Remains, error::chain, runtime::cri::facade, sys::socket};
+use super::{facade, remains::Remains};
+use crate::{
+    cli::{
+        CliError, Command, args,
+        commands::{MACHINE, Takes, value},
+        handed_sockets,
+    },
+    error::chain,
+    parts::PartCommand,
+    sys::socket,
+};
 
 /// Time without a client after which the process ends.
 const IDLE: Duration = Duration::from_secs(10);
@@ -27,19 +37,33 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Most clients at a time.
 const MAX_CLIENTS: usize = 4;
 
-/// Runs the command. `handed`: number of sockets that the service manager has handed over to this process.
-pub(super) fn run(
-    command: &'static Command,
-    words: Vec<OsString>,
-    handed: usize,
-) -> Result<(), CliError> {
+/// The command that answers kubeadm.
+pub(super) static COMMANDS: [PartCommand; 1] = [PartCommand {
+    command: Command {
+        name: "cri",
+        args: "",
+        group: MACHINE,
+        help: "Answer kubeadm as a container runtime would; picolet-cri.socket starts it",
+        flags: &[value(
+            "listen",
+            None,
+            "PATH",
+            "a socket of its own (default: the one that the service manager hands over)",
+        )],
+        agent_flags: true,
+        takes: Takes::Nothing,
+    },
+    run: |command, words| run(command, words).map(|()| ExitCode::SUCCESS),
+}];
+
+fn run(command: &'static Command, words: Vec<OsString>) -> Result<(), CliError> {
     let (own, agent) = args::split(command, words)?;
     let path = own
         .into_iter()
         .map(|(_, value)| PathBuf::from(value))
         .next_back();
     let remains = Remains::new(agent).map_err(|e| CliError::new(chain(&e)))?;
-    let listener = match (path, handed) {
+    let listener = match (path, handed_sockets()) {
         (Some(path), _) => listen(&path)
             .map_err(|e| CliError::new(format!("cannot listen at {}: {e}", path.display())))?,
         (None, 1) => socket::handed_over()
@@ -71,6 +95,7 @@ async fn serve(listener: UnixListener, remains: &Remains) -> io::Result<()> {
     let clients: Rc<Cell<usize>> = Rc::default();
     let executor = LocalExecutor::new();
     let accept = async {
+        // Bounded: each turn waits for a client, or `IDLE`.
         loop {
             let come = async { Some(listener.accept().await) };
             let idle = async {

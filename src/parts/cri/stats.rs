@@ -3,7 +3,7 @@
 
 use alloc::collections::BTreeSet;
 
-use super::{Cri, wire};
+use super::{Cri, EndpointRuntime as _, wire};
 use crate::{
     api::{
         cri::{ContainerState, SandboxState},
