@@ -146,6 +146,9 @@ if [ -n "$tarball" ]; then
     here=$unpacked/$(basename "$tarball" .tar.gz)
 fi
 program=$here/picolet
+# picolet-core cannot join by itself.
+joins=$boot
+[ ! -f "$here/core" ] || joins=''
 
 # ---- What the machine is. Nothing is written here.
 
@@ -292,6 +295,8 @@ check() {
     for file in guard first-boot; do
         [ -f "$here/$file" ] || failed "there is no $here/$file: unpack the whole tarball"
     done
+    [ "$mode" = standalone ] || [ ! -f "$here/core" ] ||
+        refuse "this is picolet-core, which has no 'picolet cri' for kubeadm: take the tarball of picolet"
     fits_processor
     [ -n "$root" ] || fits_kernel
     [ $init != none ] || refuse "the system has neither systemd nor OpenRC: start '$link run' by what it has"
@@ -413,6 +418,7 @@ retire() {
     other=kubelet
     [ "$service" = picolet ] || other=picolet
     if [ "$mode" = standalone ]; then forget_cri; else forget_boot; fi
+    [ -n "$joins" ] || forget_boot
     [ -e "$units/$other.service" ] || [ -L "$root/etc/runlevels/default/$other" ] || return 0
     if [ -z "$root" ] && [ $init = systemd ] && systemctl is-enabled -q $other 2>/dev/null; then
         run systemctl disable -q --now $other
@@ -441,7 +447,7 @@ enable() {
         if [ -n "$root" ]; then
             want multi-user.target $service.service
             if [ "$mode" = standalone ]; then
-                for unit in $boot; do want multi-user.target "$unit"; done
+                for unit in $joins; do want multi-user.target "$unit"; done
             else
                 want sockets.target picolet-cri.socket
             fi
@@ -450,7 +456,7 @@ enable() {
         [ -z "$reload" ] || run systemctl daemon-reload
         systemctl is-enabled -q $service 2>/dev/null || run systemctl enable -q $service
         others=picolet-cri.socket
-        [ "$mode" != standalone ] || others=$boot
+        [ "$mode" != standalone ] || others=$joins
         for unit in $others; do systemctl is-enabled -q "$unit" 2>/dev/null || run systemctl enable -q "$unit"; done
         ;;
     openrc)
@@ -504,7 +510,7 @@ install() {
     systemd)
         for unit in $service picolet-pods picolet-upgrade; do place "$here/systemd/$unit.service" "$units/$unit.service" -rw-r--r--; done
         # kubeadm wants a container runtime to speak to.
-        [ "$mode" != standalone ] || for unit in $boot; do place "$here/systemd/$unit" "$units/$unit" -rw-r--r--; done
+        [ "$mode" != standalone ] || for unit in $joins; do place "$here/systemd/$unit" "$units/$unit" -rw-r--r--; done
         [ "$mode" = standalone ] || for unit in $cri; do place "$here/systemd/$unit" "$units/$unit" -rw-r--r--; done
         ;;
     openrc)

@@ -151,8 +151,8 @@ fn parts() -> Vec<String> {
         .collect()
 }
 
-/// A part is attached in one place, and knows of no other. The compiler holds the rest: the modules are private to
-/// `src/parts/mod.rs`, and the core is compiled alone.
+/// A part is attached in one place, and knows of no other. The compiler holds the rest: the core is compiled
+/// alone.
 #[test]
 fn parts_do_not_know_each_other() {
     let parts = parts();

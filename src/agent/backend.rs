@@ -486,7 +486,6 @@ impl Backend for LocalBackend {
         LinkShown {
             bytes: meter::counted(),
             budget: state.budget,
-            images_wait: state.images_wait,
             is_metered: link.is_metered(),
             cost: state.cost,
         }

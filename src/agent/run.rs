@@ -438,10 +438,11 @@ async fn serve(
     assembly::manifests(&parts, &sender)
         .into_iter()
         .for_each(spawn);
-    assembly::start_parts(&parts, &proxies, served.network, &executor)
+    assembly::url_manifests(&parts, proxies.clone(), &sender, || lane("manifest-url"))?
         .into_iter()
         .for_each(spawn);
-    assembly::url_manifests(&parts, proxies, &sender, || lane("manifest-url"))?
+    // Behind all that can refuse the start: the note of an undone upgrade is told once.
+    assembly::start_parts(&parts, &proxies, served.network, &executor)
         .into_iter()
         .for_each(spawn);
     if let Stock::Own(store) = &stock {

@@ -282,3 +282,19 @@ pub(crate) mod fuzz {
     #[cfg(feature = "provider")]
     pub(crate) use super::provider::fuzz as provider;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{PARTS, SECTIONS};
+
+    #[test]
+    fn each_key_is_in_the_sections() {
+        for part in PARTS {
+            for key in part.keys() {
+                let section = key.name.split('.').next().unwrap_or("");
+                let of = SECTIONS.iter().find(|(name, _)| *name == section);
+                assert_eq!(of.map(|(_, of)| *of), Some(part.name()), "{}", key.name);
+            }
+        }
+    }
+}

@@ -211,9 +211,6 @@ pub struct LinkShown {
     pub bytes: LinkBytes,
     /// State of the day's budget, for people; `None`: there is no budget.
     pub budget: Option<String>,
-    /// Set while images wait for the budget.
-    #[serde(default)]
-    pub images_wait: bool,
     /// Bytes cost money now.
     #[serde(default, rename = "metered")]
     pub is_metered: bool,

@@ -272,7 +272,7 @@ impl Visit {
         if who != Who::Agent {
             return Ok(());
         }
-        health::look(&self.client)?;
+        let health = health::look(&self.client)?;
         let is_far = self.update.source.is_far();
         let ask = |what: &str| {
             let said = self.client.json("GET", what);
@@ -293,7 +293,7 @@ impl Visit {
             trusted: clock::synchronized() == Some(true),
             // The configuration may have changed since the agent has read it.
             costs: is_far && (self.config.link.cost.always || link["metered"] == true),
-            waits: link["imagesWait"] == true,
+            waits: is_far && health.link.is_some_and(|link| link.waits),
             disk_pressure: conditions.any(|c| c["type"] == "DiskPressure" && c["status"] == "True"),
             moving: pods.filter(|pod| on_its_way(pod).is_moving(wall)).count(),
         };

@@ -224,6 +224,10 @@ impl Source {
         };
         add("picolet", 0o755, program);
         add("arch", 0o644, format!("{board}\n").as_bytes());
+        if name.starts_with(Edition::Core.name()) {
+            // The program has no `picolet join` and no `picolet cri`: install.sh leaves their services out.
+            add("core", 0o644, &[]);
+        }
         add("install.sh", 0o755, &self.read("cross/install.sh")?);
         add("guard", 0o755, &self.read("systemd/guard.sh")?);
         add("first-boot", 0o755, &self.read("systemd/first-boot.sh")?);
