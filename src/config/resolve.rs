@@ -642,7 +642,7 @@ fn allowed_images(field: &str, pattern: &str) -> Result<String, Invalid> {
     }
     // A registry alone is no reference.
     let probe = match is_prefix {
-        true => format!("{name}/x"),
+        true => format!("{name}/x/x"),
         false => name.to_owned(),
     };
     let parsed = match Reference::parse(&probe) {
@@ -654,7 +654,10 @@ fn allowed_images(field: &str, pattern: &str) -> Result<String, Invalid> {
         return wrong("but neither tag nor digest is accepted in an image reference");
     }
     Ok(match is_prefix {
-        true => format!("{name}/"),
+        true => {
+            let whole = parsed.repository();
+            whole.strip_suffix("x/x").unwrap_or(whole).to_owned()
+        }
         false => parsed.repository().to_owned(),
     })
 }

@@ -105,9 +105,11 @@ fn images_that_need_no_right() {
         "docker.io/library/busybox",
         "quay.io/team/",
         "r.example:5000/a",
+        "docker.io/team/",
+        "docker.io/",
     ];
     assert_eq!(
-        parsed("[busybox, 'quay.io/team/*', 'r.example:5000/a']"),
+        parsed("[busybox, 'quay.io/team/*', 'r.example:5000/a', 'team/*', 'docker.io/*']"),
         Ok(Verification::NotAllowed(patterns.map(Into::into).into()))
     );
     for (pattern, says) in [

@@ -179,7 +179,7 @@ impl DropIn {
     /// layers are there.
     #[must_use]
     pub fn open(store: Store, dir: PathBuf) -> Self {
-        let state = read_state(&store.root().join("dropin.json")).unwrap_or_else(|error| {
+        let mut state = read_state(&store.root().join("dropin.json")).unwrap_or_else(|error| {
             if error.kind() != io::ErrorKind::NotFound {
                 log::warn!(
                     "what was imported from {} is forgotten: {error}",
@@ -188,6 +188,10 @@ impl DropIn {
             }
             State::default()
         });
+        // An agent of before took no name from the file.
+        state
+            .files
+            .retain(|_, done| !done.error.contains("import it with a name"));
         Self {
             store,
             dir,

@@ -282,6 +282,17 @@ impl Store {
         self.put(record)
     }
 
+    /// Notes by which of its names by digest an image was pulled.
+    pub fn lead(&self, id: &str, name: &str) -> Result<Arc<ImageRecord>, ImageError> {
+        let _change = self.change();
+        let image = self
+            .get(id)
+            .ok_or_else(|| ImageError::NotFound(id.into()))?;
+        let mut record = (*image).clone();
+        record.led_by = name.into();
+        self.put(record)
+    }
+
     /// Takes a name from an image that has others. Returns false, and takes nothing, if it has no other.
     pub fn untag(&self, id: &str, name: &str) -> Result<bool, ImageError> {
         let _change = self.change();

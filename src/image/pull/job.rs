@@ -233,6 +233,11 @@ impl Job<'_> {
         {
             return Ok(None);
         }
+        // An agent of before did not note it.
+        let image = match image.led_by.is_empty() {
+            true => store.lead(&image.id, &name).unwrap_or(image),
+            false => image,
+        };
         match self.reference.tagged() {
             // By digest the registry said nothing of the tag.
             Some(tag) if self.reference.digest().is_none() && !image.names.contains(&tag) => store

@@ -418,7 +418,7 @@ fn of_an_index_the_image_for_this_machine_and_nothing_else() {
     let record = bench.pulled(&image(&server));
     assert_eq!(bench.read(&record.id, "a"), b"mine");
     assert_eq!(record.digests.len(), 2, "index and manifest");
-    // IMG-04
+    // IMG-22
     assert_eq!(
         record.image_id(),
         format!("{}/team/app@{index}", server.address)

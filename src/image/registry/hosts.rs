@@ -97,7 +97,7 @@ pub struct HostConfig {
     pub tls: Option<TlsFiles>,
 }
 
-/// `tls` of a host. Files are read when the host is first asked.
+/// `tls` of a host. Files are checked at start, and read when the host is first asked.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct TlsFiles {
@@ -152,8 +152,8 @@ pub struct Endpoint {
     pub repository: String,
     /// Registry that a mirror stands for; `None` for the registry itself.
     pub mirrored: Option<String>,
-    /// Set if the scheme of `base` is a guess, http: a registry of this machine of which nothing is configured. If it
-    /// speaks TLS, it is asked so ([`super::http::Http::settle`]).
+    /// Set if the scheme of `base` is a guess, http: a registry of this machine without `tls` and without an endpoint of
+    /// its own. If it speaks TLS, it is asked so ([`super::http::Http::settle`]).
     pub guessed: bool,
 }
 
@@ -346,7 +346,7 @@ impl Registries {
     /// certificate is taken from it then, for without TLS it would have to show none.
     ///
     /// - Source: docker, for which every registry on a loopback address is an insecure one.
-    pub(super) fn is_guessed(&self, authority: &str) -> bool {
+    fn is_guessed(&self, authority: &str) -> bool {
         let mut endpoints = self.mirrors.values().flat_map(|mirror| &mirror.endpoints);
         self.is_plain(authority) && !endpoints.any(|url| url.authority == authority)
     }

@@ -1,6 +1,6 @@
 //! An exchange over HTTP: TLS, proxies, redirects, time limits. No retries, no credentials.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use core::time::Duration;
 use std::sync::{Mutex, PoisonError};
@@ -62,6 +62,8 @@ pub(in crate::image) struct Http<'a> {
     stop: Arc<Stop>,
     /// HTTP clients by scheme and host.
     agents: Mutex<BTreeMap<String, Agent>>,
+    /// Servers whose scheme is a guess ([`Endpoint::guessed`]): any certificate is taken from them.
+    guessed: Mutex<BTreeSet<String>>,
 }
 
 /// A request to send.
@@ -94,6 +96,7 @@ impl<'a> Http<'a> {
             limits,
             stop,
             agents: Mutex::new(BTreeMap::new()),
+            guessed: Mutex::new(BTreeSet::new()),
         }
     }
 
@@ -152,6 +155,10 @@ impl<'a> Http<'a> {
             authority: endpoint.base.authority.clone(),
             path: "/v2/".into(),
         };
+        self.guessed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(url.authority.clone());
         let asked = self.once(
             &url,
             None,
@@ -166,7 +173,10 @@ impl<'a> Http<'a> {
                 body_time: self.limits.document,
             },
         );
-        endpoint.base.https = asked.is_ok();
+        // Without a port another server was asked: it has to answer as a registry does.
+        let has_port = split_port(&url.authority).1.is_some();
+        endpoint.base.https =
+            asked.is_ok_and(|answer| has_port || matches!(answer.status().as_u16(), 200 | 401));
     }
 
     fn once(
@@ -251,8 +261,12 @@ impl<'a> Http<'a> {
             .proxy(self.proxy(url)?);
         let tls = if url.https {
             let host = self.registries.host(&url.authority);
-            let mut files = host.and_then(|h| h.tls.clone()).unwrap_or_default();
-            files.insecure_skip_verify |= self.registries.is_guessed(&url.authority);
+            let given = host.and_then(|h| h.tls.clone());
+            let guessed = self.guessed.lock().unwrap_or_else(PoisonError::into_inner);
+            let takes_any = given.is_none() && guessed.contains(&url.authority);
+            drop(guessed);
+            let mut files = given.unwrap_or_default();
+            files.insecure_skip_verify |= takes_any;
             Some(files.config().map_err(|e| RegistryError::tls(url, e))?)
         } else {
             None

@@ -143,7 +143,8 @@ impl<'a> Session<'a> {
             let at = answer.url.clone();
             let bytes = self.read(answer, MAX_JSON_BYTES)?;
             // The page of a hotel's network, or of a proxy.
-            if bytes.trim_ascii_start().first() != Some(&b'{') {
+            let is_json = media_type.ends_with("json");
+            if !is_json && bytes.trim_ascii_start().first() != Some(&b'{') {
                 let kind = match &*media_type {
                     "" => "no JSON",
                     kind => kind,
