@@ -38,7 +38,7 @@ fn open(path: &Path) -> io::Result<Async<OwnedFd>> {
     let mut options = OpenOptions::new();
     let mut log = options
         .read(true)
-        .custom_flags(libc::O_NONBLOCK)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
         .open(path)?;
     log.seek(SeekFrom::End(0))?;
     Async::new_nonblocking(log.into())

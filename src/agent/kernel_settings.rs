@@ -3,7 +3,7 @@
 use std::{fs, io, path::Path};
 
 /// Directory of the kernel's settings.
-pub(super) const DIR: &str = "/proc/sys";
+pub(crate) const DIR: &str = "/proc/sys";
 /// Files below [`DIR`] and their values.
 ///
 /// Source: kubelet `cm/container_manager_linux.go`, `setupKernelTunables`.
@@ -19,12 +19,12 @@ const SETTINGS: [(&str, &str); 6] = [
 /// Settings of the kernel that are not those of a kubelet, and may not be changed.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("protectKernelDefaults: {}", .0.join("; "))]
-pub(super) struct ProtectedSettings(Vec<String>);
+pub(crate) struct ProtectedSettings(Vec<String>);
 
 /// Sets those that have another value. With `protect` none is set, and all that differ are one error.
 ///
 /// A setting that this kernel does not have, or that may not be written here, is logged: pods run all the same.
-pub(super) fn apply(dir: &Path, protect: bool) -> Result<(), ProtectedSettings> {
+pub(crate) fn apply(dir: &Path, protect: bool) -> Result<(), ProtectedSettings> {
     let mut wrong = Vec::new();
     for (file, expected) in SETTINGS {
         let path = dir.join(file);

@@ -58,7 +58,7 @@ pub(crate) mod images;
 mod inhibitor;
 mod kept_node;
 mod kernel_log;
-mod kernel_settings;
+pub(crate) mod kernel_settings;
 mod link_budget;
 mod link_cost;
 mod link_limits;

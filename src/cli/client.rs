@@ -158,7 +158,7 @@ fn lost(e: &io::Error) -> CliError {
 }
 
 fn cut() -> CliError {
-    CliError::new("the agent has ended before the end of the answer")
+    CliError::new("the answer broke off before its end: the agent has ended, or could not read on")
 }
 
 impl Answer {

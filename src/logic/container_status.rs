@@ -22,6 +22,8 @@ use super::{
     status::{StatusInput, regular_in_ready_sandbox},
 };
 
+/// Longest reference of an image volume that the API takes, bytes.
+const MAX_IMAGE_REF_BYTES: usize = 256;
 /// Reason of an instance that was lost.
 pub const STATUS_UNKNOWN: &str = "ContainerStatusUnknown";
 /// Exit code of a lost instance: that of SIGKILL.
@@ -345,6 +347,11 @@ fn describe(
     // What an older agent showed of resources is not taken over (RSZ-04).
     status.allocated_resources.clear();
     status.resources = None;
+    // The runtime has forgotten the instance: what was told of its mounts and its signal stays.
+    if newest.is_none() && !status.container_id.is_empty() {
+        status.user = None;
+        return;
+    }
     status.volume_mounts = container
         .volume_mounts
         .iter()
@@ -353,7 +360,7 @@ fn describe(
             let made = newest.and_then(|i| i.mounts.iter().find(|m| m.container_path == path));
             let image = made
                 .map(|made| &made.image)
-                .filter(|image| !image.is_empty());
+                .filter(|image| (1..=MAX_IMAGE_REF_BYTES).contains(&image.len()));
             VolumeMountStatus {
                 name: mount.name.clone(),
                 mount_path: mount.mount_path.clone(),

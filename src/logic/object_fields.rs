@@ -150,7 +150,13 @@ fn fields_of(name: &str) -> impl Iterator<Item = Known<'static>> {
 pub fn unsupported(pod: &Value) -> Vec<String> {
     let mut found = Vec::new();
     walk(pod, "Pod", "", &mut |path, field| {
-        let counts = field.known.is_some_and(|known| known.mark == '!');
+        // Values that mean what this node does in any case.
+        let is_default = matches!(
+            (field.owner, field.key, field.value.as_str()),
+            ("HTTPGetAction", "protocol", Some("HTTP1"))
+                | ("GRPCAction", "mode", Some("Plaintext"))
+        );
+        let counts = field.known.is_some_and(|known| known.mark == '!') && !is_default;
         if counts && !is_unset(field.value) && found.len() < MAX_FINDINGS {
             found.push(path.into());
         }

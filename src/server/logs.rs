@@ -102,7 +102,8 @@ async fn pass_on(
         let piece = match smol::future::or(next, gone).await {
             None => return Ok(Ok(())),
             // The answer has begun: its reader sees that it breaks off.
-            Some(Err(_) | Ok(None)) => return stream.finish().await.map(Ok),
+            Some(Err(_)) => return Ok(Ok(())),
+            Some(Ok(None)) => return stream.finish().await.map(Ok),
             Some(Ok(Some(piece))) => piece,
         };
         let most = usize::try_from(left).unwrap_or(usize::MAX).min(piece.len());

@@ -16,7 +16,7 @@ use super::super::{
 };
 use super::{apiserver, kubeadm, runtime};
 use crate::{
-    agent::{POD_RECORD_VERSION, images},
+    agent::{POD_RECORD_VERSION, images, kernel_settings},
     api::{Quantity, order::Order as _, received::Delivered},
     bus::logind::Places,
     cgroup::{Cgroups, Hierarchy, Version},
@@ -145,6 +145,11 @@ pub(super) fn split_files(
 pub(super) fn facts(flags: Vec<OsString>, is_kubelet: bool) -> Result<Facts, CliError> {
     let (cfg, mut wanted, socket) = configured(flags, is_kubelet)?;
     wanted.fail_swap_on = cfg.cgroup.fail_swap_on;
+    if cfg.cgroup.protect_kernel_defaults {
+        let judged = kernel_settings::apply(Path::new(kernel_settings::DIR), true);
+        let why = judged.err().map(|e| e.to_string());
+        wanted.unusable = wanted.unusable.take().or(why);
+    }
     let kept = cfg.reserved.system.get("memory").map_or(0, Quantity::value);
     wanted.system_memory = u64::try_from(kept).unwrap_or(0);
     wanted.fail_cgroup_v1 = cfg.cgroup.fail_cgroup_v1;

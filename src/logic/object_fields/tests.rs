@@ -142,8 +142,11 @@ fn fields_that_change_what_runs() {
     }
     let pod = json!({"spec": {
         "volumes": [{"name": "a"}, {"name": "v", "emptyDir": {"mode": 0}}],
-        "initContainers": [{"livenessProbe": {"httpGet": {"protocol": "H2C"}}}],
+        "initContainers": [{
+            "livenessProbe": {"httpGet": {"protocol": "HTTP2"}}, "startupProbe": {"httpGet": {"protocol": "HTTP1"}},
+        }],
         "containers": [{
+            "livenessProbe": {"grpc": {"mode": "Plaintext"}},
             "volumeMounts": [{"bindMountOptions": ["noexec"]}, {"bindMountOptions": []}],
             "readinessProbe": {"grpc": {"mode": null}}, "resizePolicy": [{}],
         }],
