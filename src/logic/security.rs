@@ -11,7 +11,7 @@ use crate::api::{Container, Pod, PodError};
 /// Categories of an SELinux policy, at most: usual policies have as many.
 const SELINUX_CATEGORIES: usize = 1024;
 /// Annotation that asked for an AppArmor profile before there was a field; the container's name follows.
-const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
+pub(crate) const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
 /// Security settings of the machine and of the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

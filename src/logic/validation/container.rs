@@ -1,13 +1,13 @@
 //! Containers: names, ports, environment, mounts, probes, lifecycle.
 
 use alloc::{collections::BTreeSet, vec::Vec};
-use core::net::IpAddr;
 
 use super::field::{
     Errors, config_key, dns_label, dns_subdomain, env_name, port_name, qualified_name,
 };
 use super::volume::sub_path;
 use super::{Seen, resources, security};
+use crate::api::Quantity;
 use crate::api::cri::{STOP_SIGNALS, stop_signal_number};
 use crate::api::pod::{
     Container, EnvFromSource, EnvVar, EnvVarSource, ExecAction, FieldRef, HttpGetAction,
@@ -19,6 +19,8 @@ use crate::api::pod::{
 const MAX_IMAGE_BYTES: usize = 4096;
 /// Rules of a container for its restarts.
 const MAX_RESTART_RULES: usize = 20;
+/// Exit codes of a rule; there may be none, and every exit is `NotIn` them.
+const MAX_EXIT_CODES: usize = 255;
 /// Values of `imagePullPolicy`.
 pub(super) const PULL_POLICIES: [&str; 3] = ["Always", "IfNotPresent", "Never"];
 /// `fieldPath` of an environment variable.
@@ -86,14 +88,10 @@ pub(super) fn containers(spec: &PodSpec, volumes: &BTreeSet<&str>, errors: &mut 
         } else {
             Role::Init
         };
-        // Plain init containers run one after the other, each may use the same port.
+        // Plain init containers run one after the other, and ports of sidecars are not mapped (CFG-12): each may use
+        // the same port.
         let mut own = BTreeSet::new();
-        let ports = if role == Role::Sidecar {
-            &mut host_ports
-        } else {
-            &mut own
-        };
-        context.container(container, role, &path, ports, errors);
+        context.container(container, role, &path, &mut own, errors);
     }
     if !spec.ephemeral_containers.is_empty() {
         errors.forbidden("spec.ephemeralContainers", "cannot be set on create");
@@ -134,7 +132,7 @@ impl Context<'_> {
             &container.termination_message_policy,
             &["FallbackToLogsOnError", "File"],
         );
-        self.ports(container, path, host_ports, errors);
+        self.ports(container, role, path, host_ports, errors);
         for (n, env) in container.env.iter().enumerate() {
             self::env(env, self.spec, &format!("{path}.env[{n}]"), errors);
         }
@@ -164,9 +162,7 @@ impl Context<'_> {
         }
         if let Some(lifecycle) = &container.lifecycle {
             let path = format!("{path}.lifecycle");
-            if role == Role::Init
-                && (lifecycle.post_start.is_some() || lifecycle.pre_stop.is_some())
-            {
+            if role == Role::Init {
                 errors.forbidden(&path, NOT_FOR_INIT);
             } else {
                 self.lifecycle(lifecycle, &path, errors);
@@ -184,6 +180,7 @@ impl Context<'_> {
     fn ports<'c>(
         &self,
         container: &'c Container,
+        role: Role,
         path: &str,
         host_ports: &mut HostPorts<'c>,
         errors: &mut Errors,
@@ -209,7 +206,8 @@ impl Context<'_> {
             if port.host_port == 0 {
                 continue;
             }
-            if self.spec.host_network && port.host_port != port.container_port {
+            let on_host = self.spec.host_network && role == Role::Regular;
+            if on_host && port.host_port != port.container_port {
                 errors.invalid(
                     &format!("{path}.hostPort"),
                     port.host_port,
@@ -241,8 +239,6 @@ impl Context<'_> {
             let target = format!("{path}.mountPath");
             if mount.mount_path.is_empty() {
                 errors.required(&target, "");
-            } else if mount.mount_path.contains(':') {
-                errors.invalid(&target, &mount.mount_path, "must not contain ':'");
             } else if !targets.insert(mount.mount_path.as_str()) {
                 errors.invalid(&target, &mount.mount_path, "must be unique");
             }
@@ -329,11 +325,11 @@ impl Context<'_> {
                         &codes.operator,
                         &["In", "NotIn"],
                     );
-                    if codes.values.is_empty() || codes.values.len() > 255 {
+                    if codes.values.len() > MAX_EXIT_CODES {
                         errors.invalid(
                             &format!("{path}.exitCodes.values"),
                             codes.values.len(),
-                            "must have between 1 and 255 values",
+                            "must not have more than 255 values",
                         );
                     }
                 }
@@ -344,9 +340,6 @@ impl Context<'_> {
     /// Checks what a resize would do to a container, although pods are not resized here (RSZ-04).
     fn resize(&self, container: &Container, role: Role, path: &str, errors: &mut Errors) {
         let path = format!("{path}.resizePolicy");
-        if role == Role::Init && !container.resize_policy.is_empty() {
-            errors.forbidden(&path, NOT_FOR_INIT);
-        }
         let mut names = Seen::default();
         for (n, policy) in container.resize_policy.iter().enumerate() {
             let path = format!("{path}[{n}]");
@@ -361,6 +354,13 @@ impl Context<'_> {
             };
             let path = format!("{path}.restartPolicy");
             errors.one_of(&path, &policy.restart_policy, known);
+            if role == Role::Init && policy.restart_policy == "RestartContainer" {
+                errors.invalid(
+                    &path,
+                    &policy.restart_policy,
+                    "must not be 'RestartContainer' for init containers without restartPolicy=Always",
+                );
+            }
         }
     }
 }
@@ -573,7 +573,22 @@ pub(super) fn resource_ref(
             "1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei",
         ]
     };
-    errors.one_of(&format!("{path}.divisor"), divisor.as_str(), allowed);
+    if !allowed.contains(&divisor.as_str()) {
+        errors.one_of(
+            &format!("{path}.divisor"),
+            canonical(divisor).as_str(),
+            allowed,
+        );
+    }
+}
+
+/// The amount as an apiserver writes it once it has read it: `1Mi` for `1024Ki`.
+fn canonical(amount: &Quantity) -> Quantity {
+    if amount.as_str().ends_with('i') {
+        Quantity::binary(amount.value())
+    } else {
+        Quantity::decimal_milli(amount.milli())
+    }
 }
 
 fn probe(probe: &Probe, name: &str, path: &str, errors: &mut Errors) {
@@ -672,14 +687,6 @@ fn http(action: &HttpGetAction, path: &str, errors: &mut Errors) {
 
 fn tcp(action: &TcpSocketAction, path: &str, errors: &mut Errors) {
     port(&action.port, &format!("{path}.tcpSocket.port"), errors);
-    let host = action.host.as_str();
-    if !host.is_empty() && host.parse::<IpAddr>().is_err() && host.contains(char::is_whitespace) {
-        errors.invalid(
-            &format!("{path}.tcpSocket.host"),
-            host,
-            "must be a host name or an IP address",
-        );
-    }
 }
 
 fn port(port: &IntOrString, path: &str, errors: &mut Errors) {

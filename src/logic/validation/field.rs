@@ -67,6 +67,13 @@ impl Errors {
         }
     }
 
+    /// `value` is set.
+    pub(super) fn present(&mut self, path: &str, value: &str) {
+        if value.is_empty() {
+            self.required(path, "");
+        }
+    }
+
     /// `value` is set and satisfies `rule`, which returns what it asks for.
     pub(super) fn name(&mut self, path: &str, value: &str, rule: fn(&str) -> Option<&'static str>) {
         if value.is_empty() {

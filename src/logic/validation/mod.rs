@@ -58,6 +58,7 @@ pub(crate) const PROJECTED_SOURCES: [&str; 4] =
 pub fn pod(pod: &Pod) -> Vec<WrongValue> {
     let mut errors = Errors::default();
     object_meta(&pod.metadata, &mut errors);
+    security::app_armor_annotations(pod, &mut errors);
     spec(&pod.spec, &mut errors);
     errors.0
 }
@@ -201,15 +202,6 @@ fn spec(spec: &PodSpec, errors: &mut Errors) {
     container::containers(spec, &volumes, errors);
     security::pod(spec, errors);
     dns(spec, errors);
-    if let Some(grace) = spec.termination_grace_period_seconds
-        && grace < 0
-    {
-        errors.invalid(
-            "spec.terminationGracePeriodSeconds",
-            grace,
-            "must be greater than or equal to 0",
-        );
-    }
     if let Some(seconds) = spec.active_deadline_seconds
         && !(1..=i64::from(i32::MAX)).contains(&seconds)
     {
@@ -268,13 +260,6 @@ fn spec(spec: &PodSpec, errors: &mut Errors) {
             &format!("spec.readinessGates[{n}].conditionType"),
             &gate.condition_type,
             qualified_name,
-        );
-    }
-    for (n, secret) in spec.image_pull_secrets.iter().enumerate() {
-        errors.name(
-            &format!("spec.imagePullSecrets[{n}].name"),
-            &secret.name,
-            dns_subdomain,
         );
     }
     if let Some(os) = &spec.os {

@@ -6,6 +6,7 @@ use super::field::{Errors, qualified_name};
 use crate::api::Quantity;
 use crate::api::pod::{PodSpec, Resources};
 use crate::defaults;
+use crate::node_resources::is_extended;
 
 /// Beginning of the names of huge pages; the size of a page follows.
 const HUGE_PAGES: &str = "hugepages-";
@@ -16,7 +17,7 @@ pub(super) fn of_container(resources: &Resources, path: &str, errors: &mut Error
     quantities(&resources.requests, &format!("{path}.requests"), errors);
     for (name, request) in &resources.requests {
         let Some(limit) = resources.limits.get(name) else {
-            if name.starts_with("hugepages-") {
+            if !overcommittable(name) {
                 errors.required(
                     &format!("{path}.limits"),
                     "Limit must be set for non overcommitable resources",
@@ -81,9 +82,10 @@ pub(super) fn of_pod(resources: &Resources, errors: &mut Errors) {
         }
     }
     of_container(resources, path, errors);
+    huge_pages(resources, None, path, errors);
 }
 
-/// Checks that the containers together ask for no more than the pod, and that none of them may have more.
+/// Checks that the containers together ask for no more than the pod, and that no regular one may have more.
 pub(super) fn of_pod_and_containers(own: &Resources, spec: &PodSpec, errors: &mut Errors) {
     for (name, whole) in &own.requests {
         let sum = defaults::containers_request(spec, name);
@@ -95,20 +97,15 @@ pub(super) fn of_pod_and_containers(own: &Resources, spec: &PodSpec, errors: &mu
             );
         }
     }
-    for (list, containers) in [
-        ("containers", &spec.containers),
-        ("initContainers", &spec.init_containers),
-    ] {
-        for (n, container) in containers.iter().enumerate() {
-            for (name, limit) in &container.resources.limits {
-                let whole = own.limits.get(name);
-                if let Some(whole) = whole.filter(|whole| limit.milli() > whole.milli()) {
-                    errors.invalid(
-                        &format!("spec.{list}[{n}].resources.limits[{name}]"),
-                        limit.as_str(),
-                        &format!("must be less than or equal to the pod's limit of {whole}"),
-                    );
-                }
+    for (n, container) in spec.containers.iter().enumerate() {
+        for (name, limit) in &container.resources.limits {
+            let whole = own.limits.get(name);
+            if let Some(whole) = whole.filter(|whole| limit.milli() > whole.milli()) {
+                errors.invalid(
+                    &format!("spec.containers[{n}].resources.limits[{name}]"),
+                    limit.as_str(),
+                    &format!("must be less than or equal to the pod's limit of {whole}"),
+                );
             }
         }
     }
@@ -160,5 +157,5 @@ fn standard(name: &str) -> bool {
 
 /// Resources of which a container may get more than it asked for.
 fn overcommittable(name: &str) -> bool {
-    !name.starts_with("hugepages-") && (!name.contains('/') || name.starts_with("kubernetes.io/"))
+    !name.starts_with(HUGE_PAGES) && !is_extended(name)
 }

@@ -1,14 +1,20 @@
 //! Security contexts of pods and containers, sysctls.
 
+use alloc::string::String;
+
 use super::Seen;
 use super::field::{Errors, sysctl_name};
+use crate::api::Pod;
 use crate::api::pod::{Container, PodSpec, SeccompProfile};
+use crate::security::APPARMOR_ANNOTATION;
 
 /// Largest user or group id a pod may name.
 const MAX_ID: i64 = i32::MAX as i64;
 
 /// Bytes of the name of an AppArmor profile.
 const MAX_APP_ARMOR_BYTES: usize = 4095;
+/// Beginning of an annotation's value that names an AppArmor profile of the kernel; the name follows.
+const LOCALHOST: &str = "localhost/";
 
 /// The pod's own security context and its namespaces.
 pub(super) fn pod(spec: &PodSpec, errors: &mut Errors) {
@@ -91,6 +97,44 @@ pub(super) fn pod(spec: &PodSpec, errors: &mut Errors) {
                 "may not be specified when 'hostIPC' is true",
             );
         }
+    }
+}
+
+/// Annotations that ask for AppArmor profiles: with a misspelt name the container would run without one.
+pub(super) fn app_armor_annotations(pod: &Pod, errors: &mut Errors) {
+    let whole = pod.spec.security_context.as_ref();
+    for (key, value) in &pod.metadata.annotations {
+        let Some(name) = key.strip_prefix(APPARMOR_ANNOTATION) else {
+            continue;
+        };
+        let path = format!("metadata.annotations[{key}]");
+        let known = ["", "runtime/default", "unconfined"].contains(&value.as_str());
+        if !known && !value.starts_with(LOCALHOST) {
+            errors.invalid(&path, value, "invalid AppArmor profile name");
+        }
+        let Some(container) = pod.spec.all_containers().find(|c| c.name == name) else {
+            errors.invalid(&path, name, "container not found");
+            continue;
+        };
+        let own = container.security_context.as_ref();
+        let field = own
+            .and_then(|own| own.app_armor_profile.as_ref())
+            .or_else(|| whole?.app_armor_profile.as_ref());
+        if field.is_some_and(|field| *value != annotation_of(field)) {
+            errors.forbidden(&path, "apparmor profile in annotation and field must match");
+        }
+    }
+}
+
+/// The annotation that asks for the same AppArmor profile as the field.
+fn annotation_of(profile: &SeccompProfile) -> String {
+    match profile.kind.as_str() {
+        "RuntimeDefault" => "runtime/default".into(),
+        "Unconfined" => "unconfined".into(),
+        _ => format!(
+            "{LOCALHOST}{}",
+            profile.localhost_profile.as_deref().unwrap_or_default()
+        ),
     }
 }
 

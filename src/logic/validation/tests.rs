@@ -43,18 +43,22 @@ fn valid() {
     assert_eq!(errors(json!({}), json!({})), none);
     let spec = json!({
         "initContainers": [
-            {"name": "i", "image": "i", "ports": [{"containerPort": 1, "hostPort": 80}]},
-            {"name": "s", "image": "i", "restartPolicy": "Always", "startupProbe": {"exec": {"command": ["a"]}}},
+            {"name": "i", "image": "i", "ports": [{"containerPort": 1, "hostPort": 80}],
+                "resources": {"limits": {"memory": "1Gi"}, "requests": {"memory": "1Mi"}},
+                "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "NotRequired"}]},
+            {"name": "s", "image": "i", "restartPolicy": "Always", "startupProbe": {"exec": {"command": ["a"]}},
+                "ports": [{"containerPort": 1, "hostPort": 80}]},
         ],
         "volumes": [
             {"name": "v", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
             {"name": "h", "hostPath": {"path": "/a", "type": "Directory"}},
             {"name": "m", "configMap": {"name": "a.b", "items": [{"key": "K_1", "path": "d/f"}]}},
-            {"name": "s", "secret": {"secretName": "a", "optional": true}},
+            {"name": "s", "secret": {"secretName": "A_b", "optional": true, "items": [{"key": "a/b", "path": "c"}]}},
             {"name": "d", "downwardAPI": {"items": [
                 {"path": "l", "fieldRef": {"fieldPath": "metadata.labels"}},
                 {"path": "a", "fieldRef": {"fieldPath": "metadata.annotations['a.io/B']"}},
-                {"path": "c", "resourceFieldRef": {"containerName": "c", "resource": "limits.cpu", "divisor": "1m"}},
+                {"path": "c", "resourceFieldRef": {"containerName": "c", "resource": "limits.cpu", "divisor": "0.001"}},
+                {"path": "c", "resourceFieldRef": {"containerName": "c", "resource": "limits.memory", "divisor": "1024Ki"}},
             ]}},
             {"name": "p", "projected": {"sources": [
                 {"configMap": {"name": "a", "items": [{"key": "k", "path": "x"}]}},
@@ -75,21 +79,26 @@ fn valid() {
             {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["node"]}]},
         ]}}},
         "resources": {"limits": {"cpu": "2", "memory": "128Mi"}, "requests": {"cpu": "1"}},
-        "imagePullSecrets": [{"name": "a"}],
+        "imagePullSecrets": [{"name": "a"}, {"name": ""}, {"name": "A_b"}],
     });
     let container = json!({
         "ports": [{"name": "http", "containerPort": 80, "hostPort": 80}, {"containerPort": 53, "hostPort": 80, "protocol": "UDP"}],
         "env": [{"name": "a.b", "value": "c"}, {"name": "X", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}],
         "envFrom": [{"prefix": "P_", "configMapRef": {"name": "a", "optional": true}}],
-        "volumeMounts": [{"name": "v", "mountPath": "/a", "subPath": "b/c"}, {"name": "h", "mountPath": "/b", "readOnly": true, "recursiveReadOnly": "Enabled"}],
+        "volumeMounts": [{"name": "v", "mountPath": "/a", "subPath": "b/c"}, {"name": "h", "mountPath": "/b:c", "readOnly": true, "recursiveReadOnly": "Enabled"}],
         "resources": {"limits": {"cpu": "1", "memory": "64Mi", "hugepages-2Mi": "4Mi"}, "requests": {"cpu": "500m"}},
         "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "NotRequired"}, {"resourceName": "memory", "restartPolicy": "RestartContainer"}],
         "livenessProbe": {"httpGet": {"port": "http"}, "terminationGracePeriodSeconds": 5},
         "lifecycle": {"preStop": {"sleep": {"seconds": 30}}},
-        "restartPolicy": "Never", "restartPolicyRules": [{"action": "Restart", "exitCodes": {"operator": "In", "values": [3]}}],
+        "restartPolicy": "Never", "restartPolicyRules": [
+            {"action": "Restart", "exitCodes": {"operator": "In", "values": [3]}}, {"action": "Restart", "exitCodes": {"operator": "NotIn"}},
+        ],
         "securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "a/b.json"}},
     });
     assert_eq!(errors(spec, container), none);
+    // An apiserver takes it as well; such a pod is killed with a grace of 1 s.
+    let hasty = json!({"terminationGracePeriodSeconds": -1});
+    assert_eq!(errors(hasty, json!({})), none);
 }
 
 /// A pod's spec that selects nodes by one term.
@@ -117,6 +126,10 @@ fn wrong_pods() {
         ),
         (
             json!({"initContainers": [{"name": "i", "image": "i", "lifecycle": {"preStop": {"exec": {"command": ["a"]}}}}]}),
+            "spec.initContainers[0].lifecycle: Forbidden: may not be set for init containers without restartPolicy=Always",
+        ),
+        (
+            json!({"os": {"name": "linux"}, "initContainers": [{"name": "i", "image": "i", "lifecycle": {"stopSignal": "SIGINT"}}]}),
             "spec.initContainers[0].lifecycle: Forbidden: may not be set for init containers without restartPolicy=Always",
         ),
         (
@@ -190,10 +203,6 @@ fn wrong_pods() {
             "Duplicate value: \"x\"",
         ),
         (
-            json!({"restartPolicy": "Never", "terminationGracePeriodSeconds": -1}),
-            "spec.terminationGracePeriodSeconds: Invalid value: -1",
-        ),
-        (
             json!({"activeDeadlineSeconds": 0}),
             "spec.activeDeadlineSeconds: Invalid value: 0",
         ),
@@ -260,6 +269,10 @@ fn wrong_pods() {
         (
             json!({"resources": {"limits": {"ephemeral-storage": "1"}}}),
             "spec.resources.limits[ephemeral-storage]: Unsupported value",
+        ),
+        (
+            json!({"resources": {"limits": {"hugepages-2Mi": "2Mi"}}}),
+            "spec.resources: Forbidden: huge pages need a request or a limit of cpu or memory too",
         ),
         (
             json!({"hostnameOverride": "a", "hostNetwork": true}),
@@ -357,8 +370,8 @@ fn wrong_pods() {
             ".matchFields[0].values: Required value: must be the name of one node",
         ),
         (
-            json!({"initContainers": [{"name": "i", "image": "i", "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "NotRequired"}]}]}),
-            "spec.initContainers[0].resizePolicy: Forbidden",
+            json!({"initContainers": [{"name": "i", "image": "i", "resizePolicy": [{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]}]}),
+            "spec.initContainers[0].resizePolicy[0].restartPolicy: Invalid value: \"RestartContainer\"",
         ),
         (
             json!({"volumes": [{"name": "v", "emptyDir": {"mode": 511}}]}),
@@ -486,6 +499,14 @@ fn wrong_containers() {
             "must be equal to x.io/gpu limit of 2",
         ),
         (
+            json!({"resources": {"requests": {"x.io/gpu": "1"}}}),
+            ".resources.limits: Required value: Limit must be set for non overcommitable resources",
+        ),
+        (
+            json!({"env": [{"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.memory", "divisor": "3Mi"}}}]}),
+            ".env[0].valueFrom.resourceFieldRef.divisor: Unsupported value: \"3Mi\"",
+        ),
+        (
             json!({"livenessProbe": {}}),
             ".livenessProbe: Required value: must specify a handler type",
         ),
@@ -597,6 +618,10 @@ fn wrong_containers() {
             json!({"restartPolicy": "Never", "restartPolicyRules": (0..21).map(|_| json!({"action": "Restart", "exitCodes": {"operator": "In", "values": [3]}})).collect::<Vec<_>>()}),
             ".restartPolicyRules: Invalid value: 21: must not have more than 20 rules",
         ),
+        (
+            json!({"restartPolicy": "Never", "restartPolicyRules": [{"action": "Restart", "exitCodes": {"operator": "In", "values": vec![3; 256]}}]}),
+            ".restartPolicyRules[0].exitCodes.values: Invalid value: 256: must not have more than 255 values",
+        ),
     ] {
         let shown = container.to_string();
         let all = errors(json!({}), container);
@@ -632,14 +657,11 @@ fn wrong_containers() {
             "spec.containers[0].resizePolicy[0].restartPolicy: Unsupported value: \"RestartContainer\": supported values: \"NotRequired\""
         ]
     );
-    let sidecar_port = json!({"initContainers": [{"name": "s", "image": "i", "restartPolicy": "Always",
-        "ports": [{"containerPort": 1, "hostPort": 5}]}]});
+    let of_init = json!({"hostNetwork": true, "initContainers": [{"name": "i", "image": "i",
+        "ports": [{"containerPort": 1, "hostPort": 5}, {"containerPort": 2, "hostPort": 5}]}]});
     assert_eq!(
-        errors(
-            sidecar_port,
-            json!({"ports": [{"containerPort": 1, "hostPort": 5}]})
-        ),
-        ["spec.initContainers[0].ports[0].hostPort: Duplicate value: TCP//5"]
+        errors(of_init, json!({})),
+        ["spec.initContainers[0].ports[1].hostPort: Duplicate value: TCP//5"]
     );
     assert_eq!(
         errors(
@@ -731,6 +753,14 @@ fn metadata_rules() {
             json!({"name": "a", "namespace": "b", "annotations": {"a": "x".repeat(MAX_ANNOTATION_BYTES)}}),
             "metadata.annotations: Forbidden: may not be more than",
         ),
+        (
+            json!({"name": "a", "namespace": "b", "annotations": app_armor("d", "localhost/x")}),
+            "metadata.annotations[container.apparmor.security.beta.kubernetes.io/d]: Invalid value: \"d\": container not found",
+        ),
+        (
+            json!({"name": "a", "namespace": "b", "annotations": app_armor("c", "x")}),
+            "metadata.annotations[container.apparmor.security.beta.kubernetes.io/c]: Invalid value: \"x\": invalid AppArmor",
+        ),
     ] {
         let raw =
             json!({"metadata": metadata, "spec": {"containers": [{"name": "c", "image": "i"}]}});
@@ -738,4 +768,33 @@ fn metadata_rules() {
         assert_eq!(all.len(), 1, "{all:?}");
         assert!(all[0].to_string().starts_with(says), "{all:?}");
     }
+    let named = json!({"type": "Localhost", "localhostProfile": "x"});
+    for (annotation, field, wrong) in [
+        ("", json!(null), 0),
+        ("localhost/x", json!(null), 0),
+        ("localhost/x", named.clone(), 0),
+        ("localhost/y", named, 1),
+        ("unconfined", json!({"type": "Unconfined"}), 0),
+        ("unconfined", json!({"type": "RuntimeDefault"}), 1),
+        ("runtime/default", json!({"type": "RuntimeDefault"}), 0),
+    ] {
+        for place in ["/spec", "/spec/containers/0"] {
+            let mut raw = json!({
+                "metadata": {"name": "a", "namespace": "b", "annotations": app_armor("c", annotation)},
+                "spec": {"containers": [{"name": "c", "image": "i"}]},
+            });
+            if !field.is_null() {
+                let at = raw.pointer_mut(place).expect("place");
+                at["securityContext"] = json!({"appArmorProfile": field});
+            }
+            let all = pod(&static_pod::decode(&raw).expect("pod"));
+            assert_eq!(all.len(), wrong, "{annotation} {field} {all:?}");
+        }
+    }
+}
+
+/// The annotation that asks for an AppArmor profile of a container.
+fn app_armor(container: &str, profile: &str) -> Value {
+    let key = format!("container.apparmor.security.beta.kubernetes.io/{container}");
+    json!({(key): profile})
 }

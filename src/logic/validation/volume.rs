@@ -2,7 +2,7 @@
 
 use alloc::collections::BTreeSet;
 
-use super::field::{Errors, config_key, dns_label, dns_subdomain};
+use super::field::{Errors, dns_label, dns_subdomain};
 use super::{Seen, container, local_path, payload_path};
 use crate::api::pod::{DownwardApiVolume, KeyToPath, PodSpec, ProjectedVolume, Volume};
 
@@ -85,17 +85,13 @@ fn source(volume: &Volume, path: &str, errors: &mut Errors) {
     }
     if let Some(source) = &volume.config_map {
         let path = format!("{path}.configMap");
-        errors.name(&format!("{path}.name"), &source.name, dns_subdomain);
+        errors.present(&format!("{path}.name"), &source.name);
         mode(source.default_mode, &format!("{path}.defaultMode"), errors);
         items(&source.items, &path, errors);
     }
     if let Some(source) = &volume.secret {
         let path = format!("{path}.secret");
-        errors.name(
-            &format!("{path}.secretName"),
-            &source.secret_name,
-            dns_subdomain,
-        );
+        errors.present(&format!("{path}.secretName"), &source.secret_name);
         mode(source.default_mode, &format!("{path}.defaultMode"), errors);
         items(&source.items, &path, errors);
     }
@@ -157,7 +153,7 @@ fn projected(source: &ProjectedVolume, path: &str, errors: &mut Errors) {
         ] {
             if let Some(object) = object {
                 let path = format!("{path}.{kind}");
-                errors.name(&format!("{path}.name"), &object.name, dns_subdomain);
+                errors.present(&format!("{path}.name"), &object.name);
                 items(&object.items, &path, errors);
                 for item in &object.items {
                     paths.once(&format!("{path}.path"), &item.path, errors);
@@ -190,18 +186,16 @@ fn projected(source: &ProjectedVolume, path: &str, errors: &mut Errors) {
 fn items(items: &[KeyToPath], path: &str, errors: &mut Errors) {
     for (n, item) in items.iter().enumerate() {
         let path = format!("{path}.items[{n}]");
-        errors.name(&format!("{path}.key"), &item.key, config_key);
+        errors.present(&format!("{path}.key"), &item.key);
         payload_path(&format!("{path}.path"), &item.path, errors);
         mode(item.mode, &format!("{path}.mode"), errors);
     }
 }
 
 fn downward(source: &DownwardApiVolume, path: &str, errors: &mut Errors) {
-    let mut paths = Seen::default();
     for (n, item) in source.items.iter().enumerate() {
         let path = format!("{path}.items[{n}]");
         payload_path(&format!("{path}.path"), &item.path, errors);
-        paths.once(&format!("{path}.path"), &item.path, errors);
         mode(item.mode, &format!("{path}.mode"), errors);
         match (&item.field_ref, &item.resource_field_ref) {
             (Some(_), Some(_)) => errors.invalid(
