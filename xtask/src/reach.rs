@@ -167,10 +167,18 @@ fn manifest(root: &Path) -> Result<String, Failure> {
         .filter(|line| !line.contains("path = "))
         .map(|line| format!("{line}\n"))
         .collect();
+    // Features of the project's own crates are those of the one program.
+    let features: String = section("features")
+        .lines()
+        .map(|line| match line.split_once(" = ") {
+            Some((name, on)) if on.contains("picolet-logic/") => format!("{name} = []\n"),
+            _ => format!("{line}\n"),
+        })
+        .collect();
     Ok(format!(
         "[package]\n{}\n[features]\n{}\n[workspace]\n\n[build-dependencies]\n{}\n[profile.dev]\n{}\n[dependencies]\n{dependencies}",
         section("package"),
-        section("features"),
+        features,
         section("build-dependencies"),
         section("profile.dev"),
     ))
