@@ -13,4 +13,21 @@ for word do
     esac
     set -- "$@" "$word"
 done
-exec '@zig@' cc -target "$target" -mcpu=@processor@ "$@"
+case " $* " in
+*' -Wl,-T,'*) ;;
+*) exec '@zig@' cc -target "$target" -mcpu=@processor@ "$@" ;;
+esac
+# The program, which is laid out by a script, is linked once more: zig's linker can fold functions that are equal, but zig has
+# no word for it. It says how it calls the linker. A path with a space would be two words there.
+said=$(ZIG_VERBOSE_LINK=1 '@zig@' cc -target "$target" -mcpu=@processor@ "$@" 2>&1) || {
+    echo "$said" >&2
+    exit 1
+}
+case $PWD@cache@ in
+*' '*) exit 0 ;;
+esac
+echo "$said" | grep '^ld\.lld ' | tail -n 1 | {
+    read -r _ line
+    # shellcheck disable=SC2086 # its words
+    exec '@zig@' ld.lld $line --icf=all
+}

@@ -169,8 +169,15 @@ fn shorter_paths() -> String {
     let home = env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| env::var_os("HOME").map(|home| Path::new(&home).join(".cargo")));
     let here = env::current_dir().ok();
+    // Crates are named by their directories, in that of a registry: its name is another one for each cargo.
+    let registries = home.as_deref().map(|home| home.join("registry/src"));
+    let registries = registries.and_then(|dir| fs::read_dir(dir).ok());
+    let registries = registries.into_iter().flatten().flatten();
+    let registries = registries.map(|entry| (Some(entry.path()), "crates"));
+    // Of several that fit the compiler takes the last.
     [(home, "cargo"), (here, "picolet")]
         .into_iter()
+        .chain(registries)
         .filter_map(|(path, name)| Some((path?.into_os_string().into_string().ok()?, name)))
         // The variable separates its words by spaces and knows no other way.
         .filter(|(path, _)| !path.contains(char::is_whitespace))
