@@ -61,9 +61,15 @@ fn an_image_is_mounted_read_only_and_kept() {
         "ImageVolumeMountFailed: image \"{MODEL}\" at \"/all\": subPath \"not/there\" is not in the image"
     );
     assert_eq!(*message, json!(wanted));
+    let mount = &status_of(&pod, "main")["volumeMounts"][1];
+    let image = mount["volumeStatus"]["image"]["imageRef"].as_str();
+    assert!(
+        image.is_some_and(|image| image.starts_with("sha256:")),
+        "{mount}"
+    );
     assert_eq!(
-        status_of(&pod, "main")["volumeMounts"][1],
-        json!({"name": "model", "mountPath": "/part"})
+        *mount,
+        json!({"name": "model", "mountPath": "/part", "volumeStatus": {"image": {"imageRef": image}}})
     );
     let shown = host.ok(&["describe", "pod", &full("reader")]);
     for line in [
