@@ -228,7 +228,7 @@ mod tests {
         let usable = || {
             inside(&format!(
                 "for n in null zero full tty; do (: < /dev/$n) 2>&- && echo $n; done; \
-                 mknod /tmp/{name} c 1 7 && rm /tmp/{name} && echo made"
+                 mknod /tmp/{name} c 1 7 && echo made; rm -f /tmp/{name}"
             ))
         };
         let opened_for_writing =
