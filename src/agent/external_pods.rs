@@ -29,7 +29,7 @@ use crate::{
 /// Has the loop look at pods anew, if there are any. Answered: the loop is there.
 pub(crate) type Resync = Rc<dyn Fn(Vec<PodUid>) -> Pin<Box<dyn Future<Output = bool>>>>;
 
-/// See the module's words.
+/// Pods that no container runtime runs.
 pub(crate) trait ExternalPods {
     /// Handlers of the RuntimeClasses whose pods these are.
     fn handlers(&self) -> Vec<String>;

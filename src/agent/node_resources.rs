@@ -194,7 +194,7 @@ pub(crate) struct NotSettled(pub(crate) String);
 pub(crate) enum NotGiven {
     /// The container cannot be made with it.
     Create(String),
-    /// Somebody was to be told before its start, and was not.
+    /// A giver was to be told before the start, and was not.
     PreStart(String),
 }
 

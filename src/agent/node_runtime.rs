@@ -26,7 +26,7 @@ use crate::{
     },
 };
 
-/// See the module's words.
+/// The runtime and external pods, with the counters of calls.
 pub(super) struct NodeRuntime {
     pub(super) inner: Rc<dyn RuntimeService>,
     pub(super) external: Option<Rc<dyn ExternalPods>>,

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::{
     file::{API_VERSION, KIND},
     flags::place,
-    keys::{self, KEYS},
+    keys,
 };
 use crate::api::cri::CgroupDriver;
 
@@ -58,7 +58,7 @@ fn defaults(member: bool) -> Map<String, Value> {
     ] {
         *place(&mut all, name) = value;
     }
-    for key in KEYS {
+    for key in keys::all() {
         if let Some(value) = key.default_value() {
             *place(&mut all, key.name) = value;
         }

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::decode::{self, DecodeError};
 use super::duration::GoDuration;
-use super::keys::{self, KEYS, Known};
+use super::keys::{self, Known};
 use crate::{
     api::{Quantity, node::Taint},
     parts,
@@ -36,11 +36,8 @@ pub struct Document {
 /// `dir` is the directory of the file, against which relative paths are resolved; it should be absolute.
 pub fn read(bytes: &[u8], dir: &Path) -> Result<Document, DecodeError> {
     let mut document = checked(decode::parse(bytes)?)?;
-    let of_parts = parts::keys().filter(|key| key.is_path);
-    let of_parts = of_parts.map(|key| format!("picolet.{}", key.name));
-    let own = KEYS.iter().filter(|key| key.is_path);
-    for name in own.map(|key| key.name.to_owned()).chain(of_parts) {
-        let pointer = format!("/{}", name.replace('.', "/"));
+    for key in keys::all().filter(|key| key.is_path) {
+        let pointer = format!("/{}", key.name.replace('.', "/"));
         if let Some(Value::String(path)) = document.value.pointer_mut(&pointer)
             && !path.is_empty()
             && !path.starts_with('/')
@@ -85,15 +82,6 @@ fn checked(read: decode::Document) -> Result<Document, DecodeError> {
     Ok(Document { value, warnings })
 }
 
-/// A key of a part in the configuration, below `picolet`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Key {
-    /// Path below `picolet`: `tunnel.ca`.
-    pub(crate) name: &'static str,
-    /// Set if the value is a file or a directory: a relative one is resolved against the directory of the file.
-    pub(crate) is_path: bool,
-}
-
 fn unknown_fields(value: &Value, shown: &str, pattern: &str, unknown: &mut Vec<String>) {
     match value {
         Value::Object(fields) => {
@@ -103,7 +91,7 @@ fn unknown_fields(value: &Value, shown: &str, pattern: &str, unknown: &mut Vec<S
                 } else {
                     (format!("{shown}.{name}"), format!("{pattern}.{name}"))
                 };
-                match known(&pattern) {
+                match keys::known(&pattern) {
                     Known::Leaf => {}
                     Known::Branch => unknown_fields(field, &shown, &pattern, unknown),
                     Known::No => unknown.push(shown),
@@ -116,16 +104,6 @@ fn unknown_fields(value: &Value, shown: &str, pattern: &str, unknown: &mut Vec<S
             }
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
-    }
-}
-
-fn known(pattern: &str) -> Known {
-    let below = pattern.strip_prefix("picolet.").unwrap_or("\0");
-    let of_parts = || parts::keys().filter_map(|key| key.name.strip_prefix(below));
-    match keys::known(pattern) {
-        Known::No if of_parts().any(|rest| rest.starts_with('.')) => Known::Branch,
-        Known::No if of_parts().any(str::is_empty) => Known::Leaf,
-        known => known,
     }
 }
 
@@ -432,7 +410,7 @@ pub(super) mod tests {
     /// Returns true if the document has this field, or fields below it where the table is finer.
     pub(in crate::config) fn is_known(field: &str) -> bool {
         // `logging` is one entry: fields below it are not checked.
-        field.starts_with("logging.") || !matches!(known(field), Known::No)
+        field.starts_with("logging.") || !matches!(keys::known(field), Known::No)
     }
 
     #[test]
@@ -515,16 +493,14 @@ pub(super) mod tests {
     fn relative_paths_of_parts() {
         // CONF-01
         for key in parts::keys() {
-            let mut path: Vec<&str> = key.name.split('.').collect();
-            let last = path.pop().expect("a name");
-            let own = serde_json::json!({ last: "file" });
-            let own = path
-                .iter()
-                .rev()
-                .fold(own, |below, name| serde_json::json!({ *name: below }));
+            let pointer = format!("/{}", key.name.replace('.', "/"));
+            let mut names: Vec<&str> = key.name.split('.').collect();
+            let last = names.pop().expect("a name");
+            let top = serde_json::json!({ last: "file" });
+            let names = names.iter().skip(1).rev();
+            let own = names.fold(top, |below, name| serde_json::json!({ *name: below }));
             let value = load(&format!("picolet: {own}")).expect("config").value;
-            let found = value.pointer(&format!("/picolet/{}", key.name.replace('.', "/")));
-            let is_resolved = found == Some(&"/etc/x/file".into());
+            let is_resolved = value.pointer(&pointer) == Some(&"/etc/x/file".into());
             assert_eq!(is_resolved, key.is_path, "{}", key.name);
         }
     }

@@ -12,6 +12,7 @@ use super::{
     duration,
     flags::Kind,
 };
+use crate::parts;
 use Range::{Number, Time};
 
 /// A key with a meaning in this program, or a rule.
@@ -26,7 +27,7 @@ pub(crate) struct TableKey {
     /// Default that `/configz` shows: JSON, or else a text; empty: none.
     default: &'static str,
     /// Set if the value is a file or a directory: a relative one is resolved against the directory of the file.
-    pub(super) is_path: bool,
+    pub(crate) is_path: bool,
     /// Set if only the operator may see the value. Such a key has no dot.
     is_secret: bool,
 }
@@ -53,7 +54,8 @@ pub(super) const fn flag(name: &'static str, kind: Kind, help: &'static str) -> 
     Flag { name, kind, help }
 }
 
-const fn key(name: &'static str) -> TableKey {
+/// Makes the row of a key without flag, range and default.
+pub(crate) const fn key(name: &'static str) -> TableKey {
     TableKey {
         name,
         flag: None,
@@ -87,7 +89,8 @@ impl TableKey {
         (!self.default.is_empty()).then(|| value.unwrap_or_else(|_| self.default.into()))
     }
 
-    const fn path(mut self) -> Self {
+    /// The value is a file or a directory.
+    pub(crate) const fn path(mut self) -> Self {
         self.is_path = true;
         self
     }
@@ -279,30 +282,34 @@ pub(super) fn known(pattern: &str) -> Known {
         Known::Leaf
     } else if names().any(is_above) {
         Known::Branch
-    } else if KEYS.iter().any(|key| key.name == pattern) {
+    } else if all().any(|key| key.name == pattern) {
         Known::Leaf
     } else {
         Known::No
     }
 }
 
-/// Lists the keys of both tables.
+/// Lists the rows of this table and of parts.
+pub(super) fn all() -> impl Iterator<Item = &'static TableKey> {
+    KEYS.iter().chain(parts::keys())
+}
+
+/// Lists the names of all keys.
 pub(super) fn names() -> impl Iterator<Item = &'static str> {
-    let keys = KEYS.iter().map(|key| key.name);
-    PLAIN.iter().copied().chain(keys)
+    PLAIN.iter().copied().chain(all().map(|key| key.name))
 }
 
 /// Lists the keys whose values only the operator may see.
 pub(crate) fn secrets() -> impl Iterator<Item = &'static str> {
-    let secret = KEYS.iter().filter(|key| key.is_secret);
+    let secret = all().filter(|key| key.is_secret);
     secret.map(|key| key.name)
 }
 
 /// Checks that the values of a document are in their ranges. Values of the wrong kind have been refused before.
 pub(super) fn check_ranges(document: &Value) -> Result<(), Invalid> {
-    for key in KEYS {
-        let parts = key.name.split('.');
-        let value = parts.fold(document, |value, part| &value[part]);
+    for key in all() {
+        let names = key.name.split('.');
+        let value = names.fold(document, |value, name| &value[name]);
         match key.range {
             _ if value.is_null() => {}
             Some(&Number(low, high))
@@ -353,7 +360,7 @@ mod tests {
 
     #[test]
     fn defaults_are_in_their_ranges() {
-        for key in KEYS {
+        for key in all() {
             let value = key.default_value().unwrap_or_default();
             let document = key.name.rsplit('.').fold(value, |value, part| {
                 let mut above = Value::Null;

@@ -48,7 +48,7 @@ use crate::api::cri::CgroupDriver;
 
 pub(crate) use checks::Invalid;
 pub use cluster::K3S_PASSWORD_FILE;
-pub(crate) use file::Key;
+pub(crate) use keys::{TableKey, key};
 pub use values::{
     CgroupConfig, ClusterConfig, Config, DEFAULT_BRIDGE, DEFAULT_SUBNET, Dirs, Endpoints,
     EvictionConfig, GarbageConfig, ImageConfig, LinkConfig, LogConfig, MemoryQosConfig,

@@ -62,7 +62,7 @@ const MAX_FAULTS: usize = 5;
 /// Largest memory file read, bytes.
 const MAX_STATE_BYTES: u64 = 8 * 1024 * 1024;
 /// Version of the memory file.
-const STATE_VERSION: u32 = 1;
+const STATE_VERSION: u32 = 2;
 
 /// Stamp of a file's version: two versions of a file differ in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -179,7 +179,7 @@ impl DropIn {
     /// layers are there.
     #[must_use]
     pub fn open(store: Store, dir: PathBuf) -> Self {
-        let mut state = read_state(&store.root().join("dropin.json")).unwrap_or_else(|error| {
+        let state = read_state(&store.root().join("dropin.json")).unwrap_or_else(|error| {
             if error.kind() != io::ErrorKind::NotFound {
                 log::warn!(
                     "what was imported from {} is forgotten: {error}",
@@ -188,10 +188,6 @@ impl DropIn {
             }
             State::default()
         });
-        // An agent of before took no name from the file.
-        state
-            .files
-            .retain(|_, done| !done.error.contains("import it with a name"));
         Self {
             store,
             dir,
@@ -634,12 +630,15 @@ fn read_state(path: &Path) -> io::Result<State> {
     File::open(path)?
         .take(MAX_STATE_BYTES)
         .read_to_end(&mut bytes)?;
-    let state: State = from_json(&bytes)?;
-    if state.v != STATE_VERSION {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            format!("version {} is not known", state.v),
-        ));
+    let mut state: State = from_json(&bytes)?;
+    match state.v {
+        STATE_VERSION => {}
+        // That version refused archives that this one takes: what failed is tried once more.
+        1 => state.files.retain(|_, done| done.error.is_empty()),
+        odd => {
+            let why = format!("version {odd} is not known");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
     }
     Ok(state)
 }
@@ -981,6 +980,23 @@ mod tests {
         bench.put("bad.tar", &archive("a:1"));
         bench.look();
         assert_eq!(bench.later(SETTLE), ["+bad.tar 1"]);
+    }
+
+    #[test]
+    fn what_failed_before_archives_got_names_is_tried_again() {
+        let bench = Bench::new();
+        let path = bench.store.root().join("dropin.json");
+        let of_version = |v: u32| {
+            let files = r#"{"bad": {"error": "why"}, "good": {"images": ["i"]}}"#;
+            fs::write(&path, format!(r#"{{"v": {v}, "files": {files}}}"#)).expect("written");
+            read_state(&path).map(|state| state.files.into_keys().collect::<Vec<_>>())
+        };
+        assert_eq!(of_version(1).expect("the version before"), ["good"]);
+        assert_eq!(
+            of_version(STATE_VERSION).expect("this one"),
+            ["bad", "good"]
+        );
+        assert!(of_version(STATE_VERSION + 1).is_err());
     }
 
     #[test]

@@ -43,7 +43,7 @@ use crate::{
     },
     api::{Wall, node::NodeCondition, strict},
     cli::{CliError, Command},
-    config::{Config, Invalid, Key},
+    config::{Config, Invalid, TableKey},
     logic::{
         check::{self, Finding},
         metrics::exposition::Text,
@@ -110,8 +110,8 @@ pub(crate) trait Part: Sync {
         None
     }
 
-    /// Keys of the part in the configuration, below `picolet`, sorted by name.
-    fn keys(&self) -> &'static [Key] {
+    /// Keys of the part in the configuration: all below `picolet`.
+    fn keys(&self) -> &'static [TableKey] {
         &[]
     }
 
@@ -220,7 +220,7 @@ pub(crate) fn commands() -> impl Iterator<Item = &'static PartCommand> {
 }
 
 /// Lists the configuration keys of all parts.
-pub(crate) fn keys() -> impl Iterator<Item = &'static Key> {
+pub(crate) fn keys() -> impl Iterator<Item = &'static TableKey> {
     PARTS.iter().flat_map(|part| part.keys())
 }
 
@@ -291,7 +291,7 @@ mod tests {
     fn each_key_is_in_the_sections() {
         for part in PARTS {
             for key in part.keys() {
-                let section = key.name.split('.').next().unwrap_or("");
+                let section = key.name.split('.').nth(1).unwrap_or("");
                 let of = SECTIONS.iter().find(|(name, _)| *name == section);
                 assert_eq!(of.map(|(_, of)| *of), Some(part.name()), "{}", key.name);
             }

@@ -59,7 +59,7 @@ pub(crate) enum Step {
     OutcomeKept(bool, Answer<bool>),
     /// The pod's cgroup has its limits (true), or does not have them.
     Limited(bool),
-    /// What the pod holds cannot be recorded, or is not given.
+    /// Resources that the pod holds cannot be recorded, or are not given.
     Unsettled(Rc<Pod>),
     /// A pod is about to start a container, asks for extended resources and holds none. Answered: what it was given.
     HoldsNothing(Rc<Pod>, Answer<GivenLate>),

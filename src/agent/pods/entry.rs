@@ -19,7 +19,7 @@ pub(super) struct PodEntry {
     pub(super) status: StatusCache,
     /// Time at which the pod became known, as long as it has not run yet.
     pub(super) starting: Option<Mono>,
-    /// The same time, until its first sync.
+    /// Time when the pod came, until its first sync.
     pub(super) unsynced: Option<Mono>,
     /// Number of the pod's records that are being written, or are written and not told to the loop yet. No source need
     /// have the pod then, yet nothing of it may be removed.

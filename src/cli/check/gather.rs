@@ -147,8 +147,7 @@ pub(super) fn facts(flags: Vec<OsString>, is_kubelet: bool) -> Result<Facts, Cli
     wanted.fail_swap_on = cfg.cgroup.fail_swap_on;
     if cfg.cgroup.protect_kernel_defaults {
         let judged = kernel_settings::apply(Path::new(kernel_settings::DIR), true);
-        let why = judged.err().map(|e| e.to_string());
-        wanted.unusable = wanted.unusable.take().or(why);
+        wanted.protected = judged.err().map(|e| e.to_string());
     }
     let kept = cfg.reserved.system.get("memory").map_or(0, Quantity::value);
     wanted.system_memory = u64::try_from(kept).unwrap_or(0);

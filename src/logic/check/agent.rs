@@ -15,6 +15,12 @@ pub(super) fn config(facts: &Facts) -> Finding {
             "correct that field; picolet run --help lists them",
         );
     }
+    if let Some(why) = &wanted.protected {
+        return Finding::error(
+            why.clone(),
+            "set them by sysctl, or protectKernelDefaults to false: then the agent sets them",
+        );
+    }
     let file = wanted.file.as_deref();
     if !wanted.warnings.is_empty() {
         return Finding::warning(

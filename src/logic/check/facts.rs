@@ -49,6 +49,8 @@ pub struct Facts {
 pub struct Wanted {
     /// Reason why the configuration cannot be used; the other fields are defaults then.
     pub unusable: Option<String>,
+    /// Settings of the kernel that `protectKernelDefaults` keeps from being changed, and that are wrong.
+    pub protected: Option<String>,
     /// The file that was read.
     pub file: Option<String>,
     /// Warnings about the file: unknown fields and the like.

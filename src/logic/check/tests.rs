@@ -193,6 +193,8 @@ fn a_sound_board() {
 const BAD: &[(&str, Change, Level, &str, &str)] = &[
     ("config", |f| f.wanted.unusable = Some("maxPods: must be positive".into()), Level::Error, "maxPods: must be positive",
         "correct that field; picolet run --help lists them"),
+    ("config", |f| f.wanted.protected = Some("invalid kernel flag: kernel.panic".into()), Level::Error, "kernel.panic",
+        "set them by sysctl, or protectKernelDefaults to false: then the agent sets them"),
     ("config", |f| f.wanted.warnings = vec!["unknown field maxpods is ignored".into()], Level::Warning, "maxpods",
         "correct /etc/picolet/config.yaml"),
     ("root", |f| f.rights.root = false, Level::Error, "not root", "sudo picolet check"),

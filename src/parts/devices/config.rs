@@ -16,9 +16,10 @@ use crate::{
     agent::node_resources::{ResourceGiver, ResourceTools},
     api::strict::{self, WrongValue},
     config::{
-        Config, Invalid, Key,
+        Config, Invalid, TableKey,
         checks::{absolute, invalid, kept},
         duration::GoDuration,
+        key,
     },
     logic::{
         check,
@@ -39,35 +40,14 @@ const DEVICE_WAIT: Duration = Duration::from_secs(120);
 /// The part; see the module above.
 pub(crate) struct DevicesPart;
 
-const KEYS: [Key; 7] = [
-    Key {
-        name: "cdiHooks",
-        is_path: false,
-    },
-    Key {
-        name: "cdiSpecDirs",
-        is_path: false,
-    },
-    Key {
-        name: "devicePluginDir",
-        is_path: true,
-    },
-    Key {
-        name: "devicePlugins",
-        is_path: false,
-    },
-    Key {
-        name: "deviceRoot",
-        is_path: true,
-    },
-    Key {
-        name: "deviceWait",
-        is_path: false,
-    },
-    Key {
-        name: "devices",
-        is_path: false,
-    },
+const KEYS: [TableKey; 7] = [
+    key("picolet.cdiHooks"),
+    key("picolet.cdiSpecDirs"),
+    key("picolet.devicePluginDir").path(),
+    key("picolet.devicePlugins"),
+    key("picolet.deviceRoot").path(),
+    key("picolet.deviceWait"),
+    key("picolet.devices"),
 ];
 
 impl Part for DevicesPart {
@@ -75,7 +55,7 @@ impl Part for DevicesPart {
         "devices"
     }
 
-    fn keys(&self) -> &'static [Key] {
+    fn keys(&self) -> &'static [TableKey] {
         &KEYS
     }
 

@@ -402,8 +402,7 @@ impl NodeResources for DeviceHolders {
         }
     }
 
-    /// What the pod cannot use of that is replaced; if nothing can replace it, the pod waits as one that comes does
-    /// (DEV-08).
+    /// Replaces devices that the pod cannot use. If nothing can replace one, the pod waits as one that comes does (DEV-08).
     fn replace(&mut self, pod: &Pod, pods: &mut PodLoop<'_>, now: Mono) -> Option<Rejection> {
         let uid = &pod.metadata.uid;
         if !pods.view().is_idle(uid) {

@@ -9,7 +9,7 @@ use super::{Providers, socket::Socket, wire::Wire};
 use crate::{
     agent::{clock::Clock, external_pods::ExternalPods},
     api::names,
-    config::{Config, Invalid, Key, checks::invalid, endpoints::endpoint},
+    config::{Config, Invalid, TableKey, checks::invalid, endpoints::endpoint, key},
     parts::{ConfiguredPart, Part, section},
     runtime::runc::process,
 };
@@ -21,16 +21,16 @@ const FIELD: &str = "picolet.providers";
 /// Providers: programs of this machine that run pods which are no containers.
 pub(crate) struct ProviderPart;
 
+/// Keys in the configuration.
+static KEYS: [TableKey; 1] = [key("picolet.providers")];
+
 impl Part for ProviderPart {
     fn name(&self) -> &'static str {
         "provider"
     }
 
-    fn keys(&self) -> &'static [Key] {
-        &[Key {
-            name: "providers",
-            is_path: false,
-        }]
+    fn keys(&self) -> &'static [TableKey] {
+        &KEYS
     }
 
     fn configure(

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     agent::tasks::{Task, boxed},
     api::{Wall, node::NodeCondition},
-    config::{Config, Invalid, Key},
+    config::{Config, Invalid, TableKey},
     kube::store::Store,
     logic::{
         check::Finding,
@@ -34,7 +34,7 @@ impl Part for TunnelPart {
         NAME
     }
 
-    fn keys(&self) -> &'static [Key] {
+    fn keys(&self) -> &'static [TableKey] {
         &settings::KEYS
     }
 

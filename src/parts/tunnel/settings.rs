@@ -8,26 +8,18 @@ use serde_json::Value;
 use super::part::NAME;
 use crate::{
     config::{
-        Key, ServerConfig,
+        ServerConfig, TableKey,
         checks::{Invalid, absolute, invalid},
+        key,
     },
     parts::section,
 };
 
 /// Keys of the tunnel.
-pub(super) const KEYS: [Key; 3] = [
-    Key {
-        name: "tunnel.ca",
-        is_path: true,
-    },
-    Key {
-        name: "tunnel.servers",
-        is_path: false,
-    },
-    Key {
-        name: "tunnel.tokenFile",
-        is_path: true,
-    },
+pub(super) const KEYS: [TableKey; 3] = [
+    key("picolet.tunnel.ca").path(),
+    key("picolet.tunnel.servers"),
+    key("picolet.tunnel.tokenFile").path(),
 ];
 
 /// Most servers of a tunnel. Each has a stream of its own.

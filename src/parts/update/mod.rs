@@ -36,7 +36,7 @@ use crate::{
         args::Words,
         commands::{MACHINE, QUIET, Takes, switch, value},
     },
-    config::{Config, Invalid, Key},
+    config::{Config, Invalid, TableKey, key},
 };
 use settings::UpdateConfig;
 use timer::{ChannelState, UpdateTimer};
@@ -71,21 +71,17 @@ static COMMANDS: [PartCommand; 2] = [
 ];
 
 /// Keys in the configuration.
-static KEYS: [Key; 9] = [
-    key("update.ca", true),
-    key("update.keys", false),
-    key("update.restart", false),
-    key("update.source", false),
-    key("update.spread", false),
-    key("update.trustClock", false),
-    key("update.window.days", false),
-    key("update.window.length", false),
-    key("update.window.start", false),
+static KEYS: [TableKey; 9] = [
+    key("picolet.update.ca").path(),
+    key("picolet.update.keys"),
+    key("picolet.update.restart"),
+    key("picolet.update.source"),
+    key("picolet.update.spread"),
+    key("picolet.update.trustClock"),
+    key("picolet.update.window.days"),
+    key("picolet.update.window.length"),
+    key("picolet.update.window.start"),
 ];
-
-const fn key(name: &'static str, is_path: bool) -> Key {
-    Key { name, is_path }
-}
 
 impl Part for UpdatePart {
     fn name(&self) -> &'static str {
@@ -96,7 +92,7 @@ impl Part for UpdatePart {
         &COMMANDS
     }
 
-    fn keys(&self) -> &'static [Key] {
+    fn keys(&self) -> &'static [TableKey] {
         &KEYS
     }
 
