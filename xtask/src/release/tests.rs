@@ -512,6 +512,53 @@ fn only_what_was_released_is_installed() {
 }
 
 #[test]
+fn the_core_is_installed_without_what_it_cannot_serve() {
+    // PKG-01 PKG-06
+    let dir = Dir::new("core");
+    let source = source(&dir.path("source"), false, &key());
+    for path in ["root/bin", "root/usr/local", "root/lib/systemd"] {
+        fs::create_dir_all(dir.path(path)).unwrap();
+    }
+    fs::write(dir.path("root/bin/sh"), program()).unwrap();
+    fs::write(dir.path("root/lib/systemd/systemd"), "").unwrap();
+    let install = |edition: Edition, mode: &str| -> (Option<i32>, String) {
+        let files = source.files(edition, &board("x86_64"), &program(), "{}\n");
+        let (name, bytes) = files.unwrap().remove(0);
+        let tarball = dir.path(&name).display().to_string();
+        fs::write(&tarball, bytes).unwrap();
+        let to = dir.path("").display().to_string();
+        assert!(call("tar", &["-xzf", &tarball, "-C", &to]).status.success());
+        let script = dir
+            .path(name.trim_end_matches(".tar.gz"))
+            .join("install.sh");
+        let root = dir.path("root").display().to_string();
+        let script = script.display().to_string();
+        let done = call("sh", &[&script, "--root", &root, "--mode", mode]);
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        (done.status.code(), said)
+    };
+    let joins = || {
+        let units = dir.path("root/etc/systemd/system");
+        ["picolet-first-boot.service", "picolet-join.service"].map(|unit| units.join(unit).exists())
+    };
+    let installed = dir.path("root/usr/local/bin/picolet");
+    let (code, said) = install(Edition::Core, "kubeadm");
+    assert_eq!(code, Some(3), "{said}");
+    assert!(said.contains("this is picolet-core"), "{said}");
+    assert!(!installed.exists());
+    for (edition, want) in [
+        (Edition::Core, false),
+        (Edition::Full, true),
+        (Edition::Core, false),
+    ] {
+        let (code, said) = install(edition, "standalone");
+        assert_eq!(code, Some(0), "{said}");
+        assert!(installed.exists());
+        assert_eq!(joins(), [want; 2], "{edition:?}");
+    }
+}
+
+#[test]
 fn archives_of_debian() {
     // PKG-10
     let made = ar(&[("a", b"odd"), ("b", b"even")], 7);
