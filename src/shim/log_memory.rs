@@ -300,8 +300,7 @@ mod tests {
 
     impl Place {
         fn new(name: &str) -> Self {
-            let name = format!("picolet-held-{name}-{}", std::process::id());
-            let dir = std::env::temp_dir().join(name);
+            let dir = crate::testing::unused_path(&format!("held-{name}"));
             for part in ["disk", "memory"] {
                 fs::create_dir_all(dir.join(part)).expect("directory");
             }
@@ -329,6 +328,22 @@ mod tests {
         fn log(&self, limit: Option<Limit>) -> Log {
             let memory = self.path("memory/c");
             Log::open(self.path("disk/0.log"), limit, Some(memory)).expect("open")
+        }
+
+        /// Waits until the memory holds no more than `bytes`. Children that other tests start have removed files open
+        /// until they run their program.
+        fn wait_for_room(&self, bytes: u64) {
+            let deadline = clock::mono() + Duration::from_secs(300);
+            loop {
+                let stat = nix::sys::statvfs::statvfs(&self.dir.join("memory")).expect("statvfs");
+                let used =
+                    u64::from(stat.blocks() - stat.blocks_free()) * u64::from(stat.fragment_size());
+                if used <= bytes {
+                    return;
+                }
+                assert!(clock::mono() < deadline, "{used} bytes are in use");
+                std::thread::yield_now();
+            }
         }
 
         fn disk(&self, name: &str) -> Vec<usize> {
@@ -498,8 +513,9 @@ mod tests {
         // 80 % of 1 MiB, without what the other has.
         assert!((100..250).contains(&most), "{most}");
         // The other shim fills nearly all: this one holds little, and waits until room is really short.
-        fs::write(&other, vec![b'x'; 900 << 10]).expect("written");
         log.save(true);
+        place.wait_for_room(600 << 10);
+        fs::write(&other, vec![b'x'; 900 << 10]).expect("written");
         write(&mut log, 2000);
         write(&mut log, 2001);
         assert_eq!(place.held(), Some(vec![2000, 2001]));
