@@ -33,6 +33,8 @@ mod skipped;
 #[cfg(test)]
 #[path = "../tests/common/dead_share.rs"]
 mod dead_share;
+#[cfg(test)]
+mod testing;
 
 pub mod agent;
 pub mod bus;

@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn it_comes_back_and_is_written_only_if_it_differs() {
         // NODE-06
-        let root = std::env::temp_dir().join(format!("picolet-kept-node-{}", std::process::id()));
+        let root = crate::testing::unused_path("kept-node");
         fs::create_dir_all(&root).expect("directory");
         let path = root.join(FILE);
         let of = |cluster: &str| NodeRecord::new(&root, "n".into(), cluster.into(), Lane::inline());

@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn settings_are_made_or_protected() {
         // CG-19
-        let dir = std::env::temp_dir().join(format!("picolet-settings-{}", std::process::id()));
+        let dir = crate::testing::unused_path("settings");
         for sub in ["vm", "kernel/keys"] {
             fs::create_dir_all(dir.join(sub)).expect("directory");
         }

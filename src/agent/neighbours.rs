@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     fn one_holder_each() {
-        let dir = std::env::temp_dir().join(format!("picolet-locks-{}", std::process::id()));
+        let dir = crate::testing::unused_path("locks");
         let first = take(&dir, "cgroup root", "/a", lock::try_lock)
             .expect("lock")
             .expect("free");
@@ -315,7 +315,7 @@ mod tests {
 
     #[test]
     fn whose_bridge_pods_use() {
-        let dir = std::env::temp_dir().join(format!("picolet-bridges-{}", std::process::id()));
+        let dir = crate::testing::unused_path("bridges");
         assert!(uses_bridge(&dir), "there is no directory");
         fs::create_dir_all(&dir).expect("directory");
         // As `picolet check` advises to put a configuration aside.
@@ -345,7 +345,7 @@ mod tests {
     #[test]
     fn runtimes_of_a_kubelet() {
         // CRI-96
-        let dir = std::env::temp_dir().join(format!("picolet-kubelets-{}", std::process::id()));
+        let dir = crate::testing::unused_path("kubelets");
         fs::create_dir_all(&dir).expect("directory");
         let config = "cgroupRoot: /y\ncontainerRuntimeEndpoint: unix:///nowhere/b.sock\n";
         fs::write(dir.join("config.yaml"), config).expect("file");
@@ -379,7 +379,7 @@ mod tests {
 
     #[test]
     fn who_ran_pods() {
-        let dir = std::env::temp_dir().join(format!("picolet-backends-{}", std::process::id()));
+        let dir = crate::testing::unused_path("backends");
         assert_eq!(last_backend(&dir), None);
         fs::create_dir_all(dir.join("sandboxes")).expect("directory");
         assert_eq!(last_backend(&dir), None);

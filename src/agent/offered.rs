@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn names_come_back() {
         // DEV-11 NODE-03
-        let root = std::env::temp_dir().join(format!("picolet-offered-{}", std::process::id()));
+        let root = crate::testing::unused_path("offered");
         std::fs::create_dir_all(&root).expect("directory");
         let offered = Offered::new(&root, Lane::inline());
         let before = || smol::future::block_on(offered.before());

@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn what_of_a_pod_has_succeeded_is_written_once_and_read_in_the_next_boot() {
         // SYNC-35
-        let root = std::env::temp_dir().join(format!("picolet-outcome-{}", std::process::id()));
+        let root = crate::testing::unused_path("outcome");
         let [first, second] = ["1", "2"].map(|boot| PodStore::new(&root, &root.join("run"), boot));
         let uid = PodUid::from("abc");
         let header = |digest| Header {
@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn an_end_waits_for_a_disk_that_cannot_be_written() {
         // SYNC-35
-        let root = std::env::temp_dir().join(format!("picolet-outcome-ro-{}", std::process::id()));
+        let root = crate::testing::unused_path("outcome-ro");
         let store = PodStore::new(&root, &root.join("run"), "1");
         let uid = PodUid::from("abc");
         let header = Header {

@@ -664,7 +664,7 @@ mod tests {
 
     #[test]
     fn a_record_for_later_waits_and_never_outlives_a_newer_one() {
-        let root = std::env::temp_dir().join(format!("picolet-store-next-{}", std::process::id()));
+        let root = crate::testing::unused_path("store-next");
         let store = PodStore::new(&root, &root.join("run"), "boot");
         let uid = PodUid::from("abc");
         let header = Header {
@@ -692,7 +692,7 @@ mod tests {
             skipped!("records_wait_for_a_disk_that_cannot_be_written: not root");
             return;
         }
-        let root = std::env::temp_dir().join(format!("picolet-store-ro-{}", std::process::id()));
+        let root = crate::testing::unused_path("store-ro");
         let (disk, run) = (root.join("disk"), root.join("run"));
         fs::create_dir_all(&disk).expect("dir");
         fs::create_dir_all(&run).expect("dir");
@@ -772,7 +772,7 @@ mod tests {
 
     #[test]
     fn records_come_back_and_damage_is_named() {
-        let root = std::env::temp_dir().join(format!("picolet-store-{}", std::process::id()));
+        let root = crate::testing::unused_path("store");
         let store = PodStore::new(&root, &root.join("run"), "boot");
         let uid = PodUid::from("abc");
         let header = Header {

@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_record_of_this_boot_comes_back() {
-        let run = std::env::temp_dir().join(format!("picolet-record-{}", std::process::id()));
+        let run = crate::testing::unused_path("record");
         fs::create_dir_all(&run).expect("directory");
         let record = BootRecord {
             name: "a.json",

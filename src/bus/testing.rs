@@ -3,11 +3,7 @@
 use std::{
     io::{Read as _, Write as _},
     os::unix::net::{UnixListener, UnixStream},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU32, Ordering},
-        mpsc,
-    },
+    sync::{Arc, Mutex, mpsc},
     thread,
 };
 
@@ -218,10 +214,7 @@ fn serve(
 
 impl Double {
     pub(crate) fn new(script: impl FnMut(&Call) -> Reply + Send + 'static) -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("picolet-bus-{}-{number}", std::process::id());
-        let path = std::env::temp_dir().join(name);
+        let path = crate::testing::unused_path("bus");
         let listener = UnixListener::bind(&path).expect("bind");
         let (send_lock, locks) = mpsc::channel();
         let double = Self {

@@ -165,7 +165,7 @@ fn one_that_says_nothing_is_not_waited_for() {
 
 #[test]
 fn one_that_takes_nobody_in_is_not_waited_for() {
-    let path = std::env::temp_dir().join(format!("picolet-full-{}", std::process::id()));
+    let path = crate::testing::unused_path("full");
     let listener = std::os::unix::net::UnixListener::bind(&path).expect("bind");
     let one = nix_socket::Backlog::new(1).expect("a length");
     nix_socket::listen(&listener, one).expect("listen");
@@ -283,7 +283,7 @@ struct Daemon {
 
 impl Daemon {
     fn start() -> Option<Self> {
-        let dir = std::env::temp_dir().join(format!("picolet-dbus-{}", std::process::id()));
+        let dir = crate::testing::unused_path("dbus");
         std::fs::create_dir_all(&dir).expect("directory");
         let config = format!(
             "<busconfig><listen>unix:path={0}/bus</listen><auth>EXTERNAL</auth>\

@@ -288,7 +288,7 @@ mod tests {
     #[test]
     fn files_of_version_1_are_told_what_changes() {
         // DEV-44
-        let top = std::env::temp_dir().join(format!("picolet-devices-{}", std::process::id()));
+        let top = crate::testing::unused_path("devices");
         fs::create_dir_all(top.join("a")).expect("directory");
         let text = format!(
             "1 1 0:1 / {} rw - cgroup cgroup rw,devices\n1 1 0:1 / /m rw - cgroup cgroup rw,memory",

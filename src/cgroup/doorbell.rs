@@ -116,7 +116,7 @@ mod tests {
         // The mount table tells a change in the same way: by EPOLLPRI, and is readable at all times.
         let mounts = Path::new("/proc/self/mounts");
         let mut bell = MemoryBell::over(Path::new("/none"), Some(mounts.into())).expect("laid");
-        let dir = std::env::temp_dir().join(format!("picolet-bell-{}", std::process::id()));
+        let dir = crate::testing::unused_path("bell");
         std::fs::create_dir_all(&dir).expect("directory");
         // A look takes the event, and so does a wait: the act comes after the wait has begun.
         let ring = |bell: &mut MemoryBell, act: &dyn Fn() -> nix::Result<()>| {

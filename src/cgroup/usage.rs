@@ -348,8 +348,7 @@ mod tests {
 
     impl Tree {
         fn new(name: &str, files: &[(&str, &str)]) -> Self {
-            let dir = format!("picolet-usage-{name}-{}", std::process::id());
-            let root = std::env::temp_dir().join(dir);
+            let root = crate::testing::unused_path(&format!("usage-{name}"));
             for (path, text) in files {
                 let path = root.join(path);
                 fs::create_dir_all(path.parent().expect("parent")).expect("dir");

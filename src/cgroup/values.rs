@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn a_group_that_has_gone_lacks_no_controller() {
-        let root = std::env::temp_dir().join(format!("picolet-gone-{}", std::process::id()));
+        let root = crate::testing::unused_path("gone");
         fs::create_dir_all(root.join("there")).expect("directory");
         let line = format!("1 1 0:1 / {} rw - cgroup2 none rw", root.display());
         let hierarchy = Hierarchy::parse(&line).expect("a tree");
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn controllers_are_handed_down_each_time() {
         // SVC-34
-        let root = std::env::temp_dir().join(format!("picolet-handed-{}", std::process::id()));
+        let root = crate::testing::unused_path("handed");
         let tree = |path: &str| root.join(path.trim_start_matches('/'));
         let groups = ["/", "/kubepods", "/kubepods/podu"];
         for group in groups {

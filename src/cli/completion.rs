@@ -367,16 +367,13 @@ fn fish() -> String {
 
 #[cfg(test)]
 mod tests {
-    use core::sync::atomic::{AtomicU32, Ordering};
     use std::process::{Command as Process, Stdio};
 
     use super::*;
 
     /// Feeds a script to a shell; `None` if there is no such shell.
     fn fed(shell: &str, words: &[&str], script: &str) -> Option<(bool, String)> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let (pid, number) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let dir = std::env::temp_dir().join(format!("picolet-completion-{pid}-{number}"));
+        let dir = crate::testing::unused_path("completion");
         std::fs::write(&dir, script).expect("script");
         let said = Process::new(shell)
             .args(words)

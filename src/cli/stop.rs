@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn who_starts_an_agent_again() {
-        let dir = std::env::temp_dir().join(format!("picolet-supervised-{}", std::process::id()));
+        let dir = crate::testing::unused_path("supervised");
         let put = |name: &str, text: &str| {
             let path = dir.join(name);
             fs::create_dir_all(path.parent().expect("parent")).expect("directory");

@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_directory_without_a_store_is_left_alone() {
-        let dir = std::env::temp_dir().join(format!("picolet-verify-{}", std::process::id()));
+        let dir = crate::testing::unused_path("verify");
         std::fs::create_dir_all(&dir).expect("dir");
         let mut progress = Progress::new("x", true);
         let error = by_itself(&dir, &mut progress).expect_err("no store");

@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn what_stands_there() {
-        let dir = std::env::temp_dir().join(format!("picolet-before-{}", std::process::id()));
+        let dir = crate::testing::unused_path("before");
         std::fs::create_dir_all(&dir).expect("directory");
         let path = dir.join("config.yaml");
         assert_eq!(before(&path).expect("absent"), Before::Nothing);

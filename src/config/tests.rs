@@ -12,8 +12,7 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new(name: &str) -> Self {
-        let dir =
-            std::env::temp_dir().join(format!("picolet-config-{name}-{}", std::process::id()));
+        let dir = crate::testing::unused_path(&format!("config-{name}"));
         fs::create_dir_all(&dir).expect("scratch");
         Self(dir)
     }

@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn a_link_in_its_place_is_not_followed() {
         // LOG-09
-        let top = std::env::temp_dir().join(format!("picolet-loglinks-{}", std::process::id()));
+        let top = crate::testing::unused_path("loglinks");
         fs::create_dir_all(top.join("disk/victim")).expect("directory");
         // The operator's own, above.
         symlink("disk", top.join("log")).expect("link");

@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn logs_go_with_their_instance() {
         // LOG-09
-        let dir = std::env::temp_dir().join(format!("picolet-rmlogs-{}", std::process::id()));
+        let dir = crate::testing::unused_path("rmlogs");
         let links = dir.join("links");
         fs::create_dir_all(&links).expect("dir");
         for name in [
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn links_in_the_place_of_logs_lead_nowhere() {
         // LOG-09
-        let top = std::env::temp_dir().join(format!("picolet-rmlinks-{}", std::process::id()));
+        let top = crate::testing::unused_path("rmlinks");
         fs::create_dir_all(top.join("victim/main")).expect("dir");
         fs::create_dir_all(top.join("pod")).expect("dir");
         for name in ["0.log", "1.log"] {

@@ -323,7 +323,7 @@ mod tests {
     #[test]
     fn keeps_the_newest_and_compresses_all_but_the_last() {
         // LOG-07
-        let dir = std::env::temp_dir().join(format!("picolet-rotate-{}", std::process::id()));
+        let dir = crate::testing::unused_path("rotate");
         fs::create_dir_all(&dir).expect("scratch");
         let path = dir.join("0.log");
         let at = |n: i64| Wall::from_secs(1_700_000_000 + n);
@@ -379,7 +379,7 @@ mod tests {
     #[test]
     fn what_a_writer_has_rotated_is_compressed_while_there_is_room() {
         // LOG-07
-        let dir = std::env::temp_dir().join(format!("picolet-compress-{}", std::process::id()));
+        let dir = crate::testing::unused_path("compress");
         let pod = dir.join("default_a_u/c");
         fs::create_dir_all(&pod).expect("scratch");
         let live = pod.join("0.log");
@@ -440,7 +440,7 @@ mod tests {
     #[test]
     fn logs_of_earlier_boots_go() {
         // GC-01 LOG-09
-        let dir = std::env::temp_dir().join(format!("picolet-forgotten-{}", std::process::id()));
+        let dir = crate::testing::unused_path("forgotten");
         fs::create_dir_all(dir.join("1.log.d")).expect("scratch");
         let all = [
             "0.log",
@@ -487,7 +487,7 @@ mod tests {
     /// Links, pipes and directories that a pod puts beside its log neither stop rotation nor are followed.
     #[test]
     fn links_pipes_and_directories_in_the_way() {
-        let dir = std::env::temp_dir().join(format!("picolet-rotate-odd-{}", std::process::id()));
+        let dir = crate::testing::unused_path("rotate-odd");
         fs::create_dir_all(&dir).expect("scratch");
         let path = dir.join("0.log");
         let victim = dir.join("victim");

@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn oldest_first() {
-        let dir = std::env::temp_dir().join(format!("picolet-trim-{}", std::process::id()));
+        let dir = crate::testing::unused_path("trim");
         let pod = dir.join("default_a_u/c");
         fs::create_dir_all(pod.join("3.log.d")).expect("scratch");
         for (name, bytes) in [

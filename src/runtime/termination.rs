@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn which_words_count() {
         // TMSG-01 TMSG-02
-        let dir = std::env::temp_dir().join(format!("picolet-tmsg-{}", std::process::id()));
+        let dir = crate::testing::unused_path("tmsg");
         fs::create_dir_all(&dir).expect("dir");
         let long = "a".repeat(5000) + "END";
         let log = "2024-01-01T00:00:00.000000001Z stdout F one\n2024-01-01T00:00:00.000000002Z stderr P tw\n\

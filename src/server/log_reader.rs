@@ -459,7 +459,7 @@ mod tests {
     }
 
     fn scratch(name: &str) -> Scratch {
-        let dir = std::env::temp_dir().join(format!("picolet-log-{}-{name}", std::process::id()));
+        let dir = crate::testing::unused_path(&format!("log-{name}"));
         fs::create_dir_all(&dir).expect("scratch directory");
         Scratch(dir)
     }

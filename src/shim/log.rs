@@ -268,7 +268,7 @@ mod tests {
     }
 
     fn fresh(name: &str) -> PathBuf {
-        let dir = std::env::temp_dir().join(format!("picolet-log-{name}-{}", std::process::id()));
+        let dir = crate::testing::unused_path(&format!("log-{name}"));
         fs::create_dir_all(&dir).expect("dir");
         dir
     }

@@ -451,7 +451,7 @@ mod tests {
     #[test]
     fn oom_counters() {
         // RTM-05
-        let dir = std::env::temp_dir().join(format!("picolet-oom-{}", std::process::id()));
+        let dir = crate::testing::unused_path("oom");
         fs::create_dir_all(&dir).expect("dir");
         assert_eq!(oom_kills(&dir), 0);
         for (name, text, count) in [

@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn reading() {
-        let dir = std::env::temp_dir().join(format!("picolet-record-{}", std::process::id()));
+        let dir = crate::testing::unused_path("record");
         std::fs::create_dir_all(&dir).expect("dir");
         assert!(matches!(read_state(&dir), Ok(None)));
         for (name, text, good) in [

@@ -509,7 +509,7 @@ mod tests {
 
     #[test]
     fn entries_are_counted() {
-        let dir = std::env::temp_dir().join(format!("picolet-entries-{}", std::process::id()));
+        let dir = crate::testing::unused_path("entries");
         fs::create_dir_all(&dir).expect("directory");
         for name in ["a", "b", ".c"] {
             fs::write(dir.join(name), "").expect("write");

@@ -16,8 +16,7 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new(name: &str) -> Self {
-        let dir =
-            std::env::temp_dir().join(format!("picolet-source-{name}-{}", std::process::id()));
+        let dir = crate::testing::unused_path(&format!("source-{name}"));
         let _ = fs::remove_dir_all(&dir);
         fs::create_dir_all(dir.join("m")).expect("scratch");
         Self(dir)

@@ -55,7 +55,7 @@ mod tests {
 
     #[test]
     fn file_times_go_on_after_2038() {
-        let path = std::env::temp_dir().join(format!("picolet-2038-{}", std::process::id()));
+        let path = crate::testing::unused_path("2038");
         let file = File::create(&path).expect("file");
         for seconds in LATER {
             let time = TimeSpec::new(seconds, 999_999_999);

@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn each_name_once() {
-        let dir = std::env::temp_dir().join(format!("picolet-names-{}", std::process::id()));
+        let dir = crate::testing::unused_path("names");
         for count in [0, 1, 1000] {
             fs::create_dir_all(&dir).expect("dir");
             let wanted: BTreeSet<OsString> = (0..count)

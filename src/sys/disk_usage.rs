@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn counts_as_du() {
         // MET-13
-        let dir = std::env::temp_dir().join(format!("picolet-du-{}", std::process::id()));
+        let dir = crate::testing::unused_path("du");
         fs::create_dir_all(dir.join("a/b")).expect("dirs");
         fs::write(dir.join("a/one"), vec![1; 100_000]).expect("file");
         fs::hard_link(dir.join("a/one"), dir.join("a/b/again")).expect("link");
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn a_walk_goes_on_where_it_was() {
-        let dir = std::env::temp_dir().join(format!("picolet-du-slices-{}", std::process::id()));
+        let dir = crate::testing::unused_path("du-slices");
         for n in 0..5 {
             let below = dir.join(format!("d{n}"));
             fs::create_dir_all(&below).expect("dir");
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn what_no_path_can_say_is_too_large() {
         // EVICT-09
-        let dir = std::env::temp_dir().join(format!("picolet-du-deep-{}", std::process::id()));
+        let dir = crate::testing::unused_path("du-deep");
         fs::create_dir_all(&dir).expect("dir");
         let name = "d".repeat(250);
         let mut at = open::dir(&dir).expect("dir");

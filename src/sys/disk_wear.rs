@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn what_a_card_says() {
-        let dir = std::env::temp_dir().join(format!("picolet-wear-{}", std::process::id()));
+        let dir = crate::testing::unused_path("wear");
         let disk = dir.join("mmcblk0");
         fs::create_dir_all(disk.join("device")).expect("directory");
         let write = |name: &str, text: &str| fs::write(disk.join(name), text).expect("file");

@@ -181,7 +181,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_rename_replaces_nothing() {
-        let path = std::env::temp_dir().join(format!("picolet-rename-{}", std::process::id()));
+        let path = crate::testing::unused_path("rename");
         for (name, text) in [("a/one", "1"), ("b/two", "2")] {
             let file = path.join(name);
             std::fs::create_dir_all(file.parent().expect("parent")).expect("dir");
@@ -202,7 +202,7 @@ pub(crate) mod tests {
 
     #[test]
     fn replaces_whole_files() {
-        let dir = std::env::temp_dir().join(format!("picolet-file-{}", std::process::id()));
+        let dir = crate::testing::unused_path("file");
         std::fs::create_dir_all(&dir).expect("dir");
         let path = dir.join("record");
         for (text, mode, durable) in [("one", 0o600, true), ("two", 0o666, false)] {

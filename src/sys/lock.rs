@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn only_free_locks_are_swept() {
-        let dir = std::env::temp_dir().join(format!("picolet-locks-swept-{}", std::process::id()));
+        let dir = crate::testing::unused_path("locks-swept");
         std::fs::create_dir_all(&dir).expect("dir");
         let (free, taken) = (dir.join("free"), dir.join("taken"));
         drop(try_lock(&free).expect("lock"));
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn held_until_closed() {
-        let path = std::env::temp_dir().join(format!("picolet-lock-{}", std::process::id()));
+        let path = crate::testing::unused_path("lock");
         assert!(!is_locked(&path).expect("missing"));
         let lock = try_lock(&path).expect("lock").expect("free");
         let (waiting, (ring, rung)) = (path.clone(), std::sync::mpsc::channel());

@@ -231,7 +231,7 @@ mod tests {
             skipped!("namespaces: it needs root");
             return;
         }
-        let dir = std::env::temp_dir().join(format!("picolet-ns-{}", std::process::id()));
+        let dir = crate::testing::unused_path("ns");
         fs::create_dir_all(dir.join("mqueue")).expect("dir");
         let sandbox = Sandbox {
             net: Some(dir.join("net")),

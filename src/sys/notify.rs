@@ -57,8 +57,8 @@ mod tests {
     fn both_kinds_of_address() {
         use std::os::linux::net::SocketAddrExt;
         use std::os::unix::net::SocketAddr;
-        let name = format!("picolet-notify-{}", std::process::id());
-        let path = std::env::temp_dir().join(&name);
+        let path = crate::testing::unused_path("notify");
+        let name = path.display().to_string();
         let by_path = UnixDatagram::bind(&path).expect("bind");
         let address = SocketAddr::from_abstract_name(&name).expect("name");
         let by_name = UnixDatagram::bind_addr(&address).expect("bind");

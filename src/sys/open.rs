@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn log_paths_are_walked_without_links() {
-        let top = std::env::temp_dir().join(format!("picolet-logs-{}", std::process::id()));
+        let top = crate::testing::unused_path("logs");
         std::fs::create_dir_all(top.join("disk")).expect("dir");
         std::fs::create_dir_all(top.join("victim/main")).expect("dir");
         std::fs::write(top.join("victim/main/0.log"), "secret").expect("file");
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn walks_stay_inside() {
-        let top = std::env::temp_dir().join(format!("picolet-open-{}", std::process::id()));
+        let top = crate::testing::unused_path("open");
         let root = top.join("root");
         std::fs::create_dir_all(root.join("etc")).expect("dir");
         std::fs::write(top.join("secret"), "").expect("file");

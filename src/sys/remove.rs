@@ -230,7 +230,7 @@ mod tests {
     use super::*;
 
     fn scratch(name: &str) -> PathBuf {
-        let dir = std::env::temp_dir().join(format!("picolet-{name}-{}", std::process::id()));
+        let dir = crate::testing::unused_path(name);
         fs::create_dir_all(&dir).expect("directory");
         dir
     }

@@ -1,10 +1,8 @@
 //! Help for the tests of this folder.
 
 use std::{
-    env, fs,
+    fs,
     path::{Path, PathBuf},
-    process,
-    sync::atomic::{AtomicU32, Ordering},
 };
 
 use super::{Backing, PodVolumes, Volumes, beneath, mounts};
@@ -15,12 +13,7 @@ pub(super) struct Scratch(PathBuf);
 
 impl Scratch {
     pub(super) fn new() -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let dir = env::temp_dir().join(format!(
-            "picolet-volume-{}-{}",
-            process::id(),
-            COUNT.fetch_add(1, Ordering::Relaxed)
-        ));
+        let dir = crate::testing::unused_path("volume");
         fs::create_dir_all(&dir).expect("scratch directory");
         Self(fs::canonicalize(dir).expect("scratch directory"))
     }

@@ -358,7 +358,7 @@ mod tests {
     #[test]
     fn a_pod_writes_no_faster_than_it_may() {
         // WEAR-07
-        let root = std::env::temp_dir().join(format!("picolet-writes-{}", std::process::id()));
+        let root = crate::testing::unused_path("writes");
         let dir = root.join("kubepods/besteffort/podu-1");
         fs::create_dir_all(&dir).expect("directory");
         let above = ["", "kubepods", "kubepods/besteffort"].map(|path| root.join(path));
@@ -415,7 +415,7 @@ mod tests {
     #[test]
     fn what_a_policy_reserved_goes_with_it() {
         // CG-16
-        let root = std::env::temp_dir().join(format!("picolet-tiers-{}", std::process::id()));
+        let root = crate::testing::unused_path("tiers");
         let names = values::CgroupTree {
             root: String::new(),
             driver: CgroupDriver::Systemd,

@@ -566,7 +566,7 @@ mod tests {
     #[test]
     fn a_sub_path_that_does_not_answer() {
         // VOL-24 VOL-26
-        let top = std::env::temp_dir().join(format!("picolet-pin-{}", std::process::id()));
+        let top = crate::testing::unused_path("pin");
         let dir = top.join("share");
         // A thread that comes late finds this in the place of the share.
         fs::create_dir_all(&dir).expect("directory");

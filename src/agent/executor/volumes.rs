@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn a_path_of_the_host_that_does_not_answer() {
         // VOL-15
-        let top = std::env::temp_dir().join(format!("picolet-check-{}", std::process::id()));
+        let top = crate::testing::unused_path("check");
         let dir = top.join("share");
         let Some(share) = DeadShare::mount(&dir) else {
             return;

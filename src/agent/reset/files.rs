@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn only_what_is_its_own_goes() {
-        let base = std::env::temp_dir().join(format!("picolet-reset-{}", std::process::id()));
+        let base = crate::testing::unused_path("reset");
         let (root, logs, links) = (base.join("root"), base.join("logs"), base.join("links"));
         for dir in [
             "pods/u",

@@ -24,12 +24,7 @@ const fn s(n: u64) -> Duration {
 
 /// Flags that name a configuration with these fields. Its eviction threshold keeps almost no memory free.
 fn configured(fields: &str) -> &'static [&'static str] {
-    let name = format!(
-        "picolet-shutdown-{}-{}.yaml",
-        std::process::id(),
-        fields.len()
-    );
-    let path = std::env::temp_dir().join(name);
+    let path = crate::testing::unused_path("shutdown");
     let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
     let text = format!("{head}evictionHard: {{memory.available: 1Mi}}\n{fields}\n");
     fs::write(&path, text).expect("written");

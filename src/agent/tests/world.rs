@@ -4,7 +4,6 @@
 use core::{
     cell::{Cell, RefCell},
     future::poll_fn,
-    sync::atomic::{AtomicU32, Ordering},
     task::{Poll, Waker},
     time::Duration,
 };
@@ -389,10 +388,7 @@ impl World {
     }
 
     fn make(way: Way) -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("picolet-agent-{}-{number}", std::process::id());
-        let root = std::env::temp_dir().join(name);
+        let root = crate::testing::unused_path("agent");
         fs::create_dir_all(root.join("cgroup")).expect("directory");
         let fake = Rc::new(Fake::new());
         fake.add_image(IMAGE);

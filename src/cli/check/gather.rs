@@ -880,7 +880,7 @@ mod tests {
 
     #[test]
     fn versions_of_records() {
-        let path = std::env::temp_dir().join(format!("picolet-record-{}", std::process::id()));
+        let path = crate::testing::unused_path("record");
         for (text, version) in [
             ("{\"v\":1,\"source\":\"file\"}\n{}", Some(1)),
             ("{\"v\":12}", Some(12)),

@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn manifests_by_themselves() {
         // SRC-34
-        let dir = std::env::temp_dir().join(format!("picolet-judge-{}", std::process::id()));
+        let dir = crate::testing::unused_path("judge");
         std::fs::create_dir_all(&dir).expect("directory");
         let pod = |keys: &str| {
             format!(

@@ -10,7 +10,6 @@ use std::{
     fs,
     os::unix::net::{UnixListener, UnixStream},
     path::PathBuf,
-    sync::atomic::{AtomicU32, Ordering},
 };
 
 use smol::{Async, Task, Timer};
@@ -116,11 +115,8 @@ fn status(ready: bool) -> Reply {
 
 impl Double {
     fn new(executor: &Rc<LocalExecutor<'static>>) -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("picolet-cri-{}-{number}.sock", std::process::id());
         let double = Self {
-            path: std::env::temp_dir().join(name),
+            path: crate::testing::unused_path("cri"),
             executor: Rc::clone(executor),
             scripts: Rc::default(),
             calls: Rc::default(),

@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn manifests_set_aside_are_all_kept() {
-        let dir = std::env::temp_dir().join(format!("picolet-aside-{}", std::process::id()));
+        let dir = crate::testing::unused_path("aside");
         std::fs::create_dir_all(&dir).expect("directory");
         let file = dir.join("web.yaml");
         for (text, name) in [("one", ".web.yaml.deleted"), ("two", ".web.yaml.deleted.1")] {

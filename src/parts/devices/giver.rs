@@ -544,7 +544,7 @@ mod tests {
     #[test]
     fn records_come_back() {
         // DEV-11 DEV-12
-        let root = std::env::temp_dir().join(format!("picolet-held-{}", std::process::id()));
+        let root = crate::testing::unused_path("held");
         let store = PodStore::new(&root, &root.join("run"), "boot");
         let uid = PodUid::from("a");
         std::fs::create_dir_all(store.dir(&uid)).expect("directory");

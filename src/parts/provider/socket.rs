@@ -355,7 +355,7 @@ mod tests {
             skipped!("too_slow_and_too_much needs root: a provider's socket is root's");
             return;
         }
-        let path = std::env::temp_dir().join(format!("picolet-provider-{}", std::process::id()));
+        let path = crate::testing::unused_path("provider");
         let listener = std::os::unix::net::UnixListener::bind(&path).expect("socket");
         let allow = |mode| {
             let mode = std::os::unix::fs::PermissionsExt::from_mode(mode);

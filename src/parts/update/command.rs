@@ -544,7 +544,7 @@ mod tests {
 
     #[test]
     fn a_small_file_is_read_with_a_bound() {
-        let path = std::env::temp_dir().join(format!("picolet-last-{}", std::process::id()));
+        let path = crate::testing::unused_path("last");
         assert_eq!(bounded(&path, 4).expect("none"), "");
         fs::write(&path, "123456").expect("written");
         assert_eq!(bounded(&path, 4).expect("read"), "1234");

@@ -380,7 +380,7 @@ mod tests {
     #[test]
     fn only_what_was_released_is_unpacked() {
         // PKG-02
-        let dir = std::env::temp_dir().join(format!("picolet-released-{}", std::process::id()));
+        let dir = crate::testing::unused_path("released");
         let _ = fs::remove_dir_all(&dir);
         fs::create_dir_all(dir.join("bin")).expect("directory");
         let write = |name: &str, bytes: &[u8]| -> PathBuf {

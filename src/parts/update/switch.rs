@@ -212,7 +212,7 @@ mod tests {
 
     impl Board {
         fn new(name: &str) -> Self {
-            let dir = std::env::temp_dir().join(format!("picolet-{name}-{}", std::process::id()));
+            let dir = crate::testing::unused_path(name);
             let _ = fs::remove_dir_all(&dir);
             fs::create_dir_all(dir.join("bin")).expect("directory");
             fs::create_dir_all(dir.join("lib/picolet")).expect("directory");

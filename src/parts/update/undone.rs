@@ -57,7 +57,7 @@ mod tests {
     #[test]
     fn a_note_is_told_once() {
         // PKG-21
-        let dir = std::env::temp_dir().join(format!("picolet-note-{}", std::process::id()));
+        let dir = crate::testing::unused_path("note");
         fs::create_dir_all(&dir).expect("directory");
         let program = dir.join("picolet");
         assert_eq!(take_note(&program), None);

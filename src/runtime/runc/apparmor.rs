@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn only_our_idle_profiles_are_unloaded() {
-        let proc = std::env::temp_dir().join(format!("picolet-apparmor-{}", std::process::id()));
+        let proc = crate::testing::unused_path("apparmor");
         fs::create_dir_all(proc.join("17/attr")).expect("directory");
         let holds = |label: &str| fs::write(proc.join("17/attr/current"), label).expect("label");
         let loaded = "docker-default (enforce)\npicolet-default-v1 (enforce)\npicolet-default-v2 (complain)\npicolet-default-vx (enforce)\n";

@@ -423,7 +423,7 @@ mod tests {
     #[test]
     fn what_is_mounted_of_the_host() {
         // RTM-12
-        let top = std::env::temp_dir().join(format!("picolet-resolve-{}", std::process::id()));
+        let top = crate::testing::unused_path("resolve");
         fs::create_dir_all(top.join("own/dir")).expect("directory");
         fs::create_dir_all(top.join("outside")).expect("directory");
         std::os::unix::fs::symlink("outside", top.join("link")).expect("link");
@@ -478,7 +478,7 @@ mod tests {
             let private = nix::mount::MsFlags::MS_PRIVATE | nix::mount::MsFlags::MS_REC;
             let none = None::<&str>;
             nix::mount::mount(none, "/", none, private, none).expect("private");
-            let top = std::env::temp_dir().join(format!("picolet-shared-{}", std::process::id()));
+            let top = crate::testing::unused_path("shared");
             fs::create_dir_all(&top).expect("directory");
             mount::bind(&top, &top, false).expect("bind");
             let answer = |propagation| {

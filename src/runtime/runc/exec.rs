@@ -359,7 +359,7 @@ mod tests {
     #[test]
     fn who_never_started_has_no_exit_code() {
         // PROBE-20
-        let dir = std::env::temp_dir().join(format!("picolet-exec-{}", std::process::id()));
+        let dir = crate::testing::unused_path("exec");
         fs::create_dir_all(&dir).expect("dir");
         let files = Files {
             pid: dir.join("exec.pid"),

@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn calls_of_a_dead_agent_are_waited_for() {
-        let dir = std::env::temp_dir().join(format!("picolet-gate-{}", std::process::id()));
+        let dir = crate::testing::unused_path("gate");
         std::fs::create_dir_all(&dir).expect("dir");
         smol::block_on(async {
             let gate = Gate::new(1, &dir);

@@ -63,7 +63,7 @@ mod tests {
             skipped!("a place for logs in memory: it needs root");
             return;
         }
-        let run = std::env::temp_dir().join(format!("picolet-held-{}", std::process::id()));
+        let run = crate::testing::unused_path("held");
         fs::create_dir_all(&run).expect("directory");
         let at = shim::held_logs(&run);
         let size = || {

@@ -311,7 +311,7 @@ mod tests {
     // CVE-2025-52881
     #[test]
     fn labels() {
-        let process = std::env::temp_dir().join(format!("picolet-label-{}", std::process::id()));
+        let process = crate::testing::unused_path("label");
         fs::create_dir_all(process.join("attr")).expect("directory");
         let same: SameLabelFn = |asked, found| asked == found;
         for (asked, text, says) in [

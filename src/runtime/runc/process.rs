@@ -570,7 +570,7 @@ mod tests {
     #[test]
     fn programs_of_allowed_directories() {
         // PRVD-08
-        let dir = std::env::temp_dir().join(format!("picolet-process-{}", std::process::id()));
+        let dir = crate::testing::unused_path("process");
         let apps = dir.join("apps");
         fs::create_dir_all(apps.join("deep")).expect("directory");
         let make = |path: &Path, mode: u32| {

@@ -393,7 +393,7 @@ mod tests {
     #[test]
     fn features_are_asked_of_each_program() {
         // RRO-01
-        let dir = std::env::temp_dir().join(format!("picolet-program-{}", std::process::id()));
+        let dir = crate::testing::unused_path("program");
         fs::create_dir_all(&dir).expect("dir");
         let path = dir.join("runtime");
         // Another process writes it: a file that this one has open for writing may reach a child, and cannot be executed.

@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn what_is_written_can_be_read() {
         // RTM-02 KILL-07
-        let dir = std::env::temp_dir().join(format!("picolet-record-large-{}", std::process::id()));
+        let dir = crate::testing::unused_path("record-large");
         std::fs::create_dir_all(&dir).expect("dir");
         let text = include_str!("../../../tests/golden/sandbox_record.1.json");
         let mut record: SandboxRecord = from_json(text.as_bytes()).expect("read");
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn records_of_version_1_are_still_read() {
-        let dir = std::env::temp_dir().join(format!("picolet-record-{}", std::process::id()));
+        let dir = crate::testing::unused_path("record");
         std::fs::create_dir_all(&dir).expect("dir");
         assert!(load::<SandboxRecord>(&dir).expect("absent").is_none());
         let text = include_str!("../../../tests/golden/sandbox_record.1.json");

@@ -296,8 +296,7 @@ mod tests {
 
     impl Dir {
         fn new(name: &str) -> Self {
-            let path = format!("picolet-objects-{name}-{}", std::process::id());
-            let path = std::env::temp_dir().join(path);
+            let path = crate::testing::unused_path(&format!("objects-{name}"));
             let _ = fs::remove_dir_all(&path);
             fs::create_dir_all(&path).expect("directory");
             Self(path)

@@ -96,7 +96,7 @@ fn calls_are_of_one_version_and_begin_at_once() {
     }));
 
     // Nothing is asked before HTTP/2 is spoken.
-    let path = std::env::temp_dir().join(format!("picolet-cri-raw-{}", std::process::id()));
+    let path = crate::testing::unused_path("cri-raw");
     let _ = fs::remove_file(&path);
     let listener = Async::<UnixListener>::bind(&path).expect("socket");
     smol::block_on(executor.run(async {
@@ -211,7 +211,7 @@ fn lists_are_of_all_or_of_one_pod() {
 #[test]
 fn what_mounts_from_another_root_is_not_what_its_hash_says() {
     // CRI-95
-    let dir = std::env::temp_dir().join(format!("picolet-roots-{}", std::process::id()));
+    let dir = crate::testing::unused_path("roots");
     let (own, other, link) = (dir.join("own"), dir.join("other"), dir.join("link"));
     for root in [&own, &other] {
         fs::create_dir_all(root).expect("directory");

@@ -131,7 +131,7 @@ fn cgroups_bear_the_names_of_their_runtimes() {
     // CRI-85 CRI-86 SVC-31
     use crate::api::cri::CgroupDriver::{Cgroupfs, Systemd};
     const SLICES: &str = "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podu.slice";
-    let root = std::env::temp_dir().join(format!("picolet-groups-{}", std::process::id()));
+    let root = crate::testing::unused_path("groups");
     for (n, (driver, pod, container)) in [
         (Cgroupfs, "kubepods/burstable/podu", ID.to_owned()),
         (Cgroupfs, "kubepods/burstable/podu", format!("crio-{ID}")),

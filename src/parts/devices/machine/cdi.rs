@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     fn place(name: &str) -> PathBuf {
-        let dir = std::env::temp_dir().join(format!("picolet-cdi-{name}-{}", std::process::id()));
+        let dir = crate::testing::unused_path(&format!("cdi-{name}"));
         fs::create_dir_all(&dir).expect("directory");
         dir
     }

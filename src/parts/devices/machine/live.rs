@@ -415,8 +415,7 @@ mod tests {
                 skipped!("device nodes: it needs root");
                 return None;
             }
-            let name = format!("picolet-live-{name}-{}", std::process::id());
-            let dir = std::env::temp_dir().join(name);
+            let dir = crate::testing::unused_path(&format!("live-{name}"));
             fs::create_dir_all(dir.join("dev")).expect("directory");
             let live = LiveNodes::new(&dir.join("run"));
             Some(Self { dir, live })

@@ -219,8 +219,7 @@ mod tests {
 
     impl Dir {
         fn new(name: &str) -> Self {
-            let name = format!("picolet-{name}-{}", std::process::id());
-            let dir = std::env::temp_dir().join(name);
+            let dir = crate::testing::unused_path(name);
             fs::create_dir_all(&dir).expect("directory");
             Self(dir)
         }

@@ -411,7 +411,7 @@ mod tests {
     #[test]
     fn a_machine() {
         // DEV-31 DEV-32
-        let root = std::env::temp_dir().join(format!("picolet-scan-{}", std::process::id()));
+        let root = crate::testing::unused_path("scan");
         if !make(&root, "/dev/ttyUSB0", 0) {
             println!("SKIPPED: not root");
             return;
@@ -575,7 +575,7 @@ mod tests {
     #[test]
     fn more_than_one_look_reads() {
         // DEV-33
-        let root = std::env::temp_dir().join(format!("picolet-scan-much-{}", std::process::id()));
+        let root = crate::testing::unused_path("scan-much");
         let mut device = root.join("sys/devices");
         for _ in 0..MAX_LEVELS + 4 {
             device = device.join("d");

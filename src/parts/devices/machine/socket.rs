@@ -159,7 +159,7 @@ mod tests {
     #[test]
     fn errors_name_the_path() {
         // DEV-01
-        let root = std::env::temp_dir().join(format!("picolet-socket-{}", std::process::id()));
+        let root = crate::testing::unused_path("socket");
         fs::create_dir_all(root.join("dir").join(SOCKET)).expect("directory");
         fs::write(root.join("file"), "").expect("file");
         let shown = root.display();
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn what_cannot_be_served_is_told() {
         // DEV-18
-        let root = std::env::temp_dir().join(format!("picolet-deaf-{}", std::process::id()));
+        let root = crate::testing::unused_path("deaf");
         let handler: Handler = Rc::new(|_| Box::pin(async { Ok(()) }));
         for is_deaf in [false, true] {
             let mut listener = Listener::of_plugins(&root).expect("listens");

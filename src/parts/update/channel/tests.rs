@@ -111,8 +111,7 @@ struct Dir(PathBuf);
 
 impl Dir {
     fn new(name: &str) -> Self {
-        let dir =
-            std::env::temp_dir().join(format!("picolet-channel-{name}-{}", std::process::id()));
+        let dir = crate::testing::unused_path(&format!("channel-{name}"));
         let _ = fs::remove_dir_all(&dir);
         fs::create_dir_all(&dir).expect("directory");
         Self(dir)

@@ -295,7 +295,7 @@ mod tests {
         }
         on_thread(|| {
             own_machine();
-            let dir = std::env::temp_dir().join(format!("picolet-bridge-{}", std::process::id()));
+            let dir = crate::testing::unused_path("bridge");
             fs::create_dir_all(&dir).expect("dir");
             let (a, b) = (pod(&dir, "a"), pod(&dir, "b"));
             let (id_a, id_b) = (SandboxId::new("aaaa"), SandboxId::new("bbbb"));

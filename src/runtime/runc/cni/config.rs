@@ -328,7 +328,7 @@ mod tests {
 
     #[test]
     fn first_by_name_wins() {
-        let dir = std::env::temp_dir().join(format!("picolet-cni-conf-{}", std::process::id()));
+        let dir = crate::testing::unused_path("cni-conf");
         fs::create_dir_all(dir.join("folder")).expect("dir");
         assert_eq!(
             NetworkConfig::first_in(&dir.join("none")).expect("absent"),

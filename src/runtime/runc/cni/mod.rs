@@ -918,8 +918,7 @@ mod tests {
 
     impl Bench {
         fn new(name: &str) -> Self {
-            let dir =
-                std::env::temp_dir().join(format!("picolet-cni-{name}-{}", std::process::id()));
+            let dir = crate::testing::unused_path(&format!("cni-{name}"));
             let _ = fs::remove_dir_all(&dir);
             for sub in ["conf", "bin"] {
                 fs::create_dir_all(dir.join(sub)).expect("dir");

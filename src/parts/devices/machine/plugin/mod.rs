@@ -379,7 +379,7 @@ mod tests {
     #[test]
     fn nodes_of_directories() {
         // DEV-09
-        let root = std::env::temp_dir().join(format!("picolet-nodes-{}", std::process::id()));
+        let root = crate::testing::unused_path("nodes");
         let of = |name: &str| {
             let device = Device {
                 host_path: root.join(name).display().to_string(),
