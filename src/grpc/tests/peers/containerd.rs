@@ -156,7 +156,7 @@ impl Drop for Containerd {
 
 impl Containerd {
     fn start(file: &Path) -> Self {
-        let dir = crate::testing::unused_path("containerd");
+        let dir = std::env::temp_dir().join(format!("picolet-containerd-{}", std::process::id()));
         fs::create_dir_all(&dir).expect("directory");
         let at = dir.display();
         let config = format!(

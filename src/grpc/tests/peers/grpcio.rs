@@ -56,7 +56,7 @@ fn start(python: Command, words: &[&str], socket: &PathBuf) -> Child {
 }
 
 fn socket(name: &str) -> PathBuf {
-    let socket = crate::testing::unused_path(name);
+    let socket = std::env::temp_dir().join(format!("picolet-{name}-{}.sock", std::process::id()));
     let _ = std::fs::remove_file(&socket);
     socket
 }
