@@ -33,7 +33,7 @@ mod skipped;
 #[cfg(test)]
 #[path = "../tests/common/dead_share.rs"]
 mod dead_share;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 mod testing;
 
 pub mod agent;
